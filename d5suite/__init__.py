@@ -1,0 +1,32 @@
+"""d5suite: one description of a deep-learning workload, measured natively on every framework.
+
+Importing this package imports no framework; names are loaded when first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from d5suite.backends import backend as backend
+    from d5suite.levels.training import SGD as SGD
+    from d5suite.network import Network as Network
+    from d5suite.recipe import Recipe as Recipe
+
+__version__ = "0.1.0"
+
+_LAZY = {
+    "Network": "d5suite.network",
+    "Recipe": "d5suite.recipe",
+    "SGD": "d5suite.levels.training",
+    "backend": "d5suite.backends",
+}
+
+__all__ = ["SGD", "Network", "Recipe", "__version__", "backend"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        return getattr(importlib.import_module(_LAZY[name]), name)
+    raise AttributeError(f"module 'd5suite' has no attribute {name!r}")

@@ -1,0 +1,103 @@
+"""Level 1: a network as native code of a framework.
+
+Arrays cross this interface as NumPy arrays in the neutral form (images NCHW, convolution weights OIHW, Gemm weights as
+the ONNX graph has them). Inside, an adapter keeps whatever layout, fusion and compilation its framework does best;
+`feed`, `fetch`, `parameters` and `load_parameters` convert, and are never timed.
+
+Precision, the same for every backend:
+
+``fp32``
+    everything in float32. Reduced-precision shortcuts (TF32) are off.
+``fp64``
+    everything in float64; for validation.
+``bf16``
+    parameters, their gradients, running statistics and the optimizer are float32. Weights are rounded to bfloat16 where
+    they are used and activations are bfloat16 from the input on; BatchNormalization computes its statistics and the loss
+    is computed in float32. `fetch` returns float32.
+
+Imports NumPy and `d5suite.network`; no framework.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from d5suite.network import Network
+
+Arrays = Mapping[str, np.ndarray]
+"""NumPy arrays by tensor name, in the neutral layout."""
+
+Native = Mapping[str, Any]
+"""The framework's own tensors by tensor name; opaque to everything but their adapter."""
+
+
+class Executor(ABC):
+    """One network, built for one mode, device and precision of a framework.
+
+    A constructor takes ``(network, *, mode, device, precision)``, all already checked against the backend's
+    declaration, and starts from the network's own initializers.
+
+    Attributes
+    ----------
+    network : Network
+    mode, device, precision : str
+    """
+
+    def __init__(self, network: Network, *, mode: str, device: str, precision: str) -> None:
+        self.network = network
+        self.mode = mode
+        self.device = device
+        self.precision = precision
+
+    @abstractmethod
+    def feed(self, arrays: Arrays) -> Native:
+        """Put input arrays on the device, in the native layout and dtype.
+
+        Parameters
+        ----------
+        arrays : mapping
+            The network's image input, float32 of shape (N, C, H, W), and for training its label input, int64 (N,).
+        """
+
+    @abstractmethod
+    def forward(self, feed: Native) -> Native:
+        """Run in inference mode: BatchNormalization uses running statistics, Dropout is the identity.
+
+        Returns
+        -------
+        mapping
+            The network's output. The work may still be pending on the device.
+        """
+
+    @abstractmethod
+    def forward_backward(self, feed: Native) -> Native:
+        """Run in training mode and differentiate the loss.
+
+        BatchNormalization uses the batch's statistics and moves its running statistics; parameters do not change.
+
+        Returns
+        -------
+        mapping
+            The loss under `Network.loss` and, under each name of `Network.parameters`, the loss's gradient.
+        """
+
+    @abstractmethod
+    def fetch(self, values: Native) -> dict[str, np.ndarray]:
+        """Bring native tensors back to NumPy, in the neutral layout, as float64 for ``fp64`` and float32 otherwise."""
+
+    @abstractmethod
+    def parameters(self) -> dict[str, np.ndarray]:
+        """Copy out all parameters and running statistics (`Network.parameters`, `Network.statistics`)."""
+
+    @abstractmethod
+    def load_parameters(self, values: Arrays) -> None:
+        """Overwrite the named parameters and running statistics; names not given stay as they are."""
+
+    @abstractmethod
+    def synchronize(self) -> None:
+        """Return only when all work issued so far on the device has finished."""

@@ -1,0 +1,375 @@
+"""`Network` and `Node`: a validated, normalised ONNX graph.
+
+Any ``.onnx`` file is brought to one form, so that an adapter meets each operator with one meaning: operator-set version
+`OPSET` or later, constants folded into initializers, explicit pads, every attribute's default filled in. A file is
+untrusted: it is parsed, checked and bounded, and never executed.
+
+Imports ONNX and NumPy late, so that `import d5suite` stays quick.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import numpy_helper, shape_inference
+
+from d5suite.errors import NetworkError
+
+OPSET = 21
+"""The ONNX operator-set version that networks are brought up to."""
+
+OLDEST_OPSET = 9
+"""The oldest operator-set version that a file may have; ONNX's version converter starts to be complete there."""
+
+MAX_CONSTANT_BYTES = 4 << 30
+"""No constant of a network may be larger; AlexNet's largest weight has 151 MB."""
+
+Shape = tuple[int | None, ...]
+"""A tensor's dimensions; None where the size is only known when data are fed (the batch)."""
+
+_FOLDABLE = frozenset(
+    {"Constant", "ConstantOfShape", "Identity", "Unsqueeze", "Squeeze", "Reshape", "Flatten", "Transpose", "Cast",
+     "Concat", "Shape", "Gather", "Slice", "Add", "Sub", "Mul", "Div", "Sqrt"}
+)  # fmt: skip
+
+_STATISTICS_INPUTS = {"BatchNormalization": (3, 4)}
+
+
+@dataclass(frozen=True)
+class Node:
+    """One operator of a network.
+
+    Attributes
+    ----------
+    name : str
+        Unique within the network.
+    op_type : str
+        The ONNX operator, with its domain in front (``domain::Op``) where that is not ONNX's own.
+    inputs, outputs : tuple of str
+        Tensor names; an omitted optional input or output is ``""``.
+    attributes : mapping
+        Python values (int, float, str, list or NumPy array), ONNX's defaults filled in.
+    """
+
+    name: str
+    op_type: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Network:
+    """A neural network in neutral form.
+
+    Parameters
+    ----------
+    model : onnx.ModelProto
+        A complete model. It is checked, normalised and shape-inferred.
+    name : str, optional
+        How reports call it; the graph's name by default.
+    input, output : str, optional
+        The image input (N, C, H, W) and the output (N, classes); by default the graph's only float input and first output.
+    label, loss : str, optional
+        The label input (N,) int64 and the scalar mean loss. Both or neither; without them the network is for inference.
+
+    Raises
+    ------
+    NetworkError
+        If the model is invalid, or the names do not fit it.
+    """
+
+    def __init__(
+        self,
+        model: onnx.ModelProto,
+        *,
+        name: str | None = None,
+        input: str | None = None,
+        output: str | None = None,
+        label: str | None = None,
+        loss: str | None = None,
+    ) -> None:
+        self.name = name or model.graph.name or "network"
+        self.model = _normalised(model, self.name)
+        graph = self.model.graph
+        self.initializers: dict[str, np.ndarray] = {t.name: numpy_helper.to_array(t) for t in graph.initializer}
+        inputs = [i.name for i in graph.input if i.name not in self.initializers]
+        outputs = [o.name for o in graph.output]
+        if (label is None) != (loss is None):
+            raise NetworkError("give both a label and a loss, or neither", where=self.name)
+        self.input = input or self._only([i for i in inputs if i != label], "input")
+        self.output = output or self._only([o for o in outputs if o != loss][:1], "output")
+        self.label = label
+        self.loss = loss
+        for kind, wanted, known in (
+            ("input", self.input, inputs),
+            ("label", label, inputs),
+            ("output", self.output, outputs),
+            ("loss", loss, outputs),
+        ):
+            if wanted is not None and wanted not in known:
+                raise NetworkError(
+                    f"the network has no {kind} {wanted!r}", where=self.name, hint=f"It has: {', '.join(known) or 'none'}."
+                )
+        unfed = [i for i in inputs if i not in (self.input, self.label)]
+        if unfed:
+            raise NetworkError(
+                f"the network needs further inputs: {', '.join(unfed)}",
+                where=self.name,
+                hint="A d5suite network has one image input and at most one label input.",
+            )
+        self.nodes: tuple[Node, ...] = tuple(_node(n, i) for i, n in enumerate(graph.node))
+        self.shapes: dict[str, Shape] = _shapes(self.model)
+        self.statistics: tuple[str, ...] = tuple(
+            dict.fromkeys(
+                node.inputs[i] for node in self.nodes for i in _STATISTICS_INPUTS.get(node.op_type, ()) if node.inputs[i]
+            )
+        )
+        self.parameters: tuple[str, ...] = tuple(
+            name
+            for name, value in self.initializers.items()
+            if value.dtype.kind == "f" and value.ndim > 0 and name not in self.statistics
+        )
+
+    def __repr__(self) -> str:
+        return f"Network({self.name!r}, {len(self.nodes)} nodes, {len(self.parameters)} parameters)"
+
+    def _only(self, names: list[str], kind: str) -> str:
+        if len(names) != 1:
+            raise NetworkError(
+                f"expected one {kind}, found {len(names)}: {', '.join(names) or 'none'}",
+                where=self.name,
+                hint=f"Name the {kind} explicitly.",
+            )
+        return names[0]
+
+    @classmethod
+    def load(cls, path: str | Path, **names: str | None) -> Network:
+        """Read an ``.onnx`` file.
+
+        Parameters
+        ----------
+        path : str or Path
+            The file. External data may lie in its folder or below, nowhere else.
+        **names
+            ``name``, ``input``, ``output``, ``label`` and ``loss`` as in `Network`.
+
+        Raises
+        ------
+        NetworkError
+            If the file is missing, corrupt, older than opset `OLDEST_OPSET`, invalid, or points outside its folder.
+        """
+        path = Path(path)
+        try:
+            model = onnx.load(path, load_external_data=False)
+        except OSError as error:
+            raise NetworkError(f"cannot read the network: {error.strerror or error}", where=str(path)) from error
+        except Exception as error:  # protobuf's decode errors share no public base class across versions
+            raise NetworkError(
+                "this is not an ONNX model, or it is cut short", where=str(path), hint=f"The parser said: {error}"
+            ) from error
+        if not model.graph.node:
+            raise NetworkError("this is not an ONNX model, or it has no nodes", where=str(path))
+        _load_external_data(model, path)
+        names.setdefault("name", path.stem)
+        try:
+            return cls(model, **names)
+        except NetworkError as error:
+            if error.where == str(path):
+                raise
+            raise NetworkError(error.what, where=str(path), hint=error.hint) from error
+
+    @property
+    def constants(self) -> tuple[str, ...]:
+        """Initializers that are neither parameters nor statistics: shapes, axes, scalars."""
+        weights = {*self.parameters, *self.statistics}
+        return tuple(name for name in self.initializers if name not in weights)
+
+    @property
+    def batch_size(self) -> int | None:
+        """The batch size the graph is fixed to, or None if it takes any."""
+        return self.shapes[self.input][0]
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 of the normalised model, for telling networks apart."""
+        return hashlib.sha256(self.model.SerializeToString(deterministic=True)).hexdigest()
+
+    def nodes_for(self, outputs: Iterable[str]) -> tuple[Node, ...]:
+        """The nodes that these outputs need, in an order in which they can run."""
+        needed = set(outputs)
+        chosen = []
+        for node in reversed(self.nodes):
+            if needed.intersection(node.outputs):
+                chosen.append(node)
+                needed.update(node.inputs)
+        return tuple(reversed(chosen))
+
+    def consumers(self, tensor: str) -> tuple[Node, ...]:
+        """The nodes that read a tensor."""
+        return tuple(node for node in self.nodes if tensor in node.inputs)
+
+    def with_classification_loss(self) -> Network:
+        """The same network with a label input and mean softmax cross-entropy, so that it can be trained.
+
+        The loss is taken of the logits: where the output is a Softmax, of that Softmax's input.
+        """
+        if self.loss is not None:
+            return self
+        model = onnx.ModelProto()
+        model.CopyFrom(self.model)
+        producer = next((n for n in self.nodes if self.output in n.outputs), None)
+        logits = producer.inputs[0] if producer is not None and producer.op_type == "Softmax" else self.output
+        dimensions = self.shapes[self.output]
+        batch = [dimensions[0] if dimensions and dimensions[0] is not None else "N"]
+        if len(dimensions) > 2:
+            model.graph.node.append(onnx.helper.make_node("Flatten", [logits], ["d5suite.logits"], "d5suite.flatten"))
+            logits = "d5suite.logits"
+        model.graph.node.append(
+            onnx.helper.make_node(
+                "SoftmaxCrossEntropyLoss", [logits, "label"], ["loss"], "d5suite.loss", reduction="mean"
+            )
+        )
+        model.graph.input.append(onnx.helper.make_tensor_value_info("label", onnx.TensorProto.INT64, batch))
+        model.graph.output.append(onnx.helper.make_tensor_value_info("loss", onnx.TensorProto.FLOAT, []))
+        return Network(
+            model, name=self.name, input=self.input, output=self.output, label="label", loss="loss"
+        )
+
+
+def _normalised(model: onnx.ModelProto, name: str) -> onnx.ModelProto:
+    versions = {o.domain: o.version for o in model.opset_import}
+    version = versions.get("", versions.get("ai.onnx", 0))
+    if version < OLDEST_OPSET:
+        raise NetworkError(
+            f"opset {version} is too old; d5suite reads opset {OLDEST_OPSET} and later",
+            where=name,
+            hint="Export the model again with a newer opset.",
+        )
+    try:
+        onnx.checker.check_model(model)
+        if version < OPSET:
+            from onnx import version_converter
+
+            model = version_converter.convert_version(model, OPSET)
+        else:
+            copy = onnx.ModelProto()
+            copy.CopyFrom(model)
+            model = copy
+        _check_control_flow(model, name)
+        _fold_constants(model, name)
+        model = shape_inference.infer_shapes(model, check_type=True, strict_mode=True, data_prop=True)
+        if any(n.op_type == "Shape" for n in model.graph.node):
+            _fold_constants(model, name, _shapes(model))
+        return shape_inference.infer_shapes(model, check_type=True, strict_mode=True, data_prop=True)
+    except (onnx.checker.ValidationError, shape_inference.InferenceError, RuntimeError, ValueError) as error:
+        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise NetworkError(f"the model is not valid ONNX: {first}", where=name) from error
+
+
+def _check_control_flow(model: onnx.ModelProto, name: str) -> None:
+    nested = [n for n in model.graph.node for a in n.attribute if a.type in (a.GRAPH, a.GRAPHS)]
+    if nested:
+        raise NetworkError(
+            f"control flow is not supported: {', '.join(sorted({n.op_type for n in nested}))}",
+            where=name,
+            hint="Export the model without conditionals and loops.",
+        )
+
+
+def _fold_constants(model: onnx.ModelProto, name: str, shapes: Mapping[str, Shape] | None = None) -> None:
+    """Replace nodes that read only initializers by their values, and drop initializers nobody reads.
+
+    With the tensors' shapes given, a Shape node of a tensor whose dimensions are all fixed is replaced too.
+    """
+    from onnx.reference import ReferenceEvaluator
+
+    graph = model.graph
+    values = {t.name: t for t in graph.initializer}
+    kept = []
+    for node in graph.node:
+        dimensions = (shapes or {}).get(node.input[0], (None,)) if node.op_type == "Shape" else (None,)
+        if None not in dimensions and not node.attribute:
+            values[node.output[0]] = numpy_helper.from_array(np.array(dimensions, np.int64), node.output[0])
+            continue
+        if node.op_type not in _FOLDABLE or node.domain or any(i and i not in values for i in node.input):
+            kept.append(node)
+            continue
+        if node.op_type == "ConstantOfShape":
+            sizes = numpy_helper.to_array(values[node.input[0]])
+            if np.prod(sizes.astype(np.float64)) * 8 > MAX_CONSTANT_BYTES or (sizes < 0).any():
+                raise NetworkError(f"node {node.name!r} asks for a constant of shape {sizes.tolist()}", where=name)
+        arrays = {i: numpy_helper.to_array(values[i]) for i in node.input if i}
+        for output, array in zip(node.output, ReferenceEvaluator(node).run(None, arrays), strict=True):
+            values[output] = numpy_helper.from_array(np.ascontiguousarray(array), output)
+    used = {i for node in kept for i in node.input} | {o.name for o in graph.output}
+    inputs = [i for i in graph.input if i.name not in values]
+    graph.ClearField("node")
+    graph.node.extend(kept)
+    graph.ClearField("initializer")
+    graph.initializer.extend(t for key, t in values.items() if key in used)
+    graph.ClearField("input")
+    graph.input.extend(inputs)
+
+
+def _node(node: onnx.NodeProto, index: int) -> Node:
+    """A `Node` with ONNX's default attributes filled in."""
+    domain = "" if node.domain in ("", "ai.onnx") else f"{node.domain}::"
+    attributes: dict[str, Any] = {}
+    if not domain and onnx.defs.has(node.op_type):
+        for key, attribute in onnx.defs.get_schema(node.op_type).attributes.items():
+            if attribute.default_value.name:
+                attributes[key] = _attribute(attribute.default_value)
+    attributes.update({a.name: _attribute(a) for a in node.attribute})
+    return Node(
+        node.name or f"{node.op_type}_{index}", domain + node.op_type, tuple(node.input), tuple(node.output), attributes
+    )
+
+
+def _attribute(attribute: onnx.AttributeProto) -> Any:
+    value = onnx.helper.get_attribute_value(attribute)
+    if isinstance(value, bytes):
+        return value.decode()
+    if isinstance(value, onnx.TensorProto):
+        return numpy_helper.to_array(value)
+    if isinstance(value, int | float):
+        return value
+    return [v.decode() if isinstance(v, bytes) else v for v in value]
+
+
+def _shapes(model: onnx.ModelProto) -> dict[str, Shape]:
+    shapes: dict[str, Shape] = {t.name: tuple(t.dims) for t in model.graph.initializer}
+    for value in (*model.graph.input, *model.graph.value_info, *model.graph.output):
+        if value.type.tensor_type.HasField("shape"):
+            shapes[value.name] = tuple(
+                d.dim_value if d.HasField("dim_value") else None for d in value.type.tensor_type.shape.dim
+            )
+    return shapes
+
+
+def _load_external_data(model: onnx.ModelProto, path: Path) -> None:
+    folder = path.parent.resolve()
+    tensors = [*model.graph.initializer, *(a.t for n in model.graph.node for a in n.attribute if a.HasField("t"))]
+    for tensor in tensors:
+        if not onnx.external_data_helper.uses_external_data(tensor):
+            continue
+        location = {e.key: e.value for e in tensor.external_data}.get("location", "")
+        target = folder / location
+        if not location or not target.resolve().is_relative_to(folder) or target.is_symlink():
+            raise NetworkError(
+                f"the data of tensor {tensor.name!r} lie outside the model's folder: {location!r}",
+                where=str(path),
+                hint="Put the model and its data into one folder.",
+            )
+        if not target.is_file():
+            raise NetworkError(f"the data file {location!r} of tensor {tensor.name!r} is missing", where=str(path))
+    try:
+        onnx.external_data_helper.load_external_data_for_model(model, str(folder))
+    except Exception as error:  # onnx raises several unrelated types for bad offsets and lengths
+        raise NetworkError(f"the model's external data cannot be read: {error}", where=str(path)) from error

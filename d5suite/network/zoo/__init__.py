@@ -1,0 +1,41 @@
+"""Networks that the field quotes, one file per family; `build` finds them by name.
+
+Imports the builder only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from d5suite.errors import NetworkError
+from d5suite.network.model import Network
+from d5suite.network.zoo import resnet
+
+NETWORKS: dict[str, Callable[..., Network]] = {**resnet.NETWORKS}
+"""Name to a function ``(*, classes, image_size, seed) -> Network``."""
+
+
+def build(name: str, *, classes: int = 1000, image_size: int = 224, seed: int = 0) -> Network:
+    """Write a network of the zoo.
+
+    Parameters
+    ----------
+    name : str
+        A key of `NETWORKS`, such as ``"resnet50"``.
+    classes : int
+        Width of the output.
+    image_size : int
+        Height and width of the input in pixels.
+    seed : int
+        Seed of the initial weights.
+
+    Raises
+    ------
+    NetworkError
+        If the zoo has no such network.
+    """
+    if name not in NETWORKS:
+        raise NetworkError(
+            f"the zoo has no network {name!r}", hint=f"It has: {', '.join(sorted(NETWORKS))}; or give an .onnx file."
+        )
+    return NETWORKS[name](classes=classes, image_size=image_size, seed=seed)
