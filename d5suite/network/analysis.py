@@ -1,0 +1,120 @@
+"""What a network costs: output shapes, parameters, multiply-accumulates and activation bytes, per node and in total.
+
+Imports `d5suite.network.model` and NumPy.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from d5suite.errors import NetworkError
+from d5suite.network.model import Network, Node
+
+IN_PLACE = frozenset(
+    {"Relu", "Dropout", "Flatten", "Reshape", "Identity", "Squeeze", "Unsqueeze", "Softmax", "SoftmaxCrossEntropyLoss"}
+)
+"""Operators whose output needs no memory of its own (convnet-burden's convention: ReLU in place, reshapes are views)."""
+
+
+@dataclass(frozen=True)
+class NodeCost:
+    """One node's cost.
+
+    Attributes
+    ----------
+    name, op_type : str
+    output_shape : tuple of int
+        Shape of its first output.
+    parameters : int
+        Trainable values read here for the first time; a shared weight counts once.
+    macs : int
+        Multiply-accumulates of convolutions and matrix products; 1 MAC is 2 floating-point operations.
+    activation_bytes : int
+        Size of its first output, 0 where the operator works in place.
+    """
+
+    name: str
+    op_type: str
+    output_shape: tuple[int, ...]
+    parameters: int
+    macs: int
+    activation_bytes: int
+
+
+@dataclass(frozen=True)
+class NetworkCost:
+    """The costs of all nodes, and their sums as properties."""
+
+    nodes: tuple[NodeCost, ...]
+
+    @property
+    def parameters(self) -> int:
+        """Trainable values, BatchNormalization's running statistics excluded."""
+        return sum(node.parameters for node in self.nodes)
+
+    @property
+    def macs(self) -> int:
+        """Multiply-accumulates of one forward pass."""
+        return sum(node.macs for node in self.nodes)
+
+    @property
+    def activation_bytes(self) -> int:
+        """Bytes of all activations of one forward pass, nothing reused."""
+        return sum(node.activation_bytes for node in self.nodes)
+
+
+def analyse(network: Network, *, batch_size: int = 1, bytes_per_value: int = 4) -> NetworkCost:
+    """Count a network's cost for one batch.
+
+    Parameters
+    ----------
+    network : Network
+    batch_size : int
+        Images in the batch; a network fixed to another batch size keeps its own.
+    bytes_per_value : int
+        4 for float32, 2 for bfloat16, 8 for float64.
+
+    Raises
+    ------
+    NetworkError
+        If a tensor's size cannot be told from the graph.
+    """
+    seen: set[str] = set()
+    costs = []
+    for node in network.nodes:
+        shape = _shape(network, node, node.outputs[0], batch_size)
+        fresh = [i for i in node.inputs if i in network.parameters and i not in seen]
+        seen.update(fresh)
+        activation = 0 if node.op_type in IN_PLACE else math.prod(shape) * bytes_per_value
+        costs.append(
+            NodeCost(
+                node.name,
+                node.op_type,
+                shape,
+                sum(network.initializers[i].size for i in fresh),
+                _macs(network, node, shape, batch_size),
+                activation,
+            )
+        )
+    return NetworkCost(tuple(costs))
+
+
+def _shape(network: Network, node: Node, tensor: str, batch_size: int) -> tuple[int, ...]:
+    shape = network.shapes.get(tensor)
+    if shape is None or None in shape[1:]:
+        raise NetworkError(f"the size of tensor {tensor!r} is not known", where=f"{network.name}, node {node.name}")
+    return tuple(batch_size if n is None else n for n in shape)
+
+
+def _macs(network: Network, node: Node, output: tuple[int, ...], batch_size: int) -> int:
+    if node.op_type == "Conv":
+        weight = _shape(network, node, node.inputs[1], batch_size)
+        return math.prod(output) * math.prod(weight[1:])
+    if node.op_type == "ConvTranspose":
+        image = _shape(network, node, node.inputs[0], batch_size)
+        return math.prod(image) * math.prod(_shape(network, node, node.inputs[1], batch_size)[1:])
+    if node.op_type in ("Gemm", "MatMul"):
+        left = _shape(network, node, node.inputs[0], batch_size)
+        return math.prod(output) * left[0 if node.attributes.get("transA") else -1]
+    return 0

@@ -1,0 +1,368 @@
+"""The checks that stand between a framework's answer and a timing.
+
+Each returns `Check` records; `Validation` gathers them and says whether timing may begin. What is compared with what:
+
+=====================  ================================================================================================
+inference              the output, in the mode and precision to be timed, with an independent evaluator
+gradient (float64)     loss and running statistics with ONNX's reference evaluator, and the gradient with its central
+                       differences along random directions that weigh every parameter tensor alike
+gradient               every tensor, in the mode and precision to be timed, with the float64 gradient just proved
+trajectory (float64)   ten steps of the native optimizer with the update formula in NumPy on proved gradients, and with
+                       every other backend that ran before
+trajectory             the loss of each step, in the mode and precision to be timed, with the float64 trajectory
+=====================  ================================================================================================
+
+Imports the contract and NumPy; no framework.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from d5suite.errors import ValidationError
+from d5suite.levels.network import Arrays, Executor
+from d5suite.levels.training import Optimizer, Trainer
+from d5suite.network import Network
+from d5suite.validate.norms import relative_l2
+from d5suite.validate.optimizers import update
+from d5suite.validate.oracle import Oracle, inference
+
+FLOAT64 = 1e-8
+"""Accepted relative L2 error between two float64 computations of the same quantity."""
+
+DIFFERENCES = 1e-4
+"""Accepted relative error of a float64 gradient against central differences. On ResNet-50 the differences themselves
+are good to about 1e-6; a tensor whose gradient is off by 1 part in 100 shows as about 1e-3."""
+
+DIRECTIONS = 2
+"""Random directions; each weighs every parameter tensor, the second guards against a chance cancellation."""
+
+STEP = 2e-9
+"""Step of the central difference along a direction whose derivative is about the root of the number of tensors. Larger
+steps cross kinks of ReLU and max-pooling (ResNet-50: error 3e-4 at 1e-8, 3e-7 at 1e-9 in the loss's derivative)."""
+
+NEGLIGIBLE = 1e-3
+"""A tensor's gradient error is measured against its own norm, or this part of the whole gradient's norm where its own is
+smaller: a convolution bias ahead of BatchNormalization has a gradient of nothing but rounding."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """One comparison.
+
+    Attributes
+    ----------
+    name : str
+        What was compared with what.
+    error, tolerance : float
+        Relative L2 error and the most that is accepted.
+    detail : str
+        Which tensor or step was worst.
+    """
+
+    name: str
+    error: float
+    tolerance: float
+    detail: str = ""
+
+    @property
+    def passed(self) -> bool:
+        """Whether the error is a number within the tolerance."""
+        return self.error <= self.tolerance
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-able; an error that is not finite becomes the largest float."""
+        error = self.error if math.isfinite(self.error) else float(np.finfo(np.float64).max)
+        return {
+            "name": self.name,
+            "error": error,
+            "tolerance": self.tolerance,
+            "passed": self.passed,
+            "detail": self.detail,
+        }
+
+
+@dataclass
+class Validation:
+    """Checks gathered so far."""
+
+    checks: list[Check] = field(default_factory=list)
+
+    def require(self, checks: Iterable[Check]) -> None:
+        """Add checks, and raise at the first that fails.
+
+        Raises
+        ------
+        ValidationError
+            Naming what disagrees, by how much, and the first tensor or step.
+        """
+        for check in checks:
+            self.checks.append(check)
+            if not check.passed:
+                raise ValidationError(
+                    f"{check.name}: relative error {check.error:.3g} exceeds {check.tolerance:.3g}"
+                    + (f"; {check.detail}" if check.detail else ""),
+                    hint="Nothing was timed. The job file reproduces this: python -m d5suite.worker JOB",
+                )
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-able: ``passed`` and ``checks``."""
+        return {"passed": all(c.passed for c in self.checks), "checks": [c.to_dict() for c in self.checks]}
+
+
+def _precision_label(executor: Executor) -> str:
+    return f"{executor.mode} {executor.precision}"
+
+
+def check_shapes(network: Network, answers: Arrays, expected: Mapping[str, tuple[int, ...]]) -> None:
+    """Raise `ValidationError` unless all expected tensors are there with their shapes and finite numbers."""
+    for name, shape in expected.items():
+        if name not in answers:
+            raise ValidationError(f"tensor {name!r} is missing from the answer", where=network.name)
+        value = answers[name]
+        if value.shape != shape:
+            raise ValidationError(f"tensor {name!r} has shape {value.shape}, not {shape}", where=network.name)
+        if not np.isfinite(value).all():
+            raise ValidationError(f"tensor {name!r} holds numbers that are not finite", where=network.name)
+
+
+def check_inference(executor: Executor, images: np.ndarray, *, tolerance: float, threads: int) -> list[Check]:
+    """The output in inference mode against an independent evaluator.
+
+    Parameters
+    ----------
+    executor : Executor
+        With the network's initial weights.
+    images : numpy.ndarray
+        float32 (N, C, H, W).
+    tolerance : float
+        Relative L2.
+    threads : int
+        Thread budget of the evaluator.
+    """
+    network = executor.network
+    expected, evaluator = inference(network, images, threads=threads)
+    answer = executor.fetch(executor.forward(executor.feed({network.input: images})))
+    check_shapes(network, answer, {network.output: expected.shape})
+    error = relative_l2(answer[network.output], expected)
+    return [Check(f"output ({_precision_label(executor)}) vs {evaluator}", error, tolerance, network.output)]
+
+
+def check_gradient_float64(executor: Executor, images: np.ndarray, labels: np.ndarray) -> list[Check]:
+    """Loss, running statistics and every gradient of a float64 executor against ONNX's reference evaluator.
+
+    Parameters
+    ----------
+    executor : Executor
+        In float64 with the network's initial weights, which it has again afterwards.
+    images, labels : numpy.ndarray
+        A small batch: float32 (n, C, H, W) and int64 (n,).
+    """
+    network = executor.network
+    assert network.loss and network.label
+    start = executor.parameters()
+    answer = executor.fetch(executor.forward_backward(executor.feed({network.input: images, network.label: labels})))
+    after = executor.parameters()
+    executor.load_parameters(start)
+    gradients = {name: answer[name] for name in network.parameters if name in answer}
+    check_shapes(
+        network,
+        answer,
+        {network.loss: (), **{name: network.initializers[name].shape for name in network.parameters}},
+    )
+    oracle = Oracle(network, training=True)
+    loss, statistics = oracle.run(images, labels)
+    label = f"{executor.mode} fp64"
+    checks = [Check(f"loss ({label}) vs onnx.reference", relative_l2(answer[network.loss], loss), FLOAT64, network.loss)]
+    if statistics:
+        checks.append(
+            _worst(
+                f"running statistics ({label}) vs onnx.reference",
+                {name: relative_l2(after[name], value) for name, value in statistics.items()},
+                FLOAT64,
+            )
+        )
+    for index in range(DIRECTIONS):
+        along = _direction(network, gradients, index)
+
+        def error(names: Sequence[str], along: dict[str, np.ndarray] = along) -> float:
+            part = {name: along[name] for name in names}
+            derivative = oracle.derivative(images, labels, part, STEP)
+            claimed = sum(float(np.vdot(gradients[name], d)) for name, d in part.items())
+            return abs(claimed - derivative) / math.sqrt(len(network.parameters))
+
+        whole = error(network.parameters)
+        detail = ""
+        if not whole <= DIFFERENCES:
+            detail = f"first tensor that disagrees: {_first_wrong(network.parameters, error)}"
+        checks.append(
+            Check(f"gradient ({label}) vs central differences, direction {index + 1}", whole, DIFFERENCES, detail)
+        )
+    return checks
+
+
+def _direction(network: Network, gradients: Arrays, index: int) -> dict[str, np.ndarray]:
+    """Noise per tensor in inverse proportion to its gradient's norm, so that each weighs alike in the derivative."""
+    generator = np.random.default_rng([0xD5, index])
+    norms = {name: float(np.linalg.norm(gradient.ravel())) for name, gradient in gradients.items()}
+    floor = NEGLIGIBLE * max(norms.values())
+    return {
+        name: generator.standard_normal(gradients[name].shape) / max(norms[name], floor or 1.0)
+        for name in network.parameters
+    }
+
+
+def _first_wrong(names: Sequence[str], error: Callable[[Sequence[str]], float]) -> str:
+    """The first tensor without which the error would be accepted, by bisection over prefixes."""
+    low, high = 0, len(names)
+    while high - low > 1:
+        middle = (low + high) // 2
+        if error(names[:middle]) <= DIFFERENCES:
+            low = middle
+        else:
+            high = middle
+    return names[high - 1]
+
+
+def check_gradient(
+    executor: Executor, proved: Executor, images: np.ndarray, labels: np.ndarray, *, tolerance: float, outputs: float
+) -> list[Check]:
+    """Loss and every gradient, as they will be timed, against a float64 executor whose gradients are proved.
+
+    Parameters
+    ----------
+    executor : Executor
+        To be timed; keeps its weights.
+    proved : Executor
+        Of the same network, in float64, from the same weights.
+    images, labels : numpy.ndarray
+        The batch to be timed: float32 (N, C, H, W) and int64 (N,).
+    tolerance, outputs : float
+        Relative L2 of each gradient and of the loss.
+    """
+    network = executor.network
+    assert network.loss and network.label
+    arrays = {network.input: images, network.label: labels}
+    answers = []
+    for each in (executor, proved):
+        start = each.parameters()
+        answers.append(each.fetch(each.forward_backward(each.feed(arrays))))
+        each.load_parameters(start)
+    answer, reference = answers
+    check_shapes(network, answer, {name: value.shape for name, value in reference.items()})
+    whole = math.sqrt(sum(float(np.vdot(reference[name], reference[name])) for name in network.parameters))
+    label = _precision_label(executor)
+    against = f"{proved.mode} fp64"
+    errors = {
+        name: relative_l2(answer[name], reference[name], floor=NEGLIGIBLE * whole) for name in network.parameters
+    }
+    return [
+        Check(
+            f"loss ({label}) vs {against}", relative_l2(answer[network.loss], reference[network.loss]), outputs,
+            network.loss,
+        ),
+        _worst(f"gradient ({label}) vs {against}", errors, tolerance),
+    ]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Trajectory:
+    """A short training run.
+
+    Attributes
+    ----------
+    losses : numpy.ndarray
+        float64 (steps,): the loss before each update.
+    parameters : mapping of str to numpy.ndarray
+        All parameters and running statistics after the last update.
+    """
+
+    losses: np.ndarray
+    parameters: Arrays
+
+
+Batches = Sequence[tuple[np.ndarray, np.ndarray]]
+"""Image and label arrays, one pair per step."""
+
+
+def train(trainer: Trainer, batches: Batches) -> Trajectory:
+    """Run the native optimizer over the batches, and put the starting weights back."""
+    executor = trainer.executor
+    network = executor.network
+    assert network.loss and network.label
+    start = executor.parameters()
+    losses = []
+    for images, labels in batches:
+        answer = executor.fetch(trainer.step(executor.feed({network.input: images, network.label: labels})))
+        losses.append(float(answer[network.loss]))
+    end = executor.parameters()
+    executor.load_parameters(start)
+    return Trajectory(np.array(losses), end)
+
+
+def train_by_formula(executor: Executor, optimizer: Optimizer, batches: Batches) -> Trajectory:
+    """The same run with the executor's gradients and the neutral update formula in NumPy."""
+    network = executor.network
+    assert network.loss and network.label
+    start = executor.parameters()
+    parameters = {name: start[name].astype(np.float64) for name in network.parameters}
+    state: dict[str, np.ndarray] = {}
+    losses = []
+    for images, labels in batches:
+        answer = executor.fetch(executor.forward_backward(executor.feed({network.input: images, network.label: labels})))
+        losses.append(float(answer[network.loss]))
+        update(optimizer, parameters, answer, state)
+        executor.load_parameters(parameters)
+    end = executor.parameters()
+    executor.load_parameters(start)
+    return Trajectory(np.array(losses), end)
+
+
+def check_trajectory(
+    name: str, found: Trajectory, expected: Trajectory, *, tolerance: float, parameters: bool
+) -> list[Check]:
+    """Compare two runs step by step, and with ``parameters`` also every final parameter and statistic.
+
+    Parameters
+    ----------
+    name : str
+        What is compared with what, for the checks' names.
+    found, expected : Trajectory
+    tolerance : float
+        Relative, for each loss and each tensor.
+    parameters : bool
+        Whether the final tensors count.
+    """
+    if len(found.losses) != len(expected.losses):
+        raise ValidationError(f"{name}: {len(found.losses)} steps against {len(expected.losses)}")
+    errors = [relative_l2(a, b) for a, b in zip(found.losses, expected.losses, strict=True)]
+    late = next((i for i, error in enumerate(errors) if not error <= tolerance), None)
+    worst = int(np.argmax(errors))
+    detail = f"worst at step {worst + 1}" if late is None else f"first disagrees at step {late + 1}"
+    checks = [Check(f"losses of {len(errors)} steps, {name}", errors[worst], tolerance, detail)]
+    if parameters:
+        whole = math.sqrt(sum(float(np.vdot(v, v)) for v in expected.parameters.values()))
+        checks.append(
+            _worst(
+                f"parameters after {len(errors)} steps, {name}",
+                {
+                    key: relative_l2(found.parameters[key], value, floor=FLOAT64 * whole)
+                    for key, value in expected.parameters.items()
+                },
+                tolerance,
+            )
+        )
+    return checks
+
+
+def _worst(name: str, errors: Mapping[str, float], tolerance: float) -> Check:
+    """One check for many tensors: the largest error, with the first tensor that fails named."""
+    worst = max(errors, key=lambda key: errors[key] if not math.isnan(errors[key]) else math.inf)
+    wrong = next((key for key, error in errors.items() if not error <= tolerance), None)
+    detail = f"worst: {worst}" if wrong is None else f"first tensor that disagrees: {wrong} ({errors[wrong]:.3g})"
+    return Check(f"{name}, {len(errors)} tensors", errors[worst], tolerance, detail)

@@ -1,0 +1,162 @@
+"""The independent reference: the network's own ONNX graph, run by ONNX's reference evaluator in float64.
+
+`Oracle` answers for a small batch: output, loss, the running statistics after one training pass, and the loss's change
+along any direction in parameter space. `inference` answers for a batch of any size, through onnxruntime where that is
+installed. No code of any framework takes part. Imports ONNX, NumPy and onnxruntime, late.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from d5suite.errors import NetworkError
+from d5suite.network import Network
+
+
+class Oracle:
+    """A network in float64 under ONNX's reference evaluator, its weights given at each call.
+
+    Parameters
+    ----------
+    network : Network
+        Its Dropout nodes act as the identity, in training mode too.
+    training : bool
+        Whether BatchNormalization uses the batch's statistics, and the loss is computed.
+
+    Raises
+    ------
+    NetworkError
+        If ONNX's evaluator does not implement one of the operators.
+    """
+
+    def __init__(self, network: Network, *, training: bool) -> None:
+        import onnx
+        from onnx.reference import ReferenceEvaluator
+
+        self.network = network
+        self.training = training
+        self.weights = {
+            name: value.astype(np.float64) for name, value in network.initializers.items() if value.dtype.kind == "f"
+        }
+        self._statistics: dict[str, str] = {}
+        wanted = network.loss if training and network.loss else network.output
+        nodes = []
+        for node in network.nodes_for([wanted]):
+            attributes = {key: value for key, value in node.attributes.items() if value != []}
+            inputs, outputs = node.inputs, node.outputs
+            if node.op_type == "BatchNormalization" and training:
+                attributes["training_mode"] = 1
+                outputs = (outputs[0], f"{node.name}.d5suite.mean", f"{node.name}.d5suite.variance")
+                self._statistics.update(zip(inputs[3:5], outputs[1:], strict=True))
+            if node.op_type == "Dropout":
+                inputs, outputs = inputs[:1], outputs[:1]  # without a training flag ONNX's Dropout is the identity
+            nodes.append(onnx.helper.make_node(node.op_type, inputs, outputs, node.name, **attributes))
+        double = onnx.TensorProto.DOUBLE
+        inputs_info = [onnx.helper.make_tensor_value_info(name, double, None) for name in (network.input, *self.weights)]
+        if training and network.label:
+            inputs_info.append(onnx.helper.make_tensor_value_info(network.label, onnx.TensorProto.INT64, None))
+        graph = onnx.helper.make_graph(
+            nodes,
+            "oracle",
+            inputs_info,
+            [onnx.helper.make_tensor_value_info(name, double, None) for name in (wanted, *self._statistics.values())],
+            [
+                onnx.numpy_helper.from_array(value, name)
+                for name, value in network.initializers.items()
+                if value.dtype.kind != "f"
+            ],
+        )
+        opset = max(o.version for o in network.model.opset_import if o.domain in ("", "ai.onnx"))
+        try:
+            self._evaluator = ReferenceEvaluator(
+                onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", opset)])
+            )
+        except NotImplementedError as error:
+            raise NetworkError(f"ONNX's reference evaluator cannot run it: {error}", where=network.name) from error
+
+    def run(
+        self, images: np.ndarray, labels: np.ndarray | None = None, weights: Mapping[str, np.ndarray] | None = None
+    ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+        """One forward pass.
+
+        Parameters
+        ----------
+        images : numpy.ndarray
+            float32 or float64, (n, C, H, W).
+        labels : numpy.ndarray, optional
+            int64 (n,); needed in training mode.
+        weights : mapping, optional
+            float64 arrays that replace initializers of the same names.
+
+        Returns
+        -------
+        answer : numpy.ndarray
+            The loss (scalar) in training mode, else the output; float64.
+        statistics : dict of str to numpy.ndarray
+            In training mode, the running statistics after this pass.
+        """
+        feed = {self.network.input: images.astype(np.float64), **self.weights, **(weights or {})}
+        if self.training and self.network.label:
+            feed[self.network.label] = labels
+        known = set(self._evaluator.input_names)
+        answer, *statistics = self._evaluator.run(None, {name: value for name, value in feed.items() if name in known})
+        return np.asarray(answer), dict(zip(self._statistics, statistics, strict=True))
+
+    def derivative(
+        self, images: np.ndarray, labels: np.ndarray, direction: Mapping[str, np.ndarray], step: float
+    ) -> float:
+        """The loss's derivative along a direction, by the central difference (L(w + s d) - L(w - s d)) / 2 s.
+
+        Parameters
+        ----------
+        images, labels : numpy.ndarray
+            The batch, as in `run`.
+        direction : mapping of str to numpy.ndarray
+            float64, for any of the parameters.
+        step : float
+            s.
+        """
+        ahead, behind = (
+            float(
+                self.run(images, labels, {name: self.weights[name] + sign * step * d for name, d in direction.items()})[0]
+            )
+            for sign in (1.0, -1.0)
+        )
+        return (ahead - behind) / (2 * step)
+
+
+def inference(network: Network, images: np.ndarray, *, threads: int) -> tuple[np.ndarray, str]:
+    """The network's output in inference mode, from an evaluator that is none of the backends.
+
+    Parameters
+    ----------
+    network : Network
+    images : numpy.ndarray
+        float32 (N, C, H, W).
+    threads : int
+        Thread budget.
+
+    Returns
+    -------
+    output : numpy.ndarray
+        (N, classes).
+    evaluator : str
+        Its name: onnxruntime (float32), or ONNX's reference evaluator (float64) where that is not installed.
+    """
+    try:
+        import onnxruntime
+    except ImportError:
+        return Oracle(network, training=False).run(images)[0], "onnx.reference"
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    options.log_severity_level = 3
+    session = onnxruntime.InferenceSession(
+        network.model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
+    feed = {network.input: images}
+    if network.label:
+        feed[network.label] = np.zeros(len(images), np.int64)
+    return session.run([network.output], feed)[0], "onnxruntime"
