@@ -1,0 +1,42 @@
+"""Datasets on disk, their decoding and transforms, the loader that feeds a workload, and synthesis of small datasets.
+
+Imports NumPy and Pillow, never a framework, and nothing of d5suite but its errors. The names below are imported when
+they are first used, so that ``import d5suite.data`` costs nothing.
+
+- `ImageNet`: the files and labels of an ImageNet tree (`imagenet.py`).
+- `decode`: one image file to pixels, safely (`decode.py`).
+- `TrainTransform`, `EvalTransform`: pixels to network input, the neutral definition (`transforms.py`).
+- `Loader`: batches from worker processes, the same pixels whatever their number (`loader.py`).
+- `make_imagenet`, `cached_imagenet`: a small learnable set in ImageNet's layout (`synthesis.py`).
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from d5suite.data.decode import decode as decode
+    from d5suite.data.imagenet import ImageNet as ImageNet
+    from d5suite.data.loader import Loader as Loader
+    from d5suite.data.synthesis import cached_imagenet as cached_imagenet
+    from d5suite.data.synthesis import make_imagenet as make_imagenet
+    from d5suite.data.transforms import EvalTransform as EvalTransform
+    from d5suite.data.transforms import TrainTransform as TrainTransform
+
+_HOMES = {
+    "EvalTransform": "transforms",
+    "ImageNet": "imagenet",
+    "Loader": "loader",
+    "TrainTransform": "transforms",
+    "cached_imagenet": "synthesis",
+    "make_imagenet": "synthesis",
+}
+# `decode` is absent: the submodule of that name would hide the function as soon as anything imported it.
+__all__ = sorted(_HOMES)
+
+
+def __getattr__(name: str) -> object:
+    if name in _HOMES:
+        return getattr(importlib.import_module(f"d5suite.data.{_HOMES[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,97 @@
+"""One image file to RGB pixels, for files that may be broken or hostile.
+
+What the pixels are, for every backend and every machine with the same Pillow:
+
+- JPEG is decoded by libjpeg-turbo at full size with its accurate integer transform, which gives the same bits with
+  and without SIMD. Colour profiles are ignored.
+- Greyscale is repeated into three channels. CMYK and YCCK are taken as inverted (what Adobe's programs write, as
+  are all such files in ImageNet) and converted by R = (1 - C)(1 - K).
+- EXIF orientation is ignored: pixels come as stored, as in the frameworks' reference pipelines, whose published
+  accuracies were reached that way.
+- A PNG is read whatever its name says (ImageNet has one named .JPEG). Its transparency is dropped.
+
+Imports NumPy and Pillow. Only Pillow's JPEG and PNG readers are ever given a file, so the many other formats that
+Pillow can read are out of reach of an untrusted one.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+
+import numpy as np
+from PIL import Image, JpegImagePlugin, PngImagePlugin
+
+from d5suite.errors import DataError
+
+MAX_PIXELS = 1024**3 // 4 // 3
+"""Largest image that is decoded, in pixels (89,478,485): a quarter of a GiB of RGB, Pillow's own threshold."""
+
+_JPEG_START = b"\xff\xd8\xff"
+_PNG_START = b"\x89PNG\r\n\x1a\n"
+
+
+def decode(source: str | os.PathLike[str] | bytes, *, max_pixels: int = MAX_PIXELS) -> np.ndarray:
+    """Decode a JPEG or PNG image.
+
+    Parameters
+    ----------
+    source : path or bytes
+        The file, or its content.
+    max_pixels : int
+        Larger images are refused by their header, before any pixel is decoded.
+
+    Returns
+    -------
+    numpy.ndarray
+        uint8, shape (height, width, 3), RGB.
+
+    Raises
+    ------
+    DataError
+        The file cannot be read, is truncated or corrupt, is neither JPEG nor PNG, or is larger than `max_pixels`.
+    """
+    return np.array(decode_image(source, max_pixels=max_pixels))
+
+
+def decode_image(source: str | os.PathLike[str] | bytes, *, max_pixels: int = MAX_PIXELS) -> Image.Image:
+    """Decode like `decode`, to a Pillow image of mode RGB: one copy less where Pillow works on it further."""
+    where = "<bytes>" if isinstance(source, bytes) else os.fspath(source)
+    try:
+        if isinstance(source, bytes):
+            content = source
+        else:
+            with open(source, "rb") as file:
+                content = file.read()
+    except OSError as error:
+        raise DataError(f"cannot read the image: {error.strerror or error}", where=where) from None
+
+    try:
+        image: Image.Image
+        if content.startswith(_JPEG_START):
+            image = JpegImagePlugin.JpegImageFile(io.BytesIO(content))
+        elif content.startswith(_PNG_START):
+            image = PngImagePlugin.PngImageFile(io.BytesIO(content))
+        else:
+            kind = "empty file" if not content else "neither JPEG nor PNG"
+            raise DataError(kind, where=where, hint="Replace the file, or remove it from the dataset.")
+        width, height = image.size
+        if width * height > max_pixels:
+            raise DataError(
+                f"the header declares {width} x {height} pixels ({width * height:,}), "
+                f"more than the limit of {max_pixels:,}; not decoded",
+                where=where,
+                hint="Make the image smaller, or remove it from the dataset.",
+            )
+        image.load()
+        if image.mode.startswith("I"):  # 16-bit grey, which Pillow would clip at 255
+            image = Image.fromarray((np.asarray(image).astype(np.uint32) >> 8).astype(np.uint8))
+        return image if image.mode == "RGB" else image.convert("RGB")
+    except DataError:
+        raise
+    except Exception as error:  # Pillow's readers raise many types: OSError, SyntaxError, ValueError, struct.error, ...
+        raise DataError(
+            f"truncated or corrupt image: {error}",
+            where=where,
+            hint="Fetch the file again, or remove it from the dataset.",
+        ) from error

@@ -1,0 +1,229 @@
+"""The files and labels of an ImageNet (ILSVRC2012 classification) tree on disk.
+
+Understood below the root, or below Kaggle's ``ILSVRC/Data/CLS-LOC``:
+
+- ``train/<wnid>/*.JPEG``: one folder per class;
+- ``val/<wnid>/*.JPEG``, or the flat ``val/ILSVRC2012_val_*.JPEG`` with ``LOC_val_solution.csv`` in the root;
+- ``LOC_synset_mapping.txt`` in the root, optional: the name of every class.
+
+A label is the position of the class's wnid (WordNet identifier, like n01440764) in the sorted list of wnids: the
+convention of torchvision and of every published ImageNet checkpoint. The wnids are the folders of ``train`` where it
+exists, else the lines of the mapping, else the folders of ``val``; so both splits number the classes alike.
+
+Imports NumPy. No image is opened here: see `d5suite.data.decode`.
+"""
+
+from __future__ import annotations
+
+import csv
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from d5suite.errors import ConfigurationError, DataError
+
+MAPPING_FILE = "LOC_synset_mapping.txt"
+VAL_LABELS_FILE = "LOC_val_solution.csv"
+_SUFFIXES = (".jpeg", ".jpg", ".png")
+_MAKE_ONE = "`d5suite data make imagenet --out DIR` makes a small one in the right layout."
+
+
+class ImageNet:
+    """One split of an ImageNet tree: which files there are, and the class of each.
+
+    Parameters
+    ----------
+    root : path
+        The folder that holds ``train`` and ``val`` (or Kaggle's ``ILSVRC``).
+    split : {"train", "val"}
+        Which images.
+    classes : int, optional
+        Keep only the first so many wnids; all by default.
+
+    Attributes
+    ----------
+    root : pathlib.Path
+        Absolute.
+    split : str
+        As given.
+    wnids : list of str
+        Sorted; a label is a position in this list.
+    class_names : dict of str to str
+        Name of each class by wnid, where the tree has a mapping file; else empty.
+    files : list of str
+        Absolute path of every image, ordered by class and then by name (a flat ``val``: by name).
+    paths : list of pathlib.Path
+        The same as paths; built when first asked for.
+    labels : numpy.ndarray
+        int64 (number of images,).
+
+    Raises
+    ------
+    DataError
+        The folder, a class or a label is missing, a class folder holds no image, or a label names an unknown class.
+    """
+
+    def __init__(
+        self, root: str | os.PathLike[str], split: Literal["train", "val"], *, classes: int | None = None
+    ) -> None:
+        if split not in ("train", "val"):
+            raise ConfigurationError(f"unknown split {split!r}", hint="The splits are train and val.")
+        if classes is not None and classes < 1:
+            raise ConfigurationError(f"classes is {classes}; it must be at least 1")
+        self.root = Path(os.path.abspath(root))
+        self.split = split
+        folder = self._folder(split)
+        self.class_names = _read_mapping(self.root / MAPPING_FILE)
+
+        known = self._wnids()
+        if not known:
+            raise DataError(
+                f"no classes: {folder.name} has no class folders and the root no {MAPPING_FILE}",
+                where=str(folder),
+                hint=_MAKE_ONE,
+            )
+        if classes is not None and classes > len(known):
+            raise DataError(
+                f"{classes} classes were asked for, but there are only {len(known)}",
+                where=str(self.root),
+                hint=f"Ask for at most {len(known)}.",
+            )
+        self.wnids = known[:classes]
+        class_folders = _class_folders(folder)
+        if class_folders:
+            self.files, labels = self._foldered(folder, class_folders, known)
+        else:
+            self.files, labels = self._flat(folder, known)
+        if not self.files:
+            raise DataError("no images", where=str(folder), hint=_MAKE_ONE)
+        self.labels = np.array(labels, np.int64)
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __repr__(self) -> str:
+        return f"ImageNet({str(self.root)!r}, {self.split!r}): {len(self):,} images, {len(self.wnids):,} classes"
+
+    @cached_property
+    def paths(self) -> list[Path]:
+        return [Path(file) for file in self.files]
+
+    def _folder(self, split: str) -> Path:
+        candidates = [self.root / split, self.root / "ILSVRC" / "Data" / "CLS-LOC" / split]
+        for folder in candidates:
+            if folder.is_dir():
+                return folder
+        if not self.root.is_dir():
+            raise DataError("the directory does not exist", where=str(self.root), hint=_MAKE_ONE)
+        raise DataError(
+            f"no {split!r} folder in this directory",
+            where=str(self.root),
+            hint=f"An ImageNet tree holds train/<wnid>/*.JPEG and val/. {_MAKE_ONE}",
+        )
+
+    def _wnids(self) -> list[str]:
+        try:
+            train = _class_folders(self._folder("train"))
+        except DataError:  # a tree with val only
+            train = []
+        return train or sorted(self.class_names) or _class_folders(self._folder("val"))
+
+    def _foldered(self, folder: Path, class_folders: list[str], known: list[str]) -> tuple[list[str], list[int]]:
+        unknown = sorted(set(class_folders) - set(known))
+        if unknown:
+            raise DataError(f"class folder of unknown wnid {unknown[0]!r}", where=str(folder / unknown[0]))
+        files: list[str] = []
+        labels: list[int] = []
+        for label, wnid in enumerate(self.wnids):
+            class_folder = folder / wnid
+            if not class_folder.is_dir():
+                raise DataError(f"no folder for class {wnid}", where=str(class_folder))
+            names = _images(class_folder)
+            if not names:
+                raise DataError(
+                    f"the folder of class {wnid} holds no images",
+                    where=str(class_folder),
+                    hint="Put its .JPEG files there, or remove the class from the whole tree.",
+                )
+            files.extend(os.path.join(class_folder, name) for name in names)
+            labels.extend([label] * len(names))
+        return files, labels
+
+    def _flat(self, folder: Path, known: list[str]) -> tuple[list[str], list[int]]:
+        names = _images(folder)
+        if not names:
+            raise DataError("neither class folders nor images", where=str(folder), hint=_MAKE_ONE)
+        label_file = self.root / VAL_LABELS_FILE
+        wnid_of = _read_val_labels(label_file)
+        number = {wnid: label for label, wnid in enumerate(known)}
+        files: list[str] = []
+        labels: list[int] = []
+        for name in names:
+            wnid = wnid_of.get(os.path.splitext(name)[0])
+            if wnid is None:
+                raise DataError(f"no label for this image in {VAL_LABELS_FILE}", where=str(folder / name))
+            if wnid not in number:
+                raise DataError(f"image {name} is labelled with unknown wnid {wnid!r}", where=str(label_file))
+            if number[wnid] < len(self.wnids):
+                files.append(os.path.join(folder, name))
+                labels.append(number[wnid])
+        return files, labels
+
+
+def _class_folders(folder: Path) -> list[str]:
+    with _reading(folder), os.scandir(folder) as entries:
+        return sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
+
+
+def _images(folder: Path) -> list[str]:
+    with _reading(folder), os.scandir(folder) as entries:
+        return sorted(
+            entry.name
+            for entry in entries
+            if entry.name.lower().endswith(_SUFFIXES) and not entry.name.startswith(".") and entry.is_file()
+        )
+
+
+def _read_mapping(file: Path) -> dict[str, str]:
+    """Read lines like ``n01440764 tench, Tinca tinca``."""
+    if not file.exists():
+        return {}
+    with _reading(file), open(file, encoding="utf-8") as lines:
+        pairs = [line.strip().partition(" ") for line in lines if line.strip()]
+    return {wnid: name.strip() for wnid, _, name in pairs}
+
+
+def _read_val_labels(file: Path) -> dict[str, str]:
+    """Read Kaggle's ``ImageId,PredictionString``, whose second column is the wnid and then a box: wnid by image name."""
+    if not file.exists():
+        raise DataError(
+            f"val holds images without class folders, and {file.name} with their labels is missing",
+            where=str(file),
+            hint="Copy it from the ILSVRC2012 CLS-LOC archive, or sort the images into val/<wnid>/.",
+        )
+    wnid_of: dict[str, str] = {}
+    with _reading(file), open(file, encoding="utf-8", newline="") as lines:
+        rows = csv.reader(lines)
+        if next(rows, None) != ["ImageId", "PredictionString"]:
+            raise DataError("the first line is not 'ImageId,PredictionString'", where=str(file))
+        for row in rows:
+            if len(row) != 2 or not row[1].split():
+                raise DataError(f"line {rows.line_num} is not 'image name,wnid ...'", where=str(file))
+            wnid_of[row[0]] = row[1].split()[0]
+    return wnid_of
+
+
+@contextmanager
+def _reading(file: Path) -> Iterator[None]:
+    """Turn what reading a text file or folder may raise into a `DataError` naming it."""
+    try:
+        yield
+    except OSError as error:
+        raise DataError(f"cannot be read: {error.strerror or error}", where=str(file)) from None
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise DataError(f"is not a valid text file: {error}", where=str(file)) from None

@@ -1,0 +1,413 @@
+"""Batches of transformed images, from worker processes, in order and reproducibly.
+
+How it works: the loader keeps `prefetch` batches ahead of the consumer in flight. Each batch is cut into tasks of a few
+images, put in one queue that all workers read, so a slow image delays nobody else. Workers write their rows straight into
+the batch's place in shared memory; a batch is yielded when its last row is there, in order.
+
+**How long a batch's arrays stay valid: as long as you keep them.** They are not copied: they lie in shared memory, which
+is reused only when the last reference to them (or to a view, or a tensor that shares their memory) is gone. Whoever keeps
+more than a few batches gets copies from then on, so that the shared memory stays small.
+
+The worker processes are fresh interpreters (neither fork nor multiprocessing's spawn, so neither the parent's frameworks
+nor its main module are imported in them), of one thread each, and live until the loader is closed. The shared memory
+and the sockets have no names, so nothing can be left behind, not even by ``kill -9``.
+
+Imports NumPy, and Pillow through the transforms. Worker processes need Linux; ``workers=0`` runs anywhere.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import mmap
+import os
+import pickle
+import select
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import weakref
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from d5suite.data import loader_worker
+from d5suite.data.transforms import Transform, sample_order
+from d5suite.errors import ConfigurationError, DataError
+
+Batch = tuple[np.ndarray, np.ndarray]
+"""Images float32 (batch size, 3, size, size) and labels int64 (batch size,)."""
+
+_IMAGES_PER_TASK = 8  # few enough to share a batch evenly, many enough that messages cost nothing
+_MAX_WORKERS = loader_worker.HEADER_BYTES // 8
+_KEPT_BATCHES = 4  # that the consumer may hold on to before it is given copies
+_PARENT_CHECK_S = 5
+_STOP_S = 2.0
+# The whole path of the parent, not its environment, so that a package installed or found in any way is found again.
+_START = "import sys; sys.path[:] = sys.argv[4:]; from d5suite.data.loader_worker import run; run(sys.argv[1:4])"
+
+
+class ImageFiles(Protocol):
+    """What the loader asks of a dataset, like `ImageNet`: image files and a label for each."""
+
+    @property
+    def files(self) -> Sequence[str]: ...
+
+    @property
+    def labels(self) -> np.ndarray: ...
+
+    def __len__(self) -> int: ...
+
+
+@dataclass
+class _InFlight:
+    images: np.ndarray
+    labels: np.ndarray
+    remaining: int
+    wanted: bool = True
+    failures: list[tuple[int, str, str | None, str | None]] = field(default_factory=list)
+
+
+class Loader:
+    """Iterate over a dataset in batches.
+
+    Parameters
+    ----------
+    dataset : ImageFiles
+        For example `ImageNet`.
+    transform : Transform
+        For example `TrainTransform(224)`. It is sent to the workers, so it must be picklable and of an importable class.
+    batch_size : int
+        Images per batch.
+    workers : int
+        Worker processes; 0 does the work in the calling thread.
+    seed : int
+        Of the order and of the transform's random numbers. Pixels depend on (seed, epoch, index) only.
+    shuffle : bool
+        A new random order in every epoch; otherwise the dataset's own order.
+    drop_last : bool
+        Leave out a last batch that is not full.
+    prefetch : int
+        Batches in flight while the consumer works on one.
+
+    Raises
+    ------
+    ConfigurationError
+        A setting is out of range, or no batch can be made.
+
+    Notes
+    -----
+    A file that cannot be decoded raises one `DataError` naming it when its batch is due; the batches before it are
+    delivered, and the loader stays usable. A worker that dies raises one `DataError` naming the file it was working on and
+    closes the loader. Use the loader in a ``with`` statement, or call `close`; garbage collection closes it too.
+    """
+
+    def __init__(
+        self,
+        dataset: ImageFiles,
+        transform: Transform,
+        *,
+        batch_size: int,
+        workers: int = 0,
+        seed: int = 0,
+        shuffle: bool = True,
+        drop_last: bool = True,
+        prefetch: int = 2,
+    ) -> None:
+        for name, value, least in (
+            ("batch_size", batch_size, 1),
+            ("workers", workers, 0),
+            ("seed", seed, 0),
+            ("prefetch", prefetch, 1),
+        ):
+            if value < least:
+                raise ConfigurationError(f"{name} is {value}; it must be at least {least}")
+        if workers > _MAX_WORKERS:
+            raise ConfigurationError(f"workers is {workers}; it must be at most {_MAX_WORKERS}")
+        if workers and not sys.platform.startswith("linux"):
+            raise ConfigurationError("loader processes need Linux", hint="Use workers=0.")
+        self.dataset = dataset
+        self.transform = transform
+        self.batch_size = batch_size
+        self.workers = workers
+        self.seed = seed
+        self.shuffle = shuffle
+        self.drop_last = drop_last
+        self.prefetch = prefetch
+        if len(self) == 0:
+            raise ConfigurationError(
+                f"{len(dataset)} images do not fill one batch of {batch_size}",
+                hint="Use a smaller batch size, more images, or drop_last=False.",
+            )
+        self._closed = False
+        self._turn = 0
+        self._pool = _Pool(self) if workers else None
+
+    def __len__(self) -> int:
+        """Batches per epoch."""
+        whole, rest = divmod(len(self.dataset), self.batch_size)
+        return whole + (1 if rest and not self.drop_last else 0)
+
+    def __enter__(self) -> Loader:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def epoch(self, number: int) -> Iterator[Batch]:
+        """Iterate over epoch `number` (from 0). A later call ends the iterators of earlier ones."""
+        return self._run(self._plan(number))
+
+    def batches(self, first_epoch: int = 0) -> Iterator[Batch]:
+        """Iterate endlessly, from `first_epoch` on; epochs follow each other without a pause."""
+        return self._run(itertools.chain.from_iterable(map(self._plan, itertools.count(first_epoch))))
+
+    def close(self) -> None:
+        """Stop the worker processes and wait for them. Yielded arrays stay valid. May be called twice."""
+        self._closed = True
+        if self._pool is not None:
+            self._pool.close()
+
+    def _plan(self, epoch: int) -> Iterator[tuple[int, np.ndarray]]:
+        length = len(self.dataset)
+        order = sample_order(self.seed, epoch, length) if self.shuffle else np.arange(length)
+        for batch in range(len(self)):
+            yield epoch, order[batch * self.batch_size : (batch + 1) * self.batch_size]
+
+    def _run(self, plan: Iterator[tuple[int, np.ndarray]]) -> Iterator[Batch]:
+        self._turn += 1
+        return self._inline(plan, self._turn) if self._pool is None else self._pooled(plan, self._turn, self._pool)
+
+    def _check(self, turn: int) -> None:
+        if self._closed:
+            raise ConfigurationError("the loader is closed", hint="Make a new one.")
+        if turn != self._turn:
+            raise ConfigurationError("a later epoch of this loader has begun", hint="Use one iterator at a time.")
+
+    def _inline(self, plan: Iterable[tuple[int, np.ndarray]], turn: int) -> Iterator[Batch]:
+        for epoch, indices in plan:
+            self._check(turn)
+            images = np.empty((len(indices), 3, self.transform.size, self.transform.size), np.float32)
+            for out, index in zip(images, indices.tolist()):
+                file = self.dataset.files[index]
+                loader_worker.load_sample(file, self.transform, self.seed, epoch, index, out)
+            yield images, self.dataset.labels[indices]
+            del images, out
+
+    def _pooled(self, plan: Iterator[tuple[int, np.ndarray]], turn: int, pool: _Pool) -> Iterator[Batch]:
+        self._check(turn)
+        pool.abandon()
+        window: deque[int] = deque()
+        try:
+            while True:
+                for epoch, indices in itertools.islice(plan, self.prefetch + 1 - len(window)):
+                    window.append(pool.submit(epoch, indices))
+                if not window:
+                    return
+                yield pool.wait(window.popleft())
+                self._check(turn)
+        except KeyboardInterrupt:  # it may have come between taking a reply and booking it
+            self.close()
+            raise
+        finally:
+            if turn == self._turn:
+                pool.abandon()
+
+
+class _Pool:
+    """The worker processes of a loader, the shared memory they write to, and the batches in flight."""
+
+    def __init__(self, loader: Loader) -> None:
+        self._dataset = loader.dataset
+        self._shape = (loader.batch_size, 3, loader.transform.size, loader.transform.size)
+        page = mmap.ALLOCATIONGRANULARITY
+        self._slot_bytes = -(-int(np.prod(self._shape)) * 4 // page) * page
+        self._slots: list[mmap.mmap] = []
+        self._most_slots = loader.prefetch + 1 + _KEPT_BATCHES
+        self._free: deque[int] = deque()
+        self._in_flight: dict[int, _InFlight] = {}
+        self._queue: deque[tuple[int, int, bytes]] = deque()
+        self._numbers = itertools.count()
+        self._images_per_task = max(1, min(_IMAGES_PER_TASK, loader.batch_size // (2 * loader.workers)))
+
+        self._memory = os.memfd_create("d5suite-loader")
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._replies: list[socket.socket] = []
+        self._tasks, worker_tasks = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._close = weakref.finalize(
+            self, _close, os.getpid(), self._processes, [self._tasks], self._replies, self._memory
+        )
+        with worker_tasks:
+            try:
+                os.ftruncate(self._memory, loader_worker.HEADER_BYTES)
+                self._current = np.frombuffer(mmap.mmap(self._memory, loader_worker.HEADER_BYTES), np.int64)
+                worker_tasks.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", _PARENT_CHECK_S, 0))
+                self._tasks.setblocking(False)
+                transform = pickle.dumps(loader.transform)
+                for number in range(loader.workers):
+                    self._start_worker(number, worker_tasks, transform, loader.seed)
+            except BaseException:
+                self.close()
+                raise
+
+    def _start_worker(self, number: int, worker_tasks: socket.socket, transform: bytes, seed: int) -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._replies.append(ours)
+        threads = {f"{name}_NUM_THREADS": "1" for name in ("OMP", "OPENBLAS", "MKL", "NUMEXPR", "VECLIB")}
+        inherited = (self._memory, worker_tasks.fileno(), theirs.fileno())
+        command = [sys.executable, "-I", "-c", _START, *map(str, inherited), *_import_path()]
+        # Ctrl-C goes to the whole process group; the parent decides what it means, so workers inherit it blocked.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=2,
+                pass_fds=inherited,
+                env={**os.environ, **threads, "OPENCV_FOR_THREADS_NUM": "1"},
+            )
+            self._processes.append(process)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            theirs.close()
+        setup = loader_worker.Setup(transform, seed, self._shape, self._slot_bytes, number, os.getpid())
+        with contextlib.suppress(OSError):  # a worker that is dead already is reported by `_receive`
+            ours.send(pickle.dumps(setup))
+
+    def submit(self, epoch: int, indices: np.ndarray) -> int:
+        """Queue a batch and return its number."""
+        number = next(self._numbers)
+        slot, images = self._take_slot()
+        self._in_flight[number] = _InFlight(images[: len(indices)], self._dataset.labels[indices], len(indices))
+        samples = [(row, epoch, index, self._dataset.files[index]) for row, index in enumerate(indices.tolist())]
+        for start in range(0, len(samples), self._images_per_task):
+            task = samples[start : start + self._images_per_task]
+            self._queue.append((number, len(task), pickle.dumps((number, slot, task))))
+        self._send()
+        return number
+
+    def wait(self, number: int) -> Batch:
+        """Wait until a batch is complete and hand it over."""
+        batch = self._in_flight[number]
+        while batch.remaining:
+            self._send()
+            self._receive()
+        del self._in_flight[number]
+        if batch.failures:
+            _, what, where, hint = min(batch.failures, key=lambda failure: failure[0])
+            raise DataError(what, where=where, hint=hint)
+        crowded = len(self._slots) >= self._most_slots and not self._free
+        return batch.images.copy() if crowded else batch.images, batch.labels
+
+    def abandon(self) -> None:
+        """Forget all batches in flight; those that workers are writing keep their memory until they are done."""
+        for number, batch in list(self._in_flight.items()):
+            batch.wanted = False
+            self._book(number, 0)
+        while self._queue:
+            number, length, _ = self._queue.popleft()
+            self._book(number, length)
+
+    def close(self) -> None:
+        self._close()
+
+    def _take_slot(self) -> tuple[int, np.ndarray]:
+        if self._free:
+            slot = self._free.popleft()
+        else:
+            slot = len(self._slots)
+            offset = loader_worker.HEADER_BYTES + slot * self._slot_bytes
+            os.ftruncate(self._memory, offset + self._slot_bytes)
+            self._slots.append(mmap.mmap(self._memory, self._slot_bytes, offset=offset))
+        # Every view of a batch keeps `whole` alive, NumPy's view chains end at the owner of the buffer; when it goes, so
+        # has every user of the slot.
+        whole = np.frombuffer(self._slots[slot], np.float32, int(np.prod(self._shape)))
+        weakref.finalize(whole, self._free.append, slot).atexit = False
+        return slot, whole.reshape(self._shape)
+
+    def _send(self) -> None:
+        while self._queue:
+            try:
+                self._tasks.send(self._queue[0][2])
+            except BlockingIOError:  # the workers have plenty to do
+                return
+            except OSError:  # all workers are dead; `_receive` says so
+                return
+            self._queue.popleft()
+
+    def _receive(self) -> None:
+        poll = select.poll()
+        for replies in self._replies:
+            poll.register(replies, select.POLLIN)
+        # With tasks left over, wake up to send them: room in the queue appears without a message from anyone.
+        if self._queue:
+            poll.register(self._tasks, select.POLLOUT)
+        ready = {descriptor for descriptor, _ in poll.poll()}
+        for worker, replies in enumerate(self._replies):
+            if replies.fileno() not in ready:
+                continue
+            try:
+                message = replies.recv(loader_worker.MESSAGE_BYTES)
+            except ConnectionError:
+                message = b""
+            if not message:
+                raise self._death(worker)
+            number, length, failures = pickle.loads(message)
+            self._book(number, length, failures)
+
+    def _book(self, number: int, length: int, failures: Sequence[tuple[int, str, str | None, str | None]] = ()) -> None:
+        batch = self._in_flight[number]
+        batch.remaining -= length
+        batch.failures.extend(failures)
+        if not batch.remaining and not batch.wanted:
+            del self._in_flight[number]
+
+    def _death(self, worker: int) -> DataError:
+        index = int(self._current[worker]) - 1
+        process = self._processes[worker]
+        self.close()
+        code = process.returncode
+        how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit status {code}"
+        return DataError(
+            f"loader process {worker} was {how}" if code < 0 else f"loader process {worker} {how}",
+            where=self._dataset.files[index] if index >= 0 else None,
+            hint="Its last words, if any, are on standard error. SIGKILL often means that memory ran out.",
+        )
+
+
+def _import_path() -> list[str]:
+    """The parent's import path, absolute, with d5suite's own folder in it."""
+    path = [os.path.abspath(entry) for entry in sys.path]
+    home = str(Path(__file__).resolve().parents[2])
+    return path if home in path else [*path, home]
+
+
+def _close(
+    owner: int,
+    processes: list[subprocess.Popen[bytes]],
+    tasks: list[socket.socket],
+    replies: list[socket.socket],
+    memory: int,
+) -> None:
+    """Stop the workers of a pool. A function of its own, because a finaliser must not hold the pool."""
+    forked = os.getpid() != owner  # a forked copy closes what it inherited and leaves the workers to their owner
+    for end in (*tasks, *replies):
+        if not forked:
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)  # ends the workers even if a forked copy holds the socket open
+        end.close()
+    os.close(memory)
+    if forked:
+        return
+    for process in processes:
+        try:
+            process.wait(_STOP_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()

@@ -1,0 +1,187 @@
+"""From a decoded image to a network's input: the neutral definition that every backend's own loader must follow.
+
+**Training** (`TrainTransform`): random-resized-crop, horizontal flip with probability 1/2, normalise. The crop covers
+8-100% of the image's area with an aspect ratio of 3/4-4/3 (Szegedy et al., "Going deeper with convolutions", 2015,
+section 6; the sampling procedure is that of torchvision's RandomResizedCrop, the reference of published ResNets).
+**Evaluation** (`EvalTransform`): short side to ``resize``, centre crop of ``size``, normalise (He et al., 2015; 256 and
+224 there; rounding as in torchvision's Resize and CenterCrop).
+
+The pixels:
+
+1. The crop is cut first and resized after, so no pixel outside the crop has any influence.
+2. Resizing is bilinear with antialiasing in Pillow's definition: a triangle filter whose width grows with the
+   reduction, horizontal then vertical, each pass rounded to 8 bits. Pillow computes it in integers, so it is exact on
+   every machine.
+3. Normalising is ``value * scale + offset`` in float32 with ``scale = 1 / (255 std)`` and ``offset = -mean / std``, one
+   rounding per operation. It equals ``(value / 255 - mean) / std`` to float32 rounding.
+4. The result is float32, shape (3, size, size), RGB.
+
+The random numbers of an image come from `sample_rng(seed, epoch, index)` and nothing else, so neither the number of
+workers nor the order of their work can change a pixel. Only `Generator.random` is used, the draw whose stream NumPy
+is least likely to change.
+
+Imports NumPy and Pillow.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from PIL import Image
+
+from d5suite.errors import ConfigurationError
+
+MEAN = (0.485, 0.456, 0.406)
+"""Mean of ImageNet's training pixels per channel (RGB, in 0..1), as used by every published ResNet recipe."""
+STD = (0.229, 0.224, 0.225)
+"""Standard deviation of the same."""
+
+SCALE = np.array([1 / (255 * std) for std in STD], np.float32)
+"""float32 (3,): what a pixel value 0..255 is multiplied by."""
+OFFSET = np.array([-mean / std for mean, std in zip(MEAN, STD)], np.float32)
+"""float32 (3,): what is added after."""
+
+_CROP_SCALE = (0.08, 1.0)
+_CROP_RATIO = (3 / 4, 4 / 3)
+_CROP_ATTEMPTS = 10
+
+
+class Crop(NamedTuple):
+    """A rectangle of the source image, in pixels, and whether its content is mirrored left to right."""
+
+    top: int
+    left: int
+    height: int
+    width: int
+    flip: bool
+
+
+class Transform(Protocol):
+    """What the loader asks of a transform. It is sent to worker processes, so its class must be importable."""
+
+    @property
+    def size(self) -> int:
+        """Height and width of the output."""
+
+    def __call__(self, image: Image.Image, rng: np.random.Generator, out: np.ndarray | None = None) -> np.ndarray:
+        """Transform an RGB image to float32 (3, size, size), into `out` if given, and return it."""
+
+
+def sample_rng(seed: int, epoch: int, index: int) -> np.random.Generator:
+    """Return the random numbers of the dataset's image `index` in `epoch`."""
+    return np.random.default_rng([0, seed, epoch, index])
+
+
+def sample_order(seed: int, epoch: int, length: int) -> np.ndarray:
+    """Return a random order of `length` images for `epoch`: int64 (length,), a permutation."""
+    return np.argsort(np.random.default_rng([1, seed, epoch]).random(length), kind="stable")
+
+
+def random_resized_crop(height: int, width: int, rng: np.random.Generator) -> Crop:
+    """Draw the crop and the flip of a training image.
+
+    Ten attempts at an area and an aspect ratio (uniform in its logarithm) that fit; if none does, the largest centre
+    crop within the allowed aspect ratios (torchvision's procedure).
+
+    Parameters
+    ----------
+    height, width : int
+        Size of the decoded image in pixels.
+    rng : numpy.random.Generator
+        From `sample_rng`. Exactly 41 numbers are drawn, whatever happens.
+
+    Returns
+    -------
+    Crop
+        Lies inside the image; at least one pixel in each direction.
+    """
+    draws = rng.random(4 * _CROP_ATTEMPTS + 1)
+    flip = bool(draws[-1] < 0.5)
+    log_ratio = (math.log(_CROP_RATIO[0]), math.log(_CROP_RATIO[1]))
+    for area_draw, ratio_draw, top_draw, left_draw in draws[:-1].reshape(_CROP_ATTEMPTS, 4).tolist():
+        area = height * width * (_CROP_SCALE[0] + (_CROP_SCALE[1] - _CROP_SCALE[0]) * area_draw)
+        ratio = math.exp(log_ratio[0] + (log_ratio[1] - log_ratio[0]) * ratio_draw)
+        crop_width = round(math.sqrt(area * ratio))
+        crop_height = round(math.sqrt(area / ratio))
+        if 0 < crop_width <= width and 0 < crop_height <= height:
+            top = int(top_draw * (height - crop_height + 1))
+            left = int(left_draw * (width - crop_width + 1))
+            return Crop(top, left, crop_height, crop_width, flip)
+    crop_height, crop_width = height, width
+    if width / height < _CROP_RATIO[0]:
+        crop_height = min(height, round(width / _CROP_RATIO[0]))
+    elif width / height > _CROP_RATIO[1]:
+        crop_width = min(width, round(height * _CROP_RATIO[1]))
+    return Crop((height - crop_height) // 2, (width - crop_width) // 2, crop_height, crop_width, flip)
+
+
+def normalise(pixels: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
+    """Normalise uint8 (height, width, 3) to float32 (3, height, width), into `out` if given (step 3 above)."""
+    planes = pixels.transpose(2, 0, 1)
+    if out is None:
+        out = np.empty(planes.shape, np.float32)
+    np.multiply(planes, SCALE[:, None, None], out=out)
+    return np.add(out, OFFSET[:, None, None], out=out)
+
+
+@dataclass(frozen=True)
+class TrainTransform:
+    """Random-resized-crop to `size`, random horizontal flip, normalise; see the module's definition."""
+
+    size: int
+
+    def __post_init__(self) -> None:
+        _check_size("size", self.size)
+
+    def parameters(self, height: int, width: int, rng: np.random.Generator) -> Crop:
+        """Return the crop and flip of an image of this height and width, for a loader with its own pixel code."""
+        return random_resized_crop(height, width, rng)
+
+    def __call__(self, image: Image.Image, rng: np.random.Generator, out: np.ndarray | None = None) -> np.ndarray:
+        """Transform an RGB image to float32 (3, size, size), into `out` if given, and return it."""
+        top, left, height, width, flip = self.parameters(image.height, image.width, rng)
+        cut = image.crop((left, top, left + width, top + height))
+        pixels = np.asarray(cut.resize((self.size, self.size), Image.Resampling.BILINEAR))
+        return normalise(pixels[:, ::-1] if flip else pixels, out)
+
+
+@dataclass(frozen=True)
+class EvalTransform:
+    """Short side to `resize` (default ``round(size * 256 / 224)``), centre crop of `size`, normalise."""
+
+    size: int
+    resize: int = 0
+
+    def __post_init__(self) -> None:
+        _check_size("size", self.size)
+        if not self.resize:
+            object.__setattr__(self, "resize", round(self.size * 256 / 224))
+        if self.resize < self.size:
+            raise ConfigurationError(f"resize is {self.resize}, smaller than the crop of {self.size}")
+
+    def parameters(self, height: int, width: int) -> tuple[int, int, int, int]:
+        """Return (resized height, resized width, top, left) for an image of this height and width."""
+        short, long = min(height, width), max(height, width)
+        resized_long = int(self.resize * long / short)
+        tall = height > width
+        resized_height, resized_width = (resized_long, self.resize) if tall else (self.resize, resized_long)
+        top, left = round((resized_height - self.size) / 2), round((resized_width - self.size) / 2)
+        return resized_height, resized_width, top, left
+
+    def __call__(
+        self, image: Image.Image, rng: np.random.Generator | None = None, out: np.ndarray | None = None
+    ) -> np.ndarray:
+        """Transform an RGB image to float32 (3, size, size), into `out` if given, and return it; `rng` is unused."""
+        resized_height, resized_width, top, left = self.parameters(image.height, image.width)
+        # Resizing only the crop's rectangle would be faster, but Pillow rounds such a box to float32, which moves pixels
+        # by up to two levels from the definition.
+        resized = image.resize((resized_width, resized_height), Image.Resampling.BILINEAR)
+        return normalise(np.asarray(resized.crop((left, top, left + self.size, top + self.size))), out)
+
+
+def _check_size(name: str, value: int) -> None:
+    if value < 1:
+        raise ConfigurationError(f"{name} is {value}; it must be at least 1 pixel")
