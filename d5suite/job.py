@@ -1,0 +1,90 @@
+"""Jobs and results as files: what a worker is asked, and what it answers.
+
+Imports the standard library, jsonschema (late), `d5suite.errors` and `d5suite.files`.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from d5suite.errors import JobError
+from d5suite.files import read_json, write_json
+
+SCHEMA = "d5suite-job-1"
+RESULT_SCHEMA = "d5suite-worker-result-1"
+
+
+@dataclass(frozen=True)
+class Job:
+    """One workload on one backend; every field is a name or a number (``schemas/job.json`` describes them).
+
+    Attributes
+    ----------
+    recipe, preset : str
+    task : str
+        ``measure`` or ``memory``.
+    measurements : list of str
+    backend : dict
+        ``name`` and ``mode``.
+    device, precision : str
+    threads, seed, batch_size, loader_workers, validation_steps, ranks : int
+    network : dict
+        ``zoo`` (a name) or ``onnx`` (a path), with ``classes`` and ``image_size`` in pixels.
+    dataset : dict
+        ``kind`` and ``root``.
+    optimizer, sampling : dict
+        Settings of the optimizer and of the sampler.
+    peers : list of str
+        Float64 trajectory files to agree with.
+    trajectory : str or None
+        Where to leave this backend's float64 trajectory.
+    """
+
+    recipe: str
+    task: str
+    measurements: list[str]
+    backend: dict[str, str]
+    device: str
+    precision: str
+    threads: int
+    seed: int
+    preset: str
+    network: dict[str, Any]
+    dataset: dict[str, str]
+    batch_size: int
+    optimizer: dict[str, Any]
+    loader_workers: int
+    sampling: dict[str, Any]
+    validation_steps: int
+    ranks: int = 1
+    peers: list[str] = field(default_factory=list)
+    trajectory: str | None = None
+
+    def save(self, path: Path) -> None:
+        """Write the job file atomically."""
+        write_json(path, {"schema": SCHEMA, **asdict(self)})
+
+    @classmethod
+    def load(cls, path: Path) -> Job:
+        """Read and check a job file.
+
+        Raises
+        ------
+        JobError
+            If it cannot be read or does not fit the schema; every fault is named.
+        """
+        import jsonschema
+
+        content = read_json(path)
+        schema = json.loads((Path(__file__).parent / "schemas" / "job.json").read_text(encoding="utf-8"))
+        faults = [
+            f"{'.'.join(str(p) for p in error.absolute_path) or 'the file'}: {error.message}"
+            for error in jsonschema.Draft202012Validator(schema).iter_errors(content)
+        ]
+        if faults:
+            raise JobError("not a valid job: " + "; ".join(faults), where=str(path))
+        content.pop("schema")
+        return cls(**content)

@@ -1,0 +1,430 @@
+"""Recipes as pytest tests, their samples as ordinary pytest-benchmark results.
+
+A module-level `d5suite.Recipe` becomes one test per measurement and backend. The samples that a worker took are replayed
+through pytest-benchmark's timer, everything else goes to ``extra_info["d5suite"]``. Uses public hooks of pytest and
+pytest-benchmark only, and imports no framework.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import sys
+from collections.abc import Callable, Generator, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from d5suite.errors import ConfigurationError, D5Error
+
+if TYPE_CHECKING:
+    from d5suite.backends import Selection
+    from d5suite.measure.sampling import SamplingSettings
+    from d5suite.recipe import Recipe
+    from d5suite.session import Session
+
+FIXTURE = "d5suite_backend"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add d5suite's options."""
+    group = parser.getgroup("d5suite", "d5suite: validated, comparable deep-learning benchmarks")
+    group.addoption(
+        "--backend",
+        metavar="NAME[:MODE][,…]",
+        help="backends to measure, such as torch:compile,tensorflow (default: every installed one in its default mode)",
+    )
+    group.addoption("--preset", metavar="NAME", help="size of the workload: smoke (default), standard or full")
+    group.addoption("--device", default="cpu", choices=["cpu", "cuda"], help="default: %(default)s")
+    group.addoption("--precision", default="fp32", choices=["fp32", "bf16", "fp64"], help="default: %(default)s")
+    group.addoption("--threads", type=int, metavar="N", help="CPU threads for each framework (default: all allowed)")
+    group.addoption("--batch-size", type=int, metavar="N", help="images per batch (default: the preset's)")
+    group.addoption(
+        "--optimizer",
+        metavar="KEY=VALUE[,…]",
+        help="settings of SGD: learning_rate=0.1,momentum=0.9,nesterov=true,weight_decay=1e-4 (default: the recipe's)",
+    )
+    group.addoption("--imagenet", type=Path, metavar="DIR", help="an ImageNet tree (default: a small one is made and cached)")
+    group.addoption("--loader-workers", type=int, metavar="N", help="image loader processes (default: as many as threads)")
+    group.addoption("--seed", type=int, default=0, metavar="N", help="of weights and image order (default: %(default)s)")
+    group.addoption(
+        "--job-timeout", type=float, default=1800.0, metavar="SECONDS", help="limit of one worker (default: %(default)s)"
+    )
+    group.addoption(
+        "--job-memory", default="90%", metavar="SIZE", help="limit of one worker: 8G, 500M or 80%% of memory (default: 90%%)"
+    )
+    group.addoption("--wrap", metavar="CMD", help="command in front of each worker, such as 'perf stat -d'")
+    group.addoption("--jobs", type=Path, metavar="DIR", help="where job files go (default: .d5suite/jobs)")
+    parser.addini("d5suite_python", "interpreters by backend, one 'NAME = PYTHON' a line", type="linelist", default=[])
+
+
+_session = pytest.StashKey["Session"]()
+_selections = pytest.StashKey["list[Selection]"]()
+_destination = pytest.StashKey["AtomicDestination"]()
+_records = pytest.StashKey["dict[str, dict[str, Any]]"]()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Check the options at once, and make pytest-benchmark's JSON file atomic."""
+    config.addinivalue_line("markers", "gpu: needs a GPU")
+    config.addinivalue_line("markers", "slurm: needs a Slurm cluster")
+    config.stash[_records] = {}
+    path = config.getoption("benchmark_json", None)
+    try:
+        if path is not None:
+            config.option.benchmark_json = config.stash[_destination] = AtomicDestination(Path(path))
+        if config.getoption("backend") is not None:
+            config.stash[_selections] = _asked_selections(config)
+    except D5Error as error:
+        raise pytest.UsageError(str(error)) from error
+
+
+def _asked_selections(config: pytest.Config) -> list[Selection]:
+    from d5suite.backends import select
+    from d5suite.launch.local import interpreter
+
+    names = [name for name in str(config.getoption("backend")).split(",") if name.strip()]
+    if not names:
+        raise ConfigurationError("--backend names no backend")
+    chosen = []
+    for name in names:
+        selection = select(name)
+        if selection in chosen:
+            raise ConfigurationError(f"--backend names {name!r} twice")
+        selection.backend.check(device=config.getoption("device"), precision=config.getoption("precision"))
+        problem = selection.backend.problem()
+        if problem and interpreter(selection.backend.name, _pythons(config)) is None:
+            raise ConfigurationError(problem, where=f"--backend {name}")
+        chosen.append(selection)
+    return chosen
+
+
+def _pythons(config: pytest.Config) -> dict[str, str]:
+    pairs = [line.partition("=") for line in config.getini("d5suite_python")]
+    return {name.strip(): python.strip() for name, _, python in pairs}
+
+
+def pytest_pycollect_makeitem(
+    collector: pytest.Module | pytest.Class, name: str, obj: object
+) -> list[pytest.Item | pytest.Collector] | None:
+    """Turn a recipe into one test function per measurement, which pytest then parametrises over backends."""
+    if not _is_recipe(obj):
+        return None
+    recipe: Recipe = obj  # type: ignore[assignment]
+    items: list[pytest.Item | pytest.Collector] = []
+    for measurement in recipe.measurements:
+        function_name = f"test_{measurement}"
+        if hasattr(collector.obj, function_name):
+            raise collector.CollectError(f"{name}: there is already a {function_name} here; one recipe per file")
+        function = _test_function(recipe, measurement)
+        setattr(collector.obj, function_name, function)
+        made = collector.ihook.pytest_pycollect_makeitem(collector=collector, name=function_name, obj=function)
+        items.extend(made if isinstance(made, list) else [made])
+    return items
+
+
+def _is_recipe(obj: object) -> bool:
+    module = sys.modules.get("d5suite.recipe")
+    return module is not None and isinstance(obj, module.Recipe)
+
+
+def _test_function(recipe: Recipe, measurement: str) -> Callable[..., None]:
+    timer = ReplayTimer()
+
+    @pytest.mark.benchmark(group=f"{recipe.name}/{measurement}", timer=timer)
+    @pytest.mark.filterwarnings("ignore:Benchmark fixture was not used")
+    def test(request: pytest.FixtureRequest, benchmark: Any, d5suite_backend: str) -> None:
+        _run_measurement(request, benchmark, recipe, measurement, d5suite_backend, timer)
+
+    test.__name__ = test.__qualname__ = f"test_{measurement}"
+    test.__doc__ = f"{measurement} of {recipe.name}"
+    test.d5suite = (recipe.name, measurement)  # type: ignore[attr-defined]
+    return test
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Parametrise recipe tests over the chosen backends; those not installed are skipped with the reason."""
+    if FIXTURE not in metafunc.fixturenames or not hasattr(metafunc.function, "d5suite"):
+        return
+    metafunc.parametrize(FIXTURE, [
+        pytest.param(str(selection), marks=[pytest.mark.skip(reason=reason)] if reason else [], id=str(selection))
+        for selection, reason in _choices(metafunc.config)
+    ])  # fmt: skip
+
+
+def _choices(config: pytest.Config) -> Iterator[tuple[Selection, str | None]]:
+    if _selections in config.stash:
+        yield from ((selection, None) for selection in config.stash[_selections])
+        return
+    from d5suite.backends import Selection, discover
+    from d5suite.launch.local import interpreter
+
+    for backend in discover()[0].values():
+        reason = None
+        try:
+            if interpreter(backend.name, _pythons(config)) is None:
+                reason = backend.problem()
+            backend.check(device=config.getoption("device"), precision=config.getoption("precision"))
+        except D5Error as error:
+            reason = str(error)
+        yield Selection(backend, backend.default_mode), reason
+
+
+def _run_measurement(
+    request: pytest.FixtureRequest, benchmark: Any, recipe: Recipe, measurement: str, backend: str, timer: ReplayTimer
+) -> None:
+    from d5suite.backends import select
+
+    config = request.config
+    wanted = [
+        item.function.d5suite[1]  # type: ignore[attr-defined]
+        for item in request.session.items
+        if getattr(getattr(item, "function", None), "d5suite", (None,))[0] == recipe.name
+        and item.callspec.params[FIXTURE] == backend  # type: ignore[attr-defined]
+    ]
+    try:
+        session = _the_session(config)
+        with _uncaptured(config):
+            found = session.measurement(recipe, select(backend), measurement, wanted)
+    except D5Error as error:
+        pytest.fail(str(error), pytrace=False)
+    if found.record is None:
+        pytest.fail(found.failure or "no result", pytrace=False)
+    record = found.record
+    benchmark.extra_info["d5suite"] = record["d5suite"]
+    config.stash[_records][request.node.nodeid] = record["series"]
+    timer.load(record["samples_s"])
+    benchmark.pedantic(lambda: None, rounds=len(record["samples_s"]), iterations=1)
+
+
+@contextlib.contextmanager
+def _uncaptured(config: pytest.Config) -> Iterator[None]:
+    """Let progress reach the terminal; in a pipe there is none, and capturing goes on."""
+    manager = config.pluginmanager.getplugin("capturemanager")
+    if manager is None or not _terminal():
+        yield
+    else:
+        with manager.global_and_fixture_disabled():
+            yield
+
+
+def _terminal() -> bool:
+    return sys.__stderr__ is not None and sys.__stderr__.isatty()
+
+
+def _the_session(config: pytest.Config) -> Session:
+    if _session in config.stash:
+        return config.stash[_session]
+    from d5suite.launch.local import Limits
+    from d5suite.measure.threads import allowed_cpus
+    from d5suite.session import Session, Settings
+
+    threads = config.getoption("threads") or len(allowed_cpus())
+    workers = config.getoption("loader_workers")
+    for name, least in (("threads", 1), ("batch_size", 1), ("seed", 0), ("loader_workers", 0)):
+        value = config.getoption(name)
+        if value is not None and value < least:
+            raise ConfigurationError(f"--{name.replace('_', '-')} is {value}; it must be at least {least}")
+    imagenet = config.getoption("imagenet")
+    if imagenet is not None and not imagenet.is_dir():
+        raise ConfigurationError("there is no such folder", where=f"--imagenet {imagenet}")
+    optimizer = config.getoption("optimizer")
+    settings = Settings(
+        preset=config.getoption("preset"),
+        device=config.getoption("device"),
+        precision=config.getoption("precision"),
+        threads=threads,
+        seed=config.getoption("seed"),
+        loader_workers=threads if workers is None else workers,
+        batch_size=config.getoption("batch_size"),
+        optimizer=_optimizer(optimizer) if optimizer else None,
+        imagenet=imagenet,
+        limits=Limits(config.getoption("job_timeout"), _memory(config.getoption("job_memory"))),
+        wrap=config.getoption("wrap"),
+        pythons=_pythons(config),
+        sampling=_sampling(config),
+        jobs=config.getoption("jobs") or config.rootpath / ".d5suite" / "jobs",
+    )
+    progress = _show_progress if _terminal() else None
+    session = config.stash[_session] = Session(settings, progress)
+    return session
+
+
+def _show_progress(line: str) -> None:
+    print(f"\r\033[K  {line}", end="", file=sys.__stderr__, flush=True)
+
+
+def _optimizer(text: str) -> Any:
+    from d5suite.levels.training import optimizer_from_dict
+
+    settings: dict[str, Any] = {"name": "sgd"}
+    for pair in text.split(","):
+        key, _, value = (part.strip() for part in pair.partition("="))
+        try:
+            settings[key] = value.lower() == "true" if value.lower() in ("true", "false") else float(value)
+        except ValueError as error:
+            raise ConfigurationError(f"{pair!r} is not KEY=VALUE with a number", where="--optimizer") from error
+    return optimizer_from_dict(settings)
+
+
+def _memory(text: str) -> int:
+    import psutil
+
+    units = {"%": psutil.virtual_memory().total / 100, "G": 2**30, "M": 2**20}
+    try:
+        amount = float(text[:-1]) * units[text[-1].upper()]
+    except (KeyError, ValueError, IndexError):
+        raise ConfigurationError(f"{text!r} is not a size such as 8G, 500M or 80%", where="--job-memory") from None
+    if not amount > 0:
+        raise ConfigurationError(f"{text!r} must be more than nothing", where="--job-memory")
+    return int(amount)
+
+
+def _sampling(config: pytest.Config) -> dict[str, Any]:
+    """What the user gave of pytest-benchmark's options, as `SamplingSettings` fields."""
+    given = {
+        str(argument).partition("=")[0]: str(argument).partition("=")[2]
+        for argument in (*config.invocation_params.args, *config.getini("addopts"))
+        if str(argument).startswith("--benchmark-")
+    }
+    sampling: dict[str, Any] = {"min_rounds": config.getoption("benchmark_min_rounds")}
+    if "--benchmark-max-time" in given:
+        sampling["max_time_s"] = float(config.getoption("benchmark_max_time"))
+    if "--benchmark-precision" in given and config.getoption("benchmark_precision"):
+        sampling["relative_precision"] = float(config.getoption("benchmark_precision"))
+    if "--benchmark-warmup" in given:
+        asked = given["--benchmark-warmup"]
+        if asked != "auto":  # pytest-benchmark reads auto as off on CPython
+            sampling["warmup"] = "on" if config.getoption("benchmark_warmup") else "off"
+    sampling["warmup_iterations"] = config.getoption("benchmark_warmup_iterations")
+    from d5suite.measure.sampling import SamplingSettings
+
+    settings: SamplingSettings = SamplingSettings.from_dict(sampling)
+    return {key: value for key, value in settings.to_dict().items() if key in sampling}
+
+
+class ReplayTimer:
+    """A timer for pytest-benchmark that repeats times taken elsewhere, to the last bit."""
+
+    __name__ = "d5suite_replay"
+
+    def __init__(self) -> None:
+        self._readings: Iterator[float] = iter(())
+
+    def load(self, samples_s: list[float]) -> None:
+        """Replay these durations, in seconds, one per round."""
+        self._readings = (reading for sample in samples_s for reading in (0.0, sample))
+
+    def __call__(self) -> float:
+        """The next reading: 0 at a round's start, the sample at its end."""
+        return next(self._readings)
+
+
+class AtomicDestination(os.PathLike[str]):
+    """A result path that pytest-benchmark writes to beside, and that is replaced when the writing ended well.
+
+    Parameters
+    ----------
+    path : Path
+        Where the JSON file is to be.
+
+    Raises
+    ------
+    ConfigurationError
+        If nothing can be written there; the run then ends before anything is measured.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.direct = path.exists() and not path.is_file()
+        self.temporary = path if self.direct else path.with_name(f".{path.name}.{os.getpid()}.part")
+        if path.is_dir():
+            raise ConfigurationError("this is a folder", where=f"--benchmark-json {path}")
+        if not self.direct:
+            try:
+                self.temporary.touch()
+                self.temporary.unlink()
+            except OSError as error:
+                raise ConfigurationError(
+                    f"results cannot be written here: {error.strerror}",
+                    where=f"--benchmark-json {path}",
+                    hint="Choose a file in a folder that exists and may be written to.",
+                ) from error
+
+    def __fspath__(self) -> str:
+        return str(self.temporary)
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+    def commit(self) -> None:
+        """Put the new file in place, if one was written."""
+        if self.direct or not self.temporary.exists():
+            return
+        with self.temporary.open("rb") as file:
+            os.fsync(file.fileno())
+        os.replace(self.temporary, self.path)
+
+    def discard(self) -> None:
+        """Remove what was written, if it was not committed."""
+        if not self.direct:
+            self.temporary.unlink(missing_ok=True)
+
+
+def pytest_benchmark_update_json(config: pytest.Config, output_json: dict[str, Any]) -> None:
+    """Make the JSON strictly valid, and write the raw series to an HDF5 file beside it."""
+    finite = _finite(output_json)
+    output_json.clear()
+    output_json.update(finite)
+    destination = config.stash.get(_destination, None)
+    if destination is None or destination.direct or not config.stash[_records]:
+        return
+    from d5suite.report.series import save_series
+
+    series = {
+        bench["fullname"]: config.stash[_records][bench["fullname"]]
+        for bench in output_json["benchmarks"]
+        if bench["fullname"] in config.stash[_records]
+    }
+    path = destination.path.with_suffix(".h5")
+    save_series(path, series)
+    output_json["d5suite"] = {"schema": "d5suite-1", "series": path.name}
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_sessionfinish(session: pytest.Session) -> Generator[None, object, object]:
+    """Around pytest-benchmark's saving: put the file in place only when it is whole."""
+    config = session.config
+    destination = config.stash.get(_destination, None)
+    try:
+        result = yield
+        if destination is not None:
+            destination.commit()
+        return result
+    except OSError as error:
+        if destination is None:
+            raise
+        raise pytest.UsageError(
+            f"--benchmark-json {destination}: the results could not be saved: {error.strerror}; "
+            "what was there before is untouched, and the workers' result files are in the job folder"
+        ) from error
+    finally:
+        if destination is not None:
+            destination.discard()
+        if _session in config.stash:
+            config.stash[_session].close()
+            if _terminal():
+                print("\r\033[K", end="", file=sys.__stderr__, flush=True)

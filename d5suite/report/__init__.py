@@ -1,0 +1,1 @@
+"""What people read: comparison tables and files beside the results. Knows results, never adapters."""

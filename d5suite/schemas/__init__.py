@@ -1,0 +1,1 @@
+"""JSON Schemas of d5suite's files."""

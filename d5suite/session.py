@@ -1,0 +1,302 @@
+"""The parent side of a benchmark session: turn recipes into jobs, run them, and collect what the workers found.
+
+One job per (recipe, backend) holds all wanted measurements. A worker that crashes, hangs or is killed costs the
+measurement it was working on; a new worker takes up the rest. A second, short job per (recipe, backend) takes peak
+memory. Knows jobs and results, and backends as data; never imports a framework.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from d5suite.backends import Selection
+from d5suite.errors import ConfigurationError, D5Error, JobError
+from d5suite.files import read_json
+from d5suite.job import Job
+from d5suite.launch.local import Limits, Outcome, interpreter, run_worker
+from d5suite.levels.training import Optimizer
+from d5suite.recipe import Recipe
+from d5suite.worker import result_path
+
+KEEP_RUNS = 20
+"""Folders of job files kept; older ones go when a new one is made."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the user chose for a whole session; None means the recipe's or preset's own.
+
+    Attributes
+    ----------
+    preset, device, precision : str
+    threads, seed, loader_workers : int
+    batch_size : int, optional
+    optimizer : Optimizer, optional
+    imagenet : Path, optional
+        An ImageNet tree; without it a small one is made and cached.
+    limits : Limits
+    wrap : str, optional
+        Command in front of each worker.
+    pythons : mapping of str to str
+        Interpreters by backend.
+    sampling : mapping
+        Fields of `SamplingSettings` that the user gave.
+    jobs : Path
+        Where job files go.
+    """
+
+    preset: str | None
+    device: str
+    precision: str
+    threads: int
+    seed: int
+    loader_workers: int
+    batch_size: int | None
+    optimizer: Optimizer | None
+    imagenet: Path | None
+    limits: Limits
+    wrap: str | None
+    pythons: Mapping[str, str]
+    sampling: Mapping[str, Any]
+    jobs: Path
+
+
+@dataclass
+class Found:
+    """What is known of one measurement of one backend: a record, or why there is none."""
+
+    record: dict[str, Any] | None = None
+    failure: str | None = None
+
+
+@dataclass
+class Session:
+    """All jobs of one pytest run.
+
+    Attributes
+    ----------
+    settings : Settings
+    progress : callable
+        Receives a line whenever a worker enters a new phase; None in a pipe.
+    """
+
+    settings: Settings
+    progress: Callable[[str], None] | None = None
+    _found: dict[tuple[str, str], dict[str, Found]] = field(default_factory=dict)
+    _trajectories: dict[tuple[str, str], list[Path]] = field(default_factory=dict)
+    _folder: Path | None = None
+
+    def measurement(
+        self, recipe: Recipe, selection: Selection, measurement: str, wanted: Sequence[str]
+    ) -> Found:
+        """One measurement's record; the first call for a (recipe, backend) runs the job for all that are wanted."""
+        key = (recipe.name, str(selection))
+        if key not in self._found:
+            self._found[key] = {}
+            try:
+                self._run(recipe, selection, list(wanted), self._found[key])
+            except D5Error as error:
+                for name in wanted:
+                    self._found[key].setdefault(name, Found(failure=str(error)))
+        return self._found[key][measurement]
+
+    def close(self) -> None:
+        """Delete the large files that only this session needed; job files stay."""
+        for paths in self._trajectories.values():
+            for path in paths:
+                path.unlink(missing_ok=True)
+
+    @property
+    def folder(self) -> Path:
+        """This session's folder of job files.
+
+        Raises
+        ------
+        ConfigurationError
+            If it cannot be made.
+        """
+        if self._folder is None:
+            parent = self.settings.jobs
+            folder = parent / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+            try:
+                folder.mkdir(parents=True)
+            except OSError as error:
+                raise ConfigurationError(
+                    f"cannot make the folder for job files: {error.strerror}", where=str(folder), hint="Choose --jobs DIR."
+                ) from error
+            for old in sorted(p for p in parent.iterdir() if p.is_dir())[:-KEEP_RUNS]:
+                shutil.rmtree(old, ignore_errors=True)
+            self._folder = folder
+        return self._folder
+
+    def job(self, recipe: Recipe, selection: Selection, measurements: list[str], task: str) -> Job:
+        """The job for these measurements of a recipe on a backend."""
+        settings = self.settings
+        preset_name, preset = recipe.preset(settings.preset)
+        network: dict[str, Any] = {"onnx": recipe.network} if recipe.network.endswith(".onnx") else {"zoo": recipe.network}
+        optimizer = settings.optimizer or preset.optimizer or recipe.optimizer
+        key = (recipe.name, str(selection))
+        peers = [path for other, paths in self._trajectories.items() if other[0] == key[0] and other != key for path in paths]
+        return Job(
+            recipe=recipe.name,
+            task=task,
+            measurements=measurements,
+            backend={"name": selection.backend.name, "mode": selection.mode},
+            device=settings.device,
+            precision=settings.precision,
+            threads=settings.threads,
+            seed=settings.seed,
+            preset=preset_name,
+            network={**network, "classes": preset.classes, "image_size": preset.image_size},
+            dataset={"kind": recipe.dataset, "root": str(self._dataset(preset.classes))},
+            batch_size=settings.batch_size or preset.batch_size,
+            optimizer=optimizer.to_dict(),
+            loader_workers=settings.loader_workers,
+            sampling={"max_time_s": preset.max_time_s, **settings.sampling},
+            validation_steps=recipe.acceptance.trajectory_steps,
+            peers=[str(path) for path in peers if path.exists()],
+            trajectory=str(self.folder / f"{_slug(recipe, selection)}.trajectory.h5") if task == "measure" else None,
+        )
+
+    def _dataset(self, classes: int) -> Path:
+        if self.settings.imagenet is not None:
+            return self.settings.imagenet.resolve()
+        from d5suite.data.synthesis import cached_imagenet
+
+        return cached_imagenet(classes=classes)
+
+    def _run(self, recipe: Recipe, selection: Selection, wanted: list[str], found: dict[str, Found]) -> None:
+        records: dict[str, dict[str, Any]] = {}
+        remaining = list(wanted)
+        attempt = 0
+        while remaining:
+            attempt += 1
+            job = self.job(recipe, selection, remaining, "measure")
+            outcome, result, path = self._work(job, f"{_slug(recipe, selection)}" + (f"-{attempt}" if attempt > 1 else ""))
+            if job.trajectory and Path(job.trajectory).exists():
+                self._trajectories[recipe.name, str(selection)] = [Path(job.trajectory)]
+            where = f"\njob file: {path}"
+            for name, failure in result.get("failures", {}).items():
+                found[name] = Found(failure=f"{failure['message']}{where}")
+            for name, measured in result.get("measurements", {}).items():
+                records[name] = self._record(job, result, name, measured, selection)
+            if outcome.ok and result.get("status") == "done":
+                break
+            if result.get("status") == "failed":
+                message = f"{result['error']['message']}{where}"
+                lost = [name for name in remaining if name not in records and name not in found]
+            else:
+                guilty = result.get("measurement")
+                message = f"{outcome.reason} while {result.get('phase', 'starting')}{where}\n{outcome.tail}"
+                lost = [guilty] if guilty else [n for n in remaining if n not in records and n not in found]
+            for name in lost:
+                found[name] = Found(failure=message)
+            remaining = [name for name in remaining if name not in records and name not in found]
+        if records:
+            self._add_memory(recipe, selection, records)
+        found.update({name: Found(record=record) for name, record in records.items()})
+
+    def _add_memory(self, recipe: Recipe, selection: Selection, records: dict[str, dict[str, Any]]) -> None:
+        measurable = [name for name in records if not name.startswith("cost_of")]
+        if not measurable:
+            return
+        job = self.job(recipe, selection, measurable, "memory")
+        outcome, result, _ = self._work(job, f"{_slug(recipe, selection)}-memory")
+        for name in measurable:
+            memory = result.get("measurements", {}).get(name, {}).get("memory")
+            if memory is not None:
+                records[name]["d5suite"]["peak_memory_bytes"] = memory["peak_bytes"]
+                records[name]["d5suite"]["memory"] = memory
+            else:
+                why = result.get("failures", {}).get(name, {}).get("message", outcome.reason)
+                records[name]["d5suite"]["memory"] = {"missing": why.splitlines()[-1]}
+
+    def _work(self, job: Job, name: str) -> tuple[Outcome, dict[str, Any], Path]:
+        settings = self.settings
+        path = self.folder / f"{name}.job.json"
+        job.save(path)
+        answer = result_path(path)
+        shown = ""
+
+        def watch() -> None:
+            nonlocal shown
+            try:
+                phase = str(read_json(answer)["phase"])
+            except (JobError, KeyError):
+                return
+            if self.progress is not None and phase != shown:
+                shown = phase
+                self.progress(f"{name}: {phase}")
+
+        outcome = run_worker(
+            path,
+            threads=job.threads,
+            device=job.device,
+            limits=settings.limits,
+            log=self.folder / f"{name}.log",
+            python=interpreter(job.backend["name"], settings.pythons),
+            wrap=settings.wrap,
+            watch=watch if self.progress is not None else None,
+        )
+        try:
+            result = read_json(answer)
+        except JobError:
+            result = {}
+            if outcome.ok:
+                outcome = Outcome(False, "the worker left no result", outcome.tail)
+        return outcome, result, path
+
+    def _record(
+        self, job: Job, result: dict[str, Any], name: str, measured: dict[str, Any], selection: Selection
+    ) -> dict[str, Any]:
+        samples = measured["samples"]
+        backend = result["backend"]
+        machine = measured["machine"]
+        return {
+            "samples_s": samples["samples_s"],
+            "series": {"samples_s": samples["samples_s"], "warmup_s": samples["warmup_s"], **measured["series"]},
+            "d5suite": {
+                "schema": "d5suite-1",
+                "recipe": job.recipe,
+                "level": measured["level"],
+                "measurement": name,
+                "backend": {key: backend[key] for key in ("name", "mode", "version", "versions")},
+                "device": job.device,
+                "device_name": result["device"]["name"],
+                "precision": job.precision,
+                "threads": job.threads,
+                "cpus": result["threads"]["cpus"],
+                "ranks": job.ranks,
+                "batch_size": job.batch_size,
+                "image_size": job.network["image_size"],
+                "classes": job.network["classes"],
+                "optimizer": job.optimizer,
+                "preset": job.preset,
+                "seed": job.seed,
+                "throughput": {"value": measured["items"] / samples["median_s"], "unit": "images/s"},
+                "median_s": samples["median_s"],
+                "median_ci95": samples["median_ci_s"],
+                "median_ci_confidence": samples["median_ci_confidence"],
+                "first_call_s": samples["first_call_s"],
+                "compile_s": samples["compile_s"],
+                "warmup_calls": len(samples["warmup_s"]),
+                "steady": samples["steady"],
+                "stopped_by": samples["stopped_by"],
+                "peak_memory_bytes": None,
+                "macs": measured["macs"],
+                "validation": result["validation"][name],
+                "machine": {"disturbed": machine["disturbed"], "reasons": machine["reasons"]},
+                "environment": result["environment"],
+                **measured["extra"],
+            },
+        }
+
+
+def _slug(recipe: Recipe, selection: Selection) -> str:
+    return f"{recipe.name}-{str(selection).replace(':', '-')}"

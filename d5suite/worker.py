@@ -1,0 +1,200 @@
+"""The process that runs one job: ``python -m d5suite.worker job.json``.
+
+It sets the thread budget, validates, measures, and writes the result file anew after each step, so that whatever ends it
+early costs only what was not yet measured. Imports a framework only after the job is read, through its backend.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from d5suite.errors import D5Error, JobError
+from d5suite.files import write_json
+from d5suite.job import RESULT_SCHEMA, Job
+from d5suite.measure.threads import set_affinity, thread_environment
+
+
+def result_path(job_path: Path) -> Path:
+    """Where a job's result lies: beside the job file, ``name.result.json`` for ``name.job.json`` or ``name.json``."""
+    name = job_path.name.removesuffix(".json").removesuffix(".job")
+    return job_path.with_name(f"{name}.result.json")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run a job file.
+
+    Returns
+    -------
+    int
+        0 if every measurement succeeded, 1 if one failed, 2 if the job could not run at all.
+    """
+    parser = argparse.ArgumentParser(prog="python -m d5suite.worker", description="Run one d5suite job file.")
+    parser.add_argument("job", type=Path, help="the job file")
+    parser.add_argument("--result", type=Path, help="the result file (default: beside the job file)")
+    options = parser.parse_args(arguments)
+    path = options.result or result_path(options.job)
+    try:
+        job = Job.load(options.job)
+        result = _Result(path, job)
+    except (D5Error, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    try:
+        run(job, result)
+    except D5Error as error:
+        result.fail(error)
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except Exception as error:
+        result.fail(error)
+        traceback.print_exc()
+        return 2
+    result.finish()
+    return 1 if result.data["failures"] else 0
+
+
+def run(job: Job, result: _Result) -> None:
+    """Carry out a job, recording into ``result`` as it goes.
+
+    Raises
+    ------
+    D5Error
+        If nothing of the job can run. A measurement that fails is recorded and costs only itself.
+    """
+    os.environ.update(thread_environment(job.threads))
+    notes: list[str] = []
+    cpus = set_affinity(job.threads, notes)
+
+    from d5suite.measure.environment import describe
+    from d5suite.measure.machine import disturbance, snapshot
+    from d5suite.workload import MEASUREMENTS, Workload
+
+    gpu = job.device != "cpu"
+    result.phase("starting the framework")
+    workload = Workload(job)
+    backend = workload.backend
+    runtime = backend.load("runtime")
+    runtime.configure(threads=job.threads, seed=job.seed, device=job.device)
+    problem = runtime.device_problem(job.device)
+    if problem:
+        raise JobError(f"backend {backend.name!r} cannot use device {job.device!r}: {problem}")
+    versions = runtime.versions()
+    result.data["backend"] = {
+        "name": backend.name,
+        "mode": workload.selection.mode,
+        "version": backend.version() or versions.get(backend.name, "unknown"),
+        "versions": versions,
+    }
+    result.data["device"] = {"kind": job.device, "name": runtime.device_name(job.device)}
+    result.data["threads"] = {"budget": job.threads, "cpus": cpus, "notes": notes}
+    result.data["environment"] = describe(["d5suite", "numpy", "onnx", "onnxruntime", "pillow", "h5py"])
+    result.write()
+
+    if job.task == "memory":
+        for name in job.measurements:
+            result.attempt(name, "peak memory of", lambda name=name: {"memory": workload.memory(name).to_dict()})
+        return
+
+    ready = []
+    for name in job.measurements:
+
+        def validate(name: str = name) -> dict[str, Any]:
+            try:
+                workload.validate(name)
+            finally:
+                result.data["validation"][name] = workload.validations[name].to_dict()
+            return {}
+
+        if result.attempt(name, "validating", validate):
+            ready.append(name)
+    for name in ready:
+
+        def measure(name: str = name) -> dict[str, Any]:
+            before = snapshot(gpu=gpu)
+            measured = MEASUREMENTS[name].measure(workload)
+            found = disturbance(before, snapshot(gpu=gpu), own_pids=[os.getppid()], threads=job.threads)
+            return {
+                "level": MEASUREMENTS[name].level,
+                "samples": measured.samples.to_dict(),
+                "items": measured.items,
+                "macs": measured.macs,
+                "series": measured.series,
+                "extra": measured.extra,
+                "machine": found.to_dict(),
+            }
+
+        result.attempt(name, "measuring", measure)
+
+
+class _Result:
+    """The result file, rewritten atomically at each change of phase."""
+
+    def __init__(self, path: Path, job: Job) -> None:
+        self.path = path
+        self.data: dict[str, Any] = {
+            "schema": RESULT_SCHEMA,
+            "status": "running",
+            "phase": "starting",
+            "measurement": None,
+            "recipe": job.recipe,
+            "task": job.task,
+            "validation": {},
+            "measurements": {},
+            "failures": {},
+        }
+        self.write()
+
+    def write(self) -> None:
+        write_json(self.path, self.data)
+
+    def phase(self, text: str, measurement: str | None = None) -> None:
+        self.data["phase"] = text
+        self.data["measurement"] = measurement
+        self.write()
+        print(f"d5suite: {text}", flush=True)
+
+    def attempt(self, name: str, doing: str, work: Callable[[], dict[str, Any]]) -> bool:
+        """Do one piece of work for a measurement; record what it gives, or why it failed."""
+        self.phase(f"{doing} {name}", name)
+        try:
+            found = work()
+        except D5Error as error:
+            self.data["failures"][name] = {"type": type(error).__name__, "message": str(error)}
+            print(f"error: {name}: {error}", file=sys.stderr)
+        except Exception as error:
+            self.data["failures"][name] = {
+                "type": type(error).__name__,
+                "message": "".join(traceback.format_exception(error)[-8:]),
+            }
+            traceback.print_exc()
+        else:
+            if found:
+                self.data["measurements"][name] = found
+            if "samples" in found:
+                samples = found["samples"]
+                low, high = samples["median_ci_s"]
+                print(
+                    f"d5suite: {name}: median {samples['median_s'] * 1e3:.4g} ms "
+                    f"(95% interval {low * 1e3:.4g} to {high * 1e3:.4g} ms, {len(samples['samples_s'])} samples)",
+                    flush=True,
+                )
+        self.write()
+        return name not in self.data["failures"]
+
+    def fail(self, error: Exception) -> None:
+        self.data.update(status="failed", error={"type": type(error).__name__, "message": str(error)})
+        self.write()
+
+    def finish(self) -> None:
+        self.data.update(status="done", phase="done", measurement=None)
+        self.write()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

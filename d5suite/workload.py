@@ -1,0 +1,491 @@
+"""A job's workload in this process: its data, its executors, their validation and their measurements.
+
+One method per measurement validates it, and one measures it; `MEASUREMENTS` pairs them. Imports the contract, data,
+validation and measuring; frameworks only through `d5suite.levels.backend.Backend`.
+"""
+
+from __future__ import annotations
+
+import gc
+import itertools
+from collections.abc import Callable, Iterator
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from d5suite.backends import Selection, select
+from d5suite.data.imagenet import ImageNet
+from d5suite.data.loader import Loader
+from d5suite.data.transforms import EvalTransform, TrainTransform
+from d5suite.errors import BackendError, ConfigurationError, JobError, ValidationError
+from d5suite.job import Job
+from d5suite.levels.network import Executor, Native
+from d5suite.levels.training import Optimizer, Trainer, optimizer_from_dict
+from d5suite.measure.memory import PeakMemory, peak_memory
+from d5suite.measure.sampling import Samples, SamplingSettings, paired_ratio, sample, sample_alternating
+from d5suite.network import Network
+from d5suite.network.analysis import analyse
+from d5suite.network.zoo import build
+from d5suite.validate import checks, trajectories
+from d5suite.validate.checks import Check, Validation
+from d5suite.validate.norms import relative_l2
+
+ORACLE_BATCH = 4
+"""Images for ONNX's reference evaluator, which is slow; BatchNormalization needs more than one."""
+
+FEEDS = 4
+"""Batches that a timed step takes in turn, so that training neither ends at once nor depends on one batch."""
+
+LOADER_BATCHES = 8
+"""Batches per sample of a loader: several, because loaders deliver in bursts."""
+
+LOADER_IMAGES = 128
+"""Least images per sample of a loader, for small batches."""
+
+BASELINE_STEPS = 3
+"""Steps over which the hand-written step must agree with d5suite's before both are timed."""
+
+Batch = tuple[np.ndarray, np.ndarray]
+
+
+class Measured(NamedTuple):
+    """What one measurement found.
+
+    Attributes
+    ----------
+    samples : Samples
+    items : int
+        Images per sample.
+    macs : int or None
+        Multiply-accumulates of one forward pass of the batch; None where no network runs.
+    series : dict
+        Further per-sample or per-step series: lists of floats.
+    extra : dict
+        Further facts, JSON-able.
+    """
+
+    samples: Samples
+    items: int
+    macs: int | None
+    series: dict[str, list[float]]
+    extra: dict[str, Any]
+
+
+def load_network(job: Job) -> Network:
+    """The job's network with a loss, in neutral form.
+
+    Raises
+    ------
+    NetworkError
+        If it cannot be read or does not fit the job's image size, classes or batch size.
+    """
+    settings = job.network
+    if "zoo" in settings:
+        return build(settings["zoo"], classes=settings["classes"], image_size=settings["image_size"], seed=job.seed)
+    network = Network.load(settings["onnx"]).with_classification_loss()
+    fixed = network.batch_size
+    expected = (fixed, 3, settings["image_size"], settings["image_size"])
+    if network.shapes[network.input] != expected or fixed not in (None, job.batch_size):
+        raise JobError(
+            f"the network takes images of shape {network.shapes[network.input]}; the job has batches of "
+            f"{job.batch_size} images of {settings['image_size']} px",
+            where=settings["onnx"],
+            hint="Choose a preset, --batch-size and image size that fit.",
+        )
+    return network
+
+
+class Workload:
+    """Everything a job's measurements share.
+
+    Parameters
+    ----------
+    job : Job
+
+    Raises
+    ------
+    D5Error
+        If the backend, network or dataset cannot be used.
+    """
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.selection: Selection = select(f"{job.backend['name']}:{job.backend['mode']}")
+        self.backend = self.selection.backend
+        self.backend.check(device=job.device, precision=job.precision)
+        self.optimizer: Optimizer = optimizer_from_dict(job.optimizer)
+        self.settings = SamplingSettings.from_dict(job.sampling)
+        self.tolerance = self.backend.tolerances[job.precision]
+        self.validations: dict[str, Validation] = {}
+
+    @cached_property
+    def network(self) -> Network:
+        """The job's network."""
+        network = load_network(self.job)
+        self.backend.check_operators(network)
+        return network
+
+    @property
+    def image_size(self) -> int:
+        """Height and width of the images in pixels."""
+        return int(self.job.network["image_size"])
+
+    @cached_property
+    def training_set(self) -> ImageNet:
+        """The training images."""
+        return ImageNet(Path(self.job.dataset["root"]), "train", classes=self.job.network["classes"])
+
+    def loader(self, workers: int | None = None) -> Loader:
+        """The neutral input pipeline for training."""
+        return Loader(
+            self.training_set,
+            TrainTransform(self.image_size),
+            batch_size=self.job.batch_size,
+            workers=self.job.loader_workers if workers is None else workers,
+            seed=self.job.seed,
+        )
+
+    @cached_property
+    def batches(self) -> list[Batch]:
+        """The first training batches, one per validation step, decoded from files."""
+        with self.loader() as loader:
+            count = max(self.job.validation_steps, FEEDS)
+            return [(images.copy(), labels.copy()) for images, labels in itertools.islice(loader.batches(), count)]
+
+    @cached_property
+    def evaluation_images(self) -> np.ndarray:
+        """One batch of validation images as evaluation sees them: float32 (N, 3, H, W)."""
+        dataset = ImageNet(Path(self.job.dataset["root"]), "val", classes=self.job.network["classes"])
+        size = min(self.job.batch_size, len(dataset))
+        with Loader(dataset, EvalTransform(self.image_size), batch_size=size, seed=self.job.seed) as loader:
+            images = next(iter(loader.epoch(0)))[0]
+        return np.resize(images, (self.job.batch_size, *images.shape[1:]))
+
+    def executor(self, *, proved: bool = False) -> Executor:
+        """The network as it is to be timed, or ``proved``: in the default mode and float64, for validation."""
+        return self.backend.executor(
+            self.network,
+            mode=self.backend.default_mode if proved else self.selection.mode,
+            device=self.job.device,
+            precision="fp64" if proved else self.job.precision,
+        )
+
+    def arrays(self, batch: Batch) -> dict[str, np.ndarray]:
+        """A batch under the network's input names."""
+        network = self.network
+        assert network.label
+        return {network.input: batch[0], network.label: batch[1]}
+
+    # Validation: one method per measurement; each raises ValidationError at the first check that fails.
+
+    def validate(self, measurement: str) -> Validation:
+        """Run the checks of one measurement.
+
+        Returns
+        -------
+        Validation
+            Also kept in `validations`, where a failed one stays with the checks made so far.
+
+        Raises
+        ------
+        ValidationError
+            At the first check that fails.
+        """
+        validation = self.validations[measurement] = Validation()
+        MEASUREMENTS[measurement].validate(self, validation)
+        gc.collect()  # executors hold large arrays in reference cycles
+        return validation
+
+    def validate_inference(self, validation: Validation) -> None:
+        """The output against an independent evaluator."""
+        validation.require(
+            checks.check_inference(
+                self.executor(), self.evaluation_images, tolerance=self.tolerance.outputs, threads=self.job.threads
+            )
+        )
+
+    @cached_property
+    def _gradient_checks(self) -> Iterator[Check]:
+        """The gradient checks, made when first asked for."""
+        return _Once(self._check_gradient())
+
+    def _check_gradient(self) -> Iterator[Check]:
+        images, labels = self.batches[0]
+        if "fp64" not in self.backend.precisions:
+            raise BackendError(f"backend {self.backend.name!r} has no fp64, which gradient validation needs")
+        count = self.network.batch_size or min(ORACLE_BATCH, self.job.batch_size)
+        proved = self.executor(proved=True)
+        yield from checks.check_gradient_float64(proved, images[:count], labels[:count])
+        yield from checks.check_gradient(
+            self.executor(),
+            proved,
+            images,
+            labels,
+            tolerance=self.tolerance.gradients,
+            outputs=self.tolerance.outputs,
+        )
+
+    def validate_gradient(self, validation: Validation) -> None:
+        """Every gradient, through float64 gradients proved by central differences."""
+        validation.require(self._gradient_checks)
+
+    def validate_training_step(self, validation: Validation) -> None:
+        """A short training run, through a float64 run proved by the update formula and by other backends."""
+        validation.require(self._gradient_checks)
+        steps = self.batches[: self.job.validation_steps]
+        proved = self.executor(proved=True)
+        label = f"{proved.mode} fp64"
+        found = checks.train(self.backend.trainer(proved, self.optimizer), steps)
+        expected = checks.train_by_formula(proved, self.optimizer, steps)
+        validation.require(
+            checks.check_trajectory(
+                f"{label} vs the update formula", found, expected, tolerance=checks.FLOAT64, parameters=True
+            )
+        )
+        del expected, proved
+        if self.job.trajectory:
+            trajectories.save(Path(self.job.trajectory), found, str(self.selection))
+        for path in self.job.peers:
+            peer, peer_name = trajectories.load(Path(path))
+            validation.require(
+                checks.check_trajectory(
+                    f"{label} vs {peer_name} fp64", found, peer, tolerance=checks.FLOAT64, parameters=True
+                )
+            )
+        executor = self.executor()
+        timed = checks.train(self.backend.trainer(executor, self.optimizer), steps)
+        validation.require(
+            checks.check_trajectory(
+                f"{executor.mode} {executor.precision} vs {label}",
+                timed,
+                found,
+                tolerance=self.tolerance.trajectory,
+                parameters=False,
+            )
+        )
+
+    def validate_input_pipeline(self, validation: Validation) -> None:
+        """The pixels from the worker processes against the same images decoded in this process."""
+        with self.loader(workers=0) as inline:
+            expected, labels = next(inline.batches())
+        images, found = self.batches[0]
+        validation.require(
+            [
+                Check("pixels from workers vs decoded in process", relative_l2(images, expected), 0.0),
+                Check("labels from workers vs decoded in process", relative_l2(found, labels), 0.0),
+            ]
+        )
+
+    def validate_cost_of_neutrality(self, validation: Validation) -> None:
+        """The hand-written step's losses against d5suite's, from the same weights on the same batch."""
+        executor = self.executor()
+        trainer = self.backend.trainer(executor, self.optimizer)
+        baseline = self._baseline()
+        feed = executor.feed(self.arrays(self.batches[0]))
+        assert self.network.loss
+        for step in range(BASELINE_STEPS):
+            ours = float(executor.fetch(trainer.step(feed))[self.network.loss])
+            baseline.step()
+            baseline.synchronize()
+            error = relative_l2(np.float64(ours), np.float64(baseline.loss()))
+            name = f"loss of step {step + 1} ({executor.mode} {executor.precision}) vs hand-written"
+            validation.require([Check(name, error, self.tolerance.trajectory)])
+
+    def validate_cost_of_loading(self, validation: Validation) -> None:
+        """The neutral pixels, and that the framework's own loader gives batches of the same shape and range."""
+        self.validate_input_pipeline(validation)
+        images, labels = next(native := self._native_loader())
+        native.close()
+        expected = self.batches[0][0]
+        if np.asarray(images).size != expected.size or len(np.asarray(labels)) != len(expected):
+            raise ValidationError(f"the framework's own loader gives images of shape {np.shape(images)}")
+        spread = abs(float(np.std(images)) - float(np.std(expected))) / float(np.std(expected))
+        validation.require([Check("spread of the native loader's pixels", spread, 0.5)])
+
+    # Measurements: one method each; nothing is converted, decoded or set up inside the timing.
+
+    def _sample(self, executor: Executor, step: Callable[[Native], Any]) -> Samples:
+        feeds = itertools.cycle([executor.feed(self.arrays(batch)) for batch in self.batches[:FEEDS]])
+        feed: list[Native] = [{}]
+
+        def next_feed() -> None:
+            feed[0] = next(feeds)
+
+        return sample(lambda: step(feed[0]), executor.synchronize, self.settings, before_sample=next_feed)
+
+    def _measured(self, samples: Samples, **more: Any) -> Measured:
+        macs = analyse(self.network, batch_size=self.job.batch_size).macs
+        return Measured(samples, self.job.batch_size, macs, more.pop("series", {}), more)
+
+    def measure_inference(self) -> Measured:
+        """The forward pass in inference mode."""
+        executor = self.executor()
+        feed = executor.feed({self.network.input: self.evaluation_images})
+        return self._measured(sample(lambda: executor.forward(feed), executor.synchronize, self.settings))
+
+    def measure_gradient(self) -> Measured:
+        """Forward and backward in training mode, without an update."""
+        executor = self.executor()
+        return self._measured(self._sample(executor, executor.forward_backward))
+
+    def measure_training_step(self) -> Measured:
+        """Forward, backward and update."""
+        executor = self.executor()
+        trainer: Trainer = self.backend.trainer(executor, self.optimizer)
+        samples = self._sample(executor, trainer.step)
+        assert self.network.loss
+        feeds = [executor.feed(self.arrays(batch)) for batch in self.batches[:FEEDS]]
+        losses = [float(executor.fetch(trainer.step(feed))[self.network.loss]) for feed in feeds]
+        if not np.isfinite(losses).all():
+            raise ValidationError(
+                f"training diverged while it was timed: the loss is {losses[-1]}",
+                hint="Lower the learning rate (--optimizer).",
+            )
+        return self._measured(samples, series={"final_losses": losses})
+
+    def _loader_batches(self) -> int:
+        return max(LOADER_BATCHES, -(-LOADER_IMAGES // self.job.batch_size))
+
+    def measure_input_pipeline(self) -> Measured:
+        """Files to batches on the device: read, decode, augment, normalise, feed."""
+        executor = self.executor()
+        count = self._loader_batches()
+        with self.loader() as loader:
+            batches = loader.batches()
+
+            def step() -> None:
+                for batch in itertools.islice(batches, count):
+                    executor.feed(self.arrays(batch))
+
+            samples = sample(step, executor.synchronize, self.settings)
+        extra = {"loader_workers": self.job.loader_workers, "batches_per_sample": count}
+        return Measured(samples, count * self.job.batch_size, None, {}, extra)
+
+    def _baseline(self) -> Any:
+        images, labels = self.batches[0]
+        return self.backend.load("baseline").resnet50_training_step(
+            self.network,
+            self.optimizer,
+            images,
+            labels,
+            mode=self.selection.mode,
+            device=self.job.device,
+            precision=self.job.precision,
+        )
+
+    def measure_cost_of_neutrality(self) -> Measured:
+        """The training step and the same one written by hand in the framework's own style, in turn."""
+        executor = self.executor()
+        trainer = self.backend.trainer(executor, self.optimizer)
+        feed = executor.feed(self.arrays(self.batches[0]))
+        baseline = self._baseline()
+        found = sample_alternating(
+            {"d5suite": lambda: trainer.step(feed), "hand_written": baseline.step},
+            {"d5suite": executor.synchronize, "hand_written": baseline.synchronize},
+            self.settings,
+        )
+        return self._ratio(found, "hand_written", self.job.batch_size)
+
+    def _native_loader(self) -> Any:
+        if self.job.loader_workers < 1:
+            raise ConfigurationError("comparing loaders needs at least one loader worker", hint="Use --loader-workers.")
+        return self.backend.load("loader").native_loader(
+            self.training_set,
+            TrainTransform(self.image_size),
+            batch_size=self.job.batch_size,
+            workers=self.job.loader_workers,
+            seed=self.job.seed,
+        )
+
+    def measure_cost_of_loading(self) -> Measured:
+        """The neutral input pipeline and the framework's own loader on the same files and transform, in turn."""
+        count = self._loader_batches()
+        native = self._native_loader()
+        try:
+            with self.loader() as loader:
+                streams: dict[str, Iterator[Any]] = {"d5suite": loader.batches(), "native": native}
+
+                def consume(name: str, batches: int) -> Callable[[], None]:
+                    return lambda: [None for _ in itertools.islice(streams[name], batches)] and None
+
+                found = sample_alternating(
+                    {name: consume(name, count) for name in streams},
+                    dict.fromkeys(streams, lambda: None),
+                    self.settings,
+                    # Untimed batches let this loader reach its pace and the other one fill its buffers and rest.
+                    before_sample={name: consume(name, 2 + count // 4) for name in streams},
+                )
+        finally:
+            native.close()
+        return self._ratio(found, "native", count * self.job.batch_size)
+
+    def _ratio(self, found: dict[str, Samples], other: str, items: int) -> Measured:
+        ratio = paired_ratio(found["d5suite"], found[other])
+        extra = {
+            "compared_with": other,
+            "ratio": {"median": ratio.median, "ci95": list(ratio.ci95), "rounds": ratio.n},
+            "compared_median_s": found[other].median_s,
+        }
+        return Measured(found["d5suite"], items, None, {f"{other}_s": list(found[other].samples_s)}, extra)
+
+    # Peak memory, in a process where nothing is validated or timed.
+
+    def memory(self, measurement: str) -> PeakMemory:
+        """Peak memory over two calls of a measurement's step; of the device where it has its own, else of this process."""
+        device_peak = self.backend.load("runtime").device_memory(self.job.device)
+        executor = self.executor()
+        if measurement == "inference":
+            feed = executor.feed({self.network.input: self.evaluation_images})
+            step: Callable[[], Any] = lambda: executor.forward(feed)  # noqa: E731
+        elif measurement == "gradient":
+            feed = executor.feed(self.arrays(self.batches[0]))
+            step = lambda: executor.forward_backward(feed)  # noqa: E731
+        elif measurement == "training_step":
+            trainer = self.backend.trainer(executor, self.optimizer)
+            feed = executor.feed(self.arrays(self.batches[0]))
+            step = lambda: trainer.step(feed)  # noqa: E731
+        else:
+            with self.loader() as loader:
+                batches = loader.batches()
+                return peak_memory(lambda: executor.feed(self.arrays(next(batches))), device_peak)
+
+        def twice() -> None:
+            for _ in range(2):
+                step()
+                executor.synchronize()
+
+        return peak_memory(twice, device_peak)
+
+
+class _Once:
+    """An iterable that computes its items once; iterating again repeats them, and its exception."""
+
+    def __init__(self, items: Iterator[Check]) -> None:
+        self._items = items
+        self._seen: list[Check] = []
+
+    def __iter__(self) -> Iterator[Check]:
+        yield from self._seen
+        for item in self._items:
+            self._seen.append(item)
+            yield item
+
+
+class Measurement(NamedTuple):
+    """The two halves of a measurement; ``level`` is the benchmark level it belongs to."""
+
+    level: int
+    validate: Callable[[Workload, Validation], None]
+    measure: Callable[[Workload], Measured]
+
+
+MEASUREMENTS: dict[str, Measurement] = {
+    "inference": Measurement(1, Workload.validate_inference, Workload.measure_inference),
+    "gradient": Measurement(1, Workload.validate_gradient, Workload.measure_gradient),
+    "training_step": Measurement(2, Workload.validate_training_step, Workload.measure_training_step),
+    "input_pipeline": Measurement(2, Workload.validate_input_pipeline, Workload.measure_input_pipeline),
+    "cost_of_neutrality": Measurement(2, Workload.validate_cost_of_neutrality, Workload.measure_cost_of_neutrality),
+    "cost_of_loading": Measurement(2, Workload.validate_cost_of_loading, Workload.measure_cost_of_loading),
+}

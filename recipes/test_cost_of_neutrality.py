@@ -1,0 +1,17 @@
+"""What the neutral description costs: d5suite against the framework's own code, in turn in one process."""
+
+from d5suite.levels.training import SGD
+from d5suite.recipe import Preset, Recipe
+
+RECIPE = Recipe(
+    name="cost_of_neutrality",
+    network="resnet50",
+    dataset="imagenet",
+    optimizer=SGD(learning_rate=0.0125, momentum=0.9, weight_decay=1e-4),
+    measurements=("cost_of_neutrality", "cost_of_loading"),
+    presets={
+        "smoke": Preset(image_size=64, batch_size=8, classes=10, max_time_s=5.0),
+        "standard": Preset(image_size=224, batch_size=16, classes=1000, max_time_s=60.0),
+        "full": Preset(image_size=224, batch_size=256, classes=1000, max_time_s=60.0),
+    },
+)

@@ -1,0 +1,28 @@
+"""ResNet-50 v1.5 on ImageNet."""
+
+from d5suite.levels.training import SGD
+from d5suite.recipe import Acceptance, Preset, Recipe
+
+RECIPE = Recipe(
+    name="imagenet_resnet50",
+    network="resnet50",
+    dataset="imagenet",
+    optimizer=SGD(learning_rate=0.0125, momentum=0.9, weight_decay=1e-4),
+    presets={
+        "smoke": Preset(image_size=64, batch_size=8, classes=10, max_time_s=4.0),
+        "standard": Preset(image_size=224, batch_size=32, classes=1000, max_time_s=20.0),
+        "full": Preset(
+            image_size=224,
+            batch_size=256,
+            classes=1000,
+            optimizer=SGD(learning_rate=0.1, momentum=0.9, weight_decay=1e-4),
+            max_time_s=60.0,
+            note="He et al. (CVPR 2016), section 3.4: batch 256, rate 0.1 divided by 10 on plateaus, decay 1e-4",
+        ),
+    },
+    acceptance=Acceptance(
+        trajectory_steps=10,
+        top1=0.764,
+        source="Goyal et al., 'Accurate, large minibatch SGD' (2017), table 1: 23.60% error, batch 256, 90 epochs",
+    ),
+)
