@@ -1,0 +1,159 @@
+"""The command ``d5suite``: look at the machine, the backends, the networks, the data and the results.
+
+Measuring is pytest's job: ``pytest recipes/``. Imports what a command needs when it runs, and no framework.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from d5suite.errors import ConfigurationError, D5Error
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command.
+
+    Returns
+    -------
+    int
+        0, or 2 after an error, which is printed to standard error.
+    """
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    if not hasattr(options, "run"):
+        parser.print_help()
+        return 0
+    try:
+        options.run(options)
+    except D5Error as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:
+        sys.stderr.close()
+        return 2
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    from d5suite import __version__
+
+    parser = argparse.ArgumentParser(
+        prog="d5suite",
+        description="Deep-learning benchmarks described once, run natively on every framework, validated before timing.",
+        epilog="To measure: pytest recipes/ --benchmark-json out.json",
+    )
+    parser.add_argument("--version", action="version", version=f"d5suite {__version__}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
+
+    doctor = commands.add_parser("doctor", help="what is installed and usable, and how quiet the machine is")
+    doctor.set_defaults(run=_doctor)
+
+    backends = commands.add_parser("backends", help="backends, their modes, devices and operators")
+    backends.set_defaults(run=_backends)
+
+    compare = commands.add_parser("compare", help="tables from one or several result files")
+    compare.add_argument("results", type=Path, nargs="+", metavar="RESULT.json")
+    compare.set_defaults(run=_compare)
+
+    network = commands.add_parser("network", help="layers, parameters and multiply-accumulates of a network")
+    network.add_argument("network", metavar="NAME|FILE.onnx", help="a network of the zoo or an ONNX file")
+    network.add_argument("--batch-size", type=int, default=1, metavar="N")
+    network.add_argument("--image-size", type=int, default=224, metavar="PIXELS")
+    network.add_argument("--layers", action="store_true", help="one row per layer, not only the totals")
+    network.set_defaults(run=_network)
+
+    data = commands.add_parser("data", help="make data sets")
+    data_commands = data.add_subparsers(metavar="COMMAND", required=True)
+    make = data_commands.add_parser("make", help="write a small synthetic set in a real set's layout")
+    sets = make.add_subparsers(metavar="SET", required=True)
+    imagenet = sets.add_parser("imagenet", help="JPEG files in ImageNet's layout")
+    imagenet.add_argument("--out", type=Path, required=True, metavar="DIR", help="a folder that does not exist or is empty")
+    imagenet.add_argument("--classes", type=int, default=10, metavar="N", help="default: %(default)s")
+    imagenet.add_argument("--train-per-class", type=int, default=32, metavar="N", help="default: %(default)s")
+    imagenet.add_argument("--val-per-class", type=int, default=8, metavar="N", help="default: %(default)s")
+    imagenet.add_argument("--seed", type=int, default=0, metavar="N", help="default: %(default)s")
+    imagenet.set_defaults(run=_make_imagenet)
+    return parser
+
+
+def _make_imagenet(options: argparse.Namespace) -> None:
+    from d5suite.data.synthesis import make_imagenet
+
+    make_imagenet(
+        options.out,
+        classes=options.classes,
+        train_per_class=options.train_per_class,
+        val_per_class=options.val_per_class,
+        seed=options.seed,
+    )
+    print(f"{options.out}: {options.classes} classes; use it with pytest recipes/ --imagenet {options.out}")
+
+
+def _compare(options: argparse.Namespace) -> None:
+    from rich.console import Console
+
+    from d5suite.report.compare import show
+
+    show(options.results, Console())
+
+
+def _backends(options: argparse.Namespace) -> None:
+    from rich.console import Console
+
+    from d5suite.report.backends import show_backends
+
+    show_backends(Console())
+
+
+def _doctor(options: argparse.Namespace) -> None:
+    from rich.console import Console
+
+    from d5suite.report.doctor import show_doctor
+
+    show_doctor(Console())
+
+
+def _network(options: argparse.Namespace) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from d5suite.network import Network
+    from d5suite.network.analysis import analyse
+    from d5suite.network.zoo import build
+
+    if options.batch_size < 1 or options.image_size < 1:
+        raise ConfigurationError("batch size and image size must be at least 1")
+    if options.network.endswith(".onnx"):
+        network = Network.load(options.network)
+    else:
+        network = build(options.network, image_size=options.image_size)
+    cost = analyse(network, batch_size=options.batch_size)
+    console = Console()
+    table = Table(title=f"{network.name}, batch {network.batch_size or options.batch_size}", title_justify="left")
+    for column in ("layer", "operator", "output"):
+        table.add_column(column)
+    for column in ("parameters", "MMAC", "activation KiB"):
+        table.add_column(column, justify="right")
+    if options.layers:
+        for node in cost.nodes:
+            shape = "×".join(str(n) for n in node.output_shape)
+            table.add_row(
+                node.name, node.op_type, shape, f"{node.parameters:,}", f"{node.macs / 1e6:,.1f}",
+                f"{node.activation_bytes / 1024:,.0f}",
+            )  # fmt: skip
+        table.add_section()
+    table.add_row(
+        f"{len(cost.nodes)} layers", "", "", f"{cost.parameters:,}", f"{cost.macs / 1e6:,.3f}",
+        f"{cost.activation_bytes / 1024:,.0f}",
+    )  # fmt: skip
+    console.print(table)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

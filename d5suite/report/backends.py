@@ -1,0 +1,32 @@
+"""The table of backends: what is known, what is installed, what each can do. Imports rich and the backends' data."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.table import Table
+
+from d5suite.backends import discover
+
+
+def show_backends(console: Console) -> None:
+    """Print every backend with its modes, devices, precisions and operators, and every faulty plug-in."""
+    backends, faults = discover()
+    for backend in backends.values():
+        problem = backend.problem()
+        table = Table.grid(padding=(0, 2))
+        table.add_column(style="bold")
+        table.add_column()
+        table.add_row(backend.name, f"{backend.title} {backend.version() or ''}".strip())
+        table.add_row("", problem or "installed")
+        for mode, description in backend.modes.items():
+            default = " (default)" if mode == backend.default_mode else ""
+            table.add_row("", f"{backend.name}:{mode}{default} – {description}")
+        table.add_row("", f"levels {', '.join(map(str, sorted(backend.levels)))}; devices {', '.join(backend.devices)}; "
+                          f"precisions {', '.join(backend.precisions)}")  # fmt: skip
+        table.add_row("", f"operators: {', '.join(sorted(backend.operators))}")
+        console.print(table)
+        console.print()
+    for name, fault in faults.items():
+        console.print(f"[bold red]{name}[/]: {fault}")
+    if not backends and not faults:
+        console.print("No backends found; install d5suite into this environment: pip install -e .")

@@ -1,0 +1,85 @@
+"""What ``d5suite doctor`` prints: what is installed, what is usable, and how quiet the machine is.
+
+Each framework is tried in a process of its own, so that one that crashes on import costs only its line. Imports rich,
+`d5suite.measure` and the backends' data.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+from rich.console import Console
+from rich.table import Table
+
+from d5suite.backends import Backend, discover
+from d5suite.measure.environment import describe
+from d5suite.measure.quiet import probe_noise
+
+IMPORT_LIMIT_S = 120
+"""A framework that takes longer to import is reported as not usable."""
+
+_PROBE = (
+    "import sys\n"
+    "from d5suite.backends import backend\n"
+    "chosen = backend(sys.argv[1])\n"
+    "runtime = chosen.load('runtime')\n"
+    "for device in chosen.devices:\n"
+    "    print(device, runtime.device_problem(device) or 'usable', sep='\\t')\n"
+)
+
+
+def show_doctor(console: Console) -> None:
+    """Print the machine, the backends and a short measurement of noise."""
+    machine = describe(["d5suite", "numpy", "onnx", "onnxruntime", "pytest-benchmark"])
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="bold")
+    table.add_column()
+    cpu = machine["cpu"]
+    table.add_row("processor", str(cpu.get("model") or "unknown"))
+    table.add_row("cores", ", ".join(f"{cpu[f'{kind}_cores']} {kind}" for kind in ("physical", "logical") if cpu.get(f"{kind}_cores")))
+    table.add_row("memory", f"{machine['memory'].get('total_bytes', 0) / 2**30:.1f} GiB")
+    table.add_row("GPUs", ", ".join(gpu.get("name", "?") for gpu in machine["gpus"]) or "none found")
+    table.add_row("Python", f"{sys.version.split()[0]} ({sys.executable})")
+    for name, version in machine["distributions"].items():
+        table.add_row(name, version or "not installed")
+    console.print(table, highlight=False)
+    console.print()
+
+    backends, faults = discover()
+    table = Table(title="Backends", title_justify="left")
+    for column in ("backend", "version", "cpu", "cuda", "remark"):
+        table.add_column(column, overflow="fold")
+    for backend in backends.values():
+        with console.status(f"trying {backend.name}"):
+            devices, remark = _try(backend)
+        table.add_row(
+            backend.name,
+            backend.version() or "–",
+            *("yes" if devices.get(device) == "usable" else "no" for device in ("cpu", "cuda")),
+            remark or "; ".join(f"{d}: {p}" for d, p in devices.items() if p != "usable"),
+        )
+    for name, fault in faults.items():
+        table.add_row(name, "–", "no", "no", fault)
+    console.print(table, highlight=False)
+    console.print()
+    with console.status("listening to the machine for a second"):
+        noise = probe_noise()
+    console.print(f"Noise: {noise.verdict}", highlight=False)
+
+
+def _try(backend: Backend) -> tuple[dict[str, str], str]:
+    """Which devices a backend can use, found in a process of its own, and a remark where none."""
+    problem = backend.problem()
+    if problem:
+        return {}, problem
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", _PROBE, backend.name], capture_output=True, text=True, timeout=IMPORT_LIMIT_S
+        )
+    except subprocess.TimeoutExpired:
+        return {}, f"importing it took more than {IMPORT_LIMIT_S} s"
+    if done.returncode != 0:
+        return {}, f"importing it failed: {(done.stderr.strip().splitlines() or ['no message'])[-1]}"
+    lines = (line.split("\t") for line in done.stdout.splitlines() if "\t" in line)
+    return {line[0]: line[1] for line in lines}, ""
