@@ -12,10 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 from onnx import TensorProto, helper, numpy_helper
 
-from d5suite.network.model import OPSET, Network
-
-IR_VERSION = 10
-"""The ONNX file version that belongs to `OPSET` 21 (ONNX's release table)."""
+from d5suite.network.model import IR_VERSION, OPSET, Network
 
 
 class Builder:

@@ -25,6 +25,9 @@ from d5suite.errors import NetworkError
 OPSET = 21
 """The ONNX operator-set version that networks are brought up to."""
 
+IR_VERSION = 10
+"""The ONNX file version that belongs to `OPSET` 21 (ONNX's release table)."""
+
 OLDEST_OPSET = 9
 """The oldest operator-set version that a file may have; ONNX's version converter starts to be complete there."""
 
@@ -262,6 +265,7 @@ def _normalised(model: onnx.ModelProto, name: str) -> onnx.ModelProto:
             copy = onnx.ModelProto()
             copy.CopyFrom(model)
             model = copy
+        model.ir_version = max(model.ir_version, IR_VERSION)  # older ones want initializers among the inputs
         _check_control_flow(model, name)
         _fold_constants(model, name)
         model = shape_inference.infer_shapes(model, check_type=True, strict_mode=True, data_prop=True)
@@ -308,6 +312,10 @@ def _fold_constants(model: onnx.ModelProto, name: str, shapes: Mapping[str, Shap
         arrays = {i: numpy_helper.to_array(values[i]) for i in node.input if i}
         for output, array in zip(node.output, ReferenceEvaluator(node).run(None, arrays), strict=True):
             values[output] = numpy_helper.from_array(np.ascontiguousarray(array), output)
+    for node in kept:
+        # The version converter leaves Dropout's ratio as a vector of one, which shape inference then refuses.
+        if node.op_type == "Dropout" and len(node.input) > 1 and list(values[node.input[1]].dims) == [1]:
+            del values[node.input[1]].dims[:]
     used = {i for node in kept for i in node.input} | {o.name for o in graph.output}
     inputs = [i for i in graph.input if i.name not in values]
     graph.ClearField("node")
