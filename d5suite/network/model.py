@@ -227,11 +227,9 @@ class Network:
             return self
         model = onnx.ModelProto()
         model.CopyFrom(self.model)
-        producer = next((n for n in self.nodes if self.output in n.outputs), None)
-        logits = producer.inputs[0] if producer is not None and producer.op_type == "Softmax" else self.output
-        dimensions = self.shapes[self.output]
-        batch = [dimensions[0] if dimensions and dimensions[0] is not None else "N"]
-        if len(dimensions) > 2:
+        logits = self._before_softmax()
+        batch = [self.shapes[self.input][0] or "N"]
+        if len(self.shapes[logits]) > 2:
             model.graph.node.append(onnx.helper.make_node("Flatten", [logits], ["d5suite.logits"], "d5suite.flatten"))
             logits = "d5suite.logits"
         model.graph.node.append(
@@ -241,9 +239,20 @@ class Network:
         )
         model.graph.input.append(onnx.helper.make_tensor_value_info("label", onnx.TensorProto.INT64, batch))
         model.graph.output.append(onnx.helper.make_tensor_value_info("loss", onnx.TensorProto.FLOAT, []))
-        return Network(
-            model, name=self.name, input=self.input, output=self.output, label="label", loss="loss"
-        )
+        return Network(model, name=self.name, input=self.input, output=self.output, label="label", loss="loss")
+
+    def _before_softmax(self) -> str:
+        """The input of the Softmax that the output comes from, perhaps through changes of shape; else the output."""
+        tensor = self.output
+        for node in reversed(self.nodes):
+            if tensor in node.outputs and node.op_type == "Softmax":
+                return node.inputs[0]
+            if tensor in node.outputs and node.op_type in _VIEWS:
+                tensor = node.inputs[0]
+        return self.output
+
+
+_VIEWS = frozenset({"Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity"})
 
 
 def _normalised(model: onnx.ModelProto, name: str) -> onnx.ModelProto:
