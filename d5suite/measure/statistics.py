@@ -44,7 +44,7 @@ class Drift(NamedTuple):
         Theil-Sen slope times the length of the series, over the median: -0.1 means the last sample is 10% lower than
         the first, as far as a straight line says.
     p_value : float
-        Of Kendall's test that there is no monotone trend (Mann-Kendall). Below 6 samples it never falls under 0.01.
+        Of Kendall's test that there is no monotone trend (Mann-Kendall). n samples cannot give less than 2 / n!.
     """
 
     relative_change: float
@@ -118,7 +118,7 @@ def median_interval(samples: Sequence[float], confidence: float = 0.95) -> tuple
 
 
 def relative_half_width(samples: Sequence[float], confidence: float = 0.95) -> float:
-    """The larger distance from the median to an end of its interval, over the median: 0.02 means "within 2%".
+    """Return the larger distance from the median to an end of its interval, over the median: 0.02 is "within 2%".
 
     Infinite when the interval does not reach the confidence (too few samples), and where the median is not positive.
     """
