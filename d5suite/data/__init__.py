@@ -4,7 +4,7 @@ Imports NumPy and Pillow, never a framework, and nothing of d5suite but its erro
 they are first used, so that ``import d5suite.data`` costs nothing.
 
 - `ImageNet`: the files and labels of an ImageNet tree (`imagenet.py`).
-- `decode`: one image file to pixels, safely (`decode.py`).
+- `d5suite.data.decode.decode`: one image file to pixels, safely. Not offered here, where the module has that name.
 - `TrainTransform`, `EvalTransform`: pixels to network input, the neutral definition (`transforms.py`).
 - `Loader`: batches from worker processes, the same pixels whatever their number (`loader.py`).
 - `make_imagenet`, `cached_imagenet`: a small learnable set in ImageNet's layout (`synthesis.py`).
@@ -16,7 +16,6 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from d5suite.data.decode import decode as decode
     from d5suite.data.imagenet import ImageNet as ImageNet
     from d5suite.data.loader import Loader as Loader
     from d5suite.data.synthesis import cached_imagenet as cached_imagenet
@@ -32,7 +31,6 @@ _HOMES = {
     "cached_imagenet": "synthesis",
     "make_imagenet": "synthesis",
 }
-# `decode` is absent: the submodule of that name would hide the function as soon as anything imported it.
 __all__ = sorted(_HOMES)
 
 

@@ -111,6 +111,7 @@ class ImageNet:
 
     @cached_property
     def paths(self) -> list[Path]:
+        """`files` as paths."""
         return [Path(file) for file in self.files]
 
     def _folder(self, split: str) -> Path:
@@ -199,7 +200,7 @@ def _read_mapping(file: Path) -> dict[str, str]:
 
 
 def _read_val_labels(file: Path) -> dict[str, str]:
-    """Read Kaggle's ``ImageId,PredictionString``, whose second column is the wnid and then a box: wnid by image name."""
+    """Read Kaggle's ``ImageId,PredictionString``, the second being a wnid and boxes; return wnid by image name."""
     if not file.exists():
         raise DataError(
             f"val holds images without class folders, and {file.name} with their labels is missing",

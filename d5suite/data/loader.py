@@ -1,16 +1,16 @@
 """Batches of transformed images, from worker processes, in order and reproducibly.
 
-How it works: the loader keeps `prefetch` batches ahead of the consumer in flight. Each batch is cut into tasks of a few
-images, put in one queue that all workers read, so a slow image delays nobody else. Workers write their rows straight into
-the batch's place in shared memory; a batch is yielded when its last row is there, in order.
+How it works: the loader keeps `prefetch` batches ahead of the consumer in flight. Each batch is cut into tasks of a
+few images, put in one queue that all workers read, so a slow image delays nobody else. Workers write their rows
+straight into the batch's place in shared memory; a batch is yielded when its last row is there, in order.
 
-**How long a batch's arrays stay valid: as long as you keep them.** They are not copied: they lie in shared memory, which
-is reused only when the last reference to them (or to a view, or a tensor that shares their memory) is gone. Whoever keeps
-more than a few batches gets copies from then on, so that the shared memory stays small.
+**How long a batch's arrays stay valid: as long as you keep them.** They are not copied: they lie in shared memory,
+which is reused only when the last reference to them (or to a view, or a tensor that shares their memory) is gone.
+Whoever keeps more than a few batches gets copies from then on, so that the shared memory stays small.
 
-The worker processes are fresh interpreters (neither fork nor multiprocessing's spawn, so neither the parent's frameworks
-nor its main module are imported in them), of one thread each, and live until the loader is closed. The shared memory
-and the sockets have no names, so nothing can be left behind, not even by ``kill -9``.
+The worker processes are fresh interpreters (neither fork nor multiprocessing's spawn, so neither the parent's
+frameworks nor its main module are imported in them), of one thread each, and live until the loader is closed. The
+shared memory and the sockets have no names, so nothing can be left behind, not even by ``kill -9``.
 
 Imports NumPy, and Pillow through the transforms. Worker processes need Linux; ``workers=0`` runs anywhere.
 """
@@ -19,9 +19,9 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 import mmap
 import os
-import pickle
 import select
 import signal
 import socket
@@ -33,7 +33,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -50,17 +50,22 @@ _KEPT_BATCHES = 4  # that the consumer may hold on to before it is given copies
 _PARENT_CHECK_S = 5
 _STOP_S = 2.0
 # The whole path of the parent, not its environment, so that a package installed or found in any way is found again.
-_START = "import sys; sys.path[:] = sys.argv[4:]; from d5suite.data.loader_worker import run; run(sys.argv[1:4])"
+_START = (
+    "import sys; sys.path[:] = sys.argv[4:]; "
+    "from d5suite.data.loader_worker import serve; serve(*map(int, sys.argv[1:4]))"
+)
 
 
 class ImageFiles(Protocol):
     """What the loader asks of a dataset, like `ImageNet`: image files and a label for each."""
 
     @property
-    def files(self) -> Sequence[str]: ...
+    def files(self) -> Sequence[str]:
+        """Path of every image."""
 
     @property
-    def labels(self) -> np.ndarray: ...
+    def labels(self) -> np.ndarray:
+        """Class of every image: int64 (number of images,)."""
 
     def __len__(self) -> int: ...
 
@@ -82,7 +87,7 @@ class Loader:
     dataset : ImageFiles
         For example `ImageNet`.
     transform : Transform
-        For example `TrainTransform(224)`. It is sent to the workers, so it must be picklable and of an importable class.
+        For example `TrainTransform(224)`.
     batch_size : int
         Images per batch.
     workers : int
@@ -99,13 +104,13 @@ class Loader:
     Raises
     ------
     ConfigurationError
-        A setting is out of range, or no batch can be made.
+        A setting is out of range, no batch can be made, or the transform cannot be sent to workers.
 
     Notes
     -----
     A file that cannot be decoded raises one `DataError` naming it when its batch is due; the batches before it are
-    delivered, and the loader stays usable. A worker that dies raises one `DataError` naming the file it was working on and
-    closes the loader. Use the loader in a ``with`` statement, or call `close`; garbage collection closes it too.
+    delivered, and the loader stays usable. A worker that dies raises one `DataError` naming the file it was working on
+    and closes the loader. Use the loader in a ``with`` statement, or call `close`; garbage collection closes it too.
     """
 
     def __init__(
@@ -185,7 +190,7 @@ class Loader:
         return self._inline(plan, self._turn) if self._pool is None else self._pooled(plan, self._turn, self._pool)
 
     def _check(self, turn: int) -> None:
-        if self._closed:
+        if self._closed or (self._pool is not None and self._pool.closed):
             raise ConfigurationError("the loader is closed", hint="Make a new one.")
         if turn != self._turn:
             raise ConfigurationError("a later epoch of this loader has begun", hint="Use one iterator at a time.")
@@ -194,7 +199,7 @@ class Loader:
         for epoch, indices in plan:
             self._check(turn)
             images = np.empty((len(indices), 3, self.transform.size, self.transform.size), np.float32)
-            for out, index in zip(images, indices.tolist()):
+            for out, index in zip(images, indices.tolist(), strict=True):
                 file = self.dataset.files[index]
                 loader_worker.load_sample(file, self.transform, self.seed, epoch, index, out)
             yield images, self.dataset.labels[indices]
@@ -236,6 +241,7 @@ class _Pool:
         self._numbers = itertools.count()
         self._images_per_task = max(1, min(_IMAGES_PER_TASK, loader.batch_size // (2 * loader.workers)))
 
+        transform = loader_worker.describe(loader.transform)
         self._memory = os.memfd_create("d5suite-loader")
         self._processes: list[subprocess.Popen[bytes]] = []
         self._replies: list[socket.socket] = []
@@ -249,14 +255,13 @@ class _Pool:
                 self._current = np.frombuffer(mmap.mmap(self._memory, loader_worker.HEADER_BYTES), np.int64)
                 worker_tasks.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", _PARENT_CHECK_S, 0))
                 self._tasks.setblocking(False)
-                transform = pickle.dumps(loader.transform)
                 for number in range(loader.workers):
                     self._start_worker(number, worker_tasks, transform, loader.seed)
             except BaseException:
                 self.close()
                 raise
 
-    def _start_worker(self, number: int, worker_tasks: socket.socket, transform: bytes, seed: int) -> None:
+    def _start_worker(self, number: int, worker_tasks: socket.socket, transform: dict[str, Any], seed: int) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._replies.append(ours)
         threads = {f"{name}_NUM_THREADS": "1" for name in ("OMP", "OPENBLAS", "MKL", "NUMEXPR", "VECLIB")}
@@ -278,7 +283,7 @@ class _Pool:
             theirs.close()
         setup = loader_worker.Setup(transform, seed, self._shape, self._slot_bytes, number, os.getpid())
         with contextlib.suppress(OSError):  # a worker that is dead already is reported by `_receive`
-            ours.send(pickle.dumps(setup))
+            ours.send(json.dumps(setup).encode())
 
     def submit(self, epoch: int, indices: np.ndarray) -> int:
         """Queue a batch and return its number."""
@@ -288,7 +293,7 @@ class _Pool:
         samples = [(row, epoch, index, self._dataset.files[index]) for row, index in enumerate(indices.tolist())]
         for start in range(0, len(samples), self._images_per_task):
             task = samples[start : start + self._images_per_task]
-            self._queue.append((number, len(task), pickle.dumps((number, slot, task))))
+            self._queue.append((number, len(task), json.dumps((number, slot, task)).encode()))
         self._send()
         return number
 
@@ -317,6 +322,10 @@ class _Pool:
     def close(self) -> None:
         self._close()
 
+    @property
+    def closed(self) -> bool:
+        return not self._close.alive
+
     def _take_slot(self) -> tuple[int, np.ndarray]:
         if self._free:
             slot = self._free.popleft()
@@ -325,8 +334,8 @@ class _Pool:
             offset = loader_worker.HEADER_BYTES + slot * self._slot_bytes
             os.ftruncate(self._memory, offset + self._slot_bytes)
             self._slots.append(mmap.mmap(self._memory, self._slot_bytes, offset=offset))
-        # Every view of a batch keeps `whole` alive, NumPy's view chains end at the owner of the buffer; when it goes, so
-        # has every user of the slot.
+        # Every view of a batch keeps `whole` alive, because NumPy's chains of views end at the array made from the
+        # buffer. When it goes, so has every user of the slot.
         whole = np.frombuffer(self._slots[slot], np.float32, int(np.prod(self._shape)))
         weakref.finalize(whole, self._free.append, slot).atexit = False
         return slot, whole.reshape(self._shape)
@@ -358,7 +367,7 @@ class _Pool:
                 message = b""
             if not message:
                 raise self._death(worker)
-            number, length, failures = pickle.loads(message)
+            number, length, failures = json.loads(message)
             self._book(number, length, failures)
 
     def _book(self, number: int, length: int, failures: Sequence[tuple[int, str, str | None, str | None]] = ()) -> None:
@@ -382,7 +391,7 @@ class _Pool:
 
 
 def _import_path() -> list[str]:
-    """The parent's import path, absolute, with d5suite's own folder in it."""
+    """Return this process's import path, absolute, with d5suite's own folder in it."""
     path = [os.path.abspath(entry) for entry in sys.path]
     home = str(Path(__file__).resolve().parents[2])
     return path if home in path else [*path, home]

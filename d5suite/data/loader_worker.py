@@ -1,33 +1,31 @@
 """What a loader's worker process runs: take the next few images, decode, transform, write them into shared memory.
 
-Started by `d5suite.data.loader`, never by hand. Imports NumPy and Pillow and whatever the transform's module imports, so
-that a worker is ready quickly. The protocol:
+Started by `d5suite.data.loader`, never by hand. Imports NumPy and Pillow and whatever the transform's module imports,
+so that a worker is ready quickly. The protocol:
 
 - File descriptors, inherited: the shared memory, the task socket that all workers read (whoever is free takes the next
   message whole), and this worker's own reply socket.
-- The first message on the reply socket is a `Setup`. Then each task is ``(batch number, slot, samples)`` with samples
-  ``(row, epoch, index, file)``, answered by ``(batch number, rows done, failures)`` with failures ``(row, DataError
-  arguments)``.
+- Messages are JSON, one per packet. The first on the reply socket is a `Setup`. Then each task is ``[batch number,
+  slot, samples]`` with samples ``[row, epoch, index, file]``, answered by ``[batch number, rows done, failures]`` with
+  failures ``[row, *DataError's arguments]``.
 - A closed socket means the end.
-
-Messages are pickled: both ends are processes of the same program, joined by private sockets, and nothing that was read
-from a file is ever unpickled.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import importlib
+import json
 import mmap
 import os
-import pickle
 import socket
-import sys
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from d5suite.data.decode import decode_image
 from d5suite.data.transforms import Transform, sample_rng
-from d5suite.errors import DataError
+from d5suite.errors import ConfigurationError, DataError
 
 MESSAGE_BYTES = 1 << 18
 HEADER_BYTES = 1 << 16
@@ -37,12 +35,32 @@ HEADER_BYTES = 1 << 16
 class Setup(NamedTuple):
     """What a worker must know before its first task."""
 
-    transform: bytes
+    transform: dict[str, Any]
     seed: int
     batch_shape: tuple[int, int, int, int]
     slot_bytes: int
     number: int
     parent: int
+
+
+def describe(transform: Transform) -> dict[str, Any]:
+    """Describe a transform by its class and settings, for `restore` in another process."""
+    kind = type(transform)
+    if not dataclasses.is_dataclass(kind) or "<" in kind.__qualname__ or kind.__module__ == "__main__":
+        raise ConfigurationError(
+            f"{kind.__qualname__} cannot be sent to worker processes",
+            hint="Make it a dataclass at the top level of an importable module, or use workers=0.",
+        )
+    settings = {field.name: getattr(transform, field.name) for field in dataclasses.fields(kind) if field.init}
+    return {"module": kind.__module__, "name": kind.__qualname__, "settings": settings}
+
+
+def restore(description: dict[str, Any]) -> Transform:
+    """Make the transform that `describe` described."""
+    transform: Transform = getattr(importlib.import_module(description["module"]), description["name"])(
+        **description["settings"]
+    )
+    return transform
 
 
 def load_sample(file: str, transform: Transform, seed: int, epoch: int, index: int, out: np.ndarray) -> None:
@@ -56,12 +74,15 @@ def slot_array(memory: int, slot: int, slot_bytes: int, shape: tuple[int, int, i
     return np.frombuffer(mapped, np.float32, int(np.prod(shape))).reshape(shape)
 
 
-def main(memory: int, tasks_fd: int, replies_fd: int) -> None:
+def serve(memory: int, tasks_fd: int, replies_fd: int) -> None:
     """Serve tasks until the sockets are closed or the parent is gone."""
     tasks = socket.socket(fileno=tasks_fd)
     replies = socket.socket(fileno=replies_fd)
-    setup: Setup = pickle.loads(replies.recv(MESSAGE_BYTES))
-    transform: Transform = pickle.loads(setup.transform)
+    message = replies.recv(MESSAGE_BYTES)
+    if not message:  # closed before it began
+        return
+    setup = Setup(*json.loads(message))
+    transform = restore(setup.transform)
     current = np.frombuffer(mmap.mmap(memory, HEADER_BYTES), np.int64)
     slots: dict[int, np.ndarray] = {}
     while True:
@@ -73,7 +94,7 @@ def main(memory: int, tasks_fd: int, replies_fd: int) -> None:
             continue
         if not message:
             return
-        batch, slot, samples = pickle.loads(message)
+        batch, slot, samples = json.loads(message)
         if slot not in slots:
             slots[slot] = slot_array(memory, slot, setup.slot_bytes, setup.batch_shape)
         failures = []
@@ -87,15 +108,6 @@ def main(memory: int, tasks_fd: int, replies_fd: int) -> None:
                 failures.append((row, f"the transform failed: {type(error).__name__}: {error}"[:2000], file, None))
         current[setup.number] = 0
         try:
-            replies.send(pickle.dumps((batch, len(samples), failures)))
+            replies.send(json.dumps((batch, len(samples), failures)).encode())
         except OSError:  # the loader was closed meanwhile
             return
-
-
-def run(arguments: list[str]) -> None:
-    """Entry point of the process; the parent has put its own ``sys.path`` in place already."""
-    memory, tasks, replies = (int(text) for text in arguments)
-    try:
-        main(memory, tasks, replies)
-    except (EOFError, ConnectionError):  # closed before it began
-        sys.exit(0)

@@ -41,7 +41,7 @@ STD = (0.229, 0.224, 0.225)
 
 SCALE = np.array([1 / (255 * std) for std in STD], np.float32)
 """float32 (3,): what a pixel value 0..255 is multiplied by."""
-OFFSET = np.array([-mean / std for mean, std in zip(MEAN, STD)], np.float32)
+OFFSET = np.array([-mean / std for mean, std in zip(MEAN, STD, strict=True)], np.float32)
 """float32 (3,): what is added after."""
 
 _CROP_SCALE = (0.08, 1.0)
@@ -60,7 +60,10 @@ class Crop(NamedTuple):
 
 
 class Transform(Protocol):
-    """What the loader asks of a transform. It is sent to worker processes, so its class must be importable."""
+    """What the loader asks of a transform.
+
+    To reach the loader's worker processes it must be a dataclass of an importable module, its fields plain values.
+    """
 
     @property
     def size(self) -> int:
@@ -176,8 +179,8 @@ class EvalTransform:
     ) -> np.ndarray:
         """Transform an RGB image to float32 (3, size, size), into `out` if given, and return it; `rng` is unused."""
         resized_height, resized_width, top, left = self.parameters(image.height, image.width)
-        # Resizing only the crop's rectangle would be faster, but Pillow rounds such a box to float32, which moves pixels
-        # by up to two levels from the definition.
+        # Resizing only the crop's rectangle would be faster, but Pillow rounds such a box to float32, which moves
+        # pixels by up to two levels from the definition.
         resized = image.resize((resized_width, resized_height), Image.Resampling.BILINEAR)
         return normalise(np.asarray(resized.crop((left, top, left + self.size, top + self.size))), out)
 
