@@ -117,6 +117,13 @@ def test_others_that_cannot_be_seen_are_found_by_subtraction() -> None:
     assert found.reasons == ["other processes used 0.50 of 2 CPUs"]
 
 
+def test_what_the_named_ones_did_not_use_is_told_too() -> None:
+    found = disturbance(*states(QUIET_BEFORE, QUIET_AFTER | {200: process(2.0)}, busy=18.0 + 9.0))
+    assert found.reasons == [
+        "other processes used 0.90 of 2 CPUs: chrome (0.20), some that ended, are small or cannot be seen (0.70)"
+    ]
+
+
 def test_descendants_the_process_group_and_named_processes_are_ours() -> None:
     before = {100: process(0.0, group=100), 300: process(0.0, group=300)}
     after = {

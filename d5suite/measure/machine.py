@@ -253,7 +253,11 @@ def disturbance(
         competing = others_here > (len(shared) - needed) + COMPETING_SHARE * needed
         crowded = others > CROWDED_SHARE * len(after.busy_s) and len(after.busy_s) > needed
         if (competing or crowded) and others * elapsed >= COMPETING_CPU_S:
-            listed = ", ".join(f"{name} ({used:.2f})" for _, name, used in named)
+            parts = [f"{name} ({used:.2f})" for _, name, used in named]
+            unnamed = others - sum(used for _, _, used in named)
+            if parts and unnamed > COMPETING_SHARE:
+                parts.append(f"some that ended, are small or cannot be seen ({unnamed:.2f})")
+            listed = ", ".join(parts)
             reasons.append(
                 f"other processes used {others:.2f} of {len(after.busy_s)} CPUs" + (f": {listed}" if listed else "")
             )
