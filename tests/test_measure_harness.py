@@ -20,6 +20,14 @@ from d5suite.measure.clock import measure_clock
 from d5suite.measure.sampling import Samples, SamplingSettings, paired_ratio, sample, sample_alternating
 
 
+@pytest.fixture(scope="module", autouse=True)
+def short_collections() -> Iterator[None]:
+    """Every sampling collects garbage: spare it the objects of the test run itself, which take most of the time."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
 class FakeMachine:
     """A clock that moves only when work is done, and a queue of work that runs when someone synchronizes."""
 
