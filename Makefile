@@ -29,9 +29,9 @@ test: $(VENV)/installed-test
 	@$(RUN) -m pytest tests/
 
 lint: $(VENV)/installed-test
-	@$(SAY) "ruff check"; $(RUN) -m ruff check .
-	@$(SAY) "ruff format --check"; $(RUN) -m ruff format --check .
-	@$(SAY) "mypy"; $(RUN) -m mypy
+	@failed=; for check in "ruff check ." "ruff format --check ." mypy; do \
+		$(SAY) "$$check"; $(RUN) -m $$check || failed=yes; \
+	done; test -z "$$failed"
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks
