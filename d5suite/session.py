@@ -193,7 +193,8 @@ class Session:
                 lost = [name for name in remaining if name not in records and name not in found]
             else:
                 guilty = result.get("measurement")
-                message = f"{outcome.reason} while {result.get('phase', 'starting')}{where}\n{outcome.tail}"
+                reason = f"{outcome.reason} without finishing" if outcome.ok else outcome.reason
+                message = f"{reason}, while {result.get('phase', 'starting')}{where}\n{outcome.tail}"
                 lost = [guilty] if guilty else [n for n in remaining if n not in records and n not in found]
             for name in lost:
                 found[name] = Found(failure=message)

@@ -46,16 +46,16 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     try:
-        run(job, result)
-    except D5Error as error:
-        result.fail(error)
-        print(f"error: {error}", file=sys.stderr)
+        try:
+            run(job, result)
+        except D5Error as error:
+            result.fail(error)
+            print(f"error: {error}", file=sys.stderr)
+            return 2
+        result.finish()
+    except OSError as error:
+        print(f"error: {error.filename or path}: {error.strerror or error}", file=sys.stderr)
         return 2
-    except Exception as error:
-        result.fail(error)
-        traceback.print_exc()
-        return 2
-    result.finish()
     return 1 if result.data["failures"] else 0
 
 

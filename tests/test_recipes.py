@@ -1,0 +1,263 @@
+"""Recipes through pytest, as a user runs them, on a backend that misbehaves on request."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import h5py
+import jsonschema
+import psutil
+import pytest
+
+from tests.conftest import Run, plugin_environment
+
+SCHEMA = json.loads((Path(__file__).parents[1] / "results" / "schema.json").read_text())
+
+
+def _strict(path: Path) -> Any:
+    def refuse(constant: str) -> None:
+        raise ValueError(f"{constant} is not JSON")
+
+    return json.loads(path.read_text(), parse_constant=refuse)
+
+
+def test_a_measurement_becomes_an_ordinary_benchmark(run_pytest: Run, recipe_folder: Path, tmp_path: Path) -> None:
+    done = run_pytest(str(recipe_folder), "--backend", "faulty", "-k", "inference", "--benchmark-json", "out.json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    result = _strict(tmp_path / "out.json")
+    jsonschema.validate(result, SCHEMA)
+    (bench,) = result["benchmarks"]
+    assert bench["name"] == "test_inference[faulty]"
+    assert bench["group"] == "small/inference"
+    info = bench["extra_info"]["d5suite"]
+    assert info["backend"] == {"name": "faulty", "mode": "good", "version": "1.0", "versions": {"faulty": "1.0"}}
+    assert info["validation"]["checks"][0]["name"] == "output (good fp32) vs onnxruntime"
+    assert info["batch_size"] == 4
+    assert info["macs"] == 4 * (16 * 16 * (3 * 8 * 9 + 8 * 8 * 9) + 8 * 4)
+    assert info["peak_memory_bytes"] > 10 << 20
+    low, high = info["median_ci95"]
+    assert low <= info["median_s"] <= high
+    assert info["throughput"]["value"] == pytest.approx(4 / info["median_s"])
+    with h5py.File(tmp_path / result["d5suite"]["series"]) as file:
+        samples = file[bench["fullname"].replace("/", "|")]["samples_s"][()]
+    assert samples.tolist() == bench["stats"]["data"]  # the very samples, to the last bit
+    assert bench["stats"]["median"] == pytest.approx(info["median_s"])
+    leftovers = [p.name for p in tmp_path.iterdir() if p.name.endswith(".part")]
+    assert not leftovers
+
+
+def test_a_kept_job_file_reproduces_the_measurement(run_pytest: Run, recipe_folder: Path, tmp_path: Path) -> None:
+    run_pytest(str(recipe_folder), "--backend", "faulty", "-k", "inference", "--jobs", "kept", "--seed", "7")
+    (job,) = (tmp_path / "kept").rglob("small-faulty.job.json")
+    result = job.with_name("small-faulty.result.json")
+    first = _strict(result)
+    result.unlink()
+    done = subprocess.run(
+        [sys.executable, "-m", "d5suite.worker", str(job)], env=plugin_environment(), capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    again = _strict(result)
+    assert again["validation"] == first["validation"]
+    assert again["status"] == "done"
+    assert "inference: median" in done.stdout
+
+
+FAULTS = [
+    ("wrong", "output (wrong fp32) vs onnxruntime: relative error 0.01 exceeds 0.0001"),
+    ("nan", "holds numbers that are not finite"),
+    ("shape", "has shape (4, 3), not (4, 4)"),
+    ("raises", "RuntimeError: the kernel is missing"),
+    ("segfault", "died of SIGSEGV (it crashed), while measuring inference"),
+    ("killed", "died of SIGKILL"),
+]
+
+
+@pytest.mark.parametrize(("mode", "message"), FAULTS)
+def test_a_fault_costs_its_own_test_and_nothing_more(
+    run_pytest: Run, recipe_folder: Path, tmp_path: Path, mode: str, message: str
+) -> None:
+    done = run_pytest(
+        str(recipe_folder), "--backend", f"faulty:{mode},faulty", "-k", "inference or input_pipeline",
+        "--benchmark-json", "out.json",
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert message in done.stdout
+    assert "job file: " in done.stdout
+    assert "1 failed, 3 passed" in done.stdout
+    names = [bench["name"] for bench in _strict(tmp_path / "out.json")["benchmarks"]]
+    assert f"test_inference[faulty:{mode}]" not in names
+    assert set(names) == {"test_inference[faulty]", "test_input_pipeline[faulty]", f"test_input_pipeline[faulty:{mode}]"}
+
+
+def test_a_hanging_worker_is_killed_with_all_its_children(
+    run_pytest: Run, recipe_folder: Path, tmp_path: Path
+) -> None:
+    pid_file = tmp_path / "orphan.pid"
+    done = run_pytest(
+        str(recipe_folder), "--backend", "faulty:orphan", "-k", "inference", "--job-timeout", "15",
+        environment={"ORPHAN_PID_FILE": str(pid_file)},
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "did not finish within 15 s (--job-timeout)" in done.stdout
+    assert not psutil.pid_exists(int(pid_file.read_text())) or _is_dead(int(pid_file.read_text()))
+
+
+def _is_dead(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def test_a_worker_over_its_memory_is_killed(run_pytest: Run, recipe_folder: Path) -> None:
+    done = run_pytest(str(recipe_folder), "--backend", "faulty:memory", "-k", "inference", "--job-memory", "2G")
+    assert done.returncode == 1
+    assert "over its limit of 2.00 GiB (--job-memory)" in done.stdout
+
+
+def test_backends_not_asked_for_are_skipped_with_the_reason(run_pytest: Run, recipe_folder: Path) -> None:
+    done = run_pytest(str(recipe_folder), "-k", "inference and absent", "-rs")
+    assert done.returncode == 0
+    assert "Absent is not installed (no module no_such_framework)" in done.stdout.replace("\n", "")
+    assert "1 skipped" in done.stdout
+
+
+USAGE = [
+    (["--backend", "absent"], "pip install 'd5suite[absent]'"),
+    (["--backend", "nosuch"], "there is no backend 'nosuch'"),
+    (["--backend", "faulty:turbo"], "has no mode 'turbo'"),
+    (["--backend", "faulty", "--precision", "bf16"], "has no precision 'bf16'"),
+    (["--backend", "faulty", "--device", "cuda"], "has no device 'cuda'"),
+    (["--backend", "faulty,faulty:good"], "twice"),
+    (["--backend", "unimportable"], "failed to import"),
+    (["--backend", "faulty", "--benchmark-json", "absent-folder/out.json"], "No such file or directory"),
+    (["--backend", "faulty", "--benchmark-json", "."], "this is a folder"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), USAGE, ids=lambda value: " ".join(value) if isinstance(value, list) else "")
+def test_a_wrong_option_ends_the_run_before_anything_is_measured(
+    run_pytest: Run, recipe_folder: Path, arguments: list[str], message: str
+) -> None:
+    done = run_pytest(str(recipe_folder), *arguments)
+    assert done.returncode == 4
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+SETTINGS = [
+    (["--preset", "huge"], "has no preset 'huge'"),
+    (["--threads", "0"], "--threads is 0"),
+    (["--job-memory", "much"], "--job-memory: 'much' is not a size"),
+    (["--optimizer", "learning_rate=fast"], "is not KEY=VALUE with a number"),
+    (["--optimizer", "learning_rate=-1"], "the learning rate must be positive"),
+    (["--wrap", "no-such-profiler -x"], "cannot start the worker"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), SETTINGS, ids=lambda value: value[0] if isinstance(value, list) else "")
+def test_a_wrong_setting_fails_with_one_clear_error(
+    run_pytest: Run, recipe_folder: Path, arguments: list[str], message: str
+) -> None:
+    done = run_pytest(str(recipe_folder), "--backend", "faulty", "-k", "inference", *arguments)
+    assert done.returncode == 1
+    assert message in done.stdout
+    assert "Traceback" not in done.stdout
+
+
+def test_a_backend_may_have_its_own_interpreter_and_a_wrapper(
+    run_pytest: Run, recipe_folder: Path, tmp_path: Path
+) -> None:
+    log = tmp_path / "calls"
+    for name in ("python", "profiler"):
+        script = tmp_path / name
+        target = f'exec "{sys.executable}" "$@"' if name == "python" else 'exec "$@"'
+        script.write_text(f'#!/bin/sh\necho {name} >> "{log}"\n{target}\n')
+        script.chmod(0o755)
+    done = run_pytest(
+        str(recipe_folder), "--backend", "faulty", "-k", "inference", "--wrap", str(tmp_path / "profiler"),
+        environment={"D5SUITE_PYTHON_FAULTY": str(tmp_path / "python")},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout
+    assert log.read_text().split() == ["profiler", "python"] * 2  # timing, then peak memory
+    done = run_pytest(
+        str(recipe_folder), "--backend", "faulty", "-k", "inference", environment={"D5SUITE_PYTHON_FAULTY": "/absent/python"}
+    )
+    assert done.returncode != 0
+    assert "'/absent/python' is not an executable Python" in done.stdout + done.stderr
+
+
+def _wait_until(condition: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + 120
+    while not condition():
+        assert time.monotonic() < deadline, f"{what} did not come"
+        os.sched_yield()
+
+
+def test_an_interrupt_leaves_valid_results_and_no_processes(
+    recipe_folder: Path, imagenet_tree: Path, tmp_path: Path
+) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "pytest", str(recipe_folder), "--backend", "faulty,faulty:hangs", "-k", "inference",
+         "--imagenet", str(imagenet_tree), "--benchmark-json", "out.json", "--jobs", "jobs"],
+        cwd=tmp_path, env=plugin_environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+
+    def timing() -> bool:
+        results = list((tmp_path / "jobs").rglob("small-faulty-hangs.result.json"))
+        return bool(results) and _strict(results[0])["phase"] == "measuring inference"
+
+    _wait_until(timing, "the hanging measurement")
+    family = psutil.Process(process.pid).children(recursive=True)
+    assert family
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 2, output
+    _wait_until(lambda: all(_is_dead(p.pid) for p in family), "the workers' end")
+    result = _strict(tmp_path / "out.json")
+    assert [bench["name"] for bench in result["benchmarks"]] == ["test_inference[faulty]"]
+    jsonschema.validate(result, SCHEMA)
+
+
+def test_a_full_disk_leaves_the_old_results_alone(recipe_folder: Path, imagenet_tree: Path, tmp_path: Path) -> None:
+    old = '{"old": "results"}'
+    (tmp_path / "out.json").write_text(old)
+
+    def limit() -> None:  # no file may grow beyond this: what a full disk looks like to a writer
+        resource.setrlimit(resource.RLIMIT_FSIZE, (48_000, 48_000))
+
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", str(recipe_folder), "--backend", "faulty", "-k", "inference",
+         "--imagenet", str(imagenet_tree), "--benchmark-json", "out.json", "--benchmark-min-rounds", "1000", "--benchmark-warmup=off"],
+        cwd=tmp_path, env=plugin_environment(), capture_output=True, text=True, preexec_fn=limit,
+    )  # fmt: skip
+    assert done.returncode not in (0, 1), done.stdout
+    assert "the results could not be saved: File too large" in done.stdout + done.stderr
+    assert (tmp_path / "out.json").read_text() == old
+    assert not list(tmp_path.glob(".*.part"))
+
+
+def test_a_broken_image_fails_with_its_name(recipe_folder: Path, imagenet_tree: Path, tmp_path: Path) -> None:
+    import shutil
+
+    broken = tmp_path / "broken"
+    shutil.copytree(imagenet_tree, broken)
+    for image in (broken / "train").rglob("*.JPEG"):
+        image.write_bytes(image.read_bytes()[:200])
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", str(recipe_folder), "--backend", "faulty",
+         "-k", "input_pipeline", "--imagenet", str(broken)],
+        cwd=tmp_path, env=plugin_environment(), capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert ".JPEG" in done.stdout
+    assert "train/n" in done.stdout
