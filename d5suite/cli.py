@@ -45,7 +45,7 @@ def _parser() -> argparse.ArgumentParser:
 
     parser = argparse.ArgumentParser(
         prog="d5suite",
-        description="Deep-learning benchmarks described once, run natively on every framework, validated before timing.",
+        description="Deep-learning benchmarks: described once, run natively on every framework, validated before timing.",
         epilog="To measure: pytest recipes/ --benchmark-json out.json",
     )
     parser.add_argument("--version", action="version", version=f"d5suite {__version__}")
@@ -73,7 +73,9 @@ def _parser() -> argparse.ArgumentParser:
     make = data_commands.add_parser("make", help="write a small synthetic set in a real set's layout")
     sets = make.add_subparsers(metavar="SET", required=True)
     imagenet = sets.add_parser("imagenet", help="JPEG files in ImageNet's layout")
-    imagenet.add_argument("--out", type=Path, required=True, metavar="DIR", help="a folder that does not exist or is empty")
+    imagenet.add_argument(
+        "--out", type=Path, required=True, metavar="DIR", help="a folder that does not exist or is empty"
+    )
     imagenet.add_argument("--classes", type=int, default=10, metavar="N", help="default: %(default)s")
     imagenet.add_argument("--train-per-class", type=int, default=32, metavar="N", help="default: %(default)s")
     imagenet.add_argument("--val-per-class", type=int, default=8, metavar="N", help="default: %(default)s")

@@ -1,8 +1,8 @@
 """Recipes as pytest tests, their samples as ordinary pytest-benchmark results.
 
-A module-level `d5suite.Recipe` becomes one test per measurement and backend. The samples that a worker took are replayed
-through pytest-benchmark's timer, everything else goes to ``extra_info["d5suite"]``. Uses public hooks of pytest and
-pytest-benchmark only, and imports no framework.
+A module-level `d5suite.Recipe` becomes one test per measurement and backend. The samples that a worker took are
+replayed through pytest-benchmark's timer, everything else goes to ``extra_info["d5suite"]``. Uses public hooks of
+pytest and pytest-benchmark only, and imports no framework.
 """
 
 from __future__ import annotations
@@ -46,14 +46,27 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="KEY=VALUE[,…]",
         help="settings of SGD: learning_rate=0.1,momentum=0.9,nesterov=true,weight_decay=1e-4 (default: the recipe's)",
     )
-    group.addoption("--imagenet", type=Path, metavar="DIR", help="an ImageNet tree (default: a small one is made and cached)")
-    group.addoption("--loader-workers", type=int, metavar="N", help="image loader processes (default: as many as threads)")
-    group.addoption("--seed", type=int, default=0, metavar="N", help="of weights and image order (default: %(default)s)")
     group.addoption(
-        "--job-timeout", type=float, default=1800.0, metavar="SECONDS", help="limit of one worker (default: %(default)s)"
+        "--imagenet", type=Path, metavar="DIR", help="an ImageNet tree (default: a small one is made and cached)"
     )
     group.addoption(
-        "--job-memory", default="90%", metavar="SIZE", help="limit of one worker: 8G, 500M or 80%% of memory (default: 90%%)"
+        "--loader-workers", type=int, metavar="N", help="image loader processes (default: as many as threads)"
+    )
+    group.addoption(
+        "--seed", type=int, default=0, metavar="N", help="of weights and image order (default: %(default)s)"
+    )
+    group.addoption(
+        "--job-timeout",
+        type=float,
+        default=1800.0,
+        metavar="SECONDS",
+        help="limit of one worker (default: %(default)s)",
+    )
+    group.addoption(
+        "--job-memory",
+        default="90%",
+        metavar="SIZE",
+        help="limit of one worker: 8G, 500M or 80%% of memory (default: 90%%)",
     )
     group.addoption("--wrap", metavar="CMD", help="command in front of each worker, such as 'perf stat -d'")
     group.addoption("--jobs", type=Path, metavar="DIR", help="where job files go (default: .d5suite/jobs)")

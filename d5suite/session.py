@@ -92,9 +92,7 @@ class Session:
     _trajectories: dict[tuple[str, str], list[Path]] = field(default_factory=dict)
     _folder: Path | None = None
 
-    def measurement(
-        self, recipe: Recipe, selection: Selection, measurement: str, wanted: Sequence[str]
-    ) -> Found:
+    def measurement(self, recipe: Recipe, selection: Selection, measurement: str, wanted: Sequence[str]) -> Found:
         """One measurement's record; the first call for a (recipe, backend) runs the job for all that are wanted."""
         key = (recipe.name, str(selection))
         if key not in self._found:
@@ -114,7 +112,7 @@ class Session:
 
     @property
     def folder(self) -> Path:
-        """This session's folder of job files.
+        """The folder of the session's job files.
 
         Raises
         ------
@@ -128,7 +126,9 @@ class Session:
                 folder.mkdir(parents=True)
             except OSError as error:
                 raise ConfigurationError(
-                    f"cannot make the folder for job files: {error.strerror}", where=str(folder), hint="Choose --jobs DIR."
+                    f"cannot make the folder for job files: {error.strerror}",
+                    where=str(folder),
+                    hint="Choose --jobs DIR.",
                 ) from error
             for old in sorted(p for p in parent.iterdir() if p.is_dir())[:-KEEP_RUNS]:
                 shutil.rmtree(old, ignore_errors=True)
@@ -139,10 +139,14 @@ class Session:
         """The job for these measurements of a recipe on a backend."""
         settings = self.settings
         preset_name, preset = recipe.preset(settings.preset)
-        network: dict[str, Any] = {"onnx": recipe.network} if recipe.network.endswith(".onnx") else {"zoo": recipe.network}
+        network: dict[str, Any] = (
+            {"onnx": recipe.network} if recipe.network.endswith(".onnx") else {"zoo": recipe.network}
+        )
         optimizer = settings.optimizer or preset.optimizer or recipe.optimizer
         key = (recipe.name, str(selection))
-        peers = [path for other, paths in self._trajectories.items() if other[0] == key[0] and other != key for path in paths]
+        peers = [
+            path for other, paths in self._trajectories.items() if other[0] == key[0] and other != key for path in paths
+        ]
         return Job(
             recipe=recipe.name,
             task=task,
@@ -178,7 +182,9 @@ class Session:
         while remaining:
             attempt += 1
             job = self.job(recipe, selection, remaining, "measure")
-            outcome, result, path = self._work(job, f"{_slug(recipe, selection)}" + (f"-{attempt}" if attempt > 1 else ""))
+            outcome, result, path = self._work(
+                job, f"{_slug(recipe, selection)}" + (f"-{attempt}" if attempt > 1 else "")
+            )
             if job.trajectory and Path(job.trajectory).exists():
                 self._trajectories[recipe.name, str(selection)] = [Path(job.trajectory)]
             where = f"\njob file: {path}"

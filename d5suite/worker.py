@@ -1,7 +1,7 @@
 """The process that runs one job: ``python -m d5suite.worker job.json``.
 
-It sets the thread budget, validates, measures, and writes the result file anew after each step, so that whatever ends it
-early costs only what was not yet measured. Imports a framework only after the job is read, through its backend.
+It sets the thread budget, validates, measures, and writes the result file anew after each step, so that whatever ends
+it early costs only what was not yet measured. Imports a framework only after the job is read, through its backend.
 """
 
 from __future__ import annotations
@@ -98,7 +98,11 @@ def run(job: Job, result: _Result) -> None:
 
     if job.task == "memory":
         for name in job.measurements:
-            result.attempt(name, "peak memory of", lambda name=name: {"memory": workload.memory(name).to_dict()})
+
+            def take(name: str = name) -> dict[str, Any]:
+                return {"memory": workload.memory(name).to_dict()}
+
+            result.attempt(name, "peak memory of", take)
         return
 
     ready = []

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gc
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -207,7 +207,7 @@ class Workload:
         )
 
     @cached_property
-    def _gradient_checks(self) -> Iterator[Check]:
+    def _gradient_checks(self) -> Iterable[Check]:
         """The gradient checks, made when first asked for."""
         return _Once(self._check_gradient())
 
@@ -289,7 +289,7 @@ class Workload:
             ours = float(executor.fetch(trainer.step(feed))[self.network.loss])
             baseline.step()
             baseline.synchronize()
-            error = relative_l2(np.float64(ours), np.float64(baseline.loss()))
+            error = relative_l2(np.array(ours), np.array(baseline.loss()))
             name = f"loss of step {step + 1} ({executor.mode} {executor.precision}) vs hand-written"
             validation.require([Check(name, error, self.tolerance.trajectory)])
 
@@ -408,7 +408,11 @@ class Workload:
                 streams: dict[str, Iterator[Any]] = {"d5suite": loader.batches(), "native": native}
 
                 def consume(name: str, batches: int) -> Callable[[], None]:
-                    return lambda: [None for _ in itertools.islice(streams[name], batches)] and None
+                    def run() -> None:
+                        for _ in itertools.islice(streams[name], batches):
+                            pass
+
+                    return run
 
                 found = sample_alternating(
                     {name: consume(name, count) for name in streams},
@@ -433,7 +437,7 @@ class Workload:
     # Peak memory, in a process where nothing is validated or timed.
 
     def memory(self, measurement: str) -> PeakMemory:
-        """Peak memory over two calls of a measurement's step; of the device where it has its own, else of this process."""
+        """Peak memory over two calls of a step: of the device where it has its own, else of this process."""
         device_peak = self.backend.load("runtime").device_memory(self.job.device)
         executor = self.executor()
         if measurement == "inference":

@@ -95,12 +95,14 @@ def test_a_fault_costs_its_own_test_and_nothing_more(
     assert "1 failed, 3 passed" in done.stdout
     names = [bench["name"] for bench in _strict(tmp_path / "out.json")["benchmarks"]]
     assert f"test_inference[faulty:{mode}]" not in names
-    assert set(names) == {"test_inference[faulty]", "test_input_pipeline[faulty]", f"test_input_pipeline[faulty:{mode}]"}
+    assert set(names) == {
+        "test_inference[faulty]",
+        "test_input_pipeline[faulty]",
+        f"test_input_pipeline[faulty:{mode}]",
+    }
 
 
-def test_a_hanging_worker_is_killed_with_all_its_children(
-    run_pytest: Run, recipe_folder: Path, tmp_path: Path
-) -> None:
+def test_a_hanging_worker_is_killed_with_all_its_children(run_pytest: Run, recipe_folder: Path, tmp_path: Path) -> None:
     pid_file = tmp_path / "orphan.pid"
     done = run_pytest(
         str(recipe_folder), "--backend", "faulty:orphan", "-k", "inference", "--job-timeout", "15",
@@ -144,7 +146,9 @@ USAGE = [
 ]
 
 
-@pytest.mark.parametrize(("arguments", "message"), USAGE, ids=lambda value: " ".join(value) if isinstance(value, list) else "")
+@pytest.mark.parametrize(
+    ("arguments", "message"), USAGE, ids=lambda value: " ".join(value) if isinstance(value, list) else ""
+)
 def test_a_wrong_option_ends_the_run_before_anything_is_measured(
     run_pytest: Run, recipe_folder: Path, arguments: list[str], message: str
 ) -> None:
@@ -164,7 +168,9 @@ SETTINGS = [
 ]
 
 
-@pytest.mark.parametrize(("arguments", "message"), SETTINGS, ids=lambda value: value[0] if isinstance(value, list) else "")
+@pytest.mark.parametrize(
+    ("arguments", "message"), SETTINGS, ids=lambda value: value[0] if isinstance(value, list) else ""
+)
 def test_a_wrong_setting_fails_with_one_clear_error(
     run_pytest: Run, recipe_folder: Path, arguments: list[str], message: str
 ) -> None:
@@ -190,7 +196,12 @@ def test_a_backend_may_have_its_own_interpreter_and_a_wrapper(
     assert done.returncode == 0, done.stdout
     assert log.read_text().split() == ["profiler", "python"] * 2  # timing, then peak memory
     done = run_pytest(
-        str(recipe_folder), "--backend", "faulty", "-k", "inference", environment={"D5SUITE_PYTHON_FAULTY": "/absent/python"}
+        str(recipe_folder),
+        "--backend",
+        "faulty",
+        "-k",
+        "inference",
+        environment={"D5SUITE_PYTHON_FAULTY": "/absent/python"},
     )
     assert done.returncode != 0
     assert "'/absent/python' is not an executable Python" in done.stdout + done.stderr
@@ -236,8 +247,9 @@ def test_a_full_disk_leaves_the_old_results_alone(recipe_folder: Path, imagenet_
         resource.setrlimit(resource.RLIMIT_FSIZE, (48_000, 48_000))
 
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", str(recipe_folder), "--backend", "faulty", "-k", "inference",
-         "--imagenet", str(imagenet_tree), "--benchmark-json", "out.json", "--benchmark-min-rounds", "1000", "--benchmark-warmup=off"],
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", str(recipe_folder), "--backend", "faulty",
+         "-k", "inference", "--imagenet", str(imagenet_tree), "--benchmark-json", "out.json",
+         "--benchmark-min-rounds", "1000", "--benchmark-warmup=off"],
         cwd=tmp_path, env=plugin_environment(), capture_output=True, text=True, preexec_fn=limit,
     )  # fmt: skip
     assert done.returncode not in (0, 1), done.stdout

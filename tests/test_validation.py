@@ -166,9 +166,7 @@ def test_a_wrong_tensor_is_named_in_the_timed_precision(batch: tuple[np.ndarray,
 )
 def test_a_wrong_output_is_refused(spoil: Fault, message: str, batch: tuple[np.ndarray, np.ndarray]) -> None:
     with pytest.raises(ValidationError, match=message):
-        Validation().require(
-            checks.check_inference(HandExecutor(fault=spoil), batch[0], tolerance=1e-5, threads=1)
-        )
+        Validation().require(checks.check_inference(HandExecutor(fault=spoil), batch[0], tolerance=1e-5, threads=1))
 
 
 def test_a_missing_gradient_is_named(batch: tuple[np.ndarray, np.ndarray]) -> None:

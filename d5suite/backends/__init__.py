@@ -1,7 +1,7 @@
 """The backends: one folder per framework, found through the entry-point group ``d5suite.backends``.
 
-This module finds and names them. It imports `d5suite.levels.backend` and `d5suite.errors`; importing it, or any backend's
-own ``__init__``, imports no framework.
+This module finds and names them. It imports `d5suite.levels.backend` and `d5suite.errors`; importing it, or any
+backend's own ``__init__``, imports no framework.
 """
 
 from __future__ import annotations

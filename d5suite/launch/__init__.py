@@ -1,1 +1,1 @@
-"""How a job's processes start, are bounded, and end. Imports the standard library and psutil; knows jobs, not adapters."""
+"""How a job's processes start, are bounded, and end. Imports psutil; knows jobs, not adapters."""

@@ -135,7 +135,9 @@ def run_worker(
             )  # fmt: skip
         except OSError as error:
             raise ConfigurationError(
-                f"cannot start the worker: {error.strerror}", where=command[0], hint="Check --wrap and D5SUITE_PYTHON_*."
+                f"cannot start the worker: {error.strerror}",
+                where=command[0],
+                hint="Check --wrap and D5SUITE_PYTHON_*.",
             ) from error
         try:
             ended = _wait(process, limits, watch)

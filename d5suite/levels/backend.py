@@ -114,7 +114,8 @@ class Backend:
         """Why the framework cannot be used in this interpreter, or None; imports nothing."""
         missing = [module for module in self.requires if importlib.util.find_spec(module) is None]
         if missing:
-            return f"{self.title} is not installed (no module {', '.join(missing)}); install it with: pip install '{self.extra}'"
+            modules = ", ".join(missing)
+            return f"{self.title} is not installed (no module {modules}); install it with: pip install '{self.extra}'"
         return None
 
     def version(self) -> str | None:
@@ -150,7 +151,7 @@ class Backend:
                 for operator, names in sorted(missing.items())
             )
             raise UnsupportedOperatorError(
-                f"backend {self.name!r} does not implement {len(missing)} operator(s) of network {network.name!r}: {listed}",
+                f"backend {self.name!r} lacks {len(missing)} operator(s) of network {network.name!r}: {listed}",
                 hint="`d5suite backends` lists what each backend implements.",
             )
 

@@ -26,8 +26,8 @@ class Baseline:
     loss : callable
         The loss of the last step, before its update.
     parameters : callable
-        The current parameters, without running statistics, by their neutral names and in the neutral layout: float64 for
-        ``fp64``, float32 otherwise.
+        The current parameters, without running statistics, by their neutral names and in the neutral layout: float64
+        for ``fp64``, float32 otherwise.
     """
 
     step: Callable[[], Any]

@@ -11,9 +11,9 @@ Precision, the same for every backend:
 ``fp64``
     everything in float64; for validation.
 ``bf16``
-    parameters, their gradients, running statistics and the optimizer are float32. Weights are rounded to bfloat16 where
-    they are used and activations are bfloat16 from the input on; BatchNormalization computes its statistics and the loss
-    is computed in float32. `fetch` returns float32.
+    parameters, their gradients, running statistics and the optimizer are float32. Weights are rounded to bfloat16
+    where they are used and activations are bfloat16 from the input on; BatchNormalization's statistics and the loss are
+    computed in float32. `fetch` returns float32.
 
 Imports NumPy and `d5suite.network`; no framework.
 """

@@ -1,7 +1,7 @@
 """Level 2: a training step with the framework's native optimizer.
 
-The optimizer settings are neutral; their formulas are the definition, and an adapter makes its framework's own optimizer
-follow them. Imports `d5suite.levels.network` only.
+The optimizer settings are neutral; their formulas are the definition, and an adapter makes its framework's own
+optimizer follow them. Imports `d5suite.levels.network` only.
 """
 
 from __future__ import annotations
@@ -25,9 +25,8 @@ class SGD:
         p <- p - r v               (momentum; plain SGD when m = 0)
         p <- p - r (g + m v)       (Nesterov)
 
-    The learning rate multiplies the velocity instead of entering it, as in Sutskever et al., "On the importance of
-    initialization and momentum in deep learning" (ICML 2013) rearranged by torch.optim.SGD's documentation; the two forms
-    differ only when the learning rate changes. Weight decay applies to every parameter, BatchNormalization's and biases
+    The learning rate multiplies the velocity instead of entering it, unlike in Sutskever et al., "On the importance of
+    initialization and momentum in deep learning" (ICML 2013); the two forms differ only when the learning rate changes. Weight decay applies to every parameter, BatchNormalization's and biases
     included, as in He et al. (CVPR 2016). Gradients are of the mean loss over the batch.
 
     Attributes

@@ -14,7 +14,7 @@ from d5suite.network.model import Network, Node
 IN_PLACE = frozenset(
     {"Relu", "Dropout", "Flatten", "Reshape", "Identity", "Squeeze", "Unsqueeze", "Softmax", "SoftmaxCrossEntropyLoss"}
 )
-"""Operators whose output needs no memory of its own (convnet-burden's convention: ReLU in place, reshapes are views)."""
+"""Operators whose output needs no memory of its own (convnet-burden: ReLU in place, changes of shape are views)."""
 
 
 @dataclass(frozen=True)

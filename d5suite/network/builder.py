@@ -1,7 +1,7 @@
 """Write a `Network` layer by layer.
 
-Every layer takes the name of its parameters, as torchvision's state dictionaries have them (``layer1.0.conv1``), so that
-published weights fit. Initial values depend only on the seed and the parameter's name. Imports ONNX and NumPy.
+Every layer takes the name of its parameters, in the field's usual form (``layer1.0.conv1``), so that published weights
+fit. Initial values depend only on the seed and the parameter's name. Imports ONNX and NumPy.
 """
 
 from __future__ import annotations

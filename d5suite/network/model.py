@@ -78,7 +78,7 @@ class Network:
     name : str, optional
         How reports call it; the graph's name by default.
     input, output : str, optional
-        The image input (N, C, H, W) and the output (N, classes); by default the graph's only float input and first output.
+        The image input (N, C, H, W) and the output (N, classes); by default the graph's only input and first output.
     label, loss : str, optional
         The label input (N,) int64 and the scalar mean loss. Both or neither; without them the network is for inference.
 
@@ -118,7 +118,9 @@ class Network:
         ):
             if wanted is not None and wanted not in known:
                 raise NetworkError(
-                    f"the network has no {kind} {wanted!r}", where=self.name, hint=f"It has: {', '.join(known) or 'none'}."
+                    f"the network has no {kind} {wanted!r}",
+                    where=self.name,
+                    hint=f"It has: {', '.join(known) or 'none'}.",
                 )
         unfed = [i for i in inputs if i not in (self.input, self.label)]
         if unfed:
@@ -131,7 +133,10 @@ class Network:
         self.shapes: dict[str, Shape] = _shapes(self.model)
         self.statistics: tuple[str, ...] = tuple(
             dict.fromkeys(
-                node.inputs[i] for node in self.nodes for i in _STATISTICS_INPUTS.get(node.op_type, ()) if node.inputs[i]
+                node.inputs[i]
+                for node in self.nodes
+                for i in _STATISTICS_INPUTS.get(node.op_type, ())
+                if node.inputs[i]
             )
         )
         self.parameters: tuple[str, ...] = tuple(

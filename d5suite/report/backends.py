@@ -21,8 +21,9 @@ def show_backends(console: Console) -> None:
         for mode, description in backend.modes.items():
             default = " (default)" if mode == backend.default_mode else ""
             table.add_row("", f"{backend.name}:{mode}{default} – {description}")
-        table.add_row("", f"levels {', '.join(map(str, sorted(backend.levels)))}; devices {', '.join(backend.devices)}; "
-                          f"precisions {', '.join(backend.precisions)}")  # fmt: skip
+        levels = ", ".join(map(str, sorted(backend.levels)))
+        devices, precisions = ", ".join(backend.devices), ", ".join(backend.precisions)
+        table.add_row("", f"levels {levels}; devices {devices}; precisions {precisions}")
         table.add_row("", f"operators: {', '.join(sorted(backend.operators))}")
         console.print(table)
         console.print()

@@ -37,7 +37,10 @@ def show_doctor(console: Console) -> None:
     table.add_column()
     cpu = machine["cpu"]
     table.add_row("processor", str(cpu.get("model") or "unknown"))
-    table.add_row("cores", ", ".join(f"{cpu[f'{kind}_cores']} {kind}" for kind in ("physical", "logical") if cpu.get(f"{kind}_cores")))
+    table.add_row(
+        "cores",
+        ", ".join(f"{cpu[f'{kind}_cores']} {kind}" for kind in ("physical", "logical") if cpu.get(f"{kind}_cores")),
+    )
     table.add_row("memory", f"{machine['memory'].get('total_bytes', 0) / 2**30:.1f} GiB")
     table.add_row("GPUs", ", ".join(gpu.get("name", "?") for gpu in machine["gpus"]) or "none found")
     table.add_row("Python", f"{sys.version.split()[0]} ({sys.executable})")

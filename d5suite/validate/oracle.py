@@ -54,7 +54,9 @@ class Oracle:
                 inputs, outputs = inputs[:1], outputs[:1]  # without a training flag ONNX's Dropout is the identity
             nodes.append(onnx.helper.make_node(node.op_type, inputs, outputs, node.name, **attributes))
         double = onnx.TensorProto.DOUBLE
-        inputs_info = [onnx.helper.make_tensor_value_info(name, double, None) for name in (network.input, *self.weights)]
+        inputs_info = [
+            onnx.helper.make_tensor_value_info(name, double, None) for name in (network.input, *self.weights)
+        ]
         if training and network.label:
             inputs_info.append(onnx.helper.make_tensor_value_info(network.label, onnx.TensorProto.INT64, None))
         graph = onnx.helper.make_graph(
@@ -120,7 +122,9 @@ class Oracle:
         """
         ahead, behind = (
             float(
-                self.run(images, labels, {name: self.weights[name] + sign * step * d for name, d in direction.items()})[0]
+                self.run(images, labels, {name: self.weights[name] + sign * step * d for name, d in direction.items()})[
+                    0
+                ]
             )
             for sign in (1.0, -1.0)
         )

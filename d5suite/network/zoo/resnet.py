@@ -1,6 +1,6 @@
 """ResNet-18/34/50/101/152, version 1.5.
 
-He et al., "Deep residual learning for image recognition" (CVPR 2016), table 1. Version 1.5 has the stride of a bottleneck
+He et al., "Deep residual learning for image recognition" (CVPR 2016), table 1. Version 1.5 has a bottleneck's stride
 in its 3×3 convolution (Goyal et al., "Accurate, large minibatch SGD", 2017, footnote 5). Imports the builder only.
 """
 

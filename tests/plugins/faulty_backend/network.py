@@ -6,25 +6,28 @@ import subprocess
 import sys
 import threading
 
+from typing import Any
+
 import numpy as np
 import onnxruntime
 
-from d5suite.levels import network
+from d5suite.levels import network as level1
+from d5suite.network import Network
 
 VALIDATION_CALLS = 1
 
 
-class Executor(network.Executor):
-    def __init__(self, network, *, mode, device, precision):
+class Executor(level1.Executor):
+    def __init__(self, network: Network, *, mode: str, device: str, precision: str) -> None:
         super().__init__(network, mode=mode, device=device, precision=precision)
         self._session = onnxruntime.InferenceSession(network.model.SerializeToString())
 
     calls = 0
 
-    def feed(self, arrays):
+    def feed(self, arrays: Any) -> Any:
         return dict(arrays)
 
-    def forward(self, feed):
+    def forward(self, feed: Any) -> Any:
         Executor.calls += 1
         if self.mode == "raises":
             raise RuntimeError("the kernel is missing")
@@ -40,23 +43,23 @@ class Executor(network.Executor):
             output = output[:, :-1]
         return {self.network.output: output}
 
-    def forward_backward(self, feed):
+    def forward_backward(self, feed: Any) -> Any:
         raise NotImplementedError
 
-    def fetch(self, values):
+    def fetch(self, values: Any) -> dict[str, np.ndarray]:
         return dict(values)
 
-    def parameters(self):
+    def parameters(self) -> dict[str, np.ndarray]:
         return dict(self.network.initializers)
 
-    def load_parameters(self, values):
+    def load_parameters(self, values: Any) -> None:
         raise NotImplementedError
 
-    def synchronize(self):
+    def synchronize(self) -> None:
         pass
 
 
-def _misbehave(mode):
+def _misbehave(mode: str) -> None:
     if mode == "segfault":
         os.kill(os.getpid(), signal.SIGSEGV)
     if mode == "killed":

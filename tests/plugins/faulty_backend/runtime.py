@@ -1,21 +1,21 @@
 """The runtime of the faulty backend: nothing to configure."""
 
 
-def configure(*, threads, seed, device):
+def configure(*, threads: int, seed: int, device: str) -> None:
     pass
 
 
-def versions():
+def versions() -> dict[str, str]:
     return {"faulty": "1.0"}
 
 
-def device_problem(device):
+def device_problem(device: str) -> None:
     return None
 
 
-def device_name(device):
+def device_name(device: str) -> str:
     return device
 
 
-def device_memory(device):
+def device_memory(device: str) -> None:
     return None
