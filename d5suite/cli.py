@@ -45,7 +45,7 @@ def _parser() -> argparse.ArgumentParser:
 
     parser = argparse.ArgumentParser(
         prog="d5suite",
-        description="Deep-learning benchmarks: described once, run natively on every framework, validated before timing.",
+        description="Deep-learning benchmarks: described once, run natively on every framework, proved before timed.",
         epilog="To measure: pytest recipes/ --benchmark-json out.json",
     )
     parser.add_argument("--version", action="version", version=f"d5suite {__version__}")

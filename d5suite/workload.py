@@ -174,9 +174,8 @@ class Workload:
 
     def arrays(self, batch: Batch) -> dict[str, np.ndarray]:
         """A batch under the network's input names."""
-        network = self.network
-        assert network.label
-        return {network.input: batch[0], network.label: batch[1]}
+        label, _ = self.network.require_loss()
+        return {self.network.input: batch[0], label: batch[1]}
 
     # Validation: one method per measurement; each raises ValidationError at the first check that fails.
 
@@ -218,14 +217,7 @@ class Workload:
         count = self.network.batch_size or min(ORACLE_BATCH, self.job.batch_size)
         proved = self.executor(proved=True)
         yield from checks.check_gradient_float64(proved, images[:count], labels[:count])
-        yield from checks.check_gradient(
-            self.executor(),
-            proved,
-            images,
-            labels,
-            tolerance=self.tolerance.gradients,
-            outputs=self.tolerance.outputs,
-        )
+        yield from checks.check_gradient(self.executor(), proved, images, labels, self.tolerance)
 
     def validate_gradient(self, validation: Validation) -> None:
         """Every gradient, through float64 gradients proved by central differences."""
@@ -284,9 +276,9 @@ class Workload:
         trainer = self.backend.trainer(executor, self.optimizer)
         baseline = self._baseline()
         feed = executor.feed(self.arrays(self.batches[0]))
-        assert self.network.loss
+        _, loss = self.network.require_loss()
         for step in range(BASELINE_STEPS):
-            ours = float(executor.fetch(trainer.step(feed))[self.network.loss])
+            ours = float(executor.fetch(trainer.step(feed))[loss])
             baseline.step()
             baseline.synchronize()
             error = relative_l2(np.array(ours), np.array(baseline.loss()))
@@ -335,9 +327,9 @@ class Workload:
         executor = self.executor()
         trainer: Trainer = self.backend.trainer(executor, self.optimizer)
         samples = self._sample(executor, trainer.step)
-        assert self.network.loss
+        _, loss = self.network.require_loss()
         feeds = [executor.feed(self.arrays(batch)) for batch in self.batches[:FEEDS]]
-        losses = [float(executor.fetch(trainer.step(feed))[self.network.loss]) for feed in feeds]
+        losses = [float(executor.fetch(trainer.step(feed))[loss]) for feed in feeds]
         if not np.isfinite(losses).all():
             raise ValidationError(
                 f"training diverged while it was timed: the loss is {losses[-1]}",

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from d5suite.errors import ConfigurationError, ValidationError
 from d5suite.levels import network as level1
 from d5suite.levels import training as level2
+from d5suite.levels.backend import Tolerance
 from d5suite.levels.training import SGD, optimizer_from_dict
 from d5suite.network import Network
 from d5suite.network.builder import Builder
@@ -29,6 +30,8 @@ def linear_network() -> Network:
     b = Builder("linear", image_size=4)
     return b.classifier(b.linear(b.flatten(b.global_average_pool(b.image, "pool"), "flatten"), "fc", 5))
 
+
+SINGLE = Tolerance(outputs=1e-6, gradients=10, trajectory=1e-5, reason="float32 rounding")
 
 Fault = Callable[[dict[str, np.ndarray]], None]
 
@@ -107,7 +110,7 @@ def test_a_right_executor_passes(batch: tuple[np.ndarray, np.ndarray]) -> None:
     validation.require(checks.check_inference(executor, images, tolerance=1e-5, threads=1))
     validation.require(checks.check_gradient_float64(executor, images, labels))
     single = HandExecutor(precision="fp32")
-    validation.require(checks.check_gradient(single, executor, images, labels, tolerance=1e-5, outputs=1e-6))
+    validation.require(checks.check_gradient(single, executor, images, labels, SINGLE))
     found = validation.to_dict()
     assert found["passed"]
     assert len(found["checks"]) == 6
@@ -152,7 +155,7 @@ def test_a_wrong_gradient_is_named(fault: Fault, message: str, batch: tuple[np.n
 def test_a_wrong_tensor_is_named_in_the_timed_precision(batch: tuple[np.ndarray, np.ndarray]) -> None:
     wrong = HandExecutor(fault=_scale("fc.bias", 1.001), precision="fp32")
     with pytest.raises(ValidationError, match=r"first tensor that disagrees: fc\.bias \(0\.001\)"):
-        Validation().require(checks.check_gradient(wrong, HandExecutor(), *batch, tolerance=1e-4, outputs=1e-4))
+        Validation().require(checks.check_gradient(wrong, HandExecutor(), *batch, SINGLE))
 
 
 @pytest.mark.parametrize(

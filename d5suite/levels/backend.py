@@ -42,16 +42,19 @@ PRECISIONS = ("fp32", "bf16", "fp64")
 class Tolerance:
     """How far a backend's answers may lie from the reference in one precision.
 
-    Every figure is a relative L2 error, ``norm(answer - reference) / norm(reference)``, of one tensor.
+    Errors are relative L2 errors, ``norm(answer - reference) / norm(reference)``, of one tensor.
 
     Attributes
     ----------
     outputs : float
-        Network outputs and loss.
+        Accepted error of network outputs and of the loss.
     gradients : float
-        Each parameter's gradient.
+        Accepted error of each parameter's gradient, in multiples of the network's own sensitivity: how much the same
+        gradient changes in float64 when the weights get relative noise of this precision's unit roundoff. A rounding
+        that flips one ReLU moves the gradient by a step, so that in a deep network float32 gradients differ by parts in
+        a hundred whoever computes them, and no fixed figure suits both a shallow and a deep network.
     trajectory : float
-        The loss of every one of ten training steps.
+        Accepted error of the loss of every one of ten training steps.
     reason : str
         Why these figures and not smaller ones.
     """

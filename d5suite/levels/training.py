@@ -26,8 +26,9 @@ class SGD:
         p <- p - r (g + m v)       (Nesterov)
 
     The learning rate multiplies the velocity instead of entering it, unlike in Sutskever et al., "On the importance of
-    initialization and momentum in deep learning" (ICML 2013); the two forms differ only when the learning rate changes. Weight decay applies to every parameter, BatchNormalization's and biases
-    included, as in He et al. (CVPR 2016). Gradients are of the mean loss over the batch.
+    initialization and momentum in deep learning" (ICML 2013); the forms differ only when the learning rate changes.
+    Weight decay applies to every parameter, BatchNormalization's and biases included, as in He et al. (CVPR 2016).
+    Gradients are of the mean loss over the batch.
 
     Attributes
     ----------

@@ -209,6 +209,22 @@ class Network:
         """SHA-256 of the normalised model, for telling networks apart."""
         return hashlib.sha256(self.model.SerializeToString(deterministic=True)).hexdigest()
 
+    def require_loss(self) -> tuple[str, str]:
+        """The names of the label input and of the loss.
+
+        Raises
+        ------
+        NetworkError
+            If the network has none, being for inference only.
+        """
+        if self.label is None or self.loss is None:
+            raise NetworkError(
+                "the network has no loss, so it cannot be trained",
+                where=self.name,
+                hint="Network.with_classification_loss() adds one.",
+            )
+        return self.label, self.loss
+
     def nodes_for(self, outputs: Iterable[str]) -> tuple[Node, ...]:
         """The nodes that these outputs need, in an order in which they can run."""
         needed = set(outputs)

@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 
 from d5suite.errors import ValidationError
+from d5suite.levels.backend import Tolerance
 from d5suite.levels.network import Arrays, Executor
 from d5suite.levels.training import Optimizer, Trainer
 from d5suite.network import Network
@@ -46,8 +47,14 @@ STEP = 2e-9
 """Step of the central difference along a direction whose derivative is about the root of the number of tensors.
 Larger steps cross kinks of ReLU and max-pooling: on ResNet-50 they cost 3e-4 at 1e-7 and 3e-7 at 1e-9."""
 
+UNIT_ROUNDOFF = {"fp64": 2.0**-53, "fp32": 2.0**-24, "bf16": 2.0**-9}
+"""Largest relative error of one rounding to nearest (IEEE 754; bfloat16 has 8 significant bits)."""
+
+LEAST_SENSITIVITY = 16.0
+"""A network's sensitivity in units of roundoff is taken to be at least this: sums round too, not only weights."""
+
 NEGLIGIBLE = 1e-3
-"""A tensor's gradient error is measured against its own norm, or this part of the whole gradient's norm where its own is
+"""A tensor's gradient error is measured against its own norm, or this part of the whole gradient's where its own is
 smaller: a convolution bias ahead of BatchNormalization has a gradient of nothing but rounding."""
 
 
@@ -164,23 +171,21 @@ def check_gradient_float64(executor: Executor, images: np.ndarray, labels: np.nd
         A small batch: float32 (n, C, H, W) and int64 (n,).
     """
     network = executor.network
-    assert network.loss and network.label
+    label_name, loss_name = network.require_loss()
     start = executor.parameters()
-    answer = executor.fetch(executor.forward_backward(executor.feed({network.input: images, network.label: labels})))
+    answer = executor.fetch(executor.forward_backward(executor.feed({network.input: images, label_name: labels})))
     after = executor.parameters()
     executor.load_parameters(start)
     gradients = {name: answer[name] for name in network.parameters if name in answer}
     check_shapes(
         network,
         answer,
-        {network.loss: (), **{name: network.initializers[name].shape for name in network.parameters}},
+        {loss_name: (), **{name: network.initializers[name].shape for name in network.parameters}},
     )
     oracle = Oracle(network, training=True)
     loss, statistics = oracle.run(images, labels)
     label = f"{executor.mode} fp64"
-    checks = [
-        Check(f"loss ({label}) vs onnx.reference", relative_l2(answer[network.loss], loss), FLOAT64, network.loss)
-    ]
+    checks = [Check(f"loss ({label}) vs onnx.reference", relative_l2(answer[loss_name], loss), FLOAT64, loss_name)]
     if statistics:
         checks.append(
             _worst(
@@ -232,7 +237,7 @@ def _first_wrong(names: Sequence[str], error: Callable[[Sequence[str]], float]) 
 
 
 def check_gradient(
-    executor: Executor, proved: Executor, images: np.ndarray, labels: np.ndarray, *, tolerance: float, outputs: float
+    executor: Executor, proved: Executor, images: np.ndarray, labels: np.ndarray, tolerance: Tolerance
 ) -> list[Check]:
     """Loss and every gradient, as they will be timed, against a float64 executor whose gradients are proved.
 
@@ -241,33 +246,48 @@ def check_gradient(
     executor : Executor
         To be timed; keeps its weights.
     proved : Executor
-        Of the same network, in float64, from the same weights.
+        Of the same network, in float64, from the same weights; keeps its weights.
     images, labels : numpy.ndarray
         The batch to be timed: float32 (N, C, H, W) and int64 (N,).
-    tolerance, outputs : float
-        Relative L2 of each gradient and of the loss.
+    tolerance : Tolerance
+        The backend's, for the executor's precision.
     """
     network = executor.network
-    assert network.loss and network.label
-    arrays = {network.input: images, network.label: labels}
-    answers = []
-    for each in (executor, proved):
-        start = each.parameters()
-        answers.append(each.fetch(each.forward_backward(each.feed(arrays))))
-        each.load_parameters(start)
-    answer, reference = answers
+    label_name, loss = network.require_loss()
+    arrays = {network.input: images, label_name: labels}
+    answer, reference = _differentiate(executor, arrays), _differentiate(proved, arrays)
     check_shapes(network, answer, {name: value.shape for name, value in reference.items()})
-    whole = math.sqrt(sum(float(np.vdot(reference[name], reference[name])) for name in network.parameters))
+    start = proved.parameters()
+    generator = np.random.default_rng(0xD5)
+    roundoff = UNIT_ROUNDOFF[executor.precision]
+    proved.load_parameters(
+        {
+            name: start[name] * (1 + roundoff * generator.uniform(-1, 1, start[name].shape))
+            for name in network.parameters
+        }
+    )
+    disturbed = _differentiate(proved, arrays)
+    proved.load_parameters(start)
+    floor = NEGLIGIBLE * math.sqrt(sum(float(np.vdot(reference[name], reference[name])) for name in network.parameters))
+
+    def errors(values: Arrays) -> dict[str, float]:
+        return {name: relative_l2(values[name], reference[name], floor=floor) for name in network.parameters}
+
+    sensitivity = max(max(errors(disturbed).values()), LEAST_SENSITIVITY * roundoff)
     label = _precision_label(executor)
     against = f"{proved.mode} fp64"
-    errors = {name: relative_l2(answer[name], reference[name], floor=NEGLIGIBLE * whole) for name in network.parameters}
     return [
-        Check(
-            f"loss ({label}) vs {against}", relative_l2(answer[network.loss], reference[network.loss]), outputs,
-            network.loss,
-        ),
-        _worst(f"gradient ({label}) vs {against}", errors, tolerance),
-    ]  # fmt: skip
+        Check(f"loss ({label}) vs {against}", relative_l2(answer[loss], reference[loss]), tolerance.outputs, loss),
+        _worst(f"gradient ({label}) vs {against}", errors(answer), tolerance.gradients * sensitivity),
+    ]
+
+
+def _differentiate(executor: Executor, arrays: Arrays) -> dict[str, np.ndarray]:
+    """Loss and gradients; the executor's parameters and running statistics are as before afterwards."""
+    start = executor.parameters()
+    answer = executor.fetch(executor.forward_backward(executor.feed(arrays)))
+    executor.load_parameters(start)
+    return answer
 
 
 @dataclass(frozen=True)
@@ -294,12 +314,12 @@ def train(trainer: Trainer, batches: Batches) -> Trajectory:
     """Run the native optimizer over the batches, and put the starting weights back."""
     executor = trainer.executor
     network = executor.network
-    assert network.loss and network.label
+    label, loss = network.require_loss()
     start = executor.parameters()
     losses = []
     for images, labels in batches:
-        answer = executor.fetch(trainer.step(executor.feed({network.input: images, network.label: labels})))
-        losses.append(float(answer[network.loss]))
+        answer = executor.fetch(trainer.step(executor.feed({network.input: images, label: labels})))
+        losses.append(float(answer[loss]))
     end = executor.parameters()
     executor.load_parameters(start)
     return Trajectory(np.array(losses), end)
@@ -308,16 +328,14 @@ def train(trainer: Trainer, batches: Batches) -> Trajectory:
 def train_by_formula(executor: Executor, optimizer: Optimizer, batches: Batches) -> Trajectory:
     """The same run with the executor's gradients and the neutral update formula in NumPy."""
     network = executor.network
-    assert network.loss and network.label
+    label, loss = network.require_loss()
     start = executor.parameters()
     parameters = {name: start[name].astype(np.float64) for name in network.parameters}
     state: dict[str, np.ndarray] = {}
     losses = []
     for images, labels in batches:
-        answer = executor.fetch(
-            executor.forward_backward(executor.feed({network.input: images, network.label: labels}))
-        )
-        losses.append(float(answer[network.loss]))
+        answer = executor.fetch(executor.forward_backward(executor.feed({network.input: images, label: labels})))
+        losses.append(float(answer[loss]))
         update(optimizer, parameters, answer, state)
         executor.load_parameters(parameters)
     end = executor.parameters()
