@@ -1,0 +1,198 @@
+"""ResNet-50 v1.5 and its SGD step written by hand in TensorFlow, for measuring what d5suite's neutral layer costs.
+
+This is plain TensorFlow: variables, ``tf.nn`` layers, a gradient tape and one ``tf.function``, channels last, weights in
+TensorFlow's own layouts. Nothing of the adapter is used. Imports TensorFlow, NumPy and `d5suite.levels`.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from d5suite.levels.baseline import Baseline
+from d5suite.levels.training import Optimizer
+from d5suite.network import Network
+
+STAGES = ((64, 3, 1), (128, 4, 2), (256, 6, 2), (512, 3, 2))
+"""Width, blocks and stride of the four stages (He et al., CVPR 2016, table 1)."""
+
+
+class BatchNorm(tf.Module):
+    """Batch normalisation with TensorFlow's own running statistics (the variance is the unbiased one)."""
+
+    def __init__(self, scale: np.ndarray, offset: np.ndarray) -> None:
+        super().__init__()
+        self.scale, self.offset = tf.Variable(scale), tf.Variable(offset)
+        self.mean = tf.Variable(np.zeros_like(scale), trainable=False)
+        self.variance = tf.Variable(np.ones_like(scale), trainable=False)
+
+    def __call__(self, x: Any) -> Any:
+        if x.dtype == tf.float64:  # the fused kernel knows float32 and shorter only
+            mean, variance = tf.nn.moments(x, [0, 1, 2])
+            self.mean.assign(0.9 * self.mean + 0.1 * mean)
+            self.variance.assign(0.9 * self.variance + 0.1 * variance)
+            return tf.nn.batch_normalization(x, mean, variance, self.offset, self.scale, 1e-5)
+        y, mean, variance = tf.compat.v1.nn.fused_batch_norm(
+            x, self.scale, self.offset, self.mean, self.variance, 1e-5, exponential_avg_factor=0.1
+        )
+        self.mean.assign(mean)
+        self.variance.assign(variance)
+        return y
+
+
+class Convolution(tf.Module):
+    """A convolution without bias, followed by batch normalisation."""
+
+    def __init__(self, weights: dict[str, np.ndarray], convolution: str, normalisation: str, stride: int = 1) -> None:
+        super().__init__()
+        weight = weights[f"{convolution}.weight"]
+        self.kernel = tf.Variable(np.ascontiguousarray(weight.transpose(2, 3, 1, 0)))
+        self.stride = stride
+        margin = weight.shape[2] // 2
+        self.padding = [[0, 0], [margin, margin], [margin, margin], [0, 0]] if margin else "VALID"
+        self.norm = BatchNorm(weights[f"{normalisation}.weight"], weights[f"{normalisation}.bias"])
+
+    def __call__(self, x: Any) -> Any:
+        return self.norm(tf.nn.conv2d(x, tf.cast(self.kernel, x.dtype), self.stride, self.padding))
+
+
+class Bottleneck(tf.Module):
+    """1×1, 3×3 (which has the stride) and 1×1 convolution around a shortcut."""
+
+    def __init__(self, weights: dict[str, np.ndarray], name: str, stride: int) -> None:
+        super().__init__()
+        self.reduce = Convolution(weights, f"{name}.conv1", f"{name}.bn1")
+        self.middle = Convolution(weights, f"{name}.conv2", f"{name}.bn2", stride)
+        self.expand = Convolution(weights, f"{name}.conv3", f"{name}.bn3")
+        self.shortcut = None
+        if f"{name}.downsample.0.weight" in weights:
+            self.shortcut = Convolution(weights, f"{name}.downsample.0", f"{name}.downsample.1", stride)
+
+    def __call__(self, x: Any) -> Any:
+        y = tf.nn.relu(self.reduce(x))
+        y = tf.nn.relu(self.middle(y))
+        return tf.nn.relu(self.expand(y) + (self.shortcut(x) if self.shortcut else x))
+
+
+class ResNet50(tf.Module):
+    """ResNet-50 v1.5 on images N, H, W, C."""
+
+    def __init__(self, weights: dict[str, np.ndarray], *, xla: bool) -> None:
+        super().__init__()
+        self.xla = xla
+        self.stem = Convolution(weights, "conv1", "bn1", 2)
+        self.blocks = [
+            Bottleneck(weights, f"layer{stage}.{index}", stride if index == 0 else 1)
+            for stage, (_, repeats, stride) in enumerate(STAGES, start=1)
+            for index in range(repeats)
+        ]
+        self.dense = tf.Variable(np.ascontiguousarray(weights["fc.weight"].T))
+        self.bias = tf.Variable(weights["fc.bias"])
+
+    def __call__(self, x: Any) -> Any:
+        x = tf.nn.relu(self.stem(x))
+        margins = [[0, 0], [1, 1], [1, 1], [0, 0]]
+        if self.xla:  # which has no pooling with explicit padding
+            x = tf.nn.max_pool2d(tf.pad(x, margins, constant_values=tf.cast(-math.inf, x.dtype)), 3, 2, "VALID")
+        else:
+            x = tf.nn.max_pool2d(x, 3, 2, margins)
+        for block in self.blocks:
+            x = block(x)
+        x = tf.reduce_mean(x, [1, 2])
+        return tf.nn.bias_add(tf.matmul(x, tf.cast(self.dense, x.dtype)), tf.cast(self.bias, x.dtype))
+
+    def named(self) -> dict[str, tf.Variable]:
+        """The trained variables by their torchvision names."""
+        names = {"fc.weight": self.dense, "fc.bias": self.bias}
+
+        def add(layer: Convolution, convolution: str, normalisation: str) -> None:
+            names[f"{convolution}.weight"] = layer.kernel
+            names[f"{normalisation}.weight"], names[f"{normalisation}.bias"] = layer.norm.scale, layer.norm.offset
+
+        add(self.stem, "conv1", "bn1")
+        places = [f"layer{stage}.{i}" for stage, (_, repeats, _) in enumerate(STAGES, start=1) for i in range(repeats)]
+        for place, block in zip(places, self.blocks, strict=True):
+            add(block.reduce, f"{place}.conv1", f"{place}.bn1")
+            add(block.middle, f"{place}.conv2", f"{place}.bn2")
+            add(block.expand, f"{place}.conv3", f"{place}.bn3")
+            if block.shortcut:
+                add(block.shortcut, f"{place}.downsample.0", f"{place}.downsample.1")
+        return names
+
+
+def resnet50_training_step(
+    network: Network,
+    optimizer: Optimizer,
+    images: np.ndarray,
+    labels: np.ndarray,
+    *,
+    mode: str,
+    device: str,
+    precision: str,
+) -> Baseline:
+    """Build the step on one fixed batch, starting from the network's initializers.
+
+    Parameters
+    ----------
+    network : Network
+        The zoo's ``resnet50``, for its initial weights.
+    optimizer : SGD
+    images : numpy.ndarray
+        float32 (N, 3, H, W).
+    labels : numpy.ndarray
+        int64 (N,).
+    mode, device, precision : str
+        As for an executor of this backend.
+
+    Returns
+    -------
+    Baseline
+    """
+    array = np.float64 if precision == "fp64" else np.float32
+    activation = {"fp32": tf.float32, "bf16": tf.bfloat16, "fp64": tf.float64}[precision]
+    with tf.device("/CPU:0" if device == "cpu" else "/GPU:0"):
+        weights = {name: network.initializers[name].astype(array) for name in network.parameters}
+        model = ResNet50(weights, xla=mode == "xla")
+        variables = model.trainable_variables
+        velocities = [tf.Variable(tf.zeros_like(v), trainable=False) for v in variables] if optimizer.momentum else []
+        batch = tf.constant(np.ascontiguousarray(images.transpose(0, 2, 3, 1)), activation)
+        classes = tf.constant(labels)
+    rate, momentum, decay = optimizer.learning_rate, optimizer.momentum, optimizer.weight_decay
+
+    def train(x: Any, y: Any) -> Any:
+        with tf.GradientTape() as tape:
+            logits = tf.cast(model(x), array)
+            loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(y, logits))
+        gradients = tape.gradient(loss, variables)
+        for i, (variable, gradient) in enumerate(zip(variables, gradients, strict=True)):
+            if decay:
+                gradient = gradient + decay * variable
+            if momentum:
+                tf.raw_ops.ResourceApplyMomentum(
+                    var=variable.handle, accum=velocities[i].handle, lr=tf.constant(rate, array), grad=gradient,
+                    momentum=tf.constant(momentum, array), use_nesterov=optimizer.nesterov,
+                )  # fmt: skip
+            else:
+                variable.assign_sub(rate * gradient)
+        return loss
+
+    if mode != "eager":
+        train = tf.function(train, autograph=False, jit_compile=True if mode == "xla" else None)
+    last: list[Any] = [None]
+
+    def step() -> None:
+        last[0] = train(batch, classes)
+
+    def parameters() -> dict[str, np.ndarray]:
+        stored = {name: variable.numpy() for name, variable in model.named().items()}
+        order = {4: (3, 2, 0, 1), 2: (1, 0), 1: (0,)}
+        return {name: np.ascontiguousarray(value.transpose(order[value.ndim])) for name, value in stored.items()}
+
+    def synchronize() -> None:
+        if device != "cpu":  # TensorFlow's functions return when they are done on the CPU
+            tf.test.experimental.sync_devices()
+
+    return Baseline(step=step, synchronize=synchronize, loss=lambda: float(last[0]), parameters=parameters)

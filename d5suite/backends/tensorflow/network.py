@@ -1,0 +1,242 @@
+"""Level 1 in TensorFlow: a network as variables and traced functions.
+
+Imports TensorFlow, NumPy, `d5suite.levels` and `d5suite.network`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from d5suite.backends.tensorflow.operators import OPERATORS, Context, Layout, identity, weight_layout
+from d5suite.errors import NetworkError
+from d5suite.levels import network as levels
+from d5suite.levels.network import Arrays, Native
+from d5suite.network import Network
+
+ACTIVATIONS = {"fp32": tf.float32, "bf16": tf.bfloat16, "fp64": tf.float64}
+"""Dtype of the activations by precision."""
+
+IMAGES_LAST = {("cuda", "fp32"): False, ("cuda", "fp64"): False}
+"""Whether images are stored N, H, W, C, by device and precision; True unless said otherwise.
+
+TensorFlow's CPU kernels are faster with channels last (measured, oneDNN and XLA), and so are NVIDIA's Tensor Cores, which
+bf16 uses. Without them cuDNN prefers channels first (NVIDIA, "Convolutional layers user's guide", tensor layouts).
+"""
+
+_NORMALISATION = "BatchNormalization"
+
+
+class _Program:
+    """The nodes that one output needs, each as a native callable, in order."""
+
+    def __init__(self, network: Network, wanted: str, context: Context, keep_float32: frozenset[str]) -> None:
+        self.wanted = wanted
+        nodes = network.nodes_for([wanted])
+        read = {name for node in nodes for name in node.inputs}
+        self.weights = [name for name in (*network.parameters, *network.statistics) if name in read]
+        self.cast = [name for name in self.weights if name not in keep_float32]
+        self.constants = [name for name in network.constants if name in read]
+        known = {"", network.input, network.label, *self.weights, *self.constants}
+        last_use = {name: i for i, node in enumerate(nodes) for name in node.inputs}
+        self.steps: list[tuple[Callable[..., Any], tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = []
+        self.moving: dict[int, tuple[str, str]] = {}
+        for i, node in enumerate(nodes):
+            absent = [name for name in node.inputs if name not in known]
+            if absent:
+                raise NetworkError(
+                    f"{node.op_type} needs {absent[0]!r}, an optional output that this backend does not give",
+                    where=node.name,
+                )
+            call = OPERATORS[node.op_type](node, context)
+            outputs = node.outputs
+            if node.op_type == _NORMALISATION and context.training:
+                self.moving[i] = (node.inputs[3], node.inputs[4])
+            if node.op_type != "SoftmaxCrossEntropyLoss":
+                outputs = outputs[:1]
+            known.update(outputs)
+            inputs = tuple(node.inputs)
+            dead = tuple(
+                name for name in dict.fromkeys(inputs) if last_use[name] == i and name not in (wanted, "", *self.weights)
+            )
+            self.steps.append((call, inputs, outputs, dead))
+        if wanted not in known:
+            raise NetworkError(f"no node of the network gives its output {wanted!r}", where=network.name)
+
+    def __call__(self, executor: Executor, inputs: dict[str, Any]) -> Any:
+        """Run the nodes on native inputs, moving the running statistics if the context is a training one."""
+        values: dict[str, Any] = {"": None, **inputs}
+        for name in self.weights:
+            values[name] = executor.variables[name]
+        if executor.activation == tf.bfloat16:
+            for name in self.cast:
+                values[name] = tf.cast(executor.variables[name], tf.bfloat16)
+        for name in self.constants:
+            values[name] = executor.constants[name]
+        for i, (call, names, outputs, dead) in enumerate(self.steps):
+            result = call(*[values[name] for name in names])
+            if i in self.moving:
+                result, mean, variance = result
+                executor.variables[self.moving[i][0]].assign(mean)
+                executor.variables[self.moving[i][1]].assign(variance)
+            if len(outputs) == 1:
+                values[outputs[0]] = result
+            else:
+                values.update(zip(outputs, result, strict=True))
+            for name in dead:
+                del values[name]
+        return values[self.wanted]
+
+
+class Executor(levels.Executor):
+    """A network in TensorFlow; see `d5suite.levels.network.Executor`.
+
+    Attributes
+    ----------
+    variables : dict of str to tf.Variable
+        Parameters and running statistics in their storage layouts.
+    activation : tf.DType
+        Dtype of the activations.
+    """
+
+    def __init__(self, network: Network, *, mode: str, device: str, precision: str) -> None:
+        super().__init__(network, mode=mode, device=device, precision=precision)
+        self.activation = ACTIVATIONS[precision]
+        self._tf_device = "/CPU:0" if device == "cpu" else "/GPU:0"
+        self._array = np.float64 if precision == "fp64" else np.float32
+        stored = tf.float64 if precision == "fp64" else tf.float32
+        self._layouts: dict[str, Layout] = _weight_layouts(network)
+        normalisation = frozenset(
+            name for node in network.nodes if node.op_type == _NORMALISATION for name in node.inputs[1:]
+        )
+        self._images_last = IMAGES_LAST.get((device, precision), True)
+        if self._images_last:
+            self._layouts[network.input] = _image_layout(network)
+        inference, training = self._context(training=False), self._context(training=True)
+        self._inference = _Program(network, network.output, inference, normalisation)
+        self._training = _Program(network, network.loss, training, normalisation) if network.loss else None
+        self._layouts.update({name: inference.layouts[name] for name in [network.output] if name in inference.layouts})
+        with tf.device(self._tf_device):
+            self.variables = {
+                name: tf.Variable(
+                    self._stored(name, network.initializers[name]),
+                    dtype=stored,
+                    trainable=name not in network.statistics,
+                    name=name,
+                )
+                for name in (*network.parameters, *network.statistics)
+            }
+            self.constants = {
+                name: tf.constant(network.initializers[name], self._constant_dtype(name)) for name in network.constants
+            }
+        self.trained = [self.variables[name] for name in network.parameters]
+        self._forward = self.compiled(self._run_forward)
+        self._gradient = self.compiled(self.loss_and_gradients)
+        self._asynchronous = device != "cpu" or not tf.config.experimental.get_synchronous_execution()
+
+    def _context(self, *, training: bool) -> Context:
+        network = self.network
+        return Context(
+            shapes=network.shapes,
+            constants={name: network.initializers[name] for name in network.constants},
+            layouts=dict(self._layouts),
+            training=training,
+            native_gradients=self.mode == "xla" or self.device == "cuda",
+            xla=self.mode == "xla",
+            images_last=self._images_last,
+        )
+
+    def _constant_dtype(self, name: str) -> Any:
+        kind = self.network.initializers[name].dtype
+        return self.activation if kind.kind == "f" else tf.as_dtype(kind)
+
+    def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The function as this mode runs it: plain, traced into a graph, or compiled by XLA."""
+        if self.mode == "eager":
+            return function
+        return tf.function(function, autograph=False, jit_compile=True if self.mode == "xla" else None)
+
+    def _run_forward(self, image: Any) -> Any:
+        with tf.device(self._tf_device):
+            return self._inference(self, {self.network.input: image})
+
+    def loss_and_gradients(self, image: Any, label: Any) -> tuple[Any, list[Any]]:
+        """The loss and its gradient by each of `trained`, for tracing; moves the running statistics."""
+        if self._training is None or self.network.label is None:
+            raise NetworkError(
+                "the network has no loss to differentiate",
+                where=self.network.name,
+                hint="`Network.with_classification_loss()` gives it one.",
+            )
+        with tf.device(self._tf_device):
+            with tf.GradientTape() as tape:
+                loss = self._training(self, {self.network.input: image, self.network.label: label})
+            return loss, tape.gradient(loss, self.trained, unconnected_gradients=tf.UnconnectedGradients.ZERO)
+
+    def _stored(self, name: str, array: np.ndarray) -> np.ndarray:
+        layout = self._layouts.get(name)
+        return np.ascontiguousarray(array.transpose(layout)) if layout else array
+
+    def feed(self, arrays: Arrays) -> Native:
+        with tf.device(self._tf_device):
+            return {
+                name: tf.constant(
+                    self._stored(name, np.asarray(array)), self.activation if name == self.network.input else tf.int64
+                )
+                for name, array in arrays.items()
+            }
+
+    def forward(self, feed: Native) -> Native:
+        return {self.network.output: self._forward(feed[self.network.input])}
+
+    def forward_backward(self, feed: Native) -> Native:
+        loss, gradients = self._gradient(feed[self.network.input], feed.get(self.network.label))
+        return {self.network.loss: loss, **dict(zip(self.network.parameters, gradients, strict=True))}
+
+    def fetch(self, values: Native) -> dict[str, np.ndarray]:
+        return {name: self._neutral(name, value) for name, value in values.items()}
+
+    def _neutral(self, name: str, value: Any) -> np.ndarray:
+        array = np.asarray(tf.cast(value, self._array))
+        layout = self._layouts.get(name)
+        return np.array(array.transpose(np.argsort(layout)) if layout else array, order="C")
+
+    def parameters(self) -> dict[str, np.ndarray]:
+        return self.fetch(self.variables)
+
+    def load_parameters(self, values: Arrays) -> None:
+        for name, value in values.items():
+            if name not in self.variables:
+                raise NetworkError(f"the network has no parameter or statistic {name!r}", where=self.network.name)
+            wanted = self.network.initializers[name].shape
+            if np.shape(value) != wanted:
+                raise NetworkError(
+                    f"the shape of {name!r} is {list(wanted)}, not {list(np.shape(value))}", where=self.network.name
+                )
+            self.variables[name].assign(self._stored(name, np.asarray(value, self._array)))
+
+    def synchronize(self) -> None:
+        # TensorFlow's CPU operators and functions return when they are done, unless asynchronous execution is chosen.
+        if self._asynchronous:
+            tf.test.experimental.sync_devices()
+
+
+def _weight_layouts(network: Network) -> dict[str, Layout]:
+    layouts: dict[str, Layout] = {}
+    for node in network.nodes:
+        for i, name in enumerate(node.inputs):
+            if name in network.parameters and name not in layouts:
+                rank = len(network.shapes[name])
+                layout = weight_layout(node, i, rank)
+                if layout != identity(rank):
+                    layouts[name] = layout
+    return layouts
+
+
+def _image_layout(network: Network) -> Layout:
+    """Channels last, if the image is an image."""
+    rank = len(network.shapes[network.input])
+    return (0, *range(2, rank), 1) if rank > 2 else identity(rank)
