@@ -154,7 +154,7 @@ def _test_function(recipe: Recipe, measurement: str) -> Callable[..., None]:
 
     test.__name__ = test.__qualname__ = f"test_{measurement}"
     test.__doc__ = f"{measurement} of {recipe.name}"
-    test.d5suite = (recipe.name, measurement)  # type: ignore[attr-defined]
+    test.d5suite = (recipe.name, measurement)
     return test
 
 

@@ -19,7 +19,7 @@ from d5suite.backends import Selection, select
 from d5suite.data.imagenet import ImageNet
 from d5suite.data.loader import Loader
 from d5suite.data.transforms import EvalTransform, TrainTransform
-from d5suite.errors import BackendError, ConfigurationError, JobError, ValidationError
+from d5suite.errors import ConfigurationError, JobError, ValidationError
 from d5suite.job import Job
 from d5suite.levels.network import Executor, Native
 from d5suite.levels.training import Optimizer, Trainer, optimizer_from_dict
@@ -127,6 +127,11 @@ class Workload:
         self.backend.check_operators(network)
         return network
 
+    @cached_property
+    def generic_network(self) -> Network:
+        """The network with noise on its weights, for the checks of outputs and gradients."""
+        return self.network.at_generic_point()
+
     @property
     def image_size(self) -> int:
         """Height and width of the images in pixels."""
@@ -163,14 +168,21 @@ class Workload:
             images = next(iter(loader.epoch(0)))[0]
         return np.resize(images, (self.job.batch_size, *images.shape[1:]))
 
-    def executor(self, *, proved: bool = False) -> Executor:
-        """The network as it is to be timed, or ``proved``: in the default mode and float64, for validation."""
+    def executor(self, network: Network | None = None) -> Executor:
+        """A network, by default the job's, as it is to be timed."""
         return self.backend.executor(
-            self.network,
-            mode=self.backend.default_mode if proved else self.selection.mode,
-            device=self.job.device,
-            precision="fp64" if proved else self.job.precision,
+            network or self.network, mode=self.selection.mode, device=self.job.device, precision=self.job.precision
         )
+
+    def proved_executor(self, network: Network) -> Executor:
+        """A network in the backend's default mode and float64, for validation.
+
+        Raises
+        ------
+        BackendError
+            If the backend has no float64.
+        """
+        return self.backend.executor(network, device=self.job.device, precision="fp64")
 
     def arrays(self, batch: Batch) -> dict[str, np.ndarray]:
         """A batch under the network's input names."""
@@ -201,7 +213,10 @@ class Workload:
         """The output against an independent evaluator."""
         validation.require(
             checks.check_inference(
-                self.executor(), self.evaluation_images, tolerance=self.tolerance.outputs, threads=self.job.threads
+                self.executor(self.generic_network),
+                self.evaluation_images,
+                tolerance=self.tolerance.outputs,
+                threads=self.job.threads,
             )
         )
 
@@ -212,12 +227,11 @@ class Workload:
 
     def _check_gradient(self) -> Iterator[Check]:
         images, labels = self.batches[0]
-        if "fp64" not in self.backend.precisions:
-            raise BackendError(f"backend {self.backend.name!r} has no fp64, which gradient validation needs")
         count = self.network.batch_size or min(ORACLE_BATCH, self.job.batch_size)
-        proved = self.executor(proved=True)
+        proved = self.proved_executor(self.generic_network)
         yield from checks.check_gradient_float64(proved, images[:count], labels[:count])
-        yield from checks.check_gradient(self.executor(), proved, images, labels, self.tolerance)
+        timed = self.executor(self.generic_network)
+        yield from checks.check_gradient(timed, proved, images, labels, self.tolerance)
 
     def validate_gradient(self, validation: Validation) -> None:
         """Every gradient, through float64 gradients proved by central differences."""
@@ -227,7 +241,7 @@ class Workload:
         """A short training run, through a float64 run proved by the update formula and by other backends."""
         validation.require(self._gradient_checks)
         steps = self.batches[: self.job.validation_steps]
-        proved = self.executor(proved=True)
+        proved = self.proved_executor(self.network)
         label = f"{proved.mode} fp64"
         found = checks.train(self.backend.trainer(proved, self.optimizer), steps)
         expected = checks.train_by_formula(proved, self.optimizer, steps)

@@ -7,7 +7,7 @@ RECIPE = Recipe(
     name="cost_of_neutrality",
     network="resnet50",
     dataset="imagenet",
-    optimizer=SGD(learning_rate=0.0125, momentum=0.9, weight_decay=1e-4),
+    optimizer=SGD(learning_rate=2**-8, momentum=0.9, weight_decay=1e-4),
     measurements=("cost_of_neutrality", "cost_of_loading"),
     presets={
         "smoke": Preset(image_size=64, batch_size=8, classes=10, max_time_s=5.0),

@@ -7,10 +7,17 @@ RECIPE = Recipe(
     name="imagenet_resnet50",
     network="resnet50",
     dataset="imagenet",
-    optimizer=SGD(learning_rate=0.0125, momentum=0.9, weight_decay=1e-4),
+    optimizer=SGD(learning_rate=2**-8, momentum=0.9, weight_decay=1e-4),
     presets={
         "smoke": Preset(image_size=64, batch_size=8, classes=10, max_time_s=4.0),
-        "standard": Preset(image_size=224, batch_size=32, classes=1000, max_time_s=20.0),
+        "standard": Preset(
+            image_size=224,
+            batch_size=32,
+            classes=1000,
+            optimizer=SGD(learning_rate=0.0125, momentum=0.9, weight_decay=1e-4),
+            max_time_s=20.0,
+            note="the rate is Goyal et al.'s linear scaling rule: 0.1 × 32 / 256",
+        ),
         "full": Preset(
             image_size=224,
             batch_size=256,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from onnx import TensorProto, helper, numpy_helper
@@ -43,7 +44,7 @@ class Builder:
             self.image, TensorProto.FLOAT, ["N", channels, image_size, image_size]
         )
 
-    def _append(self, operator: str, name: str, inputs: Sequence[str], channels: int, **attributes: object) -> str:
+    def _append(self, operator: str, name: str, inputs: Sequence[str], channels: int, **attributes: Any) -> str:
         self._nodes.append(helper.make_node(operator, list(inputs), [name], name=name, **attributes))
         self._channels[name] = channels
         return name
@@ -92,11 +93,14 @@ class Builder:
             group=groups,
         )
 
-    def batch_norm(self, x: str, name: str, *, epsilon: float = 1e-5, momentum: float = 0.9) -> str:
-        """Batch normalisation; ``momentum`` is the weight of the old running statistics (ONNX's meaning)."""
+    def batch_norm(self, x: str, name: str, *, epsilon: float = 1e-5, momentum: float = 0.9, scale: float = 1.0) -> str:
+        """Batch normalisation with initial scale ``scale``.
+
+        ``momentum`` is the weight of the old running statistics (ONNX's meaning).
+        """
         channels = self._channels[x]
         weights = [
-            self._parameter(f"{name}.weight", np.ones(channels)),
+            self._parameter(f"{name}.weight", np.full(channels, scale)),
             self._parameter(f"{name}.bias", np.zeros(channels)),
             self._parameter(f"{name}.running_mean", np.zeros(channels)),
             self._parameter(f"{name}.running_var", np.ones(channels)),
@@ -131,11 +135,15 @@ class Builder:
         """(N, C, 1, 1) to (N, C)."""
         return self._append("Flatten", name, [x], self._channels[x], axis=1)
 
-    def linear(self, x: str, name: str, features: int) -> str:
-        """Fully connected layer with He-normal weights, variance 2 / input features, stored (output, input)."""
+    def linear(self, x: str, name: str, features: int, *, deviation: float | None = None) -> str:
+        """Fully connected layer, its weights stored (output, input).
+
+        They are normal with standard deviation ``deviation``, by default He's: variance 2 / input features.
+        """
         inputs = self._channels[x]
+        deviation = float(np.sqrt(2.0 / inputs)) if deviation is None else deviation
         weights = [
-            self._normal(f"{name}.weight", (features, inputs), float(np.sqrt(2.0 / inputs))),
+            self._normal(f"{name}.weight", (features, inputs), deviation),
             self._parameter(f"{name}.bias", np.zeros(features)),
         ]
         return self._append("Gemm", name, [x, *weights], features, transB=1)

@@ -9,10 +9,9 @@ Imports ONNX and NumPy late, so that `import d5suite` stays quick.
 
 from __future__ import annotations
 
-import hashlib
+import copy
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -204,10 +203,30 @@ class Network:
         """The batch size the graph is fixed to, or None if it takes any."""
         return self.shapes[self.input][0]
 
-    @cached_property
-    def digest(self) -> str:
-        """SHA-256 of the normalised model, for telling networks apart."""
-        return hashlib.sha256(self.model.SerializeToString(deterministic=True)).hexdigest()
+    def at_generic_point(self) -> Network:
+        """The same network with noise on all its weights, for validation.
+
+        Initial weights are special: biases are zero, running variances one, and the last scale of a residual branch
+        may be zero, so that whole branches could be wrong unseen. Here every parameter and running mean gets normal
+        noise of a tenth of its root mean square (of 1 where it is zero), and every running variance a factor near 1.
+        """
+        generator = np.random.default_rng(0xD5)
+        variances = {node.inputs[4] for node in self.nodes if node.op_type == "BatchNormalization"}
+        other = copy.copy(self)
+        other.initializers = dict(self.initializers)
+        for name in (*self.parameters, *self.statistics):
+            value = self.initializers[name].astype(np.float64)
+            noise = generator.standard_normal(value.shape)
+            if name in variances:
+                value = value * np.exp(0.1 * noise)
+            else:
+                value = value + 0.1 * (float(np.sqrt(np.mean(value**2))) or 1.0) * noise
+            other.initializers[name] = value.astype(self.initializers[name].dtype)
+        other.model = onnx.ModelProto()
+        other.model.CopyFrom(self.model)
+        other.model.graph.ClearField("initializer")
+        other.model.graph.initializer.extend(numpy_helper.from_array(v, k) for k, v in other.initializers.items())
+        return other
 
     def require_loss(self) -> tuple[str, str]:
         """The names of the label input and of the loss.
@@ -292,9 +311,8 @@ def _normalised(model: onnx.ModelProto, name: str) -> onnx.ModelProto:
 
             model = version_converter.convert_version(model, OPSET)
         else:
-            copy = onnx.ModelProto()
-            copy.CopyFrom(model)
-            model = copy
+            given, model = model, onnx.ModelProto()
+            model.CopyFrom(given)
         model.ir_version = max(model.ir_version, IR_VERSION)  # older ones want initializers among the inputs
         _check_control_flow(model, name)
         _fold_constants(model, name)

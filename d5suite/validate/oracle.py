@@ -100,7 +100,7 @@ class Oracle:
             In training mode, the running statistics after this pass.
         """
         feed = {self.network.input: images.astype(np.float64), **self.weights, **(weights or {})}
-        if self.training and self.network.label:
+        if self.training and self.network.label and labels is not None:
             feed[self.network.label] = labels
         known = set(self._evaluator.input_names)
         answer, *statistics = self._evaluator.run(None, {name: value for name, value in feed.items() if name in known})

@@ -1,7 +1,10 @@
 """ResNet-18/34/50/101/152, version 1.5.
 
 He et al., "Deep residual learning for image recognition" (CVPR 2016), table 1. Version 1.5 has a bottleneck's stride
-in its 3×3 convolution (Goyal et al., "Accurate, large minibatch SGD", 2017, footnote 5). Imports the builder only.
+in its 3×3 convolution (Goyal et al., "Accurate, large minibatch SGD", 2017, footnote 5). Initial weights are the
+latter's (section 5.1): He-normal convolutions, a classifier of standard deviation 0.01, and a scale of zero at the end
+of every residual branch, without which the first steps of training are chaotic and no two machines agree on them.
+Imports the builder only.
 """
 
 from __future__ import annotations
@@ -15,13 +18,13 @@ from d5suite.network.model import Network
 
 def _basic(b: Builder, x: str, name: str, width: int, stride: int) -> str:
     y = b.relu(b.batch_norm(b.conv(x, f"{name}.conv1", width, 3, stride=stride), f"{name}.bn1"))
-    return b.batch_norm(b.conv(y, f"{name}.conv2", width, 3), f"{name}.bn2")
+    return b.batch_norm(b.conv(y, f"{name}.conv2", width, 3), f"{name}.bn2", scale=0.0)
 
 
 def _bottleneck(b: Builder, x: str, name: str, width: int, stride: int) -> str:
     y = b.relu(b.batch_norm(b.conv(x, f"{name}.conv1", width, 1), f"{name}.bn1"))
     y = b.relu(b.batch_norm(b.conv(y, f"{name}.conv2", width, 3, stride=stride), f"{name}.bn2"))
-    return b.batch_norm(b.conv(y, f"{name}.conv3", 4 * width, 1), f"{name}.bn3")
+    return b.batch_norm(b.conv(y, f"{name}.conv3", 4 * width, 1), f"{name}.bn3", scale=0.0)
 
 
 def _resnet(
@@ -50,7 +53,7 @@ def _resnet(
             x = b.relu(b.add(block(b, x, layer, width, stride), shortcut, f"{layer}.add"))
             channels = expansion * width
     x = b.flatten(b.global_average_pool(x, "avgpool"), "flatten")
-    return b.classifier(b.linear(x, "fc", classes))
+    return b.classifier(b.linear(x, "fc", classes, deviation=0.01))
 
 
 NETWORKS: dict[str, Callable[..., Network]] = {
