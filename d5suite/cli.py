@@ -102,7 +102,7 @@ def _compare(options: argparse.Namespace) -> None:
 
     from d5suite.report.compare import show
 
-    show(options.results, Console())
+    show(options.results, Console(markup=False))
 
 
 def _backends(options: argparse.Namespace) -> None:
@@ -110,7 +110,7 @@ def _backends(options: argparse.Namespace) -> None:
 
     from d5suite.report.backends import show_backends
 
-    show_backends(Console())
+    show_backends(Console(markup=False))
 
 
 def _doctor(options: argparse.Namespace) -> None:
@@ -118,7 +118,7 @@ def _doctor(options: argparse.Namespace) -> None:
 
     from d5suite.report.doctor import show_doctor
 
-    show_doctor(Console())
+    show_doctor(Console(markup=False))
 
 
 def _network(options: argparse.Namespace) -> None:
@@ -136,7 +136,7 @@ def _network(options: argparse.Namespace) -> None:
     else:
         network = build(options.network, image_size=options.image_size)
     cost = analyse(network, batch_size=options.batch_size)
-    console = Console()
+    console = Console(markup=False)
     table = Table(title=f"{network.name}, batch {network.batch_size or options.batch_size}", title_justify="left")
     for column in ("layer", "operator", "output"):
         table.add_column(column)

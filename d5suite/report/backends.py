@@ -28,6 +28,6 @@ def show_backends(console: Console) -> None:
         console.print(table)
         console.print()
     for name, fault in faults.items():
-        console.print(f"[bold red]{name}[/]: {fault}")
+        console.print(f"{name}: {fault}", style="bold red")
     if not backends and not faults:
         console.print("No backends found; install d5suite into this environment: pip install -e .")

@@ -1,0 +1,103 @@
+"""The command line as a person meets it, on an 80-column terminal."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Run, plugin_environment
+
+
+def d5suite(*arguments: str, environment: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "d5suite.cli", *arguments],
+        env={**os.environ, "COLUMNS": "80", **(environment or {})},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+def _fits(text: str) -> bool:
+    return all(len(line) <= 80 for line in text.splitlines())
+
+
+def test_help_lists_the_commands() -> None:
+    done = d5suite("--help")
+    assert done.returncode == 0
+    for command in ("doctor", "backends", "compare", "network", "data"):
+        assert command in done.stdout
+    assert "pytest recipes/" in done.stdout
+    assert _fits(done.stdout)
+    assert d5suite().stdout == done.stdout
+
+
+def test_doctor_tries_each_backend_and_survives_faulty_ones() -> None:
+    done = d5suite("doctor", environment=plugin_environment() | {"COLUMNS": "80"})
+    assert done.returncode == 0, done.stderr
+    assert _fits(done.stdout)
+    assert "faulty" in done.stdout
+    flat = " ".join(done.stdout.replace("│", " ").split())
+    assert "no_such_framework" in flat
+    assert "unimportable" in flat
+    assert "Noise:" in done.stdout
+
+
+def test_backends_are_described() -> None:
+    done = d5suite("backends", environment=plugin_environment())
+    assert done.returncode == 0, done.stderr
+    assert "faulty:segfault" in done.stdout
+    assert "pip install 'd5suite[absent]'" in " ".join(done.stdout.split())
+
+
+def test_a_network_is_counted(small_onnx: Path) -> None:
+    done = d5suite("network", "resnet50")
+    assert "25,557,032" in done.stdout
+    assert "4,089.184" in done.stdout
+    layers = d5suite("network", str(small_onnx), "--layers", "--batch-size", "2")
+    assert "2×8×16×16" in layers.stdout
+    wrong = d5suite("network", "resnet51")
+    assert wrong.returncode == 2
+    assert wrong.stderr.startswith("error: the zoo has no network 'resnet51'")
+
+
+def test_an_image_set_is_made_and_never_overwritten(tmp_path: Path) -> None:
+    out = tmp_path / "set"
+    arguments = ("data", "make", "imagenet", "--out", str(out), "--classes", "2", "--train-per-class", "2")
+    done = d5suite(*arguments)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""  # progress is for terminals
+    assert len(list((out / "train").rglob("*.JPEG"))) == 4
+    again = d5suite(*arguments)
+    assert again.returncode == 2
+    assert str(out) in again.stderr
+
+
+def test_results_are_compared(run_pytest: Run, recipe_folder: Path, tmp_path: Path) -> None:
+    run_pytest(str(recipe_folder), "--backend", "faulty", "-k", "inference", "--benchmark-json", "a.json")
+    one = d5suite("compare", str(tmp_path / "a.json"))
+    assert one.returncode == 0, one.stderr
+    assert "small/inference" in one.stdout
+    assert "faulty" in one.stdout
+    assert _fits(one.stdout)
+    slower = json.loads((tmp_path / "a.json").read_text())
+    for bench in slower["benchmarks"]:
+        bench["extra_info"]["d5suite"]["median_s"] *= 2
+    (tmp_path / "b.json").write_text(json.dumps(slower))
+    two = d5suite("compare", str(tmp_path / "a.json"), str(tmp_path / "b.json"))
+    assert "1.000" in two.stdout
+    assert "2.000" in two.stdout
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"benchmarks": []}'])
+def test_a_file_without_results_is_one_clear_error(tmp_path: Path, content: str) -> None:
+    (tmp_path / "x.json").write_text(content)
+    done = d5suite("compare", str(tmp_path / "x.json"))
+    assert done.returncode == 2
+    assert str(tmp_path / "x.json") in done.stderr
+    assert "Traceback" not in done.stderr
