@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -45,7 +46,7 @@ def load_results(path: Path) -> dict[Key, dict[str, Any]]:
 
 
 def show(paths: Sequence[Path], console: Console) -> None:
-    """Print one table per measurement: all backends of one file, or the same measurements of several files.
+    """Print one table per recipe: its measurements, and in each the backends of one file or of several side by side.
 
     Parameters
     ----------
@@ -53,73 +54,73 @@ def show(paths: Sequence[Path], console: Console) -> None:
         Result files. With more than one, each row also gives its median divided by the first file's.
     console : rich.console.Console
     """
-    files = [(path.name, load_results(path)) for path in paths]
-    groups = dict.fromkeys((group, setting) for _, found in files for group, setting, _ in found)
-    for group, setting in groups:
-        table = Table(title=f"{group}  ({setting})", title_justify="left", title_style="bold")
-        if len(files) > 1:
-            table.add_column("file", overflow="fold")
-        table.add_column("backend")
-        table.add_column("median ms", justify="right")
-        table.add_column("95% interval", justify="right")
-        table.add_column("images/s", justify="right")
-        ratio_name = _ratio_name(files, group, setting)
-        if ratio_name:
-            table.add_column(ratio_name, justify="right")
-        else:
-            table.add_column("first call s", justify="right")
-            table.add_column("peak MiB", justify="right")
-        table.add_column("error/tol", justify="right")
-        if len(files) > 1:
-            table.add_column("ratio", justify="right")
-        first: dict[str, float] = {}
-        for name, found in files:
-            for (a, b, backend), info in found.items():
-                if (a, b) != (group, setting):
-                    continue
-                row = [name] if len(files) > 1 else []
-                median = info["median_s"]
-                row += _row(backend, info, bool(ratio_name))
-                if len(files) > 1:
-                    row.append(f"{median / first.setdefault(backend, median):.3f}")
-                table.add_row(*row)
-        console.print(table)
-    notes = {
-        f"{backend}: {reason}"
-        for _, found in files
-        for (_, _, backend), info in found.items()
-        for reason in info["machine"]["reasons"]
-    }
-    if any(info["machine"]["disturbed"] for _, found in files for info in found.values()):
-        console.print("* disturbed while measured; compare with care:")
-        for note in sorted(notes):
-            console.print(f"  {note}", highlight=False)
-
-
-def _ratio_name(files: Sequence[tuple[str, dict[Key, dict[str, Any]]]], group: str, setting: str) -> str | None:
+    files = [(f"({number})", load_results(path)) for number, path in enumerate(paths, 1)]
+    if len(files) > 1:
+        for (number, _), path in zip(files, paths, strict=True):
+            console.print(f"{number} {path}", highlight=False)
+        console.print()
+    recipes = dict.fromkeys((group.split("/")[0], setting) for _, found in files for group, setting, _ in found)
+    for recipe, setting in recipes:
+        chosen = [
+            (group.split("/")[1], backend, name, info)
+            for name, found in files
+            for (group, its_setting, backend), info in found.items()
+            if (group.split("/")[0], its_setting) == (recipe, setting)
+        ]
+        console.print(_table(f"{recipe}  ({setting})", chosen, several=len(files) > 1), highlight=False)
+    notes: dict[str, None] = {}
     for _, found in files:
-        for (a, b, _), info in found.items():
-            if (a, b) == (group, setting) and "ratio" in info:
-                return f"÷ {info['compared_with'].replace('_', ' ')}"
-    return None
+        for (group, _, backend), info in found.items():
+            for reason in info["machine"]["reasons"]:
+                notes[f"{group.split('/')[1]}, {backend}: {reason}"] = None
+    if notes:
+        console.print("* disturbed while measured; compare with care:")
+        for note in notes:
+            console.print(f"  {note}", highlight=False)
+    console.print("err/tol: the worst validation error as a part of what is accepted", style="dim")
 
 
-def _row(backend: str, info: dict[str, Any], with_ratio: bool) -> list[str]:
+def _table(title: str, chosen: Sequence[tuple[str, str, str, dict[str, Any]]], *, several: bool) -> Table:
+    with_ratio = any("ratio" in info for *_, info in chosen)
+    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.add_column("", overflow="fold")
+    for name in ("median ms", "95% interval", "images/s"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for name in ["ratio to own code", "95% interval"] if with_ratio else ["first s", "MiB"]:
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("err/tol", justify="right", no_wrap=True)
+    if several:
+        table.add_column("÷ first", justify="right", no_wrap=True)
+    first: dict[tuple[str, str], float] = {}
+    for measurement in dict.fromkeys(measurement for measurement, *_ in chosen):
+        table.add_row(measurement, style="bold")
+        for its_measurement, backend, file, info in chosen:
+            if its_measurement != measurement:
+                continue
+            row = _row(f"  {backend}" + (f" {file}" if several else ""), info, with_ratio)
+            if several:
+                median = info["median_s"]
+                row.append(f"{median / first.setdefault((measurement, backend), median):.3f}")
+            table.add_row(*row)
+    return table
+
+
+def _row(name: str, info: dict[str, Any], with_ratio: bool) -> list[str]:
     low, high = (1e3 * bound for bound in info["median_ci95"])
     row = [
-        backend + ("*" if info["machine"]["disturbed"] else ""),
+        name + ("*" if info["machine"]["disturbed"] else ""),
         _figure(1e3 * info["median_s"]),
         f"{_figure(low)}–{_figure(high)}",
         _figure(info["throughput"]["value"]),
     ]
     if with_ratio:
         ratio = info["ratio"]
-        row.append(f"{ratio['median']:.3f} ({ratio['ci95'][0]:.3f}–{ratio['ci95'][1]:.3f})")
+        row += [f"{ratio['median']:.3f}", f"{ratio['ci95'][0]:.3f}–{ratio['ci95'][1]:.3f}"]
     else:
         peak = info["peak_memory_bytes"]
         row += [f"{info['first_call_s']:.2f}", "–" if peak is None else f"{peak / 2**20:.0f}"]
     shares = [c["error"] / c["tolerance"] if c["tolerance"] else c["error"] for c in info["validation"]["checks"]]
-    return [*row, f"{max(shares):.2g}" if shares else "–"]
+    return [*row, f"{max(shares):.2g}"]
 
 
 def _figure(value: float) -> str:

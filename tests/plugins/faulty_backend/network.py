@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 import threading
-
 from typing import Any
 
 import numpy as np
