@@ -1,0 +1,328 @@
+"""Level 1 on PyTorch: a network as a straight line of native calls, and its autograd.
+
+Parameters are plain leaf tensors under their neutral names. Inference and training are one `torch.fx.GraphModule` each,
+whose forward function calls one native function per ONNX node and drops every tensor after its last use; eager modes
+call it, mode ``compile`` gives it to `torch.compile`. Imports PyTorch, NumPy and `d5suite.levels`.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+import sysconfig
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.fx
+
+from d5suite.backends.torch.operators import OPERATORS, Context
+from d5suite.errors import BackendError, NetworkError
+from d5suite.levels import network as level
+from d5suite.levels.network import Arrays, Native
+from d5suite.network import Network, Node
+
+_FRESH = frozenset({"Add", "BatchNormalization", "Concat", "Conv", "Gemm", "MatMul", "Mul", "Sub"})
+"""Operators whose output is memory of its own that their gradient does not read, so that it may be overwritten."""
+
+_FLOAT32_INPUTS = {"BatchNormalization": (1, 2, 3, 4), "SoftmaxCrossEntropyLoss": (2,)}
+"""Weights that stay in float32 where the others are rounded to bfloat16."""
+
+_CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
+"""By number of axes."""
+
+
+class Executor(level.Executor):
+    """A network on PyTorch.
+
+    Attributes
+    ----------
+    tensors : dict of str to torch.Tensor
+        Every initializer by neutral name; parameters require gradients, running statistics are moved in place.
+    """
+
+    def __init__(self, network: Network, *, mode: str, device: str, precision: str) -> None:
+        super().__init__(network, mode=mode, device=device, precision=precision)
+        if mode == "compile":
+            _require_compiler()
+        computed = [name for name in network.statistics if name not in network.initializers]
+        if computed:
+            raise NetworkError(f"running statistics must be initializers: {', '.join(computed)}", where=network.name)
+        self._dtype = torch.float64 if precision == "fp64" else torch.float32
+        self._activations = torch.bfloat16 if precision == "bf16" else self._dtype
+        self.tensors = {name: self._native(value) for name, value in network.initializers.items()}
+        self._parameters = [self.tensors[name].requires_grad_() for name in network.parameters]
+
+        inference = self._plan(network.output, training=False)
+        self._inference_weights: list[torch.Tensor] = []
+        self._inference_sources = inference.weights
+        self._infer = self._compiled(inference)
+        self._training_names: list[str] = []
+        if network.loss is not None:
+            self._label, loss = network.require_loss()
+            training = self._plan(loss, training=True)
+            self._training_names = [name for name, _ in training.weights]
+            self._training_weights = [self.tensors[name] for name in self._training_names]
+            self._train = self._compiled(training)
+        self._statistics = _Statistics(network, self.tensors)
+        self._stale = True
+
+    def _plan(self, output: str, *, training: bool) -> _Plan:
+        return _Plan(
+            self.network,
+            output,
+            training=training,
+            device=self.device,
+            dtype=self._dtype,
+            rounds=self.precision == "bf16",
+        )
+
+    def _compiled(self, plan: _Plan) -> Callable[..., torch.Tensor]:
+        if self.mode != "compile":
+            run: Callable[..., torch.Tensor] = plan.module.forward
+            return run
+        compiled: Callable[..., torch.Tensor] = torch.compile(plan.module, dynamic=False, fullgraph=True)
+        return compiled
+
+    @property
+    def unused_parameters(self) -> list[torch.Tensor]:
+        """Parameters that the loss does not depend on."""
+        used = set(self._training_names)
+        return [self.tensors[name] for name in self.network.parameters if name not in used]
+
+    # Weights and data, in and out.
+
+    def _native(self, value: np.ndarray) -> torch.Tensor:
+        """A tensor of our own with an initializer's value, in the parameters' type and the mode's layout."""
+        tensor = torch.tensor(value)
+        return self._placed(tensor, self._dtype if tensor.is_floating_point() else tensor.dtype)
+
+    def _placed(self, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        layout = _CHANNELS_LAST.get(tensor.ndim) if self.mode == "channels_last" else None
+        return tensor.to(self.device, dtype, memory_format=layout or torch.contiguous_format)
+
+    def feed(self, arrays: Arrays) -> Native:
+        """An array that needs no conversion is not copied on the CPU: it must stay unchanged while the feed is used."""
+        network = self.network
+        fed = {}
+        for name, array in arrays.items():
+            if name not in (network.input, network.label):
+                raise NetworkError(f"there is no input {name!r}", where=network.name)
+            _check_shape(network, name, array.shape, network.shapes[name])
+            tensor = torch.from_numpy(np.require(array, requirements=["C", "W"]))
+            fed[name] = self._placed(tensor, self._activations if name == network.input else torch.int64)
+        return fed
+
+    def fetch(self, values: Native) -> dict[str, np.ndarray]:
+        dtype = torch.float64 if self.precision == "fp64" else torch.float32
+        return {name: np.array(value.detach().to("cpu", dtype).numpy(), order="C") for name, value in values.items()}
+
+    def parameters(self) -> dict[str, np.ndarray]:
+        self._statistics.settle()
+        return self.fetch({name: self.tensors[name] for name in (*self.network.parameters, *self.network.statistics)})
+
+    def load_parameters(self, values: Arrays) -> None:
+        known = {*self.network.parameters, *self.network.statistics}
+        for name, value in values.items():
+            if name not in known:
+                raise NetworkError(f"there is no parameter {name!r}", where=self.network.name)
+            _check_shape(self.network, name, value.shape, tuple(self.tensors[name].shape))
+        self._statistics.settle()
+        with torch.no_grad():
+            for name, value in values.items():
+                self.tensors[name].copy_(torch.tensor(value))
+        self._statistics.restart()
+        self._stale = True
+
+    # The measured paths.
+
+    def forward(self, feed: Native) -> Native:
+        if self._stale:
+            self._refresh()
+        with torch.inference_mode():
+            return {self.network.output: self._infer(*self._inference_weights, feed[self.network.input])}
+
+    def _refresh(self) -> None:
+        """Bring what inference reads up to date with the parameters: running variances and rounded weights."""
+        self._statistics.settle()
+        with torch.inference_mode():
+            self._inference_weights = [
+                self.tensors[name].to(torch.bfloat16) if rounded else self.tensors[name]
+                for name, rounded in self._inference_sources
+            ]
+        self._stale = False
+
+    def loss(self, feed: Native) -> torch.Tensor:
+        """The loss in training mode, with its autograd graph; running statistics move."""
+        images, labels = feed[self.network.input], feed[self._label]
+        self._stale = True
+        self._statistics.count(len(images))
+        return self._train(*self._training_weights, images, labels)
+
+    def forward_backward(self, feed: Native) -> Native:
+        _, name = self.network.require_loss()
+        loss = self.loss(feed)
+        gradients = torch.autograd.grad(loss, self._parameters, materialize_grads=True) if self._parameters else ()
+        return {name: loss.detach(), **dict(zip(self.network.parameters, gradients, strict=True))}
+
+    def synchronize(self) -> None:
+        if self.device == "cuda":
+            torch.cuda.synchronize()
+
+
+class _Plan:
+    """The nodes that one output needs, as a module of native calls.
+
+    Attributes
+    ----------
+    weights : list of (str, bool)
+        The module's first arguments: initializer names, and whether each is used in bfloat16. The image and, in
+        training, the label follow. In training the module rounds the weights itself, so that gradients reach the
+        originals; in inference it takes them rounded.
+    module : torch.fx.GraphModule
+    """
+
+    def __init__(
+        self, network: Network, output: str, *, training: bool, device: str, dtype: torch.dtype, rounds: bool
+    ) -> None:
+        nodes = network.nodes_for([output])
+        context = Context(
+            network.shapes, network.initializers, _overwrites(nodes, network, output), training, device, dtype
+        )
+        graph = torch.fx.Graph()
+        values: dict[tuple[str, bool], torch.fx.Node] = {}
+        uses = [
+            [(name, rounds and _is_rounded(network, node, index)) for index, name in enumerate(node.inputs)]
+            for node in nodes
+        ]
+        self.weights = list(dict.fromkeys(key for use in uses for key in use if key[0] in network.initializers))
+        for index, key in enumerate(self.weights):
+            values[key] = graph.placeholder(f"weight_{index}")
+        values[network.input, False] = graph.placeholder("images")
+        if training:
+            values[network.require_loss()[0], False] = graph.placeholder("labels")
+            for key in self.weights:
+                if key[1]:
+                    values[key] = graph.call_function(torch.Tensor.bfloat16, (values[key],))
+        for node, use in zip(nodes, uses, strict=True):
+            operator = OPERATORS[node.op_type](node, context)
+            for name, rounded in use:
+                if name and (name, rounded) not in values:
+                    raise NetworkError(
+                        f"tensor {name!r} is not a first output, and only those are computed", where=node.name
+                    )
+            arguments = tuple(values[key] if key[0] else None for key in use)
+            values[node.outputs[0], False] = graph.call_function(operator, arguments)
+        if (output, False) not in values:
+            raise NetworkError(f"no node computes {output!r} as its first output", where=network.name)
+        graph.output(values[output, False])
+        self.module = torch.fx.GraphModule(torch.nn.Module(), graph)
+
+
+def _is_rounded(network: Network, node: Node, index: int) -> bool:
+    """Whether a node's input is a weight that is rounded to bfloat16 in that precision."""
+    name = node.inputs[index]
+    return name in network.parameters and index not in _FLOAT32_INPUTS.get(node.op_type, ())
+
+
+def _overwrites(nodes: tuple[Node, ...], network: Network, output: str) -> dict[str, int]:
+    """Where a hand-written network has ``relu(inplace=True)`` and ``x += y``: output tensor to the input it overwrites.
+
+    Safe if nobody else reads that input, neither another node nor the gradient of the one that made it.
+    """
+    uses = Counter(name for node in nodes for name in node.inputs)
+    producers = {node.outputs[0]: node for node in nodes}
+    found = {}
+    for node in nodes:
+        if node.op_type not in ("Relu", "Add", "Sum") or len(node.inputs) > 2:
+            continue
+        for index, name in enumerate(node.inputs):
+            fresh = name in producers and producers[name].op_type in _FRESH
+            same_shape = network.shapes.get(name) == network.shapes.get(node.outputs[0])
+            if fresh and same_shape and uses[name] == 1 and name != output:
+                found[node.outputs[0]] = index
+                break
+    return found
+
+
+class _Statistics:
+    """Keeps running variances neutral.
+
+    PyTorch's kernel moves them by the batch's unbiased variance, ONNX by the biased one. With momentum m and n values
+    per channel in each of k steps from v0, the kernel holds ``m^k v0 + s n / (n - 1)`` where ONNX has ``m^k v0 + s``;
+    `settle` puts the latter in its place. So a step keeps the native kernel, and only readers pay.
+    """
+
+    def __init__(self, network: Network, tensors: dict[str, torch.Tensor]) -> None:
+        self._network = network
+        nodes = network.nodes_for([network.loss] if network.loss else [])
+        self._nodes = [node for node in nodes if node.op_type == "BatchNormalization"]
+        names = [node.inputs[4] for node in self._nodes]
+        if len(set(names)) < len(names):
+            raise NetworkError("two BatchNormalization nodes share their running statistics", where=network.name)
+        self._variances = [tensors[name] for name in names]
+        self._batch = 0
+        self._sizes: list[int] = []
+        self.restart()
+
+    def restart(self) -> None:
+        """Take the variances as they are for neutral."""
+        self._steps = 0
+        self._starts = [variance.clone() for variance in self._variances]
+
+    def count(self, batch: int) -> None:
+        """Note that a training pass over so many images follows.
+
+        Raises
+        ------
+        NetworkError
+            If a channel has fewer than two values, which have no variance, or their number is not known.
+        """
+        if batch != self._batch:
+            self.settle()
+            self._batch, self._sizes = batch, [self._size(node, batch) for node in self._nodes]
+        self._steps += 1
+
+    def _size(self, node: Node, batch: int) -> int:
+        first, _, *image = self._network.shapes[node.inputs[0]]
+        size = (first or batch) * math.prod(n or 0 for n in image)
+        if size < 2:
+            raise NetworkError(
+                f"BatchNormalization has {size or 'an unknown number of'} values per channel", where=node.name,
+                hint="Training needs two or more: use a larger batch.",
+            )  # fmt: skip
+        return size
+
+    def settle(self) -> None:
+        """Make the variances neutral."""
+        if not self._steps:
+            return
+        with torch.no_grad():
+            for node, variance, start, n in zip(self._nodes, self._variances, self._starts, self._sizes, strict=True):
+                decayed = start.double() * node.attributes["momentum"] ** self._steps
+                variance.copy_(decayed + (variance.double() - decayed) * ((n - 1) / n))
+        self.restart()
+
+
+def _check_shape(network: Network, name: str, shape: tuple[int, ...], expected: tuple[int | None, ...]) -> None:
+    if len(shape) != len(expected) or any(n not in (None, m) for n, m in zip(expected, shape, strict=True)):
+        wanted = ", ".join("any" if n is None else str(n) for n in expected)
+        raise NetworkError(f"tensor {name!r} has shape {tuple(shape)}, not ({wanted})", where=network.name)
+
+
+def _require_compiler() -> None:
+    """Raise `BackendError` unless `torch.compile` will find a C++ compiler and Python's headers."""
+    compiler = os.environ.get("CXX", "g++")
+    header = Path(sysconfig.get_path("include")) / "Python.h"
+    if shutil.which(compiler) is None:
+        raise BackendError(
+            f"mode 'compile' needs a C++ compiler, and {compiler!r} is not found",
+            hint="Install one (Debian: apt install g++), or name it in the environment variable CXX.",
+        )
+    if not header.exists():
+        raise BackendError(
+            "mode 'compile' needs Python's C headers", where=str(header), hint="Debian: apt install python3-dev."
+        )
