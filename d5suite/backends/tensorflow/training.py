@@ -38,14 +38,14 @@ class Trainer(levels.Trainer):
         for i, (parameter, gradient) in enumerate(zip(self.executor.trained, gradients, strict=True)):
             if settings.weight_decay:
                 gradient = gradient + settings.weight_decay * parameter
-            rate = tf.cast(settings.learning_rate, parameter.dtype)
+            rate = tf.constant(settings.learning_rate, parameter.dtype)
             if settings.momentum:
                 tf.raw_ops.ResourceApplyMomentum(
                     var=parameter.handle,
                     accum=self._velocities[i].handle,
                     lr=rate,
                     grad=gradient,
-                    momentum=tf.cast(settings.momentum, parameter.dtype),
+                    momentum=tf.constant(settings.momentum, parameter.dtype),
                     use_nesterov=settings.nesterov,
                 )
             else:
