@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -141,6 +142,7 @@ class _Result:
 
     def __init__(self, path: Path, job: Job) -> None:
         self.path = path
+        self.start = time.monotonic()
         self.data: dict[str, Any] = {
             "schema": RESULT_SCHEMA,
             "status": "running",
@@ -161,7 +163,7 @@ class _Result:
         self.data["phase"] = text
         self.data["measurement"] = measurement
         self.write()
-        print(f"d5suite: {text}", flush=True)
+        print(f"d5suite: {time.monotonic() - self.start:6.1f} s  {text}", flush=True)
 
     def attempt(self, name: str, doing: str, work: Callable[[], dict[str, Any]]) -> bool:
         """Do one piece of work for a measurement; record what it gives, or why it failed."""
