@@ -1,7 +1,7 @@
 """ResNet-50 v1.5 and its SGD step written by hand in TensorFlow, for measuring what d5suite's neutral layer costs.
 
-This is plain TensorFlow: variables, ``tf.nn`` layers, a gradient tape and one ``tf.function``, channels last, weights in
-TensorFlow's own layouts. Nothing of the adapter is used. Imports TensorFlow, NumPy and `d5suite.levels`.
+This is plain TensorFlow: variables, ``tf.nn`` layers, a gradient tape and one ``tf.function``, channels last, weights
+in TensorFlow's own layouts. Nothing of the adapter is used. Imports TensorFlow, NumPy and `d5suite.levels`.
 """
 
 from __future__ import annotations
@@ -19,6 +19,9 @@ from d5suite.network import Network
 STAGES = ((64, 3, 1), (128, 4, 2), (256, 6, 2), (512, 3, 2))
 """Width, blocks and stride of the four stages (He et al., CVPR 2016, table 1)."""
 
+EPSILON = float(np.float32(1e-5))
+"""1e-5 as an ONNX attribute holds it, so that float64 can be compared exactly."""
+
 
 class BatchNorm(tf.Module):
     """Batch normalisation with TensorFlow's own running statistics (the variance is the unbiased one)."""
@@ -34,9 +37,9 @@ class BatchNorm(tf.Module):
             mean, variance = tf.nn.moments(x, [0, 1, 2])
             self.mean.assign(0.9 * self.mean + 0.1 * mean)
             self.variance.assign(0.9 * self.variance + 0.1 * variance)
-            return tf.nn.batch_normalization(x, mean, variance, self.offset, self.scale, 1e-5)
+            return tf.nn.batch_normalization(x, mean, variance, self.offset, self.scale, EPSILON)
         y, mean, variance = tf.compat.v1.nn.fused_batch_norm(
-            x, self.scale, self.offset, self.mean, self.variance, 1e-5, exponential_avg_factor=0.1
+            x, self.scale, self.offset, self.mean, self.variance, EPSILON, exponential_avg_factor=0.1
         )
         self.mean.assign(mean)
         self.variance.assign(variance)

@@ -23,7 +23,7 @@ ACTIVATIONS = {"fp32": tf.float32, "bf16": tf.bfloat16, "fp64": tf.float64}
 IMAGES_LAST = {("cuda", "fp32"): False, ("cuda", "fp64"): False}
 """Whether images are stored N, H, W, C, by device and precision; True unless said otherwise.
 
-TensorFlow's CPU kernels are faster with channels last (measured, oneDNN and XLA), and so are NVIDIA's Tensor Cores, which
+TensorFlow's CPU kernels are faster with channels last (measured with oneDNN), and so are NVIDIA's Tensor Cores, which
 bf16 uses. Without them cuDNN prefers channels first (NVIDIA, "Convolutional layers user's guide", tensor layouts).
 """
 
@@ -60,7 +60,9 @@ class _Program:
             known.update(outputs)
             inputs = tuple(node.inputs)
             dead = tuple(
-                name for name in dict.fromkeys(inputs) if last_use[name] == i and name not in (wanted, "", *self.weights)
+                name
+                for name in dict.fromkeys(inputs)
+                if last_use[name] == i and name not in (wanted, "", *self.weights)
             )
             self.steps.append((call, inputs, outputs, dead))
         if wanted not in known:
@@ -117,7 +119,9 @@ class Executor(levels.Executor):
             self._layouts[network.input] = _image_layout(network)
         inference, training = self._context(training=False), self._context(training=True)
         self._inference = _Program(network, network.output, inference, normalisation)
-        self._training = _Program(network, network.loss, training, normalisation) if network.loss else None
+        self._training = {
+            name: _Program(network, name, training, normalisation) for name in [network.loss] if name is not None
+        }
         self._layouts.update({name: inference.layouts[name] for name in [network.output] if name in inference.layouts})
         with tf.device(self._tf_device):
             self.variables = {
@@ -165,15 +169,11 @@ class Executor(levels.Executor):
 
     def loss_and_gradients(self, image: Any, label: Any) -> tuple[Any, list[Any]]:
         """The loss and its gradient by each of `trained`, for tracing; moves the running statistics."""
-        if self._training is None or self.network.label is None:
-            raise NetworkError(
-                "the network has no loss to differentiate",
-                where=self.network.name,
-                hint="`Network.with_classification_loss()` gives it one.",
-            )
+        network = self.network
+        label_name, loss_name = network.require_loss()
         with tf.device(self._tf_device):
             with tf.GradientTape() as tape:
-                loss = self._training(self, {self.network.input: image, self.network.label: label})
+                loss = self._training[loss_name](self, {network.input: image, label_name: label})
             return loss, tape.gradient(loss, self.trained, unconnected_gradients=tf.UnconnectedGradients.ZERO)
 
     def _stored(self, name: str, array: np.ndarray) -> np.ndarray:
@@ -193,8 +193,9 @@ class Executor(levels.Executor):
         return {self.network.output: self._forward(feed[self.network.input])}
 
     def forward_backward(self, feed: Native) -> Native:
-        loss, gradients = self._gradient(feed[self.network.input], feed.get(self.network.label))
-        return {self.network.loss: loss, **dict(zip(self.network.parameters, gradients, strict=True))}
+        label, loss_name = self.network.require_loss()
+        loss, gradients = self._gradient(feed[self.network.input], feed[label])
+        return {loss_name: loss, **dict(zip(self.network.parameters, gradients, strict=True))}
 
     def fetch(self, values: Native) -> dict[str, np.ndarray]:
         return {name: self._neutral(name, value) for name, value in values.items()}

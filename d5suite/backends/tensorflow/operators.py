@@ -3,8 +3,8 @@
 A factory ``(node, context)`` resolves a node's attributes once and returns a callable on native tensors.
 
 Every tensor has a storage layout: the order in which its ONNX axes are stored. Images are kept in the layout that the
-device's kernels want (usually N, H, W, C), and an operator says in which layout it leaves its output; data are moved only
-where a kernel needs another order. Imports TensorFlow, NumPy, `d5suite.levels` and `d5suite.network`.
+device's kernels want (usually N, H, W, C), and an operator says in which layout it leaves its output; data are moved
+only where a kernel needs another order. Imports TensorFlow, NumPy, `d5suite.levels` and `d5suite.network`.
 """
 
 from __future__ import annotations
@@ -160,9 +160,7 @@ def _aligned(node: Node, context: Context) -> list[Operator]:
     layout = next((x for x in full if x != identity(rank)), identity(rank))
     context.layouts[node.outputs[0]] = layout
     plain = layout == identity(rank)
-    return [
-        context.convert(name, identity(context.rank(name)) if plain else layout) for name in node.inputs
-    ]
+    return [context.convert(name, identity(context.rank(name)) if plain else layout) for name in node.inputs]
 
 
 def _binary(function: Operator) -> Factory:
@@ -252,11 +250,9 @@ def _reshape(node: Node, context: Context) -> Operator:
     assert wanted is not None
     sizes = [int(size) for size in wanted]
     shape = context.shape(name)
-    if not node.attributes["allowzero"]:
-        # A copied batch size is known when the code is traced, as the input's static shape.
-        copied = [axis for axis, size in enumerate(sizes) if size == 0]
-    else:
-        copied = []
+    # A copied batch size is known when the code is traced, as the input's static shape.
+    zero_copies = not node.attributes["allowzero"]
+    copied = [axis for axis, size in enumerate(sizes) if size == 0 and zero_copies]
     split = _channel_split(shape, sizes, copied)
     layout = context.layout(name)
     if split and layout == channels_last(len(shape)):
@@ -380,9 +376,7 @@ def _gemm(node: Node, context: Context) -> Operator:
 
 def _matmul(node: Node, context: Context) -> Operator:
     ranks = [context.rank(name) for name in node.inputs]
-    first, second = (
-        context.convert(name, identity(rank)) for name, rank in zip(node.inputs, ranks, strict=True)
-    )
+    first, second = (context.convert(name, identity(rank)) for name, rank in zip(node.inputs, ranks, strict=True))
     if min(ranks) > 1:
         return lambda x, y: tf.matmul(first(x), second(y))
 
@@ -558,6 +552,8 @@ def _max_pool(node: Node, context: Context) -> Operator:
     padding = images.spatial(s.pads, (0, 0)) if pads_natively else "VALID"
 
     def pool(x: Any, strides: Sequence[int]) -> Any:
+        if images.dimensions == 3 and x.dtype == tf.float64:
+            return _pool_3d_float64(tf.nn.max_pool2d, x, s.kernel, strides, last=images.last)
         kernel = tf.nn.max_pool3d if images.dimensions == 3 else tf.nn.max_pool2d
         return kernel(x, images.spatial(s.kernel, 1), images.spatial(strides, 1), padding, images.data_format)
 
@@ -568,6 +564,24 @@ def _max_pool(node: Node, context: Context) -> Operator:
         return images.leave(s.undilated(x, pool))
 
     return max_pool
+
+
+def _pool_3d_float64(pool: Operator, x: Any, kernel: Sequence[int], strides: Sequence[int], *, last: bool) -> Any:
+    """Pool over planes and then over depth, because TensorFlow's own kernels are for float32 and shorter."""
+    images = _Images(4, last)
+
+    def pool_2d(x: Any, kernel: Sequence[int], strides: Sequence[int]) -> Any:
+        return pool(x, images.spatial(kernel, 1), images.spatial(strides, 1), "VALID", images.data_format)
+
+    batch, depth = x.shape[0], x.shape[1 if last else 2]
+    channels = x.shape[-1 if last else 1]
+    height, width = x.shape[2:4] if last else x.shape[3:5]
+    x = tf.reshape(x, [batch * depth, height, width, channels] if last else [batch, channels * depth, height, width])
+    x = pool_2d(x, kernel[1:], strides[1:])
+    height, width = x.shape[1:3] if last else x.shape[2:4]
+    x = tf.reshape(x, [batch, depth, height * width, channels] if last else [batch, channels, depth, height * width])
+    x = pool_2d(x, (kernel[0], 1), (strides[0], 1))
+    return tf.reshape(x, [batch, -1, height, width, channels] if last else [batch, channels, -1, height, width])
 
 
 def _average_pool(node: Node, context: Context) -> Operator:
@@ -581,13 +595,16 @@ def _average_pool(node: Node, context: Context) -> Operator:
     context.layouts[node.outputs[0]] = layout
     sizes = [size for size in context.shape(image)[2:] if size is not None]
     include = bool(node.attributes["count_include_pad"])
-    same = not include and s.padded and max(s.dilations) == 1 and _is_same_padding(w, sizes)
+    # 3-D pooling in float64 is done in parts, and only without padding.
+    same = not include and s.padded and rank < 5 and max(s.dilations) == 1 and _is_same_padding(w, sizes)
     scale = None if same else _divisor_correction(w, sizes, include=include)
     if scale is not None:
         scale = scale.reshape(images.spatial((1,) * (images.dimensions - scale.ndim) + scale.shape, 1))
     padding = "SAME" if same else "VALID"
 
     def pool(x: Any, strides: Sequence[int]) -> Any:
+        if images.dimensions == 3 and x.dtype == tf.float64:
+            return _pool_3d_float64(tf.nn.avg_pool2d, x, s.kernel, strides, last=images.last)
         kernel = tf.nn.avg_pool3d if images.dimensions == 3 else tf.nn.avg_pool2d
         return kernel(x, images.spatial(s.kernel, 1), images.spatial(strides, 1), padding, images.data_format)
 
@@ -677,9 +694,7 @@ def _batch_normalization(node: Node, context: Context) -> Operator:
 
         wide = tf.cast(x, scale.dtype)  # bfloat16 activations are normalised in float32
         if not training:
-            y = tf.nn.batch_normalization(
-                wide, spread(mean), spread(variance), spread(offset), spread(scale), epsilon
-            )
+            y = tf.nn.batch_normalization(wide, spread(mean), spread(variance), spread(offset), spread(scale), epsilon)
             return tf.cast(y, x.dtype)
         batch_mean, batch_variance = tf.nn.moments(wide, axes)
         y = tf.nn.batch_normalization(

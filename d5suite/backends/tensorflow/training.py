@@ -27,6 +27,7 @@ class Trainer(levels.Trainer):
 
     def __init__(self, executor: Executor, optimizer: Optimizer) -> None:
         super().__init__(executor, optimizer)
+        self._label, self._loss = executor.network.require_loss()
         self._velocities = [
             tf.Variable(tf.zeros_like(p), trainable=False) for p in executor.trained if optimizer.momentum
         ]
@@ -53,5 +54,4 @@ class Trainer(levels.Trainer):
         return loss
 
     def step(self, feed: Native) -> Native:
-        network = self.executor.network
-        return {network.loss: self._step(feed[network.input], feed[network.label])}
+        return {self._loss: self._step(feed[self.executor.network.input], feed[self._label])}

@@ -1,0 +1,117 @@
+"""TensorFlow's own image loader, as its users write it: a tf.data pipeline that decodes and resizes in TensorFlow.
+
+The yardstick for d5suite's input pipeline, whose code it does not use. Crops have the neutral transform's
+distribution, drawn by TensorFlow's generator, and only their part of a file is decoded. Images are resized with antialiasing as there,
+without the rounding to 8 bits between the passes: pixels agree to one level of 255. Imports TensorFlow and, for the
+transform's definition only, `d5suite.data`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Generator
+from typing import Any
+
+import tensorflow as tf
+
+from d5suite.data.imagenet import ImageNet
+from d5suite.data.transforms import MEAN, STD, EvalTransform, TrainTransform
+
+Transform = TrainTransform | EvalTransform
+
+_DCT = "INTEGER_ACCURATE"
+
+
+def _random_resized_crop(height: Any, width: Any) -> Any:
+    """Top, left, height and width: the first of ten random crops that fits, else the largest in the centre."""
+    tall, wide = tf.cast(height, tf.float32), tf.cast(width, tf.float32)
+    area = tall * wide * tf.random.uniform([10], 0.08, 1.0)
+    ratio = tf.exp(tf.random.uniform([10], math.log(3 / 4), math.log(4 / 3)))
+    widths = tf.cast(tf.round(tf.sqrt(area * ratio)), tf.int32)
+    heights = tf.cast(tf.round(tf.sqrt(area / ratio)), tf.int32)
+    fits = (widths > 0) & (widths <= width) & (heights > 0) & (heights <= height)
+    first = tf.argmax(fits)
+    found = fits[first]
+    widest = tf.minimum(width, tf.cast(tf.round(tall * (4 / 3)), tf.int32))
+    tallest = tf.minimum(height, tf.cast(tf.round(wide / (3 / 4)), tf.int32))
+    crop_height, crop_width = tf.where(found, heights[first], tallest), tf.where(found, widths[first], widest)
+    free_height, free_width = height - crop_height, width - crop_width
+    top = tf.where(found, tf.random.uniform([], 0, free_height + 1, tf.int32), free_height // 2)
+    left = tf.where(found, tf.random.uniform([], 0, free_width + 1, tf.int32), free_width // 2)
+    return tf.stack([top, left, crop_height, crop_width])
+
+
+def _training_image(content: Any, size: int) -> Any:
+    def jpeg() -> Any:
+        shape = tf.image.extract_jpeg_shape(content)
+        crop = _random_resized_crop(shape[0], shape[1])
+        return tf.image.decode_and_crop_jpeg(content, crop, channels=3, dct_method=_DCT)
+
+    def png() -> Any:
+        image = tf.image.decode_png(content, channels=3)
+        top, left, height, width = tf.unstack(_random_resized_crop(tf.shape(image)[0], tf.shape(image)[1]))
+        return image[top : top + height, left : left + width]
+
+    image = tf.cond(tf.image.is_jpeg(content), jpeg, png)
+    image = tf.image.resize(image, [size, size], antialias=True)
+    return tf.image.random_flip_left_right(image)
+
+
+def _evaluation_image(content: Any, size: int, resize: int) -> Any:
+    image = tf.cond(
+        tf.image.is_jpeg(content),
+        lambda: tf.image.decode_jpeg(content, channels=3, dct_method=_DCT),
+        lambda: tf.image.decode_png(content, channels=3),
+    )
+    shape = tf.shape(image)[:2]
+    resized = resize * shape // tf.reduce_min(shape)
+    image = tf.image.resize(image, resized, antialias=True)
+    top, left = tf.unstack(tf.cast(tf.round((resized - size) / 2), tf.int32))
+    return image[top : top + size, left : left + size]
+
+
+def native_loader(
+    dataset: ImageNet, transform: Transform, *, batch_size: int, workers: int, seed: int
+) -> Generator[tuple[tf.Tensor, tf.Tensor], None, None]:
+    """Batches without end, in random order.
+
+    Parameters
+    ----------
+    dataset : ImageNet
+    transform : TrainTransform or EvalTransform
+    batch_size : int
+    workers : int
+        Threads that decode; 0 is one.
+    seed : int
+        Of the order; the augmentation follows TensorFlow's global seed.
+
+    Yields
+    ------
+    images : tf.Tensor
+        float32 (batch_size, size, size, 3) on the CPU.
+    labels : tf.Tensor
+        int64 (batch_size,).
+    """
+    mean, deviation = 255 * tf.constant(MEAN), 255 * tf.constant(STD)
+
+    def load(file: Any, label: Any) -> tuple[Any, Any]:
+        content = tf.io.read_file(file)
+        if isinstance(transform, TrainTransform):
+            image = _training_image(content, transform.size)
+        else:
+            image = _evaluation_image(content, transform.size, transform.resize)
+        return tf.ensure_shape((image - mean) / deviation, [transform.size, transform.size, 3]), label
+
+    options = tf.data.Options()
+    options.threading.private_threadpool_size = max(workers, 1)
+    with tf.device("/CPU:0"):
+        batches = (
+            tf.data.Dataset.from_tensor_slices((dataset.files, dataset.labels))
+            .shuffle(len(dataset), seed=seed)
+            .repeat()
+            .map(load, num_parallel_calls=max(workers, 1), deterministic=True)
+            .batch(batch_size, drop_remainder=True)
+            .prefetch(2)
+            .with_options(options)
+        )
+        yield from batches
