@@ -1,9 +1,9 @@
 """TensorFlow's own image loader, as its users write it: a tf.data pipeline that decodes and resizes in TensorFlow.
 
 The yardstick for d5suite's input pipeline, whose code it does not use. Crops have the neutral transform's
-distribution, drawn by TensorFlow's generator, and only their part of a file is decoded. Images are resized with antialiasing as there,
-without the rounding to 8 bits between the passes: pixels agree to one level of 255. Imports TensorFlow and, for the
-transform's definition only, `d5suite.data`.
+distribution, drawn by TensorFlow's generator, and only their part of a file is decoded. Images are resized with
+antialiasing as there, without the rounding to 8 bits between the passes: pixels agree to one level of 255. Imports
+TensorFlow and, for the transform's definition only, `d5suite.data`.
 """
 
 from __future__ import annotations
