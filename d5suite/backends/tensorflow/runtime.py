@@ -15,9 +15,9 @@ def configure(*, threads: int, seed: int, device: str) -> None:
     Parameters
     ----------
     threads : int
-        CPU threads, for kernels (intra-op) and for independent operators (inter-op) alike, as TensorFlow's default has it
-        for the whole machine; about a tenth faster on ResNet-50 than operators one by one. The process's CPU affinity
-        bounds what both use together.
+        CPU threads, for kernels (intra-op) and for independent operators (inter-op) alike, as TensorFlow does by
+        default; about a tenth faster on ResNet-50 than one operator at a time. The process's CPU affinity bounds what
+        both use together.
     seed : int
         Of TensorFlow's own generators, which Dropout draws from.
     device : str
