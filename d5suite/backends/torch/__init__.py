@@ -25,9 +25,28 @@ BACKEND = Backend(
             "Sub", "Sum", "Tanh", "Transpose", "Unsqueeze",
         }
     ),
+    # Gradients, and trajectories in float32 and bfloat16, are provisional: see the reasons.
     tolerances={
-        "fp32": Tolerance(1e-5, 10, 1e-4, "TODO"),
-        "bf16": Tolerance(1e-1, 1, 1e-1, "TODO"),
-        "fp64": Tolerance(1e-12, 1e-11, 1e-11, "TODO"),
+        "fp64": Tolerance(
+            outputs=1e-4,
+            gradients=20,
+            trajectory=1e-10,
+            reason="outputs are compared with onnxruntime in float32 (seen 1.2e-5 on Inception v1 with random weights); "
+            "losses follow the update formula to 2e-16 on ResNet-18; gradients between modes not measured",
+        ),
+        "fp32": Tolerance(
+            outputs=1e-4,
+            gradients=50,
+            trajectory=2e-2,
+            reason="seen: outputs 1.7e-5 on VGG-19 with random weights, losses 1.3e-7 over ten steps of ResNet-18; not "
+            "measured on ResNet-50. Gradients: one ResNet-18 run exceeded this in layer4.1.bn1.bias, unexplained",
+        ),
+        "bf16": Tolerance(
+            outputs=0.2,
+            gradients=15,
+            trajectory=0.4,
+            reason="8 significant bits: seen outputs 7.9e-2 on Inception v1 with random weights, 7e-3 on DenseNet-121; "
+            "gradients and trajectory not measured",
+        ),
     },
 )  # fmt: skip
