@@ -31,7 +31,7 @@ BACKEND = Backend(
             outputs=1e-4,
             gradients=20,
             trajectory=1e-10,
-            reason="outputs are compared with onnxruntime in float32 (seen 1.2e-5 on Inception v1 with random weights); "
+            reason="outputs are compared with onnxruntime in float32 (seen 1.2e-5 on Inception v1 with random ones); "
             "losses follow the update formula to 2e-16 on ResNet-18; gradients between modes not measured",
         ),
         "fp32": Tolerance(
