@@ -10,7 +10,7 @@ RECIPE = Recipe(
     optimizer=SGD(learning_rate=2**-8, momentum=0.9, weight_decay=1e-4),
     measurements=("cost_of_neutrality", "cost_of_loading"),
     presets={
-        "smoke": Preset(image_size=64, batch_size=8, classes=10, max_time_s=5.0),
+        "smoke": Preset(image_size=64, batch_size=8, classes=10, max_time_s=4.0),
         "standard": Preset(image_size=224, batch_size=16, classes=1000, max_time_s=60.0),
         "full": Preset(image_size=224, batch_size=256, classes=1000, max_time_s=60.0),
     },

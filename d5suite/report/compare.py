@@ -83,10 +83,10 @@ def show(paths: Sequence[Path], console: Console) -> None:
 def _table(title: str, chosen: Sequence[tuple[str, str, str, dict[str, Any]]], *, several: bool) -> Table:
     with_ratio = any("ratio" in info for *_, info in chosen)
     table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    table.add_column("", overflow="fold")
+    table.add_column("", overflow="fold", min_width=14)
     for name in ("median ms", "95% interval", "images/s"):
         table.add_column(name, justify="right", no_wrap=True)
-    for name in ["ratio to own code", "95% interval"] if with_ratio else ["first s", "MiB"]:
+    for name in ["÷ native", "95% interval"] if with_ratio else ["first s", "MiB"]:
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("err/tol", justify="right", no_wrap=True)
     if several:
