@@ -154,7 +154,7 @@ def _test_function(recipe: Recipe, measurement: str) -> Callable[..., None]:
 
     test.__name__ = test.__qualname__ = f"test_{measurement}"
     test.__doc__ = f"{measurement} of {recipe.name}"
-    test.d5suite = (recipe.name, measurement)
+    test.d5suite = (recipe, measurement)
     return test
 
 
@@ -162,9 +162,14 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Parametrise recipe tests over the chosen backends; those not installed are skipped with the reason."""
     if FIXTURE not in metafunc.fixturenames or not hasattr(metafunc.function, "d5suite"):
         return
+    recipe: Recipe = metafunc.function.d5suite[0]
+    path = metafunc.definition.path
+    named = any(metafunc.config.invocation_params.dir / str(arg).split("::")[0] == path for arg in metafunc.config.args)
+    unasked = f"runs when its file is named: pytest {path.name}" if recipe.on_request and not named else None
     metafunc.parametrize(FIXTURE, [
-        pytest.param(str(selection), marks=[pytest.mark.skip(reason=reason)] if reason else [], id=str(selection))
+        pytest.param(str(selection), marks=[pytest.mark.skip(reason=why)] if why else [], id=str(selection))
         for selection, reason in _choices(metafunc.config)
+        for why in [reason or unasked]
     ])  # fmt: skip
 
 
@@ -195,7 +200,7 @@ def _run_measurement(
     wanted = [
         item.function.d5suite[1]  # type: ignore[attr-defined]
         for item in request.session.items
-        if getattr(getattr(item, "function", None), "d5suite", (None,))[0] == recipe.name
+        if getattr(getattr(item, "function", None), "d5suite", (None,))[0] is recipe
         and item.callspec.params[FIXTURE] == backend  # type: ignore[attr-defined]
     ]
     try:

@@ -83,6 +83,8 @@ class Recipe:
         The first is the default.
     measurements : sequence of str
     acceptance : Acceptance
+    on_request : bool
+        Whether it is skipped unless its file is named on the command line.
     """
 
     name: str
@@ -92,6 +94,7 @@ class Recipe:
     presets: Mapping[str, Preset]
     measurements: Sequence[str] = MEASUREMENTS
     acceptance: Acceptance = Acceptance()
+    on_request: bool = False
 
     def __post_init__(self) -> None:
         if self.dataset not in DATASETS:

@@ -118,6 +118,7 @@ def run(job: Job, result: _Result) -> None:
 
         if result.attempt(name, "validating", validate):
             ready.append(name)
+    workload.release()
     for name in ready:
 
         def measure(name: str = name) -> dict[str, Any]:

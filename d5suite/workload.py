@@ -33,7 +33,8 @@ from d5suite.validate.checks import Check, Validation
 from d5suite.validate.norms import relative_l2
 
 ORACLE_BATCH = 4
-"""Images for ONNX's reference evaluator, which is slow; BatchNormalization needs more than one."""
+"""Images per batch of ONNX's reference evaluator and of validating training, in float64 and slow; BatchNormalization
+needs more than one."""
 
 FEEDS = 4
 """Batches that a timed step takes in turn, so that training neither ends at once nor depends on one batch."""
@@ -182,15 +183,16 @@ class Workload:
             network or self.network, mode=self.selection.mode, device=self.job.device, precision=self.job.precision
         )
 
-    def proved_executor(self, network: Network) -> Executor:
-        """A network in the backend's default mode and float64, for validation.
+    @cached_property
+    def _proved(self) -> Executor:
+        """The generic network in the backend's default mode and float64, for validation only."""
+        return self.backend.executor(self.generic_network, device=self.job.device, precision="fp64")
 
-        Raises
-        ------
-        BackendError
-            If the backend has no float64.
-        """
-        return self.backend.executor(network, device=self.job.device, precision="fp64")
+    def release(self) -> None:
+        """Let go of what only validation needs, before anything is timed."""
+        for name in ("_proved", "generic_network"):
+            self.__dict__.pop(name, None)
+        gc.collect()  # executors hold large arrays in reference cycles
 
     def arrays(self, batch: Batch) -> dict[str, np.ndarray]:
         """A batch under the network's input names."""
@@ -214,7 +216,6 @@ class Workload:
         """
         validation = self.validations[measurement] = Validation()
         MEASUREMENTS[measurement].validate(self, validation)
-        gc.collect()  # executors hold large arrays in reference cycles
         return validation
 
     def validate_inference(self, validation: Validation) -> None:
@@ -235,11 +236,16 @@ class Workload:
 
     def _check_gradient(self) -> Iterator[Check]:
         images, labels = self.batches[0]
-        count = self.network.batch_size or min(ORACLE_BATCH, self.job.batch_size)
-        proved = self.proved_executor(self.generic_network)
+        count = self._oracle_batch
+        proved = self._proved
         yield from checks.check_gradient_float64(proved, images[:count], labels[:count])
         timed = self.executor(self.generic_network)
         yield from checks.check_gradient(timed, proved, images, labels, self.tolerance)
+
+    @property
+    def _oracle_batch(self) -> int:
+        """Images per batch where float64 is involved, which is slow."""
+        return self.network.batch_size or min(ORACLE_BATCH, self.job.batch_size)
 
     def validate_gradient(self, validation: Validation) -> None:
         """Every gradient, through float64 gradients proved by central differences."""
@@ -248,18 +254,18 @@ class Workload:
     def validate_training_step(self, validation: Validation) -> None:
         """A short training run, through a float64 run proved by the update formula and by other backends."""
         validation.require(self._gradient_checks)
-        steps = self.batches[: self.job.validation_steps]
-        proved = self.proved_executor(self.network)
+        count = self._oracle_batch
+        steps = [(images[:count], labels[:count]) for images, labels in self.batches[: self.job.validation_steps]]
+        proved = self._proved
+        proved.load_parameters({name: self.network.initializers[name] for name in proved.parameters()})
         label = f"{proved.mode} fp64"
         expected = checks.train_by_formula(proved, self.optimizer, steps[:FORMULA_STEPS])
-        short = checks.train(self.backend.trainer(proved, self.optimizer), steps[:FORMULA_STEPS])
+        short, found = checks.train(self.backend.trainer(proved, self.optimizer), steps, early=FORMULA_STEPS)
         validation.require(
             checks.check_trajectory(
                 f"{label} vs the update formula", short, expected, tolerance=checks.FLOAT64, parameters=True
             )
         )
-        found = checks.train(self.backend.trainer(proved, self.optimizer), steps)
-        del expected, short, proved
         if self.job.trajectory:
             trajectories.save(Path(self.job.trajectory), found, str(self.selection))
         for path in self.job.peers:
@@ -270,7 +276,7 @@ class Workload:
                 )
             )
         executor = self.executor()
-        timed = checks.train(self.backend.trainer(executor, self.optimizer), steps)
+        (timed,) = checks.train(self.backend.trainer(executor, self.optimizer), steps)
         validation.require(
             checks.check_trajectory(
                 f"{executor.mode} {executor.precision} vs {label}",
@@ -293,12 +299,26 @@ class Workload:
             ]
         )
 
+    @cached_property
+    def _pair(self) -> tuple[Trainer, Native, Any]:
+        """A trainer, its feed, and the same step written by hand in the framework's own style."""
+        executor = self.executor()
+        images, labels = self.batches[0]
+        baseline = self.backend.load("baseline").resnet50_training_step(
+            self.network,
+            self.optimizer,
+            images,
+            labels,
+            mode=self.selection.mode,
+            device=self.job.device,
+            precision=self.job.precision,
+        )
+        return self.backend.trainer(executor, self.optimizer), executor.feed(self.arrays(self.batches[0])), baseline
+
     def validate_cost_of_neutrality(self, validation: Validation) -> None:
         """The hand-written step's losses against d5suite's, from the same weights on the same batch."""
-        executor = self.executor()
-        trainer = self.backend.trainer(executor, self.optimizer)
-        baseline = self._baseline()
-        feed = executor.feed(self.arrays(self.batches[0]))
+        trainer, feed, baseline = self._pair
+        executor = trainer.executor
         _, loss = self.network.require_loss()
         for step in range(BASELINE_STEPS):
             ours = float(executor.fetch(trainer.step(feed))[loss])
@@ -381,27 +401,12 @@ class Workload:
         extra = {"loader_workers": self.job.loader_workers, "batches_per_sample": count}
         return Measured(samples, count * self.job.batch_size, None, {}, extra)
 
-    def _baseline(self) -> Any:
-        images, labels = self.batches[0]
-        return self.backend.load("baseline").resnet50_training_step(
-            self.network,
-            self.optimizer,
-            images,
-            labels,
-            mode=self.selection.mode,
-            device=self.job.device,
-            precision=self.job.precision,
-        )
-
     def measure_cost_of_neutrality(self) -> Measured:
         """The training step and the same one written by hand in the framework's own style, in turn."""
-        executor = self.executor()
-        trainer = self.backend.trainer(executor, self.optimizer)
-        feed = executor.feed(self.arrays(self.batches[0]))
-        baseline = self._baseline()
+        trainer, feed, baseline = self._pair
         found = sample_alternating(
             {"d5suite": lambda: trainer.step(feed), "hand_written": baseline.step},
-            {"d5suite": executor.synchronize, "hand_written": baseline.synchronize},
+            {"d5suite": trainer.executor.synchronize, "hand_written": baseline.synchronize},
             self.settings,
         )
         return self._ratio(found, "hand_written", self.job.batch_size)

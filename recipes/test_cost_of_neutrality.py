@@ -1,4 +1,7 @@
-"""What the neutral description costs: d5suite against the framework's own code, in turn in one process."""
+"""What the neutral description costs: d5suite against the framework's own code, in turn in one process.
+
+pytest recipes/test_cost_of_neutrality.py --benchmark-json cost.json
+"""
 
 from d5suite.levels.training import SGD
 from d5suite.recipe import Preset, Recipe
@@ -8,6 +11,7 @@ RECIPE = Recipe(
     network="resnet50",
     dataset="imagenet",
     optimizer=SGD(learning_rate=2**-8, momentum=0.9, weight_decay=1e-4),
+    on_request=True,
     measurements=("cost_of_neutrality", "cost_of_loading"),
     presets={
         "smoke": Preset(image_size=64, batch_size=8, classes=10, max_time_s=4.0),

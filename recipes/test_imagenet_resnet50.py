@@ -9,7 +9,7 @@ RECIPE = Recipe(
     dataset="imagenet",
     optimizer=SGD(learning_rate=2**-8, momentum=0.9, weight_decay=1e-4),
     presets={
-        "smoke": Preset(image_size=64, batch_size=8, classes=10, max_time_s=2.5),
+        "smoke": Preset(image_size=64, batch_size=8, classes=10, max_time_s=2.0),
         "standard": Preset(
             image_size=224,
             batch_size=32,

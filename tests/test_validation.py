@@ -186,12 +186,14 @@ def test_momentum_with_dampening_is_caught(batch: tuple[np.ndarray, np.ndarray])
     executor = HandExecutor()
     steps = [batch] * 10
     expected = checks.train_by_formula(executor, optimizer, steps)
-    right = checks.train(HandTrainer(executor, optimizer), steps)
+    early, right = checks.train(HandTrainer(executor, optimizer), steps, early=3)
+    assert np.array_equal(early.losses, right.losses[:3])
+    assert not np.array_equal(early.parameters["fc.bias"], right.parameters["fc.bias"])
     Validation().require(checks.check_trajectory("a vs b", right, expected, tolerance=1e-8, parameters=True))
     assert right.losses[-1] < right.losses[0]
     trainer = HandTrainer(executor, optimizer)
     trainer.dampening = 0.5
-    wrong = checks.train(trainer, steps)
+    (wrong,) = checks.train(trainer, steps)
     with pytest.raises(ValidationError, match="first disagrees at step 2"):
         Validation().require(checks.check_trajectory("a vs b", wrong, expected, tolerance=1e-8, parameters=True))
 
@@ -206,7 +208,7 @@ def test_training_puts_the_weights_back(batch: tuple[np.ndarray, np.ndarray]) ->
 
 def test_a_trajectory_survives_the_disk(tmp_path: Path, batch: tuple[np.ndarray, np.ndarray]) -> None:
     executor = HandExecutor()
-    found = checks.train(HandTrainer(executor, SGD(0.5)), [batch] * 3)
+    (found,) = checks.train(HandTrainer(executor, SGD(0.5)), [batch] * 3)
     trajectories.save(tmp_path / "t.h5", found, "hand")
     again, name = trajectories.load(tmp_path / "t.h5")
     assert name == "hand"

@@ -50,7 +50,7 @@ class Tolerance:
         Accepted error of network outputs and of the loss.
     gradients : float
         Accepted error of each parameter's gradient, in multiples of the network's own sensitivity: how much the same
-        gradient changes in float64 when the weights get relative noise of this precision's unit roundoff. A rounding
+        gradient changes in float64 when the weights get noise of a few units of this precision's roundoff. A rounding
         that flips one ReLU moves the gradient by a step, so that in a deep network float32 gradients differ by parts in
         a hundred whoever computes them, and no fixed figure suits both a shallow and a deep network.
     trajectory : float
