@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from onnx import TensorProto, helper
 
 from d5suite.errors import ConfigurationError, ValidationError
 from d5suite.levels import network as level1
@@ -235,6 +236,21 @@ def test_the_oracle_agrees_with_onnxruntime_and_with_itself() -> None:
     assert abs(oracle.derivative(images, labels, scaling, 1e-6)) < 1e-3
     bias = {"fc.bias": np.ones(4)}  # adding a constant to all logits changes no probability
     assert abs(oracle.derivative(images, labels, bias, 1e-4)) < 1e-9
+
+
+@pytest.mark.parametrize(("size", "channels"), [(5, 8), (3, 2), (1, 3)])
+def test_the_oracle_normalises_over_channels_as_onnxruntime_does(size: int, channels: int) -> None:
+    graph = helper.make_graph(
+        [helper.make_node("LRN", ["x"], ["n"], alpha=0.5, beta=0.75, bias=2.0, size=size),
+         helper.make_node("Flatten", ["n"], ["y"])],
+        "lrn",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", channels, 4, 4])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["N", channels * 16])],
+    )  # fmt: skip
+    network = Network(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10))
+    images = np.random.default_rng(0).standard_normal((2, channels, 4, 4)).astype(np.float32)
+    output, _ = inference(network, images, threads=1)
+    assert relative_l2(Oracle(network, training=False).run(images)[0], output) < 1e-6
 
 
 finite = st.floats(-1e3, 1e3)

@@ -73,7 +73,8 @@ class Oracle:
         opset = max(o.version for o in network.model.opset_import if o.domain in ("", "ai.onnx"))
         try:
             self._evaluator = ReferenceEvaluator(
-                onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", opset)])
+                onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", opset)]),
+                new_ops=[_local_response_normalisation()],
             )
         except NotImplementedError as error:
             raise NetworkError(f"ONNX's reference evaluator cannot run it: {error}", where=network.name) from error
@@ -129,6 +130,27 @@ class Oracle:
             for sign in (1.0, -1.0)
         )
         return (ahead - behind) / (2 * step)
+
+
+def _local_response_normalisation() -> type:
+    """ONNX's LRN; the evaluator's own (onnx 1.23) loops over as many channels as the batch has images.
+
+    y = x / (bias + alpha / size · Σ x²)^beta, the sum over the channels from c - ⌊(size - 1) / 2⌋ to
+    c + ⌈(size - 1) / 2⌉ (ONNX operator specification).
+    """
+    from onnx.reference.op_run import OpRun
+
+    class LRN(OpRun):
+        op_domain = ""
+
+        def _run(self, x: np.ndarray, alpha: float, beta: float, bias: float, size: int) -> tuple[np.ndarray]:
+            channels = x.shape[1]
+            before, after = (size - 1) // 2, size // 2
+            squares = np.pad(x**2, [(0, 0), (before, after)] + [(0, 0)] * (x.ndim - 2))
+            total = sum(squares[:, offset : offset + channels] for offset in range(size))
+            return (x / (bias + alpha / size * total) ** beta,)
+
+    return LRN
 
 
 def inference(network: Network, images: np.ndarray, *, threads: int) -> tuple[np.ndarray, str]:
