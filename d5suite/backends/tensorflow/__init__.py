@@ -65,9 +65,9 @@ BACKEND = Backend(
         "fp32": Tolerance(
             outputs=5e-5,
             gradients=2,
-            trajectory=1e-4,
-            reason="rounding: seen 3.9e-7 in outputs on ResNet-50 and 5e-6 on the light networks, 4.1e-4 in gradients "
-            "and 1.3e-7 in losses on ResNet-50",
+            trajectory=2e-3,
+            reason="rounding: seen 3.9e-7 in outputs on ResNet-50 and 5e-6 on the light networks, 1.2e-2 in gradients "
+            "and 1.0e-4 in losses on ResNet-50, where a rounding flipped a ReLU",
         ),
         "bf16": Tolerance(
             outputs=0.2,
