@@ -1,0 +1,47 @@
+"""What needs a GPU: the small recipe on every installed framework that can use one. Run with ``pytest -m gpu``."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from d5suite.backends import discover
+from tests.conftest import Run
+
+pytestmark = pytest.mark.gpu
+WITH_CUDA = [name for name, backend in discover()[0].items() if "cuda" in backend.devices]
+
+
+def _problem(name: str) -> str | None:
+    """Why a backend cannot use CUDA here, asked in a process of its own."""
+    problem = discover()[0][name].problem()
+    if problem:
+        return problem
+    code = (
+        f"from d5suite.backends import backend\nprint(backend({name!r}).load('runtime').device_problem('cuda') or '')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    return (done.stdout.strip().splitlines() or [""])[-1] or None
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("name", WITH_CUDA)
+def test_a_recipe_runs_on_the_gpu(
+    run_pytest: Run, recipe_folder: Path, tmp_path: Path, name: str, precision: str
+) -> None:
+    problem = _problem(name)
+    if problem:
+        pytest.skip(problem)
+    done = run_pytest(
+        str(recipe_folder), "--backend", name, "--device", "cuda", "--precision", precision,
+        "--benchmark-json", "out.json",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout
+    for bench in json.loads((tmp_path / "out.json").read_text())["benchmarks"]:
+        info = bench["extra_info"]["d5suite"]
+        assert info["device"] == "cuda"
+        assert info["memory"]["method"] == "device"
