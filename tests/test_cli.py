@@ -82,7 +82,8 @@ def test_results_are_compared(run_pytest: Run, recipe_folder: Path, tmp_path: Pa
     run_pytest(str(recipe_folder), "--backend", "faulty", "-k", "inference", "--benchmark-json", "a.json")
     one = d5suite("compare", str(tmp_path / "a.json"))
     assert one.returncode == 0, one.stderr
-    assert "small/inference" in one.stdout
+    assert one.stdout.startswith("small  (smoke, cpu, fp32, batch 4)")
+    assert "inference" in one.stdout
     assert "faulty" in one.stdout
     assert _fits(one.stdout)
     slower = json.loads((tmp_path / "a.json").read_text())
@@ -92,6 +93,7 @@ def test_results_are_compared(run_pytest: Run, recipe_folder: Path, tmp_path: Pa
     two = d5suite("compare", str(tmp_path / "a.json"), str(tmp_path / "b.json"))
     assert "1.000" in two.stdout
     assert "2.000" in two.stdout
+    assert _fits(two.stdout.split("small", 1)[1])  # above it stand the files' names
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"benchmarks": []}'])

@@ -83,44 +83,41 @@ def show(paths: Sequence[Path], console: Console) -> None:
 def _table(title: str, chosen: Sequence[tuple[str, str, str, dict[str, Any]]], *, several: bool) -> Table:
     with_ratio = any("ratio" in info for *_, info in chosen)
     table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    table.add_column("", overflow="fold", min_width=14)
-    for name in ("median ms", "95% interval", "images/s"):
+    table.add_column("", overflow="fold", min_width=20)
+    columns = ["median ms", "95% interval"]
+    columns += ["÷ native", "95% interval"] if with_ratio else ["images/s"]
+    columns += ["÷ first"] if several else [] if with_ratio else ["first s", "MiB"]
+    for name in (*columns, "err/tol"):
         table.add_column(name, justify="right", no_wrap=True)
-    for name in ["÷ native", "95% interval"] if with_ratio else ["first s", "MiB"]:
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("err/tol", justify="right", no_wrap=True)
-    if several:
-        table.add_column("÷ first", justify="right", no_wrap=True)
     first: dict[tuple[str, str], float] = {}
     for measurement in dict.fromkeys(measurement for measurement, *_ in chosen):
         table.add_row(measurement, style="bold")
         for its_measurement, backend, file, info in chosen:
             if its_measurement != measurement:
                 continue
-            row = _row(f"  {backend}" + (f" {file}" if several else ""), info, with_ratio)
+            median = info["median_s"]
+            low, high = (1e3 * bound for bound in info["median_ci95"])
+            mark = "*" if info["machine"]["disturbed"] else ""
+            row = [f"  {backend}{mark}" + (f" {file}" if several else ""), _figure(1e3 * median)]
+            row.append(f"{_figure(low)}–{_figure(high)}")
+            if with_ratio:
+                ratio = info["ratio"]
+                row += [f"{ratio['median']:.3f}", f"{ratio['ci95'][0]:.3f}–{ratio['ci95'][1]:.3f}"]
+            else:
+                row.append(_figure(info["throughput"]["value"]))
             if several:
-                median = info["median_s"]
                 row.append(f"{median / first.setdefault((measurement, backend), median):.3f}")
-            table.add_row(*row)
+            elif not with_ratio:
+                peak = info["peak_memory_bytes"]
+                row += [f"{info['first_call_s']:.2f}", "–" if peak is None else f"{peak / 2**20:.0f}"]
+            table.add_row(*row, f"{_worst_share(info):.2g}")
     return table
 
 
-def _row(name: str, info: dict[str, Any], with_ratio: bool) -> list[str]:
-    low, high = (1e3 * bound for bound in info["median_ci95"])
-    row = [
-        name + ("*" if info["machine"]["disturbed"] else ""),
-        _figure(1e3 * info["median_s"]),
-        f"{_figure(low)}–{_figure(high)}",
-        _figure(info["throughput"]["value"]),
-    ]
-    if with_ratio:
-        ratio = info["ratio"]
-        row += [f"{ratio['median']:.3f}", f"{ratio['ci95'][0]:.3f}–{ratio['ci95'][1]:.3f}"]
-    else:
-        peak = info["peak_memory_bytes"]
-        row += [f"{info['first_call_s']:.2f}", "–" if peak is None else f"{peak / 2**20:.0f}"]
-    shares = [c["error"] / c["tolerance"] if c["tolerance"] else c["error"] for c in info["validation"]["checks"]]
-    return [*row, f"{max(shares):.2g}"]
+def _worst_share(info: dict[str, Any]) -> float:
+    """The largest error as a part of its tolerance; where nothing is tolerated, the error itself."""
+    checks = info["validation"]["checks"]
+    return max(float(c["error"] / c["tolerance"] if c["tolerance"] else c["error"]) for c in checks)
 
 
 def _figure(value: float) -> str:
