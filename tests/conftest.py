@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -13,6 +14,9 @@ import pytest
 
 from d5suite.network import Network
 from d5suite.network.builder import Builder
+
+# A shell that starts the tests in the background leaves interrupts ignored, here and in every child process.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 PLUGINS = Path(__file__).parent / "plugins"
 
