@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jsonschema
 import pytest
 
 from tests.conftest import Run, plugin_environment
@@ -103,3 +104,17 @@ def test_a_file_without_results_is_one_clear_error(tmp_path: Path, content: str)
     assert done.returncode == 2
     assert str(tmp_path / "x.json") in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_the_reference_results_fit_the_schema_and_are_shown() -> None:
+    folder = Path(__file__).parents[1] / "results"
+    schema = json.loads((folder / "schema.json").read_text())
+    references = sorted(folder.glob("reference-*.json"))
+    assert references
+    for reference in references:
+        result = json.loads(reference.read_text())
+        jsonschema.validate(result, schema)
+        assert (folder / result["d5suite"]["series"]).exists()
+        done = d5suite("compare", str(reference))
+        assert done.returncode == 0
+        assert _fits(done.stdout)
