@@ -24,6 +24,12 @@ from d5suite.levels.training import Optimizer
 from d5suite.recipe import Recipe
 from d5suite.worker import result_path
 
+SYNTHETIC_IMAGES = 320
+"""Training images of the small set that recipes make for themselves, but at least `LEAST_PER_CLASS` of each class."""
+
+LEAST_PER_CLASS = 2
+"""See `SYNTHETIC_IMAGES`."""
+
 KEEP_RUNS = 20
 """Folders of job files kept; older ones go when a new one is made."""
 
@@ -173,7 +179,9 @@ class Session:
             return self.settings.imagenet.resolve()
         from d5suite.data.synthesis import cached_imagenet
 
-        return cached_imagenet(classes=classes)
+        # Few images of each of many classes: what is measured is speed, and a thousand classes take long to draw.
+        train = max(LEAST_PER_CLASS, SYNTHETIC_IMAGES // classes)
+        return cached_imagenet(classes=classes, train_per_class=train, val_per_class=-(-train // 4))
 
     def _run(self, recipe: Recipe, selection: Selection, wanted: list[str], found: dict[str, Found]) -> None:
         records: dict[str, dict[str, Any]] = {}
