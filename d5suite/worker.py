@@ -80,7 +80,7 @@ def run(job: Job, result: _Result) -> None:
     result.phase("starting the framework")
     workload = Workload(job)
     backend = workload.backend
-    runtime = backend.load("runtime")
+    runtime = backend.load("runtime", workload.selection.mode)
     runtime.configure(threads=job.threads, seed=job.seed, device=job.device)
     problem = runtime.device_problem(job.device)
     if problem:

@@ -185,8 +185,9 @@ class Workload:
 
     @cached_property
     def _proved(self) -> Executor:
-        """The generic network in the backend's default mode and float64, for validation only."""
-        return self.backend.executor(self.generic_network, device=self.job.device, precision="fp64")
+        """The generic network in float64 and the backend's plainest mode, for validation only."""
+        mode = self.backend.proving_mode(self.selection.mode)
+        return self.backend.executor(self.generic_network, mode=mode, device=self.job.device, precision="fp64")
 
     def release(self) -> None:
         """Let go of what only validation needs, before anything is timed."""

@@ -14,7 +14,7 @@ module         what it offers
 ``loader``     ``native_loader``: the framework's own image loader on the same files and transform
 =============  =====================================================================================
 
-Imports the standard library, `d5suite.errors` and the other level modules only.
+A module that a backend lacks is named in `Backend.absent` with the reason. Imports the standard library, `d5suite.errors` and the other level modules only.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import importlib.util
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import ModuleType
@@ -34,8 +35,13 @@ if TYPE_CHECKING:
     from d5suite.levels.training import Optimizer, Trainer
     from d5suite.network import Network
 
+_chosen_modes: dict[str, str] = {}
+"""By backend: the mode that this process first loaded it for."""
+
 DEVICES = ("cpu", "cuda")
 PRECISIONS = ("fp32", "bf16", "fp64")
+MODULES = ("runtime", "operators", "network", "training", "baseline", "loader")
+"""The modules of an adapter; the last two may be absent, and ``training`` is for level 2."""
 
 
 @dataclass(frozen=True)
@@ -81,8 +87,8 @@ class Backend:
         Importable module names that must be present.
     distributions : sequence of str
         Names under which the framework may be installed; the first that is installed gives the version.
-    extra : str
-        How to install it: the argument of ``pip install``.
+    install : str
+        The command that installs it.
     modes : mapping of str to str
         Mode name to a one-line description; the first is the default.
     levels : set of int
@@ -93,6 +99,19 @@ class Backend:
         ONNX operator names implemented.
     tolerances : mapping of str to Tolerance
         For each precision.
+    environment : mapping of str to mapping of str to str
+        By mode: environment variables that must be set before the framework is imported. Modes that differ here exclude
+        each other within one process.
+    mode_requires : mapping of str to sequence of str
+        By mode: importable module names that must be present beside ``requires``.
+    absent : mapping of str to str
+        What users may look for in vain, each with the reason: a device, a precision, an operator, a module of `MODULES`
+        or ``level 2``.
+    expected_failures : mapping of str to str
+        Cases of the conformance kit that fail for a reason that is known and explained here: a case's name, or a
+        pattern of the `fnmatch` module, to the reason.
+    reduced : str
+        Why recipes measure it at their ``reduced`` preset only; empty if they need not.
     """
 
     name: str
@@ -100,25 +119,42 @@ class Backend:
     package: str
     requires: Sequence[str]
     distributions: Sequence[str]
-    extra: str
+    install: str
     modes: Mapping[str, str]
     levels: frozenset[int]
     devices: Sequence[str]
     precisions: Sequence[str]
     operators: frozenset[str]
     tolerances: Mapping[str, Tolerance] = field(default_factory=dict)
+    environment: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    mode_requires: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    absent: Mapping[str, str] = field(default_factory=dict)
+    expected_failures: Mapping[str, str] = field(default_factory=dict)
+    reduced: str = ""
 
     @property
     def default_mode(self) -> str:
         """The mode used when the user names none."""
         return next(iter(self.modes))
 
-    def problem(self) -> str | None:
-        """Why the framework cannot be used in this interpreter, or None; imports nothing."""
-        missing = [module for module in self.requires if importlib.util.find_spec(module) is None]
+    def proving_mode(self, mode: str) -> str:
+        """The mode whose float64 answers vouch for a mode's: the default one, if one process can hold both."""
+        shared = self.environment.get(mode) == self.environment.get(self.default_mode)
+        return self.default_mode if shared else mode
+
+    def problem(self, mode: str | None = None) -> str | None:
+        """Why the framework cannot be used in this interpreter, or None; imports nothing.
+
+        Parameters
+        ----------
+        mode : str, optional
+            By default the default mode.
+        """
+        required = (*self.requires, *self.mode_requires.get(mode or self.default_mode, ()))
+        missing = [module for module in required if importlib.util.find_spec(module) is None]
         if missing:
             modules = ", ".join(missing)
-            return f"{self.title} is not installed (no module {modules}); install it with: pip install '{self.extra}'"
+            return f"{self.title} is not installed (no module {modules}); install it with: {self.install}"
         return None
 
     def version(self) -> str | None:
@@ -138,8 +174,9 @@ class Backend:
             ("precision", precision, list(self.precisions)),
         ):
             if asked is not None and asked not in known:
+                why = f": {self.absent[asked]}" if asked in self.absent else ""
                 raise BackendError(
-                    f"backend {self.name!r} has no {kind} {asked!r}", hint=f"Its {kind}s are: {', '.join(known)}."
+                    f"backend {self.name!r} has no {kind} {asked!r}{why}", hint=f"Its {kind}s are: {', '.join(known)}."
                 )
 
     def check_operators(self, network: Network) -> None:
@@ -150,7 +187,9 @@ class Backend:
                 missing.setdefault(node.op_type, []).append(node.name)
         if missing:
             listed = "; ".join(
-                f"{operator} (node {names[0]}" + (f" and {len(names) - 1} more)" if len(names) > 1 else ")")
+                f"{operator} (node {names[0]}"
+                + (f" and {len(names) - 1} more)" if len(names) > 1 else ")")
+                + (f", because {self.absent[operator]}" if operator in self.absent else "")
                 for operator, names in sorted(missing.items())
             )
             raise UnsupportedOperatorError(
@@ -158,17 +197,37 @@ class Backend:
                 hint="`d5suite backends` lists what each backend implements.",
             )
 
-    def load(self, module: str) -> ModuleType:
+    def load(self, module: str, mode: str | None = None) -> ModuleType:
         """Import one of the adapter's modules, and the framework with it.
+
+        Parameters
+        ----------
+        module : str
+            One of `MODULES`.
+        mode : str, optional
+            The mode to import it for, by default the default one: its `environment` is set first, unless the first
+            import of the process has set another.
 
         Raises
         ------
         BackendError
-            If the framework is absent or its import fails.
+            If the framework is absent, its import fails, the process already runs a mode that excludes this one, or the
+            adapter does not have the module.
         """
-        problem = self.problem()
+        if module in self.absent:
+            raise BackendError(f"backend {self.name!r} has no {module} module: {self.absent[module]}")
+        mode = mode or _chosen_modes.get(self.name) or self.default_mode
+        problem = self.problem(mode)
         if problem:
             raise BackendError(problem)
+        wanted = self.environment.get(mode, {})
+        first = _chosen_modes.setdefault(self.name, mode)
+        if self.environment.get(first, {}) != wanted:
+            raise BackendError(
+                f"this process runs backend {self.name!r} in mode {first!r}, which excludes mode {mode!r}",
+                hint="Use another process; a benchmark's worker does.",
+            )
+        os.environ.update(wanted)
         try:
             return importlib.import_module(f"{self.package}.{module}")
         except ImportError as error:
@@ -183,10 +242,13 @@ class Backend:
         mode = mode or self.default_mode
         self.check(mode=mode, device=device, precision=precision)
         self.check_operators(network)
-        executor: Executor = self.load("network").Executor(network, mode=mode, device=device, precision=precision)
+        executor: Executor = self.load("network", mode).Executor(network, mode=mode, device=device, precision=precision)
         return executor
 
     def trainer(self, executor: Executor, optimizer: Optimizer) -> Trainer:
         """Give an executor of this backend the framework's native optimizer (Level 2)."""
-        trainer: Trainer = self.load("training").Trainer(executor, optimizer)
+        if 2 not in self.levels:
+            why = f": {self.absent['level 2']}" if "level 2" in self.absent else ""
+            raise BackendError(f"backend {self.name!r} does not train{why}")
+        trainer: Trainer = self.load("training", executor.mode).Trainer(executor, optimizer)
         return trainer

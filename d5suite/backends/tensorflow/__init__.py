@@ -10,7 +10,7 @@ BACKEND = Backend(
     package="d5suite.backends.tensorflow",
     requires=("tensorflow",),
     distributions=("tensorflow", "tensorflow-cpu", "tensorflow-rocm"),
-    extra="d5suite[tensorflow]",
+    install="pip install 'd5suite[tensorflow]'",
     modes={
         "graph": "tf.function: one traced graph per forward pass, gradient or training step",
         "xla": "tf.function with jit_compile=True: the same graphs compiled by XLA",

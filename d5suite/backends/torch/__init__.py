@@ -8,7 +8,7 @@ BACKEND = Backend(
     package="d5suite.backends.torch",
     requires=("torch",),
     distributions=("torch",),
-    extra="d5suite[torch]",
+    install="pip install 'd5suite[torch]'",
     modes={
         "eager": "native calls one by one, images stored N, C, H, W",
         "channels_last": "native calls one by one, images stored N, H, W, C",

@@ -10,7 +10,7 @@ BACKEND = Backend(
     package="faulty_backend",
     requires=["onnxruntime"],
     distributions=["faulty-backend"],
-    extra="faulty-backend",
+    install="pip install faulty-backend",
     modes={
         "good": "answers through onnxruntime",
         "wrong": "every output is off by 1 part in 100",
@@ -37,7 +37,7 @@ ABSENT = Backend(
     package="faulty_backend",
     requires=["no_such_framework"],
     distributions=["no-such-framework"],
-    extra="d5suite[absent]",
+    install="pip install 'd5suite[absent]'",
     modes={"only": "never runs"},
     levels=frozenset({1}),
     devices=["cpu"],
