@@ -6,6 +6,7 @@ Measuring is pytest's job: ``pytest recipes/``. Imports what a command needs whe
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,7 +20,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns
     -------
     int
-        0, or 2 after an error, which is printed to standard error.
+        0, 1 where a backend does not conform, or 2 after an error, which is printed to standard error.
     """
     parser = _parser()
     options = parser.parse_args(arguments)
@@ -27,7 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.print_help()
         return 0
     try:
-        options.run(options)
+        return options.run(options) or 0
     except D5Error as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -60,6 +61,13 @@ def _parser() -> argparse.ArgumentParser:
     compare = commands.add_parser("compare", help="tables from one or several result files")
     compare.add_argument("results", type=Path, nargs="+", metavar="RESULT.json")
     compare.set_defaults(run=_compare)
+
+    conformance = commands.add_parser("conformance", help="prove that a backend keeps the contract")
+    conformance.add_argument("backend", metavar="NAME[:MODE]")
+    conformance.add_argument("--device", default="cpu", choices=["cpu", "cuda"], help="default: %(default)s")
+    conformance.add_argument("--threads", type=int, metavar="N", help="CPU threads (default: all allowed)")
+    conformance.add_argument("-k", dest="only", metavar="EXPRESSION", help="only cases whose name fits, as in pytest")
+    conformance.set_defaults(run=_conformance)
 
     network = commands.add_parser("network", help="layers, parameters and multiply-accumulates of a network")
     network.add_argument("network", metavar="NAME|FILE.onnx", help="a network of the zoo or an ONNX file")
@@ -111,6 +119,25 @@ def _backends(options: argparse.Namespace) -> None:
     from d5suite.report.backends import show_backends
 
     show_backends(Console(markup=False))
+
+
+def _conformance(options: argparse.Namespace) -> int:
+    import subprocess
+
+    from d5suite import testing
+    from d5suite.backends import select
+    from d5suite.measure.threads import allowed_cpus, thread_environment
+
+    select(options.backend)
+    threads = options.threads or len(allowed_cpus())
+    folder = Path(testing.__file__).parent
+    command = [sys.executable, "-m", "pytest", "-c", str(folder / "conformance.ini"), "--rootdir", str(folder),
+               "--no-header", "--tb=short", "--pyargs", "d5suite.testing", "--backend", options.backend,
+               "--device", options.device, "--threads", str(threads)]  # fmt: skip
+    if options.only:
+        command += ["-k", options.only]
+    # A process of its own: it imports the framework, and libraries read the thread budget when they load.
+    return subprocess.run(command, env={**os.environ, **thread_environment(threads)}).returncode
 
 
 def _doctor(options: argparse.Namespace) -> None:

@@ -14,7 +14,9 @@ module         what it offers
 ``loader``     ``native_loader``: the framework's own image loader on the same files and transform
 =============  =====================================================================================
 
-A module that a backend lacks is named in `Backend.absent` with the reason. Imports the standard library, `d5suite.errors` and the other level modules only.
+A module that a backend lacks is named in `Backend.absent` with the reason.
+
+Imports the standard library, `d5suite.errors` and the other level modules only.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from dataclasses import dataclass, field
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from d5suite.errors import BackendError, UnsupportedOperatorError
+from d5suite.errors import BackendError, ContractError, UnsupportedOperatorError
 
 if TYPE_CHECKING:
     from d5suite.levels.network import Executor
@@ -197,6 +199,17 @@ class Backend:
                 hint="`d5suite backends` lists what each backend implements.",
             )
 
+    def check_declared(self, mode: str, precision: str) -> None:
+        """Raise `ContractError` if the adapter declares an operator or precision that it has nothing behind."""
+        if precision not in self.tolerances:
+            raise ContractError(self.name, "backend.tolerances", f"{precision} has no tolerances")
+        if "operators" not in self.absent:
+            hollow = self.operators - set(self.load("operators", mode).OPERATORS)
+            if hollow:
+                raise ContractError(
+                    self.name, "backend.operators", f"declared but not implemented: {', '.join(sorted(hollow))}"
+                )
+
     def load(self, module: str, mode: str | None = None) -> ModuleType:
         """Import one of the adapter's modules, and the framework with it.
 
@@ -242,13 +255,23 @@ class Backend:
         mode = mode or self.default_mode
         self.check(mode=mode, device=device, precision=precision)
         self.check_operators(network)
-        executor: Executor = self.load("network", mode).Executor(network, mode=mode, device=device, precision=precision)
-        return executor
+        self.check_declared(mode, precision)
+        from d5suite.levels.network import Executor
+
+        made = self.load("network", mode).Executor(network, mode=mode, device=device, precision=precision)
+        if not isinstance(made, Executor):
+            raise ContractError(self.name, "executor.class", f"it is a {type(made).__name__}")
+        made.backend = self.name
+        return made
 
     def trainer(self, executor: Executor, optimizer: Optimizer) -> Trainer:
         """Give an executor of this backend the framework's native optimizer (Level 2)."""
         if 2 not in self.levels:
             why = f": {self.absent['level 2']}" if "level 2" in self.absent else ""
             raise BackendError(f"backend {self.name!r} does not train{why}")
-        trainer: Trainer = self.load("training", executor.mode).Trainer(executor, optimizer)
-        return trainer
+        from d5suite.levels.training import Trainer
+
+        made = self.load("training", executor.mode).Trainer(executor, optimizer)
+        if not isinstance(made, Trainer):
+            raise ContractError(self.name, "trainer.class", f"it is a {type(made).__name__}")
+        return made

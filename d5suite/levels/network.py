@@ -15,7 +15,7 @@ Precision, the same for every backend:
     where they are used and activations are bfloat16 from the input on; BatchNormalization's statistics and the loss are
     computed in float32. `fetch` returns float32.
 
-Imports NumPy and `d5suite.network`; no framework.
+Imports NumPy, `d5suite.errors` and `d5suite.network`; no framework.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+from d5suite.errors import NetworkError
 
 if TYPE_CHECKING:
     from d5suite.network import Network
@@ -46,13 +48,38 @@ class Executor(ABC):
     ----------
     network : Network
     mode, device, precision : str
+    backend : str
+        The name of the backend that made it, set by `Backend.executor`.
     """
+
+    backend = ""
 
     def __init__(self, network: Network, *, mode: str, device: str, precision: str) -> None:
         self.network = network
         self.mode = mode
         self.device = device
         self.precision = precision
+
+    def check_feed(self, arrays: Arrays) -> None:
+        """Raise `NetworkError` for an input that the network does not have, or one of another shape."""
+        network = self.network
+        for name, array in arrays.items():
+            if name not in (network.input, network.label):
+                raise NetworkError(f"there is no input {name!r}", where=network.name)
+            self._check_shape(name, np.shape(array), network.shapes[name])
+
+    def check_parameters(self, values: Arrays) -> None:
+        """Raise `NetworkError` for a parameter or statistic that the network does not have, or one of another shape."""
+        network = self.network
+        for name, value in values.items():
+            if name not in network.parameters and name not in network.statistics:
+                raise NetworkError(f"there is no parameter {name!r}", where=network.name)
+            self._check_shape(name, np.shape(value), network.initializers[name].shape)
+
+    def _check_shape(self, name: str, shape: tuple[int, ...], expected: tuple[int | None, ...]) -> None:
+        if len(shape) != len(expected) or any(n not in (None, m) for n, m in zip(expected, shape, strict=True)):
+            wanted = ", ".join("any" if n is None else str(n) for n in expected)
+            raise NetworkError(f"tensor {name!r} has shape {shape}, not ({wanted})", where=self.network.name)
 
     @abstractmethod
     def feed(self, arrays: Arrays) -> Native:

@@ -44,18 +44,39 @@ class Builder:
             self.image, TensorProto.FLOAT, ["N", channels, image_size, image_size]
         )
 
-    def _append(self, operator: str, name: str, inputs: Sequence[str], channels: int, **attributes: Any) -> str:
+    def node(self, operator: str, name: str, inputs: Sequence[str], channels: int, **attributes: Any) -> str:
+        """Append any ONNX operator.
+
+        Parameters
+        ----------
+        operator : str
+            Its name in ONNX's own domain.
+        name : str
+            Of the node and of its output.
+        inputs : sequence of str
+            Tensor names, ``""`` for an omitted one.
+        channels : int
+            Length of the output's axis 1.
+        **attributes
+            The operator's.
+        """
         self._nodes.append(helper.make_node(operator, list(inputs), [name], name=name, **attributes))
         self._channels[name] = channels
         return name
 
-    def _parameter(self, name: str, value: np.ndarray) -> str:
+    def parameter(self, name: str, value: np.ndarray) -> str:
+        """Add a float32 initializer; with at least one axis it is trained."""
         self._initializers.append(numpy_helper.from_array(value.astype(np.float32), name))
+        return name
+
+    def constant(self, name: str, value: np.ndarray) -> str:
+        """Add an initializer of its own dtype, such as int64 axes."""
+        self._initializers.append(numpy_helper.from_array(value, name))
         return name
 
     def _normal(self, name: str, shape: tuple[int, ...], deviation: float) -> str:
         generator = np.random.default_rng([self.seed, zlib.crc32(name.encode())])
-        return self._parameter(name, generator.standard_normal(shape, dtype=np.float32) * np.float32(deviation))
+        return self.parameter(name, generator.standard_normal(shape, dtype=np.float32) * np.float32(deviation))
 
     def conv(
         self,
@@ -81,8 +102,8 @@ class Builder:
             self._normal(f"{name}.weight", (channels, inputs // groups, kernel, kernel), float(np.sqrt(2.0 / fan_out)))
         ]
         if bias:
-            weights.append(self._parameter(f"{name}.bias", np.zeros(channels)))
-        return self._append(
+            weights.append(self.parameter(f"{name}.bias", np.zeros(channels)))
+        return self.node(
             "Conv",
             name,
             [x, *weights],
@@ -100,20 +121,30 @@ class Builder:
         """
         channels = self._channels[x]
         weights = [
-            self._parameter(f"{name}.weight", np.full(channels, scale)),
-            self._parameter(f"{name}.bias", np.zeros(channels)),
-            self._parameter(f"{name}.running_mean", np.zeros(channels)),
-            self._parameter(f"{name}.running_var", np.ones(channels)),
+            self.parameter(f"{name}.weight", np.full(channels, scale)),
+            self.parameter(f"{name}.bias", np.zeros(channels)),
+            self.parameter(f"{name}.running_mean", np.zeros(channels)),
+            self.parameter(f"{name}.running_var", np.ones(channels)),
         ]
-        return self._append("BatchNormalization", name, [x, *weights], channels, epsilon=epsilon, momentum=momentum)
+        return self.node("BatchNormalization", name, [x, *weights], channels, epsilon=epsilon, momentum=momentum)
 
     def relu(self, x: str) -> str:
         """Rectified linear unit."""
-        return self._append("Relu", f"{x}.relu", [x], self._channels[x])
+        return self.node("Relu", f"{x}.relu", [x], self._channels[x])
+
+    def tanh(self, x: str) -> str:
+        """Hyperbolic tangent."""
+        return self.node("Tanh", f"{x}.tanh", [x], self._channels[x])
+
+    def average_pool(self, x: str, name: str, kernel: int, *, stride: int) -> str:
+        """Mean over kernel × kernel windows without padding."""
+        return self.node(
+            "AveragePool", name, [x], self._channels[x], kernel_shape=[kernel, kernel], strides=[stride, stride]
+        )
 
     def max_pool(self, x: str, name: str, kernel: int, *, stride: int, padding: int = 0) -> str:
         """Maximum over kernel × kernel windows."""
-        return self._append(
+        return self.node(
             "MaxPool",
             name,
             [x],
@@ -125,15 +156,15 @@ class Builder:
 
     def global_average_pool(self, x: str, name: str) -> str:
         """Mean over each channel's image: (N, C, H, W) to (N, C, 1, 1)."""
-        return self._append("GlobalAveragePool", name, [x], self._channels[x])
+        return self.node("GlobalAveragePool", name, [x], self._channels[x])
 
     def add(self, x: str, y: str, name: str) -> str:
         """Element-wise sum."""
-        return self._append("Add", name, [x, y], self._channels[x])
+        return self.node("Add", name, [x, y], self._channels[x])
 
     def flatten(self, x: str, name: str) -> str:
         """(N, C, 1, 1) to (N, C)."""
-        return self._append("Flatten", name, [x], self._channels[x], axis=1)
+        return self.node("Flatten", name, [x], self._channels[x], axis=1)
 
     def linear(self, x: str, name: str, features: int, *, deviation: float | None = None) -> str:
         """Fully connected layer, its weights stored (output, input).
@@ -144,13 +175,13 @@ class Builder:
         deviation = float(np.sqrt(2.0 / inputs)) if deviation is None else deviation
         weights = [
             self._normal(f"{name}.weight", (features, inputs), deviation),
-            self._parameter(f"{name}.bias", np.zeros(features)),
+            self.parameter(f"{name}.bias", np.zeros(features)),
         ]
-        return self._append("Gemm", name, [x, *weights], features, transB=1)
+        return self.node("Gemm", name, [x, *weights], features, transB=1)
 
     def classifier(self, logits: str) -> Network:
         """Finish a network that ends in these logits, with mean softmax cross-entropy as its loss."""
-        self._append("SoftmaxCrossEntropyLoss", "loss", [logits, self.label], 1, reduction="mean")
+        self.node("SoftmaxCrossEntropyLoss", "loss", [logits, self.label], 1, reduction="mean")
         graph = helper.make_graph(
             self._nodes,
             self.name,

@@ -174,13 +174,15 @@ class Executor(levels.Executor):
         with tf.device(self._tf_device):
             with tf.GradientTape() as tape:
                 loss = self._training[loss_name](self, {network.input: image, label_name: label})
-            return loss, tape.gradient(loss, self.trained, unconnected_gradients=tf.UnconnectedGradients.ZERO)
+            gradients = tape.gradient(loss, self.trained, unconnected_gradients=tf.UnconnectedGradients.ZERO)
+            return loss, [tf.convert_to_tensor(gradient) for gradient in gradients]  # tf.gather's come as slices
 
     def _stored(self, name: str, array: np.ndarray) -> np.ndarray:
         layout = self._layouts.get(name)
         return np.ascontiguousarray(array.transpose(layout)) if layout else array
 
     def feed(self, arrays: Arrays) -> Native:
+        self.check_feed(arrays)
         with tf.device(self._tf_device):
             return {
                 name: tf.constant(
@@ -209,14 +211,8 @@ class Executor(levels.Executor):
         return self.fetch(self.variables)
 
     def load_parameters(self, values: Arrays) -> None:
+        self.check_parameters(values)
         for name, value in values.items():
-            if name not in self.variables:
-                raise NetworkError(f"the network has no parameter or statistic {name!r}", where=self.network.name)
-            wanted = self.network.initializers[name].shape
-            if np.shape(value) != wanted:
-                raise NetworkError(
-                    f"the shape of {name!r} is {list(wanted)}, not {list(np.shape(value))}", where=self.network.name
-                )
             self.variables[name].assign(self._stored(name, np.asarray(value, self._array)))
 
     def synchronize(self) -> None:

@@ -359,12 +359,17 @@ def _gemm(node: Node, context: Context) -> Operator:
     transpose_a = bool(node.attributes["transA"]) != (context.layout(a) == (1, 0))
     transpose_b = bool(node.attributes["transB"]) != (context.layout(b) == (1, 0))
     has_bias = len(node.inputs) > 2 and bool(node.inputs[2]) and beta != 0
-    vector = has_bias and alpha == 1 == beta and context.shape(node.inputs[2]) == (context.shape(node.outputs[0])[1],)
+    features = context.shape(node.outputs[0])[1]
+    # TensorFlow's graph optimizer (2.21) fuses an added (1, features) into the product as a bias, and then refuses it.
+    row = has_bias and alpha == 1 == beta and context.shape(node.inputs[2]) == (1, features)
+    vector = has_bias and alpha == 1 == beta and context.shape(node.inputs[2]) == (features,)
 
     def gemm(x: Any, y: Any, bias: Any = None) -> Any:
         product = tf.matmul(x, y, transpose_a=transpose_a, transpose_b=transpose_b)
         if vector:
             return tf.nn.bias_add(product, bias)
+        if row:
+            return tf.nn.bias_add(product, tf.reshape(bias, [-1]))
         if alpha != 1:
             product = product * tf.cast(alpha, product.dtype)
         if has_bias:

@@ -106,14 +106,11 @@ class Executor(level.Executor):
 
     def feed(self, arrays: Arrays) -> Native:
         """An array that needs no conversion is not copied on the CPU: it must stay unchanged while the feed is used."""
-        network = self.network
+        self.check_feed(arrays)
         fed = {}
         for name, array in arrays.items():
-            if name not in (network.input, network.label):
-                raise NetworkError(f"there is no input {name!r}", where=network.name)
-            _check_shape(network, name, array.shape, network.shapes[name])
             tensor = torch.from_numpy(np.require(array, requirements=["C", "W"]))
-            fed[name] = self._placed(tensor, self._activations if name == network.input else torch.int64)
+            fed[name] = self._placed(tensor, self._activations if name == self.network.input else torch.int64)
         return fed
 
     def fetch(self, values: Native) -> dict[str, np.ndarray]:
@@ -125,11 +122,7 @@ class Executor(level.Executor):
         return self.fetch({name: self.tensors[name] for name in (*self.network.parameters, *self.network.statistics)})
 
     def load_parameters(self, values: Arrays) -> None:
-        known = {*self.network.parameters, *self.network.statistics}
-        for name, value in values.items():
-            if name not in known:
-                raise NetworkError(f"there is no parameter {name!r}", where=self.network.name)
-            _check_shape(self.network, name, value.shape, tuple(self.tensors[name].shape))
+        self.check_parameters(values)
         self._statistics.settle()
         with torch.no_grad():
             for name, value in values.items():
@@ -305,12 +298,6 @@ class _Statistics:
                 decayed = start.double() * node.attributes["momentum"] ** self._steps
                 variance.copy_(decayed + (variance.double() - decayed) * ((n - 1) / n))
         self.restart()
-
-
-def _check_shape(network: Network, name: str, shape: tuple[int, ...], expected: tuple[int | None, ...]) -> None:
-    if len(shape) != len(expected) or any(n not in (None, m) for n, m in zip(expected, shape, strict=True)):
-        wanted = ", ".join("any" if n is None else str(n) for n in expected)
-        raise NetworkError(f"tensor {name!r} has shape {tuple(shape)}, not ({wanted})", where=network.name)
 
 
 def _require_compiler() -> None:

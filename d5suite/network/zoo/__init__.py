@@ -9,9 +9,9 @@ from collections.abc import Callable
 
 from d5suite.errors import NetworkError
 from d5suite.network.model import Network
-from d5suite.network.zoo import resnet
+from d5suite.network.zoo import lenet, resnet
 
-NETWORKS: dict[str, Callable[..., Network]] = {**resnet.NETWORKS}
+NETWORKS: dict[str, Callable[..., Network]] = {**lenet.NETWORKS, **resnet.NETWORKS}
 """Name to a function ``(*, classes, image_size, seed) -> Network``."""
 
 

@@ -1,0 +1,131 @@
+"""The backend under test as a fixture, expected failures as data, and the table at the end."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from d5suite.errors import D5Error
+from d5suite.testing import subject as subjects
+from d5suite.testing.subject import Subject
+
+LEVELS = {
+    "test_discovery": "plug-in",
+    "test_operators": "level 1: operators",
+    "test_onnx_nodes": "level 1: ONNX node tests",
+    "test_networks": "level 1: networks",
+    "test_gradients": "level 1: gradients",
+    "test_training": "level 2: training",
+    "test_process": "process",
+}
+"""Rows of the table by test file."""
+
+_OUTCOMES = ("passed", "failed", "expected failure", "skipped")
+
+_rows = pytest.StashKey["dict[str, Counter[str]]"]()
+_explained = pytest.StashKey["dict[str, list[str]]"]()
+_skips = pytest.StashKey["dict[str, Counter[str]]"]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Find the backend under test before anything is collected."""
+    try:
+        subjects.choose(config.getoption("backend"), config.getoption("device"), config.getoption("threads"))
+    except D5Error as error:
+        raise pytest.UsageError(str(error)) from error
+    config.stash[_rows] = {}
+    config.stash[_explained] = {}
+    config.stash[_skips] = {}
+
+
+@pytest.fixture(scope="session")
+def subject() -> Subject:
+    """The backend under test, its framework configured."""
+    chosen = subjects.chosen()
+    chosen.configure()
+    return chosen
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the cases that the backend declares to fail."""
+    for item in items:
+        reason = expected_failure(item)
+        if reason:
+            item.add_marker(pytest.mark.xfail(reason=reason, strict=True))
+
+
+def expected_failure(item: pytest.Item) -> str:
+    """Why a case is declared to fail, or an empty text."""
+    for pattern, reason in subjects.chosen().backend.expected_failures.items():
+        if fnmatch.fnmatchcase(item.name, pattern):
+            return reason
+    return ""
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Any:
+    """Count each case once, under its level."""
+    report: pytest.TestReport = yield
+    outcome = None
+    if report.outcome == "skipped":
+        outcome = "expected failure" if hasattr(report, "wasxfail") else "skipped"
+    elif report.outcome == "failed":
+        outcome = "failed"
+    elif report.when == "call":
+        outcome = "passed"
+    if outcome is not None:
+        level = LEVELS.get(item.path.stem, item.path.stem)
+        item.config.stash[_rows].setdefault(level, Counter())[outcome] += 1
+        if outcome == "expected failure":
+            item.config.stash[_explained].setdefault(str(getattr(report, "wasxfail", "")), []).append(item.name)
+        if outcome == "skipped" and isinstance(report.longrepr, tuple):
+            reason = str(report.longrepr[2]).removeprefix("Skipped: ")
+            item.config.stash[_skips].setdefault(level, Counter())[reason] += 1
+    return report
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_sessionfinish(session: pytest.Session) -> Any:
+    """A run in which nothing passed proves nothing."""
+    rows = session.config.stash[_rows]
+    if session.exitstatus == 0 and not sum(row["passed"] for row in rows.values()):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+    return (yield)
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    """The table: cases passed, failed, failing as expected and skipped, per level, with the reasons."""
+    rows = config.stash[_rows]
+    if config.getoption("collectonly"):
+        return
+    write = terminalreporter.write_line
+    terminalreporter.section(f"conformance of {subjects.chosen()}")
+    total: Counter[str] = Counter()
+    write(
+        f"{'':<26}" + "".join(f"{outcome:>18}" if i == 2 else f"{outcome:>13}" for i, outcome in enumerate(_OUTCOMES))
+    )
+    levels = [level for level in LEVELS.values() if level in rows]
+    for level in [*levels, *(level for level in rows if level not in levels)]:
+        total.update(rows[level])
+        _write_row(write, level, rows[level])
+    _write_row(write, "total", total)
+    for reason, names in config.stash[_explained].items():
+        write("")
+        write(f"expected to fail ({len(names)}): {reason}")
+        write(f"  {', '.join(sorted(names))}")
+    for level, reasons in config.stash[_skips].items():
+        write("")
+        write(f"skipped, {level}:")
+        for reason, count in reasons.most_common():
+            write(f"  {count:4d}  {reason}")
+    if not total["passed"]:
+        write("")
+        write("no case passed: nothing is proved", red=True)
+
+
+def _write_row(write: Any, name: str, counts: Counter[str]) -> None:
+    cells = (f"{counts[o]:>18}" if i == 2 else f"{counts[o]:>13}" for i, o in enumerate(_OUTCOMES))
+    write(f"{name:<26}" + "".join(cells), red=bool(counts["failed"]))

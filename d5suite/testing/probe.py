@@ -1,0 +1,61 @@
+"""What can only be seen from outside of a process: random numbers from a seed, and how many threads work.
+
+``python -m d5suite.testing.probe BACKEND[:MODE] DEVICE THREADS SEED`` prints one JSON object: ``losses`` of a network
+with Dropout (null without a gradient), and ``cpu_per_wall``, processor time over wall time of a heavy forward pass.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+
+import numpy as np
+
+from d5suite.backends import select
+from d5suite.measure.threads import set_affinity, thread_environment
+from d5suite.network.builder import Builder
+from d5suite.testing.networks import heavy, random_batch
+
+DURATION_S = 1.0
+
+
+def main(arguments: list[str]) -> None:
+    """Probe one backend."""
+    name, device, threads, seed = arguments[0], arguments[1], int(arguments[2]), int(arguments[3])
+    os.environ.update(thread_environment(threads))
+    set_affinity(threads, [])
+    selection = select(name)
+    backend = selection.backend
+    backend.load("runtime", selection.mode).configure(threads=threads, seed=seed, device=device)
+    precision = "fp32" if "fp32" in backend.precisions else backend.precisions[0]
+    found: dict[str, object] = {"losses": None}
+    if "gradient" not in backend.absent and "Dropout" in backend.operators:
+        b = Builder("dropout", image_size=10)
+        ratio = b.constant("ratio", np.array(0.5, np.float32))
+        x = b.node("Dropout", "dropped", [b.conv(b.image, "conv", 32, 3), ratio], 32)
+        network = b.classifier(b.linear(b.flatten(b.global_average_pool(x, "average"), "flatten"), "fc", 5))
+        executor = backend.executor(network, mode=selection.mode, device=device, precision=precision)
+        images, labels = random_batch(network)
+        feed = executor.feed({"image": images, "label": labels})
+        found["losses"] = [float(executor.fetch(executor.forward_backward(feed))["loss"]) for _ in range(3)]
+
+    # Threads beyond the affinity would not show as processor time, so the affinity goes; the budget must hold itself.
+    os.sched_setaffinity(0, range(os.cpu_count() or 1))
+    network = heavy()
+    executor = backend.executor(network, mode=selection.mode, device=device, precision=precision)
+    images, _ = random_batch(network, 8)
+    feed = executor.feed({"image": images})
+    executor.forward(feed)
+    executor.synchronize()
+    start, worked = time.perf_counter(), time.process_time()
+    while time.perf_counter() - start < DURATION_S:
+        executor.forward(feed)
+        executor.synchronize()
+    found["cpu_per_wall"] = (time.process_time() - worked) / (time.perf_counter() - start)
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,118 @@
+"""Recorded training runs: 20 steps in float64, as independent backends agreed on them to 1e-8.
+
+A recorded run holds the loss of every step and, of every final parameter and running statistic, its norm and two
+projections on fixed noise: a wrong element moves both projections. ``python -m d5suite.testing.reference BACKEND[:MODE]
+COURSE [OUT.h5]`` runs a course and leaves its whole trajectory, for comparing two backends tensor by tensor;
+``--record`` writes the recording that the kit ships.
+
+Imports NumPy, the contract and `d5suite.validate`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from d5suite.backends import Backend, select
+from d5suite.files import write_json
+from d5suite.levels.training import SGD
+from d5suite.testing.networks import COURSES
+from d5suite.validate import checks, trajectories
+from d5suite.validate.checks import Check, Trajectory
+
+STEPS = 20
+RECORDS = Path(__file__).with_name("trajectories.json")
+PROJECTIONS = 2
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A recorded run.
+
+    Attributes
+    ----------
+    losses : list of float
+        One per step, before its update.
+    tensors : mapping of str to list of float
+        Of every parameter and statistic after the last update: norm and projections.
+    """
+
+    losses: list[float]
+    tensors: Mapping[str, list[float]]
+
+    def compare(self, found: Trajectory, tolerance: float, *, parameters: bool = True) -> list[Check]:
+        """Checks of a run against this one; errors are relative to each loss and to each tensor's norm."""
+        errors = [abs(a - b) / abs(b) for a, b in zip(found.losses, self.losses, strict=True)]
+        worst = int(np.argmax(np.nan_to_num(errors, nan=math.inf)))
+        made = [Check(f"losses of {STEPS} steps vs the recorded run", errors[worst], tolerance, f"at step {worst + 1}")]
+        if parameters:
+            whole = math.sqrt(sum(values[0] ** 2 for values in self.tensors.values()))
+            distances = {
+                name: max(abs(a - b) for a, b in zip(_summary(name, found.parameters[name]), values, strict=True))
+                / max(values[0], checks.ROUNDING * whole)
+                for name, values in self.tensors.items()
+            }
+            name = max(distances, key=lambda key: distances[key])
+            made.append(Check(f"{len(distances)} tensors vs the recorded run", distances[name], tolerance, name))
+        return made
+
+
+def _summary(name: str, value: np.ndarray) -> list[float]:
+    generator = np.random.default_rng(zlib.crc32(name.encode()))
+    noise = generator.standard_normal((PROJECTIONS, value.size))
+    return [float(np.linalg.norm(value.ravel())), *(float(row @ value.ravel().astype(np.float64)) for row in noise)]
+
+
+def load(course: str) -> Recorded:
+    """The recorded run of one of `COURSES`."""
+    recorded = json.loads(RECORDS.read_text(encoding="utf-8"))["courses"][course]
+    return Recorded(recorded["losses"], recorded["tensors"])
+
+
+def train(backend: Backend, course: str, *, mode: str, device: str, precision: str) -> Trajectory:
+    """Run one of `COURSES` on a backend: `STEPS` steps of SGD with Nesterov momentum and weight decay."""
+    chosen = COURSES[course]
+    network = chosen.network()
+    executor = backend.executor(network, mode=mode, device=device, precision=precision)
+    optimizer = SGD(chosen.learning_rate, momentum=0.875, nesterov=True, weight_decay=2.0**-10)
+    (found,) = checks.train(backend.trainer(executor, optimizer), chosen.batches(network, STEPS))
+    return found
+
+
+def main() -> None:
+    """Run one course, or record all of them."""
+    parser = argparse.ArgumentParser(prog="python -m d5suite.testing.reference")
+    parser.add_argument("backend")
+    parser.add_argument("course", nargs="?", choices=list(COURSES))
+    parser.add_argument("out", nargs="?", type=Path)
+    parser.add_argument("--record", action="store_true", help="write the recording that the kit ships")
+    options = parser.parse_args()
+    selection = select(options.backend)
+    backend = selection.backend
+    backend.load("runtime", selection.mode).configure(threads=1, seed=0, device="cpu")
+    found = {
+        course: train(backend, course, mode=selection.mode, device="cpu", precision="fp64")
+        for course in ([options.course] if options.course else COURSES)
+    }
+    if options.out:
+        trajectories.save(options.out, found[options.course], str(selection))
+    if options.record:
+        courses = {
+            course: {
+                "losses": run.losses.tolist(),
+                "tensors": {name: _summary(name, value) for name, value in run.parameters.items()},
+            }
+            for course, run in found.items()
+        }
+        write_json(RECORDS, {"recorded_with": f"{selection} {backend.version()}", "steps": STEPS, "courses": courses})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,143 @@
+"""A plug-in is found, is data until it is loaded, and says of itself what is so."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from d5suite.backends import backend as find
+from d5suite.backends import discover
+from d5suite.errors import BackendError, ContractError, UnsupportedOperatorError
+from d5suite.levels.backend import DEVICES, MODULES, PRECISIONS
+from d5suite.testing.networks import LIGHT, classifier
+from d5suite.testing.subject import Subject
+
+OFFERED = {
+    "runtime": ("configure", "versions", "device_problem", "device_name", "device_memory"),
+    "operators": ("OPERATORS",),
+    "network": ("Executor",),
+    "training": ("Trainer",),
+    "baseline": ("resnet50_training_step",),
+    "loader": ("native_loader",),
+}
+
+
+def test_it_is_found_under_its_name(subject: Subject) -> None:
+    found, faults = discover()
+    name = subject.backend.name
+    assert name not in faults, ContractError(name, "backend.name", faults[name])
+    assert found[name] is find(name)
+
+
+def test_importing_the_description_imports_no_framework(subject: Subject) -> None:
+    backend = subject.backend
+    frameworks = {*backend.requires, *(module for modules in backend.mode_requires.values() for module in modules)}
+    code = "import sys, d5suite.backends as b; b.backend(sys.argv[1]); print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code, backend.name], capture_output=True, text=True, check=True)
+    loaded = frameworks & set(done.stdout.split())
+    assert not loaded, ContractError(backend.name, "backend.hygiene", f"it imports {', '.join(sorted(loaded))}")
+
+
+def test_it_declares_known_things(subject: Subject) -> None:
+    backend = subject.backend
+    wrong = [d for d in backend.devices if d not in DEVICES] + [p for p in backend.precisions if p not in PRECISIONS]
+    assert not wrong, ContractError(backend.name, "backend.data", f"unknown: {', '.join(wrong)}")
+    assert backend.modes, ContractError(backend.name, "backend.data", "it has no mode")
+    assert backend.operators, ContractError(backend.name, "backend.data", "it has no operator")
+    assert all(backend.modes.values()), ContractError(backend.name, "backend.data", "a mode has no description")
+    assert 1 in backend.levels and backend.levels <= {1, 2}, ContractError(backend.name, "backend.data", "levels")
+    for mode in (*backend.environment, *backend.mode_requires):
+        assert mode in backend.modes, ContractError(backend.name, "backend.data", f"there is no mode {mode!r}")
+
+
+def test_what_is_absent_has_a_reason(subject: Subject) -> None:
+    backend = subject.backend
+    lacking = [d for d in DEVICES if d not in backend.devices] + [p for p in PRECISIONS if p not in backend.precisions]
+    if 2 not in backend.levels:
+        lacking.append("level 2")
+    for name in lacking:
+        assert backend.absent.get(name), ContractError(backend.name, "backend.absent", f"no reason for {name!r}")
+    for name, reason in {**backend.absent, **backend.expected_failures}.items():
+        assert len(reason) > 10, ContractError(backend.name, "backend.absent", f"the reason for {name!r} is empty")
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_its_modules_offer_what_they_are_to_offer(subject: Subject, module: str) -> None:
+    backend = subject.backend
+    if module in backend.absent:
+        pytest.skip(f"no {module}: {backend.absent[module]}")
+    if module == "training":
+        subject.require(level=2)
+    if module == "baseline":
+        subject.require(level=2)
+    loaded = backend.load(module, subject.mode)
+    for name in OFFERED[module]:
+        assert hasattr(loaded, name), ContractError(backend.name, "backend.modules", f"{module} has no {name}")
+
+
+def test_it_implements_the_operators_it_declares(subject: Subject) -> None:
+    backend = subject.backend
+    if "operators" in backend.absent:
+        pytest.skip(f"no operators module: {backend.absent['operators']}")
+    implemented = set(backend.load("operators", subject.mode).OPERATORS)
+    difference = ", ".join(sorted(implemented ^ backend.operators))
+    assert not difference, ContractError(
+        backend.name, "backend.operators", f"only declared or only there: {difference}"
+    )
+
+
+def test_every_precision_has_tolerances_with_a_reason(subject: Subject) -> None:
+    backend = subject.backend
+    for precision in backend.precisions:
+        tolerance = backend.tolerances.get(precision)
+        assert tolerance is not None and len(tolerance.reason) > 10, ContractError(
+            backend.name, "backend.tolerances", f"{precision} has none, or no reason"
+        )
+
+
+def test_it_refuses_what_it_does_not_declare(subject: Subject) -> None:
+    backend = subject.backend
+    network = classifier()
+    absent = [("device", d) for d in DEVICES if d not in backend.devices]
+    absent += [("precision", p) for p in PRECISIONS if p not in backend.precisions]
+    for kind, value in [("mode", "no-such-mode"), ("precision", "fp3"), *absent]:
+        with pytest.raises(BackendError, match=value) as caught:
+            backend.executor(network, **{"mode": subject.mode, kind: value})
+        assert backend.name in str(caught.value)
+
+
+def test_it_refuses_operators_that_it_does_not_declare(subject: Subject) -> None:
+    from onnx import TensorProto, helper
+
+    from d5suite.network import Network
+
+    unknown = [o for o in ("Sinh", "Erf", "Atan") if o not in subject.backend.operators]
+    if len(unknown) < 2:
+        pytest.skip("it knows every operator that this test asks for")
+    names = ["x", "a", "y"]
+    graph = helper.make_graph(
+        [helper.make_node(o, [names[i]], [names[i + 1]], f"node{i}") for i, o in enumerate(unknown[:2])],
+        "odd",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 3, 4, 4])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 3, 4, 4])],
+    )
+    network = Network(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10))
+    with pytest.raises(UnsupportedOperatorError) as caught:
+        subject.backend.executor(network, mode=subject.mode)
+    for word in (subject.backend.name, *unknown[:2], "node0", "node1"):
+        assert word in str(caught.value)
+
+
+def test_the_runtime_says_what_it_is(subject: Subject) -> None:
+    runtime = subject.backend.load("runtime", subject.mode)
+    assert runtime.versions()
+    assert runtime.device_problem("cpu") is None
+    assert runtime.device_name(subject.device)
+    memory = runtime.device_memory(subject.device)
+    assert memory is None or all(callable(each) for each in memory)
+
+
+def test_the_kit_has_its_networks() -> None:
+    assert len(LIGHT) == 9

@@ -1,0 +1,115 @@
+"""ONNX's own node tests, through ONNX's backend interface and test runner, for the operators that are declared.
+
+A d5suite network has one float32 input and, with a loss, labels of one axis; a node's other inputs become initializers.
+What does not fit that form is outside of levels 1 and 2, and skipped with the reason.
+"""
+
+from __future__ import annotations
+
+import unittest
+import warnings
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx.backend.base
+import onnx.backend.test
+from onnx import TensorProto, helper, numpy_helper
+from onnx.backend.test.loader import load_model_tests
+
+from d5suite.network import Network
+from d5suite.network.model import OLDEST_OPSET
+from d5suite.testing.subject import chosen
+
+LOSS = "SoftmaxCrossEntropyLoss"
+
+
+class Prepared(onnx.backend.base.BackendRep):
+    """A node waiting for its inputs, because all but the first become part of the network."""
+
+    def __init__(self, model: onnx.ModelProto) -> None:
+        self.model = model
+
+    def run(self, inputs: Any, **kwargs: Any) -> tuple[Any, ...]:
+        """The node's output."""
+        model = onnx.ModelProto()
+        model.CopyFrom(self.model)
+        graph = model.graph
+        names = [i.name for i in graph.input]
+        loss = graph.node[0].op_type == LOSS
+        fed = 2 if loss else 1
+        del graph.input[:]
+        graph.input.extend(
+            helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(a.dtype), a.shape)
+            for n, a in zip(names[:fed], inputs[:fed], strict=True)
+        )
+        graph.initializer.extend(
+            numpy_helper.from_array(np.asarray(a), n) for n, a in zip(names[fed:], inputs[fed:], strict=True)
+        )
+        if not loss:
+            network = Network(model, input=names[0], output=graph.output[0].name)
+            executor = chosen().executor(network, "fp32" if "fp32" in chosen().backend.precisions else None)
+            return (executor.fetch(executor.forward(executor.feed({names[0]: inputs[0]})))[network.output],)
+        scores, value = names[0], graph.output[0].name
+        graph.node.append(helper.make_node("Identity", [scores], ["scores.same"], "same"))
+        graph.output.append(helper.make_tensor_value_info("scores.same", TensorProto.FLOAT, inputs[0].shape))
+        network = Network(model, input=scores, output="scores.same", label=names[1], loss=value)
+        executor = chosen().executor(network, "fp32" if "fp32" in chosen().backend.precisions else None)
+        feed = executor.feed({scores: inputs[0], names[1]: inputs[1].astype(np.int64)})
+        return (executor.fetch(executor.forward_backward(feed))[value],)
+
+
+class NodeBackend(onnx.backend.base.Backend):
+    """The backend under test, as ONNX's test runner wants it."""
+
+    @classmethod
+    def prepare(cls, model: onnx.ModelProto, device: str = "CPU", **kwargs: Any) -> Prepared:
+        """Take a node, or say why it lies outside of levels 1 and 2."""
+        graph = model.graph
+        node = graph.node[0]
+        version = next(o.version for o in model.opset_import if o.domain in ("", "ai.onnx"))
+        first = graph.input[0].type
+        if version < OLDEST_OPSET:
+            raise unittest.SkipTest(f"opset {version}: d5suite reads opset {OLDEST_OPSET} and later")
+        if not first.HasField("tensor_type") or first.tensor_type.elem_type != TensorProto.FLOAT:
+            raise unittest.SkipTest("images are float32: the first input is of another type")
+        if len(graph.output) > 1:
+            raise unittest.SkipTest("only first outputs are computed, and the node has several")
+        if node.op_type == "Dropout" and len(graph.input) > 2:
+            raise unittest.SkipTest("a network's mode says whether Dropout drops, not an input")
+        if node.op_type == LOSS:
+            if "gradient" in chosen().backend.absent:
+                raise unittest.SkipTest(f"no loss without a gradient: {chosen().backend.absent['gradient']}")
+            if len(graph.input[1].type.tensor_type.shape.dim) != 1:
+                raise unittest.SkipTest("labels have one axis, the batch")
+            if any(a.name == "reduction" and a.s == b"none" for a in node.attribute):
+                raise unittest.SkipTest("a loss is one number: reduction 'none' has none")
+        return Prepared(model)
+
+    @classmethod
+    def supports_device(cls, device: str) -> bool:
+        """Only the device under test is run."""
+        return device == {"cpu": "CPU", "cuda": "CUDA"}[chosen().device]
+
+
+def _declared() -> list[str]:
+    """Names of the node tests all of whose operators the backend declares."""
+    operators = chosen().backend.operators
+    return [
+        case.name
+        for case in load_model_tests(kind="node")
+        if all(not node.domain and node.op_type in operators for node in case.model.graph.node)
+    ]
+
+
+def _test_case() -> type:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # some of ONNX's cases overflow on purpose
+        wanted = {f"{name}_{chosen().device}" for name in _declared()}
+        case = onnx.backend.test.BackendTest(NodeBackend, __name__).test_cases["OnnxBackendNodeModelTest"]
+    for name in [name for name in vars(case) if name.startswith("test_") and name not in wanted]:
+        delattr(case, name)
+    return case
+
+
+OnnxBackendNodeTest = _test_case()
