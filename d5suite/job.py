@@ -41,6 +41,8 @@ class Job:
         Float64 trajectory files to agree with.
     trajectory : str or None
         Where to leave this backend's float64 trajectory.
+    reference : str or None
+        Where the reference evaluator's answers are, or are to be left, for the backends of the same workload.
     """
 
     recipe: str
@@ -62,6 +64,7 @@ class Job:
     ranks: int = 1
     peers: list[str] = field(default_factory=list)
     trajectory: str | None = None
+    reference: str | None = None
 
     def save(self, path: Path) -> None:
         """Write the job file atomically."""

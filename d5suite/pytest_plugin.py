@@ -108,7 +108,7 @@ def _asked_selections(config: pytest.Config) -> list[Selection]:
         if selection in chosen:
             raise ConfigurationError(f"--backend names {name!r} twice")
         selection.backend.check(device=config.getoption("device"), precision=config.getoption("precision"))
-        problem = selection.backend.problem()
+        problem = selection.backend.problem(selection.mode)
         if problem and interpreter(selection.backend.name, _pythons(config)) is None:
             raise ConfigurationError(problem, where=f"--backend {name}")
         chosen.append(selection)
@@ -162,14 +162,15 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Parametrise recipe tests over the chosen backends; those not installed are skipped with the reason."""
     if FIXTURE not in metafunc.fixturenames or not hasattr(metafunc.function, "d5suite"):
         return
-    recipe: Recipe = metafunc.function.d5suite[0]
+    recipe: Recipe
+    recipe, measurement = metafunc.function.d5suite
     path = metafunc.definition.path
     named = any(metafunc.config.invocation_params.dir / str(arg).split("::")[0] == path for arg in metafunc.config.args)
     unasked = f"runs when its file is named: pytest {path.name}" if recipe.on_request and not named else None
     metafunc.parametrize(FIXTURE, [
         pytest.param(str(selection), marks=[pytest.mark.skip(reason=why)] if why else [], id=str(selection))
         for selection, reason in _choices(metafunc.config)
-        for why in [reason or unasked]
+        for why in [reason or unasked or recipe.cannot(selection.backend, measurement)]
     ])  # fmt: skip
 
 

@@ -8,12 +8,27 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from d5suite.errors import ConfigurationError
 from d5suite.levels.training import Optimizer
 
+if TYPE_CHECKING:
+    from d5suite.levels.backend import Backend
+
 MEASUREMENTS = ("inference", "gradient", "training_step", "input_pipeline")
 """What a recipe measures unless it says otherwise."""
+
+NEEDS: Mapping[str, Sequence[str]] = {
+    "gradient": ("gradient",),
+    "training_step": ("gradient", "level 2"),
+    "cost_of_neutrality": ("gradient", "level 2", "baseline"),
+    "cost_of_loading": ("loader",),
+}
+"""By measurement: the keys of `Backend.absent` under which it cannot be made."""
+
+REDUCED = "reduced"
+"""The preset for backends that are much slower than the others."""
 
 DATASETS = ("imagenet",)
 """Datasets that a recipe can name."""
@@ -80,7 +95,8 @@ class Recipe:
     optimizer : Optimizer
         Neutral settings; ``--optimizer`` changes them.
     presets : mapping of str to Preset
-        The first is the default.
+        The first is the default. Backends that are too slow for any of them are measured at ``reduced``, if there is
+        one, whatever preset is asked for.
     measurements : sequence of str
     acceptance : Acceptance
     on_request : bool
@@ -103,6 +119,19 @@ class Recipe:
             )
         if not self.presets:
             raise ConfigurationError("a recipe needs at least one preset", where=self.name)
+
+    def cannot(self, backend: Backend, measurement: str) -> str | None:
+        """Why a measurement of this recipe is not made on a backend, or None."""
+        for needed in NEEDS.get(measurement, ()):
+            if needed in backend.absent:
+                return f"{backend.name} has no {needed}: {backend.absent[needed]}"
+        if backend.reduced and REDUCED not in self.presets:
+            return f"{self.name} has no {REDUCED!r} preset, and {backend.name} needs one: {backend.reduced}"
+        return None
+
+    def preset_for(self, backend: Backend, name: str | None) -> tuple[str, Preset]:
+        """The preset that a backend is measured at when this one, or the default, is asked for."""
+        return self.preset(REDUCED if backend.reduced else name)
 
     def preset(self, name: str | None) -> tuple[str, Preset]:
         """The preset of this name, or the default one.

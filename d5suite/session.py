@@ -95,7 +95,8 @@ class Session:
     settings: Settings
     progress: Callable[[str], None] | None = None
     _found: dict[tuple[str, str], dict[str, Found]] = field(default_factory=dict)
-    _trajectories: dict[tuple[str, str], list[Path]] = field(default_factory=dict)
+    _trajectories: dict[tuple[str, str, str], Path] = field(default_factory=dict)
+    _references: set[Path] = field(default_factory=set)
     _folder: Path | None = None
 
     def measurement(self, recipe: Recipe, selection: Selection, measurement: str, wanted: Sequence[str]) -> Found:
@@ -112,9 +113,8 @@ class Session:
 
     def close(self) -> None:
         """Delete the large files that only this session needed; job files stay."""
-        for paths in self._trajectories.values():
-            for path in paths:
-                path.unlink(missing_ok=True)
+        for path in (*self._trajectories.values(), *self._references):
+            path.unlink(missing_ok=True)
 
     @property
     def folder(self) -> Path:
@@ -144,15 +144,19 @@ class Session:
     def job(self, recipe: Recipe, selection: Selection, measurements: list[str], task: str) -> Job:
         """The job for these measurements of a recipe on a backend."""
         settings = self.settings
-        preset_name, preset = recipe.preset(settings.preset)
+        preset_name, preset = recipe.preset_for(selection.backend, settings.preset)
         network: dict[str, Any] = (
             {"onnx": recipe.network} if recipe.network.endswith(".onnx") else {"zoo": recipe.network}
         )
         optimizer = settings.optimizer or preset.optimizer or recipe.optimizer
-        key = (recipe.name, str(selection))
+        workload = (recipe.name, preset_name)
         peers = [
-            path for other, paths in self._trajectories.items() if other[0] == key[0] and other != key for path in paths
+            path
+            for (*its_workload, name), path in self._trajectories.items()
+            if tuple(its_workload) == workload and name != str(selection)
         ]
+        reference = self.folder / f"{recipe.name}-{preset_name}.reference.h5"
+        self._references.add(reference)
         return Job(
             recipe=recipe.name,
             task=task,
@@ -172,6 +176,7 @@ class Session:
             validation_steps=recipe.acceptance.trajectory_steps,
             peers=[str(path) for path in peers if path.exists()],
             trajectory=str(self.folder / f"{_slug(recipe, selection)}.trajectory.h5") if task == "measure" else None,
+            reference=str(reference) if task == "measure" else None,
         )
 
     def _dataset(self, classes: int) -> Path:
@@ -194,7 +199,7 @@ class Session:
                 job, f"{_slug(recipe, selection)}" + (f"-{attempt}" if attempt > 1 else "")
             )
             if job.trajectory and Path(job.trajectory).exists():
-                self._trajectories[recipe.name, str(selection)] = [Path(job.trajectory)]
+                self._trajectories[recipe.name, job.preset, str(selection)] = Path(job.trajectory)
             where = f"\njob file: {path}"
             for name, failure in result.get("failures", {}).items():
                 found[name] = Found(failure=f"{failure['message']}{where}")

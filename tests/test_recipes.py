@@ -73,8 +73,10 @@ def test_a_kept_job_file_reproduces_the_measurement(run_pytest: Run, recipe_fold
 
 FAULTS = [
     ("wrong", "output (wrong fp32) vs onnxruntime: relative error 0.01 exceeds 0.0001"),
-    ("nan", "holds numbers that are not finite"),
-    ("shape", "has shape (4, 3), not (4, 4)"),
+    ("nan", "backend 'faulty' breaks clause 'executor.finite' of the contract: tensor 'fc' holds numbers that are not"),
+    ("shape", "clause 'executor.forward' of the contract: tensor 'fc' has shape (4, 3), not (4, 4)"),
+    ("dtype", "clause 'executor.fetch' of the contract: tensor 'fc' is float64, not float32"),
+    ("few", "clause 'executor.forward' of the contract: tensor 'fc' is missing from its answer"),
     ("raises", "RuntimeError: the kernel is missing"),
     ("segfault", "died of SIGSEGV (it crashed), while measuring inference"),
     ("killed", "died of SIGKILL"),
@@ -100,6 +102,30 @@ def test_a_fault_costs_its_own_test_and_nothing_more(
         "test_input_pipeline[faulty]",
         f"test_input_pipeline[faulty:{mode}]",
     }
+
+
+@pytest.mark.parametrize(
+    ("backend", "options", "message"),
+    [
+        (
+            "liar",
+            ["--precision", "fp64"],
+            "clause 'backend.tolerances' of the contract: fp64 has",
+        ),
+        (
+            "hollow",
+            [],
+            "clause 'backend.operators' of the contract: declared but not",
+        ),
+        ("twin", [], "backend 'twin' is faulty"),
+    ],
+)
+def test_a_backend_that_lies_gets_one_error(
+    run_pytest: Run, recipe_folder: Path, backend: str, options: list[str], message: str
+) -> None:
+    done = run_pytest(str(recipe_folder), "--backend", backend, "-k", "inference", *options)
+    assert done.returncode != 0
+    assert message in done.stdout + done.stderr
 
 
 def test_a_hanging_worker_is_killed_with_all_its_children(run_pytest: Run, recipe_folder: Path, tmp_path: Path) -> None:

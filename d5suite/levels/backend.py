@@ -169,7 +169,10 @@ class Backend:
         return None
 
     def check(self, *, mode: str | None = None, device: str | None = None, precision: str | None = None) -> None:
-        """Raise `BackendError` for a mode, device or precision that the backend does not declare."""
+        """Raise `BackendError` for a mode, device or precision that the backend does not declare.
+
+        A precision that it declares without tolerances is a `ContractError`.
+        """
         for kind, asked, known in (
             ("mode", mode, list(self.modes)),
             ("device", device, list(self.devices)),
@@ -180,6 +183,9 @@ class Backend:
                 raise BackendError(
                     f"backend {self.name!r} has no {kind} {asked!r}{why}", hint=f"Its {kind}s are: {', '.join(known)}."
                 )
+
+        if precision is not None and precision not in self.tolerances:
+            raise ContractError(self.name, "backend.tolerances", f"{precision} has no tolerances")
 
     def check_operators(self, network: Network) -> None:
         """Raise `UnsupportedOperatorError` naming every operator of the network that the backend lacks."""
@@ -199,10 +205,8 @@ class Backend:
                 hint="`d5suite backends` lists what each backend implements.",
             )
 
-    def check_declared(self, mode: str, precision: str) -> None:
-        """Raise `ContractError` if the adapter declares an operator or precision that it has nothing behind."""
-        if precision not in self.tolerances:
-            raise ContractError(self.name, "backend.tolerances", f"{precision} has no tolerances")
+    def check_implemented(self, mode: str) -> None:
+        """Raise `ContractError` if the adapter declares an operator that it does not implement."""
         if "operators" not in self.absent:
             hollow = self.operators - set(self.load("operators", mode).OPERATORS)
             if hollow:
@@ -255,7 +259,7 @@ class Backend:
         mode = mode or self.default_mode
         self.check(mode=mode, device=device, precision=precision)
         self.check_operators(network)
-        self.check_declared(mode, precision)
+        self.check_implemented(mode)
         from d5suite.levels.network import Executor
 
         made = self.load("network", mode).Executor(network, mode=mode, device=device, precision=precision)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from onnx import TensorProto, helper, numpy_helper
@@ -59,7 +61,7 @@ def test_timed_precisions_are_within_their_tolerances(subject: Subject) -> None:
 def test_loss_means_what_onnx_says(subject: Subject, reduction: str, weighted: bool, ignored: int | None) -> None:
     scores, labels = values(6, 4), np.array([0, 1, 2, 3, 2, 1])
     weight = [values(4, seed=8) ** 2] if weighted else []
-    attributes = {"reduction": reduction} | ({} if ignored is None else {"ignore_index": ignored})
+    attributes: dict[str, Any] = {"reduction": reduction} | ({} if ignored is None else {"ignore_index": ignored})
     node = helper.make_node("SoftmaxCrossEntropyLoss", ["x", "t", "w"][: 2 + weighted], ["y"], **attributes)
     arrays = dict(zip("xtw", [scores, labels, *weight], strict=False))
     doubles = {name: value if name == "t" else value.astype(np.float64) for name, value in arrays.items()}
@@ -76,7 +78,7 @@ def test_loss_means_what_onnx_says(subject: Subject, reduction: str, weighted: b
     network = Network(model, input="x", output="z", label="t", loss="y")
     subject.require(network, gradient=True)
     answer = difference(subject.executor(network), scores, labels)["y"]
-    assert relative_l2(answer, expected) < subject.rounding
+    assert relative_l2(answer, np.asarray(expected)) < subject.rounding
 
 
 def test_running_statistics_are_the_neutral_ones_over_batches_of_changing_size(subject: Subject) -> None:

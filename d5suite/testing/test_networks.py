@@ -121,11 +121,12 @@ def test_bad_input_is_refused(subject: Subject) -> None:
     subject.require(network)
     executor = subject.executor(network)
     name = subject.backend.name
-    for what, feed in [
+    feeds: list[tuple[str, dict[str, np.ndarray]]] = [
         ("a wrong image size", {"image": np.zeros((2, 3, 9, 9), np.float32)}),
         ("too few axes", {"image": np.zeros((3, 10, 10), np.float32)}),
         ("an unknown input", {"picture": np.zeros((2, 3, 10, 10), np.float32)}),
-    ]:
+    ]
+    for what, feed in feeds:
         try:
             executor.feed(feed)
         except NetworkError:

@@ -98,7 +98,8 @@ def _declared() -> list[str]:
     return [
         case.name
         for case in load_model_tests(kind="node")
-        if all(not node.domain and node.op_type in operators for node in case.model.graph.node)
+        if case.model is not None
+        and all(not node.domain and node.op_type in operators for node in case.model.graph.node)
     ]
 
 

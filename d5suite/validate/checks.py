@@ -17,14 +17,18 @@ Imports the contract and NumPy; no framework.
 
 from __future__ import annotations
 
+import hashlib
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import time
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from d5suite.errors import ValidationError
+from d5suite.files import atomic_path
 from d5suite.levels.backend import Tolerance
 from d5suite.levels.contract import require_answer
 from d5suite.levels.network import Arrays, Executor
@@ -140,7 +144,9 @@ def _precision_label(executor: Executor) -> str:
     return f"{executor.mode} {executor.precision}"
 
 
-def check_inference(executor: Executor, images: np.ndarray, *, tolerance: float, threads: int) -> list[Check]:
+def check_inference(
+    executor: Executor, images: np.ndarray, *, tolerance: float, threads: int, network: Network | None = None
+) -> list[Check]:
     """The output in inference mode against an independent evaluator.
 
     Parameters
@@ -153,8 +159,10 @@ def check_inference(executor: Executor, images: np.ndarray, *, tolerance: float,
         Relative L2.
     threads : int
         Thread budget of the evaluator.
+    network : Network, optional
+        The executor's network with other initial weights, if it has been given those.
     """
-    network = executor.network
+    network = network or executor.network
     answer = executor.fetch(executor.forward(executor.feed({network.input: images})))
     if executor.precision == "fp64":  # onnxruntime has no float64 convolution, and the evaluator that has one is slow
         some = network.batch_size or min(FEW, len(images))
@@ -167,7 +175,14 @@ def check_inference(executor: Executor, images: np.ndarray, *, tolerance: float,
     return [Check(f"output ({_precision_label(executor)}) vs {evaluator}", error, tolerance, network.output)]
 
 
-def check_gradient_float64(executor: Executor, images: np.ndarray, labels: np.ndarray) -> list[Check]:
+def check_gradient_float64(
+    executor: Executor,
+    images: np.ndarray,
+    labels: np.ndarray,
+    *,
+    network: Network | None = None,
+    recorded: Path | None = None,
+) -> list[Check]:
     """Loss, running statistics and every gradient of a float64 executor against ONNX's reference evaluator.
 
     Parameters
@@ -176,8 +191,13 @@ def check_gradient_float64(executor: Executor, images: np.ndarray, labels: np.nd
         In float64 with the network's initial weights, which it has again afterwards.
     images, labels : numpy.ndarray
         A small batch: float32 (n, C, H, W) and int64 (n,).
+    network : Network, optional
+        The executor's network with other initial weights, if it has been given those.
+    recorded : Path, optional
+        A file in which the evaluator's answers are kept for the next executor of the same network and batch: they do
+        not depend on who asks, and take long.
     """
-    network = executor.network
+    network = network or executor.network
     label_name, loss_name = network.require_loss()
     start = executor.parameters()
     answer = executor.fetch(executor.forward_backward(executor.feed({network.input: images, label_name: labels})))
@@ -190,58 +210,132 @@ def check_gradient_float64(executor: Executor, images: np.ndarray, labels: np.nd
         answer,
         {loss_name: (), **{name: network.initializers[name].shape for name in network.parameters}},
     )
-    oracle = Oracle(network, training=True)
-    loss, statistics = oracle.run(images, labels)
+    answers = _recorded(recorded, network, images, labels)
+    if answers is None:
+        answers = _ask(Oracle(network, training=True), images, labels, _scales(gradients))
     label = f"{executor.mode} fp64"
-    checks = [Check(f"loss ({label}) vs onnx.reference", relative_l2(answer[loss_name], loss), FLOAT64, loss_name)]
-    if statistics:
+    loss_error = relative_l2(answer[loss_name], answers.loss)
+    checks = [Check(f"loss ({label}) vs onnx.reference", loss_error, FLOAT64, loss_name)]
+    if answers.statistics:
         checks.append(
             _worst(
                 f"running statistics ({label}) vs onnx.reference",
-                {name: relative_l2(after[name], value) for name, value in statistics.items()},
+                {name: relative_l2(after[name], value) for name, value in answers.statistics.items()},
                 FLOAT64,
             )
         )
-    for index in range(DIRECTIONS):
-        along = _direction(network, gradients, index)
-
-        def error(names: Sequence[str], along: dict[str, np.ndarray] = along) -> float:
-            part = {name: along[name] for name in names}
-            derivative = oracle.derivative(images, labels, part, STEP)
-            claimed = sum(float(np.vdot(gradients[name], d)) for name, d in part.items())
-            return abs(claimed - derivative) / math.sqrt(len(network.parameters))
-
-        whole = error(network.parameters)
-        detail = ""
-        if not whole <= DIFFERENCES:
-            detail = f"first tensor that disagrees: {_first_wrong(network.parameters, error)}"
+    for index, derivative in enumerate(answers.derivatives):
+        along = _direction(network, answers.scales, index)
+        claimed = sum(float(np.vdot(gradients[name], d)) for name, d in along.items())
+        error = abs(claimed - derivative) / math.sqrt(len(network.parameters))
+        detail = "" if error <= DIFFERENCES else _first_wrong(network, images, labels, gradients, along)
         checks.append(
-            Check(f"gradient ({label}) vs central differences, direction {index + 1}", whole, DIFFERENCES, detail)
+            Check(f"gradient ({label}) vs central differences, direction {index + 1}", error, DIFFERENCES, detail)
         )
+    if recorded is not None and all(check.passed for check in checks):
+        _record(recorded, answers, network, images, labels)
     return checks
 
 
-def _direction(network: Network, gradients: Arrays, index: int) -> dict[str, np.ndarray]:
-    """Noise per tensor in inverse proportion to its gradient's norm, so that each weighs alike in the derivative."""
-    generator = np.random.default_rng([0xD5, index])
+@dataclass(frozen=True)
+class _Answers:
+    """What the reference evaluator says of a network and a batch.
+
+    Attributes
+    ----------
+    loss : float
+    statistics : mapping of str to numpy.ndarray
+        Running statistics after one pass.
+    scales : mapping of str to float
+        By parameter: the deviation of the directions' noise.
+    derivatives : sequence of float
+        The loss's derivative along each direction.
+    """
+
+    loss: np.ndarray
+    statistics: Arrays
+    scales: Mapping[str, float]
+    derivatives: Sequence[float]
+
+
+def _ask(oracle: Oracle, images: np.ndarray, labels: np.ndarray, scales: Mapping[str, float]) -> _Answers:
+    loss, statistics = oracle.run(images, labels)
+    derivatives = [
+        oracle.derivative(images, labels, _direction(oracle.network, scales, index), STEP)
+        for index in range(DIRECTIONS)
+    ]
+    return _Answers(loss, statistics, scales, derivatives)
+
+
+def _key(network: Network, images: np.ndarray, labels: np.ndarray) -> str:
+    digest = hashlib.sha256(network.model.SerializeToString(deterministic=True))
+    for array in (images, labels):
+        digest.update(np.ascontiguousarray(array).tobytes())
+    return digest.hexdigest()
+
+
+def _recorded(path: Path | None, network: Network, images: np.ndarray, labels: np.ndarray) -> _Answers | None:
+    """The answers in a file, if they are to the same question."""
+    import h5py
+
+    if path is None or not path.exists():
+        return None
+    with h5py.File(path, "r") as file:
+        if file.attrs["key"] != _key(network, images, labels):
+            return None
+        names = [name.decode() for name in file["names"][()]]
+        statistics = {name.decode(): file["statistics"][str(i)][()] for i, name in enumerate(file["moved"][()])}
+        scales = dict(zip(names, file["scales"][()].tolist(), strict=True))
+        return _Answers(file["loss"][()], statistics, scales, file["derivatives"][()].tolist())
+
+
+def _record(path: Path, answers: _Answers, network: Network, images: np.ndarray, labels: np.ndarray) -> None:
+    import h5py
+
+    with atomic_path(path) as temporary, h5py.File(temporary, "w") as file:
+        file.attrs["key"] = _key(network, images, labels)
+        file["loss"] = answers.loss
+        file["names"] = np.array(list(answers.scales), dtype=h5py.string_dtype())
+        file["scales"] = np.array(list(answers.scales.values()))
+        file["derivatives"] = np.array(answers.derivatives)
+        file["moved"] = np.array(list(answers.statistics), dtype=h5py.string_dtype())
+        group = file.create_group("statistics")
+        for index, value in enumerate(answers.statistics.values()):
+            group[str(index)] = value
+
+
+def _scales(gradients: Arrays) -> dict[str, float]:
+    """Noise in inverse proportion to a gradient's norm, so that each tensor weighs alike in the derivative."""
     norms = {name: float(np.linalg.norm(gradient.ravel())) for name, gradient in gradients.items()}
     floor = NEGLIGIBLE * max(norms.values())
-    return {
-        name: generator.standard_normal(gradients[name].shape) / max(norms[name], floor or 1.0)
-        for name in network.parameters
-    }
+    return {name: 1.0 / max(norm, floor or 1.0) for name, norm in norms.items()}
 
 
-def _first_wrong(names: Sequence[str], error: Callable[[Sequence[str]], float]) -> str:
-    """The first tensor without which the error would be accepted, by bisection over prefixes."""
-    low, high = 0, len(names)
+def _direction(network: Network, scales: Mapping[str, float], index: int) -> dict[str, np.ndarray]:
+    """Normal noise of these deviations, by parameter."""
+    generator = np.random.default_rng([0xD5, index])
+    shapes = {name: network.initializers[name].shape for name in network.parameters}
+    return {name: generator.standard_normal(shape) * scales[name] for name, shape in shapes.items()}
+
+
+def _first_wrong(network: Network, images: np.ndarray, labels: np.ndarray, gradients: Arrays, along: Arrays) -> str:
+    """The first tensor without which the gradient would be accepted, by bisection over prefixes."""
+    oracle = Oracle(network, training=True)
+
+    def accepted(names: Sequence[str]) -> bool:
+        part = {name: along[name] for name in names}
+        derivative = oracle.derivative(images, labels, part, STEP)
+        claimed = sum(float(np.vdot(gradients[name], d)) for name, d in part.items())
+        return abs(claimed - derivative) / math.sqrt(len(network.parameters)) <= DIFFERENCES
+
+    low, high = 0, len(network.parameters)
     while high - low > 1:
         middle = (low + high) // 2
-        if error(names[:middle]) <= DIFFERENCES:
+        if accepted(network.parameters[:middle]):
             low = middle
         else:
             high = middle
-    return names[high - 1]
+    return f"first tensor that disagrees: {network.parameters[high - 1]}"
 
 
 def check_gradient(
@@ -323,7 +417,9 @@ Batches = Sequence[tuple[np.ndarray, np.ndarray]]
 """Image and label arrays, one pair per step."""
 
 
-def train(trainer: Trainer, batches: Batches, *, early: int | None = None) -> list[Trajectory]:
+def train(
+    trainer: Trainer, batches: Batches, *, early: int | None = None, durations: list[float] | None = None
+) -> list[Trajectory]:
     """Run the native optimizer over the batches, and put the starting weights back.
 
     Parameters
@@ -334,6 +430,8 @@ def train(trainer: Trainer, batches: Batches, *, early: int | None = None) -> li
         One pair of images and labels per step.
     early : int, optional
         A number of steps after which the run is recorded too.
+    durations : list of float, optional
+        Receives the seconds of each step.
 
     Returns
     -------
@@ -347,7 +445,13 @@ def train(trainer: Trainer, batches: Batches, *, early: int | None = None) -> li
     losses: list[float] = []
     found = []
     for images, labels in batches:
-        answer = executor.fetch(trainer.step(executor.feed({network.input: images, label: labels})))
+        feed = executor.feed({network.input: images, label: labels})
+        begin = time.perf_counter()
+        native = trainer.step(feed)
+        executor.synchronize()
+        if durations is not None:
+            durations.append(time.perf_counter() - begin)
+        answer = executor.fetch(native)
         require_answer(executor, "trainer.loss", answer, {loss: ()})
         losses.append(float(answer[loss]))
         if len(losses) in (early, len(batches)):

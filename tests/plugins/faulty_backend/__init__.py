@@ -1,7 +1,13 @@
 """A backend that misbehaves on request, one mode per fault; and one whose framework is not installed."""
 
+from dataclasses import replace
+
 from d5suite.levels.backend import Backend, Tolerance
 
+_ABSENT = dict.fromkeys(
+    ["gradient", "level 2", "operators", "training", "baseline", "loader", "cuda", "bf16", "fp64"],
+    "this backend is there to misbehave",
+)
 _TOLERANCE = Tolerance(1e-4, 1e-4, 1e-4, "float32 rounding")
 
 BACKEND = Backend(
@@ -15,7 +21,9 @@ BACKEND = Backend(
         "good": "answers through onnxruntime",
         "wrong": "every output is off by 1 part in 100",
         "nan": "one output is not a number",
-        "shape": "one output too few",
+        "shape": "one score too few",
+        "dtype": "float64 instead of float32",
+        "few": "no output at all",
         "raises": "an exception in the first call",
         "segfault": "dies of SIGSEGV when timed",
         "killed": "dies of SIGKILL when timed",
@@ -29,7 +37,19 @@ BACKEND = Backend(
     operators=frozenset({"Conv", "BatchNormalization", "Relu", "Add", "GlobalAveragePool", "Flatten", "Gemm",
                          "SoftmaxCrossEntropyLoss"}),
     tolerances={"fp32": _TOLERANCE},
+    absent=_ABSENT,
 )  # fmt: skip
+
+LIAR = replace(BACKEND, name="liar", precisions=["fp32", "fp64"], modes={"good": "lies about its precisions"})
+HOLLOW = replace(
+    BACKEND,
+    name="hollow",
+    modes={"good": "lies about its operators"},
+    operators=BACKEND.operators | {"Erf"},
+    absent={key: reason for key, reason in _ABSENT.items() if key != "operators"},
+)
+TWIN = replace(BACKEND, name="twin")
+OTHER_TWIN = replace(BACKEND, name="twin", title="The other twin")
 
 ABSENT = Backend(
     name="absent",
@@ -44,4 +64,5 @@ ABSENT = Backend(
     precisions=["fp32"],
     operators=frozenset(),
     tolerances={"fp32": _TOLERANCE},
+    absent=_ABSENT,
 )
