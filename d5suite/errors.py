@@ -42,30 +42,6 @@ class BackendError(D5Error):
     """A backend is unknown, not installed, or cannot do what was asked of it."""
 
 
-class ContractError(BackendError):
-    """An adapter does not do what the contract says; the message names the adapter and the clause.
-
-    Parameters
-    ----------
-    backend : str
-        The adapter's name.
-    clause : str
-        One of `d5suite.levels.contract.CLAUSES`.
-    what : str
-        What it did instead.
-    """
-
-    def __init__(self, backend: str, clause: str, what: str) -> None:
-        from d5suite.levels.contract import CLAUSES
-
-        self.backend = backend
-        self.clause = clause
-        super().__init__(
-            f"backend {backend!r} breaks clause {clause!r} of the contract: {what}",
-            hint=f"The clause: {CLAUSES[clause]}.",
-        )
-
-
 class DataError(D5Error):
     """A dataset or one of its files is missing, corrupt or unsafe."""
 

@@ -357,7 +357,8 @@ class Workload:
             device=self.job.device,
             precision=self.job.precision,
         )
-        return self.trainer, self.executor.feed(self.arrays(self.batches[0])), baseline
+        trainer = self.backend.trainer(self.executor, self.optimizer)  # a new one: its velocity is zero
+        return trainer, self.executor.feed(self.arrays(self.batches[0])), baseline
 
     def validate_cost_of_neutrality(self, validation: Validation) -> None:
         """The hand-written step's losses against d5suite's, from the same weights on the same batch."""

@@ -11,10 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
-from d5suite.errors import ConfigurationError, ContractError, ValidationError
+from d5suite.errors import ConfigurationError, ValidationError
 from d5suite.levels import network as level1
 from d5suite.levels import training as level2
 from d5suite.levels.backend import Tolerance
+from d5suite.levels.contract import ContractError
 from d5suite.levels.training import SGD, optimizer_from_dict
 from d5suite.network import Network
 from d5suite.network.builder import Builder

@@ -30,7 +30,8 @@ from dataclasses import dataclass, field
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from d5suite.errors import BackendError, ContractError, UnsupportedOperatorError
+from d5suite.errors import BackendError, UnsupportedOperatorError
+from d5suite.levels.contract import ContractError
 
 if TYPE_CHECKING:
     from d5suite.levels.network import Executor

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from d5suite.errors import ContractError
+from d5suite.errors import BackendError
 
 if TYPE_CHECKING:
     from d5suite.levels.network import Executor
@@ -49,6 +49,28 @@ CLAUSES: Mapping[str, str] = {
     "runtime.threads": "no more threads work at a time than runtime.configure was told",
 }
 """By name: what the contract says."""
+
+
+class ContractError(BackendError):
+    """An adapter does not do what the contract says; the message names the adapter and the clause.
+
+    Parameters
+    ----------
+    backend : str
+        The adapter's name.
+    clause : str
+        A key of `CLAUSES`.
+    what : str
+        What it did instead.
+    """
+
+    def __init__(self, backend: str, clause: str, what: str) -> None:
+        self.backend = backend
+        self.clause = clause
+        super().__init__(
+            f"backend {backend!r} breaks clause {clause!r} of the contract: {what}",
+            hint=f"The clause: {CLAUSES[clause]}.",
+        )
 
 
 def require_answer(

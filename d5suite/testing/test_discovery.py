@@ -9,8 +9,9 @@ import pytest
 
 from d5suite.backends import backend as find
 from d5suite.backends import discover
-from d5suite.errors import BackendError, ContractError, UnsupportedOperatorError
+from d5suite.errors import BackendError, UnsupportedOperatorError
 from d5suite.levels.backend import DEVICES, MODULES, PRECISIONS
+from d5suite.levels.contract import ContractError
 from d5suite.testing.networks import LIGHT, classifier
 from d5suite.testing.subject import Subject
 

@@ -9,7 +9,8 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
-from d5suite.errors import ContractError, NetworkError
+from d5suite.errors import NetworkError
+from d5suite.levels.contract import ContractError
 from d5suite.network import Network
 from d5suite.testing.networks import LIGHT, classifier, every_operator, random_batch
 from d5suite.testing.subject import Subject, difference, output
@@ -58,7 +59,10 @@ def test_parameters_come_back_as_they_were_given(subject: Subject) -> None:
     assert set(start) == {*network.parameters, *network.statistics}
     for name, value in start.items():
         np.testing.assert_array_equal(value, network.initializers[name])
-    given = {name: value + np.arange(value.size).reshape(value.shape) / 8 for name, value in start.items()}
+    given = {
+        name: (value + np.arange(value.size).reshape(value.shape) / 8).astype(np.float32)
+        for name, value in start.items()
+    }
     executor.load_parameters(given)
     found = executor.parameters()
     for name, value in found.items():

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from d5suite.errors import ContractError
+from d5suite.levels.contract import ContractError
 from d5suite.levels.training import SGD
 from d5suite.testing.networks import classifier, heavy, random_batch
 from d5suite.testing.subject import Subject

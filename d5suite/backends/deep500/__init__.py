@@ -1,0 +1,51 @@
+"""deep500's reference backend, described; deep500 itself is imported by the modules beside this one."""
+
+from d5suite.levels.backend import Backend, Tolerance
+
+BACKEND = Backend(
+    name="deep500",
+    title="Deep500 reference (NumPy)",
+    package="d5suite.backends.deep500",
+    requires=("deep500", "jinja2", "networkx", "six", "tqdm"),
+    distributions=("deep500",),
+    install="pip install 'd5suite[deep500]'",
+    modes={
+        "vectorised": "deep500's NumPy operators, graph executor and optimizers; convolution as matrix products, a custom "
+        "operator",
+        "reference": "the same with deep500's own convolution, which loops in Python: for networks up to LeNet-5",
+    },
+    levels=frozenset({1, 2}),
+    devices=("cpu",),
+    precisions=("fp32", "fp64"),
+    operators=frozenset(
+        {
+            "Add", "AveragePool", "BatchNormalization", "Clip", "Concat", "Conv", "Div", "Dropout", "Flatten",
+            "Gemm", "GlobalAveragePool", "GlobalMaxPool", "Identity", "LRN", "LeakyRelu", "LogSoftmax", "MatMul",
+            "MaxPool", "Mul", "Pad", "Relu", "Reshape", "Sigmoid", "Softmax", "SoftmaxCrossEntropyLoss", "Squeeze",
+            "Sub", "Sum", "Tanh", "Transpose", "Unsqueeze",
+        }
+    ),
+    tolerances={
+        "fp64": Tolerance(
+            outputs=1e-10,
+            gradients=2,
+            trajectory=1e-10,
+            reason="rounding: seen 5e-16 in outputs and losses on LeNet-5 and on networks of every operator",
+        ),
+        "fp32": Tolerance(
+            outputs=5e-5,
+            gradients=2,
+            trajectory=2e-3,
+            reason="rounding: seen 2.3e-7 in outputs, 4e-7 in gradients and 5e-7 in losses on LeNet-5 and on a network "
+            "of every operator; a ReLU that a rounding flips moved a gradient of ResNet-18 by 4e-2",
+        ),
+    },
+    absent={
+        "cuda": "deep500 0.2.0 has no reference operators for a GPU",
+        "bf16": "NumPy has no bfloat16",
+        "baseline": "deep500's own step is the hand-written reference; there is nothing native beneath it",
+        "loader": "deep500 0.2.0, as published on PyPI, reads no image files",
+    },
+    reduced="it is NumPy, to be read rather than to be fast: one training step of ResNet-50 on two images of 64 px takes "
+    "a second, and with deep500's own convolution a quarter of an hour",
+)  # fmt: skip

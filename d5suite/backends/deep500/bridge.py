@@ -1,0 +1,164 @@
+"""The way back: any d5suite executor as a graph executor of deep500, for deep500's own tests, metrics and optimizers.
+
+::
+
+    from d5suite.backends import backend
+    from d5suite.backends.deep500.bridge import BridgedExecutor, deep500
+
+    bridged = BridgedExecutor(backend("torch").executor(network))
+    deep500.test_executor_inference(bridged, {"image": images}, expected, metrics=[deep500.MaxError()])
+
+deep500 is best taken from here, because importing it by itself fails. Give its tests their metrics: the default ones
+are shared between calls, and keep counting. Imports deep500 (through `repairs`) and NumPy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from d5suite.backends.deep500.repairs import deep500
+from d5suite.errors import NetworkError
+from d5suite.levels.network import Executor
+
+__all__ = ["BridgedExecutor", "BridgedNetwork", "deep500"]
+
+
+class BridgedNetwork(deep500.Network):
+    """An executor's parameters and last gradients under the names that deep500 expects.
+
+    Parameters
+    ----------
+    executor : Executor
+        Of any backend.
+    """
+
+    def __init__(self, executor: Executor) -> None:
+        super().__init__()
+        self.executor = executor
+        self._gradients: dict[str, np.ndarray] = {}
+        self._parameters: dict[str, np.ndarray] | None = None
+
+    def run(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """The output in inference mode; further inputs, such as labels, are passed over."""
+        executor = self.executor
+        name = executor.network.input
+        return executor.fetch(executor.forward(executor.feed({name: inputs[name]})))
+
+    def differentiate(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """The loss and, as ``<parameter>_grad``, its gradients; running statistics move."""
+        executor = self.executor
+        network = executor.network
+        label, loss = network.require_loss()
+        feed = executor.feed({name: inputs[name] for name in (network.input, label)})
+        answer = executor.fetch(executor.forward_backward(feed))
+        self._parameters = None
+        self._gradients = {f"{name}_grad": answer[name] for name in network.parameters}
+        return {loss: answer[loss], **self._gradients}
+
+    def get_params(self) -> list[str]:
+        """Names of the parameters."""
+        return list(self.executor.network.parameters)
+
+    def gradient(self, y: str = "loss") -> list[tuple[str, str]]:
+        """Pairs of names, parameter and gradient, whatever the loss is called."""
+        if not self._gradients:
+            raise NetworkError("nothing has been differentiated yet", where=self.executor.network.name)
+        return [(name, f"{name}_grad") for name in self.executor.network.parameters]
+
+    def fetch_tensors(self, names: Sequence[str]) -> list[np.ndarray]:
+        """Parameters, running statistics and gradients by name."""
+        if self._parameters is None:
+            self._parameters = self.executor.parameters()
+        known = {**self._parameters, **self._gradients}
+        missing = [name for name in names if name not in known]
+        if missing:
+            raise NetworkError(
+                f"only parameters and gradients can be fetched, not {missing[0]!r}", where=self.executor.network.name
+            )
+        return [known[name] for name in names]
+
+    def fetch_tensor(self, name: str) -> np.ndarray:
+        """One of `fetch_tensors`."""
+        return self.fetch_tensors([name])[0]
+
+    def feed_tensor(
+        self, name: str, new_value: np.ndarray, device_option: object = None, is_param: bool = False
+    ) -> None:
+        """Overwrite a parameter or running statistic."""
+        self.executor.load_parameters({name: new_value})
+        if self._parameters is not None:
+            self._parameters[name] = new_value
+
+    def add_output(self, name: str) -> None:
+        """Refused: what an executor gives is fixed when it is built."""
+        raise NetworkError(f"the executor cannot give {name!r} besides its output", where=self.executor.network.name)
+
+    def get_input_nodes(self) -> list[str]:
+        """Names of the image input and, where there is one, the label input."""
+        network = self.executor.network
+        return [name for name in (network.input, network.label) if name is not None]
+
+    def get_output_nodes(self) -> list[str]:
+        """Names of the output and, where there is one, the loss."""
+        network = self.executor.network
+        return [name for name in (network.output, network.loss) if name is not None]
+
+
+class BridgedExecutor(deep500.GraphExecutor):
+    """A d5suite executor as deep500's `GraphExecutor`.
+
+    Parameters
+    ----------
+    executor : Executor
+        Of any backend.
+    events : sequence of deep500.ExecutorEvent
+    batch_size : int
+        Images per batch where deep500 makes up inputs itself and the network takes any number.
+
+    Attributes
+    ----------
+    network : BridgedNetwork
+    model : deep500.ops.OnnxModel
+        Inputs and outputs only: deep500's tests ask for no more, and it cannot read today's operators.
+    """
+
+    def __init__(self, executor: Executor, events: Sequence[Any] = (), *, batch_size: int = 1) -> None:
+        super().__init__(BridgedNetwork(executor), list(events))
+        self.model = _describe(executor, self.network, batch_size)
+
+    def inference(self, input: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """The network's output."""
+        for event in self.events:
+            event.before_executor(input)
+        answer: dict[str, np.ndarray] = self.network.run(input)
+        for event in self.events:
+            event.after_inference(answer)
+        return answer
+
+    def inference_and_backprop(self, input: Mapping[str, np.ndarray], y: str = "loss") -> dict[str, np.ndarray]:
+        """The loss, and every parameter's gradient as ``<parameter>_grad``."""
+        network = self.network.executor.network
+        if y != network.loss:
+            raise NetworkError(f"only the loss {network.loss!r} can be differentiated, not {y!r}", where=network.name)
+        for event in self.events:
+            event.before_executor(input)
+        answer: dict[str, np.ndarray] = self.network.differentiate(input)
+        for event in self.events:
+            event.after_backprop(answer)
+        return answer
+
+
+def _describe(executor: Executor, names: BridgedNetwork, batch_size: int) -> Any:
+    ops = deep500.ops
+    network = executor.network
+
+    def info(name: str) -> Any:
+        kind = ops.TensorDataType.INT64 if name == network.label else ops.TensorDataType.FLOAT
+        shape = [batch_size if n is None else n for n in network.shapes[name]]
+        return ops.OnnxValueInfo(name, ops.OnnxTensorType(kind, ops.OnnxTensorShape(shape)), None)
+
+    inputs, outputs = ([info(name) for name in those] for those in (names.get_input_nodes(), names.get_output_nodes()))
+    return ops.OnnxModel(ops.OnnxGraph([], network.name, [], None, inputs, outputs, []), None)

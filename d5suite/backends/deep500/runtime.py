@@ -1,0 +1,61 @@
+"""The process-wide settings of deep500's reference, which is NumPy, and what it runs on."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import platform
+from collections.abc import Callable
+from importlib.metadata import version
+
+import numpy as np
+
+from d5suite.backends.deep500 import operators
+
+
+def configure(*, threads: int, seed: int, device: str) -> None:
+    """Set threads and seed; called once, before anything else.
+
+    Parameters
+    ----------
+    threads : int
+        Threads of NumPy's linear algebra, which matrix products use and nothing else. NumPy takes their number from the
+        environment when it is imported, which the worker has seen to; threadpoolctl, if there, sets it now too.
+    seed : int
+        Of the generator that Dropout draws from.
+    device : str
+        ``cpu``.
+    """
+    with contextlib.suppress(ImportError):
+        importlib.import_module("threadpoolctl").threadpool_limits(threads, user_api="blas")
+    operators.seed(seed)
+
+
+def versions() -> dict[str, str]:
+    """The framework, and the libraries that do its work."""
+    blas = np.show_config("dicts")["Build Dependencies"]["blas"]
+    return {
+        "deep500": version("deep500"),
+        "numpy": np.__version__,
+        "networkx": version("networkx"),
+        "blas": f"{blas['name']} {blas['version']}",
+    }
+
+
+def device_problem(device: str) -> str | None:
+    """Why a device cannot be used, or None."""
+    return None if device == "cpu" else "deep500's reference operators run on the CPU only"
+
+
+def device_name(device: str) -> str:
+    """The device as its maker calls it."""
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as lines:
+            return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
+
+
+def device_memory(device: str) -> tuple[Callable[[], None], Callable[[], int]] | None:
+    """None: the CPU's memory is measured outside."""
+    return None

@@ -1,0 +1,55 @@
+"""Keras's adapter, described as data; importing this imports no framework."""
+
+from __future__ import annotations
+
+from d5suite.levels.backend import Backend, Tolerance
+
+BACKEND = Backend(
+    name="keras",
+    title="Keras",
+    package="d5suite.backends.keras",
+    requires=("keras",),
+    distributions=("keras",),
+    install="pip install 'd5suite[keras]'",
+    modes={
+        "tensorflow": "Keras on TensorFlow, compiled as Keras chooses: graphs on the CPU, XLA on a GPU; channels last",
+        "torch": "Keras on PyTorch, operator by operator; channels first",
+        "jax": "Keras on JAX, compiled by jax.jit; channels last",
+    },
+    environment={mode: {"KERAS_BACKEND": mode} for mode in ("tensorflow", "torch", "jax")},
+    mode_requires={mode: (mode,) for mode in ("tensorflow", "torch", "jax")},
+    levels=frozenset({1, 2}),
+    devices=("cpu", "cuda"),
+    precisions=("fp32", "bf16", "fp64"),
+    operators=frozenset(
+        {
+            "Add", "AveragePool", "BatchNormalization", "Clip", "Concat", "Conv", "Div", "Dropout", "Flatten",
+            "Gemm", "GlobalAveragePool", "GlobalMaxPool", "Identity", "LRN", "LeakyRelu", "LogSoftmax", "MatMul",
+            "MaxPool", "Mul", "Pad", "Relu", "Reshape", "Sigmoid", "Softmax", "SoftmaxCrossEntropyLoss", "Squeeze",
+            "Sub", "Sum", "Tanh", "Transpose", "Unsqueeze",
+        }
+    ),
+    tolerances={
+        "fp64": Tolerance(
+            outputs=1e-10,
+            gradients=2,
+            trajectory=1e-10,
+            reason="rounding: seen 1e-15 in outputs and losses, and 5e-12 in losses of 20 steps of ResNet-18, 32 px",
+        ),
+        "fp32": Tolerance(
+            outputs=5e-5,
+            gradients=2,
+            trajectory=2e-3,
+            reason="rounding: seen 1.6e-7 in outputs, 4.2e-2 in gradients, where a rounding flipped a ReLU, and 1e-7 "
+            "in losses on ResNet-18, 32 px; deeper networks are estimates. On PyTorch, Keras takes the variance as a "
+            "difference of means, which is less exact",
+        ),
+        "bf16": Tolerance(
+            outputs=0.2,
+            gradients=2,
+            trajectory=0.1,
+            reason="8 significant bits: seen 3.8e-3 in outputs, 0.19 in gradients and 1.6e-3 in losses on ResNet-18, "
+            "32 px",
+        ),
+    },
+)  # fmt: skip

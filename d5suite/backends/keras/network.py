@@ -1,0 +1,373 @@
+"""Level 1 in Keras: a network as functional models over one graph of layers.
+
+The layers and the models are the same on every backend of Keras. Keras has no gradient of its own, and leaves it to
+users how a call is compiled: one small class per backend says both. Imports Keras, the chosen backend late, NumPy,
+`d5suite.levels` and `d5suite.network`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+import numpy as np
+from keras import ops
+
+from d5suite.backends.keras.operators import OPERATORS, Calculation, Context, identity
+from d5suite.errors import BackendError, NetworkError
+from d5suite.levels import network as levels
+from d5suite.levels.network import Arrays, Native
+from d5suite.network import Network
+
+_POLICIES = {"fp32": "float32", "bf16": "mixed_bfloat16", "fp64": "float64"}
+"""Dtype policy of the layers by precision."""
+
+_ACTIVATIONS = {"fp32": "float32", "bf16": "bfloat16", "fp64": "float64"}
+"""Dtype of the images by precision."""
+
+
+class LossModel(keras.Model):
+    """A functional model from image and label to the loss, which Keras's own training step minimises.
+
+    The loss is a node of the network, and any function of its tensors; so the model's output is the loss itself.
+    """
+
+    def compute_loss(
+        self, x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None, training: bool = True
+    ) -> Any:
+        """The model's output."""
+        return y_pred
+
+    def compute_metrics(self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None) -> dict[str, Any]:
+        """The loss of this batch alone; Keras's own metric is its mean since the last reset, and always float32."""
+        return {"loss": ops.stop_gradient(y_pred)}
+
+
+class Executor(levels.Executor):
+    """A network in Keras; see `d5suite.levels.network.Executor`.
+
+    Attributes
+    ----------
+    variables : dict of str to keras.Variable
+        Parameters and running statistics in their storage layouts.
+    """
+
+    def __init__(self, network: Network, *, mode: str, device: str, precision: str) -> None:
+        super().__init__(network, mode=mode, device=device, precision=precision)
+        if keras.backend.backend() != mode:
+            raise BackendError(
+                f"this process runs Keras on {keras.backend.backend()}, not on {mode}",
+                hint=f"Set KERAS_BACKEND={mode} before Keras is imported.",
+            )
+        self._array = np.float64 if precision == "fp64" else np.float32
+        self._names = (*network.parameters, *network.statistics)
+        with self.scope():
+            self._build()
+            self._engine: _Engine = _ENGINES[mode](self._inference, self._training, self._trained)
+        self.load_parameters({name: network.initializers[name] for name in self._names})
+
+    def _build(self) -> None:
+        """Lay out the network's layers, and make models of them."""
+        network = self.network
+        wanted = [name for name in (network.output, network.loss) if name is not None]
+        wide = "float64" if self.precision == "fp64" else "float32"
+        context = Context(
+            shapes=network.shapes,
+            initializers=network.initializers,
+            weights=frozenset(self._names),
+            uses=Counter(name for node in network.nodes for name in node.inputs),
+            policy=_POLICIES[self.precision],
+            wide_policy=wide,
+            backend=self.mode,
+        )
+        rank = len(network.shapes[network.input])
+        layout = context.image_layout(rank) if rank > 2 else identity(rank)
+        context.layouts[network.input] = layout
+        image = _input(context, network.input, _ACTIVATIONS[self.precision])
+        inputs = [image]
+        if network.label is not None:
+            inputs.append(_input(context, network.label, "int32"))
+        for node in network.nodes_for(wanted):
+            absent = [name for name in node.inputs if name not in ("", *context.tensors, *network.initializers)]
+            if absent:
+                raise NetworkError(
+                    f"{node.op_type} needs {absent[0]!r}, an optional output that this backend does not give",
+                    where=node.name,
+                )
+            context.tensors[node.outputs[0]] = OPERATORS[node.op_type](node, context)
+        absent = [name for name in wanted if name not in context.tensors]
+        if absent:
+            raise NetworkError(f"no node of the network gives its output {absent[0]!r}", where=network.name)
+        self.variables = {name: context.variable(name) for name in self._names}
+        self._trained = [self.variables[name] for name in network.parameters]
+        self._layouts = context.layouts
+        self._inference = keras.Model(image, context.tensors[network.output])
+        self._training = None
+        if network.loss is not None:
+            self._graph = inputs, context.tensors[network.loss]
+            self._training = self.loss_model()
+            used = {id(variable) for variable in self._training.trainable_variables}
+            unused = [variable for variable in self._trained if id(variable) not in used]
+            if unused:
+                self._graph = inputs, _with_zero_gradients(self._graph[1], unused, wide)
+                self._training = self.loss_model()
+
+    def loss_model(self) -> LossModel:
+        """A new model of the loss over the executor's layers, to be compiled with an optimizer."""
+        return LossModel(*self._graph)
+
+    @contextlib.contextmanager
+    def scope(self) -> Iterator[None]:
+        """The device, and for float64 Keras's default type and JAX's switch, while layers are made or run."""
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(keras.device(_device(self.mode, self.device)))
+            if self.precision == "fp64":
+                stack.enter_context(_float64())
+                if self.mode == "jax":
+                    stack.enter_context(_jax_float64())
+            yield
+
+    def hold(self, give_back: Callable[[], None] | None) -> None:
+        """Let a trainer keep the variables' values until somebody else needs them; None takes them back now."""
+        self._engine.hold(give_back)
+
+    # Weights and data, in and out.
+
+    def _stored(self, name: str, array: np.ndarray) -> np.ndarray:
+        layout = self._layouts.get(name)
+        return array.transpose(layout) if layout else array
+
+    def feed(self, arrays: Arrays) -> Native:
+        self.check_feed(arrays)
+        network, fed = self.network, {}
+        with self.scope():
+            for name, array in arrays.items():
+                dtype = self._array if name == network.input else np.int32
+                value = np.array(self._stored(name, np.asarray(array)), dtype, order="C")
+                fed[name] = ops.convert_to_tensor(
+                    value, dtype=_ACTIVATIONS[self.precision] if name == network.input else "int32"
+                )
+        return fed
+
+    def fetch(self, values: Native) -> dict[str, np.ndarray]:
+        with self.scope():
+            return {name: self._neutral(name, value) for name, value in values.items()}
+
+    def _neutral(self, name: str, value: Any) -> np.ndarray:
+        array = ops.convert_to_numpy(ops.stop_gradient(value)).astype(self._array)
+        layout = self._layouts.get(name)
+        return np.array(array.transpose(np.argsort(layout)) if layout else array, order="C")
+
+    def parameters(self) -> dict[str, np.ndarray]:
+        self.hold(None)
+        return self.fetch({name: variable.value for name, variable in self.variables.items()})
+
+    def load_parameters(self, values: Arrays) -> None:
+        self.check_parameters(values)
+        self.hold(None)
+        with self.scope():
+            for name, value in values.items():
+                self.variables[name].assign(np.array(self._stored(name, np.asarray(value)), self._array, order="C"))
+
+    # The measured paths.
+
+    def forward(self, feed: Native) -> Native:
+        with self.scope():
+            return {self.network.output: self._engine.forward(feed[self.network.input])}
+
+    def forward_backward(self, feed: Native) -> Native:
+        label, loss_name = self.network.require_loss()
+        with self.scope():
+            loss, gradients = self._engine.forward_backward([feed[self.network.input], feed[label]])
+        return {loss_name: loss, **dict(zip(self.network.parameters, gradients, strict=True))}
+
+    def pending(self, values: Any) -> None:
+        """Note results that `synchronize` must wait for."""
+        self._engine.pending["step"] = values
+
+    def synchronize(self) -> None:
+        self._engine.synchronize(self.device)
+
+
+def _device(mode: str, device: str) -> str:
+    """Keras's name for a device; on PyTorch a numbered CPU is another device, to which it would copy everything."""
+    if device == "cpu":
+        return "cpu" if mode == "torch" else "cpu:0"
+    return "gpu:0"
+
+
+def _input(context: Context, name: str, dtype: str) -> Any:
+    stored = context.stored(name)
+    if stored is None:
+        raise NetworkError(f"the shape of input {name!r} is not fixed", where=name)
+    context.tensors[name] = keras.Input(stored[1:], batch_size=stored[0], dtype=dtype)
+    return context.tensors[name]
+
+
+def _with_zero_gradients(loss: Any, unused: list[Any], policy: str) -> Any:
+    """The loss plus 0 times parameters without part in it, so that the optimizer decays these too."""
+    layer = Calculation(
+        lambda loss, *parameters: loss + sum(ops.sum(p) * 0 for p in parameters), [..., *unused], (), dtype=policy
+    )
+    return layer(loss)
+
+
+@contextlib.contextmanager
+def _float64() -> Iterator[None]:
+    """Keras's default type as float64, and type promotion that keeps float64.
+
+    On PyTorch and JAX, Keras promotes float64 to float32 in half of its operations (`keras.ops.matmul`, `mean`,
+    `tanh`), by a table that has no public switch (Keras 3.15).
+    """
+    from keras.src.backend.common import dtypes
+
+    before, promoted = keras.config.floatx(), dtypes.BIT64_TO_BIT32_DTYPE["float64"]
+    keras.config.set_floatx("float64")
+    dtypes.BIT64_TO_BIT32_DTYPE["float64"] = "float64"
+    try:
+        yield
+    finally:
+        keras.config.set_floatx(before)
+        dtypes.BIT64_TO_BIT32_DTYPE["float64"] = promoted
+
+
+def _jax_float64() -> Any:
+    """JAX's switch to 64-bit types for a while, without which it has none."""
+    import jax
+
+    if hasattr(jax, "enable_x64"):
+        return jax.enable_x64(True)
+    from jax.experimental import enable_x64  # before JAX 0.8
+
+    return enable_x64()
+
+
+class _Engine:
+    """How a backend of Keras compiles a call and differentiates it."""
+
+    def __init__(self, inference: Any, training: Any, trained: list[Any]) -> None:
+        self.inference, self.training, self.trained = inference, training, trained
+        self.pending: dict[str, Any] = {}
+
+    def hold(self, give_back: Callable[[], None] | None) -> None:
+        """Variables are always up to date where they can be changed in place."""
+
+    def forward(self, image: Any) -> Any:
+        raise NotImplementedError
+
+    def forward_backward(self, inputs: list[Any]) -> tuple[Any, list[Any]]:
+        raise NotImplementedError
+
+    def synchronize(self, device: str) -> None:
+        raise NotImplementedError
+
+
+class _TensorFlow(_Engine):
+    def __init__(self, inference: Any, training: Any, trained: list[Any]) -> None:
+        import tensorflow as tf
+
+        super().__init__(inference, training, trained)
+
+        def loss_and_gradients(*inputs: Any) -> tuple[Any, list[Any]]:
+            with tf.GradientTape() as tape:
+                loss = training(list(inputs), training=True)
+            return loss, tape.gradient(loss, [variable.value for variable in trained])
+
+        self._forward = tf.function(
+            lambda image: inference(image, training=False), autograph=False, jit_compile=inference.jit_compile
+        )
+        if training is not None:
+            self._gradient = tf.function(loss_and_gradients, autograph=False, jit_compile=training.jit_compile)
+        self._wait = tf.test.experimental.sync_devices
+        self._asynchronous = not tf.config.experimental.get_synchronous_execution()
+
+    def forward(self, image: Any) -> Any:
+        return self._forward(image)
+
+    def forward_backward(self, inputs: list[Any]) -> tuple[Any, list[Any]]:
+        return self._gradient(*inputs)
+
+    def synchronize(self, device: str) -> None:
+        if device != "cpu" or self._asynchronous:  # else TensorFlow's functions return when they are done
+            self._wait()
+
+
+class _Torch(_Engine):
+    def forward(self, image: Any) -> Any:
+        import torch
+
+        with torch.no_grad():
+            return self.inference(image, training=False)
+
+    def forward_backward(self, inputs: list[Any]) -> tuple[Any, list[Any]]:
+        import torch
+
+        loss = self.training(inputs, training=True)
+        values = [variable.value for variable in self.trained]
+        return loss.detach(), list(torch.autograd.grad(loss, values) if values else ())
+
+    def synchronize(self, device: str) -> None:
+        import torch
+
+        if device != "cpu":
+            torch.cuda.synchronize()
+
+
+class _Jax(_Engine):
+    def __init__(self, inference: Any, training: Any, trained: list[Any]) -> None:
+        import jax
+
+        super().__init__(inference, training, trained)
+        self._give_back: Callable[[], None] | None = None
+        self._inference_variables = inference.trainable_variables, inference.non_trainable_variables
+
+        def forward(parameters: list[Any], others: list[Any], image: Any) -> Any:
+            return inference.stateless_call(parameters, others, image, training=False)[0]
+
+        self._forward = jax.jit(forward)
+        if training is not None:
+            variables = training.trainable_variables
+            self._training_variables = variables, training.non_trainable_variables
+            places = {id(variable): i for i, variable in enumerate(variables)}
+            order = [places[id(variable)] for variable in trained]
+
+            def loss(parameters: list[Any], others: list[Any], inputs: list[Any]) -> tuple[Any, list[Any]]:
+                return training.stateless_call(parameters, others, inputs, training=True)
+
+            def loss_and_gradients(*arguments: Any) -> tuple[Any, list[Any], list[Any]]:
+                (value, others), gradients = jax.value_and_grad(loss, has_aux=True)(*arguments)
+                return value, [gradients[i] for i in order], others
+
+            self._gradient = jax.jit(loss_and_gradients)
+
+    def hold(self, give_back: Callable[[], None] | None) -> None:
+        if self._give_back is not None and give_back is not self._give_back:
+            self._give_back()
+        self._give_back = give_back
+
+    def forward(self, image: Any) -> Any:
+        self.hold(None)
+        parameters, others = self._inference_variables
+        output = self._forward([v.value for v in parameters], [v.value for v in others], image)
+        self.pending["forward"] = output
+        return output
+
+    def forward_backward(self, inputs: list[Any]) -> tuple[Any, list[Any]]:
+        self.hold(None)
+        parameters, others = self._training_variables
+        loss, gradients, moved = self._gradient([v.value for v in parameters], [v.value for v in others], inputs)
+        for variable, value in zip(others, moved, strict=True):
+            variable.assign(value)
+        self.pending["gradient"] = loss, gradients  # not what moved, which a training step may consume
+        return loss, gradients
+
+    def synchronize(self, device: str) -> None:
+        import jax
+
+        jax.block_until_ready(self.pending)
+
+
+_ENGINES = {"tensorflow": _TensorFlow, "torch": _Torch, "jax": _Jax}

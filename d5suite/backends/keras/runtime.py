@@ -1,0 +1,168 @@
+"""Process-wide settings, versions and devices of Keras and of the backend that it computes with.
+
+Which one that is stands in the environment variable ``KERAS_BACKEND``, which `d5suite.levels.backend.Backend.load` sets
+before this is imported. Keras says nothing of threads, devices' names and memory, so each is asked of its backend.
+Imports Keras and its backend, when a function is called.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.metadata
+import os
+import platform
+import random
+from collections.abc import Callable
+from typing import Any
+
+
+def _backend() -> str:
+    import keras
+
+    return str(keras.backend.backend())
+
+
+def configure(*, threads: int, seed: int, device: str) -> None:
+    """Set up Keras and its backend for one measurement; call it before anything else uses them.
+
+    Parameters
+    ----------
+    threads : int
+        CPU threads. TensorFlow and PyTorch are told; JAX sizes its pool by ``NPROC`` when it first computes, and the
+        process's CPU affinity bounds it in any case.
+    seed : int
+        Of all of Keras's and its backend's generators, which Dropout draws from.
+    device : str
+        ``cpu`` or ``cuda``.
+    """
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    os.environ["NPROC"] = str(threads)
+    if device == "cpu":
+        os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    else:
+        os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    import keras
+
+    configure_backend = {"tensorflow": _configure_tensorflow, "torch": _configure_torch, "jax": _configure_jax}
+    configure_backend[_backend()](threads, seed, device)
+    keras.config.disable_interactive_logging()
+    # Layers that draw take their seeds from Python's generator. `keras.utils.set_random_seed` would do, but imports
+    # TensorFlow wherever that is installed, whose memory and threads do not belong to a run on another backend.
+    random.seed(seed)
+    if _backend() == "tensorflow":
+        keras.utils.set_random_seed(seed)
+
+
+def _configure_tensorflow(threads: int, seed: int, device: str) -> None:
+    import tensorflow as tf
+
+    tf.get_logger().setLevel("ERROR")
+    tf.config.threading.set_intra_op_parallelism_threads(threads)
+    tf.config.threading.set_inter_op_parallelism_threads(threads)
+    if device == "cpu":
+        tf.config.set_visible_devices([], "GPU")
+    for gpu in tf.config.get_visible_devices("GPU"):
+        tf.config.experimental.set_memory_growth(gpu, True)
+    tf.config.experimental.set_synchronous_execution(True)
+    tf.config.experimental.enable_tensor_float_32_execution(False)
+
+
+def _configure_torch(threads: int, seed: int, device: str) -> None:
+    import torch
+
+    torch.set_num_threads(threads)
+    if torch.get_num_interop_threads() != threads:
+        with contextlib.suppress(RuntimeError):  # once started, the pool keeps its size; nothing here runs in it
+            torch.set_num_interop_threads(threads)
+    torch.manual_seed(seed)
+    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.backends.cudnn.allow_tf32 = False
+    torch.backends.cudnn.benchmark = device == "cuda"
+
+
+def _configure_jax(threads: int, seed: int, device: str) -> None:
+    import jax
+
+    jax.config.update("jax_default_matmul_precision", "highest")  # true float32, also on a GPU
+
+
+def versions() -> dict[str, str]:
+    """Versions of Keras and of the backend that it computes with."""
+    import keras
+
+    backend = _backend()
+    found = {"keras": str(keras.__version__), backend: str(importlib.import_module(backend).__version__)}
+    if backend == "jax":
+        found["jaxlib"] = importlib.metadata.version("jaxlib")
+    return found
+
+
+def device_problem(device: str) -> str | None:
+    """Why this device cannot be used, or None."""
+    if device == "cpu":
+        return None
+    backend = _backend()
+    if backend == "tensorflow":
+        import tensorflow as tf
+
+        found = bool(tf.config.list_physical_devices("GPU"))
+    elif backend == "torch":
+        import torch
+
+        found = torch.cuda.is_available()
+    else:
+        found = _jax_gpu() is not None
+    if found:
+        return None
+    return f"Keras's backend {backend} sees no CUDA GPU; has its build CUDA support, and does nvidia-smi show a GPU?"
+
+
+def _jax_gpu() -> Any:
+    """The first CUDA device of JAX, or None."""
+    import jax
+
+    with contextlib.suppress(RuntimeError):
+        return jax.devices("cuda")[0]
+    return None
+
+
+def device_name(device: str) -> str:
+    """The device as its maker calls it."""
+    if device == "cuda":
+        backend = _backend()
+        if backend == "tensorflow":
+            import tensorflow as tf
+
+            details = tf.config.experimental.get_device_details(tf.config.list_physical_devices("GPU")[0])
+            return str(details.get("device_name", device))
+        if backend == "torch":
+            import torch
+
+            return str(torch.cuda.get_device_name())
+        return str(_jax_gpu().device_kind)
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as lines:
+            return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
+
+
+def device_memory(device: str) -> tuple[Callable[[], None], Callable[[], int]] | None:
+    """Two functions that reset and read the peak of device memory in bytes; None on the CPU.
+
+    JAX cannot reset its peak: there, the first does nothing.
+    """
+    if device == "cpu":
+        return None
+    backend = _backend()
+    if backend == "tensorflow":
+        import tensorflow as tf
+
+        memory = tf.config.experimental
+        return lambda: memory.reset_memory_stats("GPU:0"), lambda: int(memory.get_memory_info("GPU:0")["peak"])
+    if backend == "torch":
+        import torch
+
+        return torch.cuda.reset_peak_memory_stats, torch.cuda.max_memory_allocated
+    return lambda: None, lambda: int(_jax_gpu().memory_stats()["peak_bytes_in_use"])

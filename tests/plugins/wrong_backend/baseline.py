@@ -1,0 +1,3 @@
+from d5suite.backends.torch.baseline import resnet50_training_step
+
+__all__ = ["resnet50_training_step"]
