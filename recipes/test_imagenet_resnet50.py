@@ -26,6 +26,13 @@ RECIPE = Recipe(
             max_time_s=60.0,
             note="He et al. (CVPR 2016), section 3.4: batch 256, rate 0.1 divided by 10 on plateaus, decay 1e-4",
         ),
+        "reduced": Preset(
+            image_size=64,
+            batch_size=2,
+            classes=10,
+            max_time_s=2.0,
+            note="for backends that are to be read rather than to be fast",
+        ),
     },
     acceptance=Acceptance(
         trajectory_steps=10,

@@ -64,7 +64,8 @@ def recipe_folder(tmp_path: Path, small_onnx: Path) -> Path:
         "from d5suite.recipe import Preset\n"
         f"RECIPE = Recipe(name='small', network={str(small_onnx)!r}, dataset='imagenet',\n"
         "    optimizer=SGD(learning_rate=0.125, momentum=0.5),\n"
-        "    presets={'smoke': Preset(image_size=32, batch_size=4, classes=4, max_time_s=0.05)})\n"
+        "    presets={name: Preset(image_size=32, batch_size=4, classes=4, max_time_s=0.05)\n"
+        "             for name in ('smoke', 'reduced')})\n"
     )
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
     return folder

@@ -8,9 +8,10 @@ import sys
 
 import pytest
 
+from d5suite.backends import discover
 from tests.conftest import plugin_environment
 
-pytestmark = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="the mistakes are made in PyTorch")
+needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="the mistakes are made in PyTorch")
 
 
 def kit(backend: str, module: str = "", *options: str) -> subprocess.CompletedProcess[str]:
@@ -25,6 +26,19 @@ def kit(backend: str, module: str = "", *options: str) -> subprocess.CompletedPr
     )
 
 
+BUILT_IN = ("deep500", "jax", "keras", "mxnet", "tensorflow", "torch")
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_a_built_in_adapter_conforms(name: str) -> None:
+    problem = discover()[0][name].problem()
+    if problem:
+        pytest.skip(problem)
+    done = kit(name)
+    assert done.returncode == 0, done.stdout[-5000:]
+    assert "failed" not in done.stdout.splitlines()[-1]
+
+
 MISTAKES = [
     ("padding", "test_operators", "test_operator_means_what_onnx_says[Conv", ""),
     ("sum", "test_gradients", "test_gradient_of_network[classifier", ""),
@@ -37,6 +51,7 @@ MISTAKES = [
 ]
 
 
+@needs_torch
 @pytest.mark.parametrize(("mistake", "module", "case", "clause"), MISTAKES, ids=[m[0] for m in MISTAKES])
 def test_a_mistake_is_caught(mistake: str, module: str, case: str, clause: str) -> None:
     done = kit(f"wrong:{mistake}", module)
@@ -46,6 +61,7 @@ def test_a_mistake_is_caught(mistake: str, module: str, case: str, clause: str) 
         assert f"backend 'wrong' breaks clause '{clause}'" in done.stdout
 
 
+@needs_torch
 def test_the_same_backend_without_a_mistake_passes() -> None:
     for module in sorted({module for _, module, _, _ in MISTAKES}):
         done = kit("wrong:right", module)

@@ -1,25 +1,34 @@
-"""Two frameworks through one small recipe, from image files to results: all measurements, all checks, one answer."""
+"""All frameworks through one small recipe, from files to results, and through the same training runs: one answer."""
 
 from __future__ import annotations
 
+import itertools
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import jsonschema
 import pytest
 
-from d5suite.backends import discover
-from tests.conftest import Run
+from d5suite.backends import discover, select
+from d5suite.measure.threads import thread_environment
+from d5suite.testing.networks import COURSES
+from d5suite.testing.reference import STEPS
+from d5suite.validate import trajectories
+from d5suite.validate.checks import FLOAT64, Trajectory, check_trajectory
+from tests.conftest import Run, plugin_environment
 
 SCHEMA = json.loads((Path(__file__).parents[1] / "results" / "schema.json").read_text())
-INSTALLED = [name for name in ("tensorflow", "torch") if discover()[0][name].problem() is None]
+BUILT_IN = ("deep500", "jax", "keras", "mxnet", "tensorflow", "torch")
+INSTALLED = [name for name in BUILT_IN if discover()[0][name].problem() is None]
 
 
 @pytest.mark.skipif(len(INSTALLED) < 2, reason="needs two frameworks installed")
-def test_two_frameworks_agree_and_are_measured(run_pytest: Run, recipe_folder: Path, tmp_path: Path) -> None:
+def test_all_frameworks_agree_and_are_measured(run_pytest: Run, recipe_folder: Path, tmp_path: Path) -> None:
     done = run_pytest(
         str(recipe_folder), "--backend", ",".join(INSTALLED), "--benchmark-json", "out.json",
-        "--optimizer", "learning_rate=0.125,momentum=0.9,nesterov=true,weight_decay=1e-4",
+        "--optimizer", "learning_rate=0.125,momentum=0.875,nesterov=true,weight_decay=0.0009765625",
     )  # fmt: skip
     assert done.returncode == 0, done.stdout
     result = json.loads((tmp_path / "out.json").read_text())
@@ -28,15 +37,54 @@ def test_two_frameworks_agree_and_are_measured(run_pytest: Run, recipe_folder: P
     measurements = ("inference", "gradient", "training_step", "input_pipeline")
     assert names == {f"test_{m}[{backend}]" for m in measurements for backend in INSTALLED}
     checks = {
-        check["name"]: check["error"]
+        (bench["param"], check["name"]): check["error"]
         for bench in result["benchmarks"]
         for check in bench["extra_info"]["d5suite"]["validation"]["checks"]
     }
-    agreement = [name for name in checks if "fp64 vs tensorflow fp64" in name]
-    assert len(agreement) == 2, sorted(checks)  # losses, and every parameter and statistic
-    assert all(checks[name] < 1e-8 for name in agreement)
+    comparable = [name for name in INSTALLED if not discover()[0][name].reduced]
+    for earlier, later in itertools.combinations(comparable, 2):
+        agreement = [key for key in checks if key[0] == later and f"fp64 vs {earlier} fp64" in key[1]]
+        assert len(agreement) == 2, sorted(checks)  # losses, and every parameter and statistic
+        assert all(checks[key] < FLOAT64 for key in agreement)
     for bench in result["benchmarks"]:
         info = bench["extra_info"]["d5suite"]
+        assert info["preset"] == ("smoke" if bench["param"] in comparable else "reduced")
         assert info["peak_memory_bytes"] > 50 << 20
         assert info["cpus"]
         assert info["optimizer"]["nesterov"] is True
+
+
+MODES = [name for name in (*BUILT_IN, "keras:torch", "keras:jax", "mxnet:imperative")
+         if select(name).backend.problem(select(name).mode) is None]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Trajectory]]:
+    """The training runs of every backend, each in a process of its own."""
+    folder = tmp_path_factory.mktemp("runs")
+    found: dict[str, dict[str, Trajectory]] = {}
+    for name in MODES:
+        out = folder / name.replace(":", "-")
+        subprocess.run(
+            [sys.executable, "-m", "d5suite.testing.reference", name, str(out)],
+            env={**plugin_environment(), **thread_environment(2)},
+            check=True,
+            capture_output=True,
+        )
+        found[name] = {course: trajectories.load(out / f"{course}.h5")[0] for course in COURSES}
+    return found
+
+
+@pytest.mark.parametrize("course", COURSES)
+def test_every_pair_agrees_on_every_loss_parameter_and_statistic(
+    runs: dict[str, dict[str, Trajectory]], course: str
+) -> None:
+    """Twenty steps in float64, to 1e-8: of LeNet-5 on digits, of every operator, of ResNet-18."""
+    assert len(runs) == len(MODES) > 1
+    network = COURSES[course].network()
+    for one, other in itertools.combinations(runs, 2):
+        first, second = runs[one][course], runs[other][course]
+        assert len(first.losses) == STEPS
+        assert set(first.parameters) == set(second.parameters) == {*network.parameters, *network.statistics}
+        found = check_trajectory(f"{one} vs {other}", first, second, tolerance=FLOAT64, parameters=True)
+        assert [check for check in found if not check.passed] == []

@@ -25,6 +25,10 @@ def show_backends(console: Console) -> None:
         devices, precisions = ", ".join(backend.devices), ", ".join(backend.precisions)
         table.add_row("", f"levels {levels}; devices {devices}; precisions {precisions}")
         table.add_row("", f"operators: {', '.join(sorted(backend.operators))}")
+        for missing, why in backend.absent.items():
+            table.add_row("", f"no {missing}: {why}")
+        if backend.reduced:
+            table.add_row("", f"measured at reduced size: {backend.reduced}")
         console.print(table)
         console.print()
     for name, fault in faults.items():

@@ -2,8 +2,8 @@
 
 A recorded run holds the loss of every step and, of every final parameter and running statistic, its norm and two
 projections on fixed noise: a wrong element moves both projections. ``python -m d5suite.testing.reference BACKEND[:MODE]
-COURSE [OUT.h5]`` runs a course and leaves its whole trajectory, for comparing two backends tensor by tensor;
-``--record`` writes the recording that the kit ships.
+FOLDER`` runs all courses and leaves their whole trajectories, for comparing two backends tensor by tensor; ``--record``
+writes the recording that the kit ships.
 
 Imports NumPy, the contract and `d5suite.validate`.
 """
@@ -87,22 +87,19 @@ def train(backend: Backend, course: str, *, mode: str, device: str, precision: s
 
 
 def main() -> None:
-    """Run one course, or record all of them."""
+    """Run all courses on one backend."""
     parser = argparse.ArgumentParser(prog="python -m d5suite.testing.reference")
-    parser.add_argument("backend")
-    parser.add_argument("course", nargs="?", choices=list(COURSES))
-    parser.add_argument("out", nargs="?", type=Path)
+    parser.add_argument("backend", metavar="BACKEND[:MODE]")
+    parser.add_argument("folder", type=Path, help="where the trajectories go, one COURSE.h5 each")
     parser.add_argument("--record", action="store_true", help="write the recording that the kit ships")
     options = parser.parse_args()
     selection = select(options.backend)
     backend = selection.backend
     backend.load("runtime", selection.mode).configure(threads=1, seed=0, device="cpu")
-    found = {
-        course: train(backend, course, mode=selection.mode, device="cpu", precision="fp64")
-        for course in ([options.course] if options.course else COURSES)
-    }
-    if options.out:
-        trajectories.save(options.out, found[options.course], str(selection))
+    found = {course: train(backend, course, mode=selection.mode, device="cpu", precision="fp64") for course in COURSES}
+    options.folder.mkdir(parents=True, exist_ok=True)
+    for course, run in found.items():
+        trajectories.save(options.folder / f"{course}.h5", run, str(selection))
     if options.record:
         courses = {
             course: {

@@ -10,9 +10,8 @@ BACKEND = Backend(
     distributions=("deep500",),
     install="pip install 'd5suite[deep500]'",
     modes={
-        "vectorised": "deep500's NumPy operators, graph executor and optimizers; convolution as matrix products, a custom "
-        "operator",
-        "reference": "the same with deep500's own convolution, which loops in Python: for networks up to LeNet-5",
+        "vectorised": "deep500's NumPy operators, graph executor and optimizers; a custom operator for convolution",
+        "reference": "deep500's own convolution too, which loops in Python: for networks up to LeNet-5",
     },
     levels=frozenset({1, 2}),
     devices=("cpu",),
@@ -46,6 +45,6 @@ BACKEND = Backend(
         "baseline": "deep500's own step is the hand-written reference; there is nothing native beneath it",
         "loader": "deep500 0.2.0, as published on PyPI, reads no image files",
     },
-    reduced="it is NumPy, to be read rather than to be fast: one training step of ResNet-50 on two images of 64 px takes "
-    "a second, and with deep500's own convolution a quarter of an hour",
+    reduced="it is NumPy, to be read rather than to be fast: one training step of ResNet-50 on two images of 64 px "
+    "takes a second, and with deep500's own convolution a quarter of an hour",
 )  # fmt: skip

@@ -192,7 +192,9 @@ def _along_axis(function: Operator) -> Factory:
         layout = context.layout(node.inputs[0])
         axis = layout.index(node.attributes["axis"] % len(layout))
         context.layouts[node.outputs[0]] = layout
-        return lambda x: function(x, axis=axis)
+        # XLA computes again what it fuses, not always with the same rounding: of logits around 1e10 (ONNX's SqueezeNet)
+        # one may then exceed, by hundreds, the maximum that softmax subtracts. So it is subtracted twice.
+        return lambda x: function(x - lax.stop_gradient(x.max(axis, keepdims=True)), axis=axis)
 
     return factory
 

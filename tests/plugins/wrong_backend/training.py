@@ -1,8 +1,8 @@
 """The right optimizer, with dampening on request."""
 
 from d5suite.backends.torch import training as right
+from d5suite.backends.torch.network import Executor
 from d5suite.levels.training import Optimizer
-from wrong_backend.network import Executor
 
 
 class Trainer(right.Trainer):
