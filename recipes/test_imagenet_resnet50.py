@@ -27,7 +27,7 @@ RECIPE = Recipe(
             note="He et al. (CVPR 2016), section 3.4: batch 256, rate 0.1 divided by 10 on plateaus, decay 1e-4",
         ),
         "reduced": Preset(
-            image_size=64,
+            image_size=48,
             batch_size=2,
             classes=10,
             max_time_s=2.0,
