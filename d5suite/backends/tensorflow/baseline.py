@@ -55,11 +55,15 @@ class Convolution(tf.Module):
         self.kernel = tf.Variable(np.ascontiguousarray(weight.transpose(2, 3, 1, 0)))
         self.stride = stride
         margin = weight.shape[2] // 2
-        self.padding = [[0, 0], [margin, margin], [margin, margin], [0, 0]] if margin else "VALID"
+        # As TensorFlow's own ResNets have it: at stride 2 "SAME" would pad by one side more than the other.
+        self.margins = [[0, 0], [margin, margin], [margin, margin], [0, 0]] if margin and stride > 1 else None
         self.norm = BatchNorm(weights[f"{normalisation}.weight"], weights[f"{normalisation}.bias"])
 
     def __call__(self, x: Any) -> Any:
-        return self.norm(tf.nn.conv2d(x, tf.cast(self.kernel, x.dtype), self.stride, self.padding))
+        padding = "SAME"
+        if self.margins:
+            x, padding = tf.pad(x, self.margins), "VALID"
+        return self.norm(tf.nn.conv2d(x, tf.cast(self.kernel, x.dtype), self.stride, padding))
 
 
 class Bottleneck(tf.Module):
