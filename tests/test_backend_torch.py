@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
-from onnx.reference import ReferenceEvaluator
+from onnx import TensorProto, helper
 
 from d5suite.backends.torch import BACKEND
-from d5suite.errors import BackendError, NetworkError, UnsupportedOperatorError
+from d5suite.errors import BackendError, NetworkError
 from d5suite.levels.training import SGD
 from d5suite.network import Network
 from d5suite.network.builder import Builder
 from d5suite.network.zoo import build
-from d5suite.testing.cases import CASES, IMAGE, Case, f32, i64, one_operator, values
+from d5suite.testing.cases import CASES, IMAGE, Case, i64, one_operator, values
 from d5suite.validate.checks import check_gradient_float64
 from d5suite.validate.norms import relative_l2
 from d5suite.validate.oracle import Oracle
@@ -41,41 +39,6 @@ def test_operator_equals_onnx_in_float64(case: Case) -> None:
         executor = BACKEND.executor(network, mode=mode, precision="fp64")
         answer = executor.fetch(executor.forward(executor.feed({"x": x})))["y"]
         assert relative_l2(answer, expected) < 1e-13, mode
-
-
-def test_every_declared_operator_is_implemented_and_tried() -> None:
-    implemented = set(BACKEND.load("operators").OPERATORS)
-    assert implemented == BACKEND.operators
-    assert implemented - {case[0] for case in CASES} == {"SoftmaxCrossEntropyLoss"}
-
-
-@pytest.mark.parametrize("attributes", [{"reduction": "mean"}, {"reduction": "sum"}, {"ignore_index": 2}])
-@pytest.mark.parametrize("weighted", [False, True])
-def test_loss_equals_onnx(attributes: dict[str, Any], weighted: bool) -> None:
-    scores, labels = values(6, 4), np.array([0, 1, 2, 3, 2, 1])
-    weight = [values(4, seed=8) ** 2] if weighted else []
-    node = helper.make_node("SoftmaxCrossEntropyLoss", ["x", "t", "w"][: 2 + weighted], ["y"], **attributes)
-    arrays = dict(zip("xtw", [scores, labels, *weight], strict=False))
-    doubles = {name: value if name == "t" else value.astype(np.float64) for name, value in arrays.items()}
-    (expected,) = ReferenceEvaluator(node).run(None, doubles)
-    graph = helper.make_graph(
-        [node, helper.make_node("Identity", ["x"], ["z"])],
-        "loss",
-        [
-            helper.make_tensor_value_info("x", TensorProto.FLOAT, [6, 4]),
-            helper.make_tensor_value_info("t", TensorProto.INT64, [6]),
-        ],
-        [
-            helper.make_tensor_value_info("z", TensorProto.FLOAT, [6, 4]),
-            helper.make_tensor_value_info("y", TensorProto.FLOAT, []),
-        ],
-        [numpy_helper.from_array(w, "w") for w in weight],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
-    network = Network(model, input="x", output="z", label="t", loss="y")
-    executor = BACKEND.executor(network, precision="fp64")
-    answer = executor.fetch(executor.forward_backward(executor.feed({"x": scores, "t": labels})))["y"]
-    assert abs(float(answer) - float(expected)) < 1e-13
 
 
 def classifier(seed: int = 0) -> Network:
@@ -105,51 +68,6 @@ def test_loss_statistics_and_gradients_are_proved(mode: str) -> None:
     assert [check for check in checks if not check.passed] == []
 
 
-@pytest.mark.parametrize("operator", ["Clip", "AveragePool", "MaxPool", "LRN", "Softmax", "Concat", "Pad", "Mul"])
-def test_gradient_through_operator(operator: str) -> None:
-    """Each operator on the way from a convolution to the loss; for LRN with as many channels as images, see above."""
-    b = Builder("through", image_size=10)
-    x = b.conv(b.image, "conv", 6, 3, bias=True)
-    extra: dict[str, tuple[list[str], dict[str, Any]]] = {
-        "Clip": ([b.parameter("low", f32(-0.4)), b.parameter("high", f32(0.4))], {}),
-        "AveragePool": ([], {"kernel_shape": [3, 3], "strides": [2, 2], "pads": [0, 1, 2, 0]}),
-        "MaxPool": ([], {"kernel_shape": [3, 3], "strides": [2, 2], "pads": [0, 1, 2, 0]}),
-        "LRN": ([], {"size": 4, "alpha": 0.5}),
-        "Softmax": ([], {"axis": 1}),
-        "Concat": ([x], {"axis": 2}),
-        "Mul": ([x], {}),
-    }
-    if operator == "Pad":
-        b.constant("pads", i64(0, 0, 1, 2, 0, 0, 3, 0))
-        extra["Pad"] = (["pads"], {})
-    inputs, attributes = extra[operator]
-    y = b.node(operator, "y", [x, *inputs], 6, **attributes)
-    network = b.classifier(b.linear(b.flatten(b.global_average_pool(y, "average"), "flatten"), "fc", 5))
-    arrays = batch()
-    checks = check_gradient_float64(BACKEND.executor(network, precision="fp64"), arrays["image"], arrays["label"])
-    assert [check for check in checks if not check.passed] == []
-
-
-def test_running_statistics_stay_biased_over_steps_and_batch_sizes() -> None:
-    """Also where parameters are read, or inference runs, in between."""
-    network = classifier()
-    executor = BACKEND.executor(network, precision="fp64")
-    statistics = {name: network.initializers[name].astype(np.float64) for name in network.statistics}
-    oracle = Oracle(network, training=True)
-    for step, size in enumerate((6, 6, 3, 3, 2)):
-        arrays = batch(step, size)
-        executor.forward_backward(executor.feed(arrays))
-        _, statistics = oracle.run(arrays["image"], arrays["label"], statistics)
-        if step == 3:
-            executor.parameters()
-    image = batch(9)["image"]
-    answer = executor.fetch(executor.forward(executor.feed({"image": image})))[network.output]
-    expected, _ = Oracle(network, training=False).run(image, None, statistics)
-    assert relative_l2(answer, expected) < 1e-12
-    found = executor.parameters()
-    assert max(relative_l2(found[name], value) for name, value in statistics.items()) < 1e-12
-
-
 def test_parameters_round_trip_and_are_copies() -> None:
     network = classifier()
     for mode in ("eager", "channels_last"):
@@ -175,45 +93,6 @@ def test_loading_statistics_in_the_middle_of_training() -> None:
         each.forward_backward(each.feed(batch(5)))
     for name, value in executor.parameters().items():
         assert relative_l2(other.parameters()[name], value) < 1e-14, name
-
-
-@pytest.mark.parametrize(
-    "optimizer",
-    [
-        SGD(0.25),
-        SGD(0.125, momentum=0.75),
-        SGD(0.125, momentum=0.75, weight_decay=0.0625),
-        SGD(0.0625, momentum=0.5, nesterov=True, weight_decay=0.125),
-    ],
-    ids=["plain", "momentum", "decay", "nesterov"],
-)
-def test_optimizer_follows_the_formulas(optimizer: SGD) -> None:
-    """The neutral formulas written out here; one parameter has no part in the loss, and still decays."""
-    network = classifier()
-    model = onnx.ModelProto()
-    model.CopyFrom(network.model)
-    model.graph.initializer.append(numpy_helper.from_array(np.ones(5, np.float32), "idle"))
-    model.graph.node.append(helper.make_node("Add", [network.output, "idle"], ["shifted"], "shifted"))
-    model.graph.output.append(helper.make_tensor_value_info("shifted", TensorProto.FLOAT, ["N", 5]))
-    network = Network(model, input="image", output="shifted", label="label", loss="loss")
-    executor, reference = (BACKEND.executor(network, precision="fp64") for _ in range(2))
-    trainer = BACKEND.trainer(executor, optimizer)
-    p = {name: value for name, value in reference.parameters().items() if name in network.parameters}
-    v = {name: np.zeros_like(value) for name, value in p.items()}
-    for step in range(4):
-        arrays = batch(step)
-        loss = executor.fetch(trainer.step(executor.feed(arrays)))["loss"]
-        answer = reference.fetch(reference.forward_backward(reference.feed(arrays)))
-        assert abs(float(loss) - float(answer["loss"])) < 1e-10
-        for name in p:
-            g = answer[name] + optimizer.weight_decay * p[name]
-            v[name] = optimizer.momentum * v[name] + g
-            update = g + optimizer.momentum * v[name] if optimizer.nesterov else v[name]
-            p[name] = p[name] - optimizer.learning_rate * update
-        reference.load_parameters(p)
-    found = executor.parameters()
-    assert "idle" in p
-    assert max(relative_l2(found[name], value) for name, value in p.items()) < 1e-10
 
 
 def test_bf16_rounds_weights_and_activations_and_nothing_else() -> None:
@@ -326,69 +205,6 @@ def test_baseline_refuses_another_network() -> None:
 
 
 LIGHT = sorted((Path(onnx.__file__).parent / "backend/test/data/light").glob("light_*.onnx"))
-
-
-def test_there_are_nine_light_networks() -> None:
-    assert len(LIGHT) == 9
-
-
-@pytest.mark.parametrize("path", LIGHT, ids=lambda path: path.stem)
-def test_light_network_gives_its_shipped_output(path: Path) -> None:
-    network = Network.load(path)
-    shape = tuple(n or 1 for n in network.shapes[network.input])
-    x = (np.arange(np.prod(shape)).reshape(shape) / np.prod(shape)).astype(np.float32)  # as ONNX's own test runner
-    expected = numpy_helper.to_array(onnx.load_tensor(path.with_name(f"{path.stem}_output_0.pb")))
-    executor = BACKEND.executor(network)
-    answer = executor.fetch(executor.forward(executor.feed({network.input: x})))[network.output]
-    assert relative_l2(answer, expected) < 1e-6
-
-
-def test_dropout_draws_in_training_only() -> None:
-    b = Builder("dropout", image_size=10)
-    ratio = b.parameter("ratio", f32(0.5))
-    x = b.node("Dropout", "dropped", [b.conv(b.image, "conv", 4, 3), ratio], 4)
-    network = b.classifier(b.linear(b.flatten(b.global_average_pool(x, "average"), "flatten"), "fc", 5))
-    executor = BACKEND.executor(network)
-    feed = executor.feed(batch())
-    losses = []
-    for seed in (1, 1, 2):
-        torch.manual_seed(seed)
-        losses.append(float(executor.forward_backward(feed)["loss"]))
-    assert losses[0] == losses[1] != losses[2]
-    once, twice = (executor.fetch(executor.forward(feed))[network.output] for _ in range(2))
-    np.testing.assert_array_equal(once, twice)
-
-
-def test_unsupported_operators_are_all_listed() -> None:
-    graph = helper.make_graph(
-        [
-            helper.make_node("Erf", ["x"], ["a"], "one"),
-            helper.make_node("Sinh", ["a"], ["b"], "two"),
-            helper.make_node("Erf", ["b"], ["c"], "three"),
-        ],
-        "odd",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 3, 4, 4])],
-        [helper.make_tensor_value_info("c", TensorProto.FLOAT, [1, 3, 4, 4])],
-    )
-    network = Network(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10))
-    with pytest.raises(UnsupportedOperatorError, match=r"'torch'.*2 operator.*Erf \(node one and 1 more\); Sinh"):
-        BACKEND.executor(network)
-
-
-def test_bad_input_is_named() -> None:
-    network = classifier()
-    executor = BACKEND.executor(network)
-    with pytest.raises(NetworkError, match=r"'image' has shape \(2, 3, 9, 9\), not \(any, 3, 10, 10\)"):
-        executor.feed({"image": np.zeros((2, 3, 9, 9), np.float32)})
-    with pytest.raises(NetworkError, match="no input 'picture'"):
-        executor.feed({"picture": np.zeros((2, 3, 10, 10), np.float32)})
-    with pytest.raises(NetworkError, match=r"no parameter 'fc\.wait'"):
-        executor.load_parameters({"fc.wait": np.zeros(5, np.float32)})
-    with pytest.raises(NetworkError, match=r"'fc.bias' has shape \(4,\), not \(5\)"):
-        executor.load_parameters({"fc.bias": np.zeros(4, np.float32)})
-    relu = BACKEND.executor(one_operator("Relu", (1, 3, 4, 4)))
-    with pytest.raises(NetworkError, match="loss"):
-        relu.forward_backward(relu.feed({"x": values(1, 3, 4, 4)}))
 
 
 def test_what_cannot_be_built_is_refused_before_anything_runs() -> None:

@@ -84,14 +84,11 @@ class Executor(level.Executor):
 
     def feed(self, arrays: Arrays) -> Native:
         """An array that needs no conversion is not copied: it must stay unchanged while the feed is used."""
-        network = self.network
-        fed = {}
-        for name, array in arrays.items():
-            if name not in (network.input, network.label):
-                raise NetworkError(f"there is no input {name!r}", where=network.name)
-            _check_shape(network, name, array.shape, network.shapes[name])
-            fed[name] = np.ascontiguousarray(array, self._dtype if name == network.input else np.int64)
-        return fed
+        self.check_feed(arrays)
+        return {
+            name: np.ascontiguousarray(array, self._dtype if name == self.network.input else np.int64)
+            for name, array in arrays.items()
+        }
 
     def fetch(self, values: Native) -> dict[str, np.ndarray]:
         return {name: np.array(value, self._dtype, order="C") for name, value in values.items()}
@@ -101,11 +98,7 @@ class Executor(level.Executor):
         return self.fetch(dict(zip(names, self._tensors.fetch_tensors(names), strict=True)))
 
     def load_parameters(self, values: Arrays) -> None:
-        known = {*self.network.parameters, *self.network.statistics}
-        for name, value in values.items():
-            if name not in known:
-                raise NetworkError(f"there is no parameter {name!r}", where=self.network.name)
-            _check_shape(self.network, name, value.shape, self.network.initializers[name].shape)
+        self.check_parameters(values)
         for name, value in values.items():
             self._tensors.feed_tensor(name, np.array(value, self._dtype, order="C"))
         self._stale = True
@@ -163,9 +156,3 @@ def _check_names(network: Network) -> None:
     clash = [f"{name}_grad" for name in tensors if f"{name}_grad" in tensors]
     if clash:
         raise NetworkError(f"deep500 calls a gradient by this tensor's name: {clash[0]!r}", where=network.name)
-
-
-def _check_shape(network: Network, name: str, shape: tuple[int, ...], expected: tuple[int | None, ...]) -> None:
-    if len(shape) != len(expected) or any(n not in (None, m) for n, m in zip(expected, shape, strict=True)):
-        wanted = ", ".join("any" if n is None else str(n) for n in expected)
-        raise NetworkError(f"tensor {name!r} has shape {tuple(shape)}, not ({wanted})", where=network.name)

@@ -114,14 +114,11 @@ class Executor(level.Executor):
         return np.array(value.transpose(layout) if layout else value, dtype, order="C")
 
     def feed(self, arrays: Arrays) -> Native:
-        network = self.network
+        self.check_feed(arrays)
         fed = {}
         with self.scope():
             for name, array in arrays.items():
-                if name not in (network.input, network.label):
-                    raise NetworkError(f"there is no input {name!r}", where=network.name)
-                _check_shape(network, name, array.shape, network.shapes[name])
-                stored = self._stored(name, array, self._activations if name == network.input else np.int32)
+                stored = self._stored(name, array, self._activations if name == self.network.input else np.int32)
                 fed[name] = jax.device_put(stored, self.native_device)
                 self.issued(fed[name])
         return fed
@@ -138,12 +135,8 @@ class Executor(level.Executor):
         return self.fetch({**self.trained, **self.state[0]})
 
     def load_parameters(self, values: Arrays) -> None:
+        self.check_parameters(values)
         statistics, key = self.state
-        current = {**self.trained, **statistics}
-        for name, value in values.items():
-            if name not in current:
-                raise NetworkError(f"there is no parameter {name!r}", where=self.network.name)
-            _check_shape(self.network, name, np.shape(value), self.network.initializers[name].shape)
         with self.scope():
             loaded = {name: self._native(name, np.asarray(value)) for name, value in values.items()}
         self.trained = {name: loaded.get(name, value) for name, value in self.trained.items()}
@@ -253,9 +246,3 @@ def _weight_layouts(network: Network) -> dict[str, Layout]:
                 if layout != identity(rank):
                     layouts[name] = layout
     return layouts
-
-
-def _check_shape(network: Network, name: str, shape: tuple[int, ...], expected: tuple[int | None, ...]) -> None:
-    if len(shape) != len(expected) or any(n not in (None, m) for n, m in zip(expected, shape, strict=True)):
-        wanted = ", ".join("any" if n is None else str(n) for n in expected)
-        raise NetworkError(f"tensor {name!r} has shape {tuple(shape)}, not ({wanted})", where=network.name)

@@ -7,7 +7,6 @@ share one set of Gluon parameters. Imports MXNet, NumPy and `d5suite.levels`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -84,13 +83,10 @@ class Executor(level.Executor):
         return block
 
     def feed(self, arrays: Arrays) -> Native:
-        network = self.network
+        self.check_feed(arrays)
         fed = {}
         for name, array in arrays.items():
-            if name not in (network.input, network.label):
-                raise NetworkError(f"there is no input {name!r}", where=network.name)
-            _check_shape(network, name, array.shape, network.shapes[name])
-            fed[name] = self._array(array, self._dtype if name == network.input else "int64")
+            fed[name] = self._array(array, self._dtype if name == self.network.input else "int64")
         mx.nd.waitall()
         return fed
 
@@ -107,10 +103,7 @@ class Executor(level.Executor):
         return self.fetch({name: weight.data() for name, weight in self.weights.items()})
 
     def load_parameters(self, values: Arrays) -> None:
-        for name, value in values.items():
-            if name not in self.weights:
-                raise NetworkError(f"there is no parameter {name!r}", where=self.network.name)
-            _check_shape(self.network, name, np.shape(value), self.weights[name].shape)
+        self.check_parameters(values)
         for name, value in values.items():
             self.weights[name].set_data(self._array(value))
 
@@ -190,10 +183,3 @@ class _Graph(mx.gluon.HybridBlock):
 def _kept(node: str) -> str:
     """The name of the array that a node's operator keeps."""
     return f"{node}/kept"
-
-
-def _check_shape(network: Network, name: str, shape: Iterable[int], expected: Iterable[int | None]) -> None:
-    shape, expected = tuple(shape), tuple(expected)
-    if len(shape) != len(expected) or any(n not in (None, m) for n, m in zip(expected, shape, strict=True)):
-        wanted = ", ".join("any" if n is None else str(n) for n in expected)
-        raise NetworkError(f"tensor {name!r} has shape {shape}, not ({wanted})", where=network.name)

@@ -531,7 +531,7 @@ def _conv(node: Node, context: Context) -> Operator:
 
     run = separate if depthwise else convolve if groups == 1 or group_natively else split
     plain = images.dimensions == 2 and (dilate_natively or max(s.dilations) == 1)
-    # The gradients of explicitly padded convolutions are slow on the CPU: ResNet-50's step takes twice as long with them.
+    # Gradients of explicitly padded convolutions are slow on the CPU: with them ResNet-50's step takes twice as long.
     same = plain and s.padded and max(s.strides) == 1 and s.keeps_size
     pads_natively = same or (plain and native)
     padding = "SAME" if same else images.spatial(s.pads, (0, 0)) if s.padded and pads_natively else "VALID"
