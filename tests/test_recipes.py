@@ -128,6 +128,26 @@ def test_a_backend_that_lies_gets_one_error(
     assert message in done.stdout + done.stderr
 
 
+def test_a_mode_whose_engine_is_absent_says_so(run_pytest: Run, recipe_folder: Path) -> None:
+    done = run_pytest(str(recipe_folder), "--backend", "faulty:engine")
+    assert done.returncode == 4
+    assert "Faulty in mode 'engine' runs on no_such_engine, which is not installed" in done.stderr
+
+
+def test_modes_that_exclude_each_other_are_refused_in_one_process() -> None:
+    code = (
+        "from d5suite.backends import backend\n"
+        "b = backend('faulty')\n"
+        "b.load('runtime', 'good')\n"
+        "b.load('network', 'wrong')\n"
+        "b.load('runtime', 'exclusive')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=plugin_environment(), capture_output=True, text=True, check=False
+    )
+    assert "this process runs backend 'faulty' in mode 'good', which excludes mode 'exclusive'" in done.stderr
+
+
 def test_a_hanging_worker_is_killed_with_all_its_children(run_pytest: Run, recipe_folder: Path, tmp_path: Path) -> None:
     pid_file = tmp_path / "orphan.pid"
     done = run_pytest(

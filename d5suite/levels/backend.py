@@ -153,11 +153,15 @@ class Backend:
         mode : str, optional
             By default the default mode.
         """
-        required = (*self.requires, *self.mode_requires.get(mode or self.default_mode, ()))
-        missing = [module for module in required if importlib.util.find_spec(module) is None]
+        missing = _not_importable(self.requires)
         if missing:
-            modules = ", ".join(missing)
-            return f"{self.title} is not installed (no module {modules}); install it with: {self.install}"
+            return f"{self.title} is not installed (no module {missing}); install it with: {self.install}"
+        mode = mode or self.default_mode
+        missing = _not_importable(self.mode_requires.get(mode, ()))
+        if missing:
+            return (
+                f"{self.title} in mode {mode!r} runs on {missing}, which is not installed; `d5suite backends` says how"
+            )
         return None
 
     def version(self) -> str | None:
@@ -280,3 +284,8 @@ class Backend:
         if not isinstance(made, Trainer):
             raise ContractError(self.name, "trainer.class", f"it is a {type(made).__name__}")
         return made
+
+
+def _not_importable(modules: Sequence[str]) -> str:
+    """Those of the modules that are not there, as text."""
+    return ", ".join(module for module in modules if importlib.util.find_spec(module) is None)

@@ -30,6 +30,8 @@ BACKEND = Backend(
         "hangs": "never returns when timed",
         "memory": "takes ever more memory when timed",
         "orphan": "leaves a child process behind and hangs",
+        "engine": "runs on a framework that is not there",
+        "exclusive": "needs a process of its own",
     },
     levels=frozenset({1}),
     devices=["cpu"],
@@ -38,6 +40,8 @@ BACKEND = Backend(
                          "SoftmaxCrossEntropyLoss"}),
     tolerances={"fp32": _TOLERANCE},
     absent=_ABSENT,
+    environment={"engine": {"FAULTY_ENGINE": "other"}, "exclusive": {"FAULTY_ENGINE": "third"}},
+    mode_requires={"engine": ["no_such_engine"]},
 )  # fmt: skip
 
 LIAR = replace(BACKEND, name="liar", precisions=["fp32", "fp64"], modes={"good": "lies about its precisions"})
@@ -65,4 +69,6 @@ ABSENT = Backend(
     operators=frozenset(),
     tolerances={"fp32": _TOLERANCE},
     absent=_ABSENT,
+    environment={"engine": {"FAULTY_ENGINE": "other"}, "exclusive": {"FAULTY_ENGINE": "third"}},
+    mode_requires={"engine": ["no_such_engine"]},
 )
