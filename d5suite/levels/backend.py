@@ -46,6 +46,16 @@ PRECISIONS = ("fp32", "bf16", "fp64")
 MODULES = ("runtime", "operators", "network", "training", "baseline", "loader")
 """The modules of an adapter; the last two may be absent, and ``training`` is for level 2."""
 
+ZOO_OPERATORS = frozenset(
+    {
+        "Add", "AveragePool", "BatchNormalization", "Clip", "Concat", "Conv", "Div", "Dropout", "Flatten", "Gemm",
+        "GlobalAveragePool", "GlobalMaxPool", "Identity", "LRN", "LeakyRelu", "LogSoftmax", "MatMul", "MaxPool", "Mul",
+        "Pad", "Relu", "Reshape", "Sigmoid", "Softmax", "SoftmaxCrossEntropyLoss", "Squeeze", "Sub", "Sum", "Tanh",
+        "Transpose", "Unsqueeze",
+    }
+)  # fmt: skip
+"""The ONNX operators that the zoo's networks and ONNX's nine light networks are made of."""
+
 
 @dataclass(frozen=True)
 class Tolerance:

@@ -1,6 +1,6 @@
 """deep500's reference backend, described; deep500 itself is imported by the modules beside this one."""
 
-from d5suite.levels.backend import Backend, Tolerance
+from d5suite.levels.backend import ZOO_OPERATORS, Backend, Tolerance
 
 BACKEND = Backend(
     name="deep500",
@@ -16,14 +16,7 @@ BACKEND = Backend(
     levels=frozenset({1, 2}),
     devices=("cpu",),
     precisions=("fp32", "fp64"),
-    operators=frozenset(
-        {
-            "Add", "AveragePool", "BatchNormalization", "Clip", "Concat", "Conv", "Div", "Dropout", "Flatten",
-            "Gemm", "GlobalAveragePool", "GlobalMaxPool", "Identity", "LRN", "LeakyRelu", "LogSoftmax", "MatMul",
-            "MaxPool", "Mul", "Pad", "Relu", "Reshape", "Sigmoid", "Softmax", "SoftmaxCrossEntropyLoss", "Squeeze",
-            "Sub", "Sum", "Tanh", "Transpose", "Unsqueeze",
-        }
-    ),
+    operators=ZOO_OPERATORS,
     tolerances={
         "fp64": Tolerance(
             outputs=1e-10,
@@ -47,4 +40,4 @@ BACKEND = Backend(
     },
     reduced="it is NumPy, to be read rather than to be fast: one training step of ResNet-50 on two images of 64 px "
     "takes a second, and with deep500's own convolution a quarter of an hour",
-)  # fmt: skip
+)

@@ -20,6 +20,7 @@ import numpy as np
 from d5suite.backends.deep500.repairs import custom_op_python as native
 from d5suite.backends.deep500.repairs import deep500
 from d5suite.errors import NetworkError
+from d5suite.levels.operator import NodeContext
 from d5suite.network import Node
 from d5suite.network.model import Shape
 from d5suite.network.windows import Window, window
@@ -51,7 +52,7 @@ def operands(node: Node) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Context:
+class Context(NodeContext):
     """What a factory may know about the place of its node.
 
     Attributes
@@ -73,32 +74,6 @@ class Context:
     training: bool = False
     dtype: type = np.float32
     vectorised: bool = False
-
-    def shape(self, name: str) -> Shape:
-        """ONNX shape of a tensor."""
-        if name not in self.shapes:
-            raise NetworkError("the rank of this tensor is not known", where=name)
-        return self.shapes[name]
-
-    def rank(self, name: str) -> int:
-        """Number of axes."""
-        return len(self.shape(name))
-
-    def constant(self, node: Node, index: int) -> np.ndarray | None:
-        """Value of a fixed input, None where it is omitted.
-
-        Raises
-        ------
-        NetworkError
-            If it is computed when the network runs.
-        """
-        if index >= len(node.inputs) or not node.inputs[index]:
-            return None
-        if node.inputs[index] not in self.constants:
-            raise NetworkError(
-                f"input {index} of {node.op_type} must be a constant", where=node.name, hint="Export with fixed shapes."
-            )
-        return self.constants[node.inputs[index]]
 
     def describe(self, node: Node, *, outputs: int = 1) -> tuple[list[Any], list[Any]]:
         """deep500's descriptors of an operator's inputs and outputs; sizes that only the data tell are left out."""

@@ -1,6 +1,6 @@
 """The JAX backend, described; JAX itself is imported by the modules beside this one."""
 
-from d5suite.levels.backend import Backend, Tolerance
+from d5suite.levels.backend import ZOO_OPERATORS, Backend, Tolerance
 
 BACKEND = Backend(
     name="jax",
@@ -16,14 +16,7 @@ BACKEND = Backend(
     levels=frozenset({1, 2}),
     devices=("cpu", "cuda"),
     precisions=("fp32", "bf16", "fp64"),
-    operators=frozenset(
-        {
-            "Add", "AveragePool", "BatchNormalization", "Clip", "Concat", "Conv", "Div", "Dropout", "Flatten",
-            "Gemm", "GlobalAveragePool", "GlobalMaxPool", "Identity", "LRN", "LeakyRelu", "LogSoftmax", "MatMul",
-            "MaxPool", "Mul", "Pad", "Relu", "Reshape", "Sigmoid", "Softmax", "SoftmaxCrossEntropyLoss", "Squeeze",
-            "Sub", "Sum", "Tanh", "Transpose", "Unsqueeze",
-        }
-    ),
+    operators=ZOO_OPERATORS,
     tolerances={
         "fp64": Tolerance(
             outputs=1e-10,
@@ -47,4 +40,4 @@ BACKEND = Backend(
         ),
     },
     absent={"loader": "JAX has no image loader; its users take another framework's"},
-)  # fmt: skip
+)

@@ -23,6 +23,7 @@ import numpy as np
 from keras import layers, ops
 
 from d5suite.errors import NetworkError
+from d5suite.levels.operator import NodeContext
 from d5suite.network import Node
 from d5suite.network.model import Shape
 from d5suite.network.windows import Window, window
@@ -94,7 +95,7 @@ class Calculation(layers.Layer):
 
 
 @dataclass
-class Context:
+class Context(NodeContext):
     """The model as far as it is built, and what a factory may know about the place of its node.
 
     Attributes
@@ -147,16 +148,6 @@ class Context:
         """Keras's name for the images' layout."""
         return "channels_last" if self.images_last else "channels_first"
 
-    def shape(self, name: str) -> Shape:
-        """ONNX shape of a tensor."""
-        if name not in self.shapes:
-            raise NetworkError("the rank of this tensor is not known", where=name)
-        return self.shapes[name]
-
-    def rank(self, name: str) -> int:
-        """Number of axes."""
-        return len(self.shape(name))
-
     def layout(self, name: str) -> Layout:
         """Storage layout of a tensor."""
         return self.layouts.get(name) or identity(self.rank(name))
@@ -164,22 +155,6 @@ class Context:
     def image_layout(self, rank: int) -> Layout:
         """The layout that convolution and pooling work in."""
         return channels_last(rank) if self.images_last else identity(rank)
-
-    def constant(self, node: Node, index: int) -> np.ndarray | None:
-        """Value of a fixed input, None where it is omitted.
-
-        Raises
-        ------
-        NetworkError
-            If it is computed when the network runs.
-        """
-        if index >= len(node.inputs) or not node.inputs[index]:
-            return None
-        if node.inputs[index] not in self.initializers:
-            raise NetworkError(
-                f"input {index} of {node.op_type} must be a constant", where=node.name, hint="Export with fixed shapes."
-            )
-        return self.initializers[node.inputs[index]]
 
     def computed(self, *names: str) -> bool:
         """Whether all these tensors are computed, and none is a weight or constant."""

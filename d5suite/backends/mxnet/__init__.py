@@ -1,6 +1,6 @@
 """The MXNet backend, described; MXNet itself is imported by the modules beside this one."""
 
-from d5suite.levels.backend import Backend, Tolerance
+from d5suite.levels.backend import ZOO_OPERATORS, Backend, Tolerance
 
 _ENGINE = {"MXNET_CPU_WORKER_NTHREADS": "1", "MXNET_CPU_PRIORITY_NTHREADS": "1"}
 """One operator at a time, whose OpenMP threads are the budget."""
@@ -19,14 +19,7 @@ BACKEND = Backend(
     levels=frozenset({1, 2}),
     devices=("cpu",),
     precisions=("fp32", "fp64"),
-    operators=frozenset(
-        {
-            "Add", "AveragePool", "BatchNormalization", "Clip", "Concat", "Conv", "Div", "Dropout", "Flatten",
-            "Gemm", "GlobalAveragePool", "GlobalMaxPool", "Identity", "LRN", "LeakyRelu", "LogSoftmax", "MatMul",
-            "MaxPool", "Mul", "Pad", "Relu", "Reshape", "Sigmoid", "Softmax", "SoftmaxCrossEntropyLoss", "Squeeze",
-            "Sub", "Sum", "Tanh", "Transpose", "Unsqueeze",
-        }
-    ),
+    operators=ZOO_OPERATORS,
     tolerances={
         "fp64": Tolerance(
             outputs=1e-10,
@@ -51,4 +44,4 @@ BACKEND = Backend(
     expected_failures={
         "test_reshape_allowzero_reordered_cpu": "MXNet's classic arrays have no axes of length zero",
     },
-)  # fmt: skip
+)

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from d5suite.errors import NetworkError
+from d5suite.levels.operator import NodeContext
 from d5suite.network import Node
 from d5suite.network.model import Shape
 from d5suite.network.windows import Window, window
@@ -28,7 +29,7 @@ Factory = Callable[[Node, "Context"], Operator]
 
 
 @dataclass(frozen=True)
-class Context:
+class Context(NodeContext):
     """What a factory may know about the place of its node.
 
     Attributes
@@ -50,32 +51,6 @@ class Context:
     training: bool = False
     dtype: str = "float32"
     kept: dict[str, np.ndarray] = field(default_factory=dict)
-
-    def shape(self, name: str) -> Shape:
-        """ONNX shape of a tensor."""
-        if name not in self.shapes:
-            raise NetworkError("the rank of this tensor is not known", where=name)
-        return self.shapes[name]
-
-    def rank(self, name: str) -> int:
-        """Number of axes."""
-        return len(self.shape(name))
-
-    def constant(self, node: Node, index: int) -> np.ndarray | None:
-        """Value of a fixed input, None where it is omitted.
-
-        Raises
-        ------
-        NetworkError
-            If it is computed when the network runs.
-        """
-        if index >= len(node.inputs) or not node.inputs[index]:
-            return None
-        if node.inputs[index] not in self.constants:
-            raise NetworkError(
-                f"input {index} of {node.op_type} must be a constant", where=node.name, hint="Export with fixed shapes."
-            )
-        return self.constants[node.inputs[index]]
 
     def keep(self, node: Node, array: np.ndarray) -> None:
         """Have the node's operator get this array after the node's inputs."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from d5suite.levels.backend import Backend, Tolerance
+from d5suite.levels.backend import ZOO_OPERATORS, Backend, Tolerance
 
 BACKEND = Backend(
     name="tensorflow",
@@ -19,41 +19,7 @@ BACKEND = Backend(
     levels=frozenset({1, 2}),
     devices=("cpu", "cuda"),
     precisions=("fp32", "bf16", "fp64"),
-    operators=frozenset(
-        {
-            "Add",
-            "AveragePool",
-            "BatchNormalization",
-            "Clip",
-            "Concat",
-            "Conv",
-            "Div",
-            "Dropout",
-            "Flatten",
-            "Gemm",
-            "GlobalAveragePool",
-            "GlobalMaxPool",
-            "Identity",
-            "LRN",
-            "LeakyRelu",
-            "LogSoftmax",
-            "MatMul",
-            "MaxPool",
-            "Mul",
-            "Pad",
-            "Relu",
-            "Reshape",
-            "Sigmoid",
-            "Softmax",
-            "SoftmaxCrossEntropyLoss",
-            "Squeeze",
-            "Sub",
-            "Sum",
-            "Tanh",
-            "Transpose",
-            "Unsqueeze",
-        }
-    ),
+    operators=ZOO_OPERATORS,
     # About ten times the worst seen on ResNet-18 and -50 (64 px, batch 8, all modes) and on ONNX's light networks.
     tolerances={
         "fp64": Tolerance(

@@ -19,6 +19,7 @@ import numpy as np
 import tensorflow as tf
 
 from d5suite.errors import NetworkError
+from d5suite.levels.operator import NodeContext
 from d5suite.network import Node
 from d5suite.network.model import Shape
 from d5suite.network.windows import Window, window
@@ -55,7 +56,7 @@ def weight_layout(node: Node, index: int, rank: int) -> Layout:
 
 
 @dataclass
-class Context:
+class Context(NodeContext):
     """What a factory may know about the place of its node.
 
     Attributes
@@ -85,16 +86,6 @@ class Context:
     xla: bool = False
     images_last: bool = True
 
-    def shape(self, name: str) -> Shape:
-        """ONNX shape of a tensor."""
-        if name not in self.shapes:
-            raise NetworkError("the rank of this tensor is not known", where=name)
-        return self.shapes[name]
-
-    def rank(self, name: str) -> int:
-        """Number of axes."""
-        return len(self.shape(name))
-
     def layout(self, name: str) -> Layout:
         """Storage layout of a tensor."""
         return self.layouts.get(name) or identity(self.rank(name))
@@ -102,22 +93,6 @@ class Context:
     def image_layout(self, rank: int) -> Layout:
         """The layout that convolution and pooling work in."""
         return channels_last(rank) if self.images_last else identity(rank)
-
-    def constant(self, node: Node, index: int) -> np.ndarray | None:
-        """Value of a fixed input, None where it is omitted.
-
-        Raises
-        ------
-        NetworkError
-            If it is computed when the network runs.
-        """
-        if index >= len(node.inputs) or not node.inputs[index]:
-            return None
-        if node.inputs[index] not in self.constants:
-            raise NetworkError(
-                f"input {index} of {node.op_type} must be a constant", where=node.name, hint="Export with fixed shapes."
-            )
-        return self.constants[node.inputs[index]]
 
     def convert(self, name: str, wanted: Layout) -> Operator:
         """A function that brings a tensor into a layout, with leading axes of size 1 if that has more axes."""

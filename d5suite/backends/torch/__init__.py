@@ -1,6 +1,6 @@
 """The PyTorch backend, described; PyTorch itself is imported by the modules beside this one."""
 
-from d5suite.levels.backend import Backend, Tolerance
+from d5suite.levels.backend import ZOO_OPERATORS, Backend, Tolerance
 
 BACKEND = Backend(
     name="torch",
@@ -17,14 +17,7 @@ BACKEND = Backend(
     levels=frozenset({1, 2}),
     devices=("cpu", "cuda"),
     precisions=("fp32", "bf16", "fp64"),
-    operators=frozenset(
-        {
-            "Add", "AveragePool", "BatchNormalization", "Clip", "Concat", "Conv", "Div", "Dropout", "Flatten",
-            "Gemm", "GlobalAveragePool", "GlobalMaxPool", "Identity", "LRN", "LeakyRelu", "LogSoftmax", "MatMul",
-            "MaxPool", "Mul", "Pad", "Relu", "Reshape", "Sigmoid", "Softmax", "SoftmaxCrossEntropyLoss", "Squeeze",
-            "Sub", "Sum", "Tanh", "Transpose", "Unsqueeze",
-        }
-    ),
+    operators=ZOO_OPERATORS,
     tolerances={
         "fp64": Tolerance(
             outputs=1e-10,
@@ -46,4 +39,4 @@ BACKEND = Backend(
             reason="8 significant bits: seen 7.9e-2 in outputs on Inception v1; gradients and losses are estimates",
         ),
     },
-)  # fmt: skip
+)
