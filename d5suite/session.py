@@ -115,6 +115,7 @@ class Session:
         """Delete the large files that only this session needed; job files stay."""
         for path in (*self._trajectories.values(), *self._references):
             path.unlink(missing_ok=True)
+            path.with_suffix(".json").unlink(missing_ok=True)
 
     @property
     def folder(self) -> Path:

@@ -276,12 +276,21 @@ class Workload:
         self._call_first("gradient", lambda: timed.forward_backward(feed))
         timed.load_parameters(start)
         recorded = Path(self.job.reference) if self.job.reference else None
+        known: dict[str, np.ndarray] = {}
         with self._at_generic_point(proved, timed):
             found = checks.check_gradient_float64(
-                proved, images[:count], labels[:count], network=self.generic_network, recorded=recorded
+                proved, images[:count], labels[:count], network=self.generic_network, recorded=recorded, keep=known
             )
             if all(check.passed for check in found):
-                found += checks.check_gradient(timed, proved, images, labels, self.tolerance)
+                found += checks.check_gradient(
+                    timed,
+                    proved,
+                    images,
+                    labels,
+                    self.tolerance,
+                    reference=known if count == len(images) else None,
+                    recorded=recorded and recorded.with_suffix(".json"),
+                )
         yield from found
 
     @property

@@ -20,7 +20,7 @@ from __future__ import annotations
 import hashlib
 import math
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 
 from d5suite.errors import ValidationError
-from d5suite.files import atomic_path
+from d5suite.files import atomic_path, read_json, write_json
 from d5suite.levels.backend import Tolerance
 from d5suite.levels.contract import require_answer
 from d5suite.levels.network import Arrays, Executor
@@ -186,6 +186,7 @@ def check_gradient_float64(
     *,
     network: Network | None = None,
     recorded: Path | None = None,
+    keep: dict[str, np.ndarray] | None = None,
 ) -> list[Check]:
     """Loss, running statistics and every gradient of a float64 executor against ONNX's reference evaluator.
 
@@ -200,6 +201,8 @@ def check_gradient_float64(
     recorded : Path, optional
         A file in which the evaluator's answers are kept for the next executor of the same network and batch: they do
         not depend on who asks, and take long.
+    keep : dict, optional
+        Receives the executor's loss and gradients.
     """
     network = network or executor.network
     label_name, loss_name = network.require_loss()
@@ -207,6 +210,8 @@ def check_gradient_float64(
     answer = executor.fetch(executor.forward_backward(executor.feed({network.input: images, label_name: labels})))
     after = executor.parameters()
     executor.load_parameters(start)
+    if keep is not None:
+        keep.update(answer)
     gradients = {name: answer[name] for name in network.parameters if name in answer}
     require_answer(
         executor,
@@ -343,7 +348,14 @@ def _first_wrong(network: Network, images: np.ndarray, labels: np.ndarray, gradi
 
 
 def check_gradient(
-    executor: Executor, proved: Executor, images: np.ndarray, labels: np.ndarray, tolerance: Tolerance
+    executor: Executor,
+    proved: Executor,
+    images: np.ndarray,
+    labels: np.ndarray,
+    tolerance: Tolerance,
+    *,
+    reference: Arrays | None = None,
+    recorded: Path | None = None,
 ) -> list[Check]:
     """Loss and every gradient, as they will be timed, against a float64 executor whose gradients are proved.
 
@@ -357,22 +369,18 @@ def check_gradient(
         The batch to be timed: float32 (N, C, H, W) and int64 (N,).
     tolerance : Tolerance
         The backend's, for the executor's precision.
+    reference : mapping, optional
+        What ``proved`` answers, if that is known.
+    recorded : Path, optional
+        A file in which the network's sensitivity is kept for the next backend: it does not depend on who computes.
     """
     network = executor.network
     label_name, loss = network.require_loss()
     arrays = {network.input: images, label_name: labels}
-    answer, reference = _differentiate(executor, arrays), _differentiate(proved, arrays)
+    answer = _differentiate(executor, arrays)
+    reference = reference or _differentiate(proved, arrays)
     shapes = {name: value.shape for name, value in reference.items()}
     require_answer(executor, "executor.forward_backward", answer, shapes)
-    start = proved.parameters()
-    generator = np.random.default_rng(0xD5)
-    noise = SENSITIVITY_NOISE * UNIT_ROUNDOFF[executor.precision]
-    disturbed = []
-    for _ in range(SENSITIVITY_DRAWS):
-        factors = {name: 1 + noise * generator.uniform(-1, 1, start[name].shape) for name in network.parameters}
-        proved.load_parameters({name: start[name] * factor for name, factor in factors.items()})
-        disturbed.append(_differentiate(proved, arrays))
-    proved.load_parameters(start)
     whole = math.sqrt(sum(float(np.vdot(reference[name], reference[name])) for name in network.parameters))
     # Where large terms cancel in a small gradient, as in a bias ahead of BatchNormalization, their rounding remains.
     remainder = 2 * UNIT_ROUNDOFF[executor.precision] * whole
@@ -385,13 +393,31 @@ def check_gradient(
             found[name] = max(distance - remainder, 0.0) / scale
         return found
 
-    sensitivity = max(noise, *(max(errors(values).values()) for values in disturbed))
+    noise = SENSITIVITY_NOISE * UNIT_ROUNDOFF[executor.precision]
+    key = f"{_key(network, images, labels)} {executor.precision}"
+    known = read_json(recorded) if recorded is not None and recorded.exists() else {}
+    if key not in known:
+        known[key] = max(noise, *(max(errors(values).values()) for values in _disturbed(proved, arrays, noise)))
+        if recorded is not None:
+            write_json(recorded, known)
+    sensitivity = known[key]
     label = _precision_label(executor)
     against = f"{proved.mode} fp64"
     return [
         Check(f"loss ({label}) vs {against}", relative_l2(answer[loss], reference[loss]), tolerance.outputs, loss),
         _worst(f"gradient ({label}) vs {against}", errors(answer), min(tolerance.gradients * sensitivity, SATURATION)),
     ]
+
+
+def _disturbed(proved: Executor, arrays: Arrays, noise: float) -> Iterator[dict[str, np.ndarray]]:
+    """Loss and gradients with noise on the weights, drawn several times; the weights are as before afterwards."""
+    start = proved.parameters()
+    generator = np.random.default_rng(0xD5)
+    for _ in range(SENSITIVITY_DRAWS):
+        factors = {name: 1 + noise * generator.uniform(-1, 1, start[name].shape) for name in proved.network.parameters}
+        proved.load_parameters({name: start[name] * factor for name, factor in factors.items()})
+        yield _differentiate(proved, arrays)
+    proved.load_parameters(start)
 
 
 def _differentiate(executor: Executor, arrays: Arrays) -> dict[str, np.ndarray]:
