@@ -497,8 +497,9 @@ class Workload:
                     {name: consume(name, count) for name in streams},
                     dict.fromkeys(streams, lambda: None),
                     self.settings,
-                    # Untimed batches let this loader reach its pace and the other one fill its buffers and rest.
-                    before_sample={name: consume(name, 2 + count // 4) for name in streams},
+                    # Untimed batches let this loader reach its pace and the other one fill its buffers, some of which
+                    # hold ten batches, and rest.
+                    before_sample={name: consume(name, 2 + count // 2) for name in streams},
                 )
         finally:
             native.close()
