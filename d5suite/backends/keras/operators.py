@@ -134,6 +134,9 @@ class Context(NodeContext):
     variables: dict[str, Any] = field(default_factory=dict)
     _names: set[str] = field(default_factory=set)
 
+    def __post_init__(self) -> None:
+        self.constants = self.initializers
+
     @property
     def images_last(self) -> bool:
         """Whether images are stored with their channels last.
