@@ -79,4 +79,4 @@ def test_the_kit_wants_one_backend_that_is_there() -> None:
     for backend, message in [("torch,tensorflow", "takes one backend"), ("no-such", "there is no backend 'no-such'")]:
         done = kit(backend, "test_training")
         assert done.returncode == 4
-        assert message in done.stderr
+        assert message in done.stdout + done.stderr

@@ -35,7 +35,8 @@ def pytest_configure(config: pytest.Config) -> None:
     try:
         subjects.choose(config.getoption("backend"), config.getoption("device"), config.getoption("threads"))
     except D5Error as error:
-        raise pytest.UsageError(str(error)) from error
+        # Not a UsageError, which pytest keeps to itself where it loads this file as late as it collects.
+        pytest.exit(f"error: {error}", returncode=pytest.ExitCode.USAGE_ERROR)
     config.stash[_rows] = {}
     config.stash[_explained] = {}
     config.stash[_skips] = {}
