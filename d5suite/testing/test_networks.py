@@ -117,7 +117,7 @@ def test_the_same_seed_gives_the_same_answer(subject: Subject) -> None:
     if "gradient" not in subject.backend.absent:
         first, second = difference(one, images, labels), difference(two, images, labels)
         for name, value in first.items():
-            assert relative_l2(second[name], value, floor=1e-12) < 1e-12 if subject.exact == "fp64" else 1e-5, name
+            assert relative_l2(second[name], value, floor=1e-12) < (1e-12 if subject.exact == "fp64" else 1e-5), name
 
 
 def test_bad_input_is_refused(subject: Subject) -> None:
