@@ -30,8 +30,8 @@ BACKEND = Backend(
             gradients=4,
             trajectory=1e-2,
             reason="rounding: seen 3.5e-7 in outputs on ResNet-50 and 1.7e-5 on VGG-19, 4e-4 in gradients and "
-            "1.1e-6 in losses on ResNet-50; a ReLU that a rounding flips moves a gradient by 2.2e-2, and has moved losses by "
-            "1.9e-3 on the same network elsewhere",
+            "1.1e-6 in losses on ResNet-50; a ReLU that a rounding flips moves a gradient by 2.2e-2, and "
+            "elsewhere moved losses by 1.9e-3",
         ),
         "bf16": Tolerance(
             outputs=0.2,
