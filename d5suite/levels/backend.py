@@ -7,7 +7,8 @@ import the framework. The adapter itself lies in modules beside the object, the 
 module         what it offers
 =============  =====================================================================================
 ``runtime``    ``configure``, ``versions``, ``device_problem``, ``device_name``, ``device_memory``
-``operators``  ``OPERATORS``: ONNX operator name -> native implementation
+``operators``  ``OPERATORS``: ONNX operator name -> native implementation; ``Operator``, a
+               `d5suite.levels.operator.Operator` (Level 0)
 ``network``    ``Executor``, a `d5suite.levels.network.Executor` (Level 1)
 ``training``   ``Trainer``, a `d5suite.levels.training.Trainer` (Level 2)
 ``baseline``   ``resnet50_training_step``: the same workload written by hand in the framework's own style
@@ -35,8 +36,10 @@ from d5suite.levels.contract import ContractError
 
 if TYPE_CHECKING:
     from d5suite.levels.network import Executor
+    from d5suite.levels.operator import Operator
     from d5suite.levels.training import Optimizer, Trainer
     from d5suite.network import Network
+    from d5suite.network.operation import Operation
 
 _chosen_modes: dict[str, str] = {}
 """By backend: the mode that this process first loaded it for."""
@@ -55,6 +58,17 @@ ZOO_OPERATORS = frozenset(
     }
 )  # fmt: skip
 """The ONNX operators that the zoo's networks and ONNX's nine light networks are made of."""
+
+MORE_OPERATORS = frozenset(
+    {
+        "ConvTranspose", "Elu", "Exp", "Gelu", "HardSwish", "LayerNormalization", "ReduceMax", "ReduceMean",
+        "ReduceSum", "Sqrt",
+    }
+)  # fmt: skip
+"""Further ONNX operators that the problems of level 0 measure."""
+
+SINGLE_OPERATORS = frozenset({"Attention", "GRU", "Gather", "LSTM"})
+"""Those of level 0 that a network of images and labels has no use for: several inputs or outputs that flow, indices."""
 
 
 @dataclass(frozen=True)
@@ -105,11 +119,16 @@ class Backend:
     modes : mapping of str to str
         Mode name to a one-line description; the first is the default.
     levels : set of int
-        Benchmark levels implemented (1 networks, 2 training).
+        Benchmark levels implemented (0 operators, 1 networks, 2 training).
     devices, precisions : sequence of str
         Subsets of `DEVICES` and `PRECISIONS`.
     operators : set of str
-        ONNX operator names implemented.
+        ONNX operator names implemented, at every level.
+    single_operators : set of str
+        Those implemented at level 0 only.
+    right_gradients : set of str
+        Operators whose float64 gradient was proved right, so that it is a reference for other backends at level 0;
+        for a backend that is to be read.
     tolerances : mapping of str to Tolerance
         For each precision.
     environment : mapping of str to mapping of str to str
@@ -118,8 +137,8 @@ class Backend:
     mode_requires : mapping of str to sequence of str
         By mode: importable module names that must be present beside ``requires``.
     absent : mapping of str to str
-        What users may look for in vain, each with the reason: a device, a precision, an operator, a module of `MODULES`
-        or ``level 2``.
+        What users may look for in vain, each with the reason: a device, a precision, an operator, a module of
+        `MODULES`, ``level 0`` or ``level 2``; at level 0 also ``OPERATOR:backward`` and ``OPERATOR:PRECISION``.
     expected_failures : mapping of str to str
         Cases of the conformance kit that fail for a reason that is known and explained here: a case's name, or a
         pattern of the `fnmatch` module, to the reason.
@@ -138,6 +157,8 @@ class Backend:
     devices: Sequence[str]
     precisions: Sequence[str]
     operators: frozenset[str]
+    single_operators: frozenset[str] = frozenset()
+    right_gradients: frozenset[str] = frozenset()
     tolerances: Mapping[str, Tolerance] = field(default_factory=dict)
     environment: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     mode_requires: Mapping[str, Sequence[str]] = field(default_factory=dict)
@@ -223,7 +244,7 @@ class Backend:
     def check_implemented(self, mode: str) -> None:
         """Raise `ContractError` if the adapter declares an operator that it does not implement."""
         if "operators" not in self.absent:
-            hollow = self.operators - set(self.load("operators", mode).OPERATORS)
+            hollow = (self.operators | self.single_operators) - set(self.load("operators", mode).OPERATORS)
             if hollow:
                 raise ContractError(
                     self.name, "backend.operators", f"declared but not implemented: {', '.join(sorted(hollow))}"
@@ -266,6 +287,43 @@ class Backend:
             raise BackendError(
                 f"backend {self.name!r} failed to import its {module} module: {error}", where=self.package
             ) from error
+
+    def lacks(self, operation: Operation, *, backward: bool = False) -> str | None:
+        """Why an operation is not run at level 0, or not backwards, or None."""
+        name, precision = operation.node.op_type, operation.precision
+        if 0 not in self.levels:
+            return f"{self.name} has no level 0: {self.absent.get('level 0', 'not declared')}"
+        keys = [name, f"{name}:{precision}", *(["gradient", f"{name}:backward"] if backward else [])]
+        for key in keys:
+            if key in self.absent:
+                return f"{self.name} has no {key}: {self.absent[key]}"
+        if name not in self.operators | self.single_operators and "::" not in name:
+            return f"{self.name} has no operator {name}"
+        return None
+
+    def operator(self, operation: Operation, *, mode: str | None = None, device: str = "cpu") -> Operator:
+        """Build one ONNX node as a native operator of the framework (Level 0).
+
+        Raises
+        ------
+        UnsupportedOperatorError
+            If the backend lacks the operator.
+        """
+        mode = mode or self.default_mode
+        self.check(mode=mode, device=device, precision=operation.precision)
+        lacking = self.lacks(operation)
+        if lacking:
+            raise UnsupportedOperatorError(
+                lacking, where=operation.name, hint="`d5suite operators` lists what there is."
+            )
+        self.check_implemented(mode)
+        from d5suite.levels.operator import Operator
+
+        made = self.load("operators", mode).Operator(operation, mode=mode, device=device)
+        if not isinstance(made, Operator):
+            raise ContractError(self.name, "operator.class", f"it is a {type(made).__name__}")
+        made.backend = self.name
+        return made
 
     def executor(
         self, network: Network, *, mode: str | None = None, device: str = "cpu", precision: str = "fp32"

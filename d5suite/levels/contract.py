@@ -24,7 +24,7 @@ CLAUSES: Mapping[str, str] = {
     "backend.modules": "the adapter has the modules of d5suite.levels.backend.MODULES with the functions and classes "
     "they are to offer, and names the absent ones in Backend.absent",
     "backend.absent": "every device, precision and module that the adapter lacks is in Backend.absent with a reason",
-    "backend.operators": "Backend.operators is what the operators module implements",
+    "backend.operators": "Backend.operators and Backend.single_operators are what the operators module implements",
     "backend.tolerances": "every declared precision has tolerances with a reason",
     "backend.refusal": "a mode, device, precision or operator that is not declared is refused with a BackendError or "
     "an UnsupportedOperatorError before anything runs",
@@ -40,6 +40,12 @@ CLAUSES: Mapping[str, str] = {
     "executor.inference": "forward changes no parameter and no running statistic",
     "executor.synchronize": "synchronize returns only when all work issued so far has finished",
     "executor.quiet": "nothing is printed while a network runs",
+    "operator.class": "operators.Operator is a d5suite.levels.operator.Operator",
+    "operator.feed": "feed takes one array for each input of the node, and refuses others with a NetworkError",
+    "operator.forward": "forward gives the wanted outputs, the same each time, and changes none of its inputs",
+    "operator.backward": "backward gives a callable from the outputs' gradients to a gradient for every differentiable "
+    "input, the same each time",
+    "operator.fetch": "fetch gives NumPy arrays of ONNX's shapes and types",
     "operators.meaning": "an operator means what ONNX says",
     "gradient.meaning": "the gradient is the derivative of the mean loss over the batch",
     "trainer.class": "training.Trainer is a d5suite.levels.training.Trainer",

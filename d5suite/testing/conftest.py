@@ -14,8 +14,9 @@ from d5suite.testing.subject import Subject
 
 LEVELS = {
     "test_discovery": "plug-in",
+    "test_level0": "level 0: operators",
+    "test_onnx_nodes": "ONNX node tests",
     "test_operators": "level 1: operators",
-    "test_onnx_nodes": "level 1: ONNX node tests",
     "test_networks": "level 1: networks",
     "test_gradients": "level 1: gradients",
     "test_training": "level 2: training",

@@ -11,9 +11,11 @@ from d5suite.backends import Backend, select
 from d5suite.errors import BackendError, ConfigurationError
 from d5suite.levels.contract import require_answer
 from d5suite.levels.network import Executor
+from d5suite.levels.operator import Operator
 from d5suite.levels.training import Optimizer, Trainer
 from d5suite.measure.threads import allowed_cpus
 from d5suite.network import Network
+from d5suite.network.operation import Operation
 
 SEED = 0
 
@@ -95,6 +97,11 @@ class Subject:
         """The network on the backend, by default in its most precise precision."""
         self.configure()
         return self.backend.executor(network, mode=self.mode, device=self.device, precision=precision or self.exact)
+
+    def operator(self, operation: Operation) -> Operator:
+        """One node on the backend."""
+        self.configure()
+        return self.backend.operator(operation, mode=self.mode, device=self.device)
 
     def trainer(self, executor: Executor, optimizer: Optimizer) -> Trainer:
         """The backend's native optimizer on an executor."""

@@ -8,6 +8,7 @@ installed. No code of any framework takes part. Imports ONNX, NumPy and onnxrunt
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
@@ -74,7 +75,7 @@ class Oracle:
         try:
             self._evaluator = ReferenceEvaluator(
                 onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", opset)]),
-                new_ops=[_local_response_normalisation()],
+                new_ops=corrected_operators(),
             )
         except NotImplementedError as error:
             raise NetworkError(f"ONNX's reference evaluator cannot run it: {error}", where=network.name) from error
@@ -130,6 +131,58 @@ class Oracle:
             for sign in (1.0, -1.0)
         )
         return (ahead - behind) / (2 * step)
+
+
+def corrected_operators() -> list[type]:
+    """Operators in place of those that ONNX's reference evaluator has wrong."""
+    return [_local_response_normalisation(), _grouped_transposed_convolution(), *_in_double_precision()]
+
+
+def _grouped_transposed_convolution() -> type:
+    """ONNX's ConvTranspose group by group; the evaluator's own (onnx 1.23) refuses most grouped ones."""
+    from onnx.reference.ops.op_conv_transpose import ConvTranspose as Official
+
+    class ConvTranspose(Official):
+        op_domain = ""
+
+        def _run(self, x: np.ndarray, w: np.ndarray, b: np.ndarray | None = None, **settings: Any) -> tuple[np.ndarray]:
+            groups = settings.pop("group", None) or 1
+            if groups == 1:
+                return super()._run(x, w, b, group=1, **settings)  # type: ignore[no-any-return]
+            parts = [
+                super(ConvTranspose, self)._run(image, weight, None, group=1, **settings)[0]
+                for image, weight in zip(np.split(x, groups, 1), np.split(w, groups, 0), strict=True)
+            ]
+            y = np.concatenate(parts, 1)
+            return (y if b is None else y + b.reshape(-1, *[1] * (y.ndim - 2)),)
+
+    return ConvTranspose
+
+
+def _in_double_precision() -> list[type]:
+    """Gelu and HardSwish with constants in float64; the evaluator's own (onnx 1.23) are good to float32 only.
+
+    Gelu(x) = x Φ(x), or x/2 (1 + tanh(√(2/π) (x + 0.044715 x³))); HardSwish(x) = x max(0, min(1, x/6 + 1/2)) (ONNX
+    operator specification).
+    """
+    from onnx.reference.op_run import OpRun
+    from scipy.special import erf
+
+    class Gelu(OpRun):
+        op_domain = ""
+
+        def _run(self, x: np.ndarray, approximate: str = "none") -> tuple[np.ndarray]:
+            if approximate == "tanh":
+                return (x / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))),)
+            return (x / 2 * (1 + erf(x / np.sqrt(2))),)
+
+    class HardSwish(OpRun):
+        op_domain = ""
+
+        def _run(self, x: np.ndarray) -> tuple[np.ndarray]:
+            return (x * np.clip(x / 6 + 0.5, 0, 1),)
+
+    return [Gelu, HardSwish]
 
 
 def _local_response_normalisation() -> type:

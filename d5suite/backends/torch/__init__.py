@@ -1,6 +1,6 @@
 """The PyTorch backend, described; PyTorch itself is imported by the modules beside this one."""
 
-from d5suite.levels.backend import ZOO_OPERATORS, Backend, Tolerance
+from d5suite.levels.backend import MORE_OPERATORS, SINGLE_OPERATORS, ZOO_OPERATORS, Backend, Tolerance
 
 BACKEND = Backend(
     name="torch",
@@ -14,10 +14,11 @@ BACKEND = Backend(
         "channels_last": "native calls one by one, images stored N, H, W, C",
         "compile": "forward and backward through torch.compile; the optimizer native",
     },
-    levels=frozenset({1, 2}),
+    levels=frozenset({0, 1, 2}),
     devices=("cpu", "cuda"),
     precisions=("fp32", "bf16", "fp64"),
-    operators=ZOO_OPERATORS,
+    operators=ZOO_OPERATORS | MORE_OPERATORS,
+    single_operators=SINGLE_OPERATORS,
     tolerances={
         "fp64": Tolerance(
             outputs=1e-10,
@@ -39,5 +40,13 @@ BACKEND = Backend(
             trajectory=0.1,
             reason="8 significant bits: seen 7.9e-2 in outputs on Inception v1; gradients and losses are estimates",
         ),
+    },
+    expected_failures={
+        "test_[as][du][db]_uint16_cpu": "PyTorch has no arithmetic on unsigned integers of more than 8 bits",
+        "test_[as][du][db]_uint32_cpu": "PyTorch has no arithmetic on unsigned integers of more than 8 bits",
+        "test_[as][du][db]_uint64_cpu": "PyTorch has no arithmetic on unsigned integers of more than 8 bits",
+        "test_attention_4d_fp16_cpu": "a float16 rounding more than in ONNX's evaluator: 1.4e-3 where 1e-3 is accepted",
+        "test_attention_4d_causal_fp16_cpu": "a float16 rounding more than in ONNX's evaluator: 1.04e-3 where 1e-3 is "
+        "accepted",
     },
 )

@@ -8,19 +8,15 @@ call it, mode ``compile`` gives it to `torch.compile`. Imports PyTorch, NumPy an
 from __future__ import annotations
 
 import math
-import os
-import shutil
-import sysconfig
 from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import torch
 import torch.fx
 
-from d5suite.backends.torch.operators import OPERATORS, Context
-from d5suite.errors import BackendError, NetworkError
+from d5suite.backends.torch.operators import CHANNELS_LAST, OPERATORS, Context, require_compiler
+from d5suite.errors import NetworkError
 from d5suite.levels import network as level
 from d5suite.levels.network import Arrays, Native
 from d5suite.network import Network, Node
@@ -30,9 +26,6 @@ _FRESH = frozenset({"Add", "BatchNormalization", "Concat", "Conv", "Gemm", "MatM
 
 _FLOAT32_INPUTS = {"BatchNormalization": (1, 2, 3, 4), "SoftmaxCrossEntropyLoss": (2,)}
 """Weights that stay in float32 where the others are rounded to bfloat16."""
-
-_CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
-"""By number of axes."""
 
 
 class Executor(level.Executor):
@@ -47,7 +40,7 @@ class Executor(level.Executor):
     def __init__(self, network: Network, *, mode: str, device: str, precision: str) -> None:
         super().__init__(network, mode=mode, device=device, precision=precision)
         if mode == "compile":
-            _require_compiler()
+            require_compiler()
         computed = [name for name in network.statistics if name not in network.initializers]
         if computed:
             raise NetworkError(f"running statistics must be initializers: {', '.join(computed)}", where=network.name)
@@ -101,7 +94,7 @@ class Executor(level.Executor):
         return self._placed(tensor, self._dtype if tensor.is_floating_point() else tensor.dtype)
 
     def _placed(self, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        layout = _CHANNELS_LAST.get(tensor.ndim) if self.mode == "channels_last" else None
+        layout = CHANNELS_LAST.get(tensor.ndim) if self.mode == "channels_last" else None
         return tensor.to(self.device, dtype, memory_format=layout or torch.contiguous_format)
 
     def feed(self, arrays: Arrays) -> Native:
@@ -298,18 +291,3 @@ class _Statistics:
                 decayed = start.double() * node.attributes["momentum"] ** self._steps
                 variance.copy_(decayed + (variance.double() - decayed) * ((n - 1) / n))
         self.restart()
-
-
-def _require_compiler() -> None:
-    """Raise `BackendError` unless `torch.compile` will find a C++ compiler and Python's headers."""
-    compiler = os.environ.get("CXX", "g++")
-    header = Path(sysconfig.get_path("include")) / "Python.h"
-    if shutil.which(compiler) is None:
-        raise BackendError(
-            f"mode 'compile' needs a C++ compiler, and {compiler!r} is not found",
-            hint="Install one (Debian: apt install g++), or name it in the environment variable CXX.",
-        )
-    if not header.exists():
-        raise BackendError(
-            "mode 'compile' needs Python's C headers", where=str(header), hint="Debian: apt install python3-dev."
-        )

@@ -1,0 +1,523 @@
+"""The checks of a single operator, and the references that they compare with.
+
+==================  ===================================================================================================
+forward             every wanted output, as timed, with ONNX's reference evaluator in float64 at the same inputs
+backward (float64)  every gradient with the evaluator's central differences along random directions and, where a backend
+                    declares its gradient of this operator right, with that one element by element
+backward            every gradient, as timed, with the float64 gradient just proved, at the same inputs
+==================  ===================================================================================================
+
+An operation that is large for the evaluator, which is slow, is checked in float64 for the first of its batch only; as
+timed, its forward answer is then compared with the proved float64 operator's at full size.
+
+Imports ONNX, NumPy, `d5suite.levels` and `d5suite.network`; no framework.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import onnx
+
+from d5suite.errors import NetworkError
+from d5suite.files import atomic_path
+from d5suite.levels.contract import ContractError
+from d5suite.levels.operator import Operator
+from d5suite.network.operation import PRECISIONS, Operation, is_floating
+from d5suite.network.work import multiply_accumulates, work
+from d5suite.validate.checks import UNIT_ROUNDOFF, Check
+from d5suite.validate.norms import relative_l2
+from d5suite.validate.oracle import corrected_operators
+
+DIFFERENCE_STEP = 2.0**-24
+"""Step of central differences in float64, for inputs of about 1: the answer is good to about 1e-8, and a kink of a
+piecewise linear operator is crossed with a probability of about 1e-7 per element."""
+
+DIFFERENCES = 1e-6
+"""Accepted error of a float64 gradient against central differences, in parts of the gradient's norm; 1e-8 is seen."""
+
+FLOAT64_GRADIENTS = 1e-10
+"""Accepted relative L2 error between two float64 gradients of one operator."""
+
+DIRECTIONS = 2
+"""Random directions per input; a second one guards against a chance cancellation."""
+
+ROUNDINGS = 4.0
+"""Roundings to the tensors' own type that an answer may carry, in units of roundoff: of itself, and of what its last
+steps start from. A recurrence carries √steps times as many."""
+
+ACCUMULATION = 16.0
+"""Allowance for sums, in units of float32's or float64's roundoff times √terms: rounding errors of random sign add up
+so (Higham, "Accuracy and Stability of Numerical Algorithms", section 2.8). Fast convolution algorithms take the factor;
+sums in float16 or bfloat16, or inputs cut to TF32, exceed it many times."""
+
+ORACLE_ELEMENTS = 3e7
+"""Multiply-accumulates, or window elements, above which an operation is checked for the first of its batch only, so
+that a check takes about a second."""
+
+RERUNS = 4
+"""Further calls on the same inputs, which show whether a kernel repeats itself."""
+
+_BATCHED = frozenset({"AveragePool", "Conv", "ConvTranspose", "GlobalAveragePool", "GlobalMaxPool", "LRN", "MaxPool"})
+"""Operators that treat the images of their first input one by one, and that the evaluator runs in Python loops."""
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """How far an answer lies from its reference.
+
+    Attributes
+    ----------
+    relative_l2 : float
+        ``norm(answer - reference) / norm(reference)``.
+    l_inf : float
+        Largest absolute difference.
+    ulp_max, ulp_median : float
+        Differences in units in the last place of the reference, in the answer's type (Goldberg, "What every computer
+        scientist should know about floating-point arithmetic", 1991). Large where sums cancel.
+    """
+
+    relative_l2: float
+    l_inf: float
+    ulp_max: float
+    ulp_median: float
+
+    def to_dict(self) -> dict[str, float]:
+        """JSON-able."""
+        return asdict(self)
+
+
+def accuracy(answer: np.ndarray, reference: np.ndarray) -> Accuracy:
+    """Compare an answer, in its own type, with a float64 reference of the same shape."""
+    if answer.shape != reference.shape or not np.isfinite(answer.astype(np.float64)).all():
+        return Accuracy(math.inf, math.inf, math.inf, math.inf)
+    if not answer.size:
+        return Accuracy(0.0, 0.0, 0.0, 0.0)
+    difference = np.abs(answer.astype(np.float64) - reference)
+    rounded = np.abs(reference).astype(answer.dtype)
+    unit = np.spacing(np.maximum(rounded, _smallest(answer.dtype))).astype(np.float64)
+    ulps = difference / unit
+    return Accuracy(relative_l2(answer, reference), float(difference.max()), float(ulps.max()), float(np.median(ulps)))
+
+
+def _smallest(dtype: np.dtype) -> Any:
+    import ml_dtypes
+
+    return ml_dtypes.finfo(dtype).smallest_normal
+
+
+def tolerance(operation: Operation, *, backward: bool = False) -> float:
+    """Accepted relative L2 error of an operation's answers in its precision; see `ROUNDINGS` and `ACCUMULATION`."""
+    cost = work(operation)
+    own = UNIT_ROUNDOFF[operation.precision]
+    sums = UNIT_ROUNDOFF["fp64" if operation.precision == "fp64" else "fp32"]
+    terms = cost.backward_terms if backward else cost.terms
+    return ROUNDINGS * own * math.sqrt(cost.steps) * (2 if backward else 1) + ACCUMULATION * sums * math.sqrt(terms)
+
+
+# The reference.
+
+
+class Oracle:
+    """ONNX's reference evaluator of one operation in float64.
+
+    Raises
+    ------
+    NetworkError
+        If the evaluator does not implement the operator.
+    """
+
+    def __init__(self, operation: Operation) -> None:
+        from onnx.reference import ReferenceEvaluator
+
+        self.operation = operation
+        self._double = {
+            name for name in operation.node.inputs if name and operation.dtypes[name] in PRECISIONS.values()
+        }
+        model = onnx.ModelProto()
+        model.CopyFrom(operation.model)
+        for info in model.graph.input:
+            if info.name in self._double:
+                info.type.tensor_type.elem_type = onnx.TensorProto.DOUBLE
+        try:
+            self._evaluator = ReferenceEvaluator(model, new_ops=corrected_operators())
+        except NotImplementedError as error:
+            raise NetworkError(f"ONNX's reference evaluator cannot run it: {error}", where=operation.name) from error
+
+    def run(self, arrays: Sequence[np.ndarray | None]) -> list[np.ndarray]:
+        """The wanted outputs.
+
+        Parameters
+        ----------
+        arrays : sequence of numpy.ndarray or None
+            The inputs, as `Operation.draw` gives them; floating-point ones are taken as they are, in float64.
+        """
+        feed = {
+            name: array.astype(np.float64) if name in self._double else array
+            for name, array in zip(self.operation.node.inputs, arrays, strict=True)
+            if array is not None
+        }
+        with np.errstate(all="ignore"):
+            found = self._evaluator.run(None, feed)
+        named = dict(zip((o.name for o in self.operation.model.graph.output), found, strict=True))
+        return [np.asarray(named[name]) for name in self.operation.outputs]
+
+    def derivative(
+        self,
+        arrays: Sequence[np.ndarray | None],
+        gradients: Sequence[np.ndarray],
+        index: int,
+        direction: np.ndarray,
+    ) -> float:
+        """How the sum of outputs times gradients changes along a direction of one input, by a central difference.
+
+        Parameters
+        ----------
+        arrays : sequence
+            The inputs.
+        gradients : sequence of numpy.ndarray
+            For the outputs in `Operation.differentiated`.
+        index : int
+            Number of the input that moves.
+        direction : numpy.ndarray
+            float64, like that input.
+        """
+        operation = self.operation
+        moved = arrays[index]
+        assert moved is not None  # an omitted input is not differentiable
+        ends = []
+        for sign in (1.0, -1.0):
+            point = list(arrays)
+            point[index] = moved.astype(np.float64) + sign * DIFFERENCE_STEP * direction
+            ends.append(self.run(point))
+        wanted = list(operation.outputs)
+        chosen = [wanted.index(operation.node.outputs[i]) for i in operation.differentiated]
+        changes = (ends[0][i] - ends[1][i] for i in chosen)
+        total = sum(float((c * g.astype(np.float64)).sum()) for c, g in zip(changes, gradients, strict=True))
+        return total / (2 * DIFFERENCE_STEP)
+
+
+def _first_of_batch(operation: Operation) -> Operation:
+    """The operation itself or, if it is large, the same for the first image of the batch."""
+    elements = multiply_accumulates(operation) or work(operation).flops
+    if operation.node.op_type not in _BATCHED or elements <= ORACLE_ELEMENTS:
+        return operation
+    return operation.with_batch(1)
+
+
+def direction(operation: Operation, index: int, draw: int) -> np.ndarray:
+    """A standard normal direction for one input, float64; the same for everybody."""
+    shape = operation.shapes[operation.node.inputs[index]]
+    return np.random.default_rng([0xD5, index, draw]).standard_normal(shape)
+
+
+@dataclass
+class Reference:
+    """What one operation's answers are compared with.
+
+    Attributes
+    ----------
+    whole : bool
+        Whether `outputs` are of the whole batch.
+    outputs : list of numpy.ndarray
+        The wanted outputs in float64, at the inputs rounded to the timed precision.
+    derivatives : dict of (int, int) to float
+        By input and draw: the central difference, at float64 inputs.
+    gradients : dict of int to numpy.ndarray
+        By input: the gradient of a backend that is right about this operator, at float64 inputs; empty without one.
+    source : str
+        That backend.
+    """
+
+    whole: bool
+    outputs: list[np.ndarray]
+    derivatives: dict[tuple[int, int], float] = field(default_factory=dict)
+    gradients: dict[int, np.ndarray] = field(default_factory=dict)
+    source: str = ""
+
+    def save(self, path: Path, name: str) -> None:
+        """Add it to an HDF5 file under an operation's name."""
+        with h5py.File(path, "a") as file:
+            group = file.require_group(name.replace("/", "|"))
+            group.attrs.update(whole=self.whole, source=self.source)
+            for i, output in enumerate(self.outputs):
+                group[f"output/{i}"] = output
+            for (index, draw), value in self.derivatives.items():
+                group[f"derivative/{index}/{draw}"] = value
+            for index, gradient in self.gradients.items():
+                group[f"gradient/{index}"] = gradient
+
+    @classmethod
+    def load(cls, path: Path, name: str) -> Reference | None:
+        """What `save` wrote, or None if it is not there."""
+        if not path.exists():
+            return None
+        with h5py.File(path, "r") as file:
+            key = name.replace("/", "|")
+            if key not in file:
+                return None
+            group = file[key]
+            outputs = group.get("output", {})
+            return cls(
+                whole=bool(group.attrs["whole"]),
+                outputs=[np.asarray(outputs[str(i)]) for i in range(len(outputs))],
+                derivatives={
+                    (int(index), int(draw)): float(value[()])
+                    for index, draws in group.get("derivative", {}).items()
+                    for draw, value in draws.items()
+                },
+                gradients={int(index): np.asarray(value) for index, value in group.get("gradient", {}).items()},
+                source=str(group.attrs["source"]),
+            )
+
+
+def reference(operation: Operation, seed: int, *, backward: bool, trusted: Operator | None = None) -> Reference:
+    """Compute an operation's reference.
+
+    Parameters
+    ----------
+    operation : Operation
+        In the precision that will be timed.
+    seed : int
+        Of the inputs.
+    backward : bool
+        Whether gradients are wanted too.
+    trusted : Operator, optional
+        The float64 operator of a backend whose gradient is right, for `_first_of_batch` of the operation.
+    """
+    small = _first_of_batch(operation)
+    oracle = Oracle(small)
+    found = Reference(small is operation, oracle.run(small.draw(seed)))
+    if not backward:
+        return found
+    exact = small.with_precision("fp64")
+    arrays, gradients = exact.draw(seed), exact.draw_gradients(seed)
+    for index in exact.differentiable:
+        for draw in range(DIRECTIONS):
+            along = direction(exact, index, draw)
+            found.derivatives[index, draw] = oracle.derivative(arrays, gradients, index, along)
+    if trusted is not None:
+        answer = trusted.fetch_gradients(trusted.backward(trusted.feed(arrays))(*trusted.feed_gradients(gradients)))
+        found.gradients = dict(zip(exact.differentiable, answer, strict=True))
+        found.source = trusted.backend
+    return found
+
+
+def exact_part(operation: Operation) -> Operation:
+    """The float64 operation whose gradient `reference` describes."""
+    return _first_of_batch(operation).with_precision("fp64")
+
+
+# The checks.
+
+
+@dataclass
+class Findings:
+    """Checks, and what else was learned on the way.
+
+    Attributes
+    ----------
+    checks : list of Check
+    accuracy : Accuracy
+        Of the worst tensor.
+    repeatability : dict
+        ``reruns``, ``identical``, and the largest ``variance`` of an element over the runs.
+    evidence : tuple of str, numpy.ndarray, numpy.ndarray, or None
+        Name, answer and reference of the first tensor that failed, for a picture.
+    """
+
+    checks: list[Check]
+    accuracy: Accuracy
+    repeatability: dict[str, Any]
+    evidence: tuple[str, np.ndarray, np.ndarray] | None = None
+
+
+def _require_types(operator: Operator, clause: str, names: Sequence[str], answer: Sequence[np.ndarray]) -> None:
+    operation = operator.operation
+    if len(answer) != len(names):
+        raise ContractError(operator.backend, clause, f"{len(answer)} tensors where {len(names)} are wanted")
+    for name, value in zip(names, answer, strict=True):
+        if value.shape != operation.shapes[name] or value.dtype != operation.dtypes[name]:
+            raise ContractError(
+                operator.backend, "operator.fetch", f"tensor {name!r} of {operation.name} is {value.dtype} of shape "
+                f"{value.shape}, not {operation.dtypes[name]} of shape {operation.shapes[name]}",
+            )  # fmt: skip
+
+
+def _repeatability(first: Sequence[np.ndarray], again: Sequence[Sequence[np.ndarray]]) -> dict[str, Any]:
+    runs = [first, *again]
+    variance = max(
+        (
+            float(np.var(np.stack([run[i].astype(np.float64) for run in runs]), axis=0).max(initial=0.0))
+            for i in range(len(first))
+        ),
+        default=0.0,
+    )
+    same = all(np.array_equal(a, b, equal_nan=True) for run in again for a, b in zip(first, run, strict=True))
+    return {"reruns": len(again), "identical": same, "variance": variance}
+
+
+def _compare(
+    what: str, names: Sequence[str], answer: Sequence[np.ndarray], expected: Sequence[np.ndarray], limit: float
+) -> tuple[list[Check], Accuracy, tuple[str, np.ndarray, np.ndarray] | None]:
+    checks, evidence = [], None
+    worst = Accuracy(-1.0, 0.0, 0.0, 0.0)
+    for name, got, wanted in zip(names, answer, expected, strict=True):
+        rounded = is_floating(got.dtype)
+        found = accuracy(got, wanted) if rounded else Accuracy(relative_l2(got, wanted), 0.0, 0.0, 0.0)
+        check = Check(f"{name} {what}", found.relative_l2, limit if rounded else 0.0)
+        checks.append(check)
+        if not check.passed and evidence is None:
+            evidence = (name, got, wanted)
+        if found.relative_l2 > worst.relative_l2:
+            worst = found
+    return checks, worst, evidence
+
+
+def check_forward(
+    operator: Operator, known: Reference, seed: int, exact: Operator | None = None, reruns: int = RERUNS
+) -> Findings:
+    """The wanted outputs against the reference.
+
+    Parameters
+    ----------
+    operator : Operator
+        As it is timed.
+    known : Reference
+    seed : int
+    exact : Operator, optional
+        The float64 operator of the whole operation, needed if the reference is of a part.
+    reruns : int
+    """
+    operation = operator.operation
+    feed = operator.feed(operation.draw(seed))
+    answer = operator.fetch(operator.forward(*feed))
+    _require_types(operator, "operator.forward", operation.outputs, answer)
+    again = [operator.fetch(operator.forward(*feed)) for _ in range(reruns)]
+    names = [f"output {i}" for i in range(len(answer))]
+    limit = tolerance(operation)
+    if known.whole:
+        expected, what = known.outputs, f"({operation.precision}) vs ONNX's reference evaluator"
+        found = _compare(what, names, answer, expected, limit)
+        return Findings(found[0], found[1], _repeatability(answer, again), found[2])
+    assert exact is not None  # the caller sees to it
+    first = _compare(
+        f"({operation.precision}), first of the batch, vs ONNX's reference evaluator",
+        names,
+        [value[:1] for value in answer],
+        known.outputs,
+        limit,
+    )
+    whole = exact.operation
+    proved = exact.fetch(exact.forward(*exact.feed(_widened(operation.draw(seed), whole))))
+    rest = _compare(f"({operation.precision}) vs fp64", names, answer, proved, limit)
+    return Findings([*first[0], *rest[0]], rest[1], _repeatability(answer, again), first[2] or rest[2])
+
+
+def _widened(arrays: Sequence[np.ndarray | None], exact: Operation) -> list[np.ndarray | None]:
+    """The same numbers in the types of the float64 operation."""
+    return [
+        None if array is None else array.astype(exact.dtypes[name])
+        for name, array in zip(exact.node.inputs, arrays, strict=True)
+    ]
+
+
+def check_backward_float64(exact: Operator, known: Reference, seed: int) -> list[Check]:
+    """Every float64 gradient against central differences and, where there is one, a gradient known to be right.
+
+    Parameters
+    ----------
+    exact : Operator
+        The float64 operator of `exact_part`.
+    known : Reference
+    seed : int
+    """
+    operation = exact.operation
+    arrays, gradients = operation.draw(seed), operation.draw_gradients(seed)
+    answer = exact.fetch_gradients(exact.backward(exact.feed(arrays))(*exact.feed_gradients(gradients)))
+    names = [operation.node.inputs[index] for index in operation.differentiable]
+    _require_types(exact, "operator.backward", names, answer)
+    checks = []
+    for index, name, gradient in zip(operation.differentiable, names, answer, strict=True):
+        finite = bool(np.isfinite(gradient).all())
+        errors = []
+        for draw in range(DIRECTIONS):
+            along = float((gradient * direction(operation, index, draw)).sum())
+            wanted = known.derivatives[index, draw]
+            scale = max(float(np.linalg.norm(gradient)), abs(wanted)) or 1.0
+            errors.append(abs(along - wanted) / scale)
+        checks.append(
+            Check(f"gradient of {name} (fp64) vs central differences", max(errors) if finite else math.inf, DIFFERENCES)
+        )
+        if index in known.gradients:
+            error = relative_l2(gradient, known.gradients[index])
+            checks.append(Check(f"gradient of {name} (fp64) vs {known.source}'s", error, FLOAT64_GRADIENTS))
+    return checks
+
+
+def check_backward(operator: Operator, exact: Operator, seed: int, reruns: int = RERUNS) -> Findings:
+    """Every gradient, as timed, against the proved float64 operator's at the same inputs.
+
+    Parameters
+    ----------
+    operator : Operator
+        As it is timed.
+    exact : Operator
+        The same backend's float64 operator of the whole operation.
+    seed : int
+    reruns : int
+    """
+    operation, whole = operator.operation, exact.operation
+    arrays, gradients = operation.draw(seed), operation.draw_gradients(seed)
+    wide = [g.astype(whole.dtypes[whole.node.outputs[i]]) for i, g in zip(whole.differentiated, gradients, strict=True)]
+    expected = exact.fetch_gradients(exact.backward(exact.feed(_widened(arrays, whole)))(*exact.feed_gradients(wide)))
+    call, heads = operator.backward(operator.feed(arrays)), operator.feed_gradients(gradients)
+    answer = operator.fetch_gradients(call(*heads))
+    names = [operation.node.inputs[index] for index in operation.differentiable]
+    _require_types(operator, "operator.backward", names, answer)
+    again = [operator.fetch_gradients(call(*heads)) for _ in range(reruns)]
+    found = _compare(
+        f"({operation.precision}) vs fp64",
+        [f"gradient of {name}" for name in names],
+        answer,
+        expected,
+        tolerance(operation, backward=True),
+    )
+    return Findings(found[0], found[1], _repeatability(answer, again), found[2])
+
+
+def save_heat_map(path: Path, title: str, answer: np.ndarray, expected: np.ndarray) -> None:
+    """A picture of where an answer is wrong: its absolute error as a plane, leading axes above one another.
+
+    Parameters
+    ----------
+    path : Path
+        A PNG file.
+    title : str
+    answer, expected : numpy.ndarray
+        Of any number of axes.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    got = answer.astype(np.float64)
+    if got.shape != expected.shape:
+        raise ValueError(f"shapes {got.shape} and {expected.shape} have no picture")
+    error = np.abs(np.nan_to_num(got, nan=np.inf) - expected)
+    plane = np.atleast_1d(error).reshape(-1, error.shape[-1] if error.ndim else 1)
+    figure = Figure(figsize=(8, 6), layout="constrained")
+    axes = figure.add_subplot()
+    finite = np.where(np.isfinite(plane), plane, np.nan)
+    image = axes.imshow(finite, aspect="auto", interpolation="nearest", cmap="magma")
+    axes.set_title(f"{title}: absolute error", fontsize=10)
+    axes.set_xlabel(f"last axis of {list(answer.shape)}")
+    axes.set_ylabel("all other axes, in order")
+    figure.colorbar(image, ax=axes, label="|answer - reference|")
+    with atomic_path(path) as temporary:
+        FigureCanvasAgg(figure).print_png(str(temporary))
