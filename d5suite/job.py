@@ -25,7 +25,7 @@ class Job:
     ----------
     recipe, preset : str
     task : str
-        ``measure`` or ``memory``.
+        ``measure``, ``memory``, or ``reference`` for the references of level 0.
     measurements : list of str
     backend : dict
         ``name`` and ``mode``.
@@ -37,6 +37,9 @@ class Job:
         ``kind`` and ``root``.
     optimizer, sampling : dict
         Settings of the optimizer and of the sampler.
+    operations : list of dict
+        Level 0: what is measured instead of a network, as `d5suite.network.operation.Operation.to_dict` writes it; then
+        ``network``, ``dataset`` and ``optimizer`` are empty.
     peers : list of str
         Float64 trajectory files to agree with.
     trajectory : str or None
@@ -54,13 +57,14 @@ class Job:
     threads: int
     seed: int
     preset: str
-    network: dict[str, Any]
-    dataset: dict[str, str]
-    batch_size: int
-    optimizer: dict[str, Any]
-    loader_workers: int
     sampling: dict[str, Any]
-    validation_steps: int
+    network: dict[str, Any] = field(default_factory=dict)
+    dataset: dict[str, str] = field(default_factory=dict)
+    batch_size: int = 1
+    optimizer: dict[str, Any] = field(default_factory=dict)
+    loader_workers: int = 0
+    validation_steps: int = 1
+    operations: list[dict[str, Any]] = field(default_factory=list)
     ranks: int = 1
     peers: list[str] = field(default_factory=list)
     trajectory: str | None = None

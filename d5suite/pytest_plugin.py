@@ -22,8 +22,9 @@ from d5suite.errors import ConfigurationError, D5Error
 if TYPE_CHECKING:
     from d5suite.backends import Selection
     from d5suite.measure.sampling import SamplingSettings
+    from d5suite.problem import Problems, Task
     from d5suite.recipe import Recipe
-    from d5suite.session import Session
+    from d5suite.session import Found, Session
 
 FIXTURE = "d5suite_backend"
 
@@ -123,55 +124,87 @@ def _pythons(config: pytest.Config) -> dict[str, str]:
 def pytest_pycollect_makeitem(
     collector: pytest.Module | pytest.Class, name: str, obj: object
 ) -> list[pytest.Item | pytest.Collector] | None:
-    """Turn a recipe into one test function per measurement, which pytest then parametrises over backends."""
-    if not _is_recipe(obj):
+    """Turn a recipe, or problems, into one test function per measurement, which pytest parametrises over backends."""
+    if not _is_a("d5suite.recipe", "Recipe", obj) and not _is_a("d5suite.problem", "Problems", obj):
         return None
-    recipe: Recipe = obj  # type: ignore[assignment]
+    described: Recipe | Problems = obj  # type: ignore[assignment]
     items: list[pytest.Item | pytest.Collector] = []
-    for measurement in recipe.measurements:
+    for measurement in getattr(described, "measurements", ("forward", "backward")):
         function_name = f"test_{measurement}"
         if hasattr(collector.obj, function_name):
             raise collector.CollectError(f"{name}: there is already a {function_name} here; one recipe per file")
-        function = _test_function(recipe, measurement)
+        function = _test_function(described, measurement)
         setattr(collector.obj, function_name, function)
         made = collector.ihook.pytest_pycollect_makeitem(collector=collector, name=function_name, obj=function)
         items.extend(made if isinstance(made, list) else [made])
     return items
 
 
-def _is_recipe(obj: object) -> bool:
-    module = sys.modules.get("d5suite.recipe")
-    return module is not None and isinstance(obj, module.Recipe)
+def _is_a(module: str, name: str, obj: object) -> bool:
+    loaded = sys.modules.get(module)
+    return loaded is not None and isinstance(obj, getattr(loaded, name))
 
 
-def _test_function(recipe: Recipe, measurement: str) -> Callable[..., None]:
+def _test_function(described: Recipe | Problems, measurement: str) -> Callable[..., None]:
     timer = ReplayTimer()
 
-    @pytest.mark.benchmark(group=f"{recipe.name}/{measurement}", timer=timer)
+    @pytest.mark.benchmark(group=f"{described.name}/{measurement}", timer=timer)
     @pytest.mark.filterwarnings("ignore:Benchmark fixture was not used")
-    def test(request: pytest.FixtureRequest, benchmark: Any, d5suite_backend: str) -> None:
-        _run_measurement(request, benchmark, recipe, measurement, d5suite_backend, timer)
+    def test(request: pytest.FixtureRequest, benchmark: Any, d5suite_backend: Any) -> None:
+        if isinstance(d5suite_backend, str):
+            found = _recipe_found(request, described, measurement, d5suite_backend)  # type: ignore[arg-type]
+        else:
+            task, backend = d5suite_backend
+            benchmark.group = f"{task.group}/{measurement}"
+            found = _task_found(request, task, backend)
+        _replay(request, benchmark, found, timer)
 
     test.__name__ = test.__qualname__ = f"test_{measurement}"
-    test.__doc__ = f"{measurement} of {recipe.name}"
-    test.d5suite = (recipe, measurement)
+    test.__doc__ = f"{measurement} of {described.name}"
+    test.d5suite = (described, measurement)
     return test
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Parametrise recipe tests over the chosen backends; those not installed are skipped with the reason."""
+    """Parametrise the tests over the chosen backends; those not installed are skipped with the reason."""
     if FIXTURE not in metafunc.fixturenames or not hasattr(metafunc.function, "d5suite"):
         return
-    recipe: Recipe
-    recipe, measurement = metafunc.function.d5suite
-    path = metafunc.definition.path
-    named = any(metafunc.config.invocation_params.dir / str(arg).split("::")[0] == path for arg in metafunc.config.args)
-    unasked = f"runs when its file is named: pytest {path.name}" if recipe.on_request and not named else None
-    metafunc.parametrize(FIXTURE, [
-        pytest.param(str(selection), marks=[pytest.mark.skip(reason=why)] if why else [], id=str(selection))
-        for selection, reason in _choices(metafunc.config)
-        for why in [reason or unasked or recipe.cannot(selection.backend, measurement)]
-    ])  # fmt: skip
+    described, measurement = metafunc.function.d5suite
+    if _is_a("d5suite.problem", "Problems", described):
+        parameters = list(_tasks(metafunc.config, described, measurement))
+    else:
+        path = metafunc.definition.path
+        named = any(
+            metafunc.config.invocation_params.dir / str(arg).split("::")[0] == path for arg in metafunc.config.args
+        )
+        unasked = f"runs when its file is named: pytest {path.name}" if described.on_request and not named else None
+        parameters = [
+            _parameter(
+                str(selection), str(selection), reason or unasked or described.cannot(selection.backend, measurement)
+            )
+            for selection, reason in _choices(metafunc.config)
+        ]
+    metafunc.parametrize(FIXTURE, parameters)
+
+
+def _parameter(value: Any, name: str, why: str | None) -> Any:
+    return pytest.param(value, marks=[pytest.mark.skip(reason=why)] if why else [], id=name)
+
+
+def _tasks(config: pytest.Config, problems: Problems, direction: str) -> Iterator[Any]:
+    """Every problem on every backend."""
+    from d5suite.problem import Task
+
+    preset = config.getoption("preset")
+    try:
+        chosen = problems.preset(preset)
+    except D5Error as error:
+        raise pytest.UsageError(str(error)) from error
+    for problem in chosen:
+        task = Task(problems.name, problem, direction)
+        for selection, reason in _choices(config):
+            why = reason or task.cannot(selection.backend, config.getoption("precision"), preset or "smoke")
+            yield _parameter((task, str(selection)), f"{problem.name}-{selection}", why)
 
 
 def _choices(config: pytest.Config) -> Iterator[tuple[Selection, str | None]]:
@@ -192,29 +225,45 @@ def _choices(config: pytest.Config) -> Iterator[tuple[Selection, str | None]]:
         yield Selection(backend, backend.default_mode), reason
 
 
-def _run_measurement(
-    request: pytest.FixtureRequest, benchmark: Any, recipe: Recipe, measurement: str, backend: str, timer: ReplayTimer
-) -> None:
+def _recipe_found(request: pytest.FixtureRequest, recipe: Recipe, measurement: str, backend: str) -> Found:
     from d5suite.backends import select
 
-    config = request.config
     wanted = [
         item.function.d5suite[1]  # type: ignore[attr-defined]
         for item in request.session.items
         if getattr(getattr(item, "function", None), "d5suite", (None,))[0] is recipe
         and item.callspec.params[FIXTURE] == backend  # type: ignore[attr-defined]
     ]
+    return _ask(request.config, lambda session: session.measurement(recipe, select(backend), measurement, wanted))
+
+
+def _task_found(request: pytest.FixtureRequest, task: Task, backend: str) -> Found:
+    from d5suite.backends import select
+
+    parameters = (
+        getattr(item, "callspec", None) and item.callspec.params.get(FIXTURE)  # type: ignore[attr-defined]
+        for item in request.session.items
+        if hasattr(getattr(item, "function", None), "d5suite") and item.get_closest_marker("skip") is None
+    )
+    wanted = [each[0] for each in parameters if isinstance(each, tuple) and each[1] == backend]
+    return _ask(request.config, lambda session: session.task(task, select(backend), wanted))
+
+
+def _ask(config: pytest.Config, question: Callable[[Session], Found]) -> Found:
     try:
         session = _the_session(config)
         with _uncaptured(config):
-            found = session.measurement(recipe, select(backend), measurement, wanted)
+            return question(session)
     except D5Error as error:
         pytest.fail(str(error), pytrace=False)
+
+
+def _replay(request: pytest.FixtureRequest, benchmark: Any, found: Found, timer: ReplayTimer) -> None:
     if found.record is None:
         pytest.fail(found.failure or "no result", pytrace=False)
     record = found.record
     benchmark.extra_info["d5suite"] = record["d5suite"]
-    config.stash[_records][request.node.nodeid] = record["series"]
+    request.config.stash[_records][request.node.nodeid] = record["series"]
     timer.load(record["samples_s"])
     benchmark.pedantic(lambda: None, rounds=len(record["samples_s"]), iterations=1)
 
@@ -395,6 +444,7 @@ class AtomicDestination(os.PathLike[str]):
 
 def pytest_benchmark_update_json(config: pytest.Config, output_json: dict[str, Any]) -> None:
     """Make the JSON strictly valid, and write the raw series to an HDF5 file beside it."""
+    add_fractions([b["extra_info"]["d5suite"] for b in output_json["benchmarks"] if "d5suite" in b["extra_info"]])
     finite = _finite(output_json)
     output_json.clear()
     output_json.update(finite)
@@ -411,6 +461,21 @@ def pytest_benchmark_update_json(config: pytest.Config, output_json: dict[str, A
     path = destination.path.with_suffix(".h5")
     save_series(path, series)
     output_json["d5suite"] = {"schema": "d5suite-1", "series": path.name}
+
+
+def add_fractions(found: list[dict[str, Any]]) -> None:
+    """Give every level-0 result its part of the machine's ceilings: the best of all backends measured in this run."""
+    measured = [info for info in found if "ceilings" in info]
+    best: dict[str, tuple[float, str]] = {}
+    for info in measured:
+        for key, value in info.pop("ceilings").items():
+            best[key] = max(best.get(key, (0.0, "")), (value, info["backend"]["name"]))
+    for info in measured:
+        achieved = info["achieved"]
+        info["ceiling"] = {key: {"value": value, "backend": name} for key, (value, name) in best.items()}
+        info["fraction_of_ceiling"] = {
+            key: achieved[key] / best[key][0] if achieved[key] and key in best else None for key in achieved
+        }
 
 
 def _finite(value: Any) -> Any:

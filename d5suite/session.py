@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ from d5suite.files import read_json
 from d5suite.job import Job
 from d5suite.launch.local import Limits, Outcome, interpreter, run_worker
 from d5suite.levels.training import Optimizer
+from d5suite.problem import MAX_TIME_S, Task
 from d5suite.recipe import Recipe
 from d5suite.worker import result_path
 
@@ -97,6 +99,9 @@ class Session:
     _found: dict[tuple[str, str], dict[str, Found]] = field(default_factory=dict)
     _trajectories: dict[tuple[str, str, str], Path] = field(default_factory=dict)
     _references: set[Path] = field(default_factory=set)
+    _operations: dict[str, dict[str, Any]] = field(default_factory=dict)
+    _referenced: dict[str, Any] = field(default_factory=dict)
+    _without_reference: dict[str, Found] = field(default_factory=dict)
     _folder: Path | None = None
 
     def measurement(self, recipe: Recipe, selection: Selection, measurement: str, wanted: Sequence[str]) -> Found:
@@ -190,22 +195,48 @@ class Session:
         return cached_imagenet(classes=classes, train_per_class=train, val_per_class=-(-train // 4))
 
     def _run(self, recipe: Recipe, selection: Selection, wanted: list[str], found: dict[str, Found]) -> None:
+        records = self._attempt(
+            _slug(recipe, selection),
+            lambda remaining: self.job(recipe, selection, remaining, "measure"),
+            lambda job, result, name: self._record(job, result, name),
+            wanted,
+            found,
+            lambda job: self._keep_trajectory(recipe, selection, job),
+        )
+        if records:
+            self._add_memory(recipe, selection, records)
+        found.update({name: Found(record=record) for name, record in records.items()})
+
+    def _keep_trajectory(self, recipe: Recipe, selection: Selection, job: Job) -> None:
+        if job.trajectory and Path(job.trajectory).exists():
+            self._trajectories[recipe.name, job.preset, str(selection)] = Path(job.trajectory)
+
+    def _attempt(
+        self,
+        slug: str,
+        make: Callable[[list[str]], Job],
+        record: Callable[[Job, dict[str, Any], str], dict[str, Any]],
+        wanted: list[str],
+        found: dict[str, Found],
+        after: Callable[[Job], None] = lambda job: None,
+    ) -> dict[str, dict[str, Any]]:
+        """Run a job until each measurement has a record, which is returned, or a failure, which goes to `found`.
+
+        A worker that dies costs the measurement it was working on; a new one takes up the rest.
+        """
         records: dict[str, dict[str, Any]] = {}
         remaining = list(wanted)
         attempt = 0
         while remaining:
             attempt += 1
-            job = self.job(recipe, selection, remaining, "measure")
-            outcome, result, path = self._work(
-                job, f"{_slug(recipe, selection)}" + (f"-{attempt}" if attempt > 1 else "")
-            )
-            if job.trajectory and Path(job.trajectory).exists():
-                self._trajectories[recipe.name, job.preset, str(selection)] = Path(job.trajectory)
+            job = make(remaining)
+            outcome, result, path = self._work(job, slug + (f"-{attempt}" if attempt > 1 else ""))
+            after(job)
             where = f"\njob file: {path}"
             for name, failure in result.get("failures", {}).items():
                 found[name] = Found(failure=f"{failure['message']}{where}")
-            for name, measured in result.get("measurements", {}).items():
-                records[name] = self._record(job, result, name, measured, selection)
+            for name in result.get("measurements", {}):
+                records[name] = record(job, result, name)
             if outcome.ok and result.get("status") == "done":
                 break
             if result.get("status") == "failed":
@@ -219,9 +250,94 @@ class Session:
             for name in lost:
                 found[name] = Found(failure=message)
             remaining = [name for name in remaining if name not in records and name not in found]
-        if records:
-            self._add_memory(recipe, selection, records)
+        return records
+
+    # Level 0.
+
+    def task(self, task: Task, selection: Selection, wanted: Sequence[Task]) -> Found:
+        """One direction of one problem; the first call for a backend runs the job for all that are wanted of it."""
+        key = ("operators", str(selection))
+        if key not in self._found:
+            found = self._found[key] = {}
+            try:
+                self._run_operators(selection, wanted, found)
+            except D5Error as error:
+                for each in wanted:
+                    found.setdefault(each.measurement, Found(failure=str(error)))
+        return self._found[key][task.measurement]
+
+    def _run_operators(self, selection: Selection, wanted: Sequence[Task], found: dict[str, Found]) -> None:
+        valid: dict[str, Task] = {}
+        for each in wanted:
+            try:
+                self._operations.setdefault(
+                    each.group, each.problem.operation(each.family, self.settings.precision).to_dict()
+                )
+                valid[each.measurement] = each
+            except D5Error as error:
+                found[each.measurement] = Found(failure=str(error))
+        self._compute_references(list(valid))
+        remaining = [name for name in valid if name not in self._without_reference]
+        found.update({n: self._without_reference[n] for n in valid if n in self._without_reference})
+        records = self._attempt(
+            f"operators-{str(selection).replace(':', '-')}",
+            lambda names: self._operator_job(names, selection, "measure"),
+            lambda job, result, name: self._operator_record(job, result, name, valid[name]),
+            remaining,
+            found,
+        )
         found.update({name: Found(record=record) for name, record in records.items()})
+
+    def _compute_references(self, names: list[str]) -> None:
+        """Let a process of its own compute the references that are not yet there, for all backends to come."""
+        missing = [name for name in names if name not in self._referenced and name not in self._without_reference]
+        if missing:
+            failed: dict[str, Found] = {}
+            done = self._attempt(
+                f"operators-reference-{len(self._referenced)}",
+                lambda remaining: self._operator_job(remaining, None, "reference"),
+                lambda job, result, name: {},
+                missing,
+                failed,
+            )
+            self._referenced.update(done)
+            self._without_reference.update(failed)
+
+    def _operator_job(self, names: list[str], selection: Selection | None, task: str) -> Job:
+        settings = self.settings
+        preset = settings.preset or "smoke"
+        reference = self.folder / "operators.reference.h5"
+        self._references.add(reference)
+        backend = {"name": "none", "mode": "none"}
+        if selection is not None:
+            backend = {"name": selection.backend.name, "mode": selection.mode}
+        return Job(
+            recipe="operators",
+            task=task,
+            measurements=names,
+            backend=backend,
+            device=settings.device if selection is not None else "cpu",
+            precision=settings.precision,
+            threads=settings.threads,
+            seed=settings.seed,
+            preset=preset,
+            sampling={"max_time_s": MAX_TIME_S[preset], **settings.sampling},
+            operations=[self._operations[group] for group in dict.fromkeys(n.rpartition("/")[0] for n in names)],
+            reference=str(reference),
+        )
+
+    def _operator_record(self, job: Job, result: dict[str, Any], name: str, task: Task) -> dict[str, Any]:
+        record = self._record(job, result, name)
+        facts = record["d5suite"]
+        facts.update(
+            recipe=task.group,
+            measurement=task.direction,
+            source=task.problem.source,
+            throughput={"value": 1 / facts["median_s"], "unit": "calls/s"},
+            memory={"missing": "not taken at level 0"},
+            ceilings=result["ceilings"],
+        )
+        return record
 
     def _add_memory(self, recipe: Recipe, selection: Selection, records: dict[str, dict[str, Any]]) -> None:
         measurable = [name for name in records if not name.startswith("cost_of")]
@@ -261,7 +377,7 @@ class Session:
             device=job.device,
             limits=settings.limits,
             log=self.folder / f"{name}.log",
-            python=interpreter(job.backend["name"], settings.pythons),
+            python=interpreter(job.backend["name"], settings.pythons) if job.task != "reference" else sys.executable,
             wrap=settings.wrap,
             watch=watch if self.progress is not None else None,
         )
@@ -273,9 +389,8 @@ class Session:
                 outcome = Outcome(False, "the worker left no result", outcome.tail)
         return outcome, result, path
 
-    def _record(
-        self, job: Job, result: dict[str, Any], name: str, measured: dict[str, Any], selection: Selection
-    ) -> dict[str, Any]:
+    def _record(self, job: Job, result: dict[str, Any], name: str) -> dict[str, Any]:
+        measured = result["measurements"][name]
         samples = measured["samples"]
         backend = result["backend"]
         machine = measured["machine"]
@@ -294,10 +409,7 @@ class Session:
                 "threads": job.threads,
                 "cpus": result["threads"]["cpus"],
                 "ranks": job.ranks,
-                "batch_size": job.batch_size,
-                "image_size": job.network["image_size"],
-                "classes": job.network["classes"],
-                "optimizer": job.optimizer,
+                **self._workload_facts(job),
                 "preset": job.preset,
                 "seed": job.seed,
                 "throughput": {"value": measured["items"] / samples["median_s"], "unit": "images/s"},
@@ -316,6 +428,17 @@ class Session:
                 "environment": result["environment"],
                 **measured["extra"],
             },
+        }
+
+    @staticmethod
+    def _workload_facts(job: Job) -> dict[str, Any]:
+        if job.operations:
+            return {}
+        return {
+            "batch_size": job.batch_size,
+            "image_size": job.network["image_size"],
+            "classes": job.network["classes"],
+            "optimizer": job.optimizer,
         }
 
 

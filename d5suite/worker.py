@@ -74,11 +74,17 @@ def run(job: Job, result: _Result) -> None:
 
     from d5suite.measure.environment import describe
     from d5suite.measure.machine import disturbance, snapshot
-    from d5suite.workload import MEASUREMENTS, Workload
+    from d5suite.operator_workload import OperatorWorkload, References
+    from d5suite.workload import Workload
 
+    if job.task == "reference":
+        references = References(job)
+        for name in job.measurements:
+            result.attempt(name, "computing the reference of", lambda name=name: references.compute(name))
+        return
     gpu = job.device != "cpu"
     result.phase("starting the framework")
-    workload = Workload(job)
+    workload = OperatorWorkload(job) if job.operations else Workload(job)
     backend = workload.backend
     runtime = backend.load("runtime", workload.selection.mode)
     runtime.configure(threads=job.threads, seed=job.seed, device=job.device)
@@ -97,45 +103,47 @@ def run(job: Job, result: _Result) -> None:
     result.data["environment"] = describe(["d5suite", "numpy", "onnx", "onnxruntime", "pillow", "h5py"])
     result.write()
 
-    if job.task == "memory":
+    if job.task == "memory" and isinstance(workload, Workload):
         for name in job.measurements:
-
-            def take(name: str = name) -> dict[str, Any]:
-                return {"memory": workload.memory(name).to_dict()}
-
-            result.attempt(name, "peak memory of", take)
+            result.attempt(name, "peak memory of", lambda name=name: {"memory": workload.memory(name).to_dict()})
         return
 
-    ready = []
-    for name in job.measurements:
+    if isinstance(workload, OperatorWorkload):
+        result.phase("measuring the machine's ceilings")
+        result.data["ceilings"] = workload.ceilings()
+        result.write()
+    for group in workload.order():
+        ready = []
+        for name in group:
 
-        def validate(name: str = name) -> dict[str, Any]:
-            try:
-                workload.validate(name)
-            finally:
-                result.data["validation"][name] = workload.validations[name].to_dict()
-            return {}
+            def validate(name: str = name) -> dict[str, Any]:
+                try:
+                    workload.validate(name)
+                finally:
+                    if name in workload.validations:
+                        result.data["validation"][name] = workload.validations[name].to_dict()
+                return {}
 
-        if result.attempt(name, "validating", validate):
-            ready.append(name)
-    workload.release()
-    for name in ready:
+            if result.attempt(name, "validating", validate):
+                ready.append(name)
+        workload.release()
+        for name in ready:
 
-        def measure(name: str = name) -> dict[str, Any]:
-            before = snapshot(gpu=gpu)
-            measured = MEASUREMENTS[name].measure(workload)
-            found = disturbance(before, snapshot(gpu=gpu), own_pids=[os.getppid()], threads=job.threads)
-            return {
-                "level": MEASUREMENTS[name].level,
-                "samples": measured.samples.to_dict(),
-                "items": measured.items,
-                "macs": measured.macs,
-                "series": measured.series,
-                "extra": measured.extra,
-                "machine": found.to_dict(),
-            }
+            def measure(name: str = name) -> dict[str, Any]:
+                before = snapshot(gpu=gpu)
+                measured = workload.measure(name)
+                found = disturbance(before, snapshot(gpu=gpu), own_pids=[os.getppid()], threads=job.threads)
+                return {
+                    "level": workload.level(name),
+                    "samples": measured.samples.to_dict(),
+                    "items": measured.items,
+                    "macs": measured.macs,
+                    "series": measured.series,
+                    "extra": measured.extra,
+                    "machine": found.to_dict(),
+                }
 
-        result.attempt(name, "measuring", measure)
+            result.attempt(name, "measuring", measure)
 
 
 class _Result:

@@ -216,6 +216,18 @@ class Workload:
             self.executor.synchronize()
             self._first_call_s[measurement] = now() - start
 
+    def order(self) -> Iterator[list[str]]:
+        """Measurements that are validated before any of them is measured: all, because they share executors."""
+        yield self.job.measurements
+
+    def level(self, measurement: str) -> int:
+        """The benchmark level that a measurement belongs to."""
+        return MEASUREMENTS[measurement].level
+
+    def measure(self, measurement: str) -> Measured:
+        """Take the samples of one measurement."""
+        return MEASUREMENTS[measurement].measure(self)
+
     def release(self) -> None:
         """Let go of what only validation needs, before anything is timed."""
         for name in ("_proved", "generic_network"):

@@ -288,9 +288,8 @@ class Backend:
                 f"backend {self.name!r} failed to import its {module} module: {error}", where=self.package
             ) from error
 
-    def lacks(self, operation: Operation, *, backward: bool = False) -> str | None:
-        """Why an operation is not run at level 0, or not backwards, or None."""
-        name, precision = operation.node.op_type, operation.precision
+    def lacks_operator(self, name: str, precision: str, *, backward: bool = False) -> str | None:
+        """Why an ONNX operator is not run at level 0 in a precision, or not backwards, or None."""
         if 0 not in self.levels:
             return f"{self.name} has no level 0: {self.absent.get('level 0', 'not declared')}"
         keys = [name, f"{name}:{precision}", *(["gradient", f"{name}:backward"] if backward else [])]
@@ -300,6 +299,10 @@ class Backend:
         if name not in self.operators | self.single_operators and "::" not in name:
             return f"{self.name} has no operator {name}"
         return None
+
+    def lacks(self, operation: Operation, *, backward: bool = False) -> str | None:
+        """Why an operation is not run at level 0, or not backwards, or None."""
+        return self.lacks_operator(operation.node.op_type, operation.precision, backward=backward)
 
     def operator(self, operation: Operation, *, mode: str | None = None, device: str = "cpu") -> Operator:
         """Build one ONNX node as a native operator of the framework (Level 0).

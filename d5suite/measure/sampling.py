@@ -14,7 +14,8 @@ import random
 import statistics as stdlib_statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
+from itertools import repeat
 from typing import Any, Literal, NamedTuple
 
 from d5suite.errors import ConfigurationError
@@ -48,6 +49,12 @@ STEADY_EXCESS = 2.0
 
 DRIFT_P_VALUE = 0.001
 """Samples that still fall by more than `STEADY_FALL`, this significantly, were not taken in a steady state."""
+
+KERNEL_SAMPLE_S = 5e-4
+"""A sample of a kernel lasts at least so long: reading the clock twice and synchronizing then cost less than 0.1%."""
+
+KERNEL_MAX_ITERATIONS = 10_000
+"""Most calls in one sample of a kernel."""
 
 CHECK_GROWTH = 1.1
 """The precision is looked at each time the samples grew by this factor, so that looking stays cheap."""
@@ -277,6 +284,64 @@ def sample(
     return Samples(
         first_call_s, warmup_s, samples_s, steady and not _still_falls(samples_s), stopped_by, settings.confidence
     )
+
+
+def sample_kernel(
+    call: Callable[..., object],
+    arguments: tuple[Any, ...],
+    synchronize: Synchronize,
+    settings: SamplingSettings,
+    *,
+    clock: Clock = now,
+) -> tuple[Samples, int]:
+    """Time a native call that may be much shorter than reading the clock.
+
+    One sample is a bare loop over the call, long enough to be timed, with one `synchronize` at its end, divided by the
+    number of iterations. On an asynchronous device the calls of a loop overlap with their own issuing: what is timed is
+    the rate at which calls complete.
+
+    Parameters
+    ----------
+    call, arguments
+        What is called: ``call(*arguments)``.
+    synchronize, settings, clock
+        As in `sample`.
+
+    Returns
+    -------
+    samples : Samples
+        Times of one call.
+    iterations : int
+        Calls per sample.
+    """
+    synchronize()
+    start = clock()
+    call(*arguments)
+    synchronize()
+    first_call_s = clock() - start
+
+    def loop(count: int) -> Step:
+        def step() -> None:
+            for _ in repeat(None, count):
+                call(*arguments)
+
+        return step
+
+    iterations = 1
+    with _quiet_interpreter(settings):
+        while iterations < KERNEL_MAX_ITERATIONS:
+            took = _timed_call(loop(iterations), synchronize, None, clock)()
+            if took >= KERNEL_SAMPLE_S:
+                break
+            iterations = min(KERNEL_MAX_ITERATIONS, max(2 * iterations, int(iterations * KERNEL_SAMPLE_S / took)))
+    samples = sample(loop(iterations), synchronize, settings, clock=clock)
+    each = replace(
+        samples,
+        first_call_s=first_call_s,
+        warmup_s=[duration / iterations for duration in samples.warmup_s],
+        samples_s=[duration / iterations for duration in samples.samples_s],
+    )
+    return each, iterations
 
 
 def sample_alternating(

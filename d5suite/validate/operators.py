@@ -57,7 +57,7 @@ ACCUMULATION = 16.0
 so (Higham, "Accuracy and Stability of Numerical Algorithms", section 2.8). Fast convolution algorithms take the factor;
 sums in float16 or bfloat16, or inputs cut to TF32, exceed it many times."""
 
-ORACLE_ELEMENTS = 3e7
+ORACLE_ELEMENTS = 2e8
 """Multiply-accumulates, or window elements, above which an operation is checked for the first of its batch only, so
 that a check takes about a second."""
 
@@ -243,8 +243,11 @@ class Reference:
 
     def save(self, path: Path, name: str) -> None:
         """Add it to an HDF5 file under an operation's name."""
+        key = name.replace("/", "|")
         with h5py.File(path, "a") as file:
-            group = file.require_group(name.replace("/", "|"))
+            if key in file:
+                del file[key]
+            group = file.create_group(key)
             group.attrs.update(whole=self.whole, source=self.source)
             for i, output in enumerate(self.outputs):
                 group[f"output/{i}"] = output

@@ -1,0 +1,146 @@
+"""A problem: one operator at one size, described once, for every backend.
+
+A file under ``operators/`` declares one `Problems`; the tests come from the library (`d5suite.pytest_plugin`). Imports
+the contract's neutral descriptions only, and ONNX when a problem is made into an operation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from d5suite.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from d5suite.levels.backend import Backend
+    from d5suite.network.operation import Operation
+
+DIRECTIONS = ("forward", "backward")
+"""What is measured of a problem."""
+
+MAX_TIME_S = {"smoke": 0.1, "standard": 0.5, "full": 2.0}
+"""Sampling budget of one direction of a problem by preset, in seconds, unless ``--benchmark-max-time`` is given."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One operator at one size.
+
+    Attributes
+    ----------
+    name : str
+        Unique within its file; without ``/`` and ``-``.
+    operator : str
+        The ONNX operator.
+    inputs : mapping
+        As `d5suite.network.operation.Operation` takes them: shapes, `Tensor` objects, arrays, None.
+    attributes : mapping
+        The node's.
+    source : str
+        Where the size is published or taken from.
+    backward : bool
+        Whether its backward pass is measured too.
+    """
+
+    name: str
+    operator: str
+    inputs: Mapping[str, Any]
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+    source: str = ""
+    backward: bool = True
+
+    def operation(self, family: str, precision: str) -> Operation:
+        """The ONNX node.
+
+        Raises
+        ------
+        NetworkError
+            If it is not valid.
+        """
+        from d5suite.network.operation import Operation
+
+        name = f"{family}.{self.name}"
+        return Operation(self.operator, self.inputs, self.attributes, name=name, precision=precision)
+
+
+@dataclass(frozen=True)
+class Problems:
+    """The problems of one family of operators.
+
+    Attributes
+    ----------
+    name : str
+        As reports call the family.
+    smoke, standard, full : sequence of Problem
+        The presets: seconds on a laptop, the sizes of a usual training run, and whole published tables.
+    """
+
+    name: str
+    smoke: Sequence[Problem]
+    standard: Sequence[Problem]
+    full: Sequence[Problem]
+
+    def __post_init__(self) -> None:
+        for preset in MAX_TIME_S:
+            names = [problem.name for problem in self.preset(preset)]
+            wrong = sorted({n for n in names if names.count(n) > 1 or set(n) & set("/-[]")})
+            if wrong or not names:
+                raise ConfigurationError(
+                    f"preset {preset!r} needs problems with names that differ and have no / - [ ]: "
+                    f"{', '.join(wrong) or 'it has none'}",
+                    where=self.name,
+                )
+
+    def preset(self, name: str | None) -> Sequence[Problem]:
+        """The problems of a preset, ``smoke`` by default.
+
+        Raises
+        ------
+        ConfigurationError
+            If there is no such preset.
+        """
+        if name is not None and name not in MAX_TIME_S:
+            raise ConfigurationError(
+                f"there is no preset {name!r} of operators", where=self.name, hint=f"Presets: {', '.join(MAX_TIME_S)}."
+            )
+        found: Sequence[Problem] = getattr(self, name or "smoke")
+        return found
+
+
+@dataclass(frozen=True)
+class Task:
+    """One direction of one problem, as a measurement of a job.
+
+    Attributes
+    ----------
+    family : str
+        Name of the `Problems`.
+    problem : Problem
+    direction : str
+        One of `DIRECTIONS`.
+    """
+
+    family: str
+    problem: Problem
+    direction: str
+
+    @property
+    def group(self) -> str:
+        """``family.problem``: what results of different backends are compared under."""
+        return f"{self.family}.{self.problem.name}"
+
+    @property
+    def measurement(self) -> str:
+        """Its name in a job."""
+        return f"{self.group}/{self.direction}"
+
+    def cannot(self, backend: Backend, precision: str, preset: str) -> str | None:
+        """Why it is not measured on a backend, or None."""
+        backward = self.direction == "backward"
+        if backward and not self.problem.backward:
+            return f"{self.group} has no backward pass"
+        lacking = backend.lacks_operator(self.problem.operator, precision, backward=backward)
+        if lacking is None and backend.reduced and preset != "smoke":
+            return f"{backend.name} is measured at smoke only: {backend.reduced}"
+        return lacking

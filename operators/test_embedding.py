@@ -1,0 +1,34 @@
+"""Embedding look-up, and the scatter that is its gradient.
+
+pytest operators/test_embedding.py --benchmark-json embedding.json
+"""
+
+from d5suite.network.operation import Tensor
+from d5suite.problem import Problem, Problems
+
+WORDS = "BERT-base (Devlin et al., 2019, section 3): 30522 word pieces, hidden size 768, 128 tokens"
+CLICKS = "a categorical feature in the manner of DLRM (Naumov et al., 2019): embeddings of 64"
+
+
+def words(batch: int, rows: int = 30522) -> Problem:
+    """The words of a batch of sentences."""
+    return Problem(
+        f"words_{rows}_b{batch}", "Gather", {"data": (rows, 768), "indices": Tensor((batch, 128), "int64", 0, rows)},
+        source=WORDS,
+    )  # fmt: skip
+
+
+def clicks(batch: int, rows: int) -> Problem:
+    """One categorical feature of a batch of clicks."""
+    return Problem(
+        f"clicks_{rows}_b{batch}", "Gather", {"data": (rows, 64), "indices": Tensor((batch,), "int64", 0, rows)},
+        source=CLICKS,
+    )  # fmt: skip
+
+
+EMBEDDING = Problems(
+    "embedding",
+    smoke=[words(2, 2000), clicks(256, 10_000)],
+    standard=[words(8), clicks(2048, 100_000)],
+    full=[words(32), clicks(2048, 1_000_000), clicks(16_384, 1_000_000)],
+)
