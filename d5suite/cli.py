@@ -47,7 +47,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="d5suite",
         description="Deep-learning benchmarks: described once, run natively on every framework, proved before timed.",
-        epilog="To measure: pytest recipes/ --benchmark-json out.json",
+        epilog="To measure: pytest recipes/ --benchmark-json out.json, or operators/ in place of recipes/",
     )
     parser.add_argument("--version", action="version", version=f"d5suite {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
@@ -57,6 +57,9 @@ def _parser() -> argparse.ArgumentParser:
 
     backends = commands.add_parser("backends", help="backends, their modes, devices and operators")
     backends.set_defaults(run=_backends)
+
+    operators = commands.add_parser("operators", help="which backend has which operator at level 0")
+    operators.set_defaults(run=_operators)
 
     compare = commands.add_parser("compare", help="tables from one or several result files")
     compare.add_argument("results", type=Path, nargs="+", metavar="RESULT.json")
@@ -119,6 +122,14 @@ def _backends(options: argparse.Namespace) -> None:
     from d5suite.report.backends import show_backends
 
     show_backends(Console(markup=False))
+
+
+def _operators(options: argparse.Namespace) -> None:
+    from rich.console import Console
+
+    from d5suite.report.operators import show_operators
+
+    show_operators(Console(markup=False))
 
 
 def _conformance(options: argparse.Namespace) -> int:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from d5suite.errors import ConfigurationError
 
 if TYPE_CHECKING:
+    from d5suite.custom import CustomOperator
     from d5suite.levels.backend import Backend
     from d5suite.network.operation import Operation
 
@@ -31,8 +32,8 @@ class Problem:
     ----------
     name : str
         Unique within its file; without ``/`` and ``-``.
-    operator : str
-        The ONNX operator.
+    operator : str or CustomOperator
+        The ONNX operator, or one of your own.
     inputs : mapping
         As `d5suite.network.operation.Operation` takes them: shapes, `Tensor` objects, arrays, None.
     attributes : mapping
@@ -44,7 +45,7 @@ class Problem:
     """
 
     name: str
-    operator: str
+    operator: str | CustomOperator
     inputs: Mapping[str, Any]
     attributes: Mapping[str, Any] = field(default_factory=dict)
     source: str = ""
@@ -60,8 +61,16 @@ class Problem:
         """
         from d5suite.network.operation import Operation
 
-        name = f"{family}.{self.name}"
-        return Operation(self.operator, self.inputs, self.attributes, name=name, precision=precision)
+        custom = None if isinstance(self.operator, str) else self.operator
+        return Operation(
+            self.op_type, self.inputs, self.attributes, name=f"{family}.{self.name}", precision=precision,
+            outputs=[True] * (1 if custom is None else len(custom.outputs)), custom=custom,
+        )  # fmt: skip
+
+    @property
+    def op_type(self) -> str:
+        """The operator's name, with its domain if it is a custom one."""
+        return self.operator if isinstance(self.operator, str) else self.operator.op_type
 
 
 @dataclass(frozen=True)
@@ -140,7 +149,10 @@ class Task:
         backward = self.direction == "backward"
         if backward and not self.problem.backward:
             return f"{self.group} has no backward pass"
-        lacking = backend.lacks_operator(self.problem.operator, precision, backward=backward)
+        operator = self.problem.operator
+        if not isinstance(operator, str) and operator.lacks(precision, backward=backward):
+            return operator.lacks(precision, backward=backward)
+        lacking = backend.lacks_operator(self.problem.op_type, precision, backward=backward)
         if lacking is None and backend.reduced and preset != "smoke":
             return f"{backend.name} is measured at smoke only: {backend.reduced}"
         return lacking

@@ -9,6 +9,7 @@ module         what it offers
 ``runtime``    ``configure``, ``versions``, ``device_problem``, ``device_name``, ``device_memory``
 ``operators``  ``OPERATORS``: ONNX operator name -> native implementation; ``Operator``, a
                `d5suite.levels.operator.Operator` (Level 0)
+``custom``     ``factory``: a `d5suite.custom.CustomOperator` -> native implementation
 ``network``    ``Executor``, a `d5suite.levels.network.Executor` (Level 1)
 ``training``   ``Trainer``, a `d5suite.levels.training.Trainer` (Level 2)
 ``baseline``   ``resnet50_training_step``: the same workload written by hand in the framework's own style
@@ -46,8 +47,8 @@ _chosen_modes: dict[str, str] = {}
 
 DEVICES = ("cpu", "cuda")
 PRECISIONS = ("fp32", "bf16", "fp64")
-MODULES = ("runtime", "operators", "network", "training", "baseline", "loader")
-"""The modules of an adapter; the last two may be absent, and ``training`` is for level 2."""
+MODULES = ("runtime", "operators", "custom", "network", "training", "baseline", "loader")
+"""The modules of an adapter; ``custom``, ``baseline`` and ``loader`` may be absent, and ``training`` is for level 2."""
 
 ZOO_OPERATORS = frozenset(
     {
@@ -296,7 +297,10 @@ class Backend:
         for key in keys:
             if key in self.absent:
                 return f"{self.name} has no {key}: {self.absent[key]}"
-        if name not in self.operators | self.single_operators and "::" not in name:
+        if "::" in name:
+            missing = "custom" in self.absent
+            return f"{self.name} has no custom operators: {self.absent['custom']}" if missing else None
+        if name not in self.operators | self.single_operators:
             return f"{self.name} has no operator {name}"
         return None
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
 import numpy as np
@@ -19,6 +19,9 @@ from onnx import helper, numpy_helper, shape_inference
 
 from d5suite.errors import NetworkError
 from d5suite.network.model import IR_VERSION, Node, Shape, _fold_constants, _node, _shapes
+
+if TYPE_CHECKING:
+    from d5suite.custom import CustomOperator
 
 OPERATION_OPSET = 23
 """The ONNX operator-set version of operations unless they say otherwise: the first with Attention."""
@@ -100,6 +103,8 @@ class Operation:
         A key of `PRECISIONS`: the type of drawn floating-point inputs, and of arrays in place of float32.
     opset : int
         ONNX operator-set version.
+    custom : CustomOperator, optional
+        What a custom operator is.
 
     Raises
     ------
@@ -130,7 +135,7 @@ class Operation:
         outputs: Sequence[bool] = (True,),
         precision: str = "fp32",
         opset: int = OPERATION_OPSET,
-        functions: Sequence[onnx.FunctionProto] = (),
+        custom: CustomOperator | None = None,
     ) -> None:
         self.name = name or op_type
         self.precision = precision
@@ -138,7 +143,7 @@ class Operation:
         self._asked = dict(inputs)
         self._attributes = dict(attributes or {})
         self._outputs = tuple(outputs)
-        self._functions = tuple(functions)
+        self.custom = custom
         floating = PRECISIONS[precision]
         self.inputs = {key: _input(value, floating, where=self.name) for key, value in inputs.items()}
         domain, _, kind = op_type.rpartition("::")
@@ -173,7 +178,10 @@ class Operation:
         graph = helper.make_graph([node], node.op_type, infos, [])
         opsets = [helper.make_opsetid("", self.opset), *([helper.make_opsetid(domain, 1)] if domain else [])]
         self.model = helper.make_model(
-            graph, opset_imports=opsets, ir_version=IR_VERSION, functions=list(self._functions)
+            graph,
+            opset_imports=opsets,
+            ir_version=IR_VERSION,
+            functions=[self.custom.function(self.opset)] if self.custom is not None else [],
         )
         schema = None if domain else onnx.defs.get_schema(node.op_type, self.opset)
         full = onnx.ModelProto()
@@ -300,7 +308,7 @@ class Operation:
     def _variant(self, inputs: Mapping[str, Any], precision: str) -> Operation:
         return Operation(
             self.node.op_type, inputs, self._attributes, name=self.name, outputs=self._outputs, precision=precision,
-            opset=self.opset, functions=self._functions,
+            opset=self.opset, custom=self.custom,
         )  # fmt: skip
 
     # Facts.
@@ -390,15 +398,21 @@ class Operation:
             "name": self.name,
             "outputs": list(self._outputs),
             "opset": self.opset,
+            "custom": {"file": str(self.custom.file), "name": self.custom.name} if self.custom is not None else None,
         }
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any], *, precision: str = "fp32") -> Operation:
         """Rebuild an operation from `to_dict`."""
         inputs = {key: _input_from_dict(value) for key, value in content["inputs"].items()}
+        custom = None
+        if content.get("custom"):
+            from d5suite.custom import load
+
+            custom = load(content["custom"]["file"], content["custom"]["name"])
         return cls(
             content["op_type"], inputs, content["attributes"], name=content["name"], outputs=content["outputs"],
-            opset=content["opset"], precision=precision,
+            opset=content["opset"], precision=precision, custom=custom,
         )  # fmt: skip
 
 

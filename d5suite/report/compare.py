@@ -5,7 +5,7 @@ Imports rich and the standard library; knows results, never adapters.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,11 @@ from d5suite.files import read_json
 
 Key = tuple[str, str, str]
 """Group (recipe/measurement), preset with device and precision, and backend."""
+
+Row = tuple[str, str, str, dict[str, Any]]
+"""Measurement, backend, number of the file, and the result."""
+
+Cell = Callable[[dict[str, Any]], str]
 
 
 def load_results(path: Path) -> dict[Key, dict[str, Any]]:
@@ -36,17 +41,24 @@ def load_results(path: Path) -> dict[Key, dict[str, Any]]:
     for bench in benchmarks:
         info = bench.get("extra_info", {}).get("d5suite")
         if info is not None:
-            setting = f"{info['preset']}, {info['device']}, {info['precision']}, batch {info['batch_size']}"
-            found[bench["group"], setting, bench["param"]] = {**info, "data": bench["stats"]["data"]}
+            setting = f"{info['preset']}, {info['device']}, {info['precision']}"
+            backend = bench["param"]
+            if info["level"] == 0:
+                backend = backend.partition("-")[2]  # the problem's name, which has no -, comes first
+            else:
+                setting += f", batch {info['batch_size']}"
+            found[bench["group"], setting, backend] = {**info, "data": bench["stats"]["data"]}
     if not found:
         raise ConfigurationError(
-            "no d5suite results here", where=str(path), hint="Make some: pytest recipes/ --benchmark-json FILE"
+            "no d5suite results here",
+            where=str(path),
+            hint="Make some: pytest recipes/ (or operators/) --benchmark-json FILE",
         )
     return found
 
 
 def show(paths: Sequence[Path], console: Console) -> None:
-    """Print one table per recipe: its measurements, and in each the backends of one file or of several side by side.
+    """Print one table per recipe or family of operators, with the backends of one file or of several side by side.
 
     Parameters
     ----------
@@ -59,35 +71,32 @@ def show(paths: Sequence[Path], console: Console) -> None:
         for (number, _), path in zip(files, paths, strict=True):
             console.print(f"{number} {path}", highlight=False)
         console.print()
-    recipes = dict.fromkeys((group.split("/")[0], setting) for _, found in files for group, setting, _ in found)
-    for recipe, setting in recipes:
-        chosen = [
-            (group.split("/")[1], backend, name, info)
-            for name, found in files
-            for (group, its_setting, backend), info in found.items()
-            if (group.split("/")[0], its_setting) == (recipe, setting)
-        ]
-        console.print(_table(f"{recipe}  ({setting})", chosen, several=len(files) > 1), highlight=False)
+    tables: dict[tuple[str, str], list[Row]] = {}
+    for name, found in files:
+        for (group, setting, backend), info in found.items():
+            title, _, row = group.partition("." if info["level"] == 0 else "/")
+            tables.setdefault((title, setting), []).append((row, backend, name, info))
+    for (title, setting), chosen in tables.items():
+        console.print(_table(f"{title}  ({setting})", chosen, several=len(files) > 1), highlight=False)
     notes: dict[str, None] = {}
     for _, found in files:
         for (group, _, backend), info in found.items():
             for reason in info["machine"]["reasons"]:
-                notes[f"{group.split('/')[1]}, {backend}: {reason}"] = None
+                notes[f"{group}, {backend}: {reason}"] = None
     if notes:
         console.print("* disturbed while measured; compare with care:")
         for note in notes:
             console.print(f"  {note}", highlight=False)
     console.print("err/tol: the worst validation error as a part of what is accepted", style="dim")
+    if any(info["level"] == 0 for _, found in files for info in found.values()):
+        console.print("of peak: of the fastest large matrix product of that run, whose ever it was", style="dim")
 
 
-def _table(title: str, chosen: Sequence[tuple[str, str, str, dict[str, Any]]], *, several: bool) -> Table:
-    with_ratio = any("ratio" in info for *_, info in chosen)
+def _table(title: str, chosen: Sequence[Row], *, several: bool) -> Table:
+    columns = _columns([info for *_, info in chosen], several=several)
     table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column("", overflow="fold", min_width=20)
-    columns = ["median ms", "95% interval"]
-    columns += ["÷ native", "95% interval"] if with_ratio else ["images/s"]
-    columns += ["÷ first"] if several else [] if with_ratio else ["first s", "MiB"]
-    for name in (*columns, "err/tol"):
+    for name in (*columns, *(["÷ first"] if several else []), "err/tol"):
         table.add_column(name, justify="right", no_wrap=True)
     first: dict[tuple[str, str], float] = {}
     for measurement in dict.fromkeys(measurement for measurement, *_ in chosen):
@@ -95,23 +104,52 @@ def _table(title: str, chosen: Sequence[tuple[str, str, str, dict[str, Any]]], *
         for its_measurement, backend, file, info in chosen:
             if its_measurement != measurement:
                 continue
-            median = info["median_s"]
-            low, high = (1e3 * bound for bound in info["median_ci95"])
             mark = "*" if info["machine"]["disturbed"] else ""
-            row = [f"  {backend}{mark}" + (f" {file}" if several else ""), _figure(1e3 * median)]
-            row.append(f"{_figure(low)}–{_figure(high)}")
-            if with_ratio:
-                ratio = info["ratio"]
-                row += [f"{ratio['median']:.3f}", f"{ratio['ci95'][0]:.3f}–{ratio['ci95'][1]:.3f}"]
-            else:
-                row.append(_figure(info["throughput"]["value"]))
+            row = [f"  {backend}{mark}" + (f" {file}" if several else ""), *(cell(info) for cell in columns.values())]
             if several:
+                median = info["median_s"]
                 row.append(f"{median / first.setdefault((measurement, backend), median):.3f}")
-            elif not with_ratio:
-                peak = info["peak_memory_bytes"]
-                row += [f"{info['first_call_s']:.2f}", "–" if peak is None else f"{peak / 2**20:.0f}"]
             table.add_row(*row, f"{_worst_share(info):.2g}")
     return table
+
+
+def _columns(found: Sequence[dict[str, Any]], *, several: bool) -> dict[str, Cell]:
+    """Heading to what it shows, for the level of these results."""
+    if all(info["level"] == 0 for info in found):
+        return {
+            "median µs": lambda info: _figure(1e6 * info["median_s"]),
+            "95% interval": lambda info: _interval(info["median_ci95"], 1e6),
+            "GFLOP/s": lambda info: _rate(info["achieved"]["flops_per_s"]),
+            "of peak": lambda info: _part(info["fraction_of_ceiling"]["flops_per_s"]),
+            "GB/s": lambda info: _rate(info["achieved"]["bytes_per_s"]),
+        }
+    columns: dict[str, Cell] = {
+        "median ms": lambda info: _figure(1e3 * info["median_s"]),
+        "95% interval": lambda info: _interval(info["median_ci95"], 1e3),
+    }
+    if any("ratio" in info for info in found):
+        columns["÷ native"] = lambda info: f"{info['ratio']['median']:.3f}"
+        columns["its 95% interval"] = lambda info: "–".join(f"{bound:.3f}" for bound in info["ratio"]["ci95"])
+        return columns
+    columns["images/s"] = lambda info: _figure(info["throughput"]["value"])
+    if not several:
+        columns["first s"] = lambda info: f"{info['first_call_s']:.2f}"
+        columns["MiB"] = lambda info: (
+            "–" if info["peak_memory_bytes"] is None else f"{info['peak_memory_bytes'] / 2**20:.0f}"
+        )
+    return columns
+
+
+def _interval(bounds: Sequence[float], factor: float) -> str:
+    return "–".join(_figure(factor * bound) for bound in bounds)
+
+
+def _rate(value: float | None) -> str:
+    return "–" if value is None else _figure(value / 1e9)
+
+
+def _part(value: float | None) -> str:
+    return "–" if value is None else f"{100 * value:.0f}%"
 
 
 def _worst_share(info: dict[str, Any]) -> float:

@@ -24,6 +24,7 @@ from typing import Any
 import h5py
 import numpy as np
 import onnx
+import onnx.inliner
 
 from d5suite.errors import NetworkError
 from d5suite.files import atomic_path
@@ -142,6 +143,8 @@ class Oracle:
         }
         model = onnx.ModelProto()
         model.CopyFrom(operation.model)
+        if operation.custom is not None:
+            model = onnx.inliner.inline_local_functions(model)
         for info in model.graph.input:
             if info.name in self._double:
                 info.type.tensor_type.elem_type = onnx.TensorProto.DOUBLE

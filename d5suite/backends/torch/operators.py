@@ -22,6 +22,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from d5suite.backends.torch import custom as custom_operators
 from d5suite.errors import BackendError, NetworkError
 from d5suite.levels import attention as attention_nodes
 from d5suite.levels import operator as level
@@ -696,7 +697,9 @@ class Operator(level.Operator):
             dtypes=operation.dtypes,
             non_negative=operation.non_negative,
         )
-        call = OPERATORS[operation.node.op_type](operation.node, context)
+        custom = operation.custom
+        factory = OPERATORS[operation.node.op_type] if custom is None else custom_operators.factory(custom)
+        call = factory(operation.node, context)
         self._packing = context.packing
         self.forward = torch.compile(call, dynamic=False, fullgraph=True) if mode == "compile" else call
 

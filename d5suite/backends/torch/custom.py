@@ -1,0 +1,129 @@
+"""Custom operators as PyTorch library operators, with autograd where they have a backward pass.
+
+`custom.cc` registers a C++ source with PyTorch's dispatcher; a Python operator is registered from here. Imports
+PyTorch, NumPy and `d5suite.custom`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils import cpp_extension
+
+from d5suite.custom import CustomOperator, Glue, compile_library
+
+NAMESPACE = "d5suite"
+"""Of the operators: ``torch.ops.d5suite.Name``."""
+
+_library = torch.library.Library(NAMESPACE, "FRAGMENT")
+_registered: set[str] = set()
+
+
+def factory(custom: CustomOperator) -> Callable[[Any, Any], Callable[..., Any]]:
+    """A factory, like those of `operators.OPERATORS`, for a custom operator.
+
+    Raises
+    ------
+    CompileError
+        If its source does not compile.
+    """
+
+    def build(node: Any, context: Any) -> Callable[..., Any]:
+        name = custom.identifier + ("" if context.device == "cpu" else f"_{context.device}")
+        if name not in _registered:
+            if custom.source is not None:
+                _register_source(custom, name, context.device)
+            else:
+                _register_python(custom, name)
+            _register_autograd(custom, name)
+            _registered.add(name)
+        operator = getattr(getattr(torch.ops, NAMESPACE), name).default
+        if len(custom.outputs) == 1:
+            return lambda *inputs: operator(inputs)[0]
+        return lambda *inputs: tuple(operator(inputs))
+
+    return build
+
+
+def _register_source(custom: CustomOperator, name: str, device: str) -> None:
+    definitions = {
+        "D5_OPERATOR": name,
+        "D5_INPUTS": str(len(custom.inputs)),
+        "D5_OUTPUTS": str(len(custom.outputs)),
+        **({"D5_HAS_BACKWARD": "1"} if custom.differentiable else {}),
+        **({"D5_CUDA": "1"} if device == "cuda" else {}),
+    }
+    libraries = ["c10", "torch_cpu", "torch", *(["c10_cuda", "torch_cuda"] if device == "cuda" else [])]
+    folders = cpp_extension.library_paths(device)
+    glue = Glue(
+        source=Path(__file__).with_name("custom.cc"),
+        compile_flags=tuple(flag for folder in cpp_extension.include_paths(device) for flag in ("-isystem", folder)),
+        link_flags=tuple(
+            flag
+            for flags in (
+                [f"-L{folder}" for folder in folders],
+                [f"-Wl,-rpath,{folder}" for folder in folders],
+                [f"-l{library}" for library in libraries],
+            )
+            for flag in flags
+        ),
+        definitions=tuple(definitions.items()),
+    )
+    path = compile_library(
+        custom.name, custom.code(device), glue=glue, attributes=custom.attributes, flags=custom.flags
+    )
+    torch.ops.load_library(str(path))
+
+
+def _register_python(custom: CustomOperator, name: str) -> None:
+    forward, backward = custom.forward, custom.backward
+    assert forward is not None  # a custom operator has either a source or this
+
+    def run(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        found = forward(*_arrays(inputs), **custom.attributes)
+        return _tensors(found if isinstance(found, tuple) else (found,), inputs[0].device)
+
+    _library.define(f"{name}(Tensor[] inputs) -> Tensor[]")
+    _library.impl(name, run, "CompositeExplicitAutograd")
+    if backward is None:
+        return
+
+    def run_backward(
+        inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor]
+    ) -> list[torch.Tensor]:
+        found = backward(_arrays(inputs), _arrays(outputs), _arrays(gradients), **custom.attributes)
+        whole = [np.zeros(x.shape) if g is None else g for x, g in zip(inputs, found, strict=True)]
+        return _tensors(whole, inputs[0].device)
+
+    _library.define(f"{name}_backward(Tensor[] inputs, Tensor[] outputs, Tensor[] gradients) -> Tensor[]")
+    _library.impl(f"{name}_backward", run_backward, "CompositeExplicitAutograd")
+
+
+def _register_autograd(custom: CustomOperator, name: str) -> None:
+    if not custom.differentiable:
+        return
+    operator = getattr(getattr(torch.ops, NAMESPACE), f"{name}_backward").default
+
+    def setup(ctx: Any, inputs: tuple[Any, ...], output: list[torch.Tensor]) -> None:
+        ctx.count = len(inputs[0])
+        ctx.save_for_backward(*inputs[0], *output)
+
+    def backward(ctx: Any, gradients: list[torch.Tensor]) -> list[torch.Tensor | None]:
+        inputs, outputs = ctx.saved_tensors[: ctx.count], ctx.saved_tensors[ctx.count :]
+        heads = [torch.zeros_like(y) if g is None else g for y, g in zip(outputs, gradients, strict=True)]
+        answers = operator(list(inputs), list(outputs), heads)
+        return [a if x.is_floating_point() else None for x, a in zip(inputs, answers, strict=True)]
+
+    torch.library.register_autograd(f"{NAMESPACE}::{name}", backward, setup_context=setup, lib=_library)
+
+
+def _arrays(tensors: Sequence[torch.Tensor]) -> tuple[np.ndarray, ...]:
+    return tuple(tensor.detach().cpu().numpy() for tensor in tensors)
+
+
+def _tensors(arrays: Sequence[np.ndarray], device: torch.device) -> list[torch.Tensor]:
+    return [torch.from_numpy(np.ascontiguousarray(array)).to(device) for array in arrays]

@@ -1,0 +1,178 @@
+"""What a custom operator is, neutrally: its code, its inputs and outputs, and its meaning in ONNX operators.
+
+Imports ONNX, NumPy and `d5suite.errors`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import helper
+
+from d5suite.errors import ConfigurationError, DataError
+
+DOMAIN = "custom"
+"""The ONNX domain of custom operators: they are ``custom::Name``."""
+
+Formula = Callable[..., "np.ndarray | tuple[np.ndarray, ...]"]
+"""A function of NumPy arrays."""
+
+
+@dataclass(frozen=True)
+class CustomOperator:
+    """An operator that no framework has.
+
+    Its code is either a source file with the C interface of ``d5suite_operator.h`` or Python functions on NumPy arrays.
+
+    Parameters
+    ----------
+    name : str
+        An identifier.
+    inputs, outputs : sequence of str
+        Names of the tensors.
+    meaning : sequence of tuple
+        ONNX nodes ``(operator, inputs, outputs, attributes)`` that compute the same: the reference that answers are
+        checked against, and what tells the outputs' shapes and types.
+    source : str or Path, optional
+        A ``.cc``, ``.cpp`` or, for a GPU, ``.cu`` file, from the folder of the file that describes the operator.
+    cuda_source : str or Path, optional
+        The same operator for GPUs.
+    has_backward : bool
+        Whether the source defines ``d5_backward``.
+    forward : callable, optional
+        From input arrays to the output array, or a tuple of several: a Python operator.
+    backward : callable, optional
+        From a tuple of input arrays, one of output arrays and one of the outputs' gradients to a tuple of the inputs'
+        gradients, None for an input without.
+    attributes : mapping of str to number or list of numbers
+        Fixed settings, which the source finds in ``d5_call`` and Python functions get by name.
+    flags : sequence of str
+        Further compiler flags.
+    precisions : sequence of str
+        What the code can do, of fp64, fp32 and bf16.
+    file : Path
+        The Python file that describes it; by default the one that this is called in.
+
+    Raises
+    ------
+    ConfigurationError
+        If it has no code, or two codes, or a name that is no identifier.
+    """
+
+    name: str
+    inputs: Sequence[str]
+    outputs: Sequence[str]
+    meaning: Sequence[tuple[str, Sequence[str], Sequence[str], Mapping[str, Any]]]
+    source: str | Path | None = None
+    cuda_source: str | Path | None = None
+    has_backward: bool = True
+    forward: Formula | None = None
+    backward: Formula | None = None
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+    flags: Sequence[str] = ()
+    precisions: Sequence[str] = ("fp64", "fp32")
+    file: Path = field(default_factory=lambda: _caller())
+
+    def __post_init__(self) -> None:
+        if not self.name.isidentifier():
+            raise ConfigurationError(f"{self.name!r} is not an identifier", where="custom operator")
+        if (self.source is None) == (self.forward is None):
+            raise ConfigurationError("give either a source or a Python function", where=self.name)
+        for source in (self.source, self.cuda_source):
+            if source is not None and not (self.file.parent / source).is_file():
+                raise DataError("there is no such source file", where=str(self.file.parent / source))
+
+    @property
+    def op_type(self) -> str:
+        """What ONNX nodes call it."""
+        return f"{DOMAIN}::{self.name}"
+
+    @property
+    def differentiable(self) -> bool:
+        """Whether it has a backward pass."""
+        return self.has_backward if self.source is not None else self.backward is not None
+
+    @property
+    def identifier(self) -> str:
+        """A name to register it under, different for operators with other sources or attributes."""
+        described = f"{self.file}\0{self.source}\0{sorted(self.attributes.items())}"
+        return f"{self.name}_{hashlib.sha256(described.encode()).hexdigest()[:8]}"
+
+    def code(self, device: str) -> Path:
+        """The source file for a device.
+
+        Raises
+        ------
+        ConfigurationError
+            If it has none for it.
+        """
+        source = self.source if device == "cpu" else self.cuda_source
+        if source is None:
+            raise ConfigurationError(f"there is no source for device {device!r}", where=self.name)
+        return (self.file.parent / source).resolve()
+
+    def lacks(self, precision: str, *, backward: bool = False) -> str | None:
+        """Why it is not run in a precision, or not backwards, or None."""
+        if precision not in self.precisions:
+            return f"{self.op_type} has no {precision}"
+        if backward and not self.differentiable:
+            return f"{self.op_type} has no backward pass"
+        return None
+
+    def function(self, opset: int) -> onnx.FunctionProto:
+        """Its meaning as an ONNX function."""
+        return helper.make_function(
+            DOMAIN,
+            self.name,
+            list(self.inputs),
+            list(self.outputs),
+            [helper.make_node(kind, list(i), list(o), **dict(a)) for kind, i, o, a in self.meaning],
+            [helper.make_opsetid("", opset)],
+        )
+
+
+def _caller() -> Path:
+    """The file that describes an operator."""
+    frame = sys._getframe(2)
+    here = str(Path(__file__).parent)
+    while frame is not None and (
+        str(frame.f_code.co_filename).startswith(here) or frame.f_code.co_filename == "<string>"
+    ):
+        assert frame.f_back is not None
+        frame = frame.f_back
+    return Path(frame.f_code.co_filename).resolve()
+
+
+def load(file: str, name: str) -> CustomOperator:
+    """The custom operator that a Python file describes.
+
+    Parameters
+    ----------
+    file : str
+        The user's own file, the same that pytest collects; it is imported.
+    name : str
+        Of the operator, not of the variable.
+
+    Raises
+    ------
+    DataError
+        If the file describes no such operator.
+    """
+    path = Path(file)
+    spec = importlib.util.spec_from_file_location(f"d5suite_custom_{abs(hash(str(path)))}", path)
+    if spec is None or spec.loader is None or not path.is_file():
+        raise DataError("there is no such Python file", where=file)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    for value in vars(module).values():
+        if isinstance(value, CustomOperator) and value.name == name:
+            return value
+    raise DataError(f"it describes no custom operator {name!r}", where=file)
