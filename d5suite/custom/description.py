@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -151,6 +151,18 @@ def _caller() -> Path:
     return Path(frame.f_code.co_filename).resolve()
 
 
+def _described(values: Iterable[object]) -> Iterator[CustomOperator]:
+    """The custom operators among a module's values, and those of its problems."""
+    from d5suite.problem import MAX_TIME_S, Problems
+
+    for value in values:
+        if isinstance(value, CustomOperator):
+            yield value
+        elif isinstance(value, Problems):
+            for preset in MAX_TIME_S:
+                yield from _described(problem.operator for problem in value.preset(preset))
+
+
 def load(file: str, name: str) -> CustomOperator:
     """The custom operator that a Python file describes.
 
@@ -172,7 +184,7 @@ def load(file: str, name: str) -> CustomOperator:
         raise DataError("there is no such Python file", where=file)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    for value in vars(module).values():
-        if isinstance(value, CustomOperator) and value.name == name:
+    for value in _described(vars(module).values()):
+        if value.name == name:
             return value
     raise DataError(f"it describes no custom operator {name!r}", where=file)

@@ -18,5 +18,10 @@ BACKEND = replace(
         "threads": "twice the threads it was told",
         "seedless": "the seed is ignored",
         "chatty": "prints at every step",
+        "off_by_one": "level 0: a convolution's padding begins one row and column early",
+        "axis": "level 0: Softmax along the axis before",
+        "dropped": "level 0: Softmax's gradient lacks the term of the sum",
+        "half": "level 0: matrix products add up in float16",
+        "crash": "level 0: Softmax dies of SIGSEGV",
     },
 )

@@ -1,3 +1,45 @@
-from d5suite.backends.torch.operators import OPERATORS
+"""The right operators with one mistake."""
 
-__all__ = ["OPERATORS"]
+import os
+import signal
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from d5suite.backends.torch import operators as right
+from d5suite.backends.torch.operators import OPERATORS
+from d5suite.network.operation import Operation
+
+__all__ = ["OPERATORS", "Operator"]
+
+
+class Operator(right.Operator):
+    def __init__(self, operation: Operation, *, mode: str, device: str) -> None:
+        node, kind = operation.node, operation.node.op_type
+        if mode == "off_by_one" and kind == "Conv":
+            top, left, bottom, end = node.attributes["pads"]
+            operation.node = replace(
+                node, attributes={**node.attributes, "pads": [top + 1, left + 1, bottom - 1, end - 1]}
+            )
+        if mode == "axis" and kind == "Softmax":
+            operation.node = replace(node, attributes={**node.attributes, "axis": node.attributes["axis"] - 1})
+        super().__init__(operation, mode=mode, device=device)
+        if mode == "half" and kind == "Gemm" and operation.precision == "fp32":
+            self.forward = _half
+        if mode == "crash" and kind == "Softmax":
+            self.forward = lambda *inputs: os.kill(os.getpid(), signal.SIGSEGV)
+
+    def backward(self, inputs: Sequence[Any]) -> Callable[..., Any]:
+        if self.mode == "dropped" and self.operation.node.op_type == "Softmax":
+            y = self.forward(*inputs)
+            return lambda dy: (y * dy,)
+        return super().backward(inputs)
+
+
+def _half(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    total = torch.zeros(len(a), b.shape[1], dtype=torch.float16)
+    for columns, rows in zip(a.split(8, 1), b.split(8, 0), strict=True):
+        total += (columns @ rows).half()
+    return total.float()
