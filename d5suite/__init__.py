@@ -12,18 +12,36 @@ if TYPE_CHECKING:
     from d5suite.backends import backend as backend
     from d5suite.levels.training import SGD as SGD
     from d5suite.network import Network as Network
+    from d5suite.network.custom import CustomOperator as CustomOperator
+    from d5suite.network.operation import Operation as Operation
+    from d5suite.problem import Problem as Problem
+    from d5suite.problem import Problems as Problems
     from d5suite.recipe import Recipe as Recipe
 
 __version__ = "0.1.0"
 
 _LAZY = {
+    "CustomOperator": "d5suite.network.custom",
     "Network": "d5suite.network",
+    "Operation": "d5suite.network.operation",
+    "Problem": "d5suite.problem",
+    "Problems": "d5suite.problem",
     "Recipe": "d5suite.recipe",
     "SGD": "d5suite.levels.training",
     "backend": "d5suite.backends",
 }
 
-__all__ = ["SGD", "Network", "Recipe", "__version__", "backend"]
+__all__ = [
+    "SGD",
+    "CustomOperator",
+    "Network",
+    "Operation",
+    "Problem",
+    "Problems",
+    "Recipe",
+    "__version__",
+    "backend",
+]
 
 
 def __getattr__(name: str) -> Any:

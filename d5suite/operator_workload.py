@@ -22,6 +22,7 @@ from d5suite.levels.operator import Operator
 from d5suite.measure.sampling import SamplingSettings, sample_kernel
 from d5suite.network.operation import Operation
 from d5suite.network.work import work
+from d5suite.problem import operation_from_dict
 from d5suite.validate.checks import Validation
 from d5suite.validate.operators import (
     Findings,
@@ -91,7 +92,7 @@ class OperatorWorkload:
             gc.collect()
             if name not in self._specifications:
                 raise JobError(f"the job has no operation {name!r}")
-            operation = Operation.from_dict(self._specifications[name], precision=self.job.precision)
+            operation = operation_from_dict(self._specifications[name], self.job.precision)
             require_memory(operation)
             self._built = _Built(operation, self)
         return self._built
@@ -272,7 +273,7 @@ class References:
         name = measurement.rpartition("/")[0]
         if name in self._computed:
             return {"reference": self._computed[name]}
-        operation = Operation.from_dict(self._specifications[name], precision=self.job.precision)
+        operation = operation_from_dict(self._specifications[name], self.job.precision)
         require_memory(operation)
         backward = f"{name}/backward" in self.job.measurements
         trusted = self._trusted(exact_part(operation)) if backward else None

@@ -1,19 +1,21 @@
 """A problem: one operator at one size, described once, for every backend.
 
 A file under ``operators/`` declares one `Problems`; the tests come from the library (`d5suite.pytest_plugin`). Imports
-the contract's neutral descriptions only, and ONNX when a problem is made into an operation.
+the contract's neutral descriptions only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import importlib.util
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from d5suite.errors import ConfigurationError
+from d5suite.errors import ConfigurationError, DataError
+from d5suite.network.custom import CustomOperator
 
 if TYPE_CHECKING:
-    from d5suite.custom import CustomOperator
     from d5suite.levels.backend import Backend
     from d5suite.network.operation import Operation
 
@@ -156,3 +158,42 @@ class Task:
         if lacking is None and backend.reduced and preset != "smoke":
             return f"{backend.name} is measured at smoke only: {backend.reduced}"
         return lacking
+
+
+def operation_from_dict(content: Mapping[str, Any], precision: str) -> Operation:
+    """An operation of a job, with its custom operator imported from the file that the job names.
+
+    Raises
+    ------
+    DataError
+        If the file describes no such operator.
+    """
+    from d5suite.network.operation import Operation
+
+    custom = content.get("custom")
+    found = _custom_operator(custom["file"], custom["name"]) if custom else None
+    return Operation.from_dict(content, precision=precision, custom=found)
+
+
+def _custom_operator(file: str, name: str) -> CustomOperator:
+    """The custom operator of this name in the user's own file, the same that pytest collects; it is imported."""
+    path = Path(file)
+    spec = importlib.util.spec_from_file_location("d5suite_custom_operators", path)
+    if spec is None or spec.loader is None or not path.is_file():
+        raise DataError("there is no such Python file", where=file)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    for value in _described(vars(module).values()):
+        if value.name == name:
+            return value
+    raise DataError(f"it describes no custom operator {name!r}", where=file)
+
+
+def _described(values: Iterable[object]) -> Iterator[CustomOperator]:
+    """The custom operators among a module's values, and those of its problems."""
+    for value in values:
+        if isinstance(value, CustomOperator):
+            yield value
+        elif isinstance(value, Problems):
+            for preset in MAX_TIME_S:
+                yield from _described(problem.operator for problem in value.preset(preset))

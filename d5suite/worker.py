@@ -12,6 +12,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +81,7 @@ def run(job: Job, result: _Result) -> None:
     if job.task == "reference":
         references = References(job)
         for name in job.measurements:
-            result.attempt(name, "computing the reference of", lambda name=name: references.compute(name))
+            result.attempt(name, "computing the reference of", partial(references.compute, name))
         return
     gpu = job.device != "cpu"
     result.phase("starting the framework")
@@ -105,7 +106,7 @@ def run(job: Job, result: _Result) -> None:
 
     if job.task == "memory" and isinstance(workload, Workload):
         for name in job.measurements:
-            result.attempt(name, "peak memory of", lambda name=name: {"memory": workload.memory(name).to_dict()})
+            result.attempt(name, "peak memory of", partial(workload.peak_memory, name))
         return
 
     if isinstance(workload, OperatorWorkload):

@@ -528,6 +528,10 @@ class Workload:
 
     # Peak memory, in a process where nothing is validated or timed.
 
+    def peak_memory(self, measurement: str) -> dict[str, Any]:
+        """Peak memory of a measurement's step, as a record."""
+        return {"memory": self.memory(measurement).to_dict()}
+
     def memory(self, measurement: str) -> PeakMemory:
         """Peak memory over two calls of a step: of the device where it has its own, else of this process."""
         device_peak = self.backend.load("runtime").device_memory(self.job.device)

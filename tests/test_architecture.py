@@ -27,6 +27,7 @@ MAY_IMPORT = {
     "errors": set(),
     "files": {"errors"},
     "network": {"network", "errors"},
+    "custom": {"custom", "network", "errors"},
     "levels": {"levels", "network", "errors"},
     "data": {"data", "errors", "files"},
     "measure": {"measure", "errors"},
@@ -34,6 +35,7 @@ MAY_IMPORT = {
     "launch": {"launch", "measure", "errors"},
     "report": {"report", "backends", "measure", "errors", "files"},
     "recipe": {"levels", "errors"},
+    "problem": {"levels", "network", "errors"},
     "job": {"errors", "files"},
 }
 """d5suite's parts and the parts each may import; ``docs/architecture.md`` says it in words."""
@@ -93,6 +95,7 @@ def test_importing_d5suite_imports_no_framework() -> None:
     loaded = _fresh(
         "import sys, d5suite, d5suite.backends, d5suite.session, d5suite.pytest_plugin, d5suite.cli\n"
         "import d5suite.network, d5suite.recipe, d5suite.report.compare, d5suite.report.doctor\n"
+        "import d5suite.problem, d5suite.custom, d5suite.report.operators\n"
         "d5suite.backends.discover()\n"
         "print(' '.join(sorted({m.split('.')[0] for m in sys.modules})))"
     )

@@ -1,8 +1,9 @@
-"""What needs a GPU: the small recipe on every installed framework that can use one. Run with ``pytest -m gpu``."""
+"""What needs a GPU: the small recipe and the operators on every framework that can use one. ``pytest -m gpu``."""
 
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -45,3 +46,22 @@ def test_a_recipe_runs_on_the_gpu(
         info = bench["extra_info"]["d5suite"]
         assert info["device"] == "cuda"
         assert info["memory"]["method"] == "device"
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("name", WITH_CUDA)
+def test_operators_run_on_the_gpu(tmp_path: Path, name: str, precision: str) -> None:
+    """Every family of the smoke preset; the custom operator from its CUDA source, where nvcc is present."""
+    problem = _problem(name)
+    if problem:
+        pytest.skip(problem)
+    operators = Path(__file__).parents[1] / "operators"
+    out = tmp_path / "out.json"
+    without = ["--deselect", str(operators / "test_bias_gelu.py")] if shutil.which("nvcc") is None else []
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", str(operators), "--backend", name, "--device", "cuda",
+         "--precision", precision, "--benchmark-json", str(out), "--jobs", str(tmp_path / "jobs"), *without],
+        cwd=operators.parent, capture_output=True, text=True, timeout=1200,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-5000:]
+    assert all(b["extra_info"]["d5suite"]["device"] == "cuda" for b in json.loads(out.read_text())["benchmarks"])

@@ -1,10 +1,10 @@
 """Custom operators: one C++ source or two Python functions, run as a native operator of every framework.
 
-`CustomOperator` describes one; `build` compiles C++ and CUDA sources, once for each content. What a framework needs
-around the source is in that backend's ``custom`` module. Imports ONNX, NumPy and `d5suite.errors`.
+`d5suite.network.custom` describes one; `build` compiles C++ and CUDA sources, once for each content. What a framework
+needs around the source is in that backend's ``custom`` module. Imports `d5suite.network` and `d5suite.errors`.
 """
 
-from d5suite.custom.build import Glue, compile_library
-from d5suite.custom.description import CustomOperator, load
+from d5suite.custom.build import CompileError, Glue, compile_library
+from d5suite.network.custom import CustomOperator
 
-__all__ = ["CustomOperator", "Glue", "compile_library", "load"]
+__all__ = ["CompileError", "CustomOperator", "Glue", "compile_library"]

@@ -56,6 +56,7 @@ def compile_library(
     source: Path,
     *,
     glue: Glue | None = None,
+    identifier: str | None = None,
     attributes: Mapping[str, Any] | None = None,
     flags: Sequence[str] = (),
 ) -> Path:
@@ -69,6 +70,8 @@ def compile_library(
         ``.cc``, ``.cpp`` or ``.cu``.
     glue : Glue, optional
         Without it the library has the C interface and nothing else.
+    identifier : str, optional
+        The name to register it under, compiled in as ``d5_operator_name``, so that one glue serves every operator.
     attributes : mapping
         Compiled in as ``d5_attributes`` and ``d5_attribute_count``.
     flags : sequence of str
@@ -86,7 +89,7 @@ def compile_library(
     BackendError
         If there is no compiler.
     """
-    table = _attribute_table(attributes or {})
+    table = _attribute_table(identifier or name, attributes or {})
     objects = [_object(source, (*FLAGS, *flags), f"{name}: {source}")]
     with tempfile.TemporaryDirectory(prefix="d5suite-custom-") as folder:
         tables = Path(folder) / "attributes.cc"
@@ -142,7 +145,7 @@ def _run(command: list[str], target: Path, where: str) -> None:
         done = subprocess.run([*command, "-o", name], capture_output=True, text=True)
         if done.returncode:
             raise CompileError(
-                f"it does not compile:\n{done.stderr.strip()[-4000:]}",
+                f"it does not compile:\n{done.stderr.strip()[:4000]}",
                 where=where,
                 hint=f"The command: {' '.join(command)}",
             )
@@ -151,8 +154,8 @@ def _run(command: list[str], target: Path, where: str) -> None:
         Path(name).unlink(missing_ok=True)
 
 
-def _attribute_table(attributes: Mapping[str, Any]) -> str:
-    lines = ['#include "d5suite_operator.h"']
+def _attribute_table(identifier: str, attributes: Mapping[str, Any]) -> str:
+    lines = ['#include "d5suite_operator.h"', f'extern "C" const char d5_operator_name[] = "{identifier}";']
     entries = []
     for index, (key, value) in enumerate(sorted(attributes.items())):
         values = list(value) if isinstance(value, list | tuple) else [value]

@@ -94,7 +94,7 @@ def attention(
     """
     names = [*node.inputs, *[""] * 7]
     a = node.attributes
-    q, k = shapes[names[0]], shapes[names[1]]
+    q, k = ([n or 0 for n in shapes[name]] for name in names[:2])
     split = len(q) == 3
     heads = a["q_num_heads"] if split else q[1]
     kv_heads = a["kv_num_heads"] if split else k[1]
@@ -102,11 +102,10 @@ def attention(
     size = q[2] // heads if split else q[3]
     if not heads or not kv_heads or heads % kv_heads:
         raise NetworkError(f"{heads} query heads for {kv_heads} key heads", where=node.name)
-    past_shape = shapes.get(names[4])
-    past = past_shape[2] if names[4] and past_shape is not None else 0
-    keys += past or 0
+    past = (shapes[names[4]][2] or 0) if names[4] else 0
+    keys += past
     lengths = constants.get(names[6]) if names[6] else None
-    offset = np.array(past or 0) if lengths is None else lengths.reshape(-1, 1, 1, 1) - queries
+    offset = np.array(past) if lengths is None else lengths.reshape(-1, 1, 1, 1) - queries
     position, key = np.arange(queries)[:, None] + offset, np.arange(keys)
     left, right = a.get("left_window_size", -1), a.get("right_window_size", -1)
     allowed = np.ones((1, 1), bool)

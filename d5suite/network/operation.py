@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -18,10 +18,8 @@ import onnx
 from onnx import helper, numpy_helper, shape_inference
 
 from d5suite.errors import NetworkError
+from d5suite.network.custom import CustomOperator
 from d5suite.network.model import IR_VERSION, Node, Shape, _fold_constants, _node, _shapes
-
-if TYPE_CHECKING:
-    from d5suite.custom import CustomOperator
 
 OPERATION_OPSET = 23
 """The ONNX operator-set version of operations unless they say otherwise: the first with Attention."""
@@ -402,14 +400,11 @@ class Operation:
         }
 
     @classmethod
-    def from_dict(cls, content: Mapping[str, Any], *, precision: str = "fp32") -> Operation:
-        """Rebuild an operation from `to_dict`."""
+    def from_dict(
+        cls, content: Mapping[str, Any], *, precision: str = "fp32", custom: CustomOperator | None = None
+    ) -> Operation:
+        """Rebuild an operation from `to_dict`, and for a custom one from what it names."""
         inputs = {key: _input_from_dict(value) for key, value in content["inputs"].items()}
-        custom = None
-        if content.get("custom"):
-            from d5suite.custom import load
-
-            custom = load(content["custom"]["file"], content["custom"]["name"])
         return cls(
             content["op_type"], inputs, content["attributes"], name=content["name"], outputs=content["outputs"],
             opset=content["opset"], precision=precision, custom=custom,

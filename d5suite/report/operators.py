@@ -6,8 +6,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from d5suite.backends import discover
-from d5suite.levels.backend import Backend
+from d5suite.backends import Backend, discover
 
 BYTES = {"fp64": "8", "fp32": "4", "bf16": "2"}
 """How a precision is shown: by the bytes of a value."""

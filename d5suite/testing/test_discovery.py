@@ -18,6 +18,7 @@ from d5suite.testing.subject import Subject
 OFFERED = {
     "runtime": ("configure", "versions", "device_problem", "device_name", "device_memory"),
     "operators": ("OPERATORS",),
+    "custom": ("factory",),
     "network": ("Executor",),
     "training": ("Trainer",),
     "baseline": ("resnet50_training_step",),
@@ -48,7 +49,7 @@ def test_it_declares_known_things(subject: Subject) -> None:
     assert backend.modes, ContractError(backend.name, "backend.data", "it has no mode")
     assert backend.operators, ContractError(backend.name, "backend.data", "it has no operator")
     assert all(backend.modes.values()), ContractError(backend.name, "backend.data", "a mode has no description")
-    assert 1 in backend.levels and backend.levels <= {1, 2}, ContractError(backend.name, "backend.data", "levels")
+    assert 1 in backend.levels and backend.levels <= {0, 1, 2}, ContractError(backend.name, "backend.data", "levels")
     for mode in (*backend.environment, *backend.mode_requires):
         assert mode in backend.modes, ContractError(backend.name, "backend.data", f"there is no mode {mode!r}")
 
@@ -56,8 +57,7 @@ def test_it_declares_known_things(subject: Subject) -> None:
 def test_what_is_absent_has_a_reason(subject: Subject) -> None:
     backend = subject.backend
     lacking = [d for d in DEVICES if d not in backend.devices] + [p for p in PRECISIONS if p not in backend.precisions]
-    if 2 not in backend.levels:
-        lacking.append("level 2")
+    lacking += [f"level {level}" for level in (0, 2) if level not in backend.levels]
     for name in lacking:
         assert backend.absent.get(name), ContractError(backend.name, "backend.absent", f"no reason for {name!r}")
     for name, reason in {**backend.absent, **backend.expected_failures}.items():
@@ -74,7 +74,8 @@ def test_its_modules_offer_what_they_are_to_offer(subject: Subject, module: str)
     if module == "baseline":
         subject.require(level=2)
     loaded = backend.load(module, subject.mode)
-    for name in OFFERED[module]:
+    offered = (*OFFERED[module], "Operator") if module == "operators" and 0 in backend.levels else OFFERED[module]
+    for name in offered:
         assert hasattr(loaded, name), ContractError(backend.name, "backend.modules", f"{module} has no {name}")
 
 
@@ -83,7 +84,7 @@ def test_it_implements_the_operators_it_declares(subject: Subject) -> None:
     if "operators" in backend.absent:
         pytest.skip(f"no operators module: {backend.absent['operators']}")
     implemented = set(backend.load("operators", subject.mode).OPERATORS)
-    difference = ", ".join(sorted(implemented ^ backend.operators))
+    difference = ", ".join(sorted(implemented ^ (backend.operators | backend.single_operators)))
     assert not difference, ContractError(
         backend.name, "backend.operators", f"only declared or only there: {difference}"
     )

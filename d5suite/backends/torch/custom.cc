@@ -1,5 +1,5 @@
-// A custom operator as a PyTorch library operator; D5_OPERATOR is its name, D5_INPUTS and D5_OUTPUTS say how many.
-// Compiled for CUDA too where D5_CUDA is defined.
+// A custom operator as a PyTorch library operator, with D5_INPUTS inputs and D5_OUTPUTS outputs.
+// For CUDA where D5_CUDA is defined.
 #include <torch/library.h>
 #include <ATen/ATen.h>
 #ifdef D5_CUDA
@@ -7,15 +7,14 @@
 #endif
 
 #include <array>
+#include <string>
 #include <vector>
 
 #include "d5suite_operator.h"
 
+extern "C" const char d5_operator_name[];
 extern "C" const d5_attribute d5_attributes[];
 extern "C" const int32_t d5_attribute_count;
-
-#define D5_TEXT_OF(x) #x
-#define D5_TEXT(x) D5_TEXT_OF(x)
 
 namespace {
 
@@ -30,7 +29,7 @@ int32_t Dtype(at::ScalarType type) {
         case at::kChar: return D5_INT8;
         case at::kByte: return D5_UINT8;
         case at::kBool: return D5_BOOL;
-        default: TORCH_CHECK(false, "custom operator " D5_TEXT(D5_OPERATOR) ": unsupported type ", type);
+        default: TORCH_CHECK(false, "custom operator ", d5_operator_name, ": unsupported type ", type);
     }
 }
 
@@ -55,7 +54,7 @@ void *Stream() {
 }
 
 void Check(int code) {
-    TORCH_CHECK(code == D5_OK, "custom operator " D5_TEXT(D5_OPERATOR) " failed with code ", code);
+    TORCH_CHECK(code == D5_OK, "custom operator ", d5_operator_name, " failed with code ", code);
 }
 
 std::vector<at::Tensor> Dense(at::TensorList tensors) {
@@ -118,9 +117,10 @@ std::vector<at::Tensor> Backward(at::TensorList given, at::TensorList results, a
 }  // namespace
 
 TORCH_LIBRARY_FRAGMENT(d5suite, library) {
-    library.def(D5_TEXT(D5_OPERATOR) "(Tensor[] inputs) -> Tensor[]");
+    library.def((std::string(d5_operator_name) + "(Tensor[] inputs) -> Tensor[]").c_str());
 #ifdef D5_HAS_BACKWARD
-    library.def(D5_TEXT(D5_OPERATOR) "_backward(Tensor[] inputs, Tensor[] outputs, Tensor[] gradients) -> Tensor[]");
+    library.def((std::string(d5_operator_name) +
+                 "_backward(Tensor[] inputs, Tensor[] outputs, Tensor[] gradients) -> Tensor[]").c_str());
 #endif
 }
 
@@ -129,8 +129,8 @@ TORCH_LIBRARY_IMPL(d5suite, CUDA, library) {
 #else
 TORCH_LIBRARY_IMPL(d5suite, CPU, library) {
 #endif
-    library.impl(D5_TEXT(D5_OPERATOR), &Forward);
+    library.impl(d5_operator_name, &Forward);
 #ifdef D5_HAS_BACKWARD
-    library.impl(D5_TEXT(D5_OPERATOR) "_backward", &Backward);
+    library.impl((std::string(d5_operator_name) + "_backward").c_str(), &Backward);
 #endif
 }

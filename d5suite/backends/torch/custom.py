@@ -51,7 +51,6 @@ def factory(custom: CustomOperator) -> Callable[[Any, Any], Callable[..., Any]]:
 
 def _register_source(custom: CustomOperator, name: str, device: str) -> None:
     definitions = {
-        "D5_OPERATOR": name,
         "D5_INPUTS": str(len(custom.inputs)),
         "D5_OUTPUTS": str(len(custom.outputs)),
         **({"D5_HAS_BACKWARD": "1"} if custom.differentiable else {}),
@@ -74,7 +73,7 @@ def _register_source(custom: CustomOperator, name: str, device: str) -> None:
         definitions=tuple(definitions.items()),
     )
     path = compile_library(
-        custom.name, custom.code(device), glue=glue, attributes=custom.attributes, flags=custom.flags
+        custom.name, custom.code(device), glue=glue, identifier=name, attributes=custom.attributes, flags=custom.flags
     )
     torch.ops.load_library(str(path))
 

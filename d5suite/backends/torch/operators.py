@@ -33,8 +33,8 @@ from d5suite.network.model import Shape
 from d5suite.network.operation import PRECISIONS, Operation
 from d5suite.network.windows import Window, transposed_window, window
 
-Operator = Callable[..., torch.Tensor]
-Factory = Callable[[Node, "Context"], Operator]
+Function = Callable[..., torch.Tensor]
+Factory = Callable[[Node, "Context"], Function]
 
 
 @dataclass(frozen=True)
@@ -78,51 +78,51 @@ def _same(x: torch.Tensor, *_: torch.Tensor) -> torch.Tensor:
     return x
 
 
-def _native(function: Operator) -> Factory:
+def _native(function: Function) -> Factory:
     """A factory for a function that takes the node's inputs as they are."""
     return lambda node, context: function
 
 
-def _relu(node: Node, context: Context) -> Operator:
+def _relu(node: Node, context: Context) -> Function:
     return torch.relu_ if node.outputs[0] in context.overwrites else torch.relu
 
 
-def _add(node: Node, context: Context) -> Operator:
+def _add(node: Node, context: Context) -> Function:
     overwritten = context.overwrites.get(node.outputs[0])
     if overwritten is None:
         return torch.add
     return torch.Tensor.add_ if overwritten == 0 else lambda a, b: b.add_(a)
 
 
-def _sum(node: Node, context: Context) -> Operator:
+def _sum(node: Node, context: Context) -> Function:
     if len(node.inputs) == 2:
         return _add(node, context)
     return lambda *terms: reduce(torch.add, terms)
 
 
-def _leaky_relu(node: Node, context: Context) -> Operator:
+def _leaky_relu(node: Node, context: Context) -> Function:
     alpha = node.attributes["alpha"]
     return lambda x: F.leaky_relu(x, alpha)
 
 
-def _elu(node: Node, context: Context) -> Operator:
+def _elu(node: Node, context: Context) -> Function:
     alpha = node.attributes["alpha"]
     return lambda x: F.elu(x, alpha)
 
 
-def _gelu(node: Node, context: Context) -> Operator:
+def _gelu(node: Node, context: Context) -> Function:
     approximate = node.attributes["approximate"]
     return lambda x: F.gelu(x, approximate=approximate)
 
 
-def _clip(node: Node, context: Context) -> Operator:
+def _clip(node: Node, context: Context) -> Function:
     if all(name in context.constants for name in node.inputs[1:] if name):
         low, high = (None if c is None else c.item() for c in (context.constant(node, 1), context.constant(node, 2)))
         return _same if low is high is None else lambda x, *_: torch.clamp(x, low, high)
     return lambda x, low=None, high=None: torch.clamp(x, low, high)
 
 
-def _dropout(node: Node, context: Context) -> Operator:
+def _dropout(node: Node, context: Context) -> Function:
     ratio = context.constant(node, 1)
     probability = 0.5 if ratio is None else ratio.item()
     masked = len(node.outputs) > 1
@@ -133,8 +133,8 @@ def _dropout(node: Node, context: Context) -> Operator:
     return lambda x, *_: F.dropout(x, probability, training=True)
 
 
-def _along_axis(function: Operator) -> Factory:
-    def factory(node: Node, context: Context) -> Operator:
+def _along_axis(function: Function) -> Factory:
+    def factory(node: Node, context: Context) -> Function:
         axis = node.attributes["axis"]
         return lambda x: function(x, axis)
 
@@ -144,7 +144,7 @@ def _along_axis(function: Operator) -> Factory:
 def _reduce(function: Callable[..., torch.Tensor], empty: float | None = None) -> Factory:
     """A factory for a reduction over the axes that the second input, or without it all, names."""
 
-    def factory(node: Node, context: Context) -> Operator:
+    def factory(node: Node, context: Context) -> Function:
         axes, keep = context.constant(node, 1), bool(node.attributes["keepdims"])
         rank = context.rank(node.inputs[0])
         if axes is None or not axes.size:
@@ -164,7 +164,7 @@ def _amax(x: torch.Tensor, axes: Sequence[int], keep: bool) -> torch.Tensor:
     return torch.amax(x, axes, keep) if x.dtype != torch.bool else x.float().amax(axes, keep).bool()
 
 
-def _gather(node: Node, context: Context) -> Operator:
+def _gather(node: Node, context: Context) -> Function:
     axis = node.attributes["axis"] % context.rank(node.inputs[0])
     size = context.shape(node.inputs[0])[axis]
     if axis == 0 and context.rank(node.inputs[0]) == 2 and not _may_be_negative(node, context):
@@ -183,12 +183,12 @@ def _may_be_negative(node: Node, context: Context) -> bool:
     return node.inputs[1] not in context.non_negative
 
 
-def _concat(node: Node, context: Context) -> Operator:
+def _concat(node: Node, context: Context) -> Function:
     axis = node.attributes["axis"]
     return lambda *parts: torch.cat(parts, axis)
 
 
-def _flatten(node: Node, context: Context) -> Operator:
+def _flatten(node: Node, context: Context) -> Function:
     rank = context.rank(node.inputs[0])
     axis = node.attributes["axis"] % rank if node.attributes["axis"] != rank else rank
     if axis == 0:
@@ -200,7 +200,7 @@ def _flatten(node: Node, context: Context) -> Operator:
     return lambda x: x.flatten(axis).flatten(0, axis - 1)
 
 
-def _reshape(node: Node, context: Context) -> Operator:
+def _reshape(node: Node, context: Context) -> Function:
     wanted = context.constant(node, 1)
     assert wanted is not None  # ONNX has no default shape
     sizes = [int(n) for n in wanted]
@@ -215,14 +215,14 @@ def _reshape(node: Node, context: Context) -> Operator:
     return lambda x, _: x.reshape([n or x.shape[i] for i, n in enumerate(sizes)])
 
 
-def _transpose(node: Node, context: Context) -> Operator:
+def _transpose(node: Node, context: Context) -> Function:
     order = list(node.attributes.get("perm") or reversed(range(context.rank(node.inputs[0]))))
     if context.dtypes:  # level 0 measures data being moved; a network is better off with a view
         return lambda x: x.permute(order).contiguous()
     return lambda x: x.permute(order)
 
 
-def _squeeze(node: Node, context: Context) -> Operator:
+def _squeeze(node: Node, context: Context) -> Function:
     axes = context.constant(node, 1)
     if axes is None:
         return lambda x, *_: x.squeeze()
@@ -230,7 +230,7 @@ def _squeeze(node: Node, context: Context) -> Operator:
     return lambda x, _: x.squeeze(dimensions)
 
 
-def _unsqueeze(node: Node, context: Context) -> Operator:
+def _unsqueeze(node: Node, context: Context) -> Function:
     axes = context.constant(node, 1)
     assert axes is not None  # required since opset 13
     rank = context.rank(node.inputs[0]) + len(axes)
@@ -238,7 +238,7 @@ def _unsqueeze(node: Node, context: Context) -> Operator:
     return lambda x, _: reduce(torch.unsqueeze, dimensions, x)
 
 
-def _pad(node: Node, context: Context) -> Operator:
+def _pad(node: Node, context: Context) -> Function:
     mode = node.attributes["mode"]
     amounts, value, axes = (context.constant(node, i) for i in (1, 2, 3))
     assert amounts is not None  # ONNX has no default
@@ -253,11 +253,10 @@ def _pad(node: Node, context: Context) -> Operator:
     return lambda x, *_: F.pad(x, pads, value=fill)
 
 
-def _pad_by_index(begin: Sequence[int], end: Sequence[int], shape: Shape, mode: str) -> Operator:
+def _pad_by_index(begin: Sequence[int], end: Sequence[int], shape: Shape, mode: str) -> Function:
     """Padding that repeats the tensor itself, on any axes; `F.pad` has it for the last ones only."""
-    kinds = {"reflect": "reflect", "edge": "edge", "wrap": "wrap"}
     rows = [
-        torch.as_tensor(np.pad(np.arange(size), (before, after), kinds[mode]))  # type: ignore[call-overload]
+        torch.as_tensor(np.pad(np.arange(size or 0), (before, after), mode))  # type: ignore[call-overload]
         for size, before, after in zip(shape, begin, end, strict=True)
     ]
     moved = [axis for axis in range(len(shape)) if begin[axis] or end[axis]]
@@ -269,7 +268,7 @@ def _pads(begin: Sequence[int], end: Sequence[int]) -> list[int]:
     return [n for pair in zip(reversed(begin), reversed(end), strict=True) for n in pair]
 
 
-def _gemm(node: Node, context: Context) -> Operator:
+def _gemm(node: Node, context: Context) -> Function:
     a = node.attributes
     alpha, beta, trans_a, trans_b = a["alpha"], a["beta"], a["transA"], a["transB"]
     biased = len(node.inputs) > 2 and bool(node.inputs[2])
@@ -297,7 +296,7 @@ def _spatial(node: Node, context: Context, functions: Sequence[Any]) -> tuple[An
     return functions[len(sizes) - 1], sizes
 
 
-def _conv(node: Node, context: Context) -> Operator:
+def _conv(node: Node, context: Context) -> Function:
     convolve, sizes = _spatial(node, context, (F.conv1d, F.conv2d, F.conv3d))
     w = window(node, sizes, context.shape(node.inputs[1])[2:])
     strides, dilations, groups = w.strides, w.dilations, node.attributes["group"]
@@ -308,7 +307,7 @@ def _conv(node: Node, context: Context) -> Operator:
     return lambda x, weight, bias=None: convolve(F.pad(x, pads), weight, bias, strides, 0, dilations, groups)
 
 
-def _conv_transpose(node: Node, context: Context) -> Operator:
+def _conv_transpose(node: Node, context: Context) -> Function:
     convolve, sizes = _spatial(node, context, (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d))
     w = transposed_window(node, sizes, context.shape(node.inputs[1])[2:])
     strides, dilations, groups, extra = w.strides, w.dilations, node.attributes["group"], w.output_padding
@@ -336,7 +335,7 @@ def _full_pads(w: Window) -> list[int]:
     return _pads(w.pads_begin, [end + more for end, more in zip(w.pads_end, w.overhang, strict=True)])
 
 
-def _max_pool(node: Node, context: Context) -> Operator:
+def _max_pool(node: Node, context: Context) -> Function:
     pool, sizes = _spatial(node, context, (F.max_pool1d, F.max_pool2d, F.max_pool3d))
     w = window(node, sizes)
     kernel, strides, dilations = w.kernel, w.strides, w.dilations
@@ -351,7 +350,7 @@ def _max_pool(node: Node, context: Context) -> Operator:
     return lambda x: pool(F.pad(x, pads, value=-math.inf), kernel, strides, 0, dilations)
 
 
-def _with_indices(node: Node, context: Context, pool: Operator) -> Operator:
+def _with_indices(node: Node, context: Context, pool: Function) -> Function:
     """Pooling with indices, which ONNX counts through the whole tensor and PyTorch through each image plane."""
     planes, *sizes = [math.prod(n or 0 for n in context.shape(node.inputs[0])[:2]), *context.shape(node.inputs[0])[2:]]
     area, column_major = math.prod(n or 0 for n in sizes), bool(node.attributes["storage_order"])
@@ -368,7 +367,7 @@ def _with_indices(node: Node, context: Context, pool: Operator) -> Operator:
     return run
 
 
-def _average_pool(node: Node, context: Context) -> Operator:
+def _average_pool(node: Node, context: Context) -> Function:
     pool, sizes = _spatial(node, context, (F.avg_pool1d, F.avg_pool2d, F.avg_pool3d))
     w = window(node, sizes)
     kernel, strides, dilations, include = w.kernel, w.strides, w.dilations, bool(node.attributes["count_include_pad"])
@@ -408,15 +407,15 @@ def _divisor_correction(w: Window, sizes: Sequence[int | None], *, include: bool
     return ratio
 
 
-def _global_pool(functions: Sequence[Operator]) -> Factory:
-    def factory(node: Node, context: Context) -> Operator:
+def _global_pool(functions: Sequence[Function]) -> Factory:
+    def factory(node: Node, context: Context) -> Function:
         pool, _ = _spatial(node, context, functions)
         return lambda x: pool(x, 1)
 
     return factory
 
 
-def _batch_normalization(node: Node, context: Context) -> Operator:
+def _batch_normalization(node: Node, context: Context) -> Function:
     """Running statistics are moved in place; the variance by the unbiased one, which `network.Executor` sets right."""
     training, epsilon, momentum = context.training, node.attributes["epsilon"], 1 - node.attributes["momentum"]
     if context.dtypes and training:  # level 0, where inputs stay as they are
@@ -426,7 +425,7 @@ def _batch_normalization(node: Node, context: Context) -> Operator:
     )
 
 
-def _batch_normalization_by_batch(node: Node, epsilon: float, momentum: float) -> Operator:
+def _batch_normalization_by_batch(node: Node, epsilon: float, momentum: float) -> Function:
     if not any(node.outputs[1:]):
         return lambda x, scale, bias, mean, variance: F.batch_norm(x, None, None, scale, bias, True, momentum, epsilon)
 
@@ -444,7 +443,7 @@ def _batch_normalization_by_batch(node: Node, epsilon: float, momentum: float) -
     return run
 
 
-def _layer_normalization(node: Node, context: Context) -> Operator:
+def _layer_normalization(node: Node, context: Context) -> Function:
     rank, epsilon = context.rank(node.inputs[0]), node.attributes["epsilon"]
     first = node.attributes["axis"] % rank
     sizes = [n or 0 for n in context.shape(node.inputs[0])[first:]]
@@ -472,7 +471,7 @@ def _in_float32(x: torch.Tensor) -> torch.Tensor:
     return x.float() if x.dtype == torch.bfloat16 else x
 
 
-def _lrn(node: Node, context: Context) -> Operator:
+def _lrn(node: Node, context: Context) -> Function:
     a = node.attributes
     size, alpha, beta, bias = a["size"], a["alpha"], a["beta"], a["bias"]
     odd = bool(size % 2)
@@ -487,7 +486,7 @@ def _lrn(node: Node, context: Context) -> Operator:
     return lrn
 
 
-def _softmax_cross_entropy_loss(node: Node, context: Context) -> Operator:
+def _softmax_cross_entropy_loss(node: Node, context: Context) -> Function:
     if len(node.outputs) > 1:
         first = Node(node.name, node.op_type, node.inputs, node.outputs[:1], node.attributes)
         loss = _softmax_cross_entropy_loss(first, context)
@@ -506,7 +505,7 @@ def _softmax_cross_entropy_loss(node: Node, context: Context) -> Operator:
     return weighted
 
 
-def _recurrent(node: Node, context: Context) -> Operator:
+def _recurrent(node: Node, context: Context) -> Function:
     """An LSTM or GRU by PyTorch's kernel, or step by step where that has no such variant."""
     plan = recurrent(node, context.shapes, context.constants)
     if plan.peepholes or (plan.kind == "GRU" and not plan.linear_before_reset):
@@ -547,7 +546,7 @@ def _recurrent(node: Node, context: Context) -> Operator:
     return run
 
 
-def _step_by_step(node: Node, context: Context, plan: Recurrent) -> Operator:
+def _step_by_step(node: Node, context: Context, plan: Recurrent) -> Function:
     sizes = context.shape(node.inputs[0])
     batch, steps = (sizes[0], sizes[1]) if plan.batch_first else (sizes[1], sizes[0])
     assert batch is not None and steps is not None  # an operation's shapes are all known
@@ -569,7 +568,7 @@ def _wanted(results: Sequence[Any], wanted: Sequence[bool]) -> Any:
     return tuple(result if asked else None for result, asked in zip(results, wanted, strict=False))
 
 
-def _attention(node: Node, context: Context) -> Operator:
+def _attention(node: Node, context: Context) -> Function:
     plan = attention_nodes.attention(node, context.shapes, context.constants, context.dtypes)
     bias = None if plan.bias is None else torch.as_tensor(plan.bias, dtype=context.dtype).to(context.device)
     grouped = plan.heads != plan.kv_heads

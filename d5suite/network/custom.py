@@ -6,9 +6,8 @@ Imports ONNX, NumPy and `d5suite.errors`.
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -70,7 +69,7 @@ class CustomOperator:
     name: str
     inputs: Sequence[str]
     outputs: Sequence[str]
-    meaning: Sequence[tuple[str, Sequence[str], Sequence[str], Mapping[str, Any]]]
+    meaning: Sequence[tuple[str, Sequence[str], Sequence[str], Any]]
     source: str | Path | None = None
     cuda_source: str | Path | None = None
     has_backward: bool = True
@@ -142,49 +141,6 @@ class CustomOperator:
 def _caller() -> Path:
     """The file that describes an operator."""
     frame = sys._getframe(2)
-    here = str(Path(__file__).parent)
-    while frame is not None and (
-        str(frame.f_code.co_filename).startswith(here) or frame.f_code.co_filename == "<string>"
-    ):
-        assert frame.f_back is not None
+    while frame.f_code.co_filename in (__file__, "<string>") and frame.f_back is not None:
         frame = frame.f_back
     return Path(frame.f_code.co_filename).resolve()
-
-
-def _described(values: Iterable[object]) -> Iterator[CustomOperator]:
-    """The custom operators among a module's values, and those of its problems."""
-    from d5suite.problem import MAX_TIME_S, Problems
-
-    for value in values:
-        if isinstance(value, CustomOperator):
-            yield value
-        elif isinstance(value, Problems):
-            for preset in MAX_TIME_S:
-                yield from _described(problem.operator for problem in value.preset(preset))
-
-
-def load(file: str, name: str) -> CustomOperator:
-    """The custom operator that a Python file describes.
-
-    Parameters
-    ----------
-    file : str
-        The user's own file, the same that pytest collects; it is imported.
-    name : str
-        Of the operator, not of the variable.
-
-    Raises
-    ------
-    DataError
-        If the file describes no such operator.
-    """
-    path = Path(file)
-    spec = importlib.util.spec_from_file_location(f"d5suite_custom_{abs(hash(str(path)))}", path)
-    if spec is None or spec.loader is None or not path.is_file():
-        raise DataError("there is no such Python file", where=file)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    for value in _described(vars(module).values()):
-        if value.name == name:
-            return value
-    raise DataError(f"it describes no custom operator {name!r}", where=file)
