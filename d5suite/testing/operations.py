@@ -79,6 +79,7 @@ OPERATIONS = [
     _operation("none", "SoftmaxCrossEntropyLoss", {"X": (6, 5), "l": _indices(6, below=5)}, {"reduction": "none"}),
     _operation("segmentation", "SoftmaxCrossEntropyLoss", {"X": (2, 5, 3, 4), "l": _indices(2, 3, 4, below=5)}),
     _operation("both", "Add", {"A": (4, 1, 3), "B": (5, 1)}),
+    _operation("same", "Add", {"A": (4, 5), "B": (4, 5)}),
     _operation("both", "Mul", {"A": (4, 1, 3), "B": (5, 1)}),
     _operation("axes", "ReduceSum", {"X": (4, 5, 3), "a": i64(0, 2)}),
     _operation("drop", "ReduceMean", {"X": (4, 5, 3), "a": i64(-2)}, {"keepdims": 0}),

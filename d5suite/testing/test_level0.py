@@ -70,6 +70,30 @@ def test_inputs_stay_as_they_are(subject: Subject) -> None:
     np.testing.assert_array_equal(first[0], operator.fetch(operator.forward(*feed))[0])
 
 
+@pytest.mark.parametrize(
+    "operation",
+    [
+        operation
+        for operation in OPERATIONS
+        if operation.name in ("LSTM-plain", "GRU-plain", "ConvTranspose-2d", "Gemm")
+    ],
+    ids=lambda operation: operation.name,
+)
+def test_an_operator_keeps_nothing_of_an_earlier_feed(subject: Subject, operation: Operation) -> None:
+    """Weights that a kernel has packed for itself, for example."""
+    _require(subject, operation)
+    operator = subject.operator(operation)
+
+    def answer(seed: int) -> np.ndarray:
+        return operator.fetch(operator.forward(*operator.feed(operation.draw(seed))))[0]
+
+    first, other, again = answer(SEED), answer(SEED + 1), answer(SEED)
+    fresh = subject.operator(operation)
+    np.testing.assert_array_equal(first, again)
+    expected = fresh.fetch(fresh.forward(*fresh.feed(operation.draw(SEED + 1))))[0]
+    np.testing.assert_array_equal(other, expected)
+
+
 def test_wrong_arrays_are_refused(subject: Subject) -> None:
     operation = Operation("Add", {"a": (2, 3), "b": (2, 3)})
     _require(subject, operation)

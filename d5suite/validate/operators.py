@@ -16,7 +16,7 @@ Imports ONNX, NumPy, `d5suite.levels` and `d5suite.network`; no framework.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -113,11 +113,15 @@ def _smallest(dtype: np.dtype) -> Any:
     return ml_dtypes.finfo(dtype).smallest_normal
 
 
-def tolerance(operation: Operation, *, backward: bool = False) -> float:
-    """Accepted relative L2 error of an operation's answers in its precision; see `ROUNDINGS` and `ACCUMULATION`."""
+def tolerance(operation: Operation, *, backward: bool = False, dtype: np.dtype | None = None) -> float:
+    """Accepted relative L2 error of an operation's answers; see `ROUNDINGS` and `ACCUMULATION`.
+
+    ``dtype`` is the type of the tensor where that is not the operation's precision: some statistics are always float32.
+    """
     cost = work(operation)
-    own = UNIT_ROUNDOFF[operation.precision]
-    sums = UNIT_ROUNDOFF["fp64" if operation.precision == "fp64" else "fp32"]
+    precision = next((key for key, value in PRECISIONS.items() if value == dtype), operation.precision)
+    own = UNIT_ROUNDOFF[precision]
+    sums = UNIT_ROUNDOFF["fp64" if precision == "fp64" else "fp32"]
     terms = cost.backward_terms if backward else cost.terms
     return ROUNDINGS * own * math.sqrt(cost.steps) * (2 if backward else 1) + ACCUMULATION * sums * math.sqrt(terms)
 
@@ -370,14 +374,18 @@ def _repeatability(first: Sequence[np.ndarray], again: Sequence[Sequence[np.ndar
 
 
 def _compare(
-    what: str, names: Sequence[str], answer: Sequence[np.ndarray], expected: Sequence[np.ndarray], limit: float
+    what: str,
+    names: Sequence[str],
+    answer: Sequence[np.ndarray],
+    expected: Sequence[np.ndarray],
+    limit: Callable[[np.dtype], float],
 ) -> tuple[list[Check], Accuracy, tuple[str, np.ndarray, np.ndarray] | None]:
     checks, evidence = [], None
     worst = Accuracy(-1.0, 0.0, 0.0, 0.0)
     for name, got, wanted in zip(names, answer, expected, strict=True):
         rounded = is_floating(got.dtype)
         found = accuracy(got, wanted) if rounded else Accuracy(relative_l2(got, wanted), 0.0, 0.0, 0.0)
-        check = Check(f"{name} {what}", found.relative_l2, limit if rounded else 0.0)
+        check = Check(f"{name} {what}", found.relative_l2, limit(got.dtype) if rounded else 0.0)
         checks.append(check)
         if not check.passed and evidence is None:
             evidence = (name, got, wanted)
@@ -407,7 +415,10 @@ def check_forward(
     _require_types(operator, "operator.forward", operation.outputs, answer)
     again = [operator.fetch(operator.forward(*feed)) for _ in range(reruns)]
     names = [f"output {i}" for i in range(len(answer))]
-    limit = tolerance(operation)
+
+    def limit(dtype: np.dtype) -> float:
+        return tolerance(operation, dtype=dtype)
+
     if known.whole:
         expected, what = known.outputs, f"({operation.precision}) vs ONNX's reference evaluator"
         found = _compare(what, names, answer, expected, limit)
@@ -493,7 +504,7 @@ def check_backward(operator: Operator, exact: Operator, seed: int, reruns: int =
         [f"gradient of {name}" for name in names],
         answer,
         expected,
-        tolerance(operation, backward=True),
+        lambda dtype: tolerance(operation, backward=True, dtype=dtype),
     )
     return Findings(found[0], found[1], _repeatability(answer, again), found[2])
 

@@ -1,6 +1,6 @@
 """deep500's reference backend, described; deep500 itself is imported by the modules beside this one."""
 
-from d5suite.levels.backend import ZOO_OPERATORS, Backend, Tolerance
+from d5suite.levels.backend import MORE_OPERATORS, SINGLE_OPERATORS, ZOO_OPERATORS, Backend, Tolerance
 
 BACKEND = Backend(
     name="deep500",
@@ -13,10 +13,14 @@ BACKEND = Backend(
         "vectorised": "deep500's NumPy operators, graph executor and optimizers; a custom operator for convolution",
         "reference": "deep500's own convolution too, which loops in Python: for networks up to LeNet-5",
     },
-    levels=frozenset({1, 2}),
+    levels=frozenset({0, 1, 2}),
     devices=("cpu",),
     precisions=("fp32", "fp64"),
-    operators=ZOO_OPERATORS,
+    operators=ZOO_OPERATORS | MORE_OPERATORS,
+    single_operators=SINGLE_OPERATORS,
+    right_gradients=frozenset(
+        {"Add", "Flatten", "Gemm", "GlobalAveragePool", "Reshape", "Squeeze", "Sum", "Unsqueeze"}
+    ),
     tolerances={
         "fp64": Tolerance(
             outputs=1e-10,

@@ -1,15 +1,20 @@
-"""The way back: any d5suite executor as a graph executor of deep500, for deep500's own tests, metrics and optimizers.
+"""The way back: any d5suite operator or executor as one of deep500's, for deep500's own tests, metrics and optimizers.
 
 ::
 
     from d5suite.backends import backend
-    from d5suite.backends.deep500.bridge import BridgedExecutor, deep500
+    from d5suite.backends.deep500.bridge import BridgedExecutor, BridgedOperator, deep500
+
+    operation = Operation("Gemm", {"A": (4, 5), "B": (5, 3), "C": (3,)}, precision="fp64")
+    bridged = BridgedOperator(backend("torch").operator(operation))
+    deep500.test_op_gradient(bridged, bridged.draw(seed=0), metrics=[deep500.MaxError()])
 
     bridged = BridgedExecutor(backend("torch").executor(network))
     deep500.test_executor_inference(bridged, {"image": images}, expected, metrics=[deep500.MaxError()])
 
 deep500 is best taken from here, because importing it by itself fails. Give its tests their metrics: the default ones
-are shared between calls, and keep counting. Imports deep500 (through `repairs`) and NumPy.
+are shared between calls, and keep counting. Its gradient test moves every input by a step that suits float64: give it
+float64 operations, whose integer inputs are fixed. Imports deep500 (through `repairs`), NumPy and `d5suite.levels`.
 """
 
 from __future__ import annotations
@@ -22,8 +27,89 @@ import numpy as np
 from d5suite.backends.deep500.repairs import deep500
 from d5suite.errors import NetworkError
 from d5suite.levels.network import Executor
+from d5suite.levels.operator import Operator
+from d5suite.network.operation import is_floating
 
-__all__ = ["BridgedExecutor", "BridgedNetwork", "deep500"]
+__all__ = ["BridgedExecutor", "BridgedNetwork", "BridgedOperator", "deep500"]
+
+
+class BridgedOperator(deep500.CustomPythonOp):
+    """A d5suite operator as deep500's custom operator: NumPy arrays in and out, whatever the framework.
+
+    Its inputs are the node's that are neither omitted nor fixed, its outputs the wanted ones. Every call takes the
+    arrays to the device and back, and the pass backwards begins with one forwards: times that deep500 takes are times
+    of all that.
+
+    Parameters
+    ----------
+    operator : Operator
+        Of any backend.
+    """
+
+    def __init__(self, operator: Operator) -> None:
+        operation = operator.operation
+        names = operation.node.inputs
+        self.operator = operator
+        self._positions = [i for i, name in enumerate(names) if name and name not in operation.constants]
+        super().__init__(
+            *(
+                [deep500.TensorDescriptor(operation.dtypes[name].type, list(operation.shapes[name])) for name in those]
+                for those in ([names[i] for i in self._positions], operation.outputs)
+            )
+        )
+
+    def draw(self, seed: int) -> list[np.ndarray]:
+        """Random inputs for deep500's tests, as `Operation.draw` has them."""
+        drawn = self.operator.operation.draw(seed)
+        return [np.asarray(drawn[i]) for i in self._positions]
+
+    def _feed(self, inputs: Sequence[np.ndarray]) -> Sequence[Any]:
+        operation = self.operator.operation
+        given = dict(zip(self._positions, inputs, strict=True))
+        return self.operator.feed(
+            [given.get(i, operation.constants.get(name)) for i, name in enumerate(operation.node.inputs)]
+        )
+
+    def forward(self, *inputs: np.ndarray) -> Any:
+        """The output, or a list of several."""
+        outputs = self.operator.fetch(self.operator.forward(*self._feed(inputs)))
+        return outputs[0] if self.num_outputs == 1 else outputs
+
+    def backward(
+        self, grads: Sequence[np.ndarray], fwd_inputs: Sequence[np.ndarray], fwd_outputs: Sequence[np.ndarray]
+    ) -> list[np.ndarray]:
+        """The inputs' gradients by the first output, then by the next, as deep500's gradient test reads them.
+
+        Raises
+        ------
+        NetworkError
+            If frameworks have no gradient for one of the inputs or outputs.
+        """
+        operator, operation = self.operator, self.operator.operation
+        self._require_gradients()
+        call = operator.backward(self._feed(fwd_inputs))
+        found: list[np.ndarray] = []
+        for chosen in range(self.num_outputs):
+            heads = [g if i == chosen else np.zeros_like(g) for i, g in enumerate(grads)]
+            gradients = operator.fetch_gradients(call(*operator.feed_gradients(heads)))
+            by_input = dict(zip(operation.differentiable, gradients, strict=True))
+            found += [by_input.get(i, np.zeros_like(x)) for i, x in zip(self._positions, fwd_inputs, strict=True)]
+        return found
+
+    def _require_gradients(self) -> None:
+        operation = self.operator.operation
+        names = operation.node.inputs
+        inputs = [
+            names[i] for i in self._positions if is_floating(operation.dtypes[names[i]])
+            and i not in operation.differentiable
+        ]  # fmt: skip
+        if inputs:
+            raise NetworkError(
+                f"input {inputs[0]!r} has no gradient", where=operation.name, hint="Give it fixed values."
+            )
+        outputs = [name for i, name in enumerate(operation.node.outputs) if name and i not in operation.differentiated]
+        if outputs:
+            raise NetworkError(f"output {outputs[0]!r} has no gradient", where=operation.name)
 
 
 class BridgedNetwork(deep500.Network):

@@ -53,9 +53,10 @@ with _importable():
     from deep500.frameworks.reference.custom_operators import custom_op_python
     from deep500.frameworks.reference.reference_graph_executor import ReferenceGraphExecutor
     from deep500.lv2.optimizer import ThreeStepOptimizer
+    from deep500.utils import metrics
     from deep500.utils.onnx_interop import onnx_objects
 
-__all__ = ["ReferenceGraphExecutor", "custom_op_python", "deep500", "optimizers"]
+__all__ = ["ReferenceGraphExecutor", "custom_op_python", "deep500", "metrics", "optimizers"]
 
 
 def _numpy_names() -> None:
@@ -177,5 +178,14 @@ def _adagrad() -> None:
     optimizers.AdaGradOptimizer.update_rule = update_rule
 
 
-for _repair in (_numpy_names, _silence, _network, _adam, _adagrad):
+def _variance() -> None:
+    """`VarHeatmap` took the variance of the first run alone, which is 0."""
+
+    def measure(self: Any, inputs: Any, outputs: Any, reference_outputs: Any) -> list[np.ndarray]:
+        return [np.var(np.stack(runs), axis=0) for runs in zip(*self._results, strict=True)]
+
+    metrics.VarHeatmap.measure = measure
+
+
+for _repair in (_numpy_names, _silence, _network, _adam, _adagrad, _variance):
     _repair()

@@ -1,0 +1,189 @@
+"""Custom operators as deep500's custom Python operators.
+
+deep500's own C++ operators corrupt memory, so a C++ source is called through ctypes, and needs no glue. Imports deep500
+(through `repairs`), NumPy and `d5suite.custom`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from d5suite.backends.deep500.repairs import deep500
+from d5suite.custom import CustomOperator, compile_library
+from d5suite.errors import NetworkError
+
+_MAX_RANK = 8  # D5_MAX_RANK
+
+_CODES = {
+    "float32": 1, "uint8": 2, "int8": 3, "int32": 6, "int64": 7, "bool": 9, "float16": 10, "float64": 11,
+}  # fmt: skip
+"""Type to its number in ``enum d5_dtype``."""
+
+
+class _Tensor(ctypes.Structure):
+    """``d5_tensor``."""
+
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("rank", ctypes.c_int32),
+        ("dtype", ctypes.c_int32),
+    )
+
+
+class _Call(ctypes.Structure):
+    """``d5_call``."""
+
+    _fields_ = (
+        ("inputs", ctypes.POINTER(_Tensor)),
+        ("outputs", ctypes.POINTER(_Tensor)),
+        ("output_gradients", ctypes.POINTER(_Tensor)),
+        ("input_gradients", ctypes.POINTER(_Tensor)),
+        ("attributes", ctypes.c_void_p),
+        ("input_count", ctypes.c_int32),
+        ("output_count", ctypes.c_int32),
+        ("attribute_count", ctypes.c_int32),
+        ("stream", ctypes.c_void_p),
+    )
+
+
+def factory(custom: CustomOperator) -> Callable[[Any, Any], Any]:
+    """A factory, like those of `operators.OPERATORS`, for a custom operator.
+
+    Raises
+    ------
+    CompileError
+        If its source does not compile.
+    NetworkError
+        If it has a source, and not all its outputs are wanted.
+    """
+
+    def build(node: Any, context: Any) -> Any:
+        descriptors = context.describe(node, outputs=len(custom.outputs))
+        if custom.source is None:
+            return _PythonOperator(*descriptors, custom=custom)
+        if not all(node.outputs) or len(node.outputs) != len(custom.outputs):
+            raise NetworkError("the types of all outputs must be known; ask for all of them", where=node.name)
+        types = [context.dtypes[name] for name in node.outputs]
+        path = compile_library(custom.name, custom.code("cpu"), attributes=custom.attributes, flags=custom.flags)
+        return _SourceOperator(*descriptors, custom=custom, types=types, library=path)
+
+    return build
+
+
+class _Operator(deep500.CustomPythonOp):
+    """What the two kinds of custom operators share: which of their gradients there are."""
+
+    def __init__(self, *descriptors: list[Any], custom: CustomOperator) -> None:
+        super().__init__(*descriptors)
+        self._custom = custom
+
+    def backward(
+        self, grads: Sequence[Any], fwd_inputs: Sequence[np.ndarray], fwd_outputs: Sequence[np.ndarray]
+    ) -> list[np.ndarray]:
+        """The inputs' gradients, 0 for an input that has none; a gradient of 0 will do for an output, too.
+
+        Raises
+        ------
+        NetworkError
+            If the operator has no backward pass.
+        """
+        if not self._custom.differentiable:
+            raise NetworkError("the custom operator has no backward pass", where=self._custom.name)
+        heads = [
+            np.asarray(np.broadcast_to(np.asarray(g, y.dtype), y.shape), order="C")
+            for g, y in zip(grads, fwd_outputs, strict=True)
+        ]
+        return self._differentiate([np.asarray(x, order="C") for x in fwd_inputs], list(fwd_outputs), heads)
+
+    def _differentiate(
+        self, inputs: list[np.ndarray], outputs: list[np.ndarray], heads: list[np.ndarray]
+    ) -> list[np.ndarray]:
+        raise NotImplementedError
+
+
+class _PythonOperator(_Operator):
+    """Two functions of NumPy arrays, called as they are."""
+
+    def forward(self, *inputs: np.ndarray) -> Any:
+        """The output, or a list of several."""
+        assert self._custom.forward is not None  # a custom operator has either a source or this
+        found = self._custom.forward(*inputs, **self._custom.attributes)
+        return list(found) if self.num_outputs > 1 else found[0] if isinstance(found, tuple) else found
+
+    def _differentiate(
+        self, inputs: list[np.ndarray], outputs: list[np.ndarray], heads: list[np.ndarray]
+    ) -> list[np.ndarray]:
+        assert self._custom.backward is not None  # it is differentiable
+        found = self._custom.backward(tuple(inputs), tuple(outputs), tuple(heads), **self._custom.attributes)
+        return [np.zeros_like(x) if g is None else g for x, g in zip(inputs, found, strict=True)]
+
+
+class _SourceOperator(_Operator):
+    """A compiled source, whose C functions are called."""
+
+    def __init__(self, *descriptors: list[Any], custom: CustomOperator, types: Sequence[Any], library: Path) -> None:
+        super().__init__(*descriptors, custom=custom)
+        self._types = types
+        self._library = ctypes.CDLL(str(library))
+        count = ctypes.c_int32.in_dll(self._library, "d5_attribute_count").value
+        attributes = ctypes.addressof(ctypes.c_char.in_dll(self._library, "d5_attributes"))
+        self._fixed = {
+            "attributes": attributes,
+            "attribute_count": count,
+            "input_count": self.num_inputs,
+            "output_count": self.num_outputs,
+        }
+
+    def forward(self, *inputs: np.ndarray) -> Any:
+        """The output, or a list of several."""
+        given = [np.asarray(x, order="C") for x in inputs]
+        call = _Call(inputs=self._tensors(given), **self._fixed)
+        outputs = [np.empty(s, t) for s, t in zip(self._shapes(call), self._types, strict=True)]
+        call.outputs = self._tensors(outputs)
+        self._check(self._library.d5_forward(ctypes.byref(call)))
+        return outputs if self.num_outputs > 1 else outputs[0]
+
+    def _differentiate(
+        self, inputs: list[np.ndarray], outputs: list[np.ndarray], heads: list[np.ndarray]
+    ) -> list[np.ndarray]:
+        answers = [np.empty_like(x) if x.dtype.kind == "f" else np.zeros_like(x) for x in inputs]
+        gradients = self._tensors(answers)
+        for gradient, x in zip(gradients, inputs, strict=True):
+            if x.dtype.kind != "f":
+                gradient.data = None
+        call = _Call(
+            inputs=self._tensors(inputs),
+            outputs=self._tensors(outputs),
+            output_gradients=self._tensors(heads),
+            input_gradients=gradients,
+            **self._fixed,
+        )
+        self._check(self._library.d5_backward(ctypes.byref(call)))
+        return answers
+
+    def _shapes(self, call: _Call) -> Iterator[tuple[int, ...]]:
+        shape, rank = (ctypes.c_int64 * _MAX_RANK)(), ctypes.c_int32()
+        for index in range(self.num_outputs):
+            self._check(self._library.d5_output_shape(ctypes.byref(call), index, shape, ctypes.byref(rank)))
+            yield tuple(shape[: rank.value])
+
+    def _tensors(self, arrays: Sequence[np.ndarray]) -> Any:
+        """Descriptions of arrays, which must outlive them."""
+        described = (_Tensor * len(arrays))()
+        for one, array in zip(described, arrays, strict=True):
+            code = _CODES.get(array.dtype.name)
+            if code is None:
+                raise NetworkError(f"custom operators take no arrays of {array.dtype}", where=self._custom.name)
+            one.data, one.shape = array.ctypes.data, (ctypes.c_int64 * array.ndim)(*array.shape)
+            one.rank, one.dtype = array.ndim, code
+        return described
+
+    def _check(self, code: int) -> None:
+        if code:
+            raise RuntimeError(f"custom operator {self._custom.name} failed with code {code}")

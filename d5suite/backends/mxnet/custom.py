@@ -1,0 +1,145 @@
+"""Custom operators as MXNet library operators or, in Python, as MXNet's `CustomOp`, both with autograd.
+
+`custom.cc` has a C++ source loaded as a library of MXNet's, whose operators stand beside its own in ``mx.nd`` and
+``mx.sym``. Imports MXNet, NumPy, `d5suite.custom` and `d5suite.errors`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from d5suite.backends.mxnet.runtime import mx
+from d5suite.custom import CustomOperator, Glue, compile_library
+from d5suite.errors import NetworkError
+
+PREFIX = "d5suite_"
+"""Of the operators: ``mx.nd.d5suite_Name``."""
+
+_TYPES = ("float32", "float64", "float16", "uint8", "int32", "int8", "int64")
+"""The types that library operators can have; their places are MXNet's numbers for them."""
+
+_registered: set[str] = set()
+
+
+def factory(custom: CustomOperator) -> Callable[[Any, Any], Callable[..., Any]]:
+    """A factory, like those of `operators.OPERATORS`, for a custom operator.
+
+    Raises
+    ------
+    CompileError
+        If its source does not compile.
+    NetworkError
+        If it has tensors of a type that MXNet's library operators cannot have, or not all its outputs are wanted.
+    """
+
+    def build(node: Any, context: Any) -> Callable[..., Any]:
+        if not all(context.wanted(node)) or len(node.outputs) != len(custom.outputs):
+            raise NetworkError("MXNet must know the types of all outputs; ask for all of them", where=node.name)
+        name = PREFIX + custom.identifier
+        if name not in _registered:
+            _register_python(custom, name) if custom.source is None else _register_source(custom, name)
+            _registered.add(name)
+        shapes = [context.shapes[key] for key in (*node.inputs, *node.outputs)]
+        types = [context.dtypes[key].name for key in (*node.inputs, *node.outputs)]
+        if custom.source is None:
+            settings = {"op_type": name, "shapes": json.dumps(shapes), "types": json.dumps(types)}
+            function = "Custom"
+        else:
+            settings = _source_settings(custom, shapes, types)
+            function = name
+
+        def call(F: Any, *inputs: Any) -> Any:
+            found = getattr(F, function)(*inputs, **settings)
+            return tuple(found[index] for index in range(len(node.outputs))) if len(node.outputs) > 1 else found
+
+        return call
+
+    return build
+
+
+def _source_settings(custom: CustomOperator, shapes: Sequence[Any], types: Sequence[str]) -> dict[str, str]:
+    """The attributes that `custom.cc` reads."""
+    for name in types:
+        if name not in _TYPES:
+            raise NetworkError(f"MXNet's library operators take no arrays of {name}", where=custom.name)
+    numbers = {
+        "inputs": [len(custom.inputs)],
+        "types": [_TYPES.index(name) for name in types[len(custom.inputs) :]],
+        "ranks": [len(shape) for shape in shapes],
+    }
+    return {key: ",".join(map(str, values)) for key, values in numbers.items()}
+
+
+def _register_source(custom: CustomOperator, name: str) -> None:
+    include = Path(mx.libinfo.find_include_path())
+    glue = Glue(
+        source=Path(__file__).with_name("custom.cc"),
+        compile_flags=tuple(flag for folder in (include, include.parent / "src") for flag in ("-isystem", str(folder))),
+    )
+    path = compile_library(
+        custom.name, custom.code("cpu"), glue=glue, identifier=name, attributes=custom.attributes, flags=custom.flags
+    )
+    mx.library.load(str(path.resolve()), verbose=False)
+
+
+def _register_python(custom: CustomOperator, name: str) -> None:
+    assert custom.forward is not None  # a custom operator has either a source or this
+    forward, backward = custom.forward, custom.backward
+
+    class Operator(mx.operator.CustomOp):
+        """The functions on arrays of NumPy's, with the shapes that ONNX has: MXNet has no arrays without axes."""
+
+        def __init__(self, shapes: list[list[int]]) -> None:
+            super().__init__()
+            self._inputs, self._outputs = shapes[: len(custom.inputs)], shapes[len(custom.inputs) :]
+
+        def forward(self, is_train: bool, req: Any, in_data: Any, out_data: Any, aux: Any) -> None:
+            found = forward(*_arrays(in_data, self._inputs), **custom.attributes)
+            self._write(out_data, req, found if isinstance(found, tuple) else (found,))
+
+        def backward(self, req: Any, out_grad: Any, in_data: Any, out_data: Any, in_grad: Any, aux: Any) -> None:
+            if backward is None:
+                raise NetworkError("the custom operator has no backward pass", where=custom.name)
+            inputs, outputs = _arrays(in_data, self._inputs), _arrays(out_data, self._outputs)
+            found = backward(inputs, outputs, _arrays(out_grad, self._outputs), **custom.attributes)
+            whole = [np.zeros(x.shape) if g is None else g for x, g in zip(inputs, found, strict=True)]
+            self._write(in_grad, req, whole)
+
+        def _write(self, targets: Any, req: Any, arrays: Sequence[np.ndarray]) -> None:
+            for target, how, array in zip(targets, req, arrays, strict=True):
+                value = np.asarray(array, target.dtype).reshape(target.shape)
+                self.assign(target, how, mx.nd.ndarray.array(value, ctx=target.context, dtype=target.dtype))
+
+    @mx.operator.register(name)
+    class Properties(mx.operator.CustomOpProp):
+        """Names, shapes and types of the operator's tensors; from the caller, as JSON."""
+
+        def __init__(self, shapes: str, types: str) -> None:
+            super().__init__(need_top_grad=True)
+            self._shapes, self._types = json.loads(shapes), json.loads(types)
+
+        def list_arguments(self) -> list[str]:
+            return list(custom.inputs)
+
+        def list_outputs(self) -> list[str]:
+            return list(custom.outputs)
+
+        def infer_shape(self, in_shape: Any) -> Any:
+            shapes = [shape or [1] for shape in self._shapes]
+            return shapes[: len(custom.inputs)], shapes[len(custom.inputs) :], []
+
+        def infer_type(self, in_type: Any) -> Any:
+            types = [np.dtype(kind).type for kind in self._types]
+            return types[: len(custom.inputs)], types[len(custom.inputs) :], []
+
+        def create_operator(self, ctx: Any, in_shapes: Any, in_dtypes: Any) -> Any:
+            return Operator(self._shapes)
+
+
+def _arrays(tensors: Sequence[Any], shapes: Sequence[Sequence[int]]) -> tuple[np.ndarray, ...]:
+    return tuple(tensor.asnumpy().reshape(shape) for tensor, shape in zip(tensors, shapes, strict=True))
