@@ -101,9 +101,10 @@ class CustomOperator:
 
     @property
     def identifier(self) -> str:
-        """A name to register it under, different for operators with other sources or attributes."""
-        described = f"{self.file}\0{self.source}\0{sorted(self.attributes.items())}"
-        return f"{self.name}_{hashlib.sha256(described.encode()).hexdigest()[:8]}"
+        """A name to register it under, different for operators with other code or settings."""
+        code = [(self.file.parent / s).read_bytes() for s in (self.source, self.cuda_source) if s is not None]
+        settings = (sorted(self.attributes.items()), list(self.flags), self.has_backward, id(self.forward), self.file)
+        return f"{self.name}_{hashlib.sha256(repr((code, settings)).encode()).hexdigest()[:8]}"
 
     def code(self, device: str) -> Path:
         """The source file for a device.

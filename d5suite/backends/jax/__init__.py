@@ -1,6 +1,6 @@
 """The JAX backend, described; JAX itself is imported by the modules beside this one."""
 
-from d5suite.levels.backend import ZOO_OPERATORS, Backend, Tolerance
+from d5suite.levels.backend import MORE_OPERATORS, SINGLE_OPERATORS, ZOO_OPERATORS, Backend, Tolerance
 
 BACKEND = Backend(
     name="jax",
@@ -13,10 +13,11 @@ BACKEND = Backend(
         "jit": "jax.jit: one XLA program per forward pass, gradient or training step",
         "eager": "operator by operator, each its own XLA program",
     },
-    levels=frozenset({1, 2}),
+    levels=frozenset({0, 1, 2}),
     devices=("cpu", "cuda"),
     precisions=("fp32", "bf16", "fp64"),
-    operators=ZOO_OPERATORS,
+    operators=ZOO_OPERATORS | MORE_OPERATORS,
+    single_operators=SINGLE_OPERATORS,
     tolerances={
         "fp64": Tolerance(
             outputs=1e-10,
@@ -38,6 +39,10 @@ BACKEND = Backend(
             reason="8 significant bits: seen 3.7e-3 in outputs and 1e-3 in the loss on ResNet-50, 1.9e-2 in losses of "
             "20 steps on ResNet-18",
         ),
+    },
+    expected_failures={
+        "test_attention_4d_causal_fp16_cpu": "a float16 rounding less than in ONNX's evaluator: 1.2e-3 from it where "
+        "1e-3 is accepted, and nearer to the float64 answer (3.9e-4 against 4.9e-4)",
     },
     absent={"loader": "JAX has no image loader; its users take another framework's"},
 )

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -196,7 +197,7 @@ class _Program:
                     raise NetworkError(
                         f"tensor {name!r} is not a first output, and only those are computed", where=node.name
                     )
-            call = OPERATORS[node.op_type](node, context)
+            call = OPERATORS[node.op_type](replace(node, outputs=node.outputs[:1]), context)
             known.add(node.outputs[0])
             rounded = [rounds and _is_rounded(network, node, i) for i in range(len(node.inputs))]
             dead = [name for name in {*node.inputs} - kept if last_use[name] == index]

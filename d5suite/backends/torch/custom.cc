@@ -64,7 +64,23 @@ std::vector<at::Tensor> Dense(at::TensorList tensors) {
     return dense;
 }
 
-std::vector<at::Tensor> Forward(at::TensorList given) {
+at::ScalarType ScalarType(int64_t dtype) {
+    switch (dtype) {
+        case D5_FLOAT32: return at::kFloat;
+        case D5_FLOAT64: return at::kDouble;
+        case D5_FLOAT16: return at::kHalf;
+        case D5_BFLOAT16: return at::kBFloat16;
+        case D5_INT64: return at::kLong;
+        case D5_INT32: return at::kInt;
+        case D5_INT8: return at::kChar;
+        case D5_UINT8: return at::kByte;
+        case D5_BOOL: return at::kBool;
+        default: TORCH_CHECK(false, "custom operator ", d5_operator_name, ": unsupported type number ", dtype);
+    }
+}
+
+// `types` are the outputs' types, with ONNX's numbers.
+std::vector<at::Tensor> Forward(at::TensorList given, at::IntArrayRef types) {
     const std::vector<at::Tensor> inputs = Dense(given);
     const auto described = DescribeAll<D5_INPUTS>(inputs);
     d5_call call = {};
@@ -79,7 +95,7 @@ std::vector<at::Tensor> Forward(at::TensorList given) {
         int64_t shape[D5_MAX_RANK];
         int32_t rank = 0;
         Check(d5_output_shape(&call, i, shape, &rank));
-        outputs.push_back(at::empty(at::IntArrayRef(shape, rank), inputs[0].options()));
+        outputs.push_back(at::empty(at::IntArrayRef(shape, rank), inputs[0].options().dtype(ScalarType(types[i]))));
     }
     const auto written = DescribeAll<D5_OUTPUTS>(outputs);
     call.outputs = written.data();
@@ -117,7 +133,7 @@ std::vector<at::Tensor> Backward(at::TensorList given, at::TensorList results, a
 }  // namespace
 
 TORCH_LIBRARY_FRAGMENT(d5suite, library) {
-    library.def((std::string(d5_operator_name) + "(Tensor[] inputs) -> Tensor[]").c_str());
+    library.def((std::string(d5_operator_name) + "(Tensor[] inputs, int[] types) -> Tensor[]").c_str());
 #ifdef D5_HAS_BACKWARD
     library.def((std::string(d5_operator_name) +
                  "_backward(Tensor[] inputs, Tensor[] outputs, Tensor[] gradients) -> Tensor[]").c_str());

@@ -12,9 +12,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from onnx.helper import np_dtype_to_tensor_dtype, tensor_dtype_to_np_dtype
 from torch.utils import cpp_extension
 
 from d5suite.custom import CustomOperator, Glue, compile_library
+from d5suite.errors import NetworkError
 
 NAMESPACE = "d5suite"
 """Of the operators: ``torch.ops.d5suite.Name``."""
@@ -42,9 +44,13 @@ def factory(custom: CustomOperator) -> Callable[[Any, Any], Callable[..., Any]]:
             _register_autograd(custom, name)
             _registered.add(name)
         operator = getattr(getattr(torch.ops, NAMESPACE), name).default
-        if len(custom.outputs) == 1:
-            return lambda *inputs: operator(inputs)[0]
-        return lambda *inputs: tuple(operator(inputs))
+        unwanted = [index for index, output in enumerate(node.outputs) if not output]
+        if unwanted:
+            raise NetworkError("every output of a custom operator must be wanted", where=custom.name)
+        types = [np_dtype_to_tensor_dtype(context.dtypes[output]) for output in node.outputs]
+        if len(types) == 1:
+            return lambda *inputs: operator(inputs, types)[0]
+        return lambda *inputs: tuple(operator(inputs, types))
 
     return build
 
@@ -82,11 +88,13 @@ def _register_python(custom: CustomOperator, name: str) -> None:
     forward, backward = custom.forward, custom.backward
     assert forward is not None  # a custom operator has either a source or this
 
-    def run(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    def run(inputs: Sequence[torch.Tensor], types: Sequence[int]) -> list[torch.Tensor]:
         found = forward(*_arrays(inputs), **custom.attributes)
-        return _tensors(found if isinstance(found, tuple) else (found,), inputs[0].device)
+        results = found if isinstance(found, tuple) else (found,)
+        typed = [np.asarray(r, tensor_dtype_to_np_dtype(t)) for r, t in zip(results, types, strict=True)]
+        return _tensors(typed, inputs[0].device)
 
-    _library.define(f"{name}(Tensor[] inputs) -> Tensor[]")
+    _library.define(f"{name}(Tensor[] inputs, int[] types) -> Tensor[]")
     _library.impl(name, run, "CompositeExplicitAutograd")
     if backward is None:
         return
@@ -111,11 +119,11 @@ def _register_autograd(custom: CustomOperator, name: str) -> None:
         ctx.count = len(inputs[0])
         ctx.save_for_backward(*inputs[0], *output)
 
-    def backward(ctx: Any, gradients: list[torch.Tensor]) -> list[torch.Tensor | None]:
+    def backward(ctx: Any, gradients: list[torch.Tensor]) -> tuple[list[torch.Tensor | None], None]:
         inputs, outputs = ctx.saved_tensors[: ctx.count], ctx.saved_tensors[ctx.count :]
         heads = [torch.zeros_like(y) if g is None else g for y, g in zip(outputs, gradients, strict=True)]
         answers = operator(list(inputs), list(outputs), heads)
-        return [a if x.is_floating_point() else None for x, a in zip(inputs, answers, strict=True)]
+        return [a if x.is_floating_point() else None for x, a in zip(inputs, answers, strict=True)], None
 
     torch.library.register_autograd(f"{NAMESPACE}::{name}", backward, setup_context=setup, lib=_library)
 
