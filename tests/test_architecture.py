@@ -20,8 +20,9 @@ ENGINES = {"keras": {"tensorflow", "torch", "jax"}}
 """Frameworks that one adapter's framework runs on; it may import them."""
 
 ADAPTER_FILES = {"__init__.py", *(f"{module}.py" for module in MODULES)}
-FURTHER_FILES = {"deep500": {"bridge.py", "repairs.py"}}
-"""What one adapter has beyond the others: the way back into deep500, and repairs of what it imports."""
+FURTHER_FILES = {"deep500": {"bridge.py", "repairs.py"}, "keras": {"engine.py"}}
+"""What one adapter has beyond the others: the way back into deep500 and repairs of what it imports, and what Keras leaves
+to its backends."""
 
 MAY_IMPORT = {
     "errors": set(),

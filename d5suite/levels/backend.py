@@ -142,7 +142,7 @@ class Backend:
         `MODULES`, ``level 0`` or ``level 2``; at level 0 also ``OPERATOR:backward`` and ``OPERATOR:PRECISION``.
     expected_failures : mapping of str to str
         Cases of the conformance kit that fail for a reason that is known and explained here: a case's name, or a
-        pattern of the `fnmatch` module, to the reason.
+        pattern of the `fnmatch` module, with ``mode:`` in front if it fails in that mode only, to the reason.
     reduced : str
         Why recipes measure it at their ``reduced`` preset only; empty if they need not.
     """

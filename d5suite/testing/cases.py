@@ -139,6 +139,17 @@ _CASES: list[tuple[str, tuple[int, ...], dict[str, Any], dict[str, Any]]] = [
     ("Dropout", IMAGE, {"ratio": f32(0.7)}, {}),
     ("Pad", IMAGE, {"pads": i64(0, 1, 2, 3, 0, 0, 1, 2), "value": f32(0.5)}, {}),
     ("Pad", IMAGE, {"pads": i64(1, 0, 0, 2), "value": None, "axes": i64(3, 2)}, {}),
+    ("ConvTranspose", IMAGE, {"w": values(4, 6, 3, 3), "b": BIAS}, {"strides": [2, 2], "pads": [1, 1, 1, 1]}),
+    ("ConvTranspose", IMAGE, {"w": values(4, 3, 2, 3)}, {"group": 2, "strides": [3, 1], "pads": [0, 1, 1, 0]}),
+    ("Elu", IMAGE, {}, {"alpha": 0.7}),
+    ("Exp", IMAGE, {}, {}),
+    ("Gelu", IMAGE, {}, {}),
+    ("HardSwish", IMAGE, {}, {}),
+    ("LayerNormalization", IMAGE, {"s": values(10), "b": values(10)}, {}),
+    ("LayerNormalization", IMAGE, {"s": values(4, 9, 10)}, {"axis": 1}),
+    ("ReduceMax", IMAGE, {"axes": i64(1)}, {}),
+    ("ReduceMean", IMAGE, {"axes": i64(2, 3)}, {"keepdims": 0}),
+    ("ReduceSum", IMAGE, {"axes": i64(-1)}, {}),
 ]  # fmt: skip
 
 CASES = [Case(*case) for case in _CASES]

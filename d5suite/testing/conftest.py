@@ -60,9 +60,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def expected_failure(item: pytest.Item) -> str:
-    """Why a case is declared to fail, or an empty text."""
-    for pattern, reason in subjects.chosen().backend.expected_failures.items():
-        if fnmatch.fnmatchcase(item.name, pattern):
+    """Why a case is declared to fail, in every mode or in this one, or an empty text."""
+    subject = subjects.chosen()
+    for pattern, reason in subject.backend.expected_failures.items():
+        if any(fnmatch.fnmatchcase(name, pattern) for name in (item.name, f"{subject.mode}:{item.name}")):
             return reason
     return ""
 

@@ -1,5 +1,5 @@
-// A custom operator as two handlers of XLA's foreign function interface; D5_OPERATOR is its name, D5_INPUTS and
-// D5_OUTPUTS say how many. For CUDA where D5_CUDA is defined.
+// A custom operator as two handlers of XLA's foreign function interface; D5_INPUTS and D5_OUTPUTS say how many tensors
+// it has. For CUDA where D5_CUDA is defined, for Python functions where D5_PYTHON is.
 #include <array>
 #include <cstdint>
 #include <string>
@@ -9,9 +9,7 @@
 
 extern "C" const d5_attribute d5_attributes[];
 extern "C" const int32_t d5_attribute_count;
-
-#define D5_TEXT_OF(x) #x
-#define D5_TEXT(x) D5_TEXT_OF(x)
+extern "C" const char d5_operator_name[];
 
 namespace {
 
@@ -48,13 +46,13 @@ std::array<d5_tensor, N> Arguments(const ffi::RemainingArgs &arguments, size_t f
 
 ffi::Error Answer(int code) {
     if (code == D5_OK) return ffi::Error::Success();
-    return ffi::Error(ffi::ErrorCode::kInternal,
-                      "custom operator " D5_TEXT(D5_OPERATOR) " failed with code " + std::to_string(code));
+    return ffi::Error(ffi::ErrorCode::kInternal, std::string("custom operator ") + d5_operator_name +
+                                                     " failed with code " + std::to_string(code));
 }
 
 ffi::Error Mismatch() {
-    return ffi::Error(ffi::ErrorCode::kInvalidArgument,
-                      "custom operator " D5_TEXT(D5_OPERATOR) " is called with another number of tensors");
+    return ffi::Error(ffi::ErrorCode::kInvalidArgument, std::string("custom operator ") + d5_operator_name +
+                                                            " is called with another number of tensors");
 }
 
 ffi::Error Forward(void *stream, ffi::RemainingArgs arguments, ffi::RemainingRets results) {
@@ -111,6 +109,13 @@ ffi::Error Backward(void *stream, ffi::RemainingArgs arguments, ffi::RemainingRe
 #ifdef D5_CUDA
 auto Bind() { return ffi::Ffi::Bind().Ctx<ffi::PlatformStream<void *>>().RemainingArgs().RemainingRets(); }
 #define D5_HANDLER(function) function
+#elif defined(D5_PYTHON)
+// The address of the function to call stands in the place of the stream.
+auto Bind() { return ffi::Ffi::Bind().Attr<uint64_t>("function").RemainingArgs().RemainingRets(); }
+#define D5_HANDLER(function)                                                                 \
+    [](uint64_t address, ffi::RemainingArgs arguments, ffi::RemainingRets results) {         \
+        return function(reinterpret_cast<void *>(address), arguments, results);              \
+    }
 #else
 auto Bind() { return ffi::Ffi::Bind().RemainingArgs().RemainingRets(); }
 #define D5_HANDLER(function) \

@@ -1,21 +1,22 @@
 """Custom operators through XLA's foreign function interface, differentiable where they have a backward pass.
 
-`custom.cc` makes a C++ source a pair of XLA's handlers; a Python operator is a callback. Imports JAX, NumPy,
-`d5suite.custom` and `d5suite.errors`.
+`custom.cc` makes a C++ source a pair of XLA's handlers; a Python operator's source is `python.cc`, which calls back.
+Imports JAX, NumPy, ONNX's numbers of types, `d5suite.custom` and `d5suite.errors`.
 """
 
 from __future__ import annotations
 
 import ctypes
+import math
+import traceback
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from onnx import helper
 
 from d5suite.custom import CustomOperator, Glue, compile_library
@@ -24,7 +25,7 @@ from d5suite.errors import NetworkError
 Function = Callable[..., Any]
 
 _MAX_RANK = 8  # D5_MAX_RANK
-_libraries: dict[str, ctypes.CDLL] = {}
+_registered: dict[str, tuple[ctypes.CDLL, list[Any]]] = {}
 
 
 class _Tensor(ctypes.Structure):
@@ -50,6 +51,9 @@ class _Call(ctypes.Structure):
     )
 
 
+_FUNCTION = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(_Call))
+
+
 def factory(custom: CustomOperator) -> Callable[[Any, Any], Function]:
     """A factory, like those of `operators.OPERATORS`, for a custom operator.
 
@@ -57,18 +61,34 @@ def factory(custom: CustomOperator) -> Callable[[Any, Any], Function]:
     ------
     CompileError
         If its source does not compile.
+    NetworkError
+        If not all its outputs are wanted.
     """
 
     def build(node: Any, context: Any) -> Function:
-        names = [*node.outputs, *[""] * (len(custom.outputs) - len(node.outputs))]
+        if not all(node.outputs) or len(node.outputs) != len(custom.outputs):
+            raise NetworkError("every output of a custom operator must be wanted", where=custom.name)
+        name = custom.identifier + ("" if context.device == "cpu" else f"_{context.device}")
+        if name not in _registered:
+            _registered[name] = _register(custom, name, context.device)
+        library, functions = _registered[name]
+        addresses = [{"function": np.uint64(ctypes.cast(f, ctypes.c_void_p).value or 0)} for f in functions] or [{}, {}]
 
-        def types(inputs: Sequence[Any]) -> list[np.dtype]:
-            return [_native_type(custom, context.dtypes.get(name, inputs[0].dtype)) for name in names]
+        def forward(*inputs: Any) -> tuple[Any, ...]:
+            if custom.source is not None:
+                shapes = _output_shapes(custom, library, inputs)
+            else:
+                shapes = [context.shapes[output] for output in node.outputs]
+            results = [
+                jax.ShapeDtypeStruct(shape, _native_type(custom, context.dtypes[output]))
+                for shape, output in zip(shapes, node.outputs, strict=True)
+            ]
+            return tuple(jax.ffi.ffi_call(name, results)(*inputs, **addresses[0]))
 
-        if custom.source is not None:
-            forward, backward = _from_source(custom, context.device, types)
-        else:
-            forward, backward = _from_python(custom, [context.shapes.get(name) for name in names], types)
+        def backward(inputs: Any, outputs: Any, heads: Any) -> Any:
+            results = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in inputs if _is_floating(x)]
+            return jax.ffi.ffi_call(f"{name}_backward", results)(*inputs, *outputs, *heads, **addresses[1])
+
         call = _differentiable(forward, backward) if custom.differentiable else forward
         if len(node.outputs) == 1:
             return lambda *inputs: call(*inputs)[0]
@@ -95,49 +115,40 @@ def _differentiable(forward: Function, backward: Function) -> Function:
         return tuple(next(found) if _is_floating(x) else None for x in inputs)
 
     operator.defvjp(record, pull)
-    return operator  # type: ignore[no-any-return]
+    return operator
 
 
-def _from_source(custom: CustomOperator, device: str, types: Function) -> tuple[Function, Function]:
-    name = custom.identifier if device == "cpu" else f"{custom.identifier}_{device}"
-    if name not in _libraries:
-        _libraries[name] = _register(custom, name, device)
-    library = _libraries[name]
-
-    def forward(*inputs: Any) -> tuple[Any, ...]:
-        shapes = _output_shapes(custom, library, inputs)
-        results = [jax.ShapeDtypeStruct(s, t) for s, t in zip(shapes, types(inputs), strict=True)]
-        return tuple(jax.ffi.ffi_call(name, results)(*inputs))
-
-    def backward(inputs: Any, outputs: Any, heads: Any) -> Any:
-        results = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in inputs if _is_floating(x)]
-        return jax.ffi.ffi_call(f"{name}_backward", results)(*inputs, *outputs, *heads)
-
-    return forward, backward
+def _register(custom: CustomOperator, name: str, device: str) -> tuple[ctypes.CDLL, list[Any]]:
+    """The library, and the functions that it calls if the operator is a Python operator."""
+    library = ctypes.CDLL(str(_compiled(custom, name, device)))
+    platform = "cpu" if device == "cpu" else "CUDA"
+    jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(library.D5Forward), platform=platform)
+    if custom.differentiable:
+        jax.ffi.register_ffi_target(f"{name}_backward", jax.ffi.pycapsule(library.D5Backward), platform=platform)
+    return library, [] if custom.source is not None else _functions(custom)
 
 
-def _register(custom: CustomOperator, name: str, device: str) -> ctypes.CDLL:
+def _compiled(custom: CustomOperator, name: str, device: str) -> Path:
     definitions = {
-        "D5_OPERATOR": name,
         "D5_INPUTS": str(len(custom.inputs)),
         "D5_OUTPUTS": str(len(custom.outputs)),
         **({"D5_HAS_BACKWARD": "1"} if custom.differentiable else {}),
         **({"D5_CUDA": "1"} if device == "cuda" else {}),
+        **({"D5_PYTHON": "1"} if custom.source is None else {}),
     }
     glue = Glue(
         source=Path(__file__).with_name("custom.cc"),
         compile_flags=("-isystem", jax.ffi.include_dir()),
         definitions=tuple(definitions.items()),
     )
-    path = compile_library(
-        custom.name, custom.code(device), glue=glue, attributes=custom.attributes, flags=custom.flags
-    )
-    library = ctypes.CDLL(str(path))
-    platform = "cpu" if device == "cpu" else "CUDA"
-    jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(library.D5Forward), platform=platform)
-    if custom.differentiable:
-        jax.ffi.register_ffi_target(f"{name}_backward", jax.ffi.pycapsule(library.D5Backward), platform=platform)
-    return library
+    if custom.source is not None:
+        return compile_library(
+            custom.name, custom.code(device), glue=glue, identifier=name, attributes=custom.attributes,
+            flags=custom.flags,
+        )  # fmt: skip
+    if device != "cpu":
+        raise NetworkError("its Python functions are called for arrays in the CPU's memory only", where=custom.name)
+    return compile_library(custom.name, Path(__file__).with_name("python.cc"), glue=glue)
 
 
 def _output_shapes(custom: CustomOperator, library: ctypes.CDLL, inputs: Sequence[Any]) -> list[tuple[int, ...]]:
@@ -156,77 +167,67 @@ def _output_shapes(custom: CustomOperator, library: ctypes.CDLL, inputs: Sequenc
         shape, rank = (ctypes.c_int64 * _MAX_RANK)(), ctypes.c_int32()
         code = library.d5_output_shape(ctypes.byref(call), ctypes.c_int32(index), shape, ctypes.byref(rank))
         if code:
-            raise NetworkError(f"the shape of output {index} failed with code {code}", where=custom.op_type)
+            raise NetworkError(f"the shape of output {index} failed with code {code}", where=custom.name)
         shapes.append(tuple(shape[: rank.value]))
     return shapes
 
 
-def _from_python(custom: CustomOperator, shapes: Sequence[Any], types: Function) -> tuple[Function, Function]:
-    if None in shapes:
-        raise NetworkError("the shapes of all outputs must be known", where=custom.op_type)
+def _functions(custom: CustomOperator) -> list[Any]:
+    """Both directions as C functions, which must be kept as long as they may be called.
+
+    JAX's own callbacks bring their arguments to JAX first, for which they may need the thread that waits for them.
+    """
     run, run_backward = custom.forward, custom.backward
     assert run is not None  # a custom operator has either a source or this
 
-    first, second = len(custom.inputs), len(custom.inputs) + len(custom.outputs)
+    def forward(call: Any) -> None:
+        found = run(*_arrays(call.inputs, call.input_count), **custom.attributes)
+        outputs = call.outputs[: call.output_count]
+        for output, value in zip(outputs, found if isinstance(found, tuple) else (found,), strict=True):
+            _write(output, value)
 
-    def call(arrays: Sequence[np.ndarray]) -> Sequence[Any]:
-        found = run(*arrays, **custom.attributes)
-        return found if isinstance(found, tuple) else (found,)
-
-    def call_backward(arrays: Sequence[np.ndarray]) -> Sequence[Any]:
+    def backward(call: Any) -> None:
         assert run_backward is not None  # only called if it is differentiable
-        inputs = tuple(arrays[:first])
-        found = run_backward(inputs, tuple(arrays[first:second]), tuple(arrays[second:]), **custom.attributes)
-        return [g for x, g in zip(inputs, found, strict=True) if _is_floating(x)]
+        inputs, outputs = _arrays(call.inputs, call.input_count), _arrays(call.outputs, call.output_count)
+        heads = _arrays(call.output_gradients, call.output_count)
+        found = run_backward(inputs, outputs, heads, **custom.attributes)
+        for tensor, value in zip(call.input_gradients[: call.input_count], found, strict=True):
+            if tensor.data:
+                _write(tensor, np.zeros(()) if value is None else value)
 
-    native, native_backward = _callback(call), _callback(call_backward)
-
-    def forward(*inputs: Any) -> tuple[Any, ...]:
-        results = [jax.ShapeDtypeStruct(s, t) for s, t in zip(shapes, types(inputs), strict=True)]
-        return native(results, inputs)  # type: ignore[no-any-return]
-
-    def backward(inputs: Any, outputs: Any, heads: Any) -> Any:
-        results = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in inputs if _is_floating(x)]
-        return native_backward(results, (*inputs, *outputs, *heads))
-
-    return forward, backward
+    return [_FUNCTION(partial(_guarded, function)) for function in (forward, backward)]
 
 
-def _callback(function: Function) -> Function:
-    """A function of NumPy arrays as one ``(results, inputs)`` of JAX's arrays, which gives arrays like the results.
-
-    It is called outside of any scope with 64-bit types, where JAX would shorten them: they go as pairs of 32 bits.
-    """
-
-    @lru_cache  # JAX compiles a callback anew for every function that it has not met
-    def host(results: tuple[Any, ...], kinds: tuple[np.dtype, ...]) -> Function:
-        def call(*halves: Any) -> tuple[np.ndarray, ...]:
-            arrays = [
-                np.ascontiguousarray(half).view(kind)[..., 0] if kind.itemsize == 8 else np.asarray(half)
-                for half, kind in zip(halves, kinds, strict=True)
-            ]
-            return tuple(
-                _halves(np.zeros(result.shape) if array is None else np.asarray(array), result.dtype)
-                for result, array in zip(results, function(arrays), strict=True)
-            )
-
-        return call
-
-    def call(results: Sequence[Any], inputs: Sequence[Any]) -> tuple[Any, ...]:
-        halves = [lax.bitcast_convert_type(x, np.uint32) if x.dtype.itemsize == 8 else x for x in inputs]
-        wanted = [jax.ShapeDtypeStruct((*r.shape, 2), np.uint32) if r.dtype.itemsize == 8 else r for r in results]
-        found = jax.pure_callback(host(tuple(results), tuple(x.dtype for x in inputs)), wanted, *halves)
-        return tuple(
-            lax.bitcast_convert_type(y, r.dtype) if r.dtype.itemsize == 8 else y
-            for y, r in zip(found, results, strict=True)
-        )
-
-    return call
+def _guarded(function: Function, call: Any) -> int:
+    """D5_OK, or D5_FAILED with the exception on standard error: none can pass through XLA."""
+    try:
+        function(call.contents)
+    except Exception:
+        traceback.print_exc()
+        return 3
+    return 0
 
 
-def _halves(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    array = np.ascontiguousarray(array.astype(dtype, copy=False).reshape(*array.shape, 1))
-    return array.view(np.uint32) if dtype.itemsize == 8 else array[..., 0]
+def _arrays(tensors: Any, count: int) -> tuple[np.ndarray, ...]:
+    """Tensors to be read."""
+    arrays = tuple(_array(tensor) for tensor in tensors[:count])
+    for array in arrays:
+        array.flags.writeable = False
+    return arrays
+
+
+def _array(tensor: Any) -> np.ndarray:
+    """The memory of a tensor."""
+    shape, dtype = tensor.shape[: tensor.rank], np.dtype(helper.tensor_dtype_to_np_dtype(tensor.dtype))
+    size = math.prod(shape) * dtype.itemsize
+    return np.ndarray(shape, dtype, (ctypes.c_char * size).from_address(tensor.data) if size else None)
+
+
+def _write(tensor: Any, value: Any) -> None:
+    array, value = _array(tensor), np.asarray(value)
+    if value.shape not in (array.shape, ()):
+        raise ValueError(f"the result has shape {value.shape}, not {array.shape}")
+    array[...] = value
 
 
 def _is_floating(x: Any) -> bool:
@@ -237,5 +238,5 @@ def _native_type(custom: CustomOperator, dtype: Any) -> np.dtype:
     """The type of an output, refused if it would be shortened: the operator writes the whole."""
     native: np.dtype = jax.dtypes.canonicalize_dtype(dtype)
     if native != dtype:
-        raise NetworkError(f"an output of {dtype} needs JAX's 64-bit types", where=custom.op_type)
+        raise NetworkError(f"an output of {dtype} needs JAX's 64-bit types", where=custom.name)
     return native

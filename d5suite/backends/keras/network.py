@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import keras
 import numpy as np
 from keras import ops
 
-from d5suite.backends.keras.operators import OPERATORS, Calculation, Context, identity
-from d5suite.errors import BackendError, NetworkError
+from d5suite.backends.keras.engine import scope
+from d5suite.backends.keras.operators import OPERATORS, Calculation, Context, identity, require_backend
+from d5suite.errors import NetworkError
 from d5suite.levels import network as levels
 from d5suite.levels.network import Arrays, Native
 from d5suite.network import Network
@@ -57,11 +58,7 @@ class Executor(levels.Executor):
 
     def __init__(self, network: Network, *, mode: str, device: str, precision: str) -> None:
         super().__init__(network, mode=mode, device=device, precision=precision)
-        if keras.backend.backend() != mode:
-            raise BackendError(
-                f"this process runs Keras on {keras.backend.backend()}, not on {mode}",
-                hint=f"Set KERAS_BACKEND={mode} before Keras is imported.",
-            )
+        require_backend(mode)
         self._array = np.float64 if precision == "fp64" else np.float32
         self._names = (*network.parameters, *network.statistics)
         with self.scope():
@@ -119,16 +116,9 @@ class Executor(levels.Executor):
         """A new model of the loss over the executor's layers, to be compiled with an optimizer."""
         return LossModel(*self._graph)
 
-    @contextlib.contextmanager
-    def scope(self) -> Iterator[None]:
+    def scope(self) -> contextlib.AbstractContextManager[None]:
         """The device, and for float64 Keras's default type and JAX's switch, while layers are made or run."""
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(keras.device(_device(self.mode, self.device)))
-            if self.precision == "fp64":
-                stack.enter_context(_float64())
-                if self.mode == "jax":
-                    stack.enter_context(_jax_float64())
-            yield
+        return scope(self.mode, self.device, exact=self.precision == "fp64")
 
     def hold(self, give_back: Callable[[], None] | None) -> None:
         """Let a trainer keep the variables' values until somebody else needs them; None takes them back now."""
@@ -192,13 +182,6 @@ class Executor(levels.Executor):
         self._engine.synchronize(self.device)
 
 
-def _device(mode: str, device: str) -> str:
-    """Keras's name for a device; on PyTorch a numbered CPU is another device, to which it would copy everything."""
-    if device == "cpu":
-        return "cpu" if mode == "torch" else "cpu:0"
-    return "gpu:0"
-
-
 def _input(context: Context, name: str, dtype: str) -> Any:
     stored = context.stored(name)
     if stored is None:
@@ -213,36 +196,6 @@ def _with_zero_gradients(loss: Any, unused: list[Any], policy: str) -> Any:
         lambda loss, *parameters: loss + sum(ops.sum(p) * 0 for p in parameters), [..., *unused], (), dtype=policy
     )
     return layer(loss)
-
-
-@contextlib.contextmanager
-def _float64() -> Iterator[None]:
-    """Keras's default type as float64, and type promotion that keeps float64.
-
-    On PyTorch and JAX, Keras promotes float64 to float32 in half of its operations (`keras.ops.matmul`, `mean`,
-    `tanh`), by a table that has no public switch (Keras 3.15).
-    """
-    from keras.src.backend.common import dtypes
-
-    before, promoted = keras.config.floatx(), dtypes.BIT64_TO_BIT32_DTYPE["float64"]
-    keras.config.set_floatx("float64")
-    dtypes.BIT64_TO_BIT32_DTYPE["float64"] = "float64"
-    try:
-        yield
-    finally:
-        keras.config.set_floatx(before)
-        dtypes.BIT64_TO_BIT32_DTYPE["float64"] = promoted
-
-
-def _jax_float64() -> Any:
-    """JAX's switch to 64-bit types for a while, without which it has none."""
-    import jax
-
-    if hasattr(jax, "enable_x64"):
-        return jax.enable_x64(True)
-    from jax.experimental import enable_x64  # before JAX 0.8
-
-    return enable_x64()
 
 
 class _Engine:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from d5suite.levels.backend import ZOO_OPERATORS, Backend, Tolerance
+from d5suite.levels.backend import MORE_OPERATORS, SINGLE_OPERATORS, ZOO_OPERATORS, Backend, Tolerance
 
 BACKEND = Backend(
     name="tensorflow",
@@ -16,10 +16,11 @@ BACKEND = Backend(
         "xla": "tf.function with jit_compile=True: the same graphs compiled by XLA",
         "eager": "operator by operator, gradients by a tape",
     },
-    levels=frozenset({1, 2}),
+    levels=frozenset({0, 1, 2}),
     devices=("cpu", "cuda"),
     precisions=("fp32", "bf16", "fp64"),
-    operators=ZOO_OPERATORS,
+    operators=ZOO_OPERATORS | MORE_OPERATORS,
+    single_operators=SINGLE_OPERATORS,
     # About ten times the worst seen on ResNet-18 and -50 (64 px, batch 8, all modes) and on ONNX's light networks.
     tolerances={
         "fp64": Tolerance(
@@ -41,5 +42,9 @@ BACKEND = Backend(
             trajectory=0.1,
             reason="8 significant bits: seen 5e-3 in outputs; gradients and losses on ResNet-50 are estimates",
         ),
+    },
+    expected_failures={
+        "test_attention_4d_gqa_with_past_and_present_fp16_cpu": "7 of 576 values are rounded to the neighbouring "
+        "float16, which is up to 1.8e-3 away where 1e-3 is accepted",
     },
 )

@@ -6,12 +6,23 @@ Imports TensorFlow, NumPy, `d5suite.levels` and `d5suite.network`.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from d5suite.backends.tensorflow.operators import OPERATORS, Context, Layout, identity, weight_layout
+from d5suite.backends.tensorflow.operators import (
+    IMAGES_LAST,
+    OPERATORS,
+    Context,
+    Layout,
+    compiled,
+    identity,
+    is_asynchronous,
+    native_device,
+    weight_layout,
+)
 from d5suite.errors import NetworkError
 from d5suite.levels import network as levels
 from d5suite.levels.network import Arrays, Native
@@ -19,13 +30,6 @@ from d5suite.network import Network
 
 ACTIVATIONS = {"fp32": tf.float32, "bf16": tf.bfloat16, "fp64": tf.float64}
 """Dtype of the activations by precision."""
-
-IMAGES_LAST = {("cuda", "fp32"): False, ("cuda", "fp64"): False}
-"""Whether images are stored N, H, W, C, by device and precision; True unless said otherwise.
-
-TensorFlow's CPU kernels are faster with channels last (measured with oneDNN), and so are NVIDIA's Tensor Cores, which
-bf16 uses. Without them cuDNN prefers channels first (NVIDIA, "Convolutional layers user's guide", tensor layouts).
-"""
 
 _NORMALISATION = "BatchNormalization"
 
@@ -51,12 +55,11 @@ class _Program:
                     f"{node.op_type} needs {absent[0]!r}, an optional output that this backend does not give",
                     where=node.name,
                 )
-            call = OPERATORS[node.op_type](node, context)
-            outputs = node.outputs
+            outputs = asked = node.outputs if node.op_type == "SoftmaxCrossEntropyLoss" else node.outputs[:1]
             if node.op_type == _NORMALISATION and context.training:
                 self.moving[i] = (node.inputs[3], node.inputs[4])
-            if node.op_type != "SoftmaxCrossEntropyLoss":
-                outputs = outputs[:1]
+                asked = (*outputs, *self.moving[i])
+            call = OPERATORS[node.op_type](replace(node, outputs=asked), context)
             known.update(outputs)
             inputs = tuple(node.inputs)
             dead = tuple(
@@ -107,7 +110,7 @@ class Executor(levels.Executor):
     def __init__(self, network: Network, *, mode: str, device: str, precision: str) -> None:
         super().__init__(network, mode=mode, device=device, precision=precision)
         self.activation = ACTIVATIONS[precision]
-        self._tf_device = "/CPU:0" if device == "cpu" else "/GPU:0"
+        self._tf_device = native_device(device)
         self._array = np.float64 if precision == "fp64" else np.float32
         stored = tf.float64 if precision == "fp64" else tf.float32
         self._layouts: dict[str, Layout] = _weight_layouts(network)
@@ -139,7 +142,7 @@ class Executor(levels.Executor):
         self.trained = [self.variables[name] for name in network.parameters]
         self._forward = self.compiled(self._run_forward)
         self._gradient = self.compiled(self.loss_and_gradients)
-        self._asynchronous = device != "cpu" or not tf.config.experimental.get_synchronous_execution()
+        self._asynchronous = is_asynchronous(device)
 
     def _context(self, *, training: bool) -> Context:
         network = self.network
@@ -148,6 +151,7 @@ class Executor(levels.Executor):
             constants={name: network.initializers[name] for name in network.constants},
             layouts=dict(self._layouts),
             training=training,
+            gradients=training,
             native_gradients=self.mode == "xla" or self.device == "cuda",
             xla=self.mode == "xla",
             images_last=self._images_last,
@@ -158,10 +162,8 @@ class Executor(levels.Executor):
         return self.activation if kind.kind == "f" else tf.as_dtype(kind)
 
     def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The function as this mode runs it: plain, traced into a graph, or compiled by XLA."""
-        if self.mode == "eager":
-            return function
-        return tf.function(function, autograph=False, jit_compile=True if self.mode == "xla" else None)
+        """The function as this mode runs it."""
+        return compiled(function, self.mode)
 
     def _run_forward(self, image: Any) -> Any:
         with tf.device(self._tf_device):
@@ -216,7 +218,6 @@ class Executor(levels.Executor):
             self.variables[name].assign(self._stored(name, np.asarray(value, self._array)))
 
     def synchronize(self) -> None:
-        # TensorFlow's CPU operators and functions return when they are done, unless asynchronous execution is chosen.
         if self._asynchronous:
             tf.test.experimental.sync_devices()
 

@@ -1,0 +1,218 @@
+"""What Keras leaves to its backends: the device, float64, and how one call is compiled and differentiated.
+
+Imports Keras, and the chosen backend late.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import keras
+
+Call = Callable[..., Any]
+"""From the backend's tensors to a tensor, or to a tuple of tensors and None."""
+
+
+@contextlib.contextmanager
+def scope(mode: str, device: str, *, exact: bool) -> Iterator[None]:
+    """The device and, for float64, Keras's default type and JAX's switch, while layers are made or run."""
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(keras.device(_device(mode, device)))
+        if exact:
+            stack.enter_context(_float64())
+            if mode == "jax":
+                stack.enter_context(_jax_float64())
+        yield
+
+
+def _device(mode: str, device: str) -> str:
+    """Keras's name for a device; on PyTorch a numbered CPU is another device, to which it would copy everything."""
+    if device == "cpu":
+        return "cpu" if mode == "torch" else "cpu:0"
+    return "gpu:0"
+
+
+@contextlib.contextmanager
+def _float64() -> Iterator[None]:
+    """Keras's default type as float64, and type promotion that keeps float64.
+
+    On PyTorch and JAX, Keras promotes float64 to float32 in half of its operations (`keras.ops.matmul`, `mean`,
+    `tanh`), by a table that has no public switch (Keras 3.15).
+    """
+    from keras.src.backend.common import dtypes
+
+    before, promoted = keras.config.floatx(), dtypes.BIT64_TO_BIT32_DTYPE["float64"]
+    keras.config.set_floatx("float64")
+    dtypes.BIT64_TO_BIT32_DTYPE["float64"] = "float64"
+    try:
+        yield
+    finally:
+        keras.config.set_floatx(before)
+        dtypes.BIT64_TO_BIT32_DTYPE["float64"] = promoted
+
+
+def _jax_float64() -> Any:
+    """JAX's switch to 64-bit types for a while, without which it has none."""
+    import jax
+
+    if hasattr(jax, "enable_x64"):
+        return jax.enable_x64(True)
+    from jax.experimental import enable_x64  # before JAX 0.8
+
+    return enable_x64()
+
+
+class Engine:
+    """One call as its backend runs it by itself: compiled where Keras compiles, and differentiated.
+
+    Parameters
+    ----------
+    call : callable
+        The pure function: from the flat list of the operator's tensors to a tuple of all outputs.
+    eager : callable
+        The same for a backend that runs operators one by one, and does not change what it computes with.
+    mode, device : str
+    exact : bool
+        Whether there is float64.
+    compiled : bool
+        Whether Keras would have TensorFlow use XLA.
+
+    Attributes
+    ----------
+    forward : callable
+        `call`, or `eager`, as it is measured.
+    """
+
+    forward: Call
+
+    def __init__(self, call: Call, eager: Call, *, mode: str, device: str, exact: bool, compiled: bool) -> None:
+        self.device, self.exact = device, exact
+        self._scope = lambda: scope(mode, device, exact=exact)
+        self._call, self._eager, self._compiled = call, eager, compiled
+        self._prepare()
+
+    def _scoped(self, call: Call) -> Call:
+        def run(*inputs: Any) -> Any:
+            with self._scope():
+                return call(*inputs)
+
+        return run
+
+    def _prepare(self) -> None:
+        raise NotImplementedError
+
+    def backward(self, inputs: Sequence[Any], sources: Sequence[int], heads: Sequence[int]) -> Call:
+        """Record a forward pass; the callable goes from gradients of outputs `heads` to those of inputs `sources`."""
+        raise NotImplementedError
+
+    def synchronize(self) -> None:
+        """Wait for the device."""
+        raise NotImplementedError
+
+
+def _chosen(outputs: Any, heads: Sequence[int]) -> list[Any]:
+    """Some of a call's outputs, which is a tuple if there are several."""
+    return [outputs[index] if isinstance(outputs, tuple) else outputs for index in heads]
+
+
+class _TensorFlow(Engine):
+    def _prepare(self) -> None:
+        import tensorflow as tf
+
+        # The scope is inside, for a function is traced again where the device around it is another.
+        self.forward = tf.function(self._scoped(self._call), autograph=False, jit_compile=self._compiled)
+
+    def backward(self, inputs: Sequence[Any], sources: Sequence[int], heads: Sequence[int]) -> Call:
+        import tensorflow as tf
+
+        by = [inputs[index] for index in sources]
+        with tf.GradientTape(persistent=True, watch_accessed_variables=False) as tape:
+            tape.watch(by)
+            of = _chosen(self.forward(*inputs), heads)
+        gradient, zero = tape.gradient, tf.UnconnectedGradients.ZERO
+        found = gradient(of, by, [tf.zeros_like(y) for y in of], unconnected_gradients=zero)
+        if any(isinstance(each, tf.IndexedSlices) for each in found):  # as if the scatter were somebody else's work
+            dense = tf.convert_to_tensor
+            return lambda *gradients: [dense(g) for g in gradient(of, by, gradients, unconnected_gradients=zero)]
+        return lambda *gradients: gradient(of, by, gradients, unconnected_gradients=zero)
+
+    def synchronize(self) -> None:
+        import tensorflow as tf
+
+        # On the CPU, TensorFlow's functions return when they are done, unless asynchronous execution is chosen.
+        if self.device != "cpu" or not tf.config.experimental.get_synchronous_execution():
+            tf.test.experimental.sync_devices()
+
+
+class _Torch(Engine):
+    def _prepare(self) -> None:
+        from keras.src.backend.torch.core import get_device
+
+        elsewhere = get_device().startswith("cuda") != (self.device == "cuda")
+        self.forward = self._scoped(self._eager) if self.exact or elsewhere else self._eager
+
+    def backward(self, inputs: Sequence[Any], sources: Sequence[int], heads: Sequence[int]) -> Call:
+        import torch
+
+        leaves = list(inputs)
+        for index in sources:
+            leaves[index] = inputs[index].detach().requires_grad_()
+        by = [leaves[index] for index in sources]
+        of = _chosen(self._scoped(self._call)(*leaves), heads)
+        gradient = torch.autograd.grad
+        return lambda *gradients: gradient(of, by, gradients, retain_graph=True)
+
+    def synchronize(self) -> None:
+        import torch
+
+        if self.device != "cpu":
+            torch.cuda.synchronize()
+
+
+class _Jax(Engine):
+    def _prepare(self) -> None:
+        import jax
+
+        def record(by: list[Any], others: list[Any], sources: tuple[int, ...], heads: tuple[int, ...]) -> Any:
+            def run(*by: Any) -> list[Any]:
+                inputs = list(others)
+                for index, value in zip(sources, by, strict=True):
+                    inputs[index] = value
+                return _chosen(traced(*inputs), heads)
+
+            return jax.vjp(run, *by)
+
+        traced = self._scoped(self._call)
+        forward = jax.jit(traced)
+        self._pending: Any = None
+        self.forward = self._kept(self._scoped(forward) if self.exact else forward)
+        self._record = jax.jit(record, static_argnums=(2, 3))
+        self._replay = jax.jit(lambda pullback, gradients: pullback(gradients))
+
+    def _kept(self, call: Call) -> Call:
+        """The same call, with its last result at hand to wait for: the device runs calls in order."""
+
+        def run(*inputs: Any) -> Any:
+            self._pending = result = call(*inputs)
+            return result
+
+        return run
+
+    def backward(self, inputs: Sequence[Any], sources: Sequence[int], heads: Sequence[int]) -> Call:
+        others = [None if index in sources else value for index, value in enumerate(inputs)]
+        with self._scope():
+            _, pullback = self._record([inputs[index] for index in sources], others, tuple(sources), tuple(heads))
+        replay = self._replay  # what the pass forwards left for it is among its arguments
+        run: Call = lambda *gradients: replay(pullback, list(gradients))  # noqa: E731
+        return self._kept(self._scoped(run) if self.exact else run)
+
+    def synchronize(self) -> None:
+        import jax
+
+        jax.block_until_ready(self._pending)
+
+
+ENGINES: dict[str, type[Engine]] = {"tensorflow": _TensorFlow, "torch": _Torch, "jax": _Jax}
+"""By Keras's backend."""
