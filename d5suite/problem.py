@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from d5suite.custom import CustomOperator, compiler_problem
 from d5suite.errors import ConfigurationError, DataError
-from d5suite.network.custom import CustomOperator
 
 if TYPE_CHECKING:
     from d5suite.levels.backend import Backend
@@ -146,14 +146,18 @@ class Task:
         """Its name in a job."""
         return f"{self.group}/{self.direction}"
 
-    def cannot(self, backend: Backend, precision: str, preset: str) -> str | None:
+    def cannot(self, backend: Backend, precision: str, preset: str, device: str) -> str | None:
         """Why it is not measured on a backend, or None."""
         backward = self.direction == "backward"
         if backward and not self.problem.backward:
             return f"{self.group} has no backward pass"
         operator = self.problem.operator
-        if not isinstance(operator, str) and operator.lacks(precision, backward=backward):
-            return operator.lacks(precision, backward=backward)
+        if isinstance(operator, CustomOperator):
+            why = operator.lacks(precision, device, backward=backward)
+            if why is None and operator.forward is None:
+                why = compiler_problem(operator.code(device))
+            if why:
+                return why
         lacking = backend.lacks_operator(self.problem.op_type, precision, backward=backward)
         if lacking is None and backend.reduced and preset != "smoke":
             return f"{backend.name} is measured at smoke only: {backend.reduced}"

@@ -203,7 +203,9 @@ def _tasks(config: pytest.Config, problems: Problems, direction: str) -> Iterato
     for problem in chosen:
         task = Task(problems.name, problem, direction)
         for selection, reason in _choices(config):
-            why = reason or task.cannot(selection.backend, config.getoption("precision"), preset or "smoke")
+            why = reason or task.cannot(
+                selection.backend, config.getoption("precision"), preset or "smoke", config.getoption("device")
+            )
             yield _parameter((task, str(selection)), f"{problem.name}-{selection}", why)
 
 

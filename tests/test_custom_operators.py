@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import runpy
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -83,7 +85,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("sources")
 
 
+def compiler() -> None:
+    if shutil.which(os.environ.get("CXX", "g++")) is None:
+        pytest.skip("no C++ compiler")
+
+
 def picking(folder: Path, factor: float = 2.5, *, backward: bool = True) -> CustomOperator:
+    compiler()
     (folder / "pick.cc").write_text(PICK)
     return CustomOperator(
         "Pick",
@@ -108,6 +116,8 @@ def picked(backend: Backend, custom: CustomOperator, precision: str = "fp64") ->
 @pytest.mark.parametrize("name", ["IN_CPP", "IN_PYTHON"])
 def test_both_directions_equal_numpy(backend: Backend, name: str, precision: str) -> None:
     custom = runpy.run_path(str(EXAMPLE))[name]
+    if custom.source is not None:
+        compiler()
     operation = Operation(custom.op_type, {"x": (2, 3, 70), "bias": (70,)}, precision=precision, custom=custom)
     operator = backend.operator(operation)
     inputs, heads = operation.draw(0), operation.draw_gradients(0)

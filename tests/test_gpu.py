@@ -59,8 +59,9 @@ def test_operators_run_on_the_gpu(tmp_path: Path, name: str, precision: str) -> 
     out = tmp_path / "out.json"
     without = ["--deselect", str(operators / "test_bias_gelu.py")] if shutil.which("nvcc") is None else []
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", str(operators), "--backend", name, "--device", "cuda",
-         "--precision", precision, "--benchmark-json", str(out), "--jobs", str(tmp_path / "jobs"), *without],
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", str(operators), "--backend", name,
+         "--device", "cuda", "--precision", precision, "--benchmark-json", str(out), "--jobs", str(tmp_path / "jobs"),
+         *without],
         cwd=operators.parent, capture_output=True, text=True, timeout=1200,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-5000:]

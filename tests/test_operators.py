@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -29,6 +30,8 @@ SCHEMA = json.loads((Path(__file__).parents[1] / "results" / "schema.json").read
 PICTURE = b"\x89PNG\r\n"
 
 needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="measured with PyTorch")
+
+needs_compiler = pytest.mark.skipif(shutil.which(os.environ.get("CXX", "g++")) is None, reason="no C++ compiler")
 
 PROBLEMS = """
 from d5suite.problem import Problem, Problems
@@ -279,6 +282,7 @@ extern "C" int d5_backward(const d5_call *call) {
 
 
 @needs_torch
+@needs_compiler
 def test_faulty_custom_operators_cost_their_own_tests(measure: Measure, tmp_path: Path) -> None:
     sources = {
         "good": TWICE.replace("FORWARD", "").replace("SLOPE", "2"),

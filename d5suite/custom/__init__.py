@@ -4,7 +4,7 @@
 needs around the source is in that backend's ``custom`` module. Imports `d5suite.network` and `d5suite.errors`.
 """
 
-from d5suite.custom.build import CompileError, Glue, compile_library
+from d5suite.custom.build import CompileError, Glue, compile_library, compiler_problem
 from d5suite.network.custom import CustomOperator
 
-__all__ = ["CompileError", "CustomOperator", "Glue", "compile_library"]
+__all__ = ["CompileError", "CustomOperator", "Glue", "compile_library", "compiler_problem"]

@@ -51,6 +51,15 @@ class Glue:
     definitions: tuple[tuple[str, str], ...] = ()
 
 
+def compiler_problem(source: Path) -> str | None:
+    """Why a source cannot be compiled here at all, or None."""
+    try:
+        _nvcc() if source.suffix == ".cu" else _compiler()
+    except BackendError as error:
+        return f"{error.what}; {error.hint}"
+    return None
+
+
 def compile_library(
     name: str,
     source: Path,

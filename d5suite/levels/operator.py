@@ -37,8 +37,9 @@ class Operator(ABC):
         The name of the backend that made it, set by `Backend.operator`.
     forward : callable
         The native call itself, with nothing of d5suite around it: from native inputs to the native output or, if the
-        operation wants other outputs than its first, to a sequence of those it wants, which may have None for the others. The work may
-        still be pending on the device. Calling it twice gives the same answer: it changes none of its inputs.
+        operation wants other outputs than its first, to a sequence of those it wants, which may have None for the
+        others. The work may still be pending on the device. Calling it twice gives the same answer: it changes none of
+        its inputs.
     """
 
     backend = ""

@@ -119,8 +119,10 @@ class CustomOperator:
             raise ConfigurationError(f"there is no source for device {device!r}", where=self.name)
         return (self.file.parent / source).resolve()
 
-    def lacks(self, precision: str, *, backward: bool = False) -> str | None:
-        """Why it is not run in a precision, or not backwards, or None."""
+    def lacks(self, precision: str, device: str = "cpu", *, backward: bool = False) -> str | None:
+        """Why it is not run in a precision, on a device, or backwards, or None."""
+        if device != "cpu" and self.forward is None and self.cuda_source is None:
+            return f"{self.op_type} has no source for {device}"
         if precision not in self.precisions:
             return f"{self.op_type} has no {precision}"
         if backward and not self.differentiable:

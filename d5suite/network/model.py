@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -128,7 +128,7 @@ class Network:
                 where=self.name,
                 hint="A d5suite network has one image input and at most one label input.",
             )
-        self.nodes: tuple[Node, ...] = tuple(_node(n, i) for i, n in enumerate(graph.node))
+        self.nodes: tuple[Node, ...] = _without_unused_outputs([_node(n, i) for i, n in enumerate(graph.node)], outputs)
         self.shapes: dict[str, Shape] = _shapes(self.model)
         self.statistics: tuple[str, ...] = tuple(
             dict.fromkeys(
@@ -386,6 +386,18 @@ def _node(node: onnx.NodeProto, index: int) -> Node:
     return Node(
         node.name or f"{node.op_type}_{index}", domain + node.op_type, tuple(node.input), tuple(node.output), attributes
     )
+
+
+def _without_unused_outputs(nodes: list[Node], wanted: Iterable[str]) -> tuple[Node, ...]:
+    """The nodes without optional outputs that nobody reads, such as Dropout's mask, which then need not be computed."""
+    read = {*wanted, *(name for node in nodes for name in node.inputs)}
+    kept = []
+    for node in nodes:
+        outputs = [name if i == 0 or name in read else "" for i, name in enumerate(node.outputs)]
+        while len(outputs) > 1 and not outputs[-1]:
+            outputs.pop()
+        kept.append(replace(node, outputs=tuple(outputs)))
+    return tuple(kept)
 
 
 def _attribute(attribute: onnx.AttributeProto) -> Any:
