@@ -76,7 +76,6 @@ def backend(request: pytest.FixtureRequest) -> Backend:
     found = discover()[0][request.param]
     if found.problem():
         pytest.skip(found.problem() or "")
-    found.load("runtime").configure(threads=2, seed=0, device="cpu")
     return found
 
 

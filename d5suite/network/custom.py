@@ -103,7 +103,8 @@ class CustomOperator:
     def identifier(self) -> str:
         """A name to register it under, different for operators with other code or settings."""
         code = [(self.file.parent / s).read_bytes() for s in (self.source, self.cuda_source) if s is not None]
-        settings = (sorted(self.attributes.items()), list(self.flags), self.has_backward, id(self.forward), self.file)
+        functions = (id(self.forward), id(self.backward))
+        settings = (sorted(self.attributes.items()), list(self.flags), self.has_backward, functions, self.file)
         return f"{self.name}_{hashlib.sha256(repr((code, settings)).encode()).hexdigest()[:8]}"
 
     def code(self, device: str) -> Path:
