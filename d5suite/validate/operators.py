@@ -119,7 +119,9 @@ def tolerance(operation: Operation, *, backward: bool = False, dtype: np.dtype |
     ``dtype`` is the type of the tensor where that is not the operation's precision: some statistics are always float32.
     """
     cost = work(operation)
-    precision = next((key for key, value in PRECISIONS.items() if value == dtype), operation.precision)
+    precision = operation.precision
+    if dtype is not None:
+        precision = next((key for key, value in PRECISIONS.items() if value == dtype), precision)
     own = UNIT_ROUNDOFF[precision]
     sums = UNIT_ROUNDOFF["fp64" if precision == "fp64" else "fp32"]
     terms = cost.backward_terms if backward else cost.terms
