@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -143,16 +143,13 @@ class OperatorWorkload:
         """Time one direction of an operation."""
         built = self._operation(measurement)
         operation, operator = built.operation, built.operator
-        feed = operator.feed(operation.draw(self.job.seed))
-        cost = work(operation)
+        cost, found = work(operation), built.findings[measurement]
         if measurement.endswith("/forward"):
-            call, arguments, flops, moved = operator.forward, feed, cost.flops, cost.bytes
+            flops, moved = cost.flops, cost.bytes
         else:
-            call = operator.backward(feed)
-            arguments = operator.feed_gradients(operation.draw_gradients(self.job.seed))
             flops, moved = cost.backward_flops or 0, cost.backward_bytes
-        samples, iterations = sample_kernel(call, tuple(arguments), operator.synchronize, self.settings)
-        found = built.findings[measurement]
+        samples, iterations = sample_kernel(found.call, tuple(found.arguments), operator.synchronize, self.settings)
+        samples = replace(samples, first_call_s=found.first_call_s)
         median = samples.median_s
         extra = {
             "operator": operation.node.op_type,

@@ -16,6 +16,7 @@ Imports ONNX, NumPy, `d5suite.levels` and `d5suite.network`; no framework.
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -340,6 +341,12 @@ class Findings:
         Of the worst tensor.
     repeatability : dict
         ``reruns``, ``identical``, and the largest ``variance`` of an element over the runs.
+    call : callable
+        The native call that was checked, and that is timed.
+    arguments : sequence
+        Its native arguments.
+    first_call_s : float
+        Time of the first call, tracing and compilation included; backward, of recording the forward pass too.
     evidence : tuple of str, numpy.ndarray, numpy.ndarray, or None
         Name, answer and reference of the first tensor that failed, for a picture.
     """
@@ -347,6 +354,9 @@ class Findings:
     checks: list[Check]
     accuracy: Accuracy
     repeatability: dict[str, Any]
+    call: Callable[..., Any]
+    arguments: Sequence[Any]
+    first_call_s: float
     evidence: tuple[str, np.ndarray, np.ndarray] | None = None
 
 
@@ -413,7 +423,11 @@ def check_forward(
     """
     operation = operator.operation
     feed = operator.feed(operation.draw(seed))
-    answer = operator.fetch(operator.forward(*feed))
+    start = time.perf_counter()
+    output = operator.forward(*feed)
+    operator.synchronize()
+    first_call_s = time.perf_counter() - start
+    answer = operator.fetch(output)
     _require_types(operator, "operator.forward", operation.outputs, answer)
     again = [operator.fetch(operator.forward(*feed)) for _ in range(reruns)]
     names = [f"output {i}" for i in range(len(answer))]
@@ -424,7 +438,9 @@ def check_forward(
     if known.whole:
         expected, what = known.outputs, f"({operation.precision}) vs ONNX's reference evaluator"
         found = _compare(what, names, answer, expected, limit)
-        return Findings(found[0], found[1], _repeatability(answer, again), found[2])
+        return Findings(
+            found[0], found[1], _repeatability(answer, again), operator.forward, feed, first_call_s, found[2]
+        )
     assert exact is not None  # the caller sees to it
     first = _compare(
         f"({operation.precision}), first of the batch, vs ONNX's reference evaluator",
@@ -436,7 +452,15 @@ def check_forward(
     whole = exact.operation
     proved = exact.fetch(exact.forward(*exact.feed(_widened(operation.draw(seed), whole))))
     rest = _compare(f"({operation.precision}) vs fp64", names, answer, proved, limit)
-    return Findings([*first[0], *rest[0]], rest[1], _repeatability(answer, again), first[2] or rest[2])
+    return Findings(
+        [*first[0], *rest[0]],
+        rest[1],
+        _repeatability(answer, again),
+        operator.forward,
+        feed,
+        first_call_s,
+        first[2] or rest[2],
+    )
 
 
 def _widened(arrays: Sequence[np.ndarray | None], exact: Operation) -> list[np.ndarray | None]:
@@ -496,8 +520,13 @@ def check_backward(operator: Operator, exact: Operator, seed: int, reruns: int =
     arrays, gradients = operation.draw(seed), operation.draw_gradients(seed)
     wide = [g.astype(whole.dtypes[whole.node.outputs[i]]) for i, g in zip(whole.differentiated, gradients, strict=True)]
     expected = exact.fetch_gradients(exact.backward(exact.feed(_widened(arrays, whole)))(*exact.feed_gradients(wide)))
-    call, heads = operator.backward(operator.feed(arrays)), operator.feed_gradients(gradients)
-    answer = operator.fetch_gradients(call(*heads))
+    feed, heads = operator.feed(arrays), operator.feed_gradients(gradients)
+    start = time.perf_counter()
+    call = operator.backward(feed)
+    output = call(*heads)
+    operator.synchronize()
+    first_call_s = time.perf_counter() - start
+    answer = operator.fetch_gradients(output)
     names = [operation.node.inputs[index] for index in operation.differentiable]
     _require_types(operator, "operator.backward", names, answer)
     again = [operator.fetch_gradients(call(*heads)) for _ in range(reruns)]
@@ -508,7 +537,7 @@ def check_backward(operator: Operator, exact: Operator, seed: int, reruns: int =
         expected,
         lambda dtype: tolerance(operation, backward=True, dtype=dtype),
     )
-    return Findings(found[0], found[1], _repeatability(answer, again), found[2])
+    return Findings(found[0], found[1], _repeatability(answer, again), call, heads, first_call_s, found[2])
 
 
 def save_heat_map(path: Path, title: str, answer: np.ndarray, expected: np.ndarray) -> None:
