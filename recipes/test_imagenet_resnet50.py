@@ -9,7 +9,7 @@ RECIPE = Recipe(
     dataset="imagenet",
     optimizer=SGD(learning_rate=2**-8, momentum=0.9, weight_decay=1e-4),
     presets={
-        "smoke": Preset(image_size=64, batch_size=8, classes=10, max_time_s=1.0),
+        "smoke": Preset(image_size=64, batch_size=8, classes=10, max_time_s=0.6),
         "standard": Preset(
             image_size=224,
             batch_size=32,
@@ -30,7 +30,7 @@ RECIPE = Recipe(
             image_size=48,
             batch_size=2,
             classes=10,
-            max_time_s=1.0,
+            max_time_s=0.6,
             note="for backends that are to be read rather than to be fast",
         ),
     },
