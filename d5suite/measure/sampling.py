@@ -52,7 +52,7 @@ DRIFT_P_VALUE = 0.001
 
 KERNEL_SAMPLE_S = 5e-3
 """A sample of a kernel lasts at least so long, so that what happens between samples, such as threads going to sleep,
-does not show in it: at 0.5 ms a product was reported 2.7% too long on JAX, at 5 ms 1% too short."""
+does not show in it: at 0.5 ms a product was reported 2.7% too long, at 5 ms 1% too short."""
 
 KERNEL_MAX_ITERATIONS = 10_000
 """Most calls in one sample of a kernel."""

@@ -15,41 +15,13 @@ import numpy as np
 
 from d5suite.backends.deep500.repairs import deep500
 from d5suite.custom import CustomOperator, compile_library
+from d5suite.custom.interface import MAX_RANK, Call, Tensor
 from d5suite.errors import NetworkError
-
-_MAX_RANK = 8  # D5_MAX_RANK
 
 _CODES = {
     "float32": 1, "uint8": 2, "int8": 3, "int32": 6, "int64": 7, "bool": 9, "float16": 10, "float64": 11,
 }  # fmt: skip
 """Type to its number in ``enum d5_dtype``."""
-
-
-class _Tensor(ctypes.Structure):
-    """``d5_tensor``."""
-
-    _fields_ = (
-        ("data", ctypes.c_void_p),
-        ("shape", ctypes.POINTER(ctypes.c_int64)),
-        ("rank", ctypes.c_int32),
-        ("dtype", ctypes.c_int32),
-    )
-
-
-class _Call(ctypes.Structure):
-    """``d5_call``."""
-
-    _fields_ = (
-        ("inputs", ctypes.POINTER(_Tensor)),
-        ("outputs", ctypes.POINTER(_Tensor)),
-        ("output_gradients", ctypes.POINTER(_Tensor)),
-        ("input_gradients", ctypes.POINTER(_Tensor)),
-        ("attributes", ctypes.c_void_p),
-        ("input_count", ctypes.c_int32),
-        ("output_count", ctypes.c_int32),
-        ("attribute_count", ctypes.c_int32),
-        ("stream", ctypes.c_void_p),
-    )
 
 
 def factory(custom: CustomOperator) -> Callable[[Any, Any], Any]:
@@ -143,7 +115,7 @@ class _SourceOperator(_Operator):
     def forward(self, *inputs: np.ndarray) -> Any:
         """The output, or a list of several."""
         given = [np.asarray(x, order="C") for x in inputs]
-        call = _Call(inputs=self._tensors(given), **self._fixed)
+        call = Call(inputs=self._tensors(given), **self._fixed)
         outputs = [np.empty(s, t) for s, t in zip(self._shapes(call), self._types, strict=True)]
         call.outputs = self._tensors(outputs)
         self._check(self._library.d5_forward(ctypes.byref(call)))
@@ -157,7 +129,7 @@ class _SourceOperator(_Operator):
         for gradient, x in zip(gradients, inputs, strict=True):
             if x.dtype.kind != "f":
                 gradient.data = None
-        call = _Call(
+        call = Call(
             inputs=self._tensors(inputs),
             outputs=self._tensors(outputs),
             output_gradients=self._tensors(heads),
@@ -167,15 +139,15 @@ class _SourceOperator(_Operator):
         self._check(self._library.d5_backward(ctypes.byref(call)))
         return answers
 
-    def _shapes(self, call: _Call) -> Iterator[tuple[int, ...]]:
-        shape, rank = (ctypes.c_int64 * _MAX_RANK)(), ctypes.c_int32()
+    def _shapes(self, call: Call) -> Iterator[tuple[int, ...]]:
+        shape, rank = (ctypes.c_int64 * MAX_RANK)(), ctypes.c_int32()
         for index in range(self.num_outputs):
             self._check(self._library.d5_output_shape(ctypes.byref(call), index, shape, ctypes.byref(rank)))
             yield tuple(shape[: rank.value])
 
     def _tensors(self, arrays: Sequence[np.ndarray]) -> Any:
         """Descriptions of arrays, which must outlive them."""
-        described = (_Tensor * len(arrays))()
+        described = (Tensor * len(arrays))()
         for one, array in zip(described, arrays, strict=True):
             code = _CODES.get(array.dtype.name)
             if code is None:

@@ -20,38 +20,15 @@ import numpy as np
 from onnx import helper
 
 from d5suite.custom import CustomOperator, Glue, compile_library
+from d5suite.custom.interface import MAX_RANK, Call, Tensor
 from d5suite.errors import NetworkError
 
 Function = Callable[..., Any]
 
-_MAX_RANK = 8  # D5_MAX_RANK
 _registered: dict[str, tuple[ctypes.CDLL, list[Any]]] = {}
 
 
-class _Tensor(ctypes.Structure):
-    _fields_ = (
-        ("data", ctypes.c_void_p),
-        ("shape", ctypes.POINTER(ctypes.c_int64)),
-        ("rank", ctypes.c_int32),
-        ("dtype", ctypes.c_int32),
-    )
-
-
-class _Call(ctypes.Structure):
-    _fields_ = (
-        ("inputs", ctypes.POINTER(_Tensor)),
-        ("outputs", ctypes.POINTER(_Tensor)),
-        ("output_gradients", ctypes.POINTER(_Tensor)),
-        ("input_gradients", ctypes.POINTER(_Tensor)),
-        ("attributes", ctypes.c_void_p),
-        ("input_count", ctypes.c_int32),
-        ("output_count", ctypes.c_int32),
-        ("attribute_count", ctypes.c_int32),
-        ("stream", ctypes.c_void_p),
-    )
-
-
-_FUNCTION = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(_Call))
+_FUNCTION = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(Call))
 
 
 def factory(custom: CustomOperator) -> Callable[[Any, Any], Function]:
@@ -153,18 +130,18 @@ def _compiled(custom: CustomOperator, name: str, device: str) -> Path:
 
 def _output_shapes(custom: CustomOperator, library: ctypes.CDLL, inputs: Sequence[Any]) -> list[tuple[int, ...]]:
     """The outputs' shapes, which the source tells from the inputs'."""
-    described = (_Tensor * len(inputs))(
+    described = (Tensor * len(inputs))(
         *(
-            _Tensor(None, (ctypes.c_int64 * x.ndim)(*x.shape), x.ndim, helper.np_dtype_to_tensor_dtype(x.dtype))
+            Tensor(None, (ctypes.c_int64 * x.ndim)(*x.shape), x.ndim, helper.np_dtype_to_tensor_dtype(x.dtype))
             for x in inputs
         )
     )
-    call = _Call(inputs=described, input_count=len(inputs), output_count=len(custom.outputs))
+    call = Call(inputs=described, input_count=len(inputs), output_count=len(custom.outputs))
     call.attributes = ctypes.addressof(ctypes.c_char.in_dll(library, "d5_attributes"))
     call.attribute_count = ctypes.c_int32.in_dll(library, "d5_attribute_count").value
     shapes = []
     for index in range(len(custom.outputs)):
-        shape, rank = (ctypes.c_int64 * _MAX_RANK)(), ctypes.c_int32()
+        shape, rank = (ctypes.c_int64 * MAX_RANK)(), ctypes.c_int32()
         code = library.d5_output_shape(ctypes.byref(call), ctypes.c_int32(index), shape, ctypes.byref(rank))
         if code:
             raise NetworkError(f"the shape of output {index} failed with code {code}", where=custom.name)
