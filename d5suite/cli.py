@@ -20,7 +20,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns
     -------
     int
-        0, 1 where a backend does not conform, or 2 after an error, which is printed to standard error.
+        0, 1 where a backend does not conform or two data sets differ, or 2 after an error, which is printed to
+        standard error.
     """
     parser = _parser()
     options = parser.parse_args(arguments)
@@ -79,8 +80,17 @@ def _parser() -> argparse.ArgumentParser:
     network.add_argument("--layers", action="store_true", help="one row per layer, not only the totals")
     network.set_defaults(run=_network)
 
-    data = commands.add_parser("data", help="make data sets")
+    data = commands.add_parser("data", help="make, convert and compare data sets")
     data_commands = data.add_subparsers(metavar="COMMAND", required=True)
+    convert = data_commands.add_parser("convert", help="store a data set in another format; images stay as they are")
+    convert.add_argument("source", type=Path, metavar="SOURCE", help="a data set in any format")
+    convert.add_argument("destination", type=Path, metavar="DESTINATION", help="a file for hdf5, else a folder")
+    convert.add_argument("--to", required=True, choices=["folder", "hdf5", "tfrecord", "recordio"])
+    convert.set_defaults(run=_convert)
+    verify = data_commands.add_parser("verify", help="prove that two data sets hold the same images and labels")
+    verify.add_argument("first", type=Path, metavar="A", help="a data set in any format")
+    verify.add_argument("second", type=Path, metavar="B", help="another")
+    verify.set_defaults(run=_verify)
     make = data_commands.add_parser("make", help="write a small synthetic set in a real set's layout")
     sets = make.add_subparsers(metavar="SET", required=True)
     imagenet = sets.add_parser("imagenet", help="JPEG files in ImageNet's layout")
@@ -92,7 +102,40 @@ def _parser() -> argparse.ArgumentParser:
     imagenet.add_argument("--val-per-class", type=int, default=8, metavar="N", help="default: %(default)s")
     imagenet.add_argument("--seed", type=int, default=0, metavar="N", help="default: %(default)s")
     imagenet.set_defaults(run=_make_imagenet)
+    openimages = sets.add_parser("openimages", help="JPEG files with several labels each, in Open Images' layout")
+    openimages.add_argument(
+        "--out", type=Path, required=True, metavar="DIR", help="a folder that does not exist or is empty"
+    )
+    openimages.add_argument("--classes", type=int, default=10, metavar="N", help="default: %(default)s")
+    openimages.add_argument("--train-images", type=int, default=320, metavar="N", help="default: %(default)s")
+    openimages.add_argument("--validation-images", type=int, default=80, metavar="N", help="default: %(default)s")
+    openimages.add_argument("--test-images", type=int, default=80, metavar="N", help="default: %(default)s")
+    openimages.add_argument("--seed", type=int, default=0, metavar="N", help="default: %(default)s")
+    openimages.set_defaults(run=_make_openimages)
     return parser
+
+
+def _convert(options: argparse.Namespace) -> None:
+    from d5suite.data.convert import convert
+
+    for store in convert(options.source, options.destination, options.to):
+        print(f"{store.split}: {len(store):,} images, {len(store.label_names):,} classes")
+    print(f"{options.destination}: prove it with d5suite data verify {options.source} {options.destination}")
+
+
+def _verify(options: argparse.Namespace) -> int:
+    from d5suite.data.verify import compare
+
+    differences = 0
+    for split in compare(options.first, options.second):
+        differences += split.differences
+        verdict = f"{split.differences:,} differences" if split.differences else f"same, sha256 {split.digest[:16]}"
+        print(f"{split.split}: {split.images:,} images in both, {split.size:,} bytes: {verdict}")
+        for difference in split.named:
+            print(f"  {difference}")
+        if split.differences > len(split.named):
+            print("  ...")
+    return 1 if differences else 0
 
 
 def _make_imagenet(options: argparse.Namespace) -> None:
@@ -106,6 +149,20 @@ def _make_imagenet(options: argparse.Namespace) -> None:
         seed=options.seed,
     )
     print(f"{options.out}: {options.classes} classes; use it with pytest recipes/ --imagenet {options.out}")
+
+
+def _make_openimages(options: argparse.Namespace) -> None:
+    from d5suite.data.synthesis import make_openimages
+
+    make_openimages(
+        options.out,
+        classes=options.classes,
+        train_images=options.train_images,
+        validation_images=options.validation_images,
+        test_images=options.test_images,
+        seed=options.seed,
+    )
+    print(f"{options.out}: {options.classes} classes; open it with d5suite.data.openimages.OpenImages")
 
 
 def _compare(options: argparse.Namespace) -> None:

@@ -32,11 +32,14 @@ class Job:
     device, precision : str
     threads, seed, batch_size, loader_workers, validation_steps, ranks : int
     network : dict
-        ``zoo`` (a name) or ``onnx`` (a path), with ``classes`` and ``image_size`` in pixels.
+        ``zoo`` (a name) or ``onnx`` (a path), with ``classes``, ``image_size`` in pixels, ``label_smoothing`` and
+        ``several_labels`` (per image, verified or unknown).
     dataset : dict
         ``kind`` and ``root``.
     optimizer, sampling : dict
         Settings of the optimizer and of the sampler.
+    training : dict
+        What ``time_to_accuracy`` needs, as `d5suite.recipe.Training.to_dict` writes it; empty without it.
     operations : list of dict
         Level 0: what is measured instead of a network, as `d5suite.network.operation.Operation.to_dict` writes it; then
         ``network``, ``dataset`` and ``optimizer`` are empty.
@@ -64,6 +67,7 @@ class Job:
     optimizer: dict[str, Any] = field(default_factory=dict)
     loader_workers: int = 0
     validation_steps: int = 1
+    training: dict[str, Any] = field(default_factory=dict)
     operations: list[dict[str, Any]] = field(default_factory=list)
     ranks: int = 1
     peers: list[str] = field(default_factory=list)

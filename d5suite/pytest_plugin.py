@@ -11,7 +11,7 @@ import contextlib
 import math
 import os
 import sys
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -45,11 +45,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--optimizer",
         metavar="KEY=VALUE[,…]",
-        help="settings of SGD: learning_rate=0.1,momentum=0.9,nesterov=true,weight_decay=1e-4 (default: the recipe's)",
+        help="in place of the recipe's: learning_rate=0.1,momentum=0.9,nesterov=true,weight_decay=1e-4, or with "
+        "name=adam, adamw, rmsprop or adagrad their settings; all of them also take clip_norm and clip_value",
     )
     group.addoption(
-        "--imagenet", type=Path, metavar="DIR", help="an ImageNet tree (default: a small one is made and cached)"
+        "--imagenet",
+        type=Path,
+        metavar="PATH",
+        help="ImageNet as a tree of files or converted to another format (default: a small one is made and cached)",
     )
+    group.addoption("--openimages", type=Path, metavar="PATH", help="Open Images V4, likewise")
     group.addoption(
         "--loader-workers", type=int, metavar="N", help="image loader processes (default: as many as threads)"
     )
@@ -178,13 +183,21 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
             metafunc.config.invocation_params.dir / str(arg).split("::")[0] == path for arg in metafunc.config.args
         )
         unasked = f"runs when its file is named: pytest {path.name}" if described.on_request and not named else None
+        preset = _known_preset(described, metafunc.config.getoption("preset"))
         parameters = [
             _parameter(
-                str(selection), str(selection), reason or unasked or described.cannot(selection.backend, measurement)
+                str(selection),
+                str(selection),
+                reason or unasked or described.cannot(selection.backend, measurement, preset),
             )
             for selection, reason in _choices(metafunc.config)
         ]
     metafunc.parametrize(FIXTURE, parameters)
+
+
+def _known_preset(recipe: Recipe, preset: str | None) -> str | None:
+    """The preset, or None if the recipe has none of that name: the test then says so."""
+    return preset if preset in recipe.presets else None
 
 
 def _parameter(value: Any, name: str, why: str | None) -> Any:
@@ -235,6 +248,7 @@ def _recipe_found(request: pytest.FixtureRequest, recipe: Recipe, measurement: s
         for item in request.session.items
         if getattr(getattr(item, "function", None), "d5suite", (None,))[0] is recipe
         and item.callspec.params[FIXTURE] == backend  # type: ignore[attr-defined]
+        and item.get_closest_marker("skip") is None
     ]
     return _ask(request.config, lambda session: session.measurement(recipe, select(backend), measurement, wanted))
 
@@ -299,8 +313,10 @@ def _the_session(config: pytest.Config) -> Session:
         if value is not None and value < least:
             raise ConfigurationError(f"--{name.replace('_', '-')} is {value}; it must be at least {least}")
     imagenet = config.getoption("imagenet")
-    if imagenet is not None and not imagenet.is_dir():
-        raise ConfigurationError("there is no such folder", where=f"--imagenet {imagenet}")
+    openimages = config.getoption("openimages")
+    for option, given in (("--imagenet", imagenet), ("--openimages", openimages)):
+        if given is not None and not given.exists():
+            raise ConfigurationError("there is no such dataset", where=f"{option} {given}")
     optimizer = config.getoption("optimizer")
     settings = Settings(
         preset=config.getoption("preset"),
@@ -311,7 +327,7 @@ def _the_session(config: pytest.Config) -> Session:
         loader_workers=threads if workers is None else workers,
         batch_size=config.getoption("batch_size"),
         optimizer=_optimizer(optimizer) if optimizer else None,
-        imagenet=imagenet,
+        datasets={"imagenet": imagenet, "openimages": openimages},
         limits=Limits(config.getoption("job_timeout"), _memory(config.getoption("job_memory"))),
         wrap=config.getoption("wrap"),
         pythons=_pythons(config),
@@ -333,6 +349,9 @@ def _optimizer(text: str) -> Any:
     settings: dict[str, Any] = {"name": "sgd"}
     for pair in text.split(","):
         key, _, value = (part.strip() for part in pair.partition("="))
+        if key == "name":
+            settings[key] = value
+            continue
         try:
             settings[key] = value.lower() == "true" if value.lower() in ("true", "false") else float(value)
         except ValueError as error:
@@ -463,6 +482,27 @@ def pytest_benchmark_update_json(config: pytest.Config, output_json: dict[str, A
     path = destination.path.with_suffix(".h5")
     save_series(path, series)
     output_json["d5suite"] = {"schema": "d5suite-1", "series": path.name}
+    pictures = _save_curves(destination.path, output_json["benchmarks"], series)
+    if pictures:
+        output_json["d5suite"]["pictures"] = pictures
+
+
+def _save_curves(path: Path, benchmarks: list[dict[str, Any]], series: Mapping[str, Any]) -> list[str]:
+    """A picture beside the JSON for each recipe that was trained to accuracy; their names."""
+    from d5suite.report.curves import curves_of, save_curves
+
+    trained: dict[str, list[dict[str, Any]]] = {}
+    for bench in benchmarks:
+        if "target" in bench["extra_info"].get("d5suite", {}) and bench["fullname"] in series:
+            trained.setdefault(bench["group"], []).append(bench)
+    names = []
+    for group, found in trained.items():
+        target = found[0]["extra_info"]["d5suite"]["target"]
+        curves = curves_of({bench["param"]: series[bench["fullname"]] for bench in found}, target["metric"])
+        picture = path.with_name(f"{path.stem}.{group.partition('/')[0]}.png")
+        save_curves(picture, f"{group.partition('/')[0]}: time to accuracy", target["metric"], target["value"], curves)
+        names.append(picture.name)
+    return names
 
 
 def add_fractions(found: list[dict[str, Any]]) -> None:

@@ -7,10 +7,11 @@ neutral settings only.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any
 
 from d5suite.errors import ConfigurationError
+from d5suite.levels.schedule import Constant, Schedule
 from d5suite.levels.training import Optimizer
 
 if TYPE_CHECKING:
@@ -22,6 +23,8 @@ MEASUREMENTS = ("inference", "gradient", "training_step", "input_pipeline")
 NEEDS: Mapping[str, Sequence[str]] = {
     "gradient": ("gradient",),
     "training_step": ("gradient", "level 2"),
+    "step_breakdown": ("gradient", "level 2"),
+    "time_to_accuracy": ("gradient", "level 2"),
     "cost_of_neutrality": ("gradient", "level 2", "baseline"),
     "cost_of_loading": ("loader",),
 }
@@ -30,8 +33,47 @@ NEEDS: Mapping[str, Sequence[str]] = {
 REDUCED = "reduced"
 """The preset for backends that are much slower than the others."""
 
-DATASETS = ("imagenet",)
+DATASETS = ("imagenet", "openimages", "digits")
 """Datasets that a recipe can name."""
+
+TIME_TO_ACCURACY = "time_to_accuracy"
+"""The measurement that presets with a `Training` have."""
+
+
+@dataclass(frozen=True)
+class Training:
+    """A training run to a target.
+
+    Attributes
+    ----------
+    target : float
+        What the metric must reach.
+    epochs : int
+        Epochs in which it must be reached.
+    schedule : Schedule
+        Of the learning rate.
+    metric : str
+        A key of `d5suite.validate.metrics.METRICS`.
+    runs : int
+        How many runs, each with weights and image order of a seed of its own.
+    accumulate : int
+        Batches per update.
+    source : str
+        Where the target is published, and with what settings it was reached.
+    """
+
+    target: float
+    epochs: int
+    schedule: Schedule = field(default_factory=Constant)
+    metric: str = "top-1 accuracy"
+    runs: int = 1
+    accumulate: int = 1
+    source: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-able settings, without the source."""
+        plain = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "source"}
+        return {**plain, "schedule": self.schedule.to_dict()}
 
 
 @dataclass(frozen=True)
@@ -51,6 +93,10 @@ class Preset:
         Sampling budget of each measurement, unless ``--benchmark-max-time`` is given.
     note : str
         Where the setting comes from.
+    training : Training, optional
+        How ``time_to_accuracy`` is measured; without it, it is not.
+    leaves_out : mapping of str to str
+        Measurements of the recipe that this size does without, each with the reason.
     """
 
     image_size: int
@@ -59,6 +105,8 @@ class Preset:
     optimizer: Optimizer | None = None
     max_time_s: float = 5.0
     note: str = ""
+    training: Training | None = None
+    leaves_out: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -69,15 +117,9 @@ class Acceptance:
     ----------
     trajectory_steps : int
         Training steps over which backends must agree.
-    top1 : float, optional
-        Published top-1 accuracy of the ``full`` preset, as a fraction.
-    source : str
-        Where ``top1`` is published.
     """
 
     trajectory_steps: int = 10
-    top1: float | None = None
-    source: str = ""
 
 
 @dataclass(frozen=True)
@@ -99,6 +141,8 @@ class Recipe:
         one, whatever preset is asked for.
     measurements : sequence of str
     acceptance : Acceptance
+    label_smoothing : float
+        Of the loss; see `d5suite.network.Network.with_label_smoothing`.
     on_request : bool
         Whether it is skipped unless its file is named on the command line.
     """
@@ -110,6 +154,7 @@ class Recipe:
     presets: Mapping[str, Preset]
     measurements: Sequence[str] = MEASUREMENTS
     acceptance: Acceptance = Acceptance()
+    label_smoothing: float = 0.0
     on_request: bool = False
 
     def __post_init__(self) -> None:
@@ -120,13 +165,19 @@ class Recipe:
         if not self.presets:
             raise ConfigurationError("a recipe needs at least one preset", where=self.name)
 
-    def cannot(self, backend: Backend, measurement: str) -> str | None:
-        """Why a measurement of this recipe is not made on a backend, or None."""
+    def cannot(self, backend: Backend, measurement: str, preset: str | None = None) -> str | None:
+        """Why a measurement of this recipe is not made on a backend at a preset, or None."""
         for needed in NEEDS.get(measurement, ()):
             if needed in backend.absent:
                 return f"{backend.name} has no {needed}: {backend.absent[needed]}"
         if backend.reduced and REDUCED not in self.presets:
             return f"{self.name} has no {REDUCED!r} preset, and {backend.name} needs one: {backend.reduced}"
+        name, chosen = self.preset_for(backend, preset)
+        if measurement in chosen.leaves_out:
+            return f"preset {name!r} does without {measurement}: {chosen.leaves_out[measurement]}"
+        if measurement == TIME_TO_ACCURACY and chosen.training is None:
+            trained = ", ".join(name for name, each in self.presets.items() if each.training) or "none"
+            return f"{self.name} is trained to accuracy at other presets only: {trained}"
         return None
 
     def preset_for(self, backend: Backend, name: str | None) -> tuple[str, Preset]:

@@ -32,6 +32,9 @@ SYNTHETIC_IMAGES = 320
 LEAST_PER_CLASS = 2
 """See `SYNTHETIC_IMAGES`."""
 
+WITH_MEMORY = ("inference", "gradient", "training_step", "input_pipeline")
+"""Measurements whose peak memory is taken."""
+
 KEEP_RUNS = 20
 """Folders of job files kept; older ones go when a new one is made."""
 
@@ -46,8 +49,8 @@ class Settings:
     threads, seed, loader_workers : int
     batch_size : int, optional
     optimizer : Optimizer, optional
-    imagenet : Path, optional
-        An ImageNet tree; without it a small one is made and cached.
+    datasets : mapping of str to Path or None
+        Where datasets lie; without a path a small one is made and cached.
     limits : Limits
     wrap : str, optional
         Command in front of each worker.
@@ -67,7 +70,7 @@ class Settings:
     loader_workers: int
     batch_size: int | None
     optimizer: Optimizer | None
-    imagenet: Path | None
+    datasets: Mapping[str, Path | None]
     limits: Limits
     wrap: str | None
     pythons: Mapping[str, str]
@@ -173,8 +176,15 @@ class Session:
             threads=settings.threads,
             seed=settings.seed,
             preset=preset_name,
-            network={**network, "classes": preset.classes, "image_size": preset.image_size},
-            dataset={"kind": recipe.dataset, "root": str(self._dataset(preset.classes))},
+            network={
+                **network,
+                "classes": preset.classes,
+                "image_size": preset.image_size,
+                "label_smoothing": recipe.label_smoothing,
+                "several_labels": recipe.dataset == "openimages",
+            },
+            dataset={"kind": recipe.dataset, "root": self._dataset(recipe.dataset, preset.classes)},
+            training=preset.training.to_dict() if preset.training else {},
             batch_size=settings.batch_size or preset.batch_size,
             optimizer=optimizer.to_dict(),
             loader_workers=settings.loader_workers,
@@ -185,14 +195,20 @@ class Session:
             reference=str(reference) if task == "measure" else None,
         )
 
-    def _dataset(self, classes: int) -> Path:
-        if self.settings.imagenet is not None:
-            return self.settings.imagenet.resolve()
-        from d5suite.data.synthesis import cached_imagenet
+    def _dataset(self, kind: str, classes: int) -> str:
+        """Where a dataset lies; nowhere if it comes with a library."""
+        if kind == "digits":
+            return ""
+        given = self.settings.datasets.get(kind)
+        if given is not None:
+            return str(given.resolve())
+        from d5suite.data.synthesis import cached_imagenet, cached_openimages
 
         # Few images of each of many classes: what is measured is speed, and a thousand classes take long to draw.
         train = max(LEAST_PER_CLASS, SYNTHETIC_IMAGES // classes)
-        return cached_imagenet(classes=classes, train_per_class=train, val_per_class=-(-train // 4))
+        if kind == "openimages":
+            return str(cached_openimages(classes))
+        return str(cached_imagenet(classes=classes, train_per_class=train, val_per_class=-(-train // 4)))
 
     def _run(self, recipe: Recipe, selection: Selection, wanted: list[str], found: dict[str, Found]) -> None:
         records = self._attempt(
@@ -340,7 +356,7 @@ class Session:
         return record
 
     def _add_memory(self, recipe: Recipe, selection: Selection, records: dict[str, dict[str, Any]]) -> None:
-        measurable = [name for name in records if not name.startswith("cost_of")]
+        measurable = [name for name in records if name in WITH_MEMORY]
         if not measurable:
             return
         job = self.job(recipe, selection, measurable, "memory")

@@ -19,20 +19,23 @@ import numpy as np
 
 from d5suite.backends import Selection, select
 from d5suite.data.imagenet import ImageNet
-from d5suite.data.loader import Loader
-from d5suite.data.transforms import EvalTransform, TrainTransform
+from d5suite.data.sources import SOURCES, ImageNetSource, Source, Stream
 from d5suite.errors import ConfigurationError, JobError, ValidationError
 from d5suite.job import Job
 from d5suite.levels.network import Executor, Native
-from d5suite.levels.training import Optimizer, Trainer, optimizer_from_dict
+from d5suite.levels.schedule import schedule_from_dict
+from d5suite.levels.training import SGD, Optimizer, Trainer, optimizer_from_dict
 from d5suite.measure.clock import now
 from d5suite.measure.memory import PeakMemory, peak_memory
 from d5suite.measure.sampling import Samples, SamplingSettings, paired_ratio, sample, sample_alternating
 from d5suite.network import Network
 from d5suite.network.analysis import analyse
 from d5suite.network.zoo import build
+from d5suite.training.events import Series, StopOnDivergence, Target
+from d5suite.training.loop import Run, evaluator
 from d5suite.validate import checks, trajectories
 from d5suite.validate.checks import Check, Validation
+from d5suite.validate.metrics import METRICS
 from d5suite.validate.norms import relative_l2
 
 ORACLE_BATCH = 8
@@ -93,9 +96,16 @@ def load_network(job: Job) -> Network:
         If it cannot be read or does not fit the job's image size, classes or batch size.
     """
     settings = job.network
+    several = bool(settings.get("several_labels"))
+    smoothing = settings.get("label_smoothing", 0.0)
     if "zoo" in settings:
-        return build(settings["zoo"], classes=settings["classes"], image_size=settings["image_size"], seed=job.seed)
-    network = Network.load(settings["onnx"]).with_classification_loss()
+        found = build(settings["zoo"], classes=settings["classes"], image_size=settings["image_size"], seed=job.seed)
+        return found.with_multilabel_loss() if several else found.with_label_smoothing(smoothing)
+    network = Network.load(settings["onnx"])
+    if several:
+        network = network.with_multilabel_loss()
+    else:
+        network = network.with_classification_loss().with_label_smoothing(smoothing)
     fixed = network.batch_size
     expected = (fixed, 3, settings["image_size"], settings["image_size"])
     if network.shapes[network.input] != expected or fixed not in (None, job.batch_size):
@@ -140,28 +150,30 @@ class Workload:
         return network
 
     @cached_property
-    def generic_network(self) -> Network:
-        """The network with noise on its weights, for the checks of outputs and gradients."""
-        return self.network.at_generic_point()
-
-    @property
-    def image_size(self) -> int:
-        """Height and width of the images in pixels."""
-        return int(self.job.network["image_size"])
+    def plain_network(self) -> Network:
+        """The network without Dropout, which no two frameworks draw alike."""
+        return self.network.without_dropout()
 
     @cached_property
-    def training_set(self) -> ImageNet:
-        """The training images."""
-        return ImageNet(Path(self.job.dataset["root"]), "train", classes=self.job.network["classes"])
+    def generic_network(self) -> Network:
+        """The plain network with noise on its weights, for the checks of outputs and gradients."""
+        return self.plain_network.at_generic_point()
 
-    def loader(self, workers: int | None = None) -> Loader:
+    @cached_property
+    def source(self) -> Source:
+        """The dataset."""
+        channels, height, width = (n or 0 for n in self.network.shapes[self.network.input][1:])
+        chosen = SOURCES[self.job.dataset["kind"]]
+        return chosen(
+            Path(self.job.dataset["root"]), classes=self.job.network["classes"], shape=(channels, height, width)
+        )
+
+    def loader(self, workers: int | None = None, *, seed: int | None = None) -> Stream:
         """The neutral input pipeline for training."""
-        return Loader(
-            self.training_set,
-            TrainTransform(self.image_size),
+        return self.source.training(
             batch_size=self.job.batch_size,
             workers=self.job.loader_workers if workers is None else workers,
-            seed=self.job.seed,
+            seed=self.job.seed if seed is None else seed,
         )
 
     @cached_property
@@ -174,10 +186,8 @@ class Workload:
     @cached_property
     def evaluation_images(self) -> np.ndarray:
         """One batch of validation images as evaluation sees them: float32 (N, 3, H, W)."""
-        dataset = ImageNet(Path(self.job.dataset["root"]), "val", classes=self.job.network["classes"])
-        size = min(self.job.batch_size, len(dataset))
-        with Loader(dataset, EvalTransform(self.image_size), batch_size=size, seed=self.job.seed) as loader:
-            images = next(iter(loader.epoch(0)))[0]
+        with self.source.evaluation(batch_size=self.job.batch_size, workers=0) as stream:
+            images = next(stream.epoch(0))[0]
         return np.resize(images, (self.job.batch_size, *images.shape[1:]))
 
     @cached_property
@@ -193,10 +203,20 @@ class Workload:
         return self.backend.trainer(self.executor, self.optimizer)
 
     @cached_property
+    def _comparable(self) -> Executor:
+        """`executor`, or where that drops values at random, its twin without Dropout: for validation only."""
+        if self.plain_network is self.network:
+            return self.executor
+        timed = self.executor
+        return self.backend.executor(
+            self.plain_network, mode=timed.mode, device=timed.device, precision=timed.precision
+        )
+
+    @cached_property
     def _proved(self) -> Executor:
-        """The network in float64 and the backend's plainest mode, for validation only."""
+        """The plain network in float64 and the backend's plainest mode, for validation only."""
         mode = self.backend.proving_mode(self.selection.mode)
-        return self.backend.executor(self.network, mode=mode, device=self.job.device, precision="fp64")
+        return self.backend.executor(self.plain_network, mode=mode, device=self.job.device, precision="fp64")
 
     @contextlib.contextmanager
     def _at_generic_point(self, *executors: Executor) -> Iterator[None]:
@@ -230,7 +250,7 @@ class Workload:
 
     def release(self) -> None:
         """Let go of what only validation needs, before anything is timed."""
-        for name in ("_proved", "generic_network"):
+        for name in ("_proved", "_comparable", "generic_network"):
             self.__dict__.pop(name, None)
         gc.collect()  # executors hold large arrays in reference cycles
 
@@ -282,11 +302,14 @@ class Workload:
     def _check_gradient(self) -> Iterator[Check]:
         images, labels = self.batches[0]
         count = self._oracle_batch
-        proved, timed = self._proved, self.executor
-        feed = timed.feed(self.arrays((images, labels)))
-        start = timed.parameters()
-        self._call_first("gradient", lambda: timed.forward_backward(feed))
-        timed.load_parameters(start)
+        proved, timed = self._proved, self._comparable
+        executor = self.executor
+        feed = executor.feed(self.arrays((images, labels)))
+        start = executor.parameters()
+        self._call_first("gradient", lambda: executor.forward_backward(feed))
+        if timed is not executor:
+            yield checks.check_dropout(executor, feed)
+        executor.load_parameters(start)
         recorded = Path(self.job.reference) if self.job.reference else None
         known: dict[str, np.ndarray] = {}
         with self._at_generic_point(proved, timed):
@@ -317,6 +340,22 @@ class Workload:
     def validate_training_step(self, validation: Validation) -> None:
         """A short training run, through a float64 run proved by the update formula and by other backends."""
         validation.require(self._gradient_checks)
+        validation.require(self._training_checks)
+
+    def validate_step_breakdown(self, validation: Validation) -> None:
+        """As `validate_training_step`."""
+        self.validate_training_step(validation)
+
+    def validate_time_to_accuracy(self, validation: Validation) -> None:
+        """As `validate_training_step`: the target itself is what the measurement tells."""
+        self.validate_training_step(validation)
+
+    @cached_property
+    def _training_checks(self) -> Iterable[Check]:
+        """The checks of a short training run, made when first asked for."""
+        return _Once(self._check_training())
+
+    def _check_training(self) -> Iterator[Check]:
         count = self._oracle_batch
         steps = [(images[:count], labels[:count]) for images, labels in self.batches[: self.job.validation_steps]]
         proved = self._proved
@@ -324,33 +363,28 @@ class Workload:
         label = f"{proved.mode} fp64"
         expected = checks.train_by_formula(proved, self.optimizer, steps[:FORMULA_STEPS])
         short, found = checks.train(self.backend.trainer(proved, self.optimizer), steps, early=FORMULA_STEPS)
-        validation.require(
-            checks.check_trajectory(
-                f"{label} vs the update formula", short, expected, tolerance=checks.FLOAT64, parameters=True
-            )
+        yield from checks.check_trajectory(
+            f"{label} vs the update formula", short, expected, tolerance=checks.FLOAT64, parameters=True
         )
         if self.job.trajectory:
             trajectories.save(Path(self.job.trajectory), found, str(self.selection))
         for path in self.job.peers:
             peer, peer_name = trajectories.load(Path(path))
-            validation.require(
-                checks.check_trajectory(
-                    f"{label} vs {peer_name} fp64", found, peer, tolerance=checks.FLOAT64, parameters=True
-                )
+            yield from checks.check_trajectory(
+                f"{label} vs {peer_name} fp64", found, peer, tolerance=checks.FLOAT64, parameters=True
             )
-        executor = self.executor
+        executor = self._comparable
+        trainer = self.trainer if executor is self.executor else self.backend.trainer(executor, self.optimizer)
         durations: list[float] = []
-        (timed,) = checks.train(self.trainer, steps, durations=durations)
-        if count == self.job.batch_size:
+        (timed,) = checks.train(trainer, steps, durations=durations)
+        if count == self.job.batch_size and trainer is self.trainer:
             self._first_call_s.setdefault("training_step", durations[0])
-        validation.require(
-            checks.check_trajectory(
-                f"{executor.mode} {executor.precision} vs {label}",
-                timed,
-                found,
-                tolerance=self.tolerance.trajectory,
-                parameters=False,
-            )
+        yield from checks.check_trajectory(
+            f"{executor.mode} {executor.precision} vs {label}",
+            timed,
+            found,
+            tolerance=self.tolerance.trajectory,
+            parameters=False,
         )
 
     def validate_input_pipeline(self, validation: Validation) -> None:
@@ -369,6 +403,10 @@ class Workload:
     def _pair(self) -> tuple[Trainer, Native, Any]:
         """A trainer, its feed, and the same step written by hand in the framework's own style."""
         images, labels = self.batches[0]
+        if not isinstance(self.optimizer, SGD):
+            raise ConfigurationError(
+                f"the hand-written step trains with SGD, not with {self.optimizer.name}", where=self.job.recipe
+            )
         baseline = self.backend.load("baseline").resnet50_training_step(
             self.network,
             self.optimizer,
@@ -451,6 +489,127 @@ class Workload:
             )
         return self._measured("training_step", samples, series={"final_losses": losses})
 
+    def measure_step_breakdown(self) -> Measured:
+        """Where the time of a step goes, from files to updated parameters.
+
+        First whole steps, as a training loop makes them: waiting for a batch, feeding it, computing, each to its end;
+        what is left is ``other``. Then three passes over one batch in turn: forward in inference mode, forward and
+        backward, and the step. ``backward`` is what the second takes longer than the first, ``update`` what the third
+        takes longer than the second. The parts are medians; their sum is given as a part of the whole step's median.
+        """
+        executor, trainer = self.executor, self.trainer
+        laps: dict[str, list[float]] = {"data_wait": [], "host_to_device": [], "other": []}
+        with self.loader() as loader:
+            batches = loader.batches()
+
+            def step() -> None:
+                start = now()
+                batch = next(batches)
+                taken = now()
+                feed = executor.feed(self.arrays(batch))
+                executor.synchronize()
+                fed = now()
+                trainer.step(feed)
+                executor.synchronize()
+                done = now()
+                laps["data_wait"].append(taken - start)
+                laps["host_to_device"].append(fed - taken)
+                laps["other"].append(now() - done)
+
+            whole = sample(step, executor.synchronize, self.settings)
+        feed = executor.feed(self.arrays(self.batches[0]))
+        image = {self.network.input: feed[self.network.input]}
+        passes = sample_alternating(
+            {
+                "forward": lambda: executor.forward(image),
+                "both": lambda: executor.forward_backward(feed),
+                "step": lambda: trainer.step(feed),
+            },
+            dict.fromkeys(("forward", "both", "step"), executor.synchronize),
+            self.settings,
+        )
+        kept = len(whole.samples_s)  # the last laps are the samples'
+        found = {name: float(np.median(values[-kept:])) for name, values in laps.items()}
+        forward, both, one_step = (passes[name].median_s for name in ("forward", "both", "step"))
+        breakdown = {
+            "data_wait": found["data_wait"],
+            "host_to_device": found["host_to_device"],
+            "forward": forward,
+            "backward": both - forward,
+            "update": one_step - both,
+            "other": found["other"],
+        }
+        series = {name: values[-kept:] for name, values in laps.items()}
+        series.update({name: list(each.samples_s) for name, each in passes.items()})
+        extra = {"breakdown_s": breakdown, "sum_over_step": sum(breakdown.values()) / whole.median_s}
+        return self._measured("step_breakdown", whole, series=series, **extra)
+
+    def measure_time_to_accuracy(self) -> Measured:
+        """Training runs to the target, each from weights and in an order of its own.
+
+        Compilation is not counted: the step is compiled before the first run, and all runs use it. Evaluation and the
+        making of loaders are off the clock, waiting for data is on it.
+
+        Raises
+        ------
+        ValidationError
+            If a run does not reach the target: a time to accuracy is then not a number.
+        """
+        settings = self.job.training
+        metric = replace(METRICS[settings["metric"]], bound=settings["target"])
+        executor, trainer = self.executor, self.trainer
+        accumulate = settings["accumulate"]
+        feeds = [
+            executor.feed(self.arrays(batch)) for batch in itertools.islice(itertools.cycle(self.batches), accumulate)
+        ]
+        self._call_first("time_to_accuracy", lambda: trainer.step(*feeds))
+        runs, series = [], {}
+        for index in range(settings["runs"]):
+            seed = self.job.seed + index
+            start = load_network(replace(self.job, seed=seed)).initializers
+            executor.load_parameters(
+                {name: start[name] for name in (*self.network.parameters, *self.network.statistics)}
+            )
+            trainer.load_state(trainer.initial_state())
+            target, told = Target(metric), Series()
+            with (
+                self.loader(seed=seed) as stream,
+                self.source.evaluation(batch_size=self.job.batch_size, workers=self.job.loader_workers) as unseen,
+            ):
+                progress = Run(
+                    trainer,
+                    stream,
+                    epochs=settings["epochs"],
+                    schedule=schedule_from_dict(settings["schedule"]),
+                    accumulate=accumulate,
+                    events=[StopOnDivergence(), told, target],
+                    evaluate=evaluator(unseen, [metric]),
+                ).train()
+            found: dict[str, Any] = {
+                "seed": seed,
+                "epochs": progress.epoch,
+                metric.name: progress.metrics.get(metric.name),
+            }
+            if target.reached is not None:
+                found.update(zip(("seconds", "steps", "samples"), target.reached, strict=True))
+            runs.append(found)
+            for key in ("seconds", "loss", metric.name):
+                series[f"run_{index}_{key}"] = [row[key] for row in told.epochs]
+        missed = [found for found in runs if "seconds" not in found]
+        if missed:
+            worst = missed[0]
+            raise ValidationError(
+                f"{len(missed)} of {len(runs)} runs did not reach {metric.name} {metric.bound}: that of seed "
+                f"{worst['seed']} ended after {worst['epochs']} epochs at {worst[metric.name]}",
+                hint="A time to accuracy is a number only if all runs get there: see learning rate and schedule.",
+            )
+        times = [float(found["seconds"]) for found in runs]
+        samples = Samples(self._first_call_s["time_to_accuracy"], [], times, True, "rounds")
+        extra = {"target": {"metric": metric.name, "value": metric.bound}, "runs": runs}
+        trained = int(np.median([found["samples"] for found in runs]))
+        macs = analyse(self.network, batch_size=self.job.batch_size).macs
+        return Measured(samples, trained, macs, series, extra)
+
     def _loader_batches(self) -> int:
         return max(LOADER_BATCHES, -(-LOADER_IMAGES // self.job.batch_size))
 
@@ -482,9 +641,15 @@ class Workload:
     def _native_loader(self) -> Any:
         if self.job.loader_workers < 1:
             raise ConfigurationError("comparing loaders needs at least one loader worker", hint="Use --loader-workers.")
+        if not isinstance(self.source, ImageNetSource) or not isinstance(self.source.training_set, ImageNet):
+            raise ConfigurationError(
+                "frameworks' own loaders are compared on a folder of images in ImageNet's layout",
+                where=self.job.dataset["root"],
+                hint="Convert it: d5suite data convert SOURCE DIR --to folder",
+            )
         return self.backend.load("loader").native_loader(
-            self.training_set,
-            TrainTransform(self.image_size),
+            self.source.training_set,
+            self.source.training_transform,
             batch_size=self.job.batch_size,
             workers=self.job.loader_workers,
             seed=self.job.seed,
@@ -529,8 +694,23 @@ class Workload:
     # Peak memory, in a process where nothing is validated or timed.
 
     def peak_memory(self, measurement: str) -> dict[str, Any]:
-        """Peak memory of a measurement's step, as a record."""
-        return {"memory": self.memory(measurement).to_dict()}
+        """Peak memory of a measurement's step, and what a network needs of it by its definition, as a record."""
+        return {"memory": {**self.memory(measurement).to_dict(), **self._memory_by_definition(measurement)}}
+
+    def _memory_by_definition(self, measurement: str) -> dict[str, int]:
+        """Bytes of what must be held: see ``results/schema.json``."""
+        if measurement == "input_pipeline":
+            return {}
+        width = {"fp32": 4, "bf16": 4, "fp64": 8}[self.job.precision]  # bf16 keeps its parameters in float32
+        cost = analyse(
+            self.network, batch_size=self.job.batch_size, bytes_per_value=2 if self.job.precision == "bf16" else width
+        )
+        held = {"parameters_bytes": width * cost.parameters, "activations_bytes": cost.activation_bytes}
+        if measurement in ("gradient", "training_step"):
+            held["gradients_bytes"] = width * cost.parameters
+        if measurement == "training_step":
+            held["optimizer_state_bytes"] = width * cost.parameters * len(self.optimizer.slots)
+        return held
 
     def memory(self, measurement: str) -> PeakMemory:
         """Peak memory over two calls of a step: of the device where it has its own, else of this process."""
@@ -565,12 +745,19 @@ class _Once:
     def __init__(self, items: Iterator[Check]) -> None:
         self._items = items
         self._seen: list[Check] = []
+        self._error: Exception | None = None
 
     def __iter__(self) -> Iterator[Check]:
         yield from self._seen
-        for item in self._items:
-            self._seen.append(item)
-            yield item
+        if self._error is not None:
+            raise self._error
+        try:
+            for item in self._items:
+                self._seen.append(item)
+                yield item
+        except Exception as error:
+            self._error = error
+            raise
 
 
 class Measurement(NamedTuple):
@@ -585,6 +772,8 @@ MEASUREMENTS: dict[str, Measurement] = {
     "inference": Measurement(1, Workload.validate_inference, Workload.measure_inference),
     "gradient": Measurement(1, Workload.validate_gradient, Workload.measure_gradient),
     "training_step": Measurement(2, Workload.validate_training_step, Workload.measure_training_step),
+    "step_breakdown": Measurement(2, Workload.validate_step_breakdown, Workload.measure_step_breakdown),
+    "time_to_accuracy": Measurement(2, Workload.validate_time_to_accuracy, Workload.measure_time_to_accuracy),
     "input_pipeline": Measurement(2, Workload.validate_input_pipeline, Workload.measure_input_pipeline),
     "cost_of_neutrality": Measurement(2, Workload.validate_cost_of_neutrality, Workload.measure_cost_of_neutrality),
     "cost_of_loading": Measurement(2, Workload.validate_cost_of_loading, Workload.measure_cost_of_loading),

@@ -31,6 +31,7 @@ MAY_IMPORT = {
     "levels": {"levels", "network", "errors"},
     "data": {"data", "errors", "files"},
     "measure": {"measure", "errors"},
+    "training": {"training", "levels", "measure", "validate", "errors", "files"},
     "validate": {"validate", "levels", "network", "errors", "files"},
     "launch": {"launch", "measure", "errors"},
     "report": {"report", "backends", "measure", "errors", "files"},

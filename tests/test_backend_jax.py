@@ -15,7 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from d5suite.backends.jax import BACKEND
 from d5suite.errors import BackendError, NetworkError
-from d5suite.levels.training import SGD
+from d5suite.levels.training import SGD, AdamW
 from d5suite.network import Network
 from d5suite.network.builder import Builder
 from d5suite.network.zoo import build
@@ -28,6 +28,7 @@ jax = pytest.importorskip("jax")
 pytest.importorskip("optax")
 
 OPTIMIZER = SGD(0.0625, momentum=0.5, nesterov=True, weight_decay=0.125)
+ADAMW = AdamW(0.0625)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -105,17 +106,22 @@ def test_donation_takes_nothing_that_is_still_held() -> None:
 
 
 def test_each_program_is_compiled_once() -> None:
-    """Neither a second step nor loaded parameters change the kind of an argument."""
+    """Nothing that is loaded or set changes the kind of an argument, nor do more batches in a step than two."""
     executor: Any = BACKEND.executor(small())
-    trainer: Any = BACKEND.trainer(executor, OPTIMIZER)
+    trainer: Any = BACKEND.trainer(executor, ADAMW)
     feed = executor.feed(batch())
-    start = executor.parameters()
-    for _ in range(3):
+    start, state = executor.parameters(), trainer.state()
+    for index in range(3):
+        trainer.set_learning_rate(0.5 / (1 + index))
         trainer.step(feed)
         executor.forward_backward(feed)
         executor.forward(feed)
         executor.load_parameters(start)
+        trainer.load_state(state)
     assert [program._cache_size() for program in (trainer._step, executor._gradient, executor._forward)] == [1, 1, 1]
+    for count in (2, 3, 4, 5):
+        trainer.step(*[feed] * count)
+    assert [program._cache_size() for program in (trainer._step, trainer._add)] == [2, 2]
 
 
 def test_float64_leaves_the_default_types_alone() -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from d5suite.backends.mxnet import BACKEND
 from d5suite.errors import BackendError, NetworkError
-from d5suite.levels.training import SGD
+from d5suite.levels.training import SGD, Adagrad, Adam, AdamW, Optimizer, RMSProp
 from d5suite.network import Network
 from d5suite.network.builder import Builder
 from d5suite.network.zoo import build
@@ -109,6 +109,23 @@ def test_running_statistics_are_biased_over_steps_and_batch_sizes(mode: str) -> 
     assert max(relative_l2(found[name], value) for name, value in statistics.items()) < 1e-14
 
 
+@pytest.mark.parametrize("mode", BACKEND.modes)
+def test_running_statistics_are_those_of_the_pass_just_made(mode: str) -> None:
+    network = classifier()
+    batch = arrays(network, 6, 0)
+    found = []
+    for waits in (True, *[False] * 20):
+        executor = BACKEND.executor(network, mode=mode)
+        feed = executor.feed(batch)
+        executor.forward_backward(feed)
+        if waits:
+            executor.synchronize()
+        found.append(executor.parameters())
+    for other in found[1:]:
+        for name in network.statistics:
+            np.testing.assert_array_equal(other[name], found[0][name])
+
+
 @pytest.mark.parametrize(
     "optimizer",
     [
@@ -116,24 +133,35 @@ def test_running_statistics_are_biased_over_steps_and_batch_sizes(mode: str) -> 
         SGD(0.1, weight_decay=0.1),
         SGD(0.1, momentum=0.9, weight_decay=1e-4),
         SGD(0.1, momentum=0.9, nesterov=True),
-        SGD(0.01, momentum=0.9, nesterov=True, weight_decay=0.3),
+        SGD(0.01, momentum=0.9, nesterov=True, weight_decay=0.3, clip_value=0.1, clip_norm=0.3),
+        RMSProp(0.01, decay=0.8, epsilon=0.01, weight_decay=0.3),
+        RMSProp(0.01, momentum=0.9, epsilon=0.1, weight_decay=0.3),
+        Adagrad(0.1, epsilon=0.1, initial_square=0.1, weight_decay=0.3),
+        Adam(0.01, epsilon=0.01, weight_decay=0.3),
+        AdamW(0.01, epsilon=0.01, weight_decay=0.3),
     ],
-    ids=["plain", "decay", "momentum", "nesterov", "nesterov-decay"],
+    ids=repr,
 )
 @pytest.mark.parametrize("mode", BACKEND.modes)
-def test_optimizer_follows_the_formula(mode: str, optimizer: SGD) -> None:
+def test_optimizer_follows_the_formula(mode: str, optimizer: Optimizer) -> None:
     """With settings that float32 does not hold, on every parameter, also one that the loss does not depend on."""
     network = with_idle_parameter()
-    batches = [random_batch(network, seed=step) for step in range(5)]
+    batches = [random_batch(network, seed=step) for step in range(10)]
+    rates = [optimizer.learning_rate * factor for factor in (1, 0.3, 0.7)]
     for precision, tolerance in (("fp64", 1e-10), ("fp32", 1e-4)):
         executor = BACKEND.executor(network, mode=mode, precision=precision)
-        expected = train_by_formula(executor, optimizer, batches)
-        (found,) = train(BACKEND.trainer(executor, optimizer), batches)
+        state: dict[str, np.ndarray] = {}
+        expected = train_by_formula(executor, optimizer, batches, rates=rates, accumulate=2, state=state)
+        trainer = BACKEND.trainer(executor, optimizer)
+        (found,) = train(trainer, batches, rates=rates, accumulate=2)
         # A bias ahead of BatchNormalization has a gradient of rounding only.
         for trajectory in (expected, found):
             trajectory.parameters.pop("conv1.bias")  # type: ignore[attr-defined]
         checks = check_trajectory(mode, found, expected, tolerance=tolerance, parameters=True)
         assert [check for check in checks if not check.passed] == []
+        remembered = trainer.state()
+        errors = {name: relative_l2(remembered[name], state[name]) for name in state if "conv1.bias" not in name}
+        assert {name for name, error in errors.items() if not error < tolerance} == set()
 
 
 def test_gradient_of_an_unused_parameter_stays_zero() -> None:

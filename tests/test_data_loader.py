@@ -148,6 +148,18 @@ def test_order_without_shuffle_and_partial_batches(dataset: Files) -> None:
     assert list(itertools.chain.from_iterable(batches)) == dataset.labels.tolist()
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_epoch_from_the_middle_on_is_the_rest_of_it(dataset: Files, workers: int) -> None:
+    with Loader(dataset, TrainTransform(SIZE), batch_size=4, workers=workers) as loader:
+        whole = [(images.copy(), labels) for images, labels in loader.epoch(2)]
+        rest = [(images.copy(), labels) for images, labels in loader.epoch(2, start=3)]
+        assert list(loader.epoch(2, start=len(loader))) == []
+    assert len(rest) == len(whole) - 3
+    for (images, labels), (expected_images, expected_labels) in zip(rest, whole[3:], strict=True):
+        np.testing.assert_array_equal(images, expected_images)
+        np.testing.assert_array_equal(labels, expected_labels)
+
+
 def test_endless_batches_are_the_epochs_one_after_another(dataset: Files) -> None:
     with Loader(dataset, TrainTransform(SIZE), batch_size=10, workers=2) as loader:
         endless = [labels.tolist() for _, labels in itertools.islice(loader.batches(first_epoch=1), 5)]

@@ -70,7 +70,7 @@ def test_a_job_written_by_hand_runs(tmp_path: Path, job: dict[str, Any]) -> None
         ({"backend": {"name": "nosuch", "mode": "x"}}, "there is no backend 'nosuch'"),
         ({"backend": {"name": "absent", "mode": "only"}}, "Absent is not installed"),
         ({"precision": "fp64"}, "has no precision 'fp64'"),
-        ({"optimizer": {"name": "adam"}}, "unknown optimizer 'adam'"),
+        ({"optimizer": {"name": "adamax"}}, "unknown optimizer 'adamax'"),
         ({"optimizer": {"name": "sgd", "learning_rate": -1}}, "must be positive"),
         ({"network": {"zoo": "resnet51", "classes": 4, "image_size": 32}}, "the zoo has no network 'resnet51'"),
         (

@@ -89,14 +89,26 @@ class HandTrainer(level2.Trainer):
 
     dampening = 0.0
 
-    def step(self, feed: level1.Native) -> level1.Native:
+    def __init__(self, executor: level1.Executor, optimizer: level2.Optimizer) -> None:
+        super().__init__(executor, optimizer)
+        self.held: dict[str, np.ndarray] = {}
+
+    def step(self, feed: level1.Native, *more: level1.Native) -> level1.Native:
         executor = self.executor
-        assert isinstance(executor, HandExecutor)
+        assert isinstance(executor, HandExecutor) and not more
         answer = dict(executor.forward_backward(feed))
-        self.state: dict[str, np.ndarray] = getattr(self, "state", {})
         gradients = {k: (1 - self.dampening) * v for k, v in answer.items()}
-        update(self.optimizer, executor.values, gradients, self.state)
+        update(self.optimizer, executor.values, gradients, self.held)
         return {"loss": answer["loss"]}
+
+    def _change_rate(self, rate: float) -> None:
+        raise NotImplementedError
+
+    def state(self) -> dict[str, np.ndarray]:
+        return dict(self.held)
+
+    def load_state(self, values: level1.Arrays) -> None:
+        self.held = dict(values)
 
 
 @pytest.fixture
@@ -278,9 +290,9 @@ def test_bad_optimizer_settings_are_refused(settings: dict[str, float]) -> None:
 
 
 def test_unknown_optimizers_and_settings_are_refused() -> None:
-    with pytest.raises(ConfigurationError, match="unknown optimizer 'adam'"):
-        optimizer_from_dict({"name": "adam"})
+    with pytest.raises(ConfigurationError, match="unknown optimizer 'adamax'"):
+        optimizer_from_dict({"name": "adamax"})
     with pytest.raises(ConfigurationError, match="dampening"):
         optimizer_from_dict({"name": "sgd", "learning_rate": 1.0, "dampening": 0.5})
-    optimizer = SGD(0.1, 0.9, True, 1e-4)
+    optimizer = SGD(0.1, 0.9, True, weight_decay=1e-4)
     assert optimizer_from_dict(optimizer.to_dict()) == optimizer

@@ -54,9 +54,14 @@ def decode(source: str | os.PathLike[str] | bytes, *, max_pixels: int = MAX_PIXE
     return np.array(decode_image(source, max_pixels=max_pixels))
 
 
-def decode_image(source: str | os.PathLike[str] | bytes, *, max_pixels: int = MAX_PIXELS) -> Image.Image:
-    """Decode like `decode`, to a Pillow image of mode RGB: one copy less where Pillow works on it further."""
-    where = "<bytes>" if isinstance(source, bytes) else os.fspath(source)
+def decode_image(
+    source: str | os.PathLike[str] | bytes, *, max_pixels: int = MAX_PIXELS, where: str | None = None
+) -> Image.Image:
+    """Decode like `decode`, to a Pillow image of mode RGB: one copy less where Pillow works on it further.
+
+    `where` is what errors call the image, where that is not its path.
+    """
+    where = where or ("<bytes>" if isinstance(source, bytes) else os.fspath(source))
     try:
         if isinstance(source, bytes):
             content = source
@@ -67,12 +72,8 @@ def decode_image(source: str | os.PathLike[str] | bytes, *, max_pixels: int = MA
         raise DataError(f"cannot read the image: {error.strerror or error}", where=where) from None
 
     try:
-        image: Image.Image
-        if content.startswith(_JPEG_START):
-            image = JpegImagePlugin.JpegImageFile(io.BytesIO(content))
-        elif content.startswith(_PNG_START):
-            image = PngImagePlugin.PngImageFile(io.BytesIO(content))
-        else:
+        image = _opened(content)
+        if image is None:
             kind = "empty file" if not content else "neither JPEG nor PNG"
             raise DataError(kind, where=where, hint="Replace the file, or remove it from the dataset.")
         width, height = image.size
@@ -95,3 +96,21 @@ def decode_image(source: str | os.PathLike[str] | bytes, *, max_pixels: int = MA
             where=where,
             hint="Fetch the file again, or remove it from the dataset.",
         ) from error
+
+
+def header(content: bytes) -> tuple[str, int, int] | None:
+    """What the header of an encoded image says: ``JPEG`` or ``PNG``, height and width in pixels; None if broken."""
+    try:
+        image = _opened(content)
+    except Exception:  # as in `decode_image`
+        return None
+    return (str(image.format), image.height, image.width) if image else None
+
+
+def _opened(content: bytes) -> Image.Image | None:
+    """Read the header of a JPEG or PNG; None for anything else."""
+    if content.startswith(_JPEG_START):
+        return JpegImagePlugin.JpegImageFile(io.BytesIO(content))
+    if content.startswith(_PNG_START):
+        return PngImagePlugin.PngImageFile(io.BytesIO(content))
+    return None

@@ -78,7 +78,7 @@ class ImageNet:
         self.root = Path(os.path.abspath(root))
         self.split = split
         folder = self._folder(split)
-        self.class_names = _read_mapping(self.root / MAPPING_FILE)
+        self.class_names = read_mapping(self.root / MAPPING_FILE)
 
         known = self._wnids()
         if not known:
@@ -190,7 +190,7 @@ def _images(folder: Path) -> list[str]:
         )
 
 
-def _read_mapping(file: Path) -> dict[str, str]:
+def read_mapping(file: Path) -> dict[str, str]:
     """Read lines like ``n01440764 tench, Tinca tinca``."""
     if not file.exists():
         return {}

@@ -38,11 +38,12 @@ from typing import Any, Protocol
 import numpy as np
 
 from d5suite.data import loader_worker
+from d5suite.data.reading import Location, Reader, name_of
 from d5suite.data.transforms import Transform, sample_order
 from d5suite.errors import ConfigurationError, DataError
 
 Batch = tuple[np.ndarray, np.ndarray]
-"""Images float32 (batch size, 3, size, size) and labels int64 (batch size,)."""
+"""Images float32 (batch size, 3, size, size) and labels int64 (batch size,), or (batch size, classes) if several."""
 
 _IMAGES_PER_TASK = 8  # few enough to share a batch evenly, many enough that messages cost nothing
 _MAX_WORKERS = loader_worker.HEADER_BYTES // 8
@@ -56,16 +57,22 @@ _START = (
 )
 
 
+class Labels(Protocol):
+    """The labels of a dataset: an array, or what gives the rows of one that are asked for."""
+
+    def __getitem__(self, indices: np.ndarray, /) -> np.ndarray: ...
+
+
 class ImageFiles(Protocol):
-    """What the loader asks of a dataset, like `ImageNet`: image files and a label for each."""
+    """What the loader asks of a dataset, like `ImageNet` or `Store`: where the images lie, and their labels."""
 
     @property
-    def files(self) -> Sequence[str]:
-        """Path of every image."""
+    def files(self) -> Sequence[Location]:
+        """Where each image lies: its path, or pieces of a file that holds many."""
 
     @property
-    def labels(self) -> np.ndarray:
-        """Class of every image: int64 (number of images,)."""
+    def labels(self) -> Labels:
+        """By an array of indices: int64 (images,), or (images, classes) where an image has several labels."""
 
     def __len__(self) -> int: ...
 
@@ -85,7 +92,7 @@ class Loader:
     Parameters
     ----------
     dataset : ImageFiles
-        For example `ImageNet`.
+        For example `ImageNet`, or what `d5suite.data.formats.open_store` returns.
     transform : Transform
         For example `TrainTransform(224)`.
     batch_size : int
@@ -152,6 +159,7 @@ class Loader:
             )
         self._closed = False
         self._turn = 0
+        self._reader = Reader()
         self._pool = _Pool(self) if workers else None
 
     def __len__(self) -> int:
@@ -165,9 +173,9 @@ class Loader:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def epoch(self, number: int) -> Iterator[Batch]:
-        """Iterate over epoch `number` (from 0). A later call ends the iterators of earlier ones."""
-        return self._run(self._plan(number))
+    def epoch(self, number: int, *, start: int = 0) -> Iterator[Batch]:
+        """Iterate over epoch `number`, both it and its first batch from 0. A later call ends earlier iterators."""
+        return self._run(itertools.islice(self._plan(number), start, None))
 
     def batches(self, first_epoch: int = 0) -> Iterator[Batch]:
         """Iterate endlessly, from `first_epoch` on; epochs follow each other without a pause."""
@@ -176,6 +184,7 @@ class Loader:
     def close(self) -> None:
         """Stop the worker processes and wait for them. Yielded arrays stay valid. May be called twice."""
         self._closed = True
+        self._reader.close()
         if self._pool is not None:
             self._pool.close()
 
@@ -200,8 +209,8 @@ class Loader:
             self._check(turn)
             images = np.empty((len(indices), 3, self.transform.size, self.transform.size), np.float32)
             for out, index in zip(images, indices.tolist(), strict=True):
-                file = self.dataset.files[index]
-                loader_worker.load_sample(file, self.transform, self.seed, epoch, index, out)
+                location = self.dataset.files[index]
+                loader_worker.load_sample(location, self._reader, self.transform, self.seed, epoch, index, out)
             yield images, self.dataset.labels[indices]
             del images, out
 
@@ -385,7 +394,7 @@ class _Pool:
         how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit status {code}"
         return DataError(
             f"loader process {worker} was {how}" if code < 0 else f"loader process {worker} {how}",
-            where=self._dataset.files[index] if index >= 0 else None,
+            where=name_of(self._dataset.files[index]) if index >= 0 else None,
             hint="Its last words, if any, are on standard error. SIGKILL often means that memory ran out.",
         )
 

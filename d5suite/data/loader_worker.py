@@ -6,8 +6,8 @@ so that a worker is ready quickly. The protocol:
 - File descriptors, inherited: the shared memory, the task socket that all workers read (whoever is free takes the next
   message whole), and this worker's own reply socket.
 - Messages are JSON, one per packet. The first on the reply socket is a `Setup`. Then each task is ``[batch number,
-  slot, samples]`` with samples ``[row, epoch, index, file]``, answered by ``[batch number, rows done, failures]`` with
-  failures ``[row, *DataError's arguments]``.
+  slot, samples]`` with samples ``[row, epoch, index, location]``, answered by ``[batch number, rows done, failures]``
+  with failures ``[row, *DataError's arguments]``.
 - A closed socket means the end.
 """
 
@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from d5suite.data.decode import decode_image
+from d5suite.data.reading import Location, Reader, name_of
 from d5suite.data.transforms import Transform, sample_rng
 from d5suite.errors import ConfigurationError, DataError
 
@@ -63,9 +64,15 @@ def restore(description: dict[str, Any]) -> Transform:
     return transform
 
 
-def load_sample(file: str, transform: Transform, seed: int, epoch: int, index: int, out: np.ndarray) -> None:
-    """Decode one file and write its transform to `out`, float32 (3, size, size)."""
-    transform(decode_image(file), sample_rng(seed, epoch, index), out)
+def load_sample(
+    location: Location, reader: Reader, transform: Transform, seed: int, epoch: int, index: int, out: np.ndarray
+) -> None:
+    """Decode one image and write its transform to `out`, float32 (3, size, size)."""
+    if isinstance(location, str):
+        image = decode_image(location)
+    else:
+        image = decode_image(reader.read(location, index), where=name_of(location))
+    transform(image, sample_rng(seed, epoch, index), out)
 
 
 def slot_array(memory: int, slot: int, slot_bytes: int, shape: tuple[int, int, int, int]) -> np.ndarray:
@@ -85,6 +92,7 @@ def serve(memory: int, tasks_fd: int, replies_fd: int) -> None:
     transform = restore(setup.transform)
     current = np.frombuffer(mmap.mmap(memory, HEADER_BYTES), np.int64)
     slots: dict[int, np.ndarray] = {}
+    reader = Reader()
     while True:
         try:
             message = tasks.recv(MESSAGE_BYTES)
@@ -98,14 +106,15 @@ def serve(memory: int, tasks_fd: int, replies_fd: int) -> None:
         if slot not in slots:
             slots[slot] = slot_array(memory, slot, setup.slot_bytes, setup.batch_shape)
         failures = []
-        for row, epoch, index, file in samples:
+        for row, epoch, index, location in samples:
             current[setup.number] = index + 1
             try:
-                load_sample(file, transform, setup.seed, epoch, index, slots[slot][row])
+                load_sample(location, reader, transform, setup.seed, epoch, index, slots[slot][row])
             except DataError as error:
                 failures.append((row, error.what, error.where, error.hint))
             except Exception as error:
-                failures.append((row, f"the transform failed: {type(error).__name__}: {error}"[:2000], file, None))
+                what = f"the transform failed: {type(error).__name__}: {error}"[:2000]
+                failures.append((row, what, name_of(location), None))
         current[setup.number] = 0
         try:
             replies.send(json.dumps((batch, len(samples), failures)).encode())

@@ -50,7 +50,9 @@ CLAUSES: Mapping[str, str] = {
     "gradient.meaning": "the gradient is the derivative of the mean loss over the batch",
     "trainer.class": "training.Trainer is a d5suite.levels.training.Trainer",
     "trainer.loss": "step gives the loss before the update as a scalar",
-    "trainer.meaning": "the optimizer follows the formula in d5suite.levels.training",
+    "trainer.meaning": "the optimizer follows the formula in d5suite.levels.training, also when gradients are clipped, "
+    "averaged over several batches, or the learning rate changes",
+    "trainer.state": "state gives what the formula remembers, and a trainer that loads it goes on as this one would",
     "runtime.seed": "the same seed gives the same random numbers, and another seed others",
     "runtime.threads": "no more threads work at a time than runtime.configure was told",
 }

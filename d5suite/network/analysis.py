@@ -12,9 +12,16 @@ from d5suite.errors import NetworkError
 from d5suite.network.model import Network, Node
 
 IN_PLACE = frozenset(
-    {"Relu", "Dropout", "Flatten", "Reshape", "Identity", "Squeeze", "Unsqueeze", "Softmax", "SoftmaxCrossEntropyLoss"}
-)
-"""Operators whose output needs no memory of its own (convnet-burden: ReLU in place, changes of shape are views)."""
+    {
+        "Clip", "Dropout", "Flatten", "Identity", "Relu", "Reshape", "Softmax", "SoftmaxCrossEntropyLoss", "Squeeze",
+        "Unsqueeze",
+    }
+)  # fmt: skip
+"""Operators whose output needs no memory of its own.
+
+The rule is convnet-burden's (github.com/albanie/convnet-burden, core/burden.m): every layer's output counts, a
+concatenation's too, but ReLUs work in place; Dropout is the identity in inference and changes of shape are views.
+"""
 
 
 @dataclass(frozen=True)
@@ -32,6 +39,10 @@ class NodeCost:
         Multiply-accumulates of convolutions and matrix products; 1 MAC is 2 floating-point operations.
     activation_bytes : int
         Size of its first output, 0 where the operator works in place.
+
+    Notes
+    -----
+    A node that only the loss needs, such as an auxiliary classifier's, has parameters and neither MACs nor bytes.
     """
 
     name: str
@@ -55,12 +66,12 @@ class NetworkCost:
 
     @property
     def macs(self) -> int:
-        """Multiply-accumulates of one forward pass."""
+        """Multiply-accumulates of one forward pass in inference."""
         return sum(node.macs for node in self.nodes)
 
     @property
     def activation_bytes(self) -> int:
-        """Bytes of all activations of one forward pass, nothing reused."""
+        """Bytes of all activations of one forward pass in inference, nothing reused."""
         return sum(node.activation_bytes for node in self.nodes)
 
 
@@ -80,21 +91,22 @@ def analyse(network: Network, *, batch_size: int = 1, bytes_per_value: int = 4) 
     NetworkError
         If a tensor's size cannot be told from the graph.
     """
+    inferred = {node.name for node in network.nodes_for([network.output])}
     seen: set[str] = set()
     costs = []
     for node in network.nodes:
         shape = _shape(network, node, node.outputs[0], batch_size)
         fresh = [i for i in node.inputs if i in network.parameters and i not in seen]
         seen.update(fresh)
-        activation = 0 if node.op_type in IN_PLACE else math.prod(shape) * bytes_per_value
+        stored = node.name in inferred and node.op_type not in IN_PLACE
         costs.append(
             NodeCost(
                 node.name,
                 node.op_type,
                 shape,
                 sum(network.initializers[i].size for i in fresh),
-                _macs(network, node, shape, batch_size),
-                activation,
+                _macs(network, node, shape, batch_size) if node.name in inferred else 0,
+                math.prod(shape) * bytes_per_value if stored else 0,
             )
         )
     return NetworkCost(tuple(costs))

@@ -79,7 +79,8 @@ class Network:
     input, output : str, optional
         The image input (N, C, H, W) and the output (N, classes); by default the graph's only input and first output.
     label, loss : str, optional
-        The label input (N,) int64 and the scalar mean loss. Both or neither; without them the network is for inference.
+        The label input, int64 (N,) or for several labels per image (N, classes), and the scalar mean loss. Both or
+        neither; without them the network is for inference.
 
     Raises
     ------
@@ -280,6 +281,149 @@ class Network:
         model.graph.input.append(onnx.helper.make_tensor_value_info("label", onnx.TensorProto.INT64, batch))
         model.graph.output.append(onnx.helper.make_tensor_value_info("loss", onnx.TensorProto.FLOAT, []))
         return Network(model, name=self.name, input=self.input, output=self.output, label="label", loss="loss")
+
+    def with_multilabel_loss(self) -> Network:
+        """The same network for images that have several labels, each verified to be there or not, or unknown.
+
+        The label input becomes int64 (N, classes): 1 where a class is verified to be present, 0 where it is verified to
+        be absent, -1 where nobody looked. The loss is sigmoid cross-entropy, averaged over all verified labels of the
+        batch; unknown ones count neither way. It is written as the softmax cross-entropy of the pair (0, logit), which
+        is the same: ``softmax((0, x))[1] = sigmoid(x)``. A loss that the network already has is replaced.
+
+        Raises
+        ------
+        NetworkError
+            If the output is not of shape (N, classes).
+        """
+        logits = self._before_softmax()
+        shape = self.shapes[logits]
+        if len(shape) != 2 or shape[1] is None:
+            raise NetworkError(
+                f"a multi-label loss needs an output of shape (N, classes), not {shape}", where=self.name
+            )
+        model = self._without_loss()
+        initializers = {"d5suite.axis": np.array([1]), "d5suite.pads": np.array([0, 1, 0, 0, 0, 0])}
+        model.graph.initializer.extend(numpy_helper.from_array(value, name) for name, value in initializers.items())
+        make = onnx.helper.make_node
+        model.graph.node.extend(
+            [
+                make("Unsqueeze", [logits, "d5suite.axis"], ["d5suite.present"], "d5suite.present"),
+                make("Pad", ["d5suite.present", "d5suite.pads"], ["d5suite.pair"], "d5suite.pair"),
+                make(
+                    "SoftmaxCrossEntropyLoss",
+                    ["d5suite.pair", "label"],
+                    ["loss"],
+                    "d5suite.loss",
+                    reduction="mean",
+                    ignore_index=-1,
+                ),
+            ]
+        )
+        labels = onnx.helper.make_tensor_value_info(
+            "label", onnx.TensorProto.INT64, [self.shapes[self.input][0] or "N", shape[1]]
+        )
+        model.graph.input.append(labels)
+        model.graph.output.append(onnx.helper.make_tensor_value_info("loss", onnx.TensorProto.FLOAT, []))
+        return Network(model, name=self.name, input=self.input, output=self.output, label="label", loss="loss")
+
+    def _without_loss(self) -> onnx.ModelProto:
+        """The model with nothing but what the output needs."""
+        model = onnx.ModelProto()
+        model.CopyFrom(self.model)
+        graph = model.graph
+        needed = {name for node in self.nodes_for([self.output]) for name in (*node.inputs, *node.outputs)}
+        nodes = [node for node in graph.node if node.output[0] in needed]
+        kept = [tensor for tensor in graph.initializer if tensor.name in needed]
+        inputs = [value for value in graph.input if value.name == self.input]
+        outputs = [value for value in graph.output if value.name == self.output]
+        for field_name, values in (("node", nodes), ("initializer", kept), ("input", inputs), ("output", outputs)):
+            graph.ClearField(field_name)
+            getattr(graph, field_name).extend(values)
+        return model
+
+    def with_label_smoothing(self, smoothing: float) -> Network:
+        """The same network, its softmax cross-entropy taken with smoothed labels.
+
+        With smoothing e and K classes the label's probability is ``1 - e + e / K`` and that of every other class
+        ``e / K`` (Szegedy et al., "Rethinking the inception architecture", CVPR 2016, section 7), so that the loss is
+        ``(1 - e) H(label) + e H(uniform)``. Every cross-entropy of the loss is smoothed.
+
+        Parameters
+        ----------
+        smoothing : float
+            0 <= e < 1; 0 changes nothing.
+
+        Raises
+        ------
+        NetworkError
+            If the network has no mean softmax cross-entropy of one label per image.
+        """
+        if not 0 <= smoothing < 1:
+            raise NetworkError(f"label smoothing must lie in [0, 1), not {smoothing}", where=self.name)
+        if not smoothing:
+            return self
+        label, loss = self.require_loss()
+        model = onnx.ModelProto()
+        model.CopyFrom(self.model)
+        graph = model.graph
+        make = onnx.helper.make_node
+        nodes = list(graph.node)
+        graph.ClearField("node")
+        smoothed = 0
+        for node in nodes:
+            attributes = _node(node, 0).attributes
+            if node.op_type != "SoftmaxCrossEntropyLoss":
+                graph.node.append(node)
+                continue
+            if attributes["reduction"] != "mean" or len(node.input) > 2 or len(self.shapes[label]) != 1:
+                raise NetworkError("labels can be smoothed in a mean over one label per image only", where=self.name)
+            smoothed += 1
+            logits, result, prefix = node.input[0], node.output[0], f"d5suite.smoothing.{smoothed}"
+            node.output[0] = f"{prefix}.hard"
+            graph.node.extend(
+                [
+                    node,
+                    make("LogSoftmax", [logits], [f"{prefix}.log"], f"{prefix}.log", axis=1),
+                    make("ReduceMean", [f"{prefix}.log"], [f"{prefix}.mean"], f"{prefix}.mean", keepdims=0),
+                    make("Mul", [f"{prefix}.hard", "d5suite.certain"], [f"{prefix}.own"], f"{prefix}.own"),
+                    make("Mul", [f"{prefix}.mean", "d5suite.uniform"], [f"{prefix}.others"], f"{prefix}.others"),
+                    make("Add", [f"{prefix}.own", f"{prefix}.others"], [result], f"{prefix}.sum"),
+                ]
+            )
+        if not smoothed:
+            raise NetworkError(
+                "the network has no softmax cross-entropy whose labels could be smoothed", where=self.name
+            )
+        graph.initializer.extend(
+            numpy_helper.from_array(np.array(value, np.float32), name)
+            for name, value in (("d5suite.certain", 1 - smoothing), ("d5suite.uniform", -smoothing))
+        )
+        return Network(model, name=self.name, input=self.input, output=self.output, label=label, loss=loss)
+
+    def without_dropout(self) -> Network:
+        """The same network with every Dropout taken out, for validation: two frameworks never drop the same values."""
+        if all(node.op_type != "Dropout" for node in self.nodes):
+            return self
+        model = onnx.ModelProto()
+        model.CopyFrom(self.model)
+        graph = model.graph
+        same: dict[str, str] = {}
+        nodes = []
+        for node in graph.node:
+            for index, name in enumerate(node.input):
+                node.input[index] = same.get(name, name)
+            if node.op_type == "Dropout":
+                same[node.output[0]] = node.input[0]
+            else:
+                nodes.append(node)
+        nodes += [
+            onnx.helper.make_node("Identity", [same[value.name]], [value.name], f"{value.name}.kept")
+            for value in graph.output
+            if value.name in same
+        ]
+        graph.ClearField("node")
+        graph.node.extend(nodes)
+        return Network(model, name=self.name, input=self.input, output=self.output, label=self.label, loss=self.loss)
 
     def _before_softmax(self) -> str:
         """The input of the Softmax that the output comes from, perhaps through changes of shape; else the output."""

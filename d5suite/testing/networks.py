@@ -115,11 +115,14 @@ def heavy() -> Network:
 
 
 def random_batch(network: Network, size: int = 6, seed: int = 0) -> Batch:
-    """Standard normal images, float32 (size, C, H, W), and random labels, int64 (size,)."""
+    """Standard normal images, float32 (size, C, H, W), and random labels, int64 (size,) or, of -1, 0, 1, (size, K)."""
     generator = np.random.default_rng(seed)
     shape = tuple(n or 1 for n in network.shapes[network.input][1:])
     classes = network.shapes[network.output][-1] or 1
-    return generator.standard_normal((size, *shape)).astype(np.float32), generator.integers(0, classes, size)
+    images = generator.standard_normal((size, *shape)).astype(np.float32)
+    if network.label is not None and len(network.shapes[network.label]) == 2:
+        return images, generator.integers(-1, 2, (size, classes))
+    return images, generator.integers(0, classes, size)
 
 
 class Course(NamedTuple):

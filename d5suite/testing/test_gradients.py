@@ -33,8 +33,22 @@ def test_gradient_through_operator(subject: Subject, operator: str) -> None:
 
 @pytest.mark.parametrize(
     "network",
-    [classifier(), classifier().at_generic_point(), every_operator(), every_operator().at_generic_point()],
-    ids=["classifier", "classifier, generic", "every_operator", "every_operator, generic"],
+    [
+        classifier(),
+        classifier().at_generic_point(),
+        classifier().with_label_smoothing(0.1).at_generic_point(),
+        classifier().with_multilabel_loss().at_generic_point(),
+        every_operator(),
+        every_operator().at_generic_point(),
+    ],
+    ids=[
+        "classifier",
+        "classifier, generic",
+        "classifier, smoothed labels",
+        "classifier, several labels",
+        "every_operator",
+        "every_operator, generic",
+    ],
 )
 def test_gradient_of_network(subject: Subject, network: Network) -> None:
     _prove(subject, network)

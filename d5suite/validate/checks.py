@@ -31,7 +31,7 @@ from d5suite.errors import ValidationError
 from d5suite.files import atomic_path, read_json, write_json
 from d5suite.levels.backend import Tolerance
 from d5suite.levels.contract import require_answer
-from d5suite.levels.network import Arrays, Executor
+from d5suite.levels.network import Arrays, Executor, Native
 from d5suite.levels.training import Optimizer, Trainer
 from d5suite.network import Network
 from d5suite.validate.norms import relative_l2
@@ -409,6 +409,20 @@ def check_gradient(
     ]
 
 
+def check_dropout(executor: Executor, feed: Native) -> Check:
+    """That an executor whose network has Dropout drops: the loss of two passes over one batch differs.
+
+    Everything else of such a network is checked on its twin without Dropout. Running statistics move.
+    """
+    loss = executor.network.require_loss()[1]
+    first, second = (float(executor.fetch(executor.forward_backward(feed))[loss]) for _ in range(2))
+    drops = math.isfinite(first) and math.isfinite(second) and first != second
+    return Check(
+        f"Dropout draws anew in each pass ({_precision_label(executor)})", 0.0 if drops else math.inf, 0.0,
+        f"losses {first:.6g} and {second:.6g} over one batch",
+    )  # fmt: skip
+
+
 def _disturbed(proved: Executor, arrays: Arrays, noise: float) -> Iterator[dict[str, np.ndarray]]:
     """Loss and gradients with noise on the weights, drawn several times; the weights are as before afterwards."""
     start = proved.parameters()
@@ -445,11 +459,17 @@ class Trajectory:
 
 
 Batches = Sequence[tuple[np.ndarray, np.ndarray]]
-"""Image and label arrays, one pair per step."""
+"""Image and label arrays, one pair per batch."""
 
 
 def train(
-    trainer: Trainer, batches: Batches, *, early: int | None = None, durations: list[float] | None = None
+    trainer: Trainer,
+    batches: Batches,
+    *,
+    early: int | None = None,
+    durations: list[float] | None = None,
+    rates: Sequence[float] = (),
+    accumulate: int = 1,
 ) -> list[Trajectory]:
     """Run the native optimizer over the batches, and put the starting weights back.
 
@@ -458,11 +478,15 @@ def train(
     trainer : Trainer
         Its optimizer's state at zero.
     batches : sequence
-        One pair of images and labels per step.
+        Pairs of images and labels.
     early : int, optional
         A number of steps after which the run is recorded too.
     durations : list of float, optional
         Receives the seconds of each step.
+    rates : sequence of float
+        Learning rates of the first steps, of which the last one stays; by default the optimizer's own.
+    accumulate : int
+        Batches per step.
 
     Returns
     -------
@@ -475,34 +499,55 @@ def train(
     start = executor.parameters()
     losses: list[float] = []
     found = []
-    for images, labels in batches:
-        feed = executor.feed({network.input: images, label: labels})
+    steps = _steps(batches, accumulate)
+    for index, group in enumerate(steps):
+        feeds = [executor.feed({network.input: images, label: labels}) for images, labels in group]
+        if index < len(rates):
+            trainer.set_learning_rate(rates[index])
         begin = time.perf_counter()
-        native = trainer.step(feed)
+        native = trainer.step(*feeds)
         executor.synchronize()
         if durations is not None:
             durations.append(time.perf_counter() - begin)
         answer = executor.fetch(native)
         require_answer(executor, "trainer.loss", answer, {loss: ()})
         losses.append(float(answer[loss]))
-        if len(losses) in (early, len(batches)):
-            found.append(Trajectory(np.array(losses), executor.parameters()))
+        ended = [len(losses) == early, len(losses) == len(steps)]
+        found += [Trajectory(np.array(losses), executor.parameters()) for end in ended if end]
     executor.load_parameters(start)
     return found
 
 
-def train_by_formula(executor: Executor, optimizer: Optimizer, batches: Batches) -> Trajectory:
-    """The same run with the executor's gradients and the neutral update formula in NumPy."""
+def _steps(batches: Batches, accumulate: int) -> list[Batches]:
+    return [batches[start : start + accumulate] for start in range(0, len(batches), accumulate)]
+
+
+def train_by_formula(
+    executor: Executor,
+    optimizer: Optimizer,
+    batches: Batches,
+    *,
+    rates: Sequence[float] = (),
+    accumulate: int = 1,
+    state: dict[str, np.ndarray] | None = None,
+) -> Trajectory:
+    """The same run with the executor's gradients and the neutral update formula in NumPy.
+
+    ``state`` receives what the optimizer remembers at the end; the other arguments are as in `train`.
+    """
     network = executor.network
     label, loss = network.require_loss()
     start = executor.parameters()
     parameters = {name: start[name].astype(np.float64) for name in network.parameters}
-    state: dict[str, np.ndarray] = {}
+    state = {} if state is None else state
     losses = []
-    for images, labels in batches:
-        answer = executor.fetch(executor.forward_backward(executor.feed({network.input: images, label: labels})))
-        losses.append(float(answer[loss]))
-        update(optimizer, parameters, answer, state)
+    for index, group in enumerate(_steps(batches, accumulate)):
+        feeds = (executor.feed({network.input: images, label: labels}) for images, labels in group)
+        answers = [executor.fetch(executor.forward_backward(feed)) for feed in feeds]
+        losses.append(float(np.mean([answer[loss] for answer in answers])))
+        gradients = {name: np.mean([answer[name] for answer in answers], axis=0) for name in parameters}
+        rate = rates[min(index, len(rates) - 1)] if rates else None
+        update(optimizer, parameters, gradients, state, learning_rate=rate)
         executor.load_parameters(parameters)
     end = executor.parameters()
     executor.load_parameters(start)

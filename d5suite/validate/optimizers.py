@@ -5,34 +5,105 @@ The formulas stand in `d5suite.levels.training`. Imports NumPy and the contract.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 
-from d5suite.levels.training import Optimizer
+from d5suite.levels.training import LEARNING_RATE, SGD, STEPS, Adagrad, Adam, AdamW, Optimizer, RMSProp
+
+State = dict[str, np.ndarray]
+"""As `d5suite.levels.training.Trainer.state` has it; empty before the first step."""
 
 
 def update(
     optimizer: Optimizer,
     parameters: dict[str, np.ndarray],
     gradients: Mapping[str, np.ndarray],
-    state: dict[str, np.ndarray],
+    state: State,
+    *,
+    learning_rate: float | None = None,
 ) -> None:
-    """One step of `SGD`, in place.
+    """One step, in place.
 
     Parameters
     ----------
-    optimizer : SGD
+    optimizer : Optimizer
     parameters : dict of str to numpy.ndarray
         float64; replaced by the updated values.
     gradients : mapping of str to numpy.ndarray
-        Of the mean loss, for every parameter.
+        Of the mean loss, for every parameter; averaged already over the batches of the step.
     state : dict of str to numpy.ndarray
-        Velocities; empty before the first step.
+        What the optimizer remembers.
+    learning_rate : float, optional
+        The optimizer's own by default.
     """
+    rate = optimizer.learning_rate if learning_rate is None else learning_rate
+    if not state:
+        for slot in optimizer.slots:
+            state.update({f"{slot}/{name}": np.full_like(v, optimizer.initial) for name, v in parameters.items()})
+        state[STEPS] = np.array(0)
+    state[STEPS] = np.array(state[STEPS] + 1)
+    state[LEARNING_RATE] = np.array(rate)
+    clipped = _clip(optimizer, {name: gradients[name] for name in parameters})
     for name, value in parameters.items():
-        gradient = gradients[name] + optimizer.weight_decay * value
-        velocity = optimizer.momentum * state.get(name, np.zeros_like(value)) + gradient
-        state[name] = velocity
-        applied = gradient + optimizer.momentum * velocity if optimizer.nesterov else velocity
-        parameters[name] = value - optimizer.learning_rate * applied
+        gradient, decayed = clipped[name], value
+        if isinstance(optimizer, AdamW):
+            decayed = value - rate * optimizer.weight_decay * value
+        else:
+            gradient = gradient + optimizer.weight_decay * value
+        slots = {slot: state[f"{slot}/{name}"] for slot in optimizer.slots}
+        direction = _DIRECTIONS[type(optimizer)](optimizer, gradient, slots, int(state[STEPS]))
+        parameters[name] = decayed - rate * direction
+        state.update({f"{slot}/{name}": array for slot, array in slots.items()})
+
+
+def _clip(optimizer: Optimizer, gradients: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    if optimizer.clip_value:
+        limit = optimizer.clip_value
+        gradients = {name: np.clip(value, -limit, limit) for name, value in gradients.items()}
+    if optimizer.clip_norm:
+        norm = math.sqrt(sum(float(np.vdot(value, value)) for value in gradients.values()))
+        if norm > optimizer.clip_norm:
+            gradients = {name: value * (optimizer.clip_norm / norm) for name, value in gradients.items()}
+    return gradients
+
+
+def _sgd(optimizer: SGD, gradient: np.ndarray, slots: State, step: int) -> np.ndarray:
+    if not optimizer.momentum:
+        return gradient
+    slots["velocity"] = optimizer.momentum * slots["velocity"] + gradient
+    return gradient + optimizer.momentum * slots["velocity"] if optimizer.nesterov else slots["velocity"]
+
+
+def _rmsprop(optimizer: RMSProp, gradient: np.ndarray, slots: State, step: int) -> np.ndarray:
+    slots["square"] = optimizer.decay * slots["square"] + (1 - optimizer.decay) * gradient**2
+    direction: np.ndarray = gradient / np.sqrt(slots["square"] + optimizer.epsilon)
+    if optimizer.momentum:
+        direction = slots["velocity"] = optimizer.momentum * slots["velocity"] + direction
+    return direction
+
+
+def _adagrad(optimizer: Adagrad, gradient: np.ndarray, slots: State, step: int) -> np.ndarray:
+    slots["square"] = slots["square"] + gradient**2
+    direction: np.ndarray = gradient / (np.sqrt(slots["square"]) + optimizer.epsilon)
+    return direction
+
+
+def _adam(optimizer: Adam, gradient: np.ndarray, slots: State, step: int) -> np.ndarray:
+    slots["moment"] = optimizer.beta1 * slots["moment"] + (1 - optimizer.beta1) * gradient
+    slots["square"] = optimizer.beta2 * slots["square"] + (1 - optimizer.beta2) * gradient**2
+    moment = slots["moment"] / (1 - optimizer.beta1**step)
+    direction: np.ndarray = moment / (np.sqrt(slots["square"] / (1 - optimizer.beta2**step)) + optimizer.epsilon)
+    return direction
+
+
+_DIRECTIONS: dict[type[Optimizer], Callable[[Any, np.ndarray, State, int], np.ndarray]] = {
+    SGD: _sgd,
+    RMSProp: _rmsprop,
+    Adagrad: _adagrad,
+    Adam: _adam,
+    AdamW: _adam,
+}
+"""By optimizer: what the learning rate multiplies, from the gradient; the slots are replaced."""

@@ -237,5 +237,5 @@ def inference(network: Network, images: np.ndarray, *, threads: int) -> tuple[np
     )
     feed = {network.input: images}
     if network.label:
-        feed[network.label] = np.zeros(len(images), np.int64)
+        feed[network.label] = np.zeros((len(images), *(n or 1 for n in network.shapes[network.label][1:])), np.int64)
     return session.run([network.output], feed)[0], "onnxruntime"

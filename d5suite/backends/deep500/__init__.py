@@ -10,8 +10,8 @@ BACKEND = Backend(
     distributions=("deep500",),
     install="pip install 'd5suite[deep500]'",
     modes={
-        "vectorised": "deep500's NumPy operators, graph executor and optimizers; a custom operator for convolution",
-        "reference": "deep500's own convolution too, which loops in Python: for networks up to LeNet-5",
+        "vectorised": "deep500's NumPy operators, graph executor and optimizers; custom convolution and pooling",
+        "reference": "deep500's own convolution and pooling too, which loop in Python: for networks up to LeNet-5",
     },
     levels=frozenset({0, 1, 2}),
     devices=("cpu",),

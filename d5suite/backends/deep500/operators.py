@@ -77,7 +77,7 @@ class Context(NodeContext):
     dtype : type
         NumPy's type of the activations and parameters.
     vectorised : bool
-        Whether convolutions are matrix products instead of loops.
+        Whether convolutions and pooling are array operations instead of loops over their outputs.
     dtypes : mapping
         ONNX type of every tensor; only at level 0.
     """
@@ -642,7 +642,7 @@ def _max_pool(node: Node, context: Context) -> CustomOperator:
     w = window(node, sizes)
     if context.wants(node, 1):
         return _max_pool_with_indices(node, context, w, [n or 0 for n in sizes])
-    if _is_native_pooling(w) and not context.is_integer(node.inputs[0]):
+    if not context.vectorised and _is_native_pooling(w) and not context.is_integer(node.inputs[0]):
         settings = {"kernel_shape": list(w.kernel), "pads": [*w.pads_begin, *w.pads_end], "strides": list(w.strides)}
         if all(s >= k for s, k in zip(w.strides, w.kernel, strict=True)):
             return native.MaxPoolOp(*context.describe(node), **settings)
@@ -687,7 +687,7 @@ def _average_pool(node: Node, context: Context) -> CustomOperator:
     sizes = _spatial(node, context)
     w = window(node, sizes)
     include = node.attributes["count_include_pad"]
-    if _is_native_pooling(w):
+    if not context.vectorised and _is_native_pooling(w):
         return native.AveragePoolOp(
             *context.describe(node),
             count_include_pad=include,

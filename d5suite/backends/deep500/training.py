@@ -5,52 +5,182 @@ Imports deep500 (through `repairs`), NumPy and `d5suite.levels`.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from d5suite.backends.deep500.network import Executor
-from d5suite.backends.deep500.repairs import optimizers
+from d5suite.backends.deep500.repairs import deep500, optimizers
 from d5suite.levels import training
-from d5suite.levels.network import Native
-from d5suite.levels.training import Optimizer
+from d5suite.levels.network import Arrays, Native
+from d5suite.levels.training import LEARNING_RATE, SGD, STEPS, Adagrad, Adam, AdamW, Optimizer, RMSProp
+
+_SLOTS: Mapping[str, Mapping[str, str]] = {
+    "sgd": {"velocity": "accumulation"},
+    "rmsprop": {"square": "squares", "velocity": "accumulation"},
+    "adagrad": {"square": "squares"},
+    "adam": {"moment": "first_momentum", "square": "second_momentum"},
+    "adamw": {"moment": "first_momentum", "square": "second_momentum"},
+}
+"""By optimizer: deep500's names of the arrays it keeps."""
 
 
-class DecayedMomentum(optimizers.MomentumOptimizer):
-    """deep500's momentum with coupled weight decay and, if asked for, Nesterov's step, which it has not."""
+class PreparedGradients(deep500.GraphExecutor):
+    """A training graph's executor for deep500's optimizers, which know neither accumulation, clipping nor decay.
 
-    def __init__(self, executor: Any, loss: str, settings: Optimizer) -> None:
-        super().__init__(executor, loss, lr=settings.learning_rate, momentum=settings.momentum)
-        self._decay, self._nesterov = settings.weight_decay, settings.nesterov
+    It takes a sequence of batches, and leaves averaged, clipped and decayed gradients where optimizers look for them.
+
+    Parameters
+    ----------
+    executor : deep500.GraphExecutor
+    settings : Optimizer
+    """
+
+    def __init__(self, executor: Any, settings: Optimizer) -> None:
+        super().__init__(executor.network)
+        self._executor = executor
+        self._settings = settings
+        self._decay = 0.0 if isinstance(settings, AdamW) else settings.weight_decay
+
+    def inference(self, input: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """The network's output."""
+        answer: dict[str, np.ndarray] = self._executor.inference(input)
+        return answer
+
+    def inference_and_backprop(self, input: Sequence[Mapping[str, np.ndarray]], y: str = "loss") -> Any:
+        """The mean loss."""
+        network, settings = self.network, self._settings
+        answer = self._executor.inference_and_backprop(input[0], y)
+        if len(input) == 1 and not (settings.clip_value or settings.clip_norm or self._decay):
+            return answer
+        names, sources = zip(*network.gradient(y), strict=True)
+        loss, gradients = answer[y], network.fetch_tensors(sources)
+        for each in input[1:]:
+            loss = loss + self._executor.inference_and_backprop(each, y)[y]
+            gradients = [total + g for total, g in zip(gradients, network.fetch_tensors(sources), strict=True)]
+        if len(input) > 1:
+            loss = np.asarray(loss / len(input), answer[y].dtype)
+            gradients = [total / len(input) for total in gradients]
+        if settings.clip_value:
+            gradients = [np.clip(g, -settings.clip_value, settings.clip_value) for g in gradients]
+        if settings.clip_norm:
+            norm = math.sqrt(sum(float(np.vdot(g, g)) for g in gradients))
+            if norm > settings.clip_norm:
+                gradients = [g * (settings.clip_norm / norm) for g in gradients]
+        if self._decay:
+            gradients = [g + self._decay * p for g, p in zip(gradients, network.fetch_tensors(names), strict=True)]
+        for source, gradient in zip(sources, gradients, strict=True):
+            network.feed_tensor(source, gradient)
+        return {y: loss}
+
+
+class NesterovOptimizer(optimizers.MomentumOptimizer):
+    """deep500's momentum with Nesterov's step, which it has not."""
 
     def update_rule(self, grad: np.ndarray, old_param: np.ndarray, param_name: str) -> np.ndarray:
         """One parameter's new value."""
+        super().update_rule(grad, old_param, param_name)  # which moves the velocity
+        moved: np.ndarray = old_param - self.lr * (grad + self.momentum * self.accumulation[param_name])
+        return moved
+
+
+class RMSPropOptimizer(deep500.UpdateRuleOptimizer):
+    """RMSProp, which deep500 has not."""
+
+    def __init__(self, executor: Any, loss: str, settings: RMSProp) -> None:
+        super().__init__(executor, loss)
+        self.lr = settings.learning_rate
+        self.squares: dict[str, np.ndarray] = {}
+        self.accumulation: dict[str, np.ndarray] = {}
+        self._settings = settings
+
+    def update_rule(self, grad: np.ndarray, old_param: np.ndarray, param_name: str) -> np.ndarray:
+        """One parameter's new value."""
+        settings = self._settings
+        square = settings.decay * self.squares[param_name] + (1 - settings.decay) * grad**2
+        step: np.ndarray = grad / np.sqrt(square + settings.epsilon)
+        if settings.momentum:
+            step = self.accumulation[param_name] = settings.momentum * self.accumulation[param_name] + step
+        self.squares[param_name] = square
+        return old_param - self.lr * step
+
+
+class AdamOptimizer(optimizers.AdamOptimizer):
+    """deep500's Adam with epsilon outside the root, where deep500 has it inside, and decoupled weight decay."""
+
+    def __init__(self, executor: Any, loss: str, settings: Adam) -> None:
+        super().__init__(executor, loss, settings.learning_rate, settings.beta1, settings.beta2, settings.epsilon)
+        self._decay = settings.weight_decay if isinstance(settings, AdamW) else 0.0
+
+    def update_rule(self, grad: np.ndarray, old_param: np.ndarray, param_name: str) -> np.ndarray:
+        """One parameter's new value."""
+        first = self.beta1 * self.first_momentum[param_name] + (1 - self.beta1) * grad
+        second = self.beta2 * self.second_momentum[param_name] + (1 - self.beta2) * grad**2
+        self.first_momentum[param_name], self.second_momentum[param_name] = first, second
+        root = np.sqrt(second / (1 - self.beta2**self.t))
+        step: np.ndarray = first / (1 - self.beta1**self.t) / (root + self.epsilon)
         if self._decay:
-            grad = grad + self._decay * old_param
-        moved: np.ndarray = super().update_rule(grad, old_param, param_name)
-        if not self._nesterov:
-            return moved
-        return old_param - self.lr * (grad + self.momentum * self.accumulation[param_name])
+            step = step + self._decay * old_param
+        return old_param - self.lr * step
+
+
+def _native(executor: Any, loss: str, settings: Optimizer) -> Any:
+    """deep500's optimizer, whose formula is the neutral one on gradients that are prepared."""
+    rate = settings.learning_rate
+    if isinstance(settings, SGD):
+        if not settings.momentum:
+            return optimizers.GradientDescent(executor, loss, lr=rate)
+        kind = NesterovOptimizer if settings.nesterov else optimizers.MomentumOptimizer
+        return kind(executor, loss, lr=rate, momentum=settings.momentum)
+    if isinstance(settings, RMSProp):
+        return RMSPropOptimizer(executor, loss, settings)
+    if isinstance(settings, Adagrad):
+        return optimizers.AdaGradOptimizer(executor, loss, lr=rate, eps=settings.epsilon)
+    assert isinstance(settings, Adam)
+    return AdamOptimizer(executor, loss, settings)
 
 
 class Trainer(training.Trainer):
-    """deep500's gradient descent and momentum, whose formulas are the neutral ones; for the rest `DecayedMomentum`."""
+    """deep500's optimizers where it has them and their formulas are the neutral ones; else others in its own form."""
 
     executor: Executor
 
     def __init__(self, executor: Executor, optimizer: Optimizer) -> None:
         super().__init__(executor, optimizer)
         self._label, self._loss = executor.network.require_loss()
-        rate, momentum = optimizer.learning_rate, optimizer.momentum
-        if optimizer.weight_decay or optimizer.nesterov:
-            self._optimizer = DecayedMomentum(executor.training, self._loss, optimizer)
-        elif momentum:
-            self._optimizer = optimizers.MomentumOptimizer(executor.training, self._loss, lr=rate, momentum=momentum)
-        else:
-            self._optimizer = optimizers.GradientDescent(executor.training, self._loss, lr=rate)
+        self._optimizer = _native(PreparedGradients(executor.training, optimizer), self._loss, optimizer)
+        self._steps = 0
+        for values in self._slots().values():
+            for name, parameter in executor.parameters().items():
+                if name in executor.network.parameters:
+                    values[name] = np.full_like(parameter, optimizer.initial)
 
     @np.errstate(all="ignore")
-    def step(self, feed: Native) -> Native:
+    def step(self, feed: Native, *more: Native) -> Native:
         self.executor.trained()
-        loss: Native = self._optimizer.step({name: feed[name] for name in (self.executor.network.input, self._label)})
+        names = (self.executor.network.input, self._label)
+        loss: Native = self._optimizer.step([{name: each[name] for name in names} for each in (feed, *more)])
+        self._steps += 1
         return loss
+
+    def _change_rate(self, rate: float) -> None:
+        self._optimizer.lr = rate
+
+    def state(self) -> dict[str, np.ndarray]:
+        found = {STEPS: np.array(self._steps), LEARNING_RATE: np.array(self.learning_rate)}
+        for slot, values in self._slots().items():
+            found.update(self.executor.fetch({f"{slot}/{name}": value for name, value in values.items()}))
+        return found
+
+    def load_state(self, values: Arrays) -> None:
+        self.check_state(values)
+        self.set_learning_rate(float(values[LEARNING_RATE]))
+        self._steps = self._optimizer.t = int(values[STEPS])  # t: Adam's count
+        for slot, held in self._slots().items():
+            held.update({name: np.array(values[f"{slot}/{name}"], value.dtype) for name, value in held.items()})
+
+    def _slots(self) -> dict[str, dict[str, np.ndarray]]:
+        """deep500's arrays by parameter, for each of `Optimizer.slots`."""
+        return {slot: getattr(self._optimizer, _SLOTS[self.optimizer.name][slot]) for slot in self.optimizer.slots}

@@ -59,8 +59,8 @@ class Executor(level.Executor):
             self._train = _Program(network, network.loss, self._context(training=True), self._activations)
         random = network.loss is not None and self._train.random
         with self.scope():
-            self.trained = {name: self._native(name, network.initializers[name]) for name in network.parameters}
-            statistics = {name: self._native(name, network.initializers[name]) for name in network.statistics}
+            self.trained = {name: self.native(name, network.initializers[name]) for name in network.parameters}
+            statistics = {name: self.native(name, network.initializers[name]) for name in network.statistics}
             key = jax.device_put(runtime.initial_key(), self.native_device) if random else None
         self.state: tuple[ArrayTree, jax.Array | None] = (statistics, key)
         self._forward = self.compiled(self._run)
@@ -105,7 +105,7 @@ class Executor(level.Executor):
 
     # Weights and data, in and out.
 
-    def _native(self, name: str, value: np.ndarray) -> jax.Array:
+    def native(self, name: str, value: np.ndarray) -> jax.Array:
         """An array of our own with a parameter's or statistic's value."""
         return jax.device_put(self._stored(name, value, self._array), self.native_device)
 
@@ -139,7 +139,7 @@ class Executor(level.Executor):
         self.check_parameters(values)
         statistics, key = self.state
         with self.scope():
-            loaded = {name: self._native(name, np.asarray(value)) for name, value in values.items()}
+            loaded = {name: self.native(name, np.asarray(value)) for name, value in values.items()}
         self.trained = {name: loaded.get(name, value) for name, value in self.trained.items()}
         self.state = ({name: loaded.get(name, value) for name, value in statistics.items()}, key)
 

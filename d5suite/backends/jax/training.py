@@ -1,22 +1,73 @@
-"""Level 2 on JAX: an Optax optimizer on an executor's parameters. Imports JAX, Optax and `d5suite.levels`."""
+"""Level 2 on JAX: an Optax optimizer on an executor's parameters. Imports JAX, Optax, NumPy and `d5suite.levels`."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 import optax
 
 from d5suite.backends.jax.network import Executor
 from d5suite.levels import training
-from d5suite.levels.network import Native
-from d5suite.levels.training import Optimizer
+from d5suite.levels.network import Arrays, Native
+from d5suite.levels.training import LEARNING_RATE, SGD, STEPS, Adagrad, Adam, AdamW, Optimizer, RMSProp
+
+_SLOTS: Mapping[str, Mapping[str, str]] = {
+    "sgd": {"velocity": "trace"},
+    "rmsprop": {"square": "nu", "velocity": "trace"},
+    "adagrad": {"square": "sum_of_squares"},
+    "adam": {"moment": "mu", "square": "nu"},
+    "adamw": {"moment": "mu", "square": "nu"},
+}
+"""By optimizer: Optax's names of the arrays it keeps."""
+
+
+def scale_by_root_of_sum(settings: Adagrad) -> optax.GradientTransformation:
+    """Adagrad with epsilon outside the root, as ``optax.scale_by_rss``, which has it inside."""
+
+    def initial(trained: Any) -> optax.ScaleByRssState:
+        return optax.ScaleByRssState(jax.tree.map(lambda p: jnp.full_like(p, settings.initial_square), trained))
+
+    def update(gradients: Any, state: optax.ScaleByRssState, trained: Any = None) -> Any:
+        squares = jax.tree.map(lambda s, g: s + g * g, state.sum_of_squares, gradients)
+        directions = jax.tree.map(lambda g, s: g / (jnp.sqrt(s) + settings.epsilon), gradients, squares)
+        return directions, optax.ScaleByRssState(squares)
+
+    return optax.GradientTransformation(initial, update)
+
+
+def direction(settings: Optimizer) -> optax.GradientTransformation:
+    """What turns gradients into what the learning rate multiplies; Optax's formulas are the neutral ones."""
+    chain = [optax.identity()]
+    if settings.clip_value:
+        chain.append(optax.clip(settings.clip_value))
+    if settings.clip_norm:
+        chain.append(optax.clip_by_global_norm(settings.clip_norm))
+    decay = [optax.add_decayed_weights(settings.weight_decay)] if settings.weight_decay else []
+    if not isinstance(settings, AdamW):
+        chain += decay
+    if isinstance(settings, RMSProp):
+        chain.append(optax.scale_by_rms(settings.decay, settings.epsilon, eps_in_sqrt=True))
+    elif isinstance(settings, Adagrad):
+        chain.append(scale_by_root_of_sum(settings))
+    elif isinstance(settings, Adam):
+        chain.append(optax.scale_by_adam(settings.beta1, settings.beta2, settings.epsilon))
+    if isinstance(settings, AdamW):
+        chain += decay
+    if isinstance(settings, (SGD, RMSProp)) and settings.momentum:
+        chain.append(optax.trace(settings.momentum, isinstance(settings, SGD) and settings.nesterov))
+    return optax.chain(*chain)
 
 
 class Trainer(training.Trainer):
-    """`optax.sgd`, whose formulas are the neutral ones, after the decay; forward, backward and update are one program.
+    """Optax's transformations of the gradients; forward, backward and update are one program.
 
-    The program takes over the memory of parameters, running statistics and velocities.
+    The program takes over the memory of parameters, running statistics and the optimizer's arrays. The learning rate is
+    an argument that stays on the device. In a step of several batches, a program of its own adds up the gradients of
+    all but the last.
     """
 
     executor: Executor
@@ -24,26 +75,84 @@ class Trainer(training.Trainer):
     def __init__(self, executor: Executor, optimizer: Optimizer) -> None:
         super().__init__(executor, optimizer)
         self._label, self._loss = executor.network.require_loss()
-        decay = [optax.add_decayed_weights(optimizer.weight_decay)] if optimizer.weight_decay else []
-        self._optimizer = optax.chain(
-            *decay, optax.sgd(optimizer.learning_rate, optimizer.momentum or None, optimizer.nesterov)
-        )
+        self._direction = direction(optimizer)
+        self._steps = 0
         with executor.scope():
-            velocities = executor.compiled(self._optimizer.init)(executor.trained)
+            slots = executor.compiled(self._direction.init)(executor.trained)
             # Like the parameters bound to their device, or the second step would be compiled anew.
-            self._velocities = jax.device_put(velocities, executor.native_device)
+            self._slots = jax.device_put(slots, executor.native_device)
+        self._change_rate(optimizer.learning_rate)
         self._step = executor.compiled(self._update, donate=(0, 1, 2))
+        self._add = executor.compiled(self._gather, donate=(1, 4))
 
-    def _update(self, trained: Any, state: Any, velocities: Any, images: jax.Array, labels: jax.Array) -> Any:
+    def _gather(self, trained: Any, state: Any, images: jax.Array, labels: jax.Array, gathered: Any) -> Any:
+        """The next running statistics; and loss and gradients, added to those gathered before."""
         (loss, state), gradients = jax.value_and_grad(self.executor.loss, has_aux=True)(trained, state, images, labels)
-        updates, velocities = self._optimizer.update(gradients, velocities, trained)
-        return loss, optax.apply_updates(trained, updates), state, velocities
+        found = (loss, gradients)
+        return state, found if gathered is None else jax.tree.map(jnp.add, gathered, found)
 
-    def step(self, feed: Native) -> Native:
+    def _update(
+        self,
+        trained: Any,
+        state: Any,
+        slots: Any,
+        rate: jax.Array,
+        images: jax.Array,
+        labels: jax.Array,
+        gathered: Any,
+        count: float | None,
+    ) -> Any:
+        state, found = self._gather(trained, state, images, labels, gathered)
+        if gathered is not None:
+            found = jax.tree.map(lambda total: total / count, found)
+        loss, gradients = found
+        directions, slots = self._direction.update(gradients, slots, trained)
+        return loss, jax.tree.map(lambda p, v: p - rate * v, trained, directions), state, slots
+
+    def step(self, feed: Native, *more: Native) -> Native:
         executor = self.executor
+        image, label = executor.network.input, self._label
+        *earlier, last = (feed, *more)
+        gathered = None
         with executor.scope():
-            loss, executor.trained, executor.state, self._velocities = self._step(
-                executor.trained, executor.state, self._velocities, feed[executor.network.input], feed[self._label]
+            for each in earlier:
+                executor.state, gathered = self._add(
+                    executor.trained, executor.state, each[image], each[label], gathered
+                )
+            count = 1.0 + len(more) if more else None
+            loss, executor.trained, executor.state, self._slots = self._step(
+                executor.trained, executor.state, self._slots, self._rate, last[image], last[label], gathered, count
             )
+        self._steps += 1
         executor.issued(loss)
         return {self._loss: loss}
+
+    def _change_rate(self, rate: float) -> None:
+        executor = self.executor
+        dtype = np.float64 if executor.precision == "fp64" else np.float32
+        with executor.scope():
+            self._rate = jax.device_put(np.array(rate, dtype), executor.native_device)
+
+    def state(self) -> dict[str, np.ndarray]:
+        found = {STEPS: np.array(self._steps), LEARNING_RATE: np.array(self.learning_rate)}
+        for slot in self.optimizer.slots:
+            native = _SLOTS[self.optimizer.name][slot]
+            (arrays,) = (getattr(each, native) for each in self._slots if native in each._fields)
+            found.update({f"{slot}/{name}": array for name, array in self.executor.fetch(arrays).items()})
+        return found
+
+    def load_state(self, values: Arrays) -> None:
+        self.check_state(values)
+        executor = self.executor
+        self.set_learning_rate(float(values[LEARNING_RATE]))
+        self._steps = int(values[STEPS])
+        with executor.scope():
+            loaded: dict[str, Any] = {"count": jax.device_put(np.array(self._steps, np.int32), executor.native_device)}
+            for slot in self.optimizer.slots:
+                loaded[_SLOTS[self.optimizer.name][slot]] = {
+                    name: executor.native(name, np.asarray(values[f"{slot}/{name}"])) for name in executor.trained
+                }
+        self._slots = tuple(
+            each._replace(**{native: array for native, array in loaded.items() if native in each._fields})
+            for each in self._slots
+        )

@@ -17,7 +17,7 @@ from keras import layers, ops
 
 from d5suite.errors import NetworkError
 from d5suite.levels.baseline import Baseline
-from d5suite.levels.training import Optimizer
+from d5suite.levels.training import SGD
 from d5suite.network import Network
 
 STAGES = ((64, 3, 1), (128, 4, 2), (256, 6, 2), (512, 3, 2))
@@ -107,7 +107,7 @@ def default_dtype(precision: str) -> Iterator[None]:
 
 def resnet50_training_step(
     network: Network,
-    optimizer: Optimizer,
+    optimizer: SGD,
     images: np.ndarray,
     labels: np.ndarray,
     *,

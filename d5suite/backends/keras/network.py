@@ -126,7 +126,7 @@ class Executor(levels.Executor):
 
     # Weights and data, in and out.
 
-    def _stored(self, name: str, array: np.ndarray) -> np.ndarray:
+    def stored(self, name: str, array: np.ndarray) -> np.ndarray:
         layout = self._layouts.get(name)
         return array.transpose(layout) if layout else array
 
@@ -136,7 +136,7 @@ class Executor(levels.Executor):
         with self.scope():
             for name, array in arrays.items():
                 dtype = self._array if name == network.input else np.int32
-                value = np.array(self._stored(name, np.asarray(array)), dtype, order="C")
+                value = np.array(self.stored(name, np.asarray(array)), dtype, order="C")
                 fed[name] = ops.convert_to_tensor(
                     value, dtype=_ACTIVATIONS[self.precision] if name == network.input else "int32"
                 )
@@ -160,7 +160,7 @@ class Executor(levels.Executor):
         self.hold(None)
         with self.scope():
             for name, value in values.items():
-                self.variables[name].assign(np.array(self._stored(name, np.asarray(value)), self._array, order="C"))
+                self.variables[name].assign(np.array(self.stored(name, np.asarray(value)), self._array, order="C"))
 
     # The measured paths.
 

@@ -388,7 +388,8 @@ def _merge(layer: Any, function: Function) -> Factory:
 
     def factory(node: Node, context: Context) -> Any:
         converters = _aligned(node, context)
-        alike = len({context.shape(name) for name in node.inputs}) == 1 and not context.single
+        shapes = {context.shape(name) for name in node.inputs}
+        alike = len(shapes) == 1 and shapes != {()} and not context.single  # Keras's layers do not merge scalars
         if alike and len(node.inputs) > 1 and layer and context.computed(*node.inputs) and set(converters) == {_same}:
             return layer(**context.settings(node))([context.tensors[name] for name in node.inputs])
 

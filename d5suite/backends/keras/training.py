@@ -1,11 +1,12 @@
-"""Level 2 in Keras: Keras's own compiled training step, with its SGD.
+"""Level 2 in Keras: Keras's own compiled training step, with Keras's optimizers.
 
-Imports Keras, NumPy, `d5suite.levels` and this adapter's `network`.
+Imports Keras, the chosen backend late, NumPy, `d5suite.levels` and this adapter's `network`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields, replace
 from typing import Any
 
 import keras
@@ -14,66 +15,167 @@ from keras import ops
 
 from d5suite.backends.keras.network import Executor
 from d5suite.levels import training as levels
-from d5suite.levels.network import Native
-from d5suite.levels.training import Optimizer
+from d5suite.levels.network import Arrays, Native
+from d5suite.levels.training import LEARNING_RATE, SGD, STEPS, Adagrad, Adam, AdamW, Optimizer, RMSProp
+
+_SLOTS: Mapping[str, Mapping[str, str]] = {
+    "sgd": {"velocity": "momentums"},
+    "rmsprop": {"square": "_velocities", "velocity": "_momentums"},
+    "adagrad": {"square": "_accumulators"},
+    "adam": {"moment": "_momentums", "square": "_velocities"},
+    "adamw": {"moment": "_momentums", "square": "_velocities"},
+}
+"""By optimizer: Keras's names of the variables it keeps."""
+
+_VELOCITY_SIGN = {"sgd": -1.0, "rmsprop": 1.0}
+"""By optimizer: Keras's velocity is the neutral one times the learning rate and this."""
 
 
-def _sgd(optimizer: Optimizer, variables: Sequence[Any]) -> Any:
-    """Keras's SGD, with the weight decay coupled; its own would be decoupled.
+def _optimizer(settings: Optimizer, variables: Sequence[Any]) -> Any:
+    """Keras's optimizer, its gradients clipped and decayed as the formulas have it; built for the variables.
 
-    Keras's velocity has the learning rate in it: while the rate is constant, it is -r times the neutral one.
+    Keras's own ``weight_decay`` is decoupled, which is AdamW's; its clipping is by value or by norm, not by both.
     """
-    native = type(keras.optimizers.SGD())  # on PyTorch, a class that updates all variables in a few calls
-    decay = optimizer.weight_decay
+    kind, arguments = _native(settings)
+    rate = settings.learning_rate
+    native = type(kind(rate))  # on PyTorch, a class that updates all variables in a few calls
+    prepare = _clipped_and_decayed if keras.backend.backend() != "torch" else _clipped_and_decayed_on_torch
 
-    class CoupledSGD(native):  # type: ignore[misc, valid-type]
+    class Conforming(native):  # type: ignore[misc, valid-type]
         def apply(self, grads: Any, trainable_variables: Any = None) -> Any:
-            decayed = list(variables if trainable_variables is None else trainable_variables)
-            return super().apply(_with_decay(list(grads), decayed, decay), trainable_variables)
+            used = list(variables if trainable_variables is None else trainable_variables)
+            return super().apply(prepare(list(grads), used, settings), trainable_variables)
 
-    sgd = (CoupledSGD if decay else native)(
-        learning_rate=optimizer.learning_rate,
-        momentum=np.float64(optimizer.momentum),  # Keras on TensorFlow takes Python's own float by way of float32
-        nesterov=optimizer.nesterov,
-    )
-    sgd.build(list(variables))
-    return sgd
+        if isinstance(settings, Adam):
+
+            def _backend_update_step(self, grads: Any, trainable_variables: Any, learning_rate: Any) -> None:
+                """Keras adds epsilon before the correction by b2^t ("epsilon hat" in the paper): correct it, too."""
+                dtype = variables[0].dtype
+                power = ops.power(ops.cast(self.beta_2, dtype), ops.cast(self.iterations + 1, dtype))
+                self.epsilon = ops.multiply(settings.epsilon, ops.sqrt(1 - power))
+                super()._backend_update_step(grads, trainable_variables, learning_rate)
+                self.epsilon = settings.epsilon
+
+        if isinstance(settings, Adagrad):  # whose epsilon Keras has inside the root
+
+            def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
+                square = self._accumulators[self._get_variable_index(variable)]
+                self.assign_add(square, ops.square(gradient))
+                step = ops.multiply(ops.cast(learning_rate, variable.dtype), gradient)
+                self.assign_sub(variable, ops.divide(step, ops.add(ops.sqrt(square), settings.epsilon)))
+
+            def _parallel_update_step(self, grads: Any, variables: Any, learning_rate: Any) -> None:
+                """The same on PyTorch."""
+                import torch
+
+                squares = [self._accumulators[self._get_variable_index(variable)].value for variable in variables]
+                torch._foreach_addcmul_(squares, grads, grads)
+                roots = torch._foreach_sqrt(squares)
+                torch._foreach_add_(roots, settings.epsilon)
+                steps = torch._foreach_div(grads, roots)
+                torch._foreach_mul_(steps, learning_rate.value)
+                torch._foreach_sub_([variable.value for variable in variables], steps)
+
+    coupled = settings.weight_decay and not isinstance(settings, AdamW)
+    conforms = isinstance(settings, SGD) and not (coupled or settings.clip_value or settings.clip_norm)
+    optimizer = (native if conforms else Conforming)(rate, **arguments)
+    optimizer.build(list(variables))
+    return optimizer
 
 
-def _with_decay(gradients: list[Any], variables: list[Any], decay: float) -> list[Any]:
-    if keras.backend.backend() == "torch":
-        import torch
+def _native(settings: Optimizer) -> tuple[Any, dict[str, Any]]:
+    """Keras's class and its arguments but the learning rate."""
+    if isinstance(settings, SGD):
+        return keras.optimizers.SGD, {"momentum": settings.momentum, "nesterov": settings.nesterov}
+    if isinstance(settings, RMSProp):
+        return keras.optimizers.RMSprop, {
+            "rho": settings.decay, "momentum": settings.momentum, "epsilon": settings.epsilon
+        }  # fmt: skip
+    if isinstance(settings, Adagrad):
+        return keras.optimizers.Adagrad, {"initial_accumulator_value": settings.initial_square}
+    assert isinstance(settings, Adam)
+    arguments = {"beta_1": settings.beta1, "beta_2": settings.beta2, "epsilon": settings.epsilon}
+    if isinstance(settings, AdamW) and settings.weight_decay:
+        return keras.optimizers.AdamW, {**arguments, "weight_decay": settings.weight_decay}
+    return keras.optimizers.Adam, arguments
 
-        return list(torch._foreach_add(gradients, [variable.value for variable in variables], alpha=decay))
-    return [ops.add(g, ops.multiply(v, decay)) for g, v in zip(gradients, variables, strict=True)]
+
+def _clipped_and_decayed(gradients: list[Any], variables: list[Any], settings: Optimizer) -> list[Any]:
+    if keras.backend.backend() == "tensorflow":
+        import tensorflow as tf
+
+        gradients = [tf.convert_to_tensor(gradient) for gradient in gradients]  # slices, whose rows may repeat
+    limit = settings.clip_value
+    if limit:
+        gradients = [ops.clip(gradient, -limit, limit) for gradient in gradients]
+    limit = settings.clip_norm
+    if limit:
+        norm = ops.sqrt(sum(ops.sum(ops.square(gradient)) for gradient in gradients))
+        scale = ops.minimum(ops.divide(limit, norm), 1)
+        gradients = [ops.multiply(gradient, scale) for gradient in gradients]
+    decay = settings.weight_decay
+    if decay and not isinstance(settings, AdamW):
+        gradients = [ops.add(g, ops.multiply(v, decay)) for g, v in zip(gradients, variables, strict=True)]
+    return gradients
+
+
+def _clipped_and_decayed_on_torch(gradients: list[Any], variables: list[Any], settings: Optimizer) -> list[Any]:
+    import torch
+
+    limit = settings.clip_value
+    if limit:
+        gradients = list(torch._foreach_clamp_max(torch._foreach_clamp_min(gradients, -limit), limit))
+    limit = settings.clip_norm
+    if limit:
+        norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
+        gradients = list(torch._foreach_mul(gradients, (limit / norm).clamp(max=1.0)))
+    decay = settings.weight_decay
+    if decay and not isinstance(settings, AdamW):
+        gradients = list(torch._foreach_add(gradients, [variable.value for variable in variables], alpha=decay))
+    return gradients
 
 
 class Trainer(levels.Trainer):
-    """The step that ``Model.fit`` repeats, without its progress bar and callbacks."""
+    """The step that ``Model.fit`` repeats, without its progress bar and callbacks.
+
+    ``fit`` would accumulate gradients over steps of one batch, counted by the optimizer. Here a step of several batches
+    sums the executor's gradients, and the optimizer is compiled by itself.
+    """
 
     executor: Executor
 
     def __init__(self, executor: Executor, optimizer: Optimizer) -> None:
         super().__init__(executor, optimizer)
         self._label, self._loss = executor.network.require_loss()
+        # Keras on TensorFlow takes Python's own floats by way of float32.
+        self._number: Callable[[float], float] = np.float64 if executor.precision == "fp64" else float
+        numbers = {each.name: getattr(optimizer, each.name) for each in fields(optimizer)}
+        settings = replace(optimizer, **{k: self._number(v) for k, v in numbers.items() if not isinstance(v, bool)})
         with executor.scope():
             self._model = executor.loss_model()
-            sgd = _sgd(optimizer, self._model.trainable_variables)
-            self._model.compile(optimizer=sgd, jit_compile="auto")
+            self._optimizer = _optimizer(settings, self._model.trainable_variables)
+            self._model.compile(optimizer=self._optimizer, jit_compile="auto")
             self._model.make_train_function()
             self._variables = [
                 self._model.trainable_variables,
                 self._model.non_trainable_variables,
-                sgd.variables,
+                self._optimizer.variables,
                 self._model.metrics_variables,
             ]
+        names = {id(variable): name for name, variable in executor.variables.items()}
+        self._trained = [names[id(variable)] for variable in self._model.trainable_variables]
         self._state: Any = None
-        self._run = {"tensorflow": self._run_in_place, "torch": self._run_in_place, "jax": self._run_stateless}[
-            executor.mode
-        ]
+        self._run, prepare = {
+            "tensorflow": (self._run_in_place, self._prepare_tensorflow),
+            "torch": (self._run_in_place, self._prepare_torch),
+            "jax": (self._run_stateless, self._prepare_jax),
+        }[executor.mode]
+        self._add, self._apply = prepare()
         self._taken_back = self._take_back
 
-    def step(self, feed: Native) -> Native:
+    def step(self, feed: Native, *more: Native) -> Native:
+        if more:
+            return {self._loss: self._run_several((feed, *more))}
         batch = ([feed[self.executor.network.input], feed[self._label]],)
         with self.executor.scope():
             return {self._loss: self._run(batch)["loss"]}
@@ -95,3 +197,102 @@ class Trainer(levels.Trainer):
             for variable, value in zip(group, values, strict=True):
                 variable.assign(value)
         self._state = None
+
+    # Several batches: sums of the loss and the gradients, which an update divides by their number.
+
+    def _run_several(self, feeds: Sequence[Native]) -> Any:
+        sums: list[Any] = []
+        for feed in feeds:
+            answer = self.executor.forward_backward(feed)
+            terms = [answer[name] for name in (self._loss, *self._trained)]
+            with self.executor.scope():
+                sums = self._add(sums, terms) if sums else terms
+        with self.executor.scope():
+            return self._apply(sums, len(feeds))
+
+    def _prepare_tensorflow(self) -> tuple[Callable[..., Any], Callable[..., Any]]:
+        import tensorflow as tf
+
+        compiled = self._model.jit_compile
+        return (
+            tf.function(_sums, autograph=False, jit_compile=compiled),
+            tf.function(self._apply_in_place, autograph=False, jit_compile=compiled),
+        )
+
+    def _prepare_torch(self) -> tuple[Callable[..., Any], Callable[..., Any]]:
+        import torch
+
+        return torch._foreach_add, torch.no_grad()(self._apply_in_place)
+
+    def _apply_in_place(self, sums: list[Any], count: int) -> Any:
+        loss, *gradients = [ops.divide(each, count) for each in sums]
+        self._optimizer.apply(gradients, self._model.trainable_variables)
+        return loss
+
+    def _prepare_jax(self) -> tuple[Callable[..., Any], Callable[..., Any]]:
+        import jax
+
+        def update(held: tuple[list[Any], list[Any]], sums: list[Any], count: int) -> tuple[Any, Any]:
+            loss, *gradients = [ops.divide(each, count) for each in sums]
+            trained, kept = held
+            return loss, self._optimizer.stateless_apply(kept, gradients, trained)
+
+        compiled = jax.jit(update, donate_argnums=0)
+        groups = self._model.trainable_variables, self._optimizer.variables
+
+        def apply(sums: list[Any], count: int) -> Any:
+            held = tuple([variable.value for variable in group] for group in groups)
+            loss, updated = compiled(held, sums, count)
+            for group, values in zip(groups, updated, strict=True):
+                for variable, value in zip(group, values, strict=True):
+                    variable.assign(value)
+            self.executor.pending((loss, updated))
+            return loss
+
+        return jax.jit(_sums), apply
+
+    # What the optimizer remembers.
+
+    def _change_rate(self, rate: float) -> None:
+        self.executor.hold(None)
+        with self.executor.scope():
+            self._optimizer.learning_rate = self._number(rate)
+            for variable in self._slots().get("velocity", ()):
+                variable.assign(variable.value * (rate / self.learning_rate))
+
+    def state(self) -> dict[str, np.ndarray]:
+        self.executor.hold(None)
+        steps = int(self._optimizer.iterations)
+        found = {STEPS: np.array(steps), LEARNING_RATE: np.array(self.learning_rate)}
+        for slot, variables in self._slots().items():
+            held = {name: variable.value for name, variable in zip(self._trained, variables, strict=True)}
+            for name, value in self.executor.fetch(held).items():
+                # In float64, for what is divided by the rate here is multiplied by it again on loading.
+                velocity = slot == "velocity"
+                found[f"{slot}/{name}"] = value.astype(np.float64) / self._velocity_factor() if velocity else value
+        return found
+
+    def load_state(self, values: Arrays) -> None:
+        self.check_state(values)
+        self.set_learning_rate(float(values[LEARNING_RATE]))
+        self.executor.hold(None)
+        with self.executor.scope():
+            self._optimizer.iterations.assign(int(values[STEPS]))
+            for slot, variables in self._slots().items():
+                for name, variable in zip(self._trained, variables, strict=True):
+                    value = np.asarray(values[f"{slot}/{name}"], np.float64)
+                    if slot == "velocity":
+                        value = value * self._velocity_factor()
+                    variable.assign(np.array(self.executor.stored(name, value), variable.dtype, order="C"))
+
+    def _velocity_factor(self) -> float:
+        return _VELOCITY_SIGN[self.optimizer.name] * self.learning_rate
+
+    def _slots(self) -> dict[str, list[Any]]:
+        """Keras's variables by neutral slot, in the order of the model's trained variables."""
+        names = _SLOTS[self.optimizer.name]
+        return {slot: getattr(self._optimizer, names[slot]) for slot in self.optimizer.slots}
+
+
+def _sums(sums: list[Any], terms: list[Any]) -> list[Any]:
+    return [ops.add(a, b) for a, b in zip(sums, terms, strict=True)]

@@ -15,7 +15,7 @@ from d5suite.errors import NetworkError
 from d5suite.levels.baseline import Baseline
 
 if TYPE_CHECKING:
-    from d5suite.levels.training import Optimizer
+    from d5suite.levels.training import SGD
     from d5suite.network import Network
 
 nn = mx.gluon.nn
@@ -122,7 +122,7 @@ class NAG(mx.optimizer.NAG):
 
 def resnet50_training_step(
     network: Network,
-    optimizer: Optimizer,
+    optimizer: SGD,
     images: np.ndarray,
     labels: np.ndarray,
     *,
@@ -136,7 +136,7 @@ def resnet50_training_step(
     ----------
     network : Network
         A ResNet-50 of the zoo; gives the number of classes and the starting weights.
-    optimizer : Optimizer
+    optimizer : SGD
     images, labels : numpy.ndarray
         The batch: float32 (N, 3, H, W) and int64 (N,).
     mode, device, precision : str

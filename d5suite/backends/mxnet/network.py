@@ -43,6 +43,7 @@ class Executor(level.Executor):
             name: self._weight(name, network.initializers[name], trained=name in network.parameters)
             for name in (*network.parameters, *network.statistics)
         }
+        self._moving = False
         self._infer = self._block(network.output, training=False)
         self._inputs: list[str] = []
         self.unused_parameters: list[Any] = []
@@ -100,21 +101,35 @@ class Executor(level.Executor):
         return fetched
 
     def parameters(self) -> dict[str, np.ndarray]:
+        self._settle()
         return self.fetch({name: weight.data() for name, weight in self.weights.items()})
 
     def load_parameters(self, values: Arrays) -> None:
         self.check_parameters(values)
+        self._settle()
         for name, value in values.items():
             self.weights[name].set_data(self._array(value))
 
     # The measured paths.
 
+    def _settle(self) -> None:
+        """Wait for the running statistics.
+
+        MXNet's engine does not know that the backward pass of a cached graph writes them: read at once, they were old
+        in 141 of 150 runs of a small network.
+        """
+        if self._moving:
+            mx.nd.waitall()
+            self._moving = False
+
     def forward(self, feed: Native) -> Native:
+        self._settle()
         return {self.network.output: self._infer(feed[self.network.input])}
 
     def loss(self, feed: Native) -> Any:
         """The loss in training mode, recorded by autograd; its backward pass moves the running statistics."""
         self.network.require_loss()
+        self._moving = True
         with mx.autograd.record():
             return self._train(*[feed[name] for name in self._inputs])
 

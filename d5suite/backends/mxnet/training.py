@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -9,53 +10,68 @@ import numpy as np
 from d5suite.backends.mxnet.network import Executor
 from d5suite.backends.mxnet.runtime import mx
 from d5suite.levels import training
-from d5suite.levels.network import Native
-from d5suite.levels.training import Optimizer
+from d5suite.levels.network import Arrays, Native
+from d5suite.levels.training import LEARNING_RATE, SGD, STEPS, Adagrad, Adam, AdamW, Optimizer, RMSProp
 
 
-class Trainer(training.Trainer):
-    """`gluon.Trainer` with MXNet's ``sgd`` or, for Nesterov momentum, ``nag``.
+class Formula(mx.optimizer.Optimizer):
+    """The neutral formulas in MXNet's array operations.
 
-    Both have the learning rate inside the velocity, which is the same while it does not change, and decay every
-    parameter (``wd_mult`` is 1 unless set).
+    For float64, where MXNet's kernels round their settings to float32, and for Adagrad, whose epsilon MXNet has inside
+    the root. The state is a tuple of arrays in the order of `Optimizer.slots`.
     """
 
-    executor: Executor
+    def __init__(self, settings: Optimizer) -> None:
+        super().__init__(learning_rate=settings.learning_rate)
+        self.settings: Any = settings
 
-    def __init__(self, executor: Executor, optimizer: Optimizer) -> None:
-        super().__init__(executor, optimizer)
-        _, self._loss = executor.network.require_loss()
-        # MXNet updates several tensors in one kernel, as long as the longest of them: with neighbours of one size the
-        # update of ResNet-50 takes half as long as in the network's own order.
-        weights = [executor.weights[name] for name in executor.network.parameters]
-        self._trainer = mx.gluon.Trainer(
-            sorted(weights, key=lambda weight: int(np.prod(weight.shape)), reverse=True),
-            _optimizer(optimizer, exact=executor.precision == "fp64"),
-            kvstore=None,
-        )
-        self._unused = [weight.data() for weight in executor.unused_parameters]
+    def create_state(self, index: int, weight: Any) -> tuple[Any, ...]:
+        """The state of one parameter."""
+        settings = self.settings
+        like = {"ctx": weight.context, "dtype": weight.dtype}
+        return tuple(mx.nd.full(weight.shape, settings.initial, **like) for _ in settings.slots)
 
-    def step(self, feed: Native) -> Native:
-        loss = self.executor.loss(feed)
-        loss.backward()
-        for weight in self._unused:  # whose gradients stay zero, but weight decay applies to every parameter
-            weight._fresh_grad = True
-        self._trainer.step(1)  # the loss is the batch's mean already
-        for weight in self._unused:  # of which no backward pass rids the decay
-            weight.grad[:] = 0
-        return {self._loss: loss}
+    def update(self, index: int, weight: Any, grad: Any, state: tuple[Any, ...]) -> None:
+        """Update one parameter."""
+        self._update_count(index)
+        decay = self.settings.weight_decay
+        if isinstance(self.settings, AdamW):
+            weight *= 1 - self.lr * decay
+        elif decay:
+            grad = grad + decay * weight
+        weight -= self.lr * self._direction(grad, state, self._index_update_count[index])
+
+    def _direction(self, grad: Any, state: tuple[Any, ...], step: int) -> Any:
+        """What the learning rate multiplies; the state moves."""
+        settings = self.settings
+        if isinstance(settings, Adam):
+            moment, square = state
+            moment *= settings.beta1
+            moment += (1 - settings.beta1) * grad
+            square *= settings.beta2
+            square += (1 - settings.beta2) * grad**2
+            root = mx.nd.sqrt(square / (1 - settings.beta2**step))
+            return moment / (1 - settings.beta1**step) / (root + settings.epsilon)
+        if isinstance(settings, Adagrad):
+            (square,) = state
+            square += grad**2
+            return grad / (mx.nd.sqrt(square) + settings.epsilon)
+        if isinstance(settings, RMSProp):
+            square, *velocity = state
+            square *= settings.decay
+            square += (1 - settings.decay) * grad**2
+            grad = grad / mx.nd.sqrt(square + settings.epsilon)
+        else:
+            velocity = [*state]
+        if not velocity:
+            return grad
+        velocity[0] *= settings.momentum
+        velocity[0] += grad
+        nesterov = isinstance(settings, SGD) and settings.nesterov
+        return grad + settings.momentum * velocity[0] if nesterov else velocity[0]
 
 
-def _optimizer(settings: Optimizer, *, exact: bool) -> Any:
-    common = {"learning_rate": settings.learning_rate, "momentum": settings.momentum}
-    if exact:
-        return (_ExactNAG if settings.nesterov else _ExactSGD)(decay=settings.weight_decay, **common)
-    if settings.nesterov:
-        return _NAG(decay=settings.weight_decay, **common)
-    return mx.optimizer.SGD(wd=settings.weight_decay, **common)
-
-
-class _NAG(mx.optimizer.NAG):
+class NAG(mx.optimizer.NAG):
     """MXNet's, with the weight decay that its formula has.
 
     Its kernel stores the new weights before it moves the velocity, so that the velocity takes its decay from the new
@@ -73,38 +89,187 @@ class _NAG(mx.optimizer.NAG):
         super().update_multi_precision(index, weight, grad, state)
 
 
-class _ExactNAG(_NAG):
-    """Likewise in float64, where settings that the kernel rounds to float32 shall act exactly."""
+class RMSPropMomentum(Formula):
+    """RMSProp with momentum, which MXNet has only around the mean (``centered``).
 
-    def update_multi_precision(self, index: int, weight: Any, grad: Any, state: Any) -> None:
+    The kernel of the plain one runs on the velocity in the place of the weights, with a learning rate of -1.
+    """
+
+    def update(self, index: int, weight: Any, grad: Any, state: tuple[Any, ...]) -> None:
         """Update one parameter."""
-        grad += self.decay * weight
-        _compensate(self, grad, state)
-        mx.optimizer.NAG.update_multi_precision(self, index, weight, grad, state)
-        weight += (self.momentum - _rounded(self.momentum)) * state
+        settings, (square, velocity) = self.settings, state
+        if settings.weight_decay:
+            grad = grad + settings.weight_decay * weight
+        velocity *= settings.momentum
+        mx.nd.rmsprop_update(
+            velocity, grad, square, out=velocity, lr=-1, gamma1=settings.decay, epsilon=settings.epsilon
+        )
+        mx.nd.sgd_update(weight, velocity, out=weight, lr=self.lr)
 
 
-class _ExactSGD(mx.optimizer.SGD):
-    """MXNet's in float64, with settings that its kernel rounds to float32 acting exactly."""
+class CorrectedAdam(mx.optimizer.Adam):
+    """MXNet's, with epsilon after the correction of the mean square instead of before."""
 
-    def __init__(self, *, decay: float, **settings: float) -> None:
-        super().__init__(**settings)
-        self.decay = decay
-        self.aggregate_num = 0  # one parameter at a time
+    def __init__(self, settings: Adam) -> None:
+        super().__init__(settings.learning_rate, settings.beta1, settings.beta2, wd=settings.weight_decay)
+        self.settings = settings
 
-    def update_multi_precision(self, index: int, weight: Any, grad: Any, state: Any) -> None:
+    def update(self, index: int, weight: Any, grad: Any, state: Any) -> None:
         """Update one parameter."""
-        grad += self.decay * weight
-        _compensate(self, grad, state)
-        super().update_multi_precision(index, weight, grad, state)
+        step = self._index_update_count.get(index, self.begin_num_update) + 1
+        self.epsilon = self.settings.epsilon * math.sqrt(1 - self.settings.beta2**step)
+        super().update(index, weight, grad, state)
 
 
-def _compensate(optimizer: Any, grad: Any, state: Any) -> None:
-    """Scale gradient and velocity, so that the kernel's rounded learning rate and momentum act as the exact ones."""
-    grad *= optimizer.lr / _rounded(optimizer.lr)
-    if state is not None:
-        state *= optimizer.momentum / _rounded(optimizer.momentum)
+class DecoupledAdam(Formula):
+    """AdamW by MXNet's kernel, for which MXNet has no optimizer."""
+
+    def create_state(self, index: int, weight: Any) -> tuple[Any, ...]:
+        """The state of one parameter."""
+        self.unit = mx.nd.ones((1,), ctx=weight.context)  # the factor of the gradient, where the kernel reads it
+        return super().create_state(index, weight)
+
+    def update(self, index: int, weight: Any, grad: Any, state: tuple[Any, ...]) -> None:
+        """Update one parameter."""
+        self._update_count(index)
+        settings, step = self.settings, self._index_update_count[index]
+        root = math.sqrt(1 - settings.beta2**step)
+        mx.nd.contrib.adamw_update(
+            weight,
+            grad,
+            *state,
+            self.unit,
+            out=weight,
+            lr=self.lr * root / (1 - settings.beta1**step),
+            eta=1,
+            beta1=settings.beta1,
+            beta2=settings.beta2,
+            epsilon=settings.epsilon * root,
+            wd=self.lr * settings.weight_decay,
+        )
 
 
-def _rounded(setting: float) -> float:
-    return float(np.float32(setting))
+def _native(settings: Optimizer, *, exact: bool) -> Any:
+    """MXNet's optimizer, whose formula is the neutral one but for the learning rate inside the velocity of SGD."""
+    rate, decay = settings.learning_rate, settings.weight_decay
+    if exact or isinstance(settings, Adagrad):
+        return Formula(settings)
+    if isinstance(settings, SGD):
+        if settings.nesterov:
+            return NAG(learning_rate=rate, momentum=settings.momentum, decay=decay)
+        return mx.optimizer.SGD(learning_rate=rate, momentum=settings.momentum, wd=decay)
+    if isinstance(settings, RMSProp):
+        if settings.momentum:
+            return RMSPropMomentum(settings)
+        return mx.optimizer.RMSProp(rate, gamma1=settings.decay, epsilon=settings.epsilon, wd=decay)
+    assert isinstance(settings, Adam)
+    return DecoupledAdam(settings) if isinstance(settings, AdamW) else CorrectedAdam(settings)
+
+
+class Trainer(training.Trainer):
+    """`gluon.Trainer` with the native optimizer, which decays every parameter (``wd_mult`` is 1 unless set)."""
+
+    executor: Executor
+
+    def __init__(self, executor: Executor, optimizer: Optimizer) -> None:
+        super().__init__(executor, optimizer)
+        _, self._loss = executor.network.require_loss()
+        # MXNet updates several tensors in one kernel, as long as the longest of them: with neighbours of one size the
+        # update of ResNet-50 takes half as long as in the network's own order.
+        sizes = {name: int(np.prod(executor.weights[name].shape)) for name in executor.network.parameters}
+        self._names = sorted(sizes, key=lambda name: sizes[name], reverse=True)
+        self._weights = [executor.weights[name] for name in self._names]
+        self._rule = _native(optimizer, exact=executor.precision == "fp64")
+        self._velocity_has_rate = isinstance(self._rule, (mx.optimizer.SGD, mx.optimizer.NAG))
+        self._trainer = mx.gluon.Trainer(self._weights, self._rule, kvstore=None)
+        (updater,) = self._trainer._updaters
+        for index, weight in enumerate(self._weights):  # otherwise made in the first step
+            updater.states[index] = self._rule.create_state_multi_precision(index, weight.data())
+            updater.states_synced[index] = True
+        self._clips = bool(optimizer.clip_value or optimizer.clip_norm)
+        self._steps = 0
+        self._unused = [weight.data() for weight in executor.unused_parameters]
+
+    def step(self, feed: Native, *more: Native) -> Native:
+        loss = self.executor.loss(feed)
+        loss.backward()
+        if more:
+            loss = self._accumulate(loss, more)
+        if self._clips:
+            self._clip()
+        for weight in self._unused:  # whose gradients stay zero, but weight decay applies to every parameter
+            weight._fresh_grad = True
+        self._trainer.step(1)  # the loss is the batch's mean already
+        for weight in self._unused:  # of which no backward pass rids the decay
+            weight.grad[:] = 0
+        self._steps += 1
+        return {self._loss: loss}
+
+    def _accumulate(self, loss: Any, more: tuple[Native, ...]) -> Any:
+        """The mean loss of all batches; the gradients become their mean."""
+        gradients = [weight.grad() for weight in self._weights]
+        totals = [each.copy() for each in (loss, *gradients)]
+        for feed in more:
+            loss = self.executor.loss(feed)
+            loss.backward()
+            for total, each in zip(totals, (loss, *gradients), strict=True):
+                total += each
+        for total in totals:
+            total /= 1 + len(more)
+        mean, *means = totals
+        for total, gradient in zip(means, gradients, strict=True):
+            total.copyto(gradient)
+        return mean
+
+    def _clip(self) -> None:
+        """Gluon's own ``clip_global_norm`` adds 1e-8 to the norm, waits for it, and rounds to float32."""
+        gradients = [weight.grad() for weight in self._weights]
+        limit = self.optimizer.clip_value
+        if limit:
+            for gradient in gradients:  # `mx.nd.clip` rounds its limits to float32
+                mx.nd._internal._maximum_scalar(gradient, -limit, out=gradient)
+                mx.nd._internal._minimum_scalar(gradient, limit, out=gradient)
+        if self.optimizer.clip_norm:
+            flat = [gradient.reshape((-1,)) for gradient in gradients]
+            norm = mx.nd.sqrt(mx.nd.add_n(*[mx.nd.dot(each, each) for each in flat]))
+            factor = mx.nd.minimum(self.optimizer.clip_norm / norm, 1)
+            for gradient in gradients:
+                gradient *= factor
+
+    def _change_rate(self, rate: float) -> None:
+        if self._velocity_has_rate:
+            for _, _, array in self._slots():
+                array *= rate / self.learning_rate
+        self._trainer.set_learning_rate(rate)
+
+    def state(self) -> dict[str, np.ndarray]:
+        found = {STEPS: np.array(self._steps), LEARNING_RATE: np.array(self.learning_rate)}
+        for slot, name, array in self._slots():
+            value = self.executor.fetch({name: array})[name]
+            if self._velocity_has_rate:  # and the sign
+                value = value.astype(np.float64) / -self.learning_rate
+            found[f"{slot}/{name}"] = value
+        return found
+
+    def load_state(self, values: Arrays) -> None:
+        self.check_state(values)
+        self.set_learning_rate(float(values[LEARNING_RATE]))
+        self._steps = int(values[STEPS])
+        self._rule.begin_num_update = self._steps  # from which a parameter that has no count yet begins
+        for counts in self._rule._all_index_update_counts.values():
+            counts.clear()
+        for slot, name, array in self._slots():
+            value = np.asarray(values[f"{slot}/{name}"], np.float64)
+            if self._velocity_has_rate:
+                value = value * -self.learning_rate
+            array[:] = value.astype(array.dtype).reshape(array.shape)
+
+    def _slots(self) -> list[tuple[str, str, Any]]:
+        """Each of `Optimizer.slots` of each parameter: its name, the parameter's, and MXNet's array."""
+        (updater,) = self._trainer._updaters
+        found = []
+        for index, name in enumerate(self._names):
+            state = updater.states[index]
+            arrays = state if isinstance(state, tuple) else (state,)
+            found += [(slot, name, array) for slot, array in zip(self.optimizer.slots, arrays, strict=False)]
+        return found

@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from d5suite.levels.baseline import Baseline
-from d5suite.levels.training import Optimizer
+from d5suite.levels.training import SGD
 from d5suite.network import Network
 
 STAGES = ((64, 3, 1), (128, 4, 2), (256, 6, 2), (512, 3, 2))
@@ -132,7 +132,7 @@ class ResNet50(tf.Module):
 
 def resnet50_training_step(
     network: Network,
-    optimizer: Optimizer,
+    optimizer: SGD,
     images: np.ndarray,
     labels: np.ndarray,
     *,

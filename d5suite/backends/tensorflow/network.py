@@ -129,7 +129,7 @@ class Executor(levels.Executor):
         with tf.device(self._tf_device):
             self.variables = {
                 name: tf.Variable(
-                    self._stored(name, network.initializers[name]),
+                    self.stored(name, network.initializers[name]),
                     dtype=stored,
                     trainable=name not in network.statistics,
                     name=name,
@@ -179,7 +179,7 @@ class Executor(levels.Executor):
             gradients = tape.gradient(loss, self.trained, unconnected_gradients=tf.UnconnectedGradients.ZERO)
             return loss, [tf.convert_to_tensor(gradient) for gradient in gradients]  # tf.gather's come as slices
 
-    def _stored(self, name: str, array: np.ndarray) -> np.ndarray:
+    def stored(self, name: str, array: np.ndarray) -> np.ndarray:
         layout = self._layouts.get(name)
         return np.ascontiguousarray(array.transpose(layout)) if layout else array
 
@@ -188,7 +188,7 @@ class Executor(levels.Executor):
         with tf.device(self._tf_device):
             return {
                 name: tf.constant(
-                    self._stored(name, np.asarray(array)), self.activation if name == self.network.input else tf.int64
+                    self.stored(name, np.asarray(array)), self.activation if name == self.network.input else tf.int64
                 )
                 for name, array in arrays.items()
             }
@@ -215,7 +215,7 @@ class Executor(levels.Executor):
     def load_parameters(self, values: Arrays) -> None:
         self.check_parameters(values)
         for name, value in values.items():
-            self.variables[name].assign(self._stored(name, np.asarray(value, self._array)))
+            self.variables[name].assign(self.stored(name, np.asarray(value, self._array)))
 
     def synchronize(self) -> None:
         if self._asynchronous:

@@ -1,26 +1,30 @@
 """Level 2 in TensorFlow: a training step with TensorFlow's native optimizer kernels.
 
-Imports TensorFlow, `d5suite.levels` and this adapter's `network`.
+Imports TensorFlow, NumPy, `d5suite.levels` and this adapter's `network` and `operators`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from d5suite.backends.tensorflow.network import Executor
+from d5suite.backends.tensorflow.operators import native_device
 from d5suite.levels import training as levels
-from d5suite.levels.network import Native
-from d5suite.levels.training import Optimizer
+from d5suite.levels.network import Arrays, Native
+from d5suite.levels.training import LEARNING_RATE, SGD, STEPS, Adagrad, Adam, AdamW, Optimizer, RMSProp
 
 
 class Trainer(levels.Trainer):
-    """Stochastic gradient descent through ``ResourceApplyMomentum``; see `d5suite.levels.training.Trainer`.
+    """The optimizer kernels ``ResourceApply...``, in one function with the gradient; see `levels.Trainer`.
 
-    The kernel's formula is the neutral one: accumulator = momentum × accumulator + gradient, and then variable minus
-    learning rate × accumulator, or for Nesterov variable minus learning rate × (gradient + momentum × accumulator).
-    ``tf.keras.optimizers.SGD`` has the learning rate inside the velocity instead.
+    Their formulas are the neutral ones, but for two things that are put right around them. RMSProp's velocity has the
+    learning rate in it, so it is scaled when the rate changes. Adam's epsilon is added to the root of the square as it
+    is, before the correction by b2^t ("epsilon hat" in section 2 of the paper), so it is given one that changes with t.
+    ``tf.keras.optimizers`` are further away; SGD's velocity, too, has the learning rate in it.
     """
 
     executor: Executor
@@ -28,30 +32,126 @@ class Trainer(levels.Trainer):
     def __init__(self, executor: Executor, optimizer: Optimizer) -> None:
         super().__init__(executor, optimizer)
         self._label, self._loss = executor.network.require_loss()
-        self._velocities = [
-            tf.Variable(tf.zeros_like(p), trainable=False) for p in executor.trained if optimizer.momentum
-        ]
+        # RMSProp's kernel always writes a velocity, also where momentum is 0.
+        slots = ("square", "velocity") if isinstance(optimizer, RMSProp) else optimizer.slots
+        stored = tf.float64 if executor.precision == "fp64" else tf.float32
+        with tf.device(native_device(executor.device)):
+            self._slots = {
+                slot: [
+                    tf.Variable(tf.fill(p.shape, tf.constant(optimizer.initial, p.dtype)), trainable=False)
+                    for p in executor.trained
+                ]
+                for slot in slots
+            }
+            self._rate = tf.Variable(tf.constant(optimizer.learning_rate, stored), trainable=False)
+            if isinstance(optimizer, Adam):  # whose formula has the number of the step in it
+                self._count = tf.Variable(tf.constant(0, tf.int64), trainable=False)
+        self._steps = 0
+        self._scaled = ["velocity"] if isinstance(optimizer, RMSProp) and optimizer.momentum else []
         self._step = executor.compiled(self._update)
 
-    def _update(self, image: Any, label: Any) -> Any:
+    def step(self, feed: Native, *more: Native) -> Native:
+        image = self.executor.network.input
+        further = [(each[image], each[self._label]) for each in more]
+        loss = self._step(feed[image], feed[self._label], *further)
+        self._steps += 1
+        return {self._loss: loss}
+
+    def _update(self, image: Any, label: Any, *more: tuple[Any, Any]) -> Any:
         loss, gradients = self.executor.loss_and_gradients(image, label)
-        settings = self.optimizer
-        for i, (parameter, gradient) in enumerate(zip(self.executor.trained, gradients, strict=True)):
-            if settings.weight_decay:
-                gradient = gradient + settings.weight_decay * parameter
-            rate = tf.constant(settings.learning_rate, parameter.dtype)
-            if settings.momentum:
-                tf.raw_ops.ResourceApplyMomentum(
-                    var=parameter.handle,
-                    accum=self._velocities[i].handle,
-                    lr=rate,
-                    grad=gradient,
-                    momentum=tf.constant(settings.momentum, parameter.dtype),
-                    use_nesterov=settings.nesterov,
-                )
-            else:
-                tf.raw_ops.ResourceApplyGradientDescent(var=parameter.handle, alpha=rate, delta=gradient)
+        for batch in more:
+            with tf.control_dependencies([loss, *gradients]):  # one batch after the other, in the memory of one
+                further, added = self.executor.loss_and_gradients(*batch)
+            loss = loss + further
+            gradients = [total + gradient for total, gradient in zip(gradients, added, strict=True)]
+        if more:
+            loss = loss / (1 + len(more))
+            gradients = [gradient / (1 + len(more)) for gradient in gradients]
+        with tf.device(native_device(self.executor.device)):
+            self._apply(self._clipped(gradients))
         return loss
 
-    def step(self, feed: Native) -> Native:
-        return {self._loss: self._step(feed[self.executor.network.input], feed[self._label])}
+    def _clipped(self, gradients: list[Any]) -> list[Any]:
+        limit = self.optimizer.clip_value
+        if limit:
+            gradients = [tf.clip_by_value(gradient, -limit, limit) for gradient in gradients]
+        limit = self.optimizer.clip_norm
+        if limit:
+            scale = tf.minimum(limit / tf.linalg.global_norm(gradients), 1)
+            gradients = [gradient * scale for gradient in gradients]
+        return gradients
+
+    def _apply(self, gradients: list[Any]) -> None:
+        settings = self.optimizer
+        rate = self._rate.read_value()
+        kernel = self._kernel(rate)
+        decoupled = rate * settings.weight_decay if isinstance(settings, AdamW) and settings.weight_decay else None
+        for i, (parameter, gradient) in enumerate(zip(self.executor.trained, gradients, strict=True)):
+            if decoupled is not None:
+                parameter.assign_sub(decoupled * parameter)
+            elif settings.weight_decay:
+                gradient = gradient + settings.weight_decay * parameter
+            kernel(parameter.handle, gradient, *[variables[i].handle for variables in self._slots.values()])
+
+    def _kernel(self, rate: Any) -> Callable[..., None]:
+        """From the handle of a parameter, its gradient and the handles of its slots; it has its scalars already."""
+        settings, kernels = self.optimizer, tf.raw_ops
+
+        def scalar(value: float) -> Any:
+            return tf.constant(value, rate.dtype)
+
+        if isinstance(settings, SGD):
+            if not settings.momentum:
+                return lambda p, g: kernels.ResourceApplyGradientDescent(var=p, alpha=rate, delta=g)
+            momentum, nesterov = scalar(settings.momentum), settings.nesterov
+            return lambda p, g, v: kernels.ResourceApplyMomentum(
+                var=p, accum=v, lr=rate, grad=g, momentum=momentum, use_nesterov=nesterov
+            )
+        if isinstance(settings, RMSProp):
+            decay, momentum, epsilon = (scalar(x) for x in (settings.decay, settings.momentum, settings.epsilon))
+            return lambda p, g, s, v: kernels.ResourceApplyRMSProp(
+                var=p, ms=s, mom=v, lr=rate, rho=decay, momentum=momentum, epsilon=epsilon, grad=g
+            )
+        if isinstance(settings, Adagrad):
+            epsilon = scalar(settings.epsilon)
+            return lambda p, g, s: kernels.ResourceApplyAdagradV2(var=p, accum=s, lr=rate, epsilon=epsilon, grad=g)
+        assert isinstance(settings, Adam)
+        # The kernel's corrections are in the rate and in epsilon already: 1 - b2^t loses digits in float32.
+        step = tf.cast(self._count.assign_add(1, read_value=True), tf.float64)
+        root = tf.sqrt(1 - tf.pow(tf.constant(settings.beta2, tf.float64), step))
+        corrected = rate * tf.cast(root / (1 - tf.pow(tf.constant(settings.beta1, tf.float64), step)), rate.dtype)
+        epsilon = tf.cast(settings.epsilon * root, rate.dtype)
+        beta1, beta2, zero = scalar(settings.beta1), scalar(settings.beta2), scalar(0)
+        return lambda p, g, m, s: kernels.ResourceApplyAdam(
+            var=p, m=m, v=s, beta1_power=zero, beta2_power=zero, lr=corrected, beta1=beta1, beta2=beta2,
+            epsilon=epsilon, grad=g,
+        )  # fmt: skip
+
+    def _change_rate(self, rate: float) -> None:
+        self._rate.assign(rate)
+        for slot in self._scaled:
+            for variable in self._slots[slot]:
+                variable.assign(variable * (rate / self.learning_rate))
+
+    def state(self) -> dict[str, np.ndarray]:
+        found = {STEPS: np.array(self._steps), LEARNING_RATE: np.array(self.learning_rate)}
+        for slot in self.optimizer.slots:
+            values = self.executor.fetch(dict(zip(self.executor.network.parameters, self._slots[slot], strict=True)))
+            for name, value in values.items():
+                # In float64, for what is divided by the rate here is multiplied by it again on loading.
+                scaled = slot in self._scaled
+                found[f"{slot}/{name}"] = value.astype(np.float64) / self.learning_rate if scaled else value
+        return found
+
+    def load_state(self, values: Arrays) -> None:
+        self.check_state(values)
+        self.set_learning_rate(float(values[LEARNING_RATE]))
+        self._steps = int(values[STEPS])
+        if isinstance(self.optimizer, Adam):
+            self._count.assign(self._steps)
+        for slot in self.optimizer.slots:
+            for name, variable in zip(self.executor.network.parameters, self._slots[slot], strict=True):
+                value = np.asarray(values[f"{slot}/{name}"], np.float64)
+                if slot in self._scaled:
+                    value = value * self.learning_rate
+                variable.assign(self.executor.stored(name, value).astype(variable.dtype.as_numpy_dtype))

@@ -16,7 +16,7 @@ from d5suite.errors import NetworkError
 from d5suite.levels.baseline import Baseline
 
 if TYPE_CHECKING:
-    from d5suite.levels.training import Optimizer
+    from d5suite.levels.training import SGD
     from d5suite.network import Network
 
 
@@ -91,7 +91,7 @@ class ResNet(nn.Module):
 
 def resnet50_training_step(
     network: Network,
-    optimizer: Optimizer,
+    optimizer: SGD,
     images: np.ndarray,
     labels: np.ndarray,
     *,
@@ -105,7 +105,7 @@ def resnet50_training_step(
     ----------
     network : Network
         A ResNet-50 of the zoo; gives the number of classes and the starting weights.
-    optimizer : Optimizer
+    optimizer : SGD
     images, labels : numpy.ndarray
         The batch: float32 (N, 3, H, W) and int64 (N,).
     mode, device, precision : str

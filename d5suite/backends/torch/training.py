@@ -1,38 +1,148 @@
-"""Level 2 on PyTorch: `torch.optim.SGD` on an executor's parameters. Imports PyTorch and `d5suite.levels`."""
+"""Level 2 on PyTorch: `torch.optim` on an executor's parameters. Imports PyTorch and `d5suite.levels`."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
 import torch
 
 from d5suite.backends.torch.network import Executor
 from d5suite.levels import training
-from d5suite.levels.network import Native
-from d5suite.levels.training import Optimizer
+from d5suite.levels.network import Arrays, Native
+from d5suite.levels.training import LEARNING_RATE, SGD, STEPS, Adagrad, Adam, AdamW, Optimizer, RMSProp
+
+_SLOTS: Mapping[str, Mapping[str, str]] = {
+    "sgd": {"velocity": "momentum_buffer"},
+    "rmsprop": {"square": "square", "velocity": "velocity"},
+    "adagrad": {"square": "sum"},
+    "adam": {"moment": "exp_avg", "square": "exp_avg_sq"},
+    "adamw": {"moment": "exp_avg", "square": "exp_avg_sq"},
+}
+"""By optimizer: PyTorch's names of the arrays it keeps."""
+
+
+class RootedRMSProp(torch.optim.Optimizer):
+    """RMSProp with epsilon inside the root; PyTorch's own has it outside.
+
+    Its calls are those of PyTorch's own over all parameters at once (``foreach``).
+    """
+
+    def __init__(self, tensors: Sequence[torch.Tensor], settings: RMSProp) -> None:
+        super().__init__(tensors, {"lr": settings.learning_rate})
+        self._settings = settings
+        for tensor in tensors:
+            self.state[tensor] = {slot: torch.zeros_like(tensor) for slot in settings.slots}
+
+    @torch.no_grad()  # type: ignore[untyped-decorator]
+    def step(self, closure: Callable[[], Any] | None = None) -> None:
+        """One update."""
+        settings, group = self._settings, self.param_groups[0]
+        tensors = group["params"]
+        squares = [self.state[tensor]["square"] for tensor in tensors]
+        gradients = [tensor.grad for tensor in tensors]
+        if settings.weight_decay:
+            gradients = list(torch._foreach_add(gradients, tensors, alpha=settings.weight_decay))
+        torch._foreach_mul_(squares, settings.decay)
+        torch._foreach_addcmul_(squares, gradients, gradients, 1 - settings.decay)
+        roots = torch._foreach_add(squares, settings.epsilon)
+        torch._foreach_sqrt_(roots)
+        if settings.momentum:
+            velocities = [self.state[tensor]["velocity"] for tensor in tensors]
+            torch._foreach_mul_(velocities, settings.momentum)
+            torch._foreach_addcdiv_(velocities, gradients, roots)
+            torch._foreach_add_(tensors, velocities, alpha=-group["lr"])
+        else:
+            torch._foreach_addcdiv_(tensors, gradients, roots, -group["lr"])
+
+
+def _native(settings: Optimizer, tensors: Sequence[torch.Tensor]) -> torch.optim.Optimizer:
+    """PyTorch's optimizer, whose formula is the neutral one."""
+    common: dict[str, Any] = {"lr": settings.learning_rate, "weight_decay": settings.weight_decay}
+    if isinstance(settings, SGD):
+        return torch.optim.SGD(tensors, momentum=settings.momentum, nesterov=settings.nesterov, **common)
+    if isinstance(settings, RMSProp):
+        return RootedRMSProp(tensors, settings)
+    if isinstance(settings, Adagrad):
+        return torch.optim.Adagrad(
+            tensors, eps=settings.epsilon, initial_accumulator_value=settings.initial_square, **common
+        )
+    assert isinstance(settings, Adam)
+    kind = torch.optim.AdamW if isinstance(settings, AdamW) else torch.optim.Adam
+    return kind(tensors, betas=(settings.beta1, settings.beta2), eps=settings.epsilon, **common)
 
 
 class Trainer(training.Trainer):
-    """The native optimizer, whose formulas are the neutral ones (dampening 0)."""
+    """The native optimizer."""
 
     executor: Executor
 
     def __init__(self, executor: Executor, optimizer: Optimizer) -> None:
         super().__init__(executor, optimizer)
         _, self._loss = executor.network.require_loss()
-        self._optimizer = torch.optim.SGD(
-            [executor.tensors[name] for name in executor.network.parameters],
-            lr=optimizer.learning_rate,
-            momentum=optimizer.momentum,
-            weight_decay=optimizer.weight_decay,
-            nesterov=optimizer.nesterov,
-        )
+        self._tensors = [executor.tensors[name] for name in executor.network.parameters]
+        self._optimizer = _native(optimizer, self._tensors)
+        self._clips = bool(optimizer.clip_value or optimizer.clip_norm)
+        self._steps = 0
         # The optimizer passes over parameters without a gradient, but weight decay applies to every one.
         self._unused = [(tensor, torch.zeros_like(tensor)) for tensor in executor.unused_parameters]
 
-    def step(self, feed: Native) -> Native:
+    def step(self, feed: Native, *more: Native) -> Native:
         self._optimizer.zero_grad(set_to_none=True)
         loss = self.executor.loss(feed)
         loss.backward()
+        loss = loss.detach()
+        if more:
+            for each in more:
+                further = self.executor.loss(each)
+                further.backward()
+                loss = loss + further.detach()
+            loss = loss / (1 + len(more))
         for tensor, gradient in self._unused:
             tensor.grad = gradient
+        if more:
+            torch._foreach_div_([tensor.grad for tensor in self._tensors], 1 + len(more))
+        if self._clips:
+            self._clip()
         self._optimizer.step()
-        return {self._loss: loss.detach()}
+        self._steps += 1
+        return {self._loss: loss}
+
+    def _clip(self) -> None:
+        """PyTorch's own ``clip_grad_norm_`` adds 1e-6 to the norm, and would miss the formula by as much."""
+        gradients = [tensor.grad for tensor in self._tensors]
+        limit = self.optimizer.clip_value
+        if limit:
+            torch.nn.utils.clip_grad_value_(self._tensors, limit)
+        if self.optimizer.clip_norm:
+            norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
+            torch._foreach_mul_(gradients, (self.optimizer.clip_norm / norm).clamp(max=1.0))
+
+    def _change_rate(self, rate: float) -> None:
+        for group in self._optimizer.param_groups:
+            group["lr"] = rate
+
+    def state(self) -> dict[str, np.ndarray]:
+        found = {STEPS: np.array(self._steps), LEARNING_RATE: np.array(self.learning_rate)}
+        for slot, native in self._slots():
+            for name, tensor in zip(self.executor.network.parameters, self._tensors, strict=True):
+                held = self._optimizer.state[tensor].get(native)
+                value = torch.full_like(tensor, self.optimizer.initial) if held is None else held
+                found.update({f"{slot}/{name}": array for array in self.executor.fetch({name: value}).values()})
+        return found
+
+    def load_state(self, values: Arrays) -> None:
+        self.check_state(values)
+        self.set_learning_rate(float(values[LEARNING_RATE]))
+        self._steps = int(values[STEPS])
+        for slot, native in self._slots():
+            for name, tensor in zip(self.executor.network.parameters, self._tensors, strict=True):
+                value = torch.empty_like(tensor.detach()).copy_(torch.tensor(values[f"{slot}/{name}"]))
+                self._optimizer.state[tensor][native] = value
+        if self.optimizer.name in ("adam", "adamw", "adagrad"):
+            for tensor in self._tensors:
+                self._optimizer.state[tensor]["step"] = torch.tensor(float(self._steps))
+
+    def _slots(self) -> list[tuple[str, str]]:
+        return [(slot, _SLOTS[self.optimizer.name][slot]) for slot in self.optimizer.slots]

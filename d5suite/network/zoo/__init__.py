@@ -9,9 +9,23 @@ from collections.abc import Callable
 
 from d5suite.errors import NetworkError
 from d5suite.network.model import Network
-from d5suite.network.zoo import lenet, resnet
+from d5suite.network.zoo import (
+    alexnet,
+    densenet,
+    googlenet,
+    inception,
+    lenet,
+    mobilenet,
+    resnet,
+    squeezenet,
+    vgg,
+)
 
-NETWORKS: dict[str, Callable[..., Network]] = {**lenet.NETWORKS, **resnet.NETWORKS}
+NETWORKS: dict[str, Callable[..., Network]] = {
+    name: write
+    for family in (lenet, alexnet, vgg, googlenet, inception, resnet, densenet, mobilenet, squeezenet)
+    for name, write in family.NETWORKS.items()
+}
 """Name to a function ``(*, classes, image_size, seed) -> Network``."""
 
 
@@ -32,7 +46,7 @@ def build(name: str, *, classes: int = 1000, image_size: int = 224, seed: int = 
     Raises
     ------
     NetworkError
-        If the zoo has no such network.
+        If the zoo has no such network, or the network cannot take images of this size.
     """
     if name not in NETWORKS:
         raise NetworkError(

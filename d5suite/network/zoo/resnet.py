@@ -1,10 +1,11 @@
-"""ResNet-18/34/50/101/152, version 1.5.
+"""ResNet-18/34/50/101/152 of version 1.5, the last three of version 1 too, and ResNeXt-50 and -101.
 
-He et al., "Deep residual learning for image recognition" (CVPR 2016), table 1. Version 1.5 has a bottleneck's stride
-in its 3×3 convolution (Goyal et al., "Accurate, large minibatch SGD", 2017, footnote 5). Initial weights are the
-latter's (section 5.1): He-normal convolutions, a classifier of standard deviation 0.01, and a scale of zero at the end
-of every residual branch, without which the first steps of training are chaotic and no two machines agree on them.
-Imports the builder only.
+He et al., "Deep residual learning for image recognition" (CVPR 2016), table 1: version 1, which has a bottleneck's
+stride in its first 1×1 convolution. Version 1.5 has it in the 3×3 convolution (Goyal et al., "Accurate, large minibatch
+SGD", 2017, footnote 5). ResNeXt (Xie et al., "Aggregated residual transformations for deep neural networks", CVPR 2017,
+table 1) has groups there. Initial weights are Goyal et al.'s (section 5.1): He-normal convolutions, a classifier of
+standard deviation 0.01, and a scale of zero at the end of every residual branch, without which the first steps of
+training are chaotic and no two machines agree on them. Imports the builder only.
 """
 
 from __future__ import annotations
@@ -21,9 +22,15 @@ def _basic(b: Builder, x: str, name: str, width: int, stride: int) -> str:
     return b.batch_norm(b.conv(y, f"{name}.conv2", width, 3), f"{name}.bn2", scale=0.0)
 
 
-def _bottleneck(b: Builder, x: str, name: str, width: int, stride: int) -> str:
-    y = b.relu(b.batch_norm(b.conv(x, f"{name}.conv1", width, 1), f"{name}.bn1"))
-    y = b.relu(b.batch_norm(b.conv(y, f"{name}.conv2", width, 3, stride=stride), f"{name}.bn2"))
+def _bottleneck(
+    b: Builder, x: str, name: str, width: int, stride: int, *, groups: int = 1, each: int = 64, version_1: bool = False
+) -> str:
+    """Each group has ``each / 64`` of ``width`` channels."""
+    inner = width * each // 64 * groups
+    first, second = (stride, 1) if version_1 else (1, stride)
+    y = b.relu(b.batch_norm(b.conv(x, f"{name}.conv1", inner, 1, stride=first), f"{name}.bn1"))
+    y = b.conv(y, f"{name}.conv2", inner, 3, stride=second, groups=groups)
+    y = b.relu(b.batch_norm(y, f"{name}.bn2"))
     return b.batch_norm(b.conv(y, f"{name}.conv3", 4 * width, 1), f"{name}.bn3", scale=0.0)
 
 
@@ -56,11 +63,17 @@ def _resnet(
     return b.classifier(b.linear(x, "fc", classes, deviation=0.01))
 
 
+_DEPTHS = {50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3)}
+"""Blocks in each stage of the networks with bottlenecks."""
+
+_ORIGINAL = partial(_bottleneck, version_1=True)
+
 NETWORKS: dict[str, Callable[..., Network]] = {
     "resnet18": partial(_resnet, "resnet18", _basic, 1, (2, 2, 2, 2)),
     "resnet34": partial(_resnet, "resnet34", _basic, 1, (3, 4, 6, 3)),
-    "resnet50": partial(_resnet, "resnet50", _bottleneck, 4, (3, 4, 6, 3)),
-    "resnet101": partial(_resnet, "resnet101", _bottleneck, 4, (3, 4, 23, 3)),
-    "resnet152": partial(_resnet, "resnet152", _bottleneck, 4, (3, 8, 36, 3)),
+    **{f"resnet{n}": partial(_resnet, f"resnet{n}", _bottleneck, 4, blocks) for n, blocks in _DEPTHS.items()},
+    **{f"resnet{n}_v1": partial(_resnet, f"resnet{n}_v1", _ORIGINAL, 4, blocks) for n, blocks in _DEPTHS.items()},
+    "resnext50_32x4d": partial(_resnet, "resnext50_32x4d", partial(_bottleneck, groups=32, each=4), 4, _DEPTHS[50]),
+    "resnext101_32x8d": partial(_resnet, "resnext101_32x8d", partial(_bottleneck, groups=32, each=8), 4, _DEPTHS[101]),
 }
 """Name to network; see `d5suite.network.zoo.build`."""

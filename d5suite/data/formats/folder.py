@@ -1,0 +1,142 @@
+"""Folders of JPEG files: ImageNet's, or Open Images' where there is a ``class-descriptions.csv``."""
+
+from __future__ import annotations
+
+import csv
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from d5suite.data.formats.store import SPLITS, Store
+from d5suite.data.imagenet import MAPPING_FILE, VAL_LABELS_FILE, ImageNet
+from d5suite.data.openimages import (
+    DESCRIPTIONS_FILE,
+    LABELS_HEADER,
+    TRAINABLE_FILE,
+    OpenImages,
+    SparseLabels,
+    labels_file,
+)
+from d5suite.data.reading import Location
+from d5suite.errors import DataError
+
+_KAGGLE = Path("ILSVRC") / "Data" / "CLS-LOC"
+
+
+def splits(path: Path) -> list[str]:
+    """The splits in the folder."""
+    return [split for split in SPLITS if (path / split).is_dir() or (path / _KAGGLE / split).is_dir()]
+
+
+def dataset(path: Path, split: str, classes: int | None = None) -> ImageNet | OpenImages:
+    """The dataset as it is used elsewhere.
+
+    Raises
+    ------
+    DataError
+        As `ImageNet` or `OpenImages`.
+    """
+    if (path / DESCRIPTIONS_FILE).exists():
+        return OpenImages(path, split, classes=classes)  # type: ignore[arg-type]
+    return ImageNet(path, split, classes=classes)  # type: ignore[arg-type]
+
+
+def read(path: Path, split: str) -> Store:
+    """Read the files and labels of one split.
+
+    Raises
+    ------
+    DataError
+        As `ImageNet` or `OpenImages`.
+    """
+    found = dataset(path, split)
+    label_names = found.wnids if isinstance(found, ImageNet) else found.label_names
+    class_names = {label: name for label in label_names if (name := found.class_names.get(label))}
+    names = [_name(file, split) for file in found.files]
+    files: list[Location] = [*found.files]
+    return Store(path, split, label_names, class_names, names, found.labels, files)
+
+
+def _name(file: str, split: str) -> str:
+    """The part of a path from the split's folder on, which has at most a class folder in it."""
+    above, _, last = file.rpartition("/")
+    above, _, parent = above.rpartition("/")
+    return f"{split}/{last}" if parent == split else f"{split}/{parent}/{last}"
+
+
+class Writer:
+    """Write all splits into folders, from the beginning or on from an interruption: see `hdf5.Writer`."""
+
+    def __init__(
+        self,
+        target: Path,
+        stores: Mapping[str, Store],
+        image_sizes: Mapping[str, np.ndarray],
+        kept: Mapping[str, int] | None = None,
+    ) -> None:
+        self._target = target
+        self._stores = stores
+        for store in stores.values():
+            for folder in {os.path.dirname(name) for name in store.names}:
+                (target / folder).mkdir(parents=True, exist_ok=True)
+
+    def write(self, split: str, number: int, content: bytes) -> None:
+        """Write one image."""
+        with open(self._target / self._stores[split].names[number], "wb") as file:
+            file.write(content)
+
+    def sync(self) -> dict[str, int]:
+        """Make durable what was written. There is a file per image, so all are asked for at once."""
+        os.sync()
+        return {}
+
+    def finish(self) -> None:
+        """Complete the store with the files that hold the labels."""
+        first = next(iter(self._stores.values()))
+        named = [(label, first.class_names[label]) for label in first.label_names if label in first.class_names]
+        if first.several:
+            with open(self._target / DESCRIPTIONS_FILE, "w", encoding="utf-8", newline="") as file:
+                described = [(label, first.class_names.get(label, "")) for label in first.label_names]
+                csv.writer(file, lineterminator="\n").writerows(described)
+            (self._target / TRAINABLE_FILE).write_text("".join(f"{label}\n" for label in first.label_names))
+            for split, store in self._stores.items():
+                _write_verified(self._target / labels_file(split), store)
+        else:
+            if named:
+                lines = (f"{label} {name}\n" for label, name in named)
+                (self._target / MAPPING_FILE).write_text("".join(lines), encoding="utf-8")
+            if "val" in self._stores:
+                _write_val_labels(self._target / VAL_LABELS_FILE, self._stores["val"])
+        self.sync()
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def _write_verified(file: Path, store: Store) -> None:
+    labels = store.labels
+    assert isinstance(labels, SparseLabels)
+    with open(file, "w", encoding="ascii") as lines:
+        lines.write(",".join(LABELS_HEADER) + "\n")
+        for number, name in enumerate(store.names):
+            image = os.path.splitext(os.path.basename(name))[0]
+            for place in range(labels.starts[number], labels.starts[number + 1]):
+                label = store.label_names[labels.classes[place]]
+                lines.write(f"{image},verification,{label},{labels.values[place]}\n")
+
+
+def _write_val_labels(file: Path, store: Store) -> None:
+    """Write the labels of the images that lie in ``val`` itself, as Kaggle's file has them."""
+    labels = store.labels
+    assert isinstance(labels, np.ndarray)
+    flat = [number for number, name in enumerate(store.names) if name.count("/") == 1]
+    if flat:
+        with open(file, "w", encoding="utf-8") as lines:
+            lines.write("ImageId,PredictionString\n")
+            for number in flat:
+                image = os.path.splitext(os.path.basename(store.names[number]))[0]
+                if "," in image or '"' in image:
+                    raise DataError(f"a comma in the name {image!r} of an image", where=str(store.path))
+                lines.write(f"{image},{store.label_names[labels[number]]}\n")

@@ -1,0 +1,150 @@
+"""Prove that two image datasets hold the same images, labels and classes, whatever their formats and order.
+
+Imports NumPy and, of d5suite, `data` and `errors`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from d5suite.data.convert import shown
+from d5suite.data.formats import read_split, splits_of
+from d5suite.data.formats.store import Store
+from d5suite.data.openimages import SparseLabels
+from d5suite.data.reading import Reader
+from d5suite.errors import DataError
+
+_SHOWN = 5  # differences that are named
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What comparing one split of two datasets found.
+
+    Attributes
+    ----------
+    split : str
+    images : int
+        In both.
+    size : int
+        Bytes of the images in both.
+    digest : str
+        SHA-256 of all names, labels and images in the first dataset.
+    differences : int
+        How many there are.
+    named : list of str
+        The first of them.
+    """
+
+    split: str
+    images: int
+    size: int
+    digest: str
+    differences: int
+    named: list[str]
+
+
+def compare(
+    first: str | os.PathLike[str], second: str | os.PathLike[str], *, progress: bool = True
+) -> Iterator[Comparison]:
+    """Compare two datasets split by split; the encoded images by their SHA-256.
+
+    Images are told apart by the names of their files, together with their folders where those alone are not unique.
+
+    Parameters
+    ----------
+    first, second : path
+        In any format.
+    progress : bool
+        Show a progress bar, if standard error is a terminal.
+
+    Raises
+    ------
+    DataError
+        One of them is damaged, or has images that no name tells apart.
+    """
+    splits = [_splits(path) for path in (first, second)]
+    for split in sorted(splits[0].keys() | splits[1].keys()):
+        if split in splits[0] and split in splits[1]:
+            stores = read_split(first, splits[0][split]), read_split(second, splits[1][split])
+            yield _compare(split, *stores, progress)
+        else:
+            present, missing = (first, second) if split in splits[0] else (second, first)
+            yield Comparison(split, 0, 0, "", 1, [f"in {present}, and not in {missing}"])
+
+
+def _splits(path: str | os.PathLike[str]) -> dict[str, str]:
+    """The splits of a dataset by the names they are compared under: ``validation`` is ``val``."""
+    found = splits_of(path)
+    return {"val" if split == "validation" and "val" not in found else split: split for split in found}
+
+
+def _compare(split: str, one: Store, other: Store, progress: bool) -> Comparison:
+    named: list[str] = []
+    count = 0
+    if (one.label_names, one.class_names, one.several) != (other.label_names, other.class_names, other.several):
+        count += 1
+        named.append(_classes_difference(one, other))
+    numbers = _by_name(one, other)
+    for names, others, here in ((numbers[0], numbers[1], one), (numbers[1], numbers[0], other)):
+        missing = [name for name in names if name not in others]
+        count += len(missing)
+        named += [f"{name} is in {here.path} only" for name in missing[:_SHOWN]]
+    both = sorted(numbers[0].keys() & numbers[1].keys())
+    total, size = hashlib.sha256(), 0
+    readers = Reader(), Reader()
+    for name in shown(both, len(both), f"Comparing {split}", progress):
+        contents, labels = [], []
+        for store, reader, number in zip((one, other), readers, (numbers[0][name], numbers[1][name]), strict=True):
+            contents.append(reader.read(store.files[number], number))
+            labels.append(_label(store, number))
+        digests = [hashlib.sha256(content).hexdigest() for content in contents]
+        size += len(contents[0])
+        total.update(f"{digests[0]} {labels[0]} {name}\n".encode())
+        if digests[0] != digests[1]:
+            count += 1
+            named.append(f"{name}: the images differ, {len(contents[0]):,} and {len(contents[1]):,} bytes")
+        if labels[0] != labels[1]:
+            count += 1
+            named.append(f"{name}: the labels differ, {labels[0]} and {labels[1]}")
+    for reader in readers:
+        reader.close()
+    return Comparison(split, len(both), size, total.hexdigest(), count, named[:_SHOWN])
+
+
+def _classes_difference(one: Store, other: Store) -> str:
+    if one.several != other.several:
+        return "an image has one label in one of them, and several in the other"
+    pairs = itertools.zip_longest(one.label_names, other.label_names)
+    for number, (a, b) in enumerate(pairs):
+        if a != b:
+            return f"class {number} differs: {a} and {b}"
+    label = next(x for x in one.label_names if one.class_names.get(x) != other.class_names.get(x))
+    return f"class {label} is called {one.class_names.get(label)!r} and {other.class_names.get(label)!r}"
+
+
+def _by_name(*stores: Store) -> list[dict[str, int]]:
+    """The numbers of the images by the names of their files, or with folders where those are not unique."""
+    found = [{name.rsplit("/", 1)[-1]: number for number, name in enumerate(store.names)} for store in stores]
+    if all(len(numbers) == len(store) for numbers, store in zip(found, stores, strict=True)):
+        return found
+    found = [{name.partition("/")[2]: number for number, name in enumerate(store.names)} for store in stores]
+    for numbers, store in zip(found, stores, strict=True):
+        if len(numbers) < len(store):
+            raise DataError(f"images of {store.split!r} have the same name", where=str(store.path))
+    return found
+
+
+def _label(store: Store, number: int) -> str:
+    if not isinstance(store.labels, SparseLabels):
+        return store.label_names[int(store.labels[number])]
+    row = store.labels[np.array([number])][0]
+    signs = {1: "+", 0: "-"}
+    verified = [signs[int(row[place])] + store.label_names[place] for place in np.flatnonzero(row >= 0)]
+    return " ".join(sorted(verified)) or "none"

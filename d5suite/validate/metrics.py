@@ -1,0 +1,150 @@
+"""How good is what a network has learnt: accuracy, and average precision where labels are partly unknown.
+
+All in float64 on the host, from the logits (N, C) of a whole evaluation set, so that a figure means the same whatever
+framework the logits come from. Imports NumPy, and scikit-learn late.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+import numpy as np
+
+from d5suite.errors import ConfigurationError, ValidationError
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A figure of merit; ``dataclasses.replace(metric, bound=0.97)`` makes it a condition of acceptance.
+
+    Attributes
+    ----------
+    name : str
+        As it is printed.
+    better : {"higher", "lower"}
+        Which way is better.
+    unit : str
+        Like ``"1"`` for a fraction.
+    compute : callable
+        ``(logits, labels)`` of an evaluation set to the figure; see `top_k_accuracy`, `mean_average_precision`.
+    bound : float, optional
+        The worst value that is accepted; any is, by default.
+    """
+
+    name: str
+    better: Literal["higher", "lower"]
+    unit: str
+    compute: Callable[[np.ndarray, np.ndarray], float]
+    bound: float | None = None
+
+    def accepts(self, value: float) -> bool:
+        """Whether a value is as good as the bound; NaN never is."""
+        if self.bound is None:
+            return not np.isnan(value)
+        return value >= self.bound if self.better == "higher" else value <= self.bound
+
+
+def top_k_accuracy(logits: np.ndarray, labels: np.ndarray, k: int = 1) -> float:
+    """The fraction of images whose class is among the k of largest logit.
+
+    Parameters
+    ----------
+    logits : numpy.ndarray
+        Floating point (N, C), N > 0.
+    labels : numpy.ndarray
+        Integer (N,): the class of each image.
+    k : int
+        From 1 to C. Of equal logits the one of the smaller class number is the larger, as in ``numpy.argmax``.
+
+    Returns
+    -------
+    float
+        From 0 to 1.
+
+    Raises
+    ------
+    ConfigurationError
+        Shapes, `k` or a class number do not fit.
+    ValidationError
+        A logit is not finite.
+    """
+    logits = _checked(logits)
+    count, classes = logits.shape
+    if labels.shape != (count,) or not np.issubdtype(labels.dtype, np.integer):
+        raise ConfigurationError(f"labels are {labels.dtype}{labels.shape}, not integers of shape ({count},)")
+    if not (labels.min() >= 0 and labels.max() < classes):
+        raise ConfigurationError(f"labels must be from 0 to {classes - 1}, not {labels.min()} to {labels.max()}")
+    if not 1 <= k <= classes:
+        raise ConfigurationError(f"k is {k}; it must be from 1 to the number of classes, {classes}")
+    own = logits[np.arange(count), labels, None]
+    before = (logits > own) | ((logits == own) & (np.arange(classes) < labels[:, None]))
+    return float(np.mean(before.sum(axis=1) < k))
+
+
+def mean_average_precision(logits: np.ndarray, labels: np.ndarray) -> float:
+    """The mean over classes of the average precision with which each class's logits rank its verified images.
+
+    For labels like those of Open Images, verified as present or as absent or not at all (Kuznetsova et al., "The Open
+    Images Dataset V4", IJCV 2020): a class is evaluated on the images for which it is verified, and not at all if it is
+    present in none of them. Average precision is the sum over recall steps of precision (no interpolation), as
+    ``sklearn.metrics.average_precision_score`` computes it; equal logits have one rank.
+
+    Parameters
+    ----------
+    logits : numpy.ndarray
+        Floating point (N, C), N > 0. Any increasing function of them, such as a sigmoid, gives the same figure.
+    labels : numpy.ndarray
+        Integer (N, C): 1 present, 0 verified as absent, -1 not verified.
+
+    Returns
+    -------
+    float
+        From 0 (excluded) to 1.
+
+    Raises
+    ------
+    ConfigurationError
+        Shapes or label values do not fit, or no class is present in any image.
+    ValidationError
+        A logit is not finite.
+    """
+    from sklearn.metrics import average_precision_score
+
+    logits = _checked(logits)
+    if labels.shape != logits.shape or not np.issubdtype(labels.dtype, np.integer):
+        raise ConfigurationError(f"labels are {labels.dtype}{labels.shape}, not integers of shape {logits.shape}")
+    if not (labels.min() >= -1 and labels.max() <= 1):
+        raise ConfigurationError(f"labels must be -1, 0 or 1, not {labels.min()} to {labels.max()}")
+    present = np.flatnonzero((labels == 1).any(axis=0))
+    if not len(present):
+        raise ConfigurationError("no class is present in any image; there is nothing to rank")
+    precisions = []
+    for number in present:
+        verified = labels[:, number] >= 0
+        precisions.append(average_precision_score(labels[verified, number], logits[verified, number]))
+    return float(np.mean(precisions))
+
+
+def _checked(logits: np.ndarray) -> np.ndarray:
+    if logits.ndim != 2 or not logits.size:
+        raise ConfigurationError(f"logits have shape {logits.shape}, not (images, classes)")
+    if not np.isfinite(logits).all():
+        raise ValidationError(
+            "some logits are not finite: the network has no opinion that could be scored",
+            hint="Training may have diverged; lower the learning rate.",
+        )
+    return logits.astype(np.float64)
+
+
+METRICS: Mapping[str, Metric] = {
+    metric.name: metric
+    for metric in (
+        Metric("top-1 accuracy", "higher", "1", top_k_accuracy),
+        Metric("top-5 accuracy", "higher", "1", partial(top_k_accuracy, k=5)),
+        Metric("mean average precision", "higher", "1", mean_average_precision),
+    )
+}
+"""By name."""

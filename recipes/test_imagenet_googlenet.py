@@ -1,0 +1,39 @@
+"""GoogLeNet (with BatchNormalization, without auxiliary heads) on ImageNet."""
+
+from d5suite.levels.schedule import Step
+from d5suite.levels.training import SGD
+from d5suite.recipe import MEASUREMENTS, Preset, Recipe, Training
+
+RECIPE = Recipe(
+    name="imagenet_googlenet",
+    network="googlenet",
+    dataset="imagenet",
+    optimizer=SGD(learning_rate=2**-8, momentum=0.9, weight_decay=1e-4),
+    measurements=(*MEASUREMENTS, "step_breakdown", "time_to_accuracy"),
+    on_request=True,
+    presets={
+        "smoke": Preset(image_size=64, batch_size=8, classes=10, max_time_s=0.5),
+        "standard": Preset(image_size=224, batch_size=32, classes=1000, max_time_s=20.0),
+        "full": Preset(
+            image_size=224,
+            batch_size=256,
+            classes=1000,
+            optimizer=SGD(learning_rate=0.1, momentum=0.9, weight_decay=1e-4),
+            max_time_s=60.0,
+            training=Training(
+                target=0.697,
+                epochs=90,
+                schedule=Step(milestones=(30, 60)),
+                source="torchvision's weights GoogLeNet IMAGENET1K_V1: 69.778% top-1; the settings are those of "
+                "torchvision's reference training",
+            ),
+        ),
+        "reduced": Preset(
+            image_size=64,
+            batch_size=2,
+            classes=10,
+            max_time_s=0.5,
+            note="for backends that are to be read rather than to be fast",
+        ),
+    },
+)

@@ -1,0 +1,41 @@
+"""Inception v3 on ImageNet."""
+
+from d5suite.levels.schedule import Step
+from d5suite.levels.training import SGD, RMSProp
+from d5suite.recipe import MEASUREMENTS, Preset, Recipe, Training
+
+RECIPE = Recipe(
+    name="imagenet_inception_v3",
+    network="inception_v3",
+    dataset="imagenet",
+    optimizer=SGD(learning_rate=2**-8, momentum=0.9, weight_decay=1e-4),
+    measurements=(*MEASUREMENTS, "step_breakdown", "time_to_accuracy"),
+    label_smoothing=0.1,
+    on_request=True,
+    presets={
+        "smoke": Preset(image_size=75, batch_size=8, classes=10, max_time_s=0.5),
+        "standard": Preset(image_size=299, batch_size=16, classes=1000, max_time_s=20.0),
+        "full": Preset(
+            image_size=299,
+            batch_size=1600,
+            classes=1000,
+            optimizer=RMSProp(learning_rate=0.045, decay=0.9, epsilon=1.0, clip_norm=2.0),
+            max_time_s=60.0,
+            training=Training(
+                target=0.788,
+                epochs=100,
+                schedule=Step(milestones=tuple(range(2, 100, 2)), factor_each=0.94),
+                source="Szegedy et al., 'Rethinking the inception architecture' (CVPR 2016), table 3: 21.2% error of "
+                "one crop; section 8: batch 32 on each of 50 replicas, rate 0.045 times 0.94 every two epochs, "
+                "gradients clipped at 2.0",
+            ),
+        ),
+        "reduced": Preset(
+            image_size=75,
+            batch_size=2,
+            classes=10,
+            max_time_s=0.5,
+            note="for backends that are to be read rather than to be fast",
+        ),
+    },
+)
