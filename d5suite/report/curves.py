@@ -44,8 +44,10 @@ def save_curves(path: Path, title: str, metric: str, target: float, curves: Sequ
                 color=f"C{number}", label=curve.name if index == 0 else None,
             )  # fmt: skip
     axes.axhline(target, color="black", linestyle="--", linewidth=0.8)
-    axes.annotate(f"target {target:g}", (1, target), xycoords=("axes fraction", "data"), ha="right", va="bottom")
+    axes.annotate(f"target {target:g}", (0.01, target), xycoords=("axes fraction", "data"), va="bottom")
     axes.set(title=title, xlabel="training time in s, evaluation not counted", ylabel=metric, xscale="log")
+    for axis in (axes.xaxis.set_major_formatter, axes.xaxis.set_minor_formatter):
+        axis("{x:g}")
     axes.legend()
     with atomic_path(path) as temporary:
         FigureCanvasAgg(figure).print_png(str(temporary))

@@ -10,10 +10,10 @@ images of 299. In smaller images, on which torchvision cannot train, each of the
 where that is below 5; the authors' code does so with the convolution (TF-slim, `_reduced_kernel_size_for_small_input`).
 Then published weights fit all layers but this convolution.
 
-Initial weights are torchvision's, of standard deviation 0.1 and in the auxiliary classifier's last two layers 0.01 and
-0.001, except the main classifier's: 0.01, because with 0.1 the first steps make the loss grow. He-normal convolutions,
-which are smaller, turn faster at the same learning rate, and training is then chaotic from the first steps on. In
-inference before any training the activations are large, up to 1e7. Imports the builder only.
+Initial weights are those of the authors' code (TF-slim, inception_utils.py): He-normal in the forward form, and of
+standard deviation 0.01 and 0.001 in the auxiliary classifier's last two layers. The main classifier's have 0.01, as in
+the zoo's other networks. With torchvision's 0.1 everywhere, activations grow to 1e7 in inference before training has
+begun, and the first steps make the loss grow. Imports the builder only.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ def _layer(
     *,
     stride: int = 1,
     padding: Pair | None = None,
-    deviation: float = 0.1,
+    deviation: float | None = None,
 ) -> str:
-    y = b.conv(x, f"{name}.conv", width, kernel, stride=stride, padding=padding, deviation=deviation)
+    y = b.conv(x, f"{name}.conv", width, kernel, stride=stride, padding=padding, fan="in", deviation=deviation)
     return b.relu(b.batch_norm(y, f"{name}.bn", epsilon=1e-3))
 
 
