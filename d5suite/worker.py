@@ -7,7 +7,9 @@ it early costs only what was not yet measured. Imports a framework only after th
 from __future__ import annotations
 
 import argparse
+import ctypes
 import os
+import signal
 import sys
 import time
 import traceback
@@ -19,7 +21,22 @@ from typing import Any
 from d5suite.errors import D5Error, JobError
 from d5suite.files import write_json
 from d5suite.job import RESULT_SCHEMA, Job
+from d5suite.launch.local import PARENT
 from d5suite.measure.threads import set_affinity, thread_environment
+
+PR_SET_PDEATHSIG = 1
+"""From Linux's ``prctl.h``."""
+
+
+def end_with(parent: int) -> None:
+    """Have the kernel kill this process when the one that started it ends, however it does (Linux: prctl(2)).
+
+    A session that is killed itself cannot end its workers, and one that goes on would disturb what is measured next.
+    """
+    if sys.platform == "linux" and os.getppid() == parent:
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:  # it ended just before
+            os.kill(os.getpid(), signal.SIGKILL)
 
 
 def result_path(job_path: Path) -> Path:
@@ -40,6 +57,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("job", type=Path, help="the job file")
     parser.add_argument("--result", type=Path, help="the result file (default: beside the job file)")
     options = parser.parse_args(arguments)
+    end_with(int(os.environ.pop(PARENT, "0")))
     path = options.result or result_path(options.job)
     try:
         job = Job.load(options.job)

@@ -285,6 +285,23 @@ def test_an_interrupt_leaves_valid_results_and_no_processes(
     jsonschema.validate(result, SCHEMA)
 
 
+@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL])
+def test_a_session_that_is_killed_takes_its_workers_along(
+    recipe_folder: Path, imagenet_tree: Path, tmp_path: Path, end: signal.Signals
+) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "pytest", str(recipe_folder), "--backend", "faulty:hangs", "-k", "inference",
+         "--imagenet", str(imagenet_tree), "--jobs", "jobs"],
+        cwd=tmp_path, env=plugin_environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    _wait_until(lambda: bool(list((tmp_path / "jobs").rglob("small-faulty-hangs.result.json"))), "the worker")
+    family = psutil.Process(process.pid).children(recursive=True)
+    assert family
+    process.send_signal(end)
+    process.wait(timeout=60)
+    _wait_until(lambda: all(_is_dead(p.pid) for p in family), "the workers' end")
+
+
 def test_a_full_disk_leaves_the_old_results_alone(recipe_folder: Path, imagenet_tree: Path, tmp_path: Path) -> None:
     old = '{"old": "results"}'
     (tmp_path / "out.json").write_text(old)

@@ -23,6 +23,9 @@ from d5suite.measure.threads import thread_environment
 POLL_S = 0.25
 """How often limits are looked at; each look takes well under a millisecond of the parent's time."""
 
+PARENT = "D5SUITE_PARENT"
+"""Environment variable: the process with which a worker is to end."""
+
 TAIL_LINES = 30
 """How much of a failed worker's output a message shows."""
 
@@ -125,6 +128,7 @@ def run_worker(
     environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")} | thread_environment(threads)
     environment["PYTHONHASHSEED"] = "0"
     environment["PYTHONUNBUFFERED"] = "1"
+    environment[PARENT] = str(os.getpid())
     if device == "cpu":
         environment["CUDA_VISIBLE_DEVICES"] = ""
     with log.open("w", encoding="utf-8") as output:
