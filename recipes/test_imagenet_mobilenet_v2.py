@@ -9,7 +9,7 @@ RECIPE = Recipe(
     name="imagenet_mobilenet_v2",
     network="mobilenet_v2",
     dataset="imagenet",
-    optimizer=SGD(learning_rate=2**-11, momentum=0.9, weight_decay=1e-4),
+    optimizer=SGD(learning_rate=2**-14, momentum=0.9, weight_decay=1e-4),
     measurements=(*MEASUREMENTS, "step_breakdown", "time_to_accuracy"),
     acceptance=Acceptance(trajectory_steps=3),
     on_request=True,
