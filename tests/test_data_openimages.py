@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import hashlib
+import shutil
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -176,7 +177,7 @@ def make_folder(name: str) -> Callable[[Path], None]:
 @pytest.mark.parametrize(
     ("damage", "where", "message"),
     [
-        (lambda tree: tree.rename(tree.with_name("moved")), "", "does not exist"),
+        (shutil.rmtree, "", "does not exist"),
         (lambda tree: (tree / "train").rename(tree / "training"), "", "no 'train' folder"),
         (lambda tree: (tree / LABELS).unlink(), LABELS, "verified labels is missing"),
         (replace(LABELS, ""), LABELS, "first line"),

@@ -63,7 +63,6 @@ def trainer_on(backend: str, optimizer: Optimizer = OPTIMIZER) -> Trainer:
     chosen = discover()[0][backend]
     if chosen.problem():
         pytest.skip(str(chosen.problem()))
-    chosen.load("runtime").configure(threads=1, seed=0, device="cpu")
     return chosen.trainer(chosen.executor(build("lenet5", classes=10, image_size=32, seed=1)), optimizer)
 
 
@@ -311,6 +310,7 @@ LIVES = """
 import os, signal, sys
 from pathlib import Path
 from tests.test_training import digits, trainer_on
+from d5suite.backends import discover
 from d5suite.training import checkpoint
 from d5suite.training.checkpoint import Checkpoints
 from d5suite.training.loop import Event, Progress, Run
@@ -321,6 +321,7 @@ class Kill(Event):
             os.kill(os.getpid(), signal.SIGKILL)
 
 path, backend = Path(sys.argv[1]), sys.argv[2]
+discover()[0][backend].load("runtime").configure(threads=1, seed=0, device="cpu")
 trainer = trainer_on(backend)
 progress = checkpoint.load(path, trainer) if path.exists() else Progress()
 events = [Checkpoints(path, every_steps=5), Kill()]
