@@ -492,57 +492,57 @@ class Workload:
     def measure_step_breakdown(self) -> Measured:
         """Where the time of a step goes, from files to updated parameters.
 
-        First whole steps, as a training loop makes them: waiting for a batch, feeding it, computing, each to its end;
-        what is left is ``other``. Then three passes over one batch in turn: forward in inference mode, forward and
-        backward, and the step. ``backward`` is what the second takes longer than the first, ``update`` what the third
-        takes longer than the second. The parts are medians; their sum is given as a part of the whole step's median.
+        Rounds wait for a batch, feed it and compute, each to its end; what is left is ``other``. They compute in turn a
+        whole step, a forward pass in inference mode, and forward and backward, so that all three meet the same caches
+        and the same loader. ``backward`` is what the third takes longer than the second, ``update`` what the step takes
+        longer than the third. The parts are medians; their sum is given as a part of the whole step's median.
         """
-        executor, trainer = self.executor, self.trainer
-        laps: dict[str, list[float]] = {"data_wait": [], "host_to_device": [], "other": []}
+        executor, trainer, image = self.executor, self.trainer, self.network.input
+        compute: dict[str, Callable[[Native], Any]] = {
+            "step": trainer.step,
+            "forward": lambda feed: executor.forward({image: feed[image]}),
+            "both": executor.forward_backward,
+        }
+        laps: dict[str, list[list[float]]] = {kind: [] for kind in compute}
         with self.loader() as loader:
             batches = loader.batches()
 
-            def step() -> None:
-                start = now()
+            def one_round(kind: str) -> list[float]:
+                times = [now()]
                 batch = next(batches)
-                taken = now()
+                times.append(now())
                 feed = executor.feed(self.arrays(batch))
                 executor.synchronize()
-                fed = now()
-                trainer.step(feed)
+                times.append(now())
+                compute[kind](feed)
                 executor.synchronize()
-                done = now()
-                laps["data_wait"].append(taken - start)
-                laps["host_to_device"].append(fed - taken)
-                laps["other"].append(now() - done)
+                times.append(now())
+                del batch, feed
+                times.append(now())
+                return [after - before for before, after in itertools.pairwise(times)]
 
-            whole = sample(step, executor.synchronize, self.settings)
-        feed = executor.feed(self.arrays(self.batches[0]))
-        image = {self.network.input: feed[self.network.input]}
-        passes = sample_alternating(
-            {
-                "forward": lambda: executor.forward(image),
-                "both": lambda: executor.forward_backward(feed),
-                "step": lambda: trainer.step(feed),
-            },
-            dict.fromkeys(("forward", "both", "step"), executor.synchronize),
-            self.settings,
-        )
-        kept = len(whole.samples_s)  # the last laps are the samples'
-        found = {name: float(np.median(values[-kept:])) for name, values in laps.items()}
-        forward, both, one_step = (passes[name].median_s for name in ("forward", "both", "step"))
+            first_call_s = sum(one_round("step"))
+            for kind in (*compute, *compute):
+                one_round(kind)
+            end = now() + len(compute) * self.settings.max_time_s
+            while len(laps["both"]) < self.settings.min_rounds or now() < end:
+                for kind, rounds in laps.items():
+                    rounds.append(one_round(kind))
+        whole = [sum(times) for times in laps["step"]]
+        samples = Samples(first_call_s, [], whole, True, "time")
+        wait, host_to_device, _, other = (float(np.median(part)) for part in zip(*laps["step"], strict=True))
+        step, forward, both = (float(np.median([times[2] for times in laps[kind]])) for kind in compute)
         breakdown = {
-            "data_wait": found["data_wait"],
-            "host_to_device": found["host_to_device"],
+            "data_wait": wait,
+            "host_to_device": host_to_device,
             "forward": forward,
             "backward": both - forward,
-            "update": one_step - both,
-            "other": found["other"],
+            "update": step - both,
+            "other": other,
         }
-        series = {name: values[-kept:] for name, values in laps.items()}
-        series.update({name: list(each.samples_s) for name, each in passes.items()})
-        extra = {"breakdown_s": breakdown, "sum_over_step": sum(breakdown.values()) / whole.median_s}
-        return self._measured("step_breakdown", whole, series=series, **extra)
+        series = {f"{kind}_s": [times[2] for times in rounds] for kind, rounds in laps.items()}
+        extra = {"breakdown_s": breakdown, "sum_over_step": sum(breakdown.values()) / samples.median_s}
+        return self._measured("step_breakdown", samples, series=series, **extra)
 
     def measure_time_to_accuracy(self) -> Measured:
         """Training runs to the target, each from weights and in an order of its own.
