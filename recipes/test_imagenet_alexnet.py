@@ -2,14 +2,16 @@
 
 from d5suite.levels.schedule import Step
 from d5suite.levels.training import SGD
-from d5suite.recipe import MEASUREMENTS, Preset, Recipe, Training
+from d5suite.recipe import MEASUREMENTS, Acceptance, Preset, Recipe, Training
 
+# Few steps: a float64 copy of its weights is half a gigabyte, and each step makes several.
 RECIPE = Recipe(
     name="imagenet_alexnet",
     network="alexnet",
     dataset="imagenet",
     optimizer=SGD(learning_rate=2**-8, momentum=0.9, weight_decay=1e-4),
     measurements=(*MEASUREMENTS, "step_breakdown", "time_to_accuracy"),
+    acceptance=Acceptance(trajectory_steps=3),
     on_request=True,
     presets={
         "smoke": Preset(image_size=64, batch_size=8, classes=10, max_time_s=0.5),

@@ -10,6 +10,7 @@ Imports ONNX and NumPy late, so that `import d5suite` stays quick.
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -32,6 +33,9 @@ OLDEST_OPSET = 9
 
 MAX_CONSTANT_BYTES = 4 << 30
 """No constant of a network may be larger; AlexNet's largest weight has 151 MB."""
+
+_SMALL = 1024
+"""Values of an initializer that may matter to shapes: sizes and axes are far shorter, weights far longer."""
 
 Shape = tuple[int | None, ...]
 """A tensor's dimensions; None where the size is only known when data are fed (the batch)."""
@@ -460,13 +464,34 @@ def _normalised(model: onnx.ModelProto, name: str) -> onnx.ModelProto:
         model.ir_version = max(model.ir_version, IR_VERSION)  # older ones want initializers among the inputs
         _check_control_flow(model, name)
         _fold_constants(model, name)
-        model = shape_inference.infer_shapes(model, check_type=True, strict_mode=True, data_prop=True)
+        _infer_shapes(model)
         if any(n.op_type == "Shape" for n in model.graph.node):
             _fold_constants(model, name, _shapes(model))
-        return shape_inference.infer_shapes(model, check_type=True, strict_mode=True, data_prop=True)
+            _infer_shapes(model)
+        return model
     except (onnx.checker.ValidationError, shape_inference.InferenceError, RuntimeError, ValueError) as error:
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise NetworkError(f"the model is not valid ONNX: {first}", where=name) from error
+
+
+def _infer_shapes(model: onnx.ModelProto) -> None:
+    """Note the shapes of all tensors in the model, without passing its weights to ONNX's library and back."""
+    graph = model.graph
+    light = onnx.helper.make_model(
+        onnx.GraphProto(name=graph.name, node=graph.node, input=graph.input, output=graph.output),
+        ir_version=model.ir_version,
+        opset_imports=model.opset_import,
+        functions=model.functions,
+    )
+    for tensor in graph.initializer:
+        if math.prod(tensor.dims) <= _SMALL:
+            light.graph.initializer.append(tensor)
+        else:
+            light.graph.input.append(onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
+    inferred = shape_inference.infer_shapes(light, check_type=True, strict_mode=True, data_prop=True).graph
+    for field_name in ("value_info", "output"):
+        graph.ClearField(field_name)
+        getattr(graph, field_name).extend(getattr(inferred, field_name))
 
 
 def _check_control_flow(model: onnx.ModelProto, name: str) -> None:
