@@ -71,6 +71,7 @@ def _parser() -> argparse.ArgumentParser:
     conformance.add_argument("--device", default="cpu", choices=["cpu", "cuda"], help="default: %(default)s")
     conformance.add_argument("--threads", type=int, metavar="N", help="CPU threads (default: all allowed)")
     conformance.add_argument("-k", dest="only", metavar="EXPRESSION", help="only cases whose name fits, as in pytest")
+    conformance.add_argument("--zoo", action="store_true", help="every network of the zoo, instead of the usual cases")
     conformance.set_defaults(run=_conformance)
 
     network = commands.add_parser("network", help="layers, parameters and multiply-accumulates of a network")
@@ -199,8 +200,9 @@ def _conformance(options: argparse.Namespace) -> int:
     select(options.backend)
     threads = options.threads or len(allowed_cpus())
     folder = Path(testing.__file__).parent
+    cases = "d5suite.testing.whole_zoo" if options.zoo else "d5suite.testing"
     command = [sys.executable, "-m", "pytest", "-c", str(folder / "conformance.ini"), "--rootdir", str(folder),
-               "--no-header", "--tb=short", "--pyargs", "d5suite.testing", "--backend", options.backend,
+               "--no-header", "--tb=short", "--pyargs", cases, "--backend", options.backend,
                "--device", options.device, "--threads", str(threads)]  # fmt: skip
     if options.only:
         command += ["-k", options.only]

@@ -13,6 +13,16 @@ from typing import Any
 from d5suite.errors import JobError
 
 
+def cache_folder() -> Path:
+    """The folder for files that d5suite makes once and reuses, which need not exist.
+
+    It is ``$D5SUITE_CACHE``, else ``$XDG_CACHE_HOME/d5suite``, else ``~/.cache/d5suite``.
+    """
+    if own := os.environ.get("D5SUITE_CACHE"):
+        return Path(os.path.abspath(own))
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "d5suite"
+
+
 @contextlib.contextmanager
 def atomic_path(path: Path) -> Iterator[Path]:
     """A temporary file beside ``path`` that takes its place when the block ends well, and vanishes otherwise.

@@ -39,7 +39,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     group.addoption("--preset", metavar="NAME", help="size of the workload: smoke (default), standard or full")
     group.addoption("--device", default="cpu", choices=["cpu", "cuda"], help="default: %(default)s")
-    group.addoption("--precision", default="fp32", choices=["fp32", "bf16", "fp64"], help="default: %(default)s")
+    precisions = ["fp32", "bf16", "fp16", "fp64"]  # those of d5suite.levels.backend, which would import NumPy
+    group.addoption("--precision", default="fp32", choices=precisions, help="default: %(default)s")
     group.addoption("--threads", type=int, metavar="N", help="CPU threads for each framework (default: all allowed)")
     group.addoption("--batch-size", type=int, metavar="N", help="images per batch (default: the preset's)")
     group.addoption(
@@ -56,7 +57,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     group.addoption("--openimages", type=Path, metavar="PATH", help="Open Images V4, likewise")
     group.addoption(
-        "--loader-workers", type=int, metavar="N", help="image loader processes (default: as many as threads)"
+        "--loader-workers", type=int, metavar="N", help="image loader processes (default: as many as cores)"
     )
     group.addoption(
         "--seed", type=int, default=0, metavar="N", help="of weights and image order (default: %(default)s)"
@@ -97,6 +98,8 @@ def pytest_configure(config: pytest.Config) -> None:
             config.option.benchmark_json = config.stash[_destination] = AtomicDestination(Path(path))
         if config.getoption("backend") is not None:
             config.stash[_selections] = _asked_selections(config)
+        if config.getoption("loader_workers") is not None:
+            _check_loader_workers(config)
     except D5Error as error:
         raise pytest.UsageError(str(error)) from error
 
@@ -121,6 +124,20 @@ def _asked_selections(config: pytest.Config) -> list[Selection]:
     return chosen
 
 
+def _check_loader_workers(config: pytest.Config) -> None:
+    from d5suite.data.loader import check_workers
+
+    check_workers(config.getoption("loader_workers"), _cores(config))
+
+
+def _cores(config: pytest.Config) -> int:
+    """How many cores each job may use."""
+    from d5suite.measure.threads import allowed_cpus
+
+    cores = len(allowed_cpus())
+    return max(1, min(config.getoption("threads") or cores, cores))
+
+
 def _pythons(config: pytest.Config) -> dict[str, str]:
     pairs = [line.partition("=") for line in config.getini("d5suite_python")]
     return {name.strip(): python.strip() for name, _, python in pairs}
@@ -134,15 +151,25 @@ def pytest_pycollect_makeitem(
         return None
     described: Recipe | Problems = obj  # type: ignore[assignment]
     items: list[pytest.Item | pytest.Collector] = []
-    for measurement in getattr(described, "measurements", ("forward", "backward")):
-        function_name = f"test_{measurement}"
+    for one, measurement, function_name in _tests_of(described):
         if hasattr(collector.obj, function_name):
             raise collector.CollectError(f"{name}: there is already a {function_name} here; one recipe per file")
-        function = _test_function(described, measurement)
+        function = _test_function(one, measurement, function_name)
         setattr(collector.obj, function_name, function)
         made = collector.ihook.pytest_pycollect_makeitem(collector=collector, name=function_name, obj=function)
         items.extend(made if isinstance(made, list) else [made])
     return items
+
+
+def _tests_of(described: Recipe | Problems) -> Iterator[tuple[Recipe | Problems, str, str]]:
+    """What each test measures, and its name."""
+    if _is_a("d5suite.problem", "Problems", described):
+        yield from ((described, direction, f"test_{direction}") for direction in ("forward", "backward"))
+        return
+    recipe: Recipe = described  # type: ignore[assignment]
+    for variant in recipe.variants():
+        for measurement in variant.measurements:
+            yield variant, measurement, "_".join(("test", measurement, *variant.formats))
 
 
 def _is_a(module: str, name: str, obj: object) -> bool:
@@ -150,7 +177,7 @@ def _is_a(module: str, name: str, obj: object) -> bool:
     return loaded is not None and isinstance(obj, getattr(loaded, name))
 
 
-def _test_function(described: Recipe | Problems, measurement: str) -> Callable[..., None]:
+def _test_function(described: Recipe | Problems, measurement: str, name: str) -> Callable[..., None]:
     timer = ReplayTimer()
 
     @pytest.mark.benchmark(group=f"{described.name}/{measurement}", timer=timer)
@@ -164,7 +191,7 @@ def _test_function(described: Recipe | Problems, measurement: str) -> Callable[.
             found = _task_found(request, task, backend)
         _replay(request, benchmark, found, timer)
 
-    test.__name__ = test.__qualname__ = f"test_{measurement}"
+    test.__name__ = test.__qualname__ = name
     test.__doc__ = f"{measurement} of {described.name}"
     test.d5suite = (described, measurement)
     return test
@@ -183,6 +210,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
             metafunc.config.invocation_params.dir / str(arg).split("::")[0] == path for arg in metafunc.config.args
         )
         unasked = f"runs when its file is named: pytest {path.name}" if described.on_request and not named else None
+        unasked = unasked or _stored_otherwise(metafunc.config, described)
         preset = _known_preset(described, metafunc.config.getoption("preset"))
         parameters = [
             _parameter(
@@ -193,6 +221,22 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
             for selection, reason in _choices(metafunc.config)
         ]
     metafunc.parametrize(FIXTURE, parameters)
+
+
+def _stored_otherwise(config: pytest.Config, recipe: Recipe) -> str | None:
+    """Why a recipe for one storage format leaves the user's dataset alone, or None."""
+    given = config.getoption(recipe.dataset, None)
+    if not recipe.formats or given is None:
+        return None
+    from d5suite.data.formats import kind_of
+
+    try:
+        stored = kind_of(given)
+    except D5Error:  # the test says what is wrong
+        return None
+    if stored in recipe.formats:
+        return None
+    return f"--{recipe.dataset} {given} is stored as {stored}; it is not converted"
 
 
 def _known_preset(recipe: Recipe, preset: str | None) -> str | None:
@@ -324,7 +368,7 @@ def _the_session(config: pytest.Config) -> Session:
         precision=config.getoption("precision"),
         threads=threads,
         seed=config.getoption("seed"),
-        loader_workers=threads if workers is None else workers,
+        loader_workers=_cores(config) if workers is None else workers,
         batch_size=config.getoption("batch_size"),
         optimizer=_optimizer(optimizer) if optimizer else None,
         datasets={"imagenet": imagenet, "openimages": openimages},

@@ -7,7 +7,7 @@ neutral settings only.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from d5suite.errors import ConfigurationError
@@ -26,9 +26,13 @@ NEEDS: Mapping[str, Sequence[str]] = {
     "step_breakdown": ("gradient", "level 2"),
     "time_to_accuracy": ("gradient", "level 2"),
     "cost_of_neutrality": ("gradient", "level 2", "baseline"),
-    "cost_of_loading": ("loader",),
+    "native_input_pipeline": ("loader", "loader:{format}"),
+    "cost_of_loading": ("loader", "loader:{format}"),
 }
 """By measurement: the keys of `Backend.absent` under which it cannot be made."""
+
+LOADING = ("input_pipeline", "native_input_pipeline", "cost_of_loading")
+"""Measurements that run no network."""
 
 REDUCED = "reduced"
 """The preset for backends that are much slower than the others."""
@@ -143,6 +147,9 @@ class Recipe:
     acceptance : Acceptance
     label_smoothing : float
         Of the loss; see `d5suite.network.Network.with_label_smoothing`.
+    formats : sequence of str
+        Storage formats, keys of `d5suite.data.formats.KINDS`: the recipe is then one of each, see `variants`. Without
+        any it takes the dataset as it is stored.
     on_request : bool
         Whether it is skipped unless its file is named on the command line.
     """
@@ -155,6 +162,7 @@ class Recipe:
     measurements: Sequence[str] = MEASUREMENTS
     acceptance: Acceptance = Acceptance()
     label_smoothing: float = 0.0
+    formats: Sequence[str] = ()
     on_request: bool = False
 
     def __post_init__(self) -> None:
@@ -165,12 +173,19 @@ class Recipe:
         if not self.presets:
             raise ConfigurationError("a recipe needs at least one preset", where=self.name)
 
+    def variants(self) -> list[Recipe]:
+        """The recipe itself, or one of each storage format, called by it: ``input_pipeline-hdf5``."""
+        if not self.formats:
+            return [self]
+        return [replace(self, name=f"{self.name}-{each}", formats=(each,)) for each in self.formats]
+
     def cannot(self, backend: Backend, measurement: str, preset: str | None = None) -> str | None:
         """Why a measurement of this recipe is not made on a backend at a preset, or None."""
-        for needed in NEEDS.get(measurement, ()):
+        for key in NEEDS.get(measurement, ()):
+            needed = key.format(format=next(iter(self.formats), None))
             if needed in backend.absent:
                 return f"{backend.name} has no {needed}: {backend.absent[needed]}"
-        if backend.reduced and REDUCED not in self.presets:
+        if self._is_reduced(backend) and REDUCED not in self.presets:
             return f"{self.name} has no {REDUCED!r} preset, and {backend.name} needs one: {backend.reduced}"
         name, chosen = self.preset_for(backend, preset)
         if measurement in chosen.leaves_out:
@@ -182,7 +197,11 @@ class Recipe:
 
     def preset_for(self, backend: Backend, name: str | None) -> tuple[str, Preset]:
         """The preset that a backend is measured at when this one, or the default, is asked for."""
-        return self.preset(REDUCED if backend.reduced else name)
+        return self.preset(REDUCED if self._is_reduced(backend) else name)
+
+    def _is_reduced(self, backend: Backend) -> bool:
+        """Whether a backend is too slow for this recipe: none is too slow for one that runs no network."""
+        return bool(backend.reduced) and not set(self.measurements) <= set(LOADING)
 
     def preset(self, name: str | None) -> tuple[str, Preset]:
         """The preset of this name, or the default one.

@@ -183,7 +183,7 @@ class Session:
                 "label_smoothing": recipe.label_smoothing,
                 "several_labels": recipe.dataset == "openimages",
             },
-            dataset={"kind": recipe.dataset, "root": self._dataset(recipe.dataset, preset.classes)},
+            dataset={"kind": recipe.dataset, "root": self._dataset(recipe, preset.classes)},
             training=preset.training.to_dict() if preset.training else {},
             batch_size=settings.batch_size or preset.batch_size,
             optimizer=optimizer.to_dict(),
@@ -195,20 +195,24 @@ class Session:
             reference=str(reference) if task == "measure" else None,
         )
 
-    def _dataset(self, kind: str, classes: int) -> str:
-        """Where a dataset lies; nowhere if it comes with a library."""
+    def _dataset(self, recipe: Recipe, classes: int) -> str:
+        """Where a recipe's dataset lies; nowhere if it comes with a library."""
+        kind = recipe.dataset
         if kind == "digits":
             return ""
         given = self.settings.datasets.get(kind)
         if given is not None:
             return str(given.resolve())
-        from d5suite.data.synthesis import cached_imagenet, cached_openimages
+        from d5suite.data.synthesis import cached_conversion, cached_imagenet, cached_openimages
 
         # Few images of each of many classes: what is measured is speed, and a thousand classes take long to draw.
         train = max(LEAST_PER_CLASS, SYNTHETIC_IMAGES // classes)
         if kind == "openimages":
-            return str(cached_openimages(classes))
-        return str(cached_imagenet(classes=classes, train_per_class=train, val_per_class=-(-train // 4)))
+            root = cached_openimages(classes)
+        else:
+            root = cached_imagenet(classes=classes, train_per_class=train, val_per_class=-(-train // 4))
+        converted = [each for each in recipe.formats if each != "folder"]
+        return str(cached_conversion(root, converted[0]) if converted else root)
 
     def _run(self, recipe: Recipe, selection: Selection, wanted: list[str], found: dict[str, Found]) -> None:
         records = self._attempt(

@@ -18,7 +18,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from d5suite.backends import Selection, select
-from d5suite.data.imagenet import ImageNet
+from d5suite.data.formats import open_store, stored_as
+from d5suite.data.loader import check_workers
 from d5suite.data.sources import SOURCES, ImageNetSource, Source, Stream
 from d5suite.errors import ConfigurationError, JobError, ValidationError
 from d5suite.job import Job
@@ -28,6 +29,7 @@ from d5suite.levels.training import SGD, Optimizer, Trainer, optimizer_from_dict
 from d5suite.measure.clock import now
 from d5suite.measure.memory import PeakMemory, peak_memory
 from d5suite.measure.sampling import Samples, SamplingSettings, paired_ratio, sample, sample_alternating
+from d5suite.measure.threads import allowed_cpus
 from d5suite.network import Network
 from d5suite.network.analysis import analyse
 from d5suite.network.zoo import build
@@ -56,6 +58,9 @@ its decay."""
 
 BASELINE_STEPS = 3
 """Steps over which the hand-written step must agree with d5suite's before both are timed."""
+
+NEUTRAL_LOADER = "d5suite.data.Loader"
+"""What results call the neutral input pipeline."""
 
 LOADER_SPREAD = 0.5
 """How far the standard deviation of the framework's own loader's first batch may lie from the neutral one's, which
@@ -138,6 +143,7 @@ class Workload:
         self.backend.check(device=job.device, precision=job.precision)
         self.optimizer: Optimizer = optimizer_from_dict(job.optimizer)
         self.settings = SamplingSettings.from_dict(job.sampling)
+        check_workers(job.loader_workers, len(allowed_cpus()))
         self.tolerance = self.backend.tolerances[job.precision]
         self.validations: dict[str, Validation] = {}
         self._first_call_s: dict[str, float] = {}
@@ -433,8 +439,12 @@ class Workload:
             validation.require([Check(name, error, self.tolerance.trajectory)])
 
     def validate_cost_of_loading(self, validation: Validation) -> None:
-        """The neutral pixels, and that the framework's own loader gives batches of the same shape and range."""
+        """The neutral pixels, and as `validate_native_input_pipeline`."""
         self.validate_input_pipeline(validation)
+        self.validate_native_input_pipeline(validation)
+
+    def validate_native_input_pipeline(self, validation: Validation) -> None:
+        """That the framework's own loader gives batches of the neutral one's shape and range, and known labels."""
         native = self._native_loader()
         try:
             images, labels = (np.asarray(array) for array in next(native))
@@ -443,6 +453,11 @@ class Workload:
         expected = self.batches[0][0]
         if images.size != expected.size or len(labels) != len(expected):
             raise ValidationError(f"the framework's own loader gives images of shape {images.shape}")
+        if labels.min() < 0 or labels.max() >= self.job.network["classes"]:
+            raise ValidationError(
+                f"the framework's own loader gives labels from {labels.min()} to {labels.max()}, of "
+                f"{self.job.network['classes']} classes"
+            )
         difference = abs(float(images.std()) - float(expected.std())) / float(expected.std())
         validation.require([Check("spread of the pixels of the framework's own loader", difference, LOADER_SPREAD)])
 
@@ -616,17 +631,54 @@ class Workload:
     def measure_input_pipeline(self) -> Measured:
         """Files to batches on the device: read, decode, augment, normalise, feed."""
         executor = self.executor
-        count = self._loader_batches()
         with self.loader() as loader:
-            batches = loader.batches()
+            return self._loading(
+                NEUTRAL_LOADER,
+                loader.batches(),
+                lambda batch: executor.feed(self.arrays(batch)),
+                executor.synchronize,
+            )
 
-            def step() -> None:
-                for batch in itertools.islice(batches, count):
-                    executor.feed(self.arrays(batch))
+    def measure_native_input_pipeline(self) -> Measured:
+        """Files to batches in the framework's own hands, by its own loader on the same files and transform."""
+        native = self._native_loader()
+        name = self.backend.load("loader").NAMES[self._stored_as]
+        try:
+            return self._loading(name, native, lambda batch: None, lambda: None)
+        finally:
+            native.close()
 
-            samples = sample(step, executor.synchronize, self.settings)
-        extra = {"loader_workers": self.job.loader_workers, "batches_per_sample": count}
-        return Measured(samples, count * self.job.batch_size, None, {}, extra)
+    def _loading(
+        self,
+        loader: str,
+        batches: Iterator[Any],
+        use: Callable[[Any], object],
+        synchronize: Callable[[], None],
+    ) -> Measured:
+        """Take batches from a loader; the waiting for them is noted, too, apart from their use."""
+        count = self._loader_batches()
+        waits: list[float] = []
+
+        def step() -> None:
+            for _ in range(count):
+                start = now()
+                batch = next(batches)
+                waits.append(now() - start)
+                use(batch)
+
+        samples = sample(step, synchronize, self.settings)
+        items = count * self.job.batch_size
+        waits = waits[-count * len(samples.samples_s) :]  # without those of the warm-up
+        extra = {
+            "loader": loader,
+            "loader_workers": self.job.loader_workers,
+            "batches_per_sample": count,
+            "images_per_s_per_core": items / samples.median_s / len(allowed_cpus()),
+            "wait_s": float(np.median(waits)),
+        }
+        if self._stored_as is not None:
+            extra["format"] = self._stored_as
+        return Measured(samples, items, None, {"wait_s": waits}, extra)
 
     def measure_cost_of_neutrality(self) -> Measured:
         """The training step and the same one written by hand in the framework's own style, in turn."""
@@ -638,17 +690,29 @@ class Workload:
         )
         return self._ratio(found, "hand_written", self.job.batch_size)
 
+    @cached_property
+    def _stored_as(self) -> str | None:
+        """The dataset's storage format; None where it comes with a library."""
+        return stored_as(self.source.training_set) if isinstance(self.source, ImageNetSource) else None
+
     def _native_loader(self) -> Any:
         if self.job.loader_workers < 1:
             raise ConfigurationError("comparing loaders needs at least one loader worker", hint="Use --loader-workers.")
-        if not isinstance(self.source, ImageNetSource) or not isinstance(self.source.training_set, ImageNet):
+        stored, root = self._stored_as, self.job.dataset["root"]
+        if not isinstance(self.source, ImageNetSource) or self.source.several:
+            raise ConfigurationError("frameworks' own loaders are compared on images with one label", where=root)
+        if f"loader:{stored}" in self.backend.absent:
+            raise ConfigurationError(self.backend.absent[f"loader:{stored}"], where=f"loader:{stored}")
+        images = self.source.training_set
+        if stored in ("tfrecord", "recordio") and len(images) < len(open_store(root, "train")):
             raise ConfigurationError(
-                "frameworks' own loaders are compared on a folder of images in ImageNet's layout",
-                where=self.job.dataset["root"],
-                hint="Convert it: d5suite data convert SOURCE DIR --to folder",
+                f"frameworks' own readers of record files take all classes, and this preset the first "
+                f"{self.job.network['classes']}",
+                where=root,
+                hint="Choose a preset with as many classes as the dataset.",
             )
         return self.backend.load("loader").native_loader(
-            self.source.training_set,
+            images,
             self.source.training_transform,
             batch_size=self.job.batch_size,
             workers=self.job.loader_workers,
@@ -680,14 +744,16 @@ class Workload:
                 )
         finally:
             native.close()
-        return self._ratio(found, "native", count * self.job.batch_size)
+        name = self.backend.load("loader").NAMES[self._stored_as]
+        return self._ratio(found, "native", count * self.job.batch_size, loader=name, format=self._stored_as)
 
-    def _ratio(self, found: dict[str, Samples], other: str, items: int) -> Measured:
+    def _ratio(self, found: dict[str, Samples], other: str, items: int, **more: Any) -> Measured:
         ratio = paired_ratio(found["d5suite"], found[other])
         extra = {
             "compared_with": other,
             "ratio": {"median": ratio.median, "ci95": list(ratio.ci95), "rounds": ratio.n},
             "compared_median_s": found[other].median_s,
+            **more,
         }
         return Measured(found["d5suite"], items, None, {f"{other}_s": list(found[other].samples_s)}, extra)
 
@@ -701,10 +767,9 @@ class Workload:
         """Bytes of what must be held: see ``results/schema.json``."""
         if measurement == "input_pipeline":
             return {}
-        width = {"fp32": 4, "bf16": 4, "fp64": 8}[self.job.precision]  # bf16 keeps its parameters in float32
-        cost = analyse(
-            self.network, batch_size=self.job.batch_size, bytes_per_value=2 if self.job.precision == "bf16" else width
-        )
+        width = 8 if self.job.precision == "fp64" else 4  # bf16 and fp16 keep their parameters in float32
+        activation = 2 if self.job.precision in ("bf16", "fp16") else width
+        cost = analyse(self.network, batch_size=self.job.batch_size, bytes_per_value=activation)
         held = {"parameters_bytes": width * cost.parameters, "activations_bytes": cost.activation_bytes}
         if measurement in ("gradient", "training_step"):
             held["gradients_bytes"] = width * cost.parameters
@@ -775,6 +840,9 @@ MEASUREMENTS: dict[str, Measurement] = {
     "step_breakdown": Measurement(2, Workload.validate_step_breakdown, Workload.measure_step_breakdown),
     "time_to_accuracy": Measurement(2, Workload.validate_time_to_accuracy, Workload.measure_time_to_accuracy),
     "input_pipeline": Measurement(2, Workload.validate_input_pipeline, Workload.measure_input_pipeline),
+    "native_input_pipeline": Measurement(
+        2, Workload.validate_native_input_pipeline, Workload.measure_native_input_pipeline
+    ),
     "cost_of_neutrality": Measurement(2, Workload.validate_cost_of_neutrality, Workload.measure_cost_of_neutrality),
     "cost_of_loading": Measurement(2, Workload.validate_cost_of_loading, Workload.measure_cost_of_loading),
 }

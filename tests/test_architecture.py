@@ -27,7 +27,7 @@ MAY_IMPORT = {
     "errors": set(),
     "files": {"errors"},
     "network": {"network", "errors"},
-    "custom": {"custom", "network", "errors"},
+    "custom": {"custom", "network", "errors", "files"},
     "levels": {"levels", "network", "errors"},
     "data": {"data", "errors", "files"},
     "measure": {"measure", "errors"},

@@ -132,18 +132,19 @@ def test_float64_leaves_the_default_types_alone() -> None:
     assert {value.dtype for value in single.forward_backward(single.feed(batch())).values()} == {np.dtype(np.float32)}
 
 
-def test_bf16_rounds_weights_and_activations_and_nothing_else() -> None:
-    executor, exact = (BACKEND.executor(small(), precision=precision) for precision in ("bf16", "fp64"))
+@pytest.mark.parametrize(("precision", "narrow"), [("bf16", jax.numpy.bfloat16), ("fp16", np.float16)])
+def test_16_bits_round_weights_and_activations_and_nothing_else(precision: str, narrow: Any) -> None:
+    executor, exact = (BACKEND.executor(small(), precision=each) for each in (precision, "fp64"))
     feed = executor.feed(batch())
-    assert feed["image"].dtype == jax.numpy.bfloat16
+    assert feed["image"].dtype == narrow
     answer = executor.forward_backward(feed)
     assert {value.dtype for value in answer.values()} == {np.dtype(np.float32)}
     expected = exact.fetch(exact.forward_backward(exact.feed(batch())))
-    assert 1e-5 < relative_l2(executor.fetch(answer)["fc.weight"], expected["fc.weight"]) < 0.05
+    assert 1e-6 < relative_l2(executor.fetch(answer)["fc.weight"], expected["fc.weight"]) < 0.05
     before = executor.parameters()["conv1.weight"]
-    BACKEND.trainer(executor, SGD(2.0**-14)).step(feed)
+    BACKEND.trainer(executor, SGD(2.0**-17)).step(feed)
     change = np.abs(executor.parameters()["conv1.weight"] - before) / np.abs(before)
-    assert 0 < np.median(change) < 2.0**-9  # a bfloat16 weight could not have moved so little
+    assert 0 < np.median(change) < 2.0**-12  # a weight of 16 bits could not have moved so little
 
 
 def test_the_seed_decides_what_dropout_draws() -> None:

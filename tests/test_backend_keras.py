@@ -174,27 +174,28 @@ def test_trainers_of_one_executor_have_their_own_state() -> None:
     assert max(relative_l2(found[name], value) for name, value in parameters.items()) < 1e-12
 
 
-def test_bf16_rounds_weights_and_activations_only() -> None:
+@pytest.mark.parametrize(("precision", "dtype"), [("bf16", "bfloat16"), ("fp16", "float16")])
+def test_short_precisions_round_weights_and_activations_only(precision: str, dtype: str) -> None:
     """One convolution without bias and a batch normalisation: what the definition says, computed in NumPy's float64."""
     import ml_dtypes
 
-    b = Builder("bf16", image_size=10)
+    b = Builder("short", image_size=10)
     x = b.batch_norm(b.conv(b.image, "conv", 4, 1), "bn")
     network = b.classifier(b.linear(b.flatten(b.global_average_pool(x, "average"), "flatten"), "fc", 5))
-    executor = executor_of(network, "bf16")
+    executor = executor_of(network, precision)
     assert {variable.value.dtype.name for variable in executor.variables.values()} == {"float32"}
     feed = executor.feed(batch())
-    assert feed["image"].dtype.name == "bfloat16"
+    assert feed["image"].dtype.name == dtype
     answer = executor.forward_backward(feed)
     assert {value.dtype.name for value in answer.values()} == {"float32"}
 
     def rounded(array: np.ndarray) -> Any:
-        return array.astype(ml_dtypes.bfloat16).astype(np.float64)
+        return array.astype(ml_dtypes.bfloat16 if precision == "bf16" else np.float16).astype(np.float64)
 
     weight = rounded(network.initializers["conv.weight"][:, :, 0, 0])
     y = rounded(np.einsum("oi,nihw->nohw", weight, rounded(batch()["image"])))
     statistics = executor.parameters()
-    assert relative_l2(statistics["bn.running_mean"], 0.1 * y.mean((0, 2, 3))) < 1e-5  # float32, not bfloat16
+    assert relative_l2(statistics["bn.running_mean"], 0.1 * y.mean((0, 2, 3))) < 1e-5  # float32, not 16 bits
     assert relative_l2(statistics["bn.running_var"], 0.9 + 0.1 * y.var((0, 2, 3))) < 1e-6
     before = executor.parameters()["conv.weight"]
     BACKEND.trainer(executor, SGD(2.0**-14)).step(feed)

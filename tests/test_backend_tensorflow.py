@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -434,16 +435,20 @@ def test_channels_first_agrees(batch: dict[str, np.ndarray], monkeypatch: pytest
     assert max(relative(values[name], value) for name, value in reference_values.items()) < 1e-11
 
 
-def test_bfloat16_rounds_weights_and_activations_only(batch: dict[str, np.ndarray]) -> None:
+@pytest.mark.parametrize(("precision", "dtype", "largest"), [("bf16", "bfloat16", 0.05), ("fp16", "float16", 0.01)])
+def test_short_precisions_round_weights_and_activations_only(
+    batch: dict[str, np.ndarray], precision: str, dtype: str, largest: float
+) -> None:
     import tensorflow as tf
 
-    executor = BACKEND.executor(small(), precision="bf16")
+    short = tf.as_dtype(dtype)
+    executor = BACKEND.executor(small(), precision=precision)
     exact = BACKEND.executor(small())
     feed = executor.feed(batch)
-    assert feed["image"].dtype == tf.bfloat16
+    assert feed["image"].dtype == short
     output = executor.network.output
     native = executor.forward(feed)
-    assert native[output].dtype == tf.bfloat16
+    assert native[output].dtype == short
     values = executor.fetch(executor.forward_backward(feed))
     assert {value.dtype for value in values.values()} == {np.dtype(np.float32)}
     gradient = executor.forward_backward(feed)
@@ -451,12 +456,12 @@ def test_bfloat16_rounds_weights_and_activations_only(batch: dict[str, np.ndarra
     # The weights themselves are not rounded.
     assert np.array_equal(executor.parameters()["conv1.weight"], executor.network.initializers["conv1.weight"])
     wanted = exact.fetch(exact.forward_backward(exact.feed(batch)))
-    assert 1e-7 < relative(values["loss"], wanted["loss"].astype(np.float64)) < 0.05
-    # Statistics are those of the bfloat16 convolution output, in float32: closer than bfloat16 could hold them.
+    assert 1e-7 < relative(values["loss"], wanted["loss"].astype(np.float64)) < largest
+    # Statistics are those of the rounded convolution output, in float32: closer than 16 bits could hold them.
     seen = _convolved(executor.parameters(), batch["image"])
     mean = executor.parameters()["bn1.running_mean"]
-    assert relative(mean / (1 - 0.75**2), seen.mean((0, 2, 3))) < 0.05
-    assert not np.array_equal(mean, tf.cast(tf.cast(mean, tf.bfloat16), tf.float32).numpy())
+    assert relative(mean / (1 - 0.75**2), seen.mean((0, 2, 3))) < largest
+    assert not np.array_equal(mean, tf.cast(tf.cast(mean, short), tf.float32).numpy())
 
 
 def test_dropout_drops_in_training_only() -> None:
@@ -474,7 +479,9 @@ def test_dropout_drops_in_training_only() -> None:
     assert len(losses) == 3
 
 
-@pytest.mark.parametrize(("precision", "steps", "tolerance"), [("fp64", 1, 1e-12), ("fp32", 3, 1e-5)])
+@pytest.mark.parametrize(
+    ("precision", "steps", "tolerance"), [("fp64", 1, 1e-12), ("fp32", 3, 1e-5), ("fp16", 3, 2e-2)]
+)
 def test_baseline_is_the_same_computation(precision: str, steps: int, tolerance: float) -> None:
     from d5suite.backends.tensorflow.baseline import resnet50_training_step
 
@@ -592,7 +599,8 @@ def test_native_loader_gives_the_neutral_pixels_and_leaves_nothing(imagenet_tree
     for _ in range(12):  # further than one epoch
         assert next(batches)[0].shape == (3, 32, 32, 3)
     batches.close()
-    assert psutil.Process().num_threads() <= before + 3  # TensorFlow's own pool, which stays; no worker does
+    # TensorFlow's own pools, which stay and grow with the cores; no worker does.
+    assert psutil.Process().num_threads() <= before + 3 + 2 * len(os.sched_getaffinity(0))
 
 
 def test_random_crops_lie_inside_and_cover_the_asked_area() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -95,41 +96,43 @@ def test_loading_statistics_in_the_middle_of_training() -> None:
         assert relative_l2(other.parameters()[name], value) < 1e-14, name
 
 
-def test_bf16_rounds_weights_and_activations_and_nothing_else() -> None:
+@pytest.mark.parametrize(("precision", "narrow"), [("bf16", torch.bfloat16), ("fp16", torch.float16)])
+def test_16_bits_round_weights_and_activations_and_nothing_else(precision: str, narrow: Any) -> None:
     """One convolution without bias and a batch normalisation: what the definition says, computed in NumPy's float64."""
-    b = Builder("bf16", image_size=10)
+    b = Builder("rounded", image_size=10)
     x = b.batch_norm(b.conv(b.image, "conv", 4, 1), "bn")
     network = b.classifier(b.linear(b.flatten(b.global_average_pool(x, "average"), "flatten"), "fc", 5))
-    executor = BACKEND.executor(network, precision="bf16")
+    executor = BACKEND.executor(network, precision=precision)
     arrays = batch()
     answer = executor.forward_backward(executor.feed(arrays))
     assert {value.dtype for value in answer.values()} == {torch.float32}
-    assert executor.feed(arrays)["image"].dtype == torch.bfloat16
+    assert executor.feed(arrays)["image"].dtype == narrow
 
     def rounded(array: np.ndarray) -> np.ndarray:
-        return torch.tensor(array).bfloat16().double().numpy()
+        return torch.tensor(array).to(narrow).double().numpy()
 
     start = network.initializers
     image = rounded(arrays["image"])
     y = rounded(np.einsum("oi,nihw->nohw", rounded(start["conv.weight"][:, :, 0, 0]), image))
     statistics = executor.parameters()
-    assert relative_l2(statistics["bn.running_mean"], 0.1 * y.mean((0, 2, 3))) < 1e-5  # float32, not bfloat16
+    assert relative_l2(statistics["bn.running_mean"], 0.1 * y.mean((0, 2, 3))) < 1e-5  # float32, not 16 bits
     assert relative_l2(statistics["bn.running_var"], 0.9 + 0.1 * y.var((0, 2, 3))) < 1e-6
     exact = BACKEND.executor(network, precision="fp64")
     expected = exact.fetch(exact.forward_backward(exact.feed(arrays)))
     for name, value in executor.fetch(answer).items():
         assert 1e-6 < relative_l2(value, expected[name]) < 0.05, name
 
-    trainer = BACKEND.trainer(executor, SGD(2.0**-14))
+    trainer = BACKEND.trainer(executor, SGD(2.0**-17))
     before = executor.parameters()["conv.weight"]
     trainer.step(executor.feed(arrays))
     change = np.abs(executor.parameters()["conv.weight"] - before) / np.abs(before)
-    assert 0 < np.median(change) < 2.0**-9  # a bfloat16 weight could not have moved so little
+    assert 0 < np.median(change) < 2.0**-12  # a weight of 16 bits could not have moved so little
 
 
-def test_bf16_inference_sees_new_weights() -> None:
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_16_bit_inference_sees_new_weights(precision: str) -> None:
     network = classifier()
-    executor = BACKEND.executor(network, precision="bf16")
+    executor = BACKEND.executor(network, precision=precision)
     feed = executor.feed({"image": batch()["image"]})
     first = executor.fetch(executor.forward(feed))[network.output]
     executor.load_parameters({"fc.bias": np.full(5, 10, np.float32)})
@@ -140,7 +143,7 @@ def test_bf16_inference_sees_new_weights() -> None:
     assert relative_l2(executor.fetch(executor.forward(feed))[network.output], second) > 1e-3
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp64"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16", "fp64"])
 def test_channels_last_agrees_with_eager(precision: str) -> None:
     agree("channels_last", precision, classifier())
 
@@ -153,7 +156,7 @@ def test_compile_agrees_with_eager() -> None:
 
 
 def agree(mode: str, precision: str, network: Network) -> None:
-    tolerance = {"fp32": 1e-5, "bf16": 0.05, "fp64": 1e-12}[precision]
+    tolerance = {"fp32": 1e-5, "bf16": 0.05, "fp16": 0.01, "fp64": 1e-12}[precision]
     found = []
     for each in ("eager", mode):
         executor = BACKEND.executor(network, mode=each, precision=precision)
@@ -173,7 +176,8 @@ def test_compile_without_a_compiler_is_one_clear_error(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize(
-    ("mode", "precision"), [("eager", "fp32"), ("channels_last", "fp32"), ("channels_last", "bf16"), ("eager", "fp64")]
+    ("mode", "precision"),
+    [("eager", "fp32"), ("channels_last", "fp32"), ("channels_last", "bf16"), ("eager", "fp16"), ("eager", "fp64")],
 )
 def test_baseline_trains_like_the_adapter(mode: str, precision: str) -> None:
     network = build("resnet50", classes=5, image_size=32)

@@ -29,7 +29,7 @@ def _problem(name: str) -> str | None:
     return (done.stdout.strip().splitlines() or [""])[-1] or None
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
 @pytest.mark.parametrize("name", WITH_CUDA)
 def test_a_recipe_runs_on_the_gpu(
     run_pytest: Run, recipe_folder: Path, tmp_path: Path, name: str, precision: str
@@ -48,7 +48,7 @@ def test_a_recipe_runs_on_the_gpu(
         assert info["memory"]["method"] == "device"
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
 @pytest.mark.parametrize("name", WITH_CUDA)
 def test_operators_run_on_the_gpu(tmp_path: Path, name: str, precision: str) -> None:
     """Every family of the smoke preset; the custom operator from its CUDA source, where nvcc is present."""

@@ -79,6 +79,7 @@ def test_a_job_written_by_hand_runs(tmp_path: Path, job: dict[str, Any]) -> None
         ),
         ({"dataset": {"kind": "imagenet", "root": "/absent"}}, "/absent"),
         ({"sampling": {"max_time": 1}}, "max_time"),
+        ({"loader_workers": 5}, "5 loader workers, but this job may use 1 core"),
     ],
 )
 def test_a_bad_job_is_one_clear_error(

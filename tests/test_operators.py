@@ -66,7 +66,7 @@ def measure(tmp_path: Path) -> Measure:
 
 
 @settings(deadline=None)
-@given(st.integers(0, 2**31), st.integers(2, 5), st.sampled_from(["fp64", "fp32", "bf16"]))
+@given(st.integers(0, 2**31), st.integers(2, 5), st.sampled_from(["fp64", "fp32", "bf16", "fp16"]))
 def test_inputs_depend_on_the_seed_alone(seed: int, batch: int, precision: str) -> None:
     def made(size: int, kind: str = precision) -> Operation:
         return Operation("Conv", {"X": (size, 3, 4, 4), "W": (2, 3, 3, 3), "B": None}, precision=kind)
@@ -314,4 +314,4 @@ def test_the_table_of_operators_fits_a_terminal(capsys: pytest.CaptureFixture[st
     lines = done.stdout.splitlines()
     assert max(map(len, lines)) <= 80
     assert any("Conv " in line and "FB 84" in line for line in lines)
-    assert "F forward, B backward; 8 fp64, 4 fp32, 2 bf16" in lines
+    assert "F forward, B backward; 8 fp64, 4 fp32, b bf16, h fp16" in lines

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -69,6 +70,49 @@ def test_a_kept_job_file_reproduces_the_measurement(run_pytest: Run, recipe_fold
     assert again["validation"] == first["validation"]
     assert again["status"] == "done"
     assert "inference: median" in done.stdout
+
+
+def test_a_recipe_of_several_formats_is_one_recipe_of_each(
+    run_pytest: Run, recipe_folder: Path, imagenet_tree: Path, tmp_path: Path
+) -> None:
+    from d5suite.data.convert import convert
+
+    file = recipe_folder / "test_small.py"
+    file.write_text(file.read_text().replace(
+        "Recipe(name=", "Recipe(measurements=('input_pipeline',), formats=('folder', 'recordio'), name="
+    ))  # fmt: skip
+    done = run_pytest(str(recipe_folder), "--backend", "faulty", "--benchmark-json", "out.json", "-rs")
+    assert done.returncode == 0, done.stdout
+    assert "1 passed, 1 skipped" in done.stdout
+    assert "is stored as folder; it is not converted" in done.stdout
+    result = _strict(tmp_path / "out.json")
+    jsonschema.validate(result, SCHEMA)
+    (bench,) = result["benchmarks"]
+    assert bench["name"] == "test_input_pipeline_folder[faulty]"
+    assert bench["group"] == "small-folder/input_pipeline"
+    info = bench["extra_info"]["d5suite"]
+    assert info["loader"] == "d5suite.data.Loader"
+    assert info["format"] == "folder"
+    assert info["images_per_s_per_core"] == pytest.approx(info["throughput"]["value"] / len(info["cpus"]))
+    assert 0 < info["wait_s"] <= max(bench["stats"]["data"])
+
+    # Without a dataset of the user's a small one is made, and converted
+    cache = tmp_path / "cache"
+    made = cache / "imagenet-v1-4x80+20-250-500px-seed0"
+    cache.mkdir()
+    shutil.copytree(imagenet_tree, made)
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", str(recipe_folder), "--backend", "faulty",
+               "-k", "recordio", "--benchmark-json", "out.json"]  # fmt: skip
+    done = subprocess.run(
+        command, cwd=tmp_path, env=plugin_environment() | {"D5SUITE_CACHE": str(cache)}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout
+    (bench,) = _strict(tmp_path / "out.json")["benchmarks"]
+    assert bench["extra_info"]["d5suite"]["format"] == "recordio"
+    convert(made, tmp_path / "by-hand", "recordio")
+    assert (made.with_name(f"{made.name}-recordio") / "train.rec").read_bytes() == (
+        tmp_path / "by-hand" / "train.rec"
+    ).read_bytes()
 
 
 FAULTS = [
@@ -189,6 +233,11 @@ USAGE = [
     (["--backend", "unimportable"], "failed to import"),
     (["--backend", "faulty", "--benchmark-json", "absent-folder/out.json"], "No such file or directory"),
     (["--backend", "faulty", "--benchmark-json", "."], "this is a folder"),
+    (["--backend", "faulty", "--loader-workers", "99"], "99 loader workers, but this job may use"),
+    (
+        ["--backend", "faulty", "--threads", "1", "--loader-workers", "2"],
+        "2 loader workers, but this job may use 1 core",
+    ),
 ]
 
 
@@ -322,8 +371,6 @@ def test_a_full_disk_leaves_the_old_results_alone(recipe_folder: Path, imagenet_
 
 
 def test_a_broken_image_fails_with_its_name(recipe_folder: Path, imagenet_tree: Path, tmp_path: Path) -> None:
-    import shutil
-
     broken = tmp_path / "broken"
     shutil.copytree(imagenet_tree, broken)
     for image in (broken / "train").rglob("*.JPEG"):
@@ -336,3 +383,50 @@ def test_a_broken_image_fails_with_its_name(recipe_folder: Path, imagenet_tree: 
     assert done.returncode == 1
     assert ".JPEG" in done.stdout
     assert "train/n" in done.stdout
+
+
+def test_each_kind_of_result_has_its_columns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from rich.console import Console
+
+    from d5suite.report.compare import show
+
+    content = _strict(Path(__file__).parents[1] / "results" / "reference-2core-cpu-smoke.json")
+    (step,) = (
+        b for b in content["benchmarks"] if b["name"] == "test_training_step[tensorflow]" and "resnet50" in b["group"]
+    )
+    parts = {"data_wait": 0.0001, "host_to_device": 0.0002, "forward": 0.0403, "backward": 1.1004, "update": 0.0305,
+             "other": 0.0}  # fmt: skip
+    memory = {"peak_bytes": 1, "parameters_bytes": 3 << 20, "activations_bytes": 4 << 20}
+    ratio = {"median": 0.9, "ci95": [0.85, 0.95], "rounds": 9}
+    kinds: dict[str, dict[str, Any]] = {
+        "training_step": {"memory": memory},
+        "step_breakdown": {"breakdown_s": parts},
+        "native_input_pipeline": {"loader": "tf.data", "images_per_s_per_core": 841.2, "wait_s": 0.0123},
+        "cost_of_loading": {"ratio": ratio, "compared_with": "native"},
+    }
+    content["benchmarks"] = []
+    for measurement, more in kinds.items():
+        bench = json.loads(json.dumps(step))
+        bench["group"] = f"imagenet_resnet50/{measurement}"
+        bench["extra_info"]["d5suite"].update(more, median_s=1.2345, median_ci95=[1.2335, 1.2355])
+        content["benchmarks"].append(bench)
+    path = tmp_path / "r.json"
+    path.write_text(json.dumps(content))
+
+    def table(width: int, files: int = 1) -> list[list[str]]:
+        show([path] * files, Console(width=width))
+        lines = capsys.readouterr().out.splitlines()
+        assert max(map(len, lines)) <= width
+        return [line.split() for line in lines]
+
+    narrow = table(80)
+    assert ["median", "ms", "wait", "feed", "forward", "backward", "update", "other", "sum"] in narrow
+    assert ["tensorflow", "1234", "0.1", "0.2", "40.3", "1100.4", "30.5", "0.0", "1171.5"] in narrow
+    assert ["median", "ms", "images/s", "per", "core", "wait", "ms", "err/tol"] in narrow
+    assert any(line[:2] == ["tensorflow", "1234"] and line[3:5] == ["841.2", "12.3"] for line in narrow)
+    assert ["median", "ms", "÷", "native", "its", "95%", "interval", "err/tol"] in narrow
+    assert any(line[-3:-1] == ["0.900", "0.850–0.950"] for line in narrow)
+    wide = table(110)
+    assert any(line[-2:] == ["needed", "err/tol"] for line in wide)
+    assert any(line[-2:-1] == ["7"] for line in wide)
+    assert sum("1.000" in line for line in table(80, files=2)) == 2 * len(kinds)

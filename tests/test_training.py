@@ -27,6 +27,8 @@ from d5suite.data.samplers import ClassBalanced, Ordered, Sampler, Shuffled
 from d5suite.errors import ConfigurationError, DataError
 from d5suite.levels.schedule import SCHEDULES, Constant, Cosine, Polynomial, Schedule, Step, schedule_from_dict
 from d5suite.levels.training import (
+    LOSS_SCALE,
+    LOSS_SCALING,
     OPTIMIZERS,
     SGD,
     AdamW,
@@ -36,6 +38,8 @@ from d5suite.levels.training import (
     UpdateRule,
     optimizer_from_dict,
 )
+from d5suite.network import Network
+from d5suite.network.builder import Builder
 from d5suite.network.zoo import build
 from d5suite.training import checkpoint
 from d5suite.training.checkpoint import Checkpoints
@@ -59,11 +63,23 @@ OPTIMIZER = SGD(0.0625, momentum=0.9, weight_decay=2.0**-12)
 needs_torch = pytest.mark.skipif(discover()[0]["torch"].problem() is not None, reason="trains on PyTorch")
 
 
-def trainer_on(backend: str, optimizer: Optimizer = OPTIMIZER) -> Trainer:
+def lenet() -> Network:
+    return build("lenet5", classes=10, image_size=32, seed=1)
+
+
+def with_dropout() -> Network:
+    b = Builder("with_dropout", seed=1, image_size=32, channels=1)
+    x = b.relu(b.linear(b.flatten(b.dropout(b.image, "drop1", ratio=0.25), "flatten", size=32), "hidden", 24))
+    return b.classifier(b.linear(b.dropout(x, "drop2"), "output", 10))
+
+
+def trainer_on(
+    backend: str, optimizer: Optimizer = OPTIMIZER, *, network: Network | None = None, precision: str = "fp32"
+) -> Trainer:
     chosen = discover()[0][backend]
     if chosen.problem():
         pytest.skip(str(chosen.problem()))
-    return chosen.trainer(chosen.executor(build("lenet5", classes=10, image_size=32, seed=1)), optimizer)
+    return chosen.trainer(chosen.executor(network or lenet(), precision=precision), optimizer)
 
 
 def digits(split: str = "train", *, batch_size: int = 32, images: int | None = None) -> ArrayBatches:
@@ -309,7 +325,7 @@ def test_series_and_target_of_a_run_to_accuracy(tmp_path: Path, capsys: pytest.C
 LIVES = """
 import os, signal, sys
 from pathlib import Path
-from tests.test_training import digits, trainer_on
+from tests.test_training import digits, lenet, trainer_on, with_dropout
 from d5suite.backends import discover
 from d5suite.training import checkpoint
 from d5suite.training.checkpoint import Checkpoints
@@ -320,23 +336,29 @@ class Kill(Event):
         if run.progress.step == int(sys.argv[3]):
             os.kill(os.getpid(), signal.SIGKILL)
 
-path, backend = Path(sys.argv[1]), sys.argv[2]
+path, backend, network = Path(sys.argv[1]), sys.argv[2], {"lenet": lenet, "with_dropout": with_dropout}[sys.argv[4]]
 discover()[0][backend].load("runtime").configure(threads=1, seed=0, device="cpu")
-trainer = trainer_on(backend)
+trainer = trainer_on(backend, network=network())
 progress = checkpoint.load(path, trainer) if path.exists() else Progress()
 events = [Checkpoints(path, every_steps=5), Kill()]
 Run(trainer, digits(images=320), epochs=3, progress=progress, events=events).train()
 """
 
 
-@pytest.mark.parametrize("backend", ["deep500", "jax", "keras", "mxnet", "tensorflow", "torch"])
-def test_a_killed_run_goes_on_to_the_last_bit(backend: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("backend", "network"),
+    [
+        *((backend, "lenet") for backend in ("deep500", "jax", "keras", "mxnet", "tensorflow", "torch")),
+        ("torch", "with_dropout"),
+    ],
+)
+def test_a_killed_run_goes_on_to_the_last_bit(backend: str, network: str, tmp_path: Path) -> None:
     problem = discover()[0][backend].problem()
     if problem:
         pytest.skip(problem)
 
     def live(name: str, die_at: int) -> int:
-        command = [sys.executable, "-c", LIVES, str(tmp_path / name), backend, str(die_at)]
+        command = [sys.executable, "-c", LIVES, str(tmp_path / name), backend, str(die_at), network]
         done = subprocess.run(command, env=plugin_environment(), capture_output=True, text=True, timeout=300)
         assert done.returncode in (0, -signal.SIGKILL), done.stderr[-3000:]
         return done.returncode
@@ -345,7 +367,7 @@ def test_a_killed_run_goes_on_to_the_last_bit(backend: str, tmp_path: Path) -> N
     assert live("killed.h5", -1) == 0
     assert live("whole.h5", -1) == 0
     with h5py.File(tmp_path / "killed.h5") as killed, h5py.File(tmp_path / "whole.h5") as whole:
-        for group in ("parameters", "state"):
+        for group in ("parameters", "state", "random"):
             assert list(killed[group]) == list(whole[group])
             for name in whole[group]:
                 np.testing.assert_array_equal(killed[group][name][()], whole[group][name][()], err_msg=name)
@@ -363,6 +385,49 @@ def test_a_checkpoint_of_one_framework_goes_on_in_another(backend: str, tmp_path
     expected, found = first.executor.parameters(), second.executor.parameters()
     for name, value in expected.items():
         assert np.linalg.norm(found[name] - value) <= 1e-3 * np.linalg.norm(value), name
+
+
+@needs_torch
+def test_a_random_state_is_loaded_where_it_means_something(tmp_path: Path) -> None:
+    path = tmp_path / "c.h5"
+    first = trainer_on("torch", network=with_dropout())
+    checkpoint.save(path, first, Progress())
+
+    def loss(trainer: Trainer) -> float:
+        images, labels = next(digits(images=32).epoch(0))
+        executor = trainer.executor
+        return float(executor.fetch(trainer.step(executor.feed({"image": images, "label": labels})))["loss"])
+
+    expected = loss(first)
+    again = trainer_on("torch", network=with_dropout())
+    checkpoint.load(path, again)
+    assert loss(again) == expected
+    with h5py.File(path, "a") as file:
+        file["random"].attrs["device"] = "another"
+    elsewhere = trainer_on("torch", network=with_dropout())
+    checkpoint.load(path, elsewhere)
+    assert loss(elsewhere) != expected
+    with h5py.File(path, "a") as file:
+        del file["random"]  # as checkpoints were before there was a random state
+    old = trainer_on("torch", network=with_dropout())
+    checkpoint.load(path, old)
+    assert loss(old) != expected
+
+
+@needs_torch
+def test_a_checkpoint_goes_on_in_another_precision(tmp_path: Path) -> None:
+    path = tmp_path / "c.h5"
+    single, half = trainer_on("torch"), trainer_on("torch", precision="fp16")
+    checkpoint.save(path, single, Progress())
+    half.load_state({**half.state(), LOSS_SCALE: np.array(4.0)})
+    checkpoint.load(path, half)
+    assert half.state()[LOSS_SCALE] == LOSS_SCALING.initial
+    half.load_state({**half.state(), LOSS_SCALE: np.array(4.0)})
+    checkpoint.save(path, half, Progress(step=3))
+    assert checkpoint.load(path, single).step == 3
+    other = trainer_on("torch", precision="fp16")
+    checkpoint.load(path, other)
+    assert other.state()[LOSS_SCALE] == 4.0
 
 
 @needs_torch

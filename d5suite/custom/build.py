@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from d5suite.errors import BackendError, ConfigurationError
+from d5suite.files import cache_folder
 
 HEADER = Path(__file__).with_name("d5suite_operator.h")
 """The C interface."""
@@ -112,16 +113,14 @@ def compile_library(
     if source.suffix == ".cu":
         link += ("-lcudart", f"-L{_cuda_folder()}/lib64", f"-Wl,-rpath,{_cuda_folder()}/lib64")
     key = _digest("link", *(o.name for o in objects), *link)
-    library = cache_folder() / f"{name}-{key}.so"
+    library = _objects_folder() / f"{name}-{key}.so"
     if not library.exists():
         _run([_compiler(), *map(str, objects), *link], library, name)
     return library
 
 
-def cache_folder() -> Path:
-    """Where compiled objects are kept: ``D5SUITE_CACHE`` or the user's cache folder."""
-    base = os.environ.get("D5SUITE_CACHE") or os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    folder = Path(base) / "d5suite" / "custom"
+def _objects_folder() -> Path:
+    folder = cache_folder() / "custom"
     folder.mkdir(parents=True, exist_ok=True)
     return folder
 
@@ -141,7 +140,7 @@ def _object(source: Path, flags: Sequence[str], where: str) -> Path:
         source.read_bytes(),
         *(a for a in command if a != str(source)),
     )
-    target = cache_folder() / f"{source.stem}-{key}.o"
+    target = _objects_folder() / f"{source.stem}-{key}.o"
     if not target.exists():
         _run(command, target, where)
     return target

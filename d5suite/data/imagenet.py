@@ -17,14 +17,13 @@ from __future__ import annotations
 
 import csv
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 
+from d5suite.data.reading import reading
 from d5suite.errors import ConfigurationError, DataError
 
 MAPPING_FILE = "LOC_synset_mapping.txt"
@@ -177,12 +176,12 @@ class ImageNet:
 
 
 def _class_folders(folder: Path) -> list[str]:
-    with _reading(folder), os.scandir(folder) as entries:
+    with reading(folder), os.scandir(folder) as entries:
         return sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
 
 
 def _images(folder: Path) -> list[str]:
-    with _reading(folder), os.scandir(folder) as entries:
+    with reading(folder), os.scandir(folder) as entries:
         return sorted(
             entry.name
             for entry in entries
@@ -194,7 +193,7 @@ def read_mapping(file: Path) -> dict[str, str]:
     """Read lines like ``n01440764 tench, Tinca tinca``."""
     if not file.exists():
         return {}
-    with _reading(file), open(file, encoding="utf-8") as lines:
+    with reading(file), open(file, encoding="utf-8") as lines:
         pairs = [line.strip().partition(" ") for line in lines if line.strip()]
     return {wnid: name.strip() for wnid, _, name in pairs}
 
@@ -208,7 +207,7 @@ def _read_val_labels(file: Path) -> dict[str, str]:
             hint="Copy it from the ILSVRC2012 CLS-LOC archive, or sort the images into val/<wnid>/.",
         )
     wnid_of: dict[str, str] = {}
-    with _reading(file), open(file, encoding="utf-8", newline="") as lines:
+    with reading(file), open(file, encoding="utf-8", newline="") as lines:
         rows = csv.reader(lines)
         if next(rows, None) != ["ImageId", "PredictionString"]:
             raise DataError("the first line is not 'ImageId,PredictionString'", where=str(file))
@@ -217,14 +216,3 @@ def _read_val_labels(file: Path) -> dict[str, str]:
                 raise DataError(f"line {rows.line_num} is not 'image name,wnid ...'", where=str(file))
             wnid_of[row[0]] = row[1].split()[0]
     return wnid_of
-
-
-@contextmanager
-def _reading(file: Path) -> Iterator[None]:
-    """Turn what reading a text file or folder may raise into a `DataError` naming it."""
-    try:
-        yield
-    except OSError as error:
-        raise DataError(f"cannot be read: {error.strerror or error}", where=str(file)) from None
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise DataError(f"is not a valid text file: {error}", where=str(file)) from None

@@ -86,6 +86,21 @@ class _InFlight:
     failures: list[tuple[int, str, str | None, str | None]] = field(default_factory=list)
 
 
+def check_workers(workers: int, cores: int) -> None:
+    """Refuse more worker processes than there are cores for them: they would take turns, and slow each other down.
+
+    Raises
+    ------
+    ConfigurationError
+        There are too many.
+    """
+    if workers > cores:
+        raise ConfigurationError(
+            f"{workers} loader workers, but this job may use {cores} {'core' if cores == 1 else 'cores'}",
+            hint=f"Use --loader-workers {cores} or less, or more --threads where the machine has the cores.",
+        )
+
+
 class Loader:
     """Iterate over a dataset in batches.
 

@@ -31,12 +31,12 @@ import itertools
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal, overload
 
 import numpy as np
 
+from d5suite.data.reading import reading
 from d5suite.errors import ConfigurationError, DataError
 
 SPLITS = ("train", "validation", "test")
@@ -248,7 +248,7 @@ def _read_descriptions(file: Path) -> dict[str, str]:
     if not file.exists():
         raise DataError("the file with the names of the labels is missing", where=str(file), hint=_MAKE_ONE)
     names: dict[str, str] = {}
-    with _reading(file), open(file, encoding="utf-8", newline="") as lines:
+    with reading(file), open(file, encoding="utf-8", newline="") as lines:
         rows = csv.reader(lines)
         for row in rows:
             if rows.line_num == 1 and row == _DESCRIPTIONS_HEADER:
@@ -263,7 +263,7 @@ def _read_descriptions(file: Path) -> dict[str, str]:
 
 def _read_trainable(file: Path, described: Mapping[str, str]) -> list[str]:
     names: dict[str, None] = {}
-    with _reading(file), open(file, encoding="utf-8") as lines:
+    with reading(file), open(file, encoding="utf-8") as lines:
         for number, line in enumerate(lines, start=1):
             name = line.strip()
             if name in names:
@@ -280,7 +280,7 @@ def _read_trainable(file: Path, described: Mapping[str, str]) -> list[str]:
 def _pieces(file: Path) -> Iterator[tuple[int, list[list[str]]]]:
     """Read a file of verified labels: the line that a piece of it begins on (from 1), and its four columns."""
     header = ",".join(LABELS_HEADER)
-    with _reading(file), open(file, "rb") as content:
+    with reading(file), open(file, "rb") as content:
         if content.readline(_BYTES_AT_ONCE).rstrip(b"\r\n") != header.encode():
             raise DataError(f"the first line is not '{header}'", where=str(file))
         line = 2
@@ -344,7 +344,7 @@ def _read_labels(file: Path, number: Mapping[str, int], class_count: int) -> tup
 
 def _count_others(folder: Path, ids: np.ndarray, file: Path) -> int:
     """Count the images of a folder that are not among `ids`, all of which must be there."""
-    with _reading(folder), os.scandir(folder) as entries:
+    with reading(folder), os.scandir(folder) as entries:
         names = (
             os.fsencode(entry.name.removesuffix(_SUFFIX))
             for entry in entries
@@ -401,14 +401,3 @@ def _undescribed(name: str, line: int, file: Path) -> DataError:
         where=str(file),
         hint="The files must be of one version of Open Images.",
     )
-
-
-@contextmanager
-def _reading(file: Path) -> Iterator[None]:
-    """Turn what reading a text file or folder may raise into a `DataError` naming it."""
-    try:
-        yield
-    except OSError as error:
-        raise DataError(f"cannot be read: {error.strerror or error}", where=str(file)) from None
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise DataError(f"is not a valid text file: {error}", where=str(file)) from None

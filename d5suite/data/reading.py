@@ -1,13 +1,19 @@
-"""Where the bytes of an image lie, and reading them with files kept open. Imports NumPy, of d5suite its errors only."""
+"""Where the bytes of an image lie, and reading them with files kept open.
+
+Imports NumPy, and of d5suite its errors and the checksum beside.
+"""
 
 from __future__ import annotations
 
+import csv
 import os
 import struct
 import weakref
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, overload
 
 import numpy as np
@@ -21,6 +27,7 @@ pieces of a file that joined are the image, with the byte offset of the TFRecord
 a message to worker processes, too, so it holds strings and whole numbers only."""
 
 _OPEN_FILES = 256  # per reader; a process may have 1024 by default
+_FRAME_BYTES = 12  # of a TFRecord record before its data: a length and its checksum
 
 
 @dataclass(frozen=True)
@@ -95,6 +102,17 @@ def name_of(location: Location) -> str:
     return location if isinstance(location, str) else f"{location[0]}, byte {location[2]}"
 
 
+@contextmanager
+def reading(file: Path) -> Iterator[None]:
+    """Turn what reading a text file or folder may raise into a `DataError` naming it."""
+    try:
+        yield
+    except OSError as error:
+        raise DataError(f"cannot be read: {error.strerror or error}", where=str(file)) from None
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise DataError(f"is not a valid text file: {error}", where=str(file)) from None
+
+
 class Reader:
     """Read images, keeping the files open that hold many.
 
@@ -129,17 +147,17 @@ class Reader:
                 raise DataError(f"cannot read the image: {error.strerror or error}", where=location) from None
         path, record, *pieces = location
         if record >= 0 and not self._is_checked(number):
-            content = self._checked_record(path, record)
-            self._checked[number >> 3] |= 1 << (number & 7)
             offset, length = pieces
-            begin = offset - record - 12
-            if begin < 0 or begin + length > len(content) - 4:
+            data = self._checked_record(path, record, offset + length - record)
+            self._checked[number >> 3] |= 1 << (number & 7)
+            begin = offset - record - _FRAME_BYTES
+            if begin < 0 or begin + length > len(data):
                 raise DataError(
                     "the index places an image outside its record",
                     where=f"{path}, byte {record}",
                     hint="Delete the index file; it is made again when the store is next opened.",
                 )
-            return content[begin : begin + length]
+            return data[begin : begin + length]
         parts = [self._bytes(path, offset, length) for offset, length in zip(pieces[::2], pieces[1::2], strict=True)]
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
@@ -148,41 +166,50 @@ class Reader:
             self._checked.extend(bytes((number >> 3) + 1024 - len(self._checked)))
         return bool(self._checked[number >> 3] >> (number & 7) & 1)
 
-    def _checked_record(self, path: str, offset: int) -> bytes:
-        """The data of a record, and its checksum, which matches."""
-        header = self._bytes(path, offset, 12)
-        if struct.unpack("<I", header[8:])[0] != masked_crc32c(header[:8]):
+    def _checked_record(self, path: str, offset: int, image_end: int) -> bytes:
+        """The data of a record, whose checksum matches.
+
+        As a rule the image is the last in it: then it is read at one go, with the four bytes after it.
+        """
+        content = self._available(path, offset, max(image_end, _FRAME_BYTES) + 4)
+        if len(content) < _FRAME_BYTES:
+            raise _cut_short(path, offset + len(content), _FRAME_BYTES - len(content))
+        length, checksum = struct.unpack_from("<QI", content)
+        if checksum != masked_crc32c(content[:8]):
             raise DataError("the checksum of the record's length does not match", where=f"{path}, byte {offset}")
-        (length,) = struct.unpack("<Q", header[:8])
-        if length > os.fstat(self._descriptor(path)).st_size - offset - 16:
-            raise DataError("the file ends inside this record", where=f"{path}, byte {offset}")
-        content = self._bytes(path, offset + 12, length + 4)
-        if struct.unpack("<I", content[-4:])[0] != masked_crc32c(memoryview(content)[:-4]):
+        end = _FRAME_BYTES + length
+        if end + 4 > len(content):
+            if end + 4 > os.fstat(self._descriptor(path)).st_size - offset:
+                raise DataError("the file ends inside this record", where=f"{path}, byte {offset}")
+            content += self._bytes(path, offset + len(content), end + 4 - len(content))
+        data = content[_FRAME_BYTES:end]
+        if struct.unpack_from("<I", content, end)[0] != masked_crc32c(data):
             raise DataError(
                 "the checksum of the record's data does not match",
                 where=f"{path}, byte {offset}",
                 hint="The file is damaged: fetch or convert it again.",
             )
-        return content
+        return data
 
     def _bytes(self, path: str, offset: int, length: int) -> bytes:
+        content = self._available(path, offset, length)
+        if len(content) < length:
+            raise _cut_short(path, offset + len(content), length - len(content))
+        return content
+
+    def _available(self, path: str, offset: int, length: int) -> bytes:
+        """As many of these bytes as the file has."""
         try:
-            content = os.pread(self._descriptor(path), length, offset)
-            while len(content) < length and (more := self._more(path, offset, length, content)):
+            descriptor = self._descriptor(path)
+            content = os.pread(descriptor, length, offset)
+            # Linux reads at most 2 GiB at a time.
+            while len(content) < length and (
+                more := os.pread(descriptor, length - len(content), offset + len(content))
+            ):
                 content += more
         except OSError as error:
             raise DataError(f"cannot be read: {error.strerror or error}", where=f"{path}, byte {offset}") from None
-        if len(content) < length:
-            raise DataError(
-                f"the file ends {length - len(content)} bytes too early",
-                where=f"{path}, byte {offset + len(content)}",
-                hint="It was cut short: fetch or convert it again.",
-            )
         return content
-
-    def _more(self, path: str, offset: int, length: int, content: bytes) -> bytes:
-        """What a read that was cut short left out; Linux reads at most 2 GiB at a time."""
-        return os.pread(self._descriptor(path), length - len(content), offset + len(content))
 
     def _descriptor(self, path: str) -> int:
         descriptor = self._files.get(path)
@@ -193,6 +220,14 @@ class Reader:
         else:
             self._files.move_to_end(path)
         return descriptor
+
+
+def _cut_short(path: str, end: int, missing: int) -> DataError:
+    return DataError(
+        f"the file ends {missing} bytes too early",
+        where=f"{path}, byte {end}",
+        hint="It was cut short: fetch or convert it again.",
+    )
 
 
 def _close_all(files: OrderedDict[str, int]) -> None:

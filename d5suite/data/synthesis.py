@@ -29,9 +29,11 @@ from typing import TypeVar
 import numpy as np
 from PIL import Image, ImageDraw
 
+from d5suite.data.convert import convert
 from d5suite.data.imagenet import MAPPING_FILE, VAL_LABELS_FILE
 from d5suite.data.openimages import DESCRIPTIONS_FILE, LABELS_HEADER, SPLITS, TRAINABLE_FILE, labels_file
 from d5suite.errors import ConfigurationError, DataError
+from d5suite.files import cache_folder
 
 FORMAT_VERSION = 1
 """Raised whenever the same parameters give other files, so that cached sets are made anew."""
@@ -200,11 +202,17 @@ def cached_openimages(
     return _cached(name, partial(make, seed=seed, min_side=min_side, max_side=max_side, progress=progress))
 
 
-def cache_folder() -> Path:
-    """Return the folder for files that d5suite makes once and reuses; it need not exist."""
-    if own := os.environ.get("D5SUITE_CACHE"):
-        return Path(os.path.abspath(own))
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "d5suite"
+def cached_conversion(source: Path, to: str) -> Path:
+    """Return what a set of the cache is in another storage format, converted when it is first asked for.
+
+    It lies beside the set.
+
+    Raises
+    ------
+    DataError
+        The cache folder cannot be written, or as `d5suite.data.convert.convert`.
+    """
+    return _cached(f"{source.name}-{to}", lambda target: convert(source, target, to))
 
 
 def class_name(label: int) -> str:
@@ -394,16 +402,16 @@ def _make(target: Path, write: Callable[[Path], None]) -> None:
         raise DataError(f"cannot make the image set: {error.strerror or error}", where=str(target)) from None
 
 
-def _cached(name: str, make: Callable[[Path], None]) -> Path:
-    """Return a folder of the cache; one process makes it when it is first asked for, and the others wait."""
+def _cached(name: str, make: Callable[[Path], object]) -> Path:
+    """Return a set of the cache; one process makes it when it is first asked for, and the others wait."""
     cache = cache_folder()
     target = cache / name
-    if target.is_dir():
+    if target.exists():
         return target
     try:
         cache.mkdir(parents=True, exist_ok=True)
         with _locked(cache / f".{name}.lock"):
-            if not target.is_dir():
+            if not target.exists():
                 for leftover in cache.glob(f".{name}.*.partial"):  # of a process that was killed
                     shutil.rmtree(leftover, ignore_errors=True)
                 make(target)

@@ -13,7 +13,9 @@ module         what it offers
 ``network``    ``Executor``, a `d5suite.levels.network.Executor` (Level 1)
 ``training``   ``Trainer``, a `d5suite.levels.training.Trainer` (Level 2)
 ``baseline``   ``resnet50_training_step``: the same workload written by hand in the framework's own style
-``loader``     ``native_loader``: the framework's own image loader on the same files and transform
+``loader``     ``native_loader``: the framework's own image loader on the same files and transform;
+               ``NAMES``: what it is called, by the storage format that it reads. A format that it
+               does not read is in `Backend.absent` as ``loader:FORMAT``
 =============  =====================================================================================
 
 A module that a backend lacks is named in `Backend.absent` with the reason.
@@ -46,7 +48,7 @@ _chosen_modes: dict[str, str] = {}
 """By backend: the mode that this process first loaded it for."""
 
 DEVICES = ("cpu", "cuda")
-PRECISIONS = ("fp32", "bf16", "fp64")
+PRECISIONS = ("fp32", "bf16", "fp16", "fp64")
 MODULES = ("runtime", "operators", "custom", "network", "training", "baseline", "loader")
 """The modules of an adapter; ``custom``, ``baseline`` and ``loader`` may be absent, and ``training`` is for level 2."""
 

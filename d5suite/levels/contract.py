@@ -37,6 +37,7 @@ CLAUSES: Mapping[str, str] = {
     "executor.finite": "the answers to finite inputs are finite",
     "executor.parameters": "parameters gives copies of all parameters and running statistics, and load_parameters "
     "overwrites those it is given and refuses unknown names and wrong shapes with a NetworkError",
+    "executor.random": "random_state holds what Dropout draws from: an executor that loads it draws the same numbers",
     "executor.inference": "forward changes no parameter and no running statistic",
     "executor.synchronize": "synchronize returns only when all work issued so far has finished",
     "executor.quiet": "nothing is printed while a network runs",
@@ -52,6 +53,8 @@ CLAUSES: Mapping[str, str] = {
     "trainer.loss": "step gives the loss before the update as a scalar",
     "trainer.meaning": "the optimizer follows the formula in d5suite.levels.training, also when gradients are clipped, "
     "averaged over several batches, or the learning rate changes",
+    "trainer.scaling": "in fp16 the scale of the loss follows d5suite.levels.training.LossScaling, and a gradient that "
+    "is not finite updates nothing",
     "trainer.state": "state gives what the formula remembers, and a trainer that loads it goes on as this one would",
     "runtime.seed": "the same seed gives the same random numbers, and another seed others",
     "runtime.threads": "no more threads work at a time than runtime.configure was told",

@@ -14,6 +14,11 @@ Precision, the same for every backend:
     parameters, their gradients, running statistics and the optimizer are float32. Weights are rounded to bfloat16
     where they are used and activations are bfloat16 from the input on; BatchNormalization's statistics and the loss are
     computed in float32. `fetch` returns float32.
+``fp16``
+    as ``bf16``, with float16 in place of bfloat16. Its smallest number is 6e-8, so that small gradients would vanish:
+    the loss is multiplied by a scale before it is differentiated and the gradients, in float32 again, are divided by it
+    (Micikevicius et al., "Mixed precision training", ICLR 2018). `Executor.forward_backward` takes `GRADIENT_SCALE`, a
+    trainer a scale of its own that follows the gradients (`d5suite.levels.training.LossScaling`).
 
 Imports NumPy, `d5suite.errors` and `d5suite.network`; no framework.
 """
@@ -36,6 +41,9 @@ Arrays = Mapping[str, np.ndarray]
 
 Native = Mapping[str, Any]
 """The framework's own tensors by tensor name; opaque to everything but their adapter."""
+
+GRADIENT_SCALE = 1024.0
+"""What `Executor.forward_backward` multiplies the loss by in ``fp16``, and divides the gradients by."""
 
 
 class Executor(ABC):
@@ -124,6 +132,47 @@ class Executor(ABC):
     @abstractmethod
     def load_parameters(self, values: Arrays) -> None:
         """Overwrite the named parameters and running statistics; names not given stay as they are."""
+
+    def random_state(self) -> dict[str, np.ndarray]:
+        """Copy out what Dropout draws its next numbers from; nothing, unless the adapter says otherwise.
+
+        Returns
+        -------
+        dict
+            Arrays under names of the adapter's own, of no meaning to others: only an executor of the same backend,
+            mode, device and network can go on from them. Empty for a network that draws nothing.
+        """
+        return {}
+
+    def load_random_state(self, values: Arrays) -> None:
+        """Draw from here on what the executor would have drawn whose `random_state` this is.
+
+        Raises
+        ------
+        NetworkError
+            If it is none of this adapter's, or of a network that draws otherwise; see `check_random_state`.
+        """
+        self.check_random_state(values)
+
+    def check_random_state(self, values: Arrays) -> None:
+        """Raise `NetworkError` unless the values have the names, shapes and types of this executor's `random_state`."""
+        own, given = (
+            {name: (value.shape, value.dtype) for name, value in arrays.items()}
+            for arrays in (self.random_state(), values)
+        )
+        if own != given:
+            raise NetworkError(
+                f"the random state holds {', '.join(given) or 'nothing'}, not {', '.join(own) or 'nothing'}, or in "
+                "another form",
+                where=self.network.name,
+                hint="Only the same backend, mode and device can go on from it.",
+            )
+
+    @property
+    def drops(self) -> bool:
+        """Whether a training pass draws random numbers: whether the loss depends on a Dropout."""
+        network = self.network
+        return network.loss is not None and any(node.op_type == "Dropout" for node in network.nodes_for([network.loss]))
 
     @abstractmethod
     def synchronize(self) -> None:

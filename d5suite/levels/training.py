@@ -32,6 +32,12 @@ STEPS = "steps"
 LEARNING_RATE = "learning_rate"
 """The name of the learning rate in force, in `Trainer.state`."""
 
+LOSS_SCALE = "loss_scale"
+"""The name of the scale in force, in `Trainer.state` of a trainer in ``fp16``."""
+
+UNSCALED_STEPS = "steps_at_this_scale"
+"""The name of the number of updates since the scale last changed, in `Trainer.state` of a trainer in ``fp16``."""
+
 
 @dataclass(frozen=True)
 class Optimizer:
@@ -77,6 +83,38 @@ class Optimizer:
     def to_dict(self) -> dict[str, Any]:
         """The settings as JSON-able names and numbers, with the optimizer's name under ``name``."""
         return {"name": self.name, **{each.name: getattr(self, each.name) for each in fields(self)}}
+
+
+@dataclass(frozen=True)
+class LossScaling:
+    """The scale of the loss in ``fp16``, which follows the gradients.
+
+    With scale s and k updates since it last changed, a step differentiates s times the loss, and divides the gradients,
+    in float32, by s; all else comes afterwards. Then::
+
+        a gradient is not finite:    nothing is updated;  s <- s / factor,  k <- 0
+        otherwise:                   the update;          k <- k + 1;  and where k = interval:  s <- s factor,  k <- 0
+
+    Micikevicius et al., "Mixed precision training" (ICLR 2018), section 3.2; the numbers are those of
+    ``keras.optimizers.LossScaleOptimizer``. A step without an update does not count as one, and moves running
+    statistics like any other.
+
+    Attributes
+    ----------
+    initial : float
+        s at the start.
+    factor : float
+        A power of 2, so that scaling rounds nothing.
+    interval : int
+    """
+
+    initial: float = 2.0**15
+    factor: float = 2.0
+    interval: int = 2000
+
+
+LOSS_SCALING = LossScaling()
+"""That of every trainer."""
 
 
 @dataclass(frozen=True)
@@ -326,8 +364,9 @@ class Trainer(ABC):
         Returns
         -------
         dict
-            `STEPS`: int64 scalar, the updates made. `LEARNING_RATE`: float64 scalar. And ``SLOT/PARAMETER`` for each of
-            `Optimizer.slots` and each of `Network.parameters`: an array of the parameter's neutral shape and layout.
+            `STEPS`: int64 scalar, the updates made. `LEARNING_RATE`: float64 scalar. In ``fp16`` also `LOSS_SCALE`,
+            float64, and `UNSCALED_STEPS`, int64, scalars. And ``SLOT/PARAMETER`` for each of `Optimizer.slots` and each
+            of `Network.parameters`: an array of the parameter's neutral shape and layout.
             Where the framework's own form differs (a velocity that contains the learning rate), it is converted, to
             float64 where only that brings the very same bits back on loading.
         """
@@ -341,7 +380,10 @@ class Trainer(ABC):
             for slot in self.optimizer.slots
             for name, value in parameters.items()
         }
-        return {STEPS: np.array(0), LEARNING_RATE: np.array(self.optimizer.learning_rate), **held}
+        found = {STEPS: np.array(0), LEARNING_RATE: np.array(self.optimizer.learning_rate)}
+        if self.executor.precision == "fp16":
+            found.update({LOSS_SCALE: np.array(LOSS_SCALING.initial), UNSCALED_STEPS: np.array(0)})
+        return {**found, **held}
 
     @abstractmethod
     def load_state(self, values: Arrays) -> None:
@@ -355,7 +397,8 @@ class Trainer(ABC):
 
     def check_state(self, values: Arrays) -> None:
         """Raise `ConfigurationError` unless the values are a whole state of this optimizer and network."""
-        expected: dict[str, tuple[int, ...]] = {STEPS: (), LEARNING_RATE: ()}
+        scaled = (LOSS_SCALE, UNSCALED_STEPS) if self.executor.precision == "fp16" else ()
+        expected: dict[str, tuple[int, ...]] = dict.fromkeys((STEPS, LEARNING_RATE, *scaled), ())
         for slot in self.optimizer.slots:
             for name in self.executor.network.parameters:
                 expected[f"{slot}/{name}"] = self.executor.network.initializers[name].shape

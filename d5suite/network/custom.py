@@ -56,7 +56,7 @@ class CustomOperator:
     flags : sequence of str
         Further compiler flags.
     precisions : sequence of str
-        What the code can do, of fp64, fp32 and bf16.
+        What the code can do, of fp64, fp32, bf16 and fp16.
     file : Path
         The Python file that describes it; by default the one that this is called in.
 

@@ -31,6 +31,7 @@ PRECISIONS: Mapping[str, np.dtype] = {
     "fp64": np.dtype(np.float64),
     "fp32": np.dtype(np.float32),
     "bf16": np.dtype(ml_dtypes.bfloat16),
+    "fp16": np.dtype(np.float16),
 }
 """NumPy's type of floating-point tensors by precision."""
 

@@ -71,13 +71,17 @@ def show(paths: Sequence[Path], console: Console) -> None:
         for (number, _), path in zip(files, paths, strict=True):
             console.print(f"{number} {path}", highlight=False)
         console.print()
-    tables: dict[tuple[str, str], list[Row]] = {}
+    tables: dict[tuple[str, str], dict[str, list[Row]]] = {}
     for name, found in files:
         for (group, setting, backend), info in found.items():
             title, _, row = group.partition("." if info["level"] == 0 else "/")
-            tables.setdefault((title, setting), []).append((row, backend, name, info))
-    for (title, setting), chosen in tables.items():
-        console.print(_table(f"{title}  ({setting})", chosen, several=len(files) > 1), highlight=False)
+            kinds = tables.setdefault((title, setting), {})
+            kinds.setdefault(_kind(info), []).append((row, backend, name, info))
+    for (title, setting), kinds in tables.items():
+        console.print(f"{title}  ({setting})", style="bold", highlight=False)
+        for kind, chosen in kinds.items():
+            table = _table(kind, chosen, several=len(files) > 1, wide=console.width >= _WIDE)
+            console.print(table, highlight=False)
     notes: dict[str, None] = {}
     for _, found in files:
         for (group, _, backend), info in found.items():
@@ -87,16 +91,30 @@ def show(paths: Sequence[Path], console: Console) -> None:
         console.print("* disturbed while measured; compare with care:")
         for note in notes:
             console.print(f"  {note}", highlight=False)
+    kinds_shown = {_kind(info) for _, found in files for info in found.values()}
     console.print("err/tol: the worst validation error as a part of what is accepted", style="dim")
-    if any(info["level"] == 0 for _, found in files for info in found.values()):
-        console.print("of peak: of the fastest large matrix product of that run, whose ever it was", style="dim")
+    for kind, note in _NOTES.items():
+        if kind in kinds_shown:
+            console.print(note, style="dim")
 
 
-def _table(title: str, chosen: Sequence[Row], *, several: bool) -> Table:
-    columns = _columns([info for *_, info in chosen], several=several)
-    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    table.add_column("", overflow="fold", min_width=20)
-    for name in (*columns, *(["÷ first"] if several else []), "err/tol"):
+_NAME_WIDTH = {"operator": 20, "time": 20, "ratio": 20, "loading": 21, "breakdown": 14}
+"""Of the first column, at least, by kind of table."""
+
+_NOTES = {
+    "operator": "of peak: of the fastest large matrix product of that run, whose ever it was",
+    "time": "MiB: peak memory; needed: by definition, in a terminal of 100 columns or more",
+    "loading": "per core: images/s by cores of the job; wait: for a batch, without its feeding",
+    "breakdown": "parts of a step in ms; feed: from host to device",
+}
+"""By kind of table: what its headings mean."""
+
+
+def _table(kind: str, chosen: Sequence[Row], *, several: bool, wide: bool) -> Table:
+    columns = _columns(kind, several=several, wide=wide)
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.add_column("", overflow="fold", min_width=_NAME_WIDTH[kind])
+    for name in columns:
         table.add_column(name, justify="right", no_wrap=True)
     first: dict[tuple[str, str], float] = {}
     for measurement in dict.fromkeys(measurement for measurement, *_ in chosen):
@@ -105,39 +123,89 @@ def _table(title: str, chosen: Sequence[Row], *, several: bool) -> Table:
             if its_measurement != measurement:
                 continue
             mark = "*" if info["machine"]["disturbed"] else ""
-            row = [f"  {backend}{mark}" + (f" {file}" if several else ""), *(cell(info) for cell in columns.values())]
-            if several:
-                median = info["median_s"]
-                row.append(f"{median / first.setdefault((measurement, backend), median):.3f}")
-            table.add_row(*row, f"{_worst_share(info):.2g}")
+            first.setdefault((measurement, backend), info["median_s"])
+            shown = {**info, "over_first": info["median_s"] / first[measurement, backend]}
+            name = f"  {backend}{mark}" + (f" {file}" if several else "")
+            table.add_row(name, *(cell(shown) for cell in columns.values()))
     return table
 
 
-def _columns(found: Sequence[dict[str, Any]], *, several: bool) -> dict[str, Cell]:
-    """Heading to what it shows, for the level of these results."""
-    if all(info["level"] == 0 for info in found):
-        return {
-            "median µs": lambda info: _figure(1e6 * info["median_s"]),
-            "95% interval": lambda info: _interval(info["median_ci95"], 1e6),
-            "GFLOP/s": lambda info: _rate(info["achieved"]["flops_per_s"]),
-            "of peak": lambda info: _part(info["fraction_of_ceiling"]["flops_per_s"]),
-            "GB/s": lambda info: _rate(info["achieved"]["bytes_per_s"]),
-        }
-    columns: dict[str, Cell] = {
-        "median ms": lambda info: _figure(1e3 * info["median_s"]),
-        "95% interval": lambda info: _interval(info["median_ci95"], 1e3),
-    }
-    if any("ratio" in info for info in found):
+def _kind(info: dict[str, Any]) -> str:
+    """Which columns a result has: see `_columns`."""
+    if info["level"] == 0:
+        return "operator"
+    kinds = {"ratio": "ratio", "breakdown_s": "breakdown", "wait_s": "loading"}
+    return next((kind for key, kind in kinds.items() if key in info), "time")
+
+
+def _columns(kind: str, *, several: bool, wide: bool) -> dict[str, Cell]:
+    """Heading to what it shows."""
+    unit, factor = ("µs", 1e6) if kind == "operator" else ("ms", 1e3)
+    columns: dict[str, Cell] = {f"median {unit}": lambda info: _figure(factor * info["median_s"])}
+    if wide or kind in ("operator", "time"):
+        columns["95% interval"] = lambda info: _interval(info["median_ci95"], factor)
+    if kind == "operator":
+        columns["GFLOP/s"] = lambda info: _rate(info["achieved"]["flops_per_s"])
+        columns["of peak"] = lambda info: _part(info["fraction_of_ceiling"]["flops_per_s"])
+        columns["GB/s"] = lambda info: _rate(info["achieved"]["bytes_per_s"])
+    elif kind == "ratio":
         columns["÷ native"] = lambda info: f"{info['ratio']['median']:.3f}"
         columns["its 95% interval"] = lambda info: "–".join(f"{bound:.3f}" for bound in info["ratio"]["ci95"])
-        return columns
-    columns["images/s"] = lambda info: _figure(info["throughput"]["value"])
-    if not several:
+    elif kind == "breakdown":
+        columns.update({heading: _part_of_step(key) for heading, key in _PARTS.items()})
+        if several:
+            del columns["other"]
+        else:
+            columns["sum"] = lambda info: _milliseconds(sum(info["breakdown_s"].values()))
+    else:
+        columns["images/s"] = lambda info: _figure(info["throughput"]["value"])
+    if kind == "loading":
+        columns["per core"] = lambda info: _figure(info["images_per_s_per_core"])
+        columns["wait ms"] = lambda info: _figure(1e3 * info["wait_s"])
+    if kind == "time" and not several:
         columns["first s"] = lambda info: f"{info['first_call_s']:.2f}"
-        columns["MiB"] = lambda info: (
-            "–" if info["peak_memory_bytes"] is None else f"{info['peak_memory_bytes'] / 2**20:.0f}"
-        )
+        columns["MiB"] = lambda info: _mebibytes(info["peak_memory_bytes"])
+        if wide:
+            columns["needed"] = lambda info: _mebibytes(_needed_bytes(info))
+    if several:
+        columns["÷ first"] = lambda info: f"{info['over_first']:.3f}"
+    if wide or kind != "breakdown":
+        columns["err/tol"] = lambda info: f"{_worst_share(info):.2g}"
     return columns
+
+
+_WIDE = 100
+"""Columns of a terminal from which on tables show more."""
+
+_PARTS = {
+    "wait": "data_wait",
+    "feed": "host_to_device",
+    "forward": "forward",
+    "backward": "backward",
+    "update": "update",
+    "other": "other",
+}
+"""Heading by part of a step."""
+
+
+def _part_of_step(key: str) -> Cell:
+    return lambda info: _milliseconds(info["breakdown_s"][key])
+
+
+def _milliseconds(seconds: float) -> str:
+    """With one decimal, so that parts and their sum can be compared."""
+    return f"{1e3 * seconds:.1f}"
+
+
+def _needed_bytes(info: dict[str, Any]) -> int | None:
+    """What a network needs by its definition: see ``results/schema.json``."""
+    parts = ("parameters_bytes", "gradients_bytes", "optimizer_state_bytes", "activations_bytes")
+    memory = info.get("memory", {})
+    return sum(memory.get(part, 0) for part in parts) or None
+
+
+def _mebibytes(value: int | None) -> str:
+    return "–" if value is None else f"{value / 2**20:.0f}"
 
 
 def _interval(bounds: Sequence[float], factor: float) -> str:

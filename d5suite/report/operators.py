@@ -8,17 +8,17 @@ from rich.table import Table
 
 from d5suite.backends import Backend, discover
 
-BYTES = {"fp64": "8", "fp32": "4", "bf16": "2"}
-"""How a precision is shown: by the bytes of a value."""
+SIGNS = {"fp64": "8", "fp32": "4", "bf16": "b", "fp16": "h"}
+"""How a precision is shown: by the bytes of a value; of two, bfloat16 and half precision by their first letters."""
 
 
 def coverage(backend: Backend, operator: str) -> str:
-    """``FB 842``: forward, backward, and the precisions by their bytes; empty where the backend lacks the operator."""
+    """``FB 84bh``: forward, backward, and the precisions by `SIGNS`; empty where the backend lacks the operator."""
     precisions = [p for p in backend.precisions if backend.lacks_operator(operator, p) is None]
     if not precisions:
         return ""
     backward = any(backend.lacks_operator(operator, p, backward=True) is None for p in precisions)
-    return ("FB " if backward else "F  ") + "".join(sign for p, sign in BYTES.items() if p in precisions)
+    return ("FB " if backward else "F  ") + "".join(sign for p, sign in SIGNS.items() if p in precisions)
 
 
 def show_operators(console: Console) -> None:
@@ -32,10 +32,10 @@ def show_operators(console: Console) -> None:
     for operator in operators:
         table.add_row(operator, *(coverage(backend, operator) or "–" for backend in backends))
     console.print(table)
-    console.print("F forward, B backward; 8 fp64, 4 fp32, 2 bf16")
+    console.print("F forward, B backward; 8 fp64, 4 fp32, b bf16, h fp16")
     for backend in backends:
         for missing, why in backend.absent.items():
-            if missing.partition(":")[0] in operators or missing in ("gradient", *BYTES):
+            if missing.partition(":")[0] in operators or missing in ("gradient", *SIGNS):
                 console.print(f"{backend.name} has no {missing}: {why}")
     for backend in discover()[0].values():
         if 0 not in backend.levels:

@@ -19,6 +19,7 @@ LEVELS = {
     "test_operators": "level 1: operators",
     "test_networks": "level 1: networks",
     "test_gradients": "level 1: gradients",
+    "whole_zoo": "level 1: the zoo",
     "test_training": "level 2: training",
     "test_process": "process",
 }

@@ -105,6 +105,24 @@ THROUGH = ("AveragePool", "Clip", "Concat", "LRN", "MaxPool", "Mul", "Pad", "Sof
 """What `through` can be asked for: operators whose gradients are easily wrong."""
 
 
+def with_dropout() -> Network:
+    """A Dropout on either side of a BatchNormalization; 3×10×10 pixels, 5 classes."""
+    b = Builder("with_dropout", image_size=10)
+    x = b.dropout(b.conv(b.image, "conv1", 8, 3, bias=True), "drop1", ratio=0.25)
+    x = b.dropout(b.relu(b.batch_norm(x, "bn1", momentum=0.75)), "drop2")
+    return b.classifier(b.linear(b.flatten(b.global_average_pool(x, "average"), "flatten"), "fc", 5))
+
+
+def with_small_gradients() -> Network:
+    """One layer whose outputs are divided by 2^20, so that in float16 their gradients for 32 images are all 0.
+
+    3×4×4 pixels, 5 classes.
+    """
+    b = Builder("with_small_gradients", image_size=4)
+    x, part = b.linear(b.flatten(b.image, "flatten", size=4), "fc", 5), b.constant("part", f32(2.0**-10))
+    return b.classifier(b.node("Mul", "smaller", [b.node("Mul", "small", [x, part], 5), part], 5))
+
+
 def heavy() -> Network:
     """A network that keeps a processor busy for tens of milliseconds a batch; 3×64×64 pixels, 5 classes."""
     b = Builder("heavy", image_size=64)

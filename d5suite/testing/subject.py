@@ -60,7 +60,7 @@ class Subject:
     @property
     def exact(self) -> str:
         """The most precise precision that is declared."""
-        return next(p for p in ("fp64", "fp32", "bf16") if p in self.backend.precisions)
+        return next(p for p in ("fp64", "fp32", "fp16", "bf16") if p in self.backend.precisions)
 
     @property
     def rounding(self) -> float:

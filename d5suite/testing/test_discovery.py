@@ -22,7 +22,7 @@ OFFERED = {
     "network": ("Executor",),
     "training": ("Trainer",),
     "baseline": ("resnet50_training_step",),
-    "loader": ("native_loader",),
+    "loader": ("native_loader", "NAMES"),
 }
 
 

@@ -42,7 +42,7 @@ def _require(subject: Subject, operation: Operation, *, backward: bool = False) 
     [
         pytest.param(operation, precision, id=f"{operation.name}-{precision}")
         for operation in OPERATIONS
-        for precision in ("fp64", "fp32", "bf16")
+        for precision in ("fp64", "fp32", "bf16", "fp16")
         if precision == "fp64" or _is_first(operation)
     ],
 )

@@ -1,8 +1,9 @@
 """Checkpoints: everything a run needs to go on, in neutral form, in one HDF5 file.
 
-A run that goes on from a checkpoint in the same backend makes the same steps to the last bit, because the data's order
-depends on (seed, epoch) only. Another backend can load it too: parameters and optimizer state are neutral. Imports
-h5py, NumPy and its neighbours.
+A run that goes on from a checkpoint in the same backend, mode and device makes the same steps to the last bit, because
+the data's order depends on (seed, epoch) only and what Dropout draws from is kept. Another backend can load it too:
+parameters and optimizer state are neutral; there, Dropout draws anew from the run's seed. Imports h5py, NumPy and its
+neighbours.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ import numpy as np
 
 from d5suite.errors import ConfigurationError, DataError
 from d5suite.files import atomic_path
-from d5suite.levels.training import Trainer
+from d5suite.levels.network import Executor
+from d5suite.levels.training import LOSS_SCALE, UNSCALED_STEPS, Trainer
 from d5suite.training.loop import Event, Progress, Run
 
 FORMAT = "d5suite-checkpoint-1"
@@ -45,6 +47,14 @@ def save(path: Path, trainer: Trainer, progress: Progress) -> None:
         )
         for group, values in (("parameters", executor.parameters()), ("state", trainer.state())):
             _write(file.create_group(group), values)
+        random = file.create_group("random")
+        random.attrs.update(_drawn_by(executor))
+        _write(random, executor.random_state())
+
+
+def _drawn_by(executor: Executor) -> dict[str, str]:
+    """To whom alone a random state has a meaning."""
+    return {"backend": executor.backend, "mode": executor.mode, "device": executor.device}
 
 
 def _write(group: h5py.Group, values: dict[str, np.ndarray]) -> None:
@@ -67,6 +77,9 @@ def _read(group: h5py.Group) -> dict[str, np.ndarray]:
 def load(path: Path, trainer: Trainer) -> Progress:
     """Put a checkpoint's parameters and optimizer state into a trainer of any backend.
 
+    The random state is loaded where backend, mode and device are those that wrote it. In ``fp16``, what was trained in
+    another precision starts with the initial scale of the loss; another precision ignores the scale.
+
     Returns
     -------
     Progress
@@ -87,6 +100,8 @@ def load(path: Path, trainer: Trainer) -> Progress:
             network = str(file.attrs["network"])
             progress = Progress(**{**json.loads(file.attrs["progress"]), "stopped": ""})
             parameters, state = _read(file["parameters"]), _read(file["state"])
+            known = "random" in file and dict(file["random"].attrs) == _drawn_by(trainer.executor)
+            random = _read(file["random"]) if known else None
     except FileNotFoundError as error:
         raise DataError("there is no such checkpoint", where=str(path)) from error
     except (OSError, KeyError, TypeError, ValueError, RuntimeError) as error:
@@ -113,9 +128,16 @@ def load(path: Path, trainer: Trainer) -> Progress:
             where=str(path),
             hint="Use the same optimizer, or load the parameters alone.",
         )
+    scaling = {name: value for name, value in trainer.initial_state().items() if name in (LOSS_SCALE, UNSCALED_STEPS)}
+    kept = {name: value for name, value in state.items() if scaling or name not in (LOSS_SCALE, UNSCALED_STEPS)}
+    state = {**scaling, **kept}
     trainer.check_state(state)
+    if random is not None:
+        executor.check_random_state(random)
     executor.load_parameters(parameters)
     trainer.load_state(state)
+    if random is not None:
+        executor.load_random_state(random)
     return progress
 
 

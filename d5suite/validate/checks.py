@@ -32,7 +32,7 @@ from d5suite.files import atomic_path, read_json, write_json
 from d5suite.levels.backend import Tolerance
 from d5suite.levels.contract import require_answer
 from d5suite.levels.network import Arrays, Executor, Native
-from d5suite.levels.training import Optimizer, Trainer
+from d5suite.levels.training import LOSS_SCALE, STEPS, Optimizer, Trainer
 from d5suite.network import Network
 from d5suite.validate.norms import relative_l2
 from d5suite.validate.optimizers import update
@@ -56,8 +56,8 @@ STEP = 5e-11
 Larger steps cross kinks of ReLU and max-pooling: on ResNet-50 with 8 images of 64 px that costs 8e-4 at 2e-9, and
 nothing at 2e-10. Smaller ones lose digits of the loss: the differences are good to 1e-7 here and to 9e-7 at 1e-11."""
 
-UNIT_ROUNDOFF = {"fp64": 2.0**-53, "fp32": 2.0**-24, "bf16": 2.0**-9}
-"""Largest relative error of one rounding to nearest (IEEE 754; bfloat16 has 8 significant bits)."""
+UNIT_ROUNDOFF = {"fp64": 2.0**-53, "fp32": 2.0**-24, "bf16": 2.0**-9, "fp16": 2.0**-11}
+"""Largest relative error of one rounding to nearest (IEEE 754; bfloat16 has 8 significant bits, float16 11)."""
 
 SENSITIVITY_NOISE = 32.0
 """Relative noise on the weights, in units of roundoff, that stands for all roundings of a pass. It must be large enough
@@ -473,6 +473,9 @@ def train(
 ) -> list[Trajectory]:
     """Run the native optimizer over the batches, and put the starting weights back.
 
+    In ``fp16`` a step that updates nothing, because the loss was scaled too much, is repeated: runs of other precisions
+    make an update in each.
+
     Parameters
     ----------
     trainer : Trainer
@@ -499,6 +502,7 @@ def train(
     start = executor.parameters()
     losses: list[float] = []
     found = []
+    updates = int(trainer.state()[STEPS])
     steps = _steps(batches, accumulate)
     for index, group in enumerate(steps):
         feeds = [executor.feed({network.input: images, label: labels}) for images, labels in group]
@@ -509,6 +513,8 @@ def train(
         executor.synchronize()
         if durations is not None:
             durations.append(time.perf_counter() - begin)
+        if executor.precision == "fp16":
+            _repeat_until_updated(trainer, feeds, updates := updates + 1)
         answer = executor.fetch(native)
         require_answer(executor, "trainer.loss", answer, {loss: ()})
         losses.append(float(answer[loss]))
@@ -516,6 +522,20 @@ def train(
         found += [Trajectory(np.array(losses), executor.parameters()) for end in ended if end]
     executor.load_parameters(start)
     return found
+
+
+def _repeat_until_updated(trainer: Trainer, feeds: Sequence[Native], updates: int) -> None:
+    """Repeat a step, whose loss then stays the same, until the trainer has made so many updates.
+
+    Raises
+    ------
+    ValidationError
+        If the scale of the loss has become less than 1.
+    """
+    while int((state := trainer.state())[STEPS]) < updates:
+        if state[LOSS_SCALE] < 1:
+            raise ValidationError("the gradients are not finite in fp16, however little the loss is scaled")
+        trainer.step(*feeds)
 
 
 def _steps(batches: Batches, accumulate: int) -> list[Batches]:

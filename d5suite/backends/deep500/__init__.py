@@ -40,6 +40,7 @@ BACKEND = Backend(
     absent={
         "cuda": "deep500 0.2.0 has no reference operators for a GPU",
         "bf16": "NumPy has no bfloat16",
+        "fp16": "deep500's operators compute in float32 and float64",
         "baseline": "deep500's own step is the hand-written reference; there is nothing native beneath it",
         "loader": "deep500 0.2.0, as published on PyPI, reads no image files",
     },

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from d5suite.backends.deep500 import operators
 from d5suite.backends.deep500.operators import OPERATORS, Context, operands
 from d5suite.backends.deep500.repairs import ReferenceGraphExecutor, deep500
 from d5suite.errors import NetworkError
@@ -102,6 +103,15 @@ class Executor(level.Executor):
         for name, value in values.items():
             self._tensors.feed_tensor(name, np.array(value, self._dtype, order="C"))
         self._stale = True
+
+    def random_state(self) -> dict[str, np.ndarray]:
+        """The generator's, of which the process has one."""
+        return {"generator": operators.random_state()} if self.drops else {}
+
+    def load_random_state(self, values: Arrays) -> None:
+        self.check_random_state(values)
+        if "generator" in values:
+            operators.load_random_state(values["generator"])
 
     # The measured paths; like any framework they say nothing of infinities.
 

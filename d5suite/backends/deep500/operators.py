@@ -51,6 +51,22 @@ def seed(number: int) -> None:
     _random = np.random.default_rng(number)
 
 
+_LOW = 2**64 - 1
+
+
+def random_state() -> np.ndarray:
+    """What Dropout draws its next numbers from: the generator's state and increment, 128 bits each, as uint64 (4,)."""
+    held = _random.bit_generator.state["state"]
+    return np.array([part for n in (held["state"], held["inc"]) for part in (n >> 64, n & _LOW)], np.uint64)
+
+
+def load_random_state(parts: np.ndarray) -> None:
+    """Go on drawing from what `random_state` gave."""
+    high, low, more_high, more_low = (int(part) for part in parts)
+    generator = _random.bit_generator
+    generator.state = {**generator.state, "state": {"state": high << 64 | low, "inc": more_high << 64 | more_low}}
+
+
 def positions(node: Node) -> list[int]:
     """Numbers of the inputs that a node's operator takes: neither omitted nor read when it was built."""
     resolved = STATIC_INPUTS.get(node.op_type, ())

@@ -164,17 +164,33 @@ def resnet50_training_step(
         optax.add_decayed_weights(decay), optax.sgd(rate, momentum=momentum or None, nesterov=optimizer.nesterov)
     )
     # XLA's default for float32 is TF32 on GPUs.
-    exact = lax.Precision.HIGHEST if device == "cuda" and precision != "bf16" else None
+    exact = lax.Precision.HIGHEST if device == "cuda" and precision not in ("bf16", "fp16") else None
 
-    def loss_fn(params: Tree, stats: Tree, x: jax.Array, y: jax.Array) -> tuple[jax.Array, Tree]:
+    half = precision == "fp16"
+
+    def loss_fn(params: Tree, stats: Tree, x: jax.Array, y: jax.Array, scale: Any) -> tuple[jax.Array, Any]:
         logits, stats = resnet50(params, stats, x, precision=exact)
         losses = optax.softmax_cross_entropy_with_integer_labels(logits.astype(dtype), y)
-        return losses.mean(), stats
+        loss = losses.mean()
+        return loss * scale if half else loss, (loss, stats)
 
-    def train_step(params: Tree, stats: Tree, state: Any, x: jax.Array, y: jax.Array) -> tuple[Any, ...]:
-        (loss, stats), grads = jax.value_and_grad(loss_fn, has_aux=True)(params, stats, x, y)
-        updates, state = sgd.update(grads, state, params)
-        return optax.apply_updates(params, updates), stats, state, loss
+    def train_step(
+        params: Tree, stats: Tree, state: Any, x: jax.Array, y: jax.Array, scale: Any, kept: Any
+    ) -> tuple[Any, ...]:
+        (_, (loss, stats)), grads = jax.value_and_grad(loss_fn, has_aux=True)(params, stats, x, y, scale)
+        if half:
+            grads = jax.tree.map(lambda g: g / scale, grads)
+        updates, moved = sgd.update(grads, state, params)
+        updated = optax.apply_updates(params, updates)
+        if half:  # the loss's scale halves where a gradient is not finite, and doubles after 2000 updates
+            finite = jnp.isfinite(optax.global_norm(grads))
+            updated, moved = jax.tree.map(
+                lambda new, old: jnp.where(finite, new, old), (updated, moved), (params, state)
+            )
+            kept = jnp.where(finite, kept + 1, 0)
+            scale = jnp.where(finite, jnp.where(kept == 2000, 2 * scale, scale), scale / 2)
+            kept = jnp.where(kept == 2000, 0, kept)
+        return updated, stats, moved, loss, scale, kept
 
     if mode != "eager":
         train_step = partial(jax.jit, donate_argnums=(0, 1, 2))(train_step)
@@ -186,17 +202,19 @@ def resnet50_training_step(
             return jax.enable_x64(True)
         return jax.experimental.enable_x64()
 
+    narrow = {"bf16": jnp.bfloat16, "fp16": jnp.float16}
     with scope():
         params, stats = jax.device_put((params, stats), native)
         state = jax.device_put(sgd.init(params), native)
-        x = jnp.asarray(images.transpose(0, 2, 3, 1), jnp.bfloat16 if precision == "bf16" else dtype)
+        x = jnp.asarray(images.transpose(0, 2, 3, 1), narrow.get(precision, dtype))
         x, y = jax.device_put((x, jnp.asarray(labels.astype(np.int32))), native)
+        scale, kept = jax.device_put((np.float32(2**15), np.int32(0)), native) if half else (None, None)
     last: jax.Array = x
 
     def step() -> None:
-        nonlocal params, stats, state, last
+        nonlocal params, stats, state, last, scale, kept
         with scope():
-            params, stats, state, last = train_step(params, stats, state, x, y)
+            params, stats, state, last, scale, kept = train_step(params, stats, state, x, y, scale, kept)
 
     def parameters() -> dict[str, np.ndarray]:
         stored = {name: np.asarray(_get(params, place)) for name, place in places.items()}

@@ -21,11 +21,14 @@ from d5suite.backends.jax import runtime
 from d5suite.backends.jax.operators import OPERATORS, Context, Layout, channels_last, identity, weight_layout
 from d5suite.errors import NetworkError
 from d5suite.levels import network as level
-from d5suite.levels.network import Arrays, Native
+from d5suite.levels.network import GRADIENT_SCALE, Arrays, Native
 from d5suite.network import Network, Node
 
 _FLOAT32_INPUTS = {"BatchNormalization": (1, 2, 3, 4), "SoftmaxCrossEntropyLoss": (2,)}
-"""Weights that stay in float32 where the others are rounded to bfloat16."""
+"""Weights that stay in float32 where the others are rounded to 16 bits."""
+
+_NARROW = {"bf16": np.dtype(jnp.bfloat16), "fp16": np.dtype(np.float16)}
+"""By precision: the type of activations and of weights where they are used, in place of the parameters' own."""
 
 ArrayTree = dict[str, jax.Array]
 
@@ -48,7 +51,7 @@ class Executor(level.Executor):
         if computed:
             raise NetworkError(f"running statistics must be initializers: {', '.join(computed)}", where=network.name)
         self._array = np.float64 if precision == "fp64" else np.float32
-        self._activations = np.dtype(jnp.bfloat16 if precision == "bf16" else self._array)
+        self._activations = _NARROW.get(precision, np.dtype(self._array))
         self.native_device = runtime.native_device(device)
         self._layouts = _weight_layouts(network)
         self._layouts[network.input] = channels_last(len(network.shapes[network.input]))
@@ -64,13 +67,14 @@ class Executor(level.Executor):
             key = jax.device_put(runtime.initial_key(), self.native_device) if random else None
         self.state: tuple[ArrayTree, jax.Array | None] = (statistics, key)
         self._forward = self.compiled(self._run)
-        self._gradient = self.compiled(jax.value_and_grad(self.loss, has_aux=True))
+        self._gradient = self.compiled(self.gradient)
+        self._scale = np.float32(GRADIENT_SCALE) if precision == "fp16" else None
         self._pending: deque[Any] = deque()
 
     def _context(self, *, training: bool) -> Context:
         network = self.network
         # On the CPU float32 is always float32; on GPUs XLA's default is TF32.
-        exact = self.device == "cuda" and self.precision != "bf16"
+        exact = self.device == "cuda" and self.precision not in _NARROW
         return Context(
             shapes=network.shapes,
             constants={name: network.initializers[name] for name in network.constants},
@@ -102,6 +106,21 @@ class Executor(level.Executor):
         values = {**trained, **statistics, self.network.input: images, label: labels}
         loss, moved = self._train(values, now)
         return loss, ({**statistics, **moved}, key)
+
+    def gradient(self, trained: ArrayTree, state: Any, images: jax.Array, labels: jax.Array, scale: Any = None) -> Any:
+        """The loss, the next state and the gradients, as ``((loss, state), gradients)``; a pure function.
+
+        With ``scale``, the loss is multiplied by it before it is differentiated, and the gradients are divided by it.
+        """
+        if scale is None:
+            return jax.value_and_grad(self.loss, has_aux=True)(trained, state, images, labels)
+
+        def scaled(trained: ArrayTree) -> Any:
+            loss, moved = self.loss(trained, state, images, labels)
+            return loss * scale, (loss, moved)
+
+        (_, found), gradients = jax.value_and_grad(scaled, has_aux=True)(trained)
+        return found, jax.tree.map(lambda gradient: gradient / scale, gradients)
 
     # Weights and data, in and out.
 
@@ -143,6 +162,16 @@ class Executor(level.Executor):
         self.trained = {name: loaded.get(name, value) for name, value in self.trained.items()}
         self.state = ({name: loaded.get(name, value) for name, value in statistics.items()}, key)
 
+    def random_state(self) -> dict[str, np.ndarray]:
+        key = self.state[1]
+        return {} if key is None else {"key": np.array(jax.random.key_data(key))}
+
+    def load_random_state(self, values: Arrays) -> None:
+        self.check_random_state(values)
+        if "key" in values:
+            key = jax.random.wrap_key_data(np.asarray(values["key"]))
+            self.state = (self.state[0], jax.device_put(key, self.native_device))
+
     # The measured paths.
 
     def forward(self, feed: Native) -> Native:
@@ -155,7 +184,7 @@ class Executor(level.Executor):
         label, name = self.network.require_loss()
         with self.scope():
             (loss, self.state), gradients = self._gradient(
-                self.trained, self.state, feed[self.network.input], feed[label]
+                self.trained, self.state, feed[self.network.input], feed[label], self._scale
             )
         self.issued(loss, gradients)
         return {name: loss, **gradients}
@@ -189,7 +218,7 @@ class _Program:
         known = {"", network.input, *network.initializers, *([network.label] if context.training else [])}
         last_use = {name: index for index, node in enumerate(nodes) for name in node.inputs}
         kept = {"", wanted, *network.initializers}
-        rounds = activations == jnp.bfloat16
+        rounds = activations in _NARROW.values()
         self._steps = []
         for index, node in enumerate(nodes):
             for name in node.inputs:
@@ -233,7 +262,7 @@ def _constant(value: np.ndarray, activations: np.dtype) -> np.ndarray:
 
 
 def _is_rounded(network: Network, node: Node, index: int) -> bool:
-    """Whether a node's input is a weight that is rounded to bfloat16 in that precision."""
+    """Whether a node's input is a weight that is rounded where the precision has 16 bits."""
     return node.inputs[index] in network.parameters and index not in _FLOAT32_INPUTS.get(node.op_type, ())
 
 

@@ -963,7 +963,7 @@ class Operator(level.Operator):
         node = operation.node
         self._device = runtime.native_device(device)
         # On the CPU float32 is always float32; on GPUs XLA's default is TF32.
-        exact = device == "cuda" and operation.precision != "bf16"
+        exact = device == "cuda" and operation.precision not in ("bf16", "fp16")
         context = Context(
             shapes=operation.shapes,
             constants=operation.constants,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,19 @@ import optax
 from d5suite.backends.jax.network import Executor
 from d5suite.levels import training
 from d5suite.levels.network import Arrays, Native
-from d5suite.levels.training import LEARNING_RATE, SGD, STEPS, Adagrad, Adam, AdamW, Optimizer, RMSProp
+from d5suite.levels.training import (
+    LEARNING_RATE,
+    LOSS_SCALE,
+    LOSS_SCALING,
+    SGD,
+    STEPS,
+    UNSCALED_STEPS,
+    Adagrad,
+    Adam,
+    AdamW,
+    Optimizer,
+    RMSProp,
+)
 
 _SLOTS: Mapping[str, Mapping[str, str]] = {
     "sgd": {"velocity": "trace"},
@@ -62,12 +74,37 @@ def direction(settings: Optimizer) -> optax.GradientTransformation:
     return optax.chain(*chain)
 
 
+class Scaling(NamedTuple):
+    """What `d5suite.levels.training.LossScaling` remembers, on the device: scalars.
+
+    Attributes
+    ----------
+    scale : jax.Array
+        float32.
+    kept : jax.Array
+        int32, the updates since the scale last changed.
+    updates : jax.Array
+        int32, all updates.
+    """
+
+    scale: jax.Array
+    kept: jax.Array
+    updates: jax.Array
+
+    def after(self, finite: jax.Array) -> Scaling:
+        """What comes after gradients that are finite, or are not."""
+        kept = jnp.where(finite, self.kept + 1, 0)
+        grows = kept == LOSS_SCALING.interval
+        factor = jnp.where(finite, jnp.where(grows, LOSS_SCALING.factor, 1.0), 1 / LOSS_SCALING.factor)
+        return Scaling(self.scale * factor, jnp.where(grows, 0, kept), self.updates + finite)
+
+
 class Trainer(training.Trainer):
     """Optax's transformations of the gradients; forward, backward and update are one program.
 
     The program takes over the memory of parameters, running statistics and the optimizer's arrays. The learning rate is
     an argument that stays on the device. In a step of several batches, a program of its own adds up the gradients of
-    all but the last.
+    all but the last. In ``fp16`` the program follows the scale of the loss too.
     """
 
     executor: Executor
@@ -77,6 +114,7 @@ class Trainer(training.Trainer):
         self._label, self._loss = executor.network.require_loss()
         self._direction = direction(optimizer)
         self._steps = 0
+        self._scaling = self._placed(LOSS_SCALING.initial, 0, 0) if executor.precision == "fp16" else None
         with executor.scope():
             slots = executor.compiled(self._direction.init)(executor.trained)
             # Like the parameters bound to their device, or the second step would be compiled anew.
@@ -85,9 +123,17 @@ class Trainer(training.Trainer):
         self._step = executor.compiled(self._update, donate=(0, 1, 2))
         self._add = executor.compiled(self._gather, donate=(1, 4))
 
-    def _gather(self, trained: Any, state: Any, images: jax.Array, labels: jax.Array, gathered: Any) -> Any:
+    def _placed(self, scale: float, kept: int, updates: int) -> Scaling:
+        scaling = Scaling(np.float32(scale), np.int32(kept), np.int32(updates))
+        placed: Scaling = jax.device_put(scaling, self.executor.native_device)
+        return placed
+
+    def _gather(
+        self, trained: Any, state: Any, images: jax.Array, labels: jax.Array, gathered: Any, scaling: Scaling | None
+    ) -> Any:
         """The next running statistics; and loss and gradients, added to those gathered before."""
-        (loss, state), gradients = jax.value_and_grad(self.executor.loss, has_aux=True)(trained, state, images, labels)
+        scale = None if scaling is None else scaling.scale
+        (loss, state), gradients = self.executor.gradient(trained, state, images, labels, scale)
         found = (loss, gradients)
         return state, found if gathered is None else jax.tree.map(jnp.add, gathered, found)
 
@@ -101,13 +147,21 @@ class Trainer(training.Trainer):
         labels: jax.Array,
         gathered: Any,
         count: float | None,
+        scaling: Scaling | None,
     ) -> Any:
-        state, found = self._gather(trained, state, images, labels, gathered)
+        state, found = self._gather(trained, state, images, labels, gathered, scaling)
         if gathered is not None:
             found = jax.tree.map(lambda total: total / count, found)
         loss, gradients = found
-        directions, slots = self._direction.update(gradients, slots, trained)
-        return loss, jax.tree.map(lambda p, v: p - rate * v, trained, directions), state, slots
+        directions, moved = self._direction.update(gradients, slots, trained)
+        updated = jax.tree.map(lambda p, v: p - rate * v, trained, directions)
+        if scaling is not None:
+            finite = jnp.all(jnp.array([jnp.isfinite(gradient).all() for gradient in jax.tree.leaves(gradients)]))
+            updated, moved = jax.tree.map(
+                lambda new, old: jnp.where(finite, new, old), (updated, moved), (trained, slots)
+            )
+            scaling = scaling.after(finite)
+        return loss, updated, state, moved, scaling
 
     def step(self, feed: Native, *more: Native) -> Native:
         executor = self.executor
@@ -117,12 +171,13 @@ class Trainer(training.Trainer):
         with executor.scope():
             for each in earlier:
                 executor.state, gathered = self._add(
-                    executor.trained, executor.state, each[image], each[label], gathered
+                    executor.trained, executor.state, each[image], each[label], gathered, self._scaling
                 )
             count = 1.0 + len(more) if more else None
-            loss, executor.trained, executor.state, self._slots = self._step(
-                executor.trained, executor.state, self._slots, self._rate, last[image], last[label], gathered, count
-            )
+            loss, executor.trained, executor.state, self._slots, self._scaling = self._step(
+                executor.trained, executor.state, self._slots, self._rate, last[image], last[label], gathered, count,
+                self._scaling,
+            )  # fmt: skip
         self._steps += 1
         executor.issued(loss)
         return {self._loss: loss}
@@ -135,6 +190,10 @@ class Trainer(training.Trainer):
 
     def state(self) -> dict[str, np.ndarray]:
         found = {STEPS: np.array(self._steps), LEARNING_RATE: np.array(self.learning_rate)}
+        if self._scaling is not None:
+            found[STEPS] = np.array(self._scaling.updates, np.int64)
+            found[LOSS_SCALE] = np.array(self._scaling.scale, np.float64)
+            found[UNSCALED_STEPS] = np.array(self._scaling.kept, np.int64)
         for slot in self.optimizer.slots:
             native = _SLOTS[self.optimizer.name][slot]
             (arrays,) = (getattr(each, native) for each in self._slots if native in each._fields)
@@ -146,6 +205,8 @@ class Trainer(training.Trainer):
         executor = self.executor
         self.set_learning_rate(float(values[LEARNING_RATE]))
         self._steps = int(values[STEPS])
+        if self._scaling is not None:
+            self._scaling = self._placed(float(values[LOSS_SCALE]), int(values[UNSCALED_STEPS]), self._steps)
         with executor.scope():
             loaded: dict[str, Any] = {"count": jax.device_put(np.array(self._steps, np.int32), executor.native_device)}
             for slot in self.optimizer.slots:

@@ -26,7 +26,7 @@ STAGES = ((64, 3, 1), (128, 4, 2), (256, 6, 2), (512, 3, 2))
 EPSILON = float(np.float32(1e-5))
 """1e-5 as an ONNX attribute holds it, so that float64 can be compared exactly."""
 
-POLICIES = {"fp32": "float32", "bf16": "mixed_bfloat16", "fp64": "float64"}
+POLICIES = {"fp32": "float32", "bf16": "mixed_bfloat16", "fp16": "mixed_float16", "fp64": "float64"}
 
 
 def coupled_sgd(decay: float, **settings: Any) -> Any:
@@ -70,7 +70,7 @@ def resnet50(image_size: int, classes: int, data_format: str, dtype: str) -> Any
         for block in range(repeats):
             x = bottleneck(x, f"layer{stage}_{block}", width, stride if block == 0 else 1, first=block == 0)
     x = layers.Dense(classes, kernel_initializer="zeros", name="fc")(layers.GlobalAveragePooling2D(data_format)(x))
-    if dtype == "bfloat16":
+    if dtype in ("bfloat16", "float16"):
         x = layers.Activation("linear", dtype="float32")(x)
     return keras.Model(image, x)
 
@@ -137,7 +137,7 @@ def resnet50_training_step(
     weights = {name: network.initializers[name] for name in (*network.parameters, *network.statistics)}
     if "fc.bias" not in weights:
         raise NetworkError("not a ResNet-50 of the zoo: it has no fc.bias", where=network.name)
-    dtype = {"fp32": "float32", "bf16": "bfloat16", "fp64": "float64"}[precision]
+    dtype = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "fp64": "float64"}[precision]
     data_format = "channels_first" if mode == "torch" else "channels_last"
     place = "gpu:0" if device == "cuda" else "cpu" if mode == "torch" else "cpu:0"
 
@@ -165,15 +165,15 @@ def resnet50_training_step(
             momentum=float(optimizer.momentum),
             nesterov=optimizer.nesterov,
         )
-        sgd.build(model.trainable_variables)
         model.compile(sgd, keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+        model.optimizer.build(model.trainable_variables)  # in fp16 Keras has put one that scales the loss around it
         model.make_train_function()
         stored = images if data_format == "channels_first" else images.transpose(0, 2, 3, 1)
         batch = (
             ops.convert_to_tensor(np.array(stored, order="C"), dtype=dtype),
             ops.convert_to_tensor(labels.astype(np.int32)),
         )
-        run, give_back = _steps(model, sgd, batch, mode)
+        run, give_back = _steps(model, batch, mode)
     means: list[Any] = [0.0, 0.0]
     count = 0
 
@@ -218,11 +218,16 @@ def resnet50_training_step(
     return Baseline(step=step, synchronize=synchronize, loss=loss, parameters=parameters)
 
 
-def _steps(model: Any, sgd: Any, batch: Any, mode: str) -> tuple[Callable[[], Any], Callable[[], None]]:
+def _steps(model: Any, batch: Any, mode: str) -> tuple[Callable[[], Any], Callable[[], None]]:
     """What runs a step as ``fit`` does, and what brings the variables up to date."""
     if mode != "jax":
         return lambda: model.train_function([batch]), lambda: None
-    groups = [model.trainable_variables, model.non_trainable_variables, sgd.variables, model.metrics_variables]
+    groups = [
+        model.trainable_variables,
+        model.non_trainable_variables,
+        model.optimizer.variables,
+        model.metrics_variables,
+    ]
     state = tuple([variable.value for variable in group] for group in groups)
 
     def run() -> Any:

@@ -1,26 +1,34 @@
 """Keras's own image loader, as its users write it: a `keras.utils.PyDataset` over Pillow, read ahead by threads.
 
 The yardstick for d5suite's input pipeline, whose code it does not use. ``Model.fit`` reads such a dataset through
-Keras's queue of batches in order; so does this. Imports Keras, NumPy, Pillow and, for the transform's definition only,
-`d5suite.data`.
+Keras's queue of batches in order; so does this. The encoded images come from files, or from an HDF5 file through h5py.
+Imports Keras, NumPy, h5py, Pillow and, for the transform's definition and for what lies where only, `d5suite.data`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator
+import io
+from collections.abc import Callable, Generator, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import h5py
 import keras
 import numpy as np
 from keras import ops
 from PIL import Image
 
+from d5suite.data.formats.store import Store
 from d5suite.data.imagenet import ImageNet
 from d5suite.data.transforms import MEAN, STD, EvalTransform, TrainTransform
 
 Transform = TrainTransform | EvalTransform
+
+Open = Callable[[int], Image.Image]
+
+NAMES: Mapping[str, str] = {"folder": "keras.utils.PyDataset", "hdf5": "keras.utils.PyDataset over h5py"}
+"""What reports call the loader, by the format that it reads."""
 
 
 class ImageBatches(keras.utils.PyDataset):
@@ -28,7 +36,10 @@ class ImageBatches(keras.utils.PyDataset):
 
     Parameters
     ----------
-    paths, labels : list
+    open_image : callable
+        The encoded image of a number, open.
+    labels : numpy.ndarray
+        Of each image.
     transform : TrainTransform or EvalTransform
     batch_size : int
     seed : int
@@ -40,7 +51,7 @@ class ImageBatches(keras.utils.PyDataset):
 
     def __init__(
         self,
-        paths: list[Path],
+        open_image: Open,
         labels: np.ndarray,
         transform: Transform,
         batch_size: int,
@@ -50,29 +61,29 @@ class ImageBatches(keras.utils.PyDataset):
         **queue: Any,
     ) -> None:
         super().__init__(**queue)
-        self.paths, self.labels, self.transform = paths, labels, transform
+        self.open_image, self.labels, self.transform = open_image, labels, transform
         self.batch_size, self.seed, self.channels_first = batch_size, seed, channels_first
         self.mean, self.std = np.array(MEAN, np.float32), np.array(STD, np.float32)
         self.order = lru_cache(maxsize=2)(self._order)
 
     def _order(self, epoch: int) -> np.ndarray:
-        return np.random.default_rng([self.seed, epoch]).permutation(len(self.paths))
+        return np.random.default_rng([self.seed, epoch]).permutation(len(self.labels))
 
     def __getitem__(self, index: int) -> tuple[np.ndarray, np.ndarray]:
         """The images float32 (N, size, size, 3), or (N, 3, size, size), and the labels int32 (N,)."""
         places = range(index * self.batch_size, (index + 1) * self.batch_size)
-        chosen = [self.order(place // len(self.paths))[place % len(self.paths)] for place in places]
+        chosen = [self.order(place // len(self.labels))[place % len(self.labels)] for place in places]
         size = self.transform.size
         images = np.empty((self.batch_size, size, size, 3), np.float32)
         for i, (place, number) in enumerate(zip(places, chosen, strict=True)):
-            images[i] = self._pixels(self.paths[number], np.random.default_rng([self.seed, 1, place]))
+            images[i] = self._pixels(number, np.random.default_rng([self.seed, 1, place]))
         images /= 255
         images -= self.mean
         images /= self.std
         return images.transpose(0, 3, 1, 2) if self.channels_first else images, self.labels[chosen].astype(np.int32)
 
-    def _pixels(self, path: Path, rng: np.random.Generator) -> np.ndarray:
-        with Image.open(path) as file:
+    def _pixels(self, number: int, rng: np.random.Generator) -> np.ndarray:
+        with self.open_image(number) as file:
             image = file.convert("RGB")
         size = self.transform.size
         if isinstance(self.transform, TrainTransform):
@@ -92,14 +103,34 @@ class ImageBatches(keras.utils.PyDataset):
         return None
 
 
+def _files(dataset: ImageNet) -> tuple[Open, np.ndarray]:
+    paths = dataset.paths
+    return lambda number: Image.open(paths[number]), dataset.labels
+
+
+def _hdf5(path: Path, split: str, classes: int) -> tuple[Open, np.ndarray]:
+    """One file for all threads: h5py lets them in one by one."""
+    group = h5py.File(path)[split]
+    labels = group["labels"][...]
+    chosen = labels < classes
+    offsets, lengths = group["offset"][...][chosen], group["length"][...][chosen]
+    content = group["bytes"]
+
+    def open_image(number: int) -> Image.Image:
+        return Image.open(io.BytesIO(content[offsets[number] : offsets[number] + lengths[number]]))
+
+    return open_image, labels[chosen]
+
+
 def native_loader(
-    dataset: ImageNet, transform: Transform, *, batch_size: int, workers: int, seed: int
+    dataset: ImageNet | Store, transform: Transform, *, batch_size: int, workers: int, seed: int
 ) -> Generator[tuple[Any, Any], None, None]:
     """Batches without end, in random order.
 
     Parameters
     ----------
-    dataset : ImageNet
+    dataset : ImageNet or Store
+        Of a format in `NAMES`.
     transform : TrainTransform or EvalTransform
     batch_size : int
     workers : int
@@ -114,9 +145,14 @@ def native_loader(
     labels : tensor of Keras's backend
         int32 (batch_size,).
     """
+    open_image, labels = (
+        _files(dataset)
+        if isinstance(dataset, ImageNet)
+        else _hdf5(dataset.path, dataset.split, len(dataset.label_names))
+    )
     batches = ImageBatches(
-        dataset.paths,
-        dataset.labels,
+        open_image,
+        labels,
         transform,
         batch_size,
         seed,

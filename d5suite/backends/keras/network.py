@@ -20,13 +20,13 @@ from d5suite.backends.keras.engine import scope
 from d5suite.backends.keras.operators import OPERATORS, Calculation, Context, identity, require_backend
 from d5suite.errors import NetworkError
 from d5suite.levels import network as levels
-from d5suite.levels.network import Arrays, Native
+from d5suite.levels.network import GRADIENT_SCALE, Arrays, Native
 from d5suite.network import Network
 
-_POLICIES = {"fp32": "float32", "bf16": "mixed_bfloat16", "fp64": "float64"}
+_POLICIES = {"fp32": "float32", "bf16": "mixed_bfloat16", "fp16": "mixed_float16", "fp64": "float64"}
 """Dtype policy of the layers by precision."""
 
-_ACTIVATIONS = {"fp32": "float32", "bf16": "bfloat16", "fp64": "float64"}
+_ACTIVATIONS = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "fp64": "float64"}
 """Dtype of the images by precision."""
 
 
@@ -63,7 +63,8 @@ class Executor(levels.Executor):
         self._names = (*network.parameters, *network.statistics)
         with self.scope():
             self._build()
-            self._engine: _Engine = _ENGINES[mode](self._inference, self._training, self._trained)
+            scale = GRADIENT_SCALE if precision == "fp16" else None
+            self._engine: _Engine = _ENGINES[mode](self._inference, self._training, self._trained, scale)
         self.load_parameters({name: network.initializers[name] for name in self._names})
 
     def _build(self) -> None:
@@ -162,6 +163,16 @@ class Executor(levels.Executor):
             for name, value in values.items():
                 self.variables[name].assign(np.array(self.stored(name, np.asarray(value)), self._array, order="C"))
 
+    def random_state(self) -> dict[str, np.ndarray]:
+        self.hold(None)
+        with self.scope():
+            return self._engine.random_state(self.device) if self.drops else {}
+
+    def load_random_state(self, values: Arrays) -> None:
+        self.check_random_state(values)
+        with self.scope():
+            self._engine.load_random_state(values)
+
     # The measured paths.
 
     def forward(self, feed: Native) -> Native:
@@ -169,9 +180,13 @@ class Executor(levels.Executor):
             return {self.network.output: self._engine.forward(feed[self.network.input])}
 
     def forward_backward(self, feed: Native) -> Native:
+        return self.loss_and_gradients(feed)
+
+    def loss_and_gradients(self, feed: Native, scale: Any = None) -> Native:
+        """What `forward_backward` gives, or with a scale the loss and the gradients of the scaled loss."""
         label, loss_name = self.network.require_loss()
         with self.scope():
-            loss, gradients = self._engine.forward_backward([feed[self.network.input], feed[label]])
+            loss, gradients = self._engine.forward_backward([feed[self.network.input], feed[label]], scale)
         return {loss_name: loss, **dict(zip(self.network.parameters, gradients, strict=True))}
 
     def pending(self, values: Any) -> None:
@@ -199,10 +214,18 @@ def _with_zero_gradients(loss: Any, unused: list[Any], policy: str) -> Any:
 
 
 class _Engine:
-    """How a backend of Keras compiles a call and differentiates it."""
+    """How a backend of Keras compiles a call and differentiates it.
 
-    def __init__(self, inference: Any, training: Any, trained: list[Any]) -> None:
-        self.inference, self.training, self.trained = inference, training, trained
+    Parameters
+    ----------
+    inference, training : keras.Model
+    trained : list of keras.Variable
+    scale : float or None
+        What the loss is multiplied by before it is differentiated, and its gradients divided by.
+    """
+
+    def __init__(self, inference: Any, training: Any, trained: list[Any], scale: float | None) -> None:
+        self.inference, self.training, self.trained, self.scale = inference, training, trained, scale
         self.pending: dict[str, Any] = {}
 
     def hold(self, give_back: Callable[[], None] | None) -> None:
@@ -211,37 +234,67 @@ class _Engine:
     def forward(self, image: Any) -> Any:
         raise NotImplementedError
 
-    def forward_backward(self, inputs: list[Any]) -> tuple[Any, list[Any]]:
+    def forward_backward(self, inputs: list[Any], scale: Any) -> tuple[Any, list[Any]]:
+        """The loss and its gradients or, with a scale, those of the scaled loss."""
         raise NotImplementedError
+
+    def unscaled(self, gradients: list[Any]) -> list[Any]:
+        """Gradients of the loss from those of the loss times `scale`."""
+        return gradients if self.scale is None else [ops.divide(gradient, self.scale) for gradient in gradients]
+
+    def _generators(self) -> dict[str, Any]:
+        """The variables that Dropout's layers draw from."""
+        layers = [layer for layer in self.training.layers if isinstance(layer, keras.layers.Dropout)]
+        return {layer.name: layer.seed_generator.state for layer in layers}
+
+    def random_state(self, device: str) -> dict[str, np.ndarray]:
+        return {name: np.array(ops.convert_to_numpy(state.value)) for name, state in self._generators().items()}
+
+    def load_random_state(self, values: Arrays) -> None:
+        states = self._generators() if values else {}
+        for name, value in values.items():
+            states[name].assign(value)
 
     def synchronize(self, device: str) -> None:
         raise NotImplementedError
 
 
+def _times(loss: Any, scale: Any) -> Any:
+    return loss if scale is None else loss * scale
+
+
 class _TensorFlow(_Engine):
-    def __init__(self, inference: Any, training: Any, trained: list[Any]) -> None:
+    def __init__(self, inference: Any, training: Any, trained: list[Any], scale: float | None) -> None:
         import tensorflow as tf
 
-        super().__init__(inference, training, trained)
+        super().__init__(inference, training, trained, scale)
 
-        def loss_and_gradients(*inputs: Any) -> tuple[Any, list[Any]]:
+        def scaled_gradients(scale: Any, *inputs: Any) -> tuple[Any, list[Any]]:
             with tf.GradientTape() as tape:
                 loss = training(list(inputs), training=True)
-            return loss, tape.gradient(loss, [variable.value for variable in trained])
+                scaled = _times(loss, scale)
+            return loss, tape.gradient(scaled, [variable.value for variable in trained])
+
+        def loss_and_gradients(*inputs: Any) -> tuple[Any, list[Any]]:
+            loss, gradients = scaled_gradients(self.scale, *inputs)
+            return loss, self.unscaled(gradients)
 
         self._forward = tf.function(
             lambda image: inference(image, training=False), autograph=False, jit_compile=inference.jit_compile
         )
         if training is not None:
-            self._gradient = tf.function(loss_and_gradients, autograph=False, jit_compile=training.jit_compile)
+            self._gradient, self._scaled_gradient = (
+                tf.function(function, autograph=False, jit_compile=training.jit_compile)
+                for function in (loss_and_gradients, scaled_gradients)
+            )
         self._wait = tf.test.experimental.sync_devices
         self._asynchronous = not tf.config.experimental.get_synchronous_execution()
 
     def forward(self, image: Any) -> Any:
         return self._forward(image)
 
-    def forward_backward(self, inputs: list[Any]) -> tuple[Any, list[Any]]:
-        return self._gradient(*inputs)
+    def forward_backward(self, inputs: list[Any], scale: Any) -> tuple[Any, list[Any]]:
+        return self._gradient(*inputs) if scale is None else self._scaled_gradient(scale, *inputs)
 
     def synchronize(self, device: str) -> None:
         if device != "cpu" or self._asynchronous:  # else TensorFlow's functions return when they are done
@@ -255,12 +308,31 @@ class _Torch(_Engine):
         with torch.no_grad():
             return self.inference(image, training=False)
 
-    def forward_backward(self, inputs: list[Any]) -> tuple[Any, list[Any]]:
+    def forward_backward(self, inputs: list[Any], scale: Any) -> tuple[Any, list[Any]]:
         import torch
 
         loss = self.training(inputs, training=True)
+        scaled = _times(loss, self.scale if scale is None else scale)
         values = [variable.value for variable in self.trained]
-        return loss.detach(), list(torch.autograd.grad(loss, values) if values else ())
+        gradients = list(torch.autograd.grad(scaled, values) if values else ())
+        if scale is None and self.scale is not None and gradients:
+            gradients = list(torch._foreach_div(gradients, self.scale))
+        return loss.detach(), gradients
+
+    # Here Keras's Dropout leaves its own generator alone, and draws from PyTorch's of the whole process.
+
+    def random_state(self, device: str) -> dict[str, np.ndarray]:
+        import torch
+
+        state = torch.get_rng_state() if device == "cpu" else torch.cuda.get_rng_state()
+        return {device: state.numpy().copy()}
+
+    def load_random_state(self, values: Arrays) -> None:
+        import torch
+
+        load = {"cpu": torch.set_rng_state, "cuda": torch.cuda.set_rng_state}
+        for device, value in values.items():
+            load[device](torch.tensor(value, device="cpu"))
 
     def synchronize(self, device: str) -> None:
         import torch
@@ -270,10 +342,10 @@ class _Torch(_Engine):
 
 
 class _Jax(_Engine):
-    def __init__(self, inference: Any, training: Any, trained: list[Any]) -> None:
+    def __init__(self, inference: Any, training: Any, trained: list[Any], scale: float | None) -> None:
         import jax
 
-        super().__init__(inference, training, trained)
+        super().__init__(inference, training, trained, scale)
         self._give_back: Callable[[], None] | None = None
         self._inference_variables = inference.trainable_variables, inference.non_trainable_variables
 
@@ -287,14 +359,19 @@ class _Jax(_Engine):
             places = {id(variable): i for i, variable in enumerate(variables)}
             order = [places[id(variable)] for variable in trained]
 
-            def loss(parameters: list[Any], others: list[Any], inputs: list[Any]) -> tuple[Any, list[Any]]:
-                return training.stateless_call(parameters, others, inputs, training=True)
+            def scaled_loss(parameters: list[Any], others: list[Any], inputs: list[Any], scale: Any) -> tuple[Any, Any]:
+                loss, moved = training.stateless_call(parameters, others, inputs, training=True)
+                return _times(loss, scale), (loss, moved)
+
+            def scaled_gradients(scale: Any, *arguments: Any) -> tuple[Any, list[Any], list[Any]]:
+                (_, (loss, moved)), gradients = jax.value_and_grad(scaled_loss, has_aux=True)(*arguments, scale)
+                return loss, [gradients[i] for i in order], moved
 
             def loss_and_gradients(*arguments: Any) -> tuple[Any, list[Any], list[Any]]:
-                (value, others), gradients = jax.value_and_grad(loss, has_aux=True)(*arguments)
-                return value, [gradients[i] for i in order], others
+                loss, gradients, moved = scaled_gradients(self.scale, *arguments)
+                return loss, self.unscaled(gradients), moved
 
-            self._gradient = jax.jit(loss_and_gradients)
+            self._gradient, self._scaled_gradient = jax.jit(loss_and_gradients), jax.jit(scaled_gradients)
 
     def hold(self, give_back: Callable[[], None] | None) -> None:
         if self._give_back is not None and give_back is not self._give_back:
@@ -308,10 +385,13 @@ class _Jax(_Engine):
         self.pending["forward"] = output
         return output
 
-    def forward_backward(self, inputs: list[Any]) -> tuple[Any, list[Any]]:
+    def forward_backward(self, inputs: list[Any], scale: Any) -> tuple[Any, list[Any]]:
         self.hold(None)
         parameters, others = self._training_variables
-        loss, gradients, moved = self._gradient([v.value for v in parameters], [v.value for v in others], inputs)
+        arguments = [v.value for v in parameters], [v.value for v in others], inputs
+        loss, gradients, moved = (
+            self._gradient(*arguments) if scale is None else self._scaled_gradient(scale, *arguments)
+        )
         for variable, value in zip(others, moved, strict=True):
             variable.assign(value)
         self.pending["gradient"] = loss, gradients  # not what moved, which a training step may consume

@@ -16,7 +16,19 @@ from keras import ops
 from d5suite.backends.keras.network import Executor
 from d5suite.levels import training as levels
 from d5suite.levels.network import Arrays, Native
-from d5suite.levels.training import LEARNING_RATE, SGD, STEPS, Adagrad, Adam, AdamW, Optimizer, RMSProp
+from d5suite.levels.training import (
+    LEARNING_RATE,
+    LOSS_SCALE,
+    LOSS_SCALING,
+    SGD,
+    STEPS,
+    UNSCALED_STEPS,
+    Adagrad,
+    Adam,
+    AdamW,
+    Optimizer,
+    RMSProp,
+)
 
 _SLOTS: Mapping[str, Mapping[str, str]] = {
     "sgd": {"velocity": "momentums"},
@@ -32,7 +44,7 @@ _VELOCITY_SIGN = {"sgd": -1.0, "rmsprop": 1.0}
 
 
 def _optimizer(settings: Optimizer, variables: Sequence[Any]) -> Any:
-    """Keras's optimizer, its gradients clipped and decayed as the formulas have it; built for the variables.
+    """Keras's optimizer of the variables, its gradients clipped and decayed as the formulas have it.
 
     Keras's own ``weight_decay`` is decoupled, which is AdamW's; its clipping is by value or by norm, not by both.
     """
@@ -78,9 +90,7 @@ def _optimizer(settings: Optimizer, variables: Sequence[Any]) -> Any:
 
     coupled = settings.weight_decay and not isinstance(settings, AdamW)
     conforms = isinstance(settings, SGD) and not (coupled or settings.clip_value or settings.clip_norm)
-    optimizer = (native if conforms else Conforming)(rate, **arguments)
-    optimizer.build(list(variables))
-    return optimizer
+    return (native if conforms else Conforming)(rate, **arguments)
 
 
 def _native(settings: Optimizer) -> tuple[Any, dict[str, Any]]:
@@ -147,13 +157,20 @@ class Trainer(levels.Trainer):
     def __init__(self, executor: Executor, optimizer: Optimizer) -> None:
         super().__init__(executor, optimizer)
         self._label, self._loss = executor.network.require_loss()
+        self._scales = executor.precision == "fp16"
         # Keras on TensorFlow takes Python's own floats by way of float32.
         self._number: Callable[[float], float] = np.float64 if executor.precision == "fp64" else float
         numbers = {each.name: getattr(optimizer, each.name) for each in fields(optimizer)}
         settings = replace(optimizer, **{k: self._number(v) for k, v in numbers.items() if not isinstance(v, bool)})
         with executor.scope():
             self._model = executor.loss_model()
-            self._optimizer = _optimizer(settings, self._model.trainable_variables)
+            # What remembers the slots; in fp16 within what scales the loss, by the same rule as `levels.LossScaling`.
+            self._inner = self._optimizer = _optimizer(settings, self._model.trainable_variables)
+            if self._scales:
+                self._optimizer = keras.optimizers.LossScaleOptimizer(
+                    self._inner, initial_scale=LOSS_SCALING.initial, dynamic_growth_steps=LOSS_SCALING.interval
+                )
+            self._optimizer.build(self._model.trainable_variables)
             self._model.compile(optimizer=self._optimizer, jit_compile="auto")
             self._model.make_train_function()
             self._variables = [
@@ -201,9 +218,11 @@ class Trainer(levels.Trainer):
     # Several batches: sums of the loss and the gradients, which an update divides by their number.
 
     def _run_several(self, feeds: Sequence[Native]) -> Any:
+        self.executor.hold(None)
+        scale = self._optimizer.dynamic_scale.value if self._scales else None
         sums: list[Any] = []
         for feed in feeds:
-            answer = self.executor.forward_backward(feed)
+            answer = self.executor.loss_and_gradients(feed, scale)
             terms = [answer[name] for name in (self._loss, *self._trained)]
             with self.executor.scope():
                 sums = self._add(sums, terms) if sums else terms
@@ -264,6 +283,9 @@ class Trainer(levels.Trainer):
         self.executor.hold(None)
         steps = int(self._optimizer.iterations)
         found = {STEPS: np.array(steps), LEARNING_RATE: np.array(self.learning_rate)}
+        if self._scales:
+            found[LOSS_SCALE] = np.array(float(self._optimizer.dynamic_scale.value))
+            found[UNSCALED_STEPS] = np.array(int(self._optimizer.step_counter.value))
         for slot, variables in self._slots().items():
             held = {name: variable.value for name, variable in zip(self._trained, variables, strict=True)}
             for name, value in self.executor.fetch(held).items():
@@ -278,6 +300,9 @@ class Trainer(levels.Trainer):
         self.executor.hold(None)
         with self.executor.scope():
             self._optimizer.iterations.assign(int(values[STEPS]))
+            if self._scales:
+                self._optimizer.dynamic_scale.assign(float(values[LOSS_SCALE]))
+                self._optimizer.step_counter.assign(int(values[UNSCALED_STEPS]))
             for slot, variables in self._slots().items():
                 for name, variable in zip(self._trained, variables, strict=True):
                     value = np.asarray(values[f"{slot}/{name}"], np.float64)
@@ -291,7 +316,7 @@ class Trainer(levels.Trainer):
     def _slots(self) -> dict[str, list[Any]]:
         """Keras's variables by neutral slot, in the order of the model's trained variables."""
         names = _SLOTS[self.optimizer.name]
-        return {slot: getattr(self._optimizer, names[slot]) for slot in self.optimizer.slots}
+        return {slot: getattr(self._inner, names[slot]) for slot in self.optimizer.slots}
 
 
 def _sums(sums: list[Any], terms: list[Any]) -> list[Any]:

@@ -1,44 +1,64 @@
-"""MXNet's own image loader, as its users write it: a Gluon dataset over OpenCV, and a `DataLoader` with processes.
+"""MXNet's own image loaders, as its users write them.
 
-The yardstick for d5suite's input pipeline, whose code it does not use. (MXNet's faster loader, `ImageRecordIter`, reads
-RecordIO files only.) Images that shrink are resized by OpenCV's area averaging, its way of antialiasing, so pixels are
-alike and not equal to the neutral ones; and OpenCV follows a JPEG's EXIF rotation. Imports MXNet, NumPy and, for the
-transform's definition only, `d5suite.data`.
+RecordIO files are read by `ImageRecordIter`, which is C++ with threads. For files, and for HDF5 through h5py, it is a
+Gluon dataset over OpenCV, and a `DataLoader` with processes. The yardstick for d5suite's input pipeline, whose code it
+does not use. Images that shrink are resized by OpenCV's area averaging, its way of antialiasing, so pixels are alike
+and not equal to the neutral ones; OpenCV follows a JPEG's EXIF rotation; and `ImageRecordIter` rounds the place of a
+central crop down. Imports MXNet, NumPy, h5py and, for the transform's definition and for what lies where only,
+`d5suite.data`.
 """
 
 from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 
 from d5suite.backends.mxnet.runtime import mx
+from d5suite.data.formats import stored_as
+from d5suite.data.formats.store import Store
 from d5suite.data.imagenet import ImageNet
 from d5suite.data.transforms import MEAN, STD, EvalTransform, TrainTransform
 
 Transform = TrainTransform | EvalTransform
 
+NAMES: Mapping[str, str] = {
+    "folder": "mx.gluon.data.DataLoader",
+    "hdf5": "mx.gluon.data.DataLoader over h5py",
+    "recordio": "mx.io.ImageRecordIter",
+}
+"""What reports call the loader, by the format that it reads."""
+
 _BILINEAR, _AREA = 1, 3
 """OpenCV's numbers of its interpolations."""
+
+_AUTOMATIC = 9
+"""MXNet's number for area averaging of images that shrink."""
 
 
 class ImageFolder(mx.gluon.data.Dataset):
     """Decoded, augmented and normalised images with their labels, asked for by (number of the draw, index)."""
 
-    def __init__(self, files: list[str], labels: list[int], transform: Transform, seed: int) -> None:
-        self.files, self.labels, self.transform, self.seed = files, labels, transform, seed
+    def __init__(self, labels: list[int], transform: Transform, seed: int, files: list[str]) -> None:
+        self.labels, self.transform, self.seed, self.files = labels, transform, seed, files
 
     def __len__(self) -> int:
-        return len(self.files)
+        return len(self.labels)
+
+    def decode(self, index: int) -> Any:
+        """The pixels of an image: uint8 (height, width, 3)."""
+        return mx.image.imread(self.files[index])
 
     def __getitem__(self, draw: tuple[int, int]) -> tuple[Any, int]:
         """One image, float32 (3, size, size), and its label."""
         number, index = draw
-        image = mx.image.imread(self.files[index])
+        image = self.decode(index)
         size, flip = self.transform.size, False
         if isinstance(self.transform, TrainTransform):
             rng = np.random.default_rng([self.seed, number])
@@ -53,6 +73,27 @@ class ImageFolder(mx.gluon.data.Dataset):
         if flip:
             image = mx.nd.image.flip_left_right(image)
         return mx.nd.image.normalize(mx.nd.image.to_tensor(image), mean=MEAN, std=STD), self.labels[index]
+
+
+class ImageStore(ImageFolder):
+    """The same from an HDF5 file, which each process opens for itself: the library does not survive a fork."""
+
+    def __init__(self, path: Path, split: str, classes: int, transform: Transform, seed: int) -> None:
+        self.path, self.split = path, split
+        with h5py.File(path) as file:
+            labels = file[split]["labels"][...]
+            chosen = labels < classes
+            super().__init__(labels[chosen].tolist(), transform, seed, [])
+            self.offsets = file[split]["offset"][...][chosen]
+            self.lengths = file[split]["length"][...][chosen]
+        self.content: h5py.Dataset | None = None
+
+    def decode(self, index: int) -> Any:
+        """The pixels of an image, its bytes read by the HDF5 library."""
+        if self.content is None:
+            self.content = h5py.File(self.path)[self.split]["bytes"]
+        begin = self.offsets[index]
+        return mx.image.imdecode(self.content[begin : begin + self.lengths[index]].tobytes())
 
 
 class EndlessSampler(mx.gluon.data.Sampler):
@@ -79,17 +120,18 @@ def _batch(samples: list[tuple[Any, int]], context: Any) -> list[Any]:
 
 
 def native_loader(
-    dataset: ImageNet, transform: Transform, *, batch_size: int, workers: int, seed: int
+    dataset: ImageNet | Store, transform: Transform, *, batch_size: int, workers: int, seed: int
 ) -> Generator[tuple[np.ndarray, np.ndarray], None, None]:
     """Batches without end, in random order.
 
     Parameters
     ----------
-    dataset : ImageNet
+    dataset : ImageNet or Store
+        Of a format in `NAMES`; record files are read whole, whatever classes are chosen.
     transform : TrainTransform or EvalTransform
     batch_size : int
     workers : int
-        Worker processes; 0 works in this one.
+        Worker processes, or threads for record files; 0 works in this process, or is one thread.
     seed : int
         Of the order and of the augmentation.
 
@@ -100,7 +142,18 @@ def native_loader(
     labels : numpy.ndarray
         int64 (batch_size,).
     """
-    images = ImageFolder(dataset.files, dataset.labels.tolist(), transform, seed)
+    if not isinstance(dataset, ImageNet) and stored_as(dataset) == "recordio":
+        return _records(dataset, transform, batch_size, workers, seed)
+    if isinstance(dataset, ImageNet):
+        images = ImageFolder(dataset.labels.tolist(), transform, seed, dataset.files)
+    else:
+        images = ImageStore(dataset.path, dataset.split, len(dataset.label_names), transform, seed)
+    return _images(images, batch_size, workers, seed)
+
+
+def _images(
+    images: ImageFolder, batch_size: int, workers: int, seed: int
+) -> Generator[tuple[np.ndarray, np.ndarray], None, None]:
     context = mx.Context("cpu_shared", 0) if workers else mx.cpu()
     loader = mx.gluon.data.DataLoader(
         images,
@@ -120,3 +173,45 @@ def native_loader(
             pool.terminate()
             with contextlib.suppress(ValueError):
                 pool.join()
+
+
+def _records(
+    dataset: Store, transform: Transform, batch_size: int, workers: int, seed: int
+) -> Generator[tuple[np.ndarray, np.ndarray], None, None]:
+    file = dataset.path / f"{dataset.split}.rec"
+    index = file.with_suffix(".idx")
+    augmentation = (
+        {
+            "random_resized_crop": True,
+            "min_random_area": 0.08,
+            "max_random_area": 1.0,
+            "min_aspect_ratio": 3 / 4,
+            "max_aspect_ratio": 4 / 3,
+            "rand_mirror": True,
+        }
+        if isinstance(transform, TrainTransform)
+        else {"resize": transform.resize}
+    )
+    colours = ("r", "g", "b")
+    records = mx.io.ImageRecordIter(
+        path_imgrec=str(file),
+        # Without an index, images are shuffled within pieces of the file only.
+        **({"path_imgidx": str(index)} if index.exists() else {}),
+        data_shape=(3, transform.size, transform.size),
+        batch_size=batch_size,
+        round_batch=False,
+        preprocess_threads=max(workers, 1),
+        shuffle=True,
+        seed=seed,
+        seed_aug=seed,
+        verbose=False,
+        inter_method=_AUTOMATIC,
+        **{f"mean_{colour}": 255 * value for colour, value in zip(colours, MEAN, strict=True)},
+        **{f"std_{colour}": 255 * value for colour, value in zip(colours, STD, strict=True)},
+        **augmentation,
+    )
+    while True:
+        for batch in records:
+            if not batch.pad:
+                yield batch.data[0].asnumpy(), batch.label[0].asnumpy().astype(np.int64)
+        records.reset()

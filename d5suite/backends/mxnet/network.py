@@ -54,6 +54,10 @@ class Executor(level.Executor):
             used = set(self._train.weights)
             self._differentiable = any(name in used for name in network.parameters)
             self.unused_parameters = [self.weights[name] for name in network.parameters if name not in used]
+        # What seeds each training pass: a number that follows MXNet's own seed, and how many there were before.
+        self._seed, self._passes, self._drops = 0, 0, self.drops
+        if self._drops:
+            self._seed = int(mx.nd.random.randint(0, 2**31 - 1, ctx=self._context).asscalar())
 
     def _weight(self, name: str, value: np.ndarray, *, trained: bool) -> Any:
         """A Gluon parameter with an initializer's value."""
@@ -110,7 +114,24 @@ class Executor(level.Executor):
         for name, value in values.items():
             self.weights[name].set_data(self._array(value))
 
+    def random_state(self) -> dict[str, np.ndarray]:
+        return {"seed": np.array(self._seed), "passes": np.array(self._passes)} if self._drops else {}
+
+    def load_random_state(self, values: Arrays) -> None:
+        self.check_random_state(values)
+        if values:
+            self._seed, self._passes = int(values["seed"]), int(values["passes"])
+
     # The measured paths.
+
+    def _reseed(self) -> None:
+        """Have this pass draw numbers of its own: MXNet's generators cannot be read, so they start anew with each.
+
+        MXNet seeds 1024 generators with a number and its successors, so the numbers of two passes must lie far apart.
+        """
+        (number,) = np.random.SeedSequence([self._seed, self._passes]).generate_state(1)
+        mx.random.seed(int(number) >> 1, ctx=self._context)
+        self._passes += 1
 
     def _settle(self) -> None:
         """Wait for the running statistics.
@@ -130,6 +151,8 @@ class Executor(level.Executor):
         """The loss in training mode, recorded by autograd; its backward pass moves the running statistics."""
         self.network.require_loss()
         self._moving = True
+        if self._drops:
+            self._reseed()
         with mx.autograd.record():
             return self._train(*[feed[name] for name in self._inputs])
 

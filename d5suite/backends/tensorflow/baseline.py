@@ -159,21 +159,20 @@ def resnet50_training_step(
     Baseline
     """
     array = np.float64 if precision == "fp64" else np.float32
-    activation = {"fp32": tf.float32, "bf16": tf.bfloat16, "fp64": tf.float64}[precision]
+    activation = {"fp32": tf.float32, "bf16": tf.bfloat16, "fp16": tf.float16, "fp64": tf.float64}[precision]
     with tf.device("/CPU:0" if device == "cpu" else "/GPU:0"):
         weights = {name: network.initializers[name].astype(array) for name in network.parameters}
         model = ResNet50(weights, xla=mode == "xla")
         variables = model.trainable_variables
         velocities = [tf.Variable(tf.zeros_like(v), trainable=False) for v in variables] if optimizer.momentum else []
+        # In float16 the loss is scaled, by as much as keeps the gradients finite.
+        scale = tf.Variable(2.0**15 if precision == "fp16" else 1.0, trainable=False, dtype=tf.float32)
+        streak = tf.Variable(0, trainable=False)
         batch = tf.constant(np.ascontiguousarray(images.transpose(0, 2, 3, 1)), activation)
         classes = tf.constant(labels)
     rate, momentum, decay = optimizer.learning_rate, optimizer.momentum, optimizer.weight_decay
 
-    def train(x: Any, y: Any) -> Any:
-        with tf.GradientTape() as tape:
-            logits = tf.cast(model(x), array)
-            loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(y, logits))
-        gradients = tape.gradient(loss, variables)
+    def update(gradients: list[Any]) -> None:
         for i, (variable, gradient) in enumerate(zip(variables, gradients, strict=True)):
             if decay:
                 gradient = gradient + decay * variable
@@ -184,6 +183,29 @@ def resnet50_training_step(
                 )  # fmt: skip
             else:
                 variable.assign_sub(rate * gradient)
+
+    def grow() -> None:
+        doubled = streak.assign_add(1) == 2000
+        scale.assign(tf.where(doubled, 2 * scale, scale))
+        streak.assign(tf.where(doubled, 0, streak))
+
+    def shrink() -> None:
+        scale.assign(scale / 2)
+        streak.assign(0)
+
+    def train(x: Any, y: Any) -> Any:
+        with tf.GradientTape() as tape:
+            logits = tf.cast(model(x), array)
+            loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(y, logits))
+            scaled = loss * scale if precision == "fp16" else loss
+        gradients = tape.gradient(scaled, variables)
+        if precision == "fp16":
+            gradients = [gradient / scale for gradient in gradients]
+            finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(gradient)) for gradient in gradients])
+            tf.cond(finite, lambda: update(gradients), lambda: None)
+            tf.cond(finite, grow, shrink)
+        else:
+            update(gradients)
         return loss
 
     if mode != "eager":

@@ -2,24 +2,36 @@
 
 The yardstick for d5suite's input pipeline, whose code it does not use. Crops have the neutral transform's
 distribution, drawn by TensorFlow's generator, and only their part of a file is decoded. Images are resized with
-antialiasing as there, without the rounding to 8 bits between the passes: pixels agree to one level of 255. Imports
-TensorFlow and, for the transform's definition only, `d5suite.data`.
+antialiasing as there, without the rounding to 8 bits between the passes: pixels agree to one level of 255. The encoded
+images come from files, or from TFRecord files through TensorFlow's own reader. Imports TensorFlow and, for the
+transform's definition and for what lies where only, `d5suite.data`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Mapping
 from typing import Any
 
 import tensorflow as tf
 
+from d5suite.data.formats.store import CLASSES_FILE, Store
 from d5suite.data.imagenet import ImageNet
+from d5suite.data.reading import Pieces
 from d5suite.data.transforms import MEAN, STD, EvalTransform, TrainTransform
 
 Transform = TrainTransform | EvalTransform
 
+NAMES: Mapping[str, str] = {"folder": "tf.data", "tfrecord": "tf.data.TFRecordDataset"}
+"""What reports call the loader, by the format that it reads."""
+
 _DCT = "INTEGER_ACCURATE"
+
+_MOST_SHUFFLED = 10_000
+"""Records among which the next is drawn, as in TensorFlow's own ResNet-50 for ImageNet: they are held in memory."""
+
+_FILES_AT_ONCE = 10
+"""Record files that are read in turn, likewise."""
 
 
 def _random_resized_crop(height: Any, width: Any) -> Any:
@@ -70,14 +82,36 @@ def _evaluation_image(content: Any, size: int, resize: int) -> Any:
     return image[top : top + size, left : left + size]
 
 
+def _items(dataset: ImageNet | Store, seed: int) -> tuple[Any, Callable[..., tuple[Any, Any]]]:
+    """Files with labels, or records, in random order; and what makes an encoded image and its label of one."""
+    if isinstance(dataset, ImageNet):
+        files = tf.data.Dataset.from_tensor_slices((dataset.files, dataset.labels))
+        return files.shuffle(len(dataset), seed=seed), lambda file, label: (tf.io.read_file(file), label)
+    assert isinstance(dataset.files, Pieces)
+    files = tf.data.Dataset.from_tensor_slices(dataset.files.files).shuffle(len(dataset.files.files), seed=seed)
+    records = files.interleave(tf.data.TFRecordDataset, cycle_length=_FILES_AT_ONCE)
+    features = {
+        "image/encoded": tf.io.FixedLenFeature([], tf.string),
+        "image/class/label": tf.io.FixedLenFeature([], tf.int64),
+    }
+    first = 0 if (dataset.path / CLASSES_FILE).exists() else 1  # TensorFlow's own scripts count labels from 1
+
+    def read(record: Any) -> tuple[Any, Any]:
+        example = tf.io.parse_single_example(record, features)
+        return example["image/encoded"], example["image/class/label"] - first
+
+    return records.shuffle(min(len(dataset), _MOST_SHUFFLED), seed=seed), read
+
+
 def native_loader(
-    dataset: ImageNet, transform: Transform, *, batch_size: int, workers: int, seed: int
+    dataset: ImageNet | Store, transform: Transform, *, batch_size: int, workers: int, seed: int
 ) -> Generator[tuple[tf.Tensor, tf.Tensor], None, None]:
     """Batches without end, in random order.
 
     Parameters
     ----------
-    dataset : ImageNet
+    dataset : ImageNet or Store
+        Of a format in `NAMES`; record files are read whole, whatever classes are chosen.
     transform : TrainTransform or EvalTransform
     batch_size : int
     workers : int
@@ -94,8 +128,8 @@ def native_loader(
     """
     mean, deviation = 255 * tf.constant(MEAN), 255 * tf.constant(STD)
 
-    def load(file: Any, label: Any) -> tuple[Any, Any]:
-        content = tf.io.read_file(file)
+    def load(*item: Any) -> tuple[Any, Any]:
+        content, label = read(*item)
         if isinstance(transform, TrainTransform):
             image = _training_image(content, transform.size)
         else:
@@ -105,10 +139,9 @@ def native_loader(
     options = tf.data.Options()
     options.threading.private_threadpool_size = max(workers, 1)
     with tf.device("/CPU:0"):
+        items, read = _items(dataset, seed)
         batches = (
-            tf.data.Dataset.from_tensor_slices((dataset.files, dataset.labels))
-            .shuffle(len(dataset), seed=seed)
-            .repeat()
+            items.repeat()
             .map(load, num_parallel_calls=max(workers, 1), deterministic=True)
             .batch(batch_size, drop_remainder=True)
             .prefetch(2)

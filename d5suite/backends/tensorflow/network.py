@@ -25,10 +25,10 @@ from d5suite.backends.tensorflow.operators import (
 )
 from d5suite.errors import NetworkError
 from d5suite.levels import network as levels
-from d5suite.levels.network import Arrays, Native
+from d5suite.levels.network import GRADIENT_SCALE, Arrays, Native
 from d5suite.network import Network
 
-ACTIVATIONS = {"fp32": tf.float32, "bf16": tf.bfloat16, "fp64": tf.float64}
+ACTIVATIONS = {"fp32": tf.float32, "bf16": tf.bfloat16, "fp16": tf.float16, "fp64": tf.float64}
 """Dtype of the activations by precision."""
 
 _NORMALISATION = "BatchNormalization"
@@ -76,9 +76,9 @@ class _Program:
         values: dict[str, Any] = {"": None, **inputs}
         for name in self.weights:
             values[name] = executor.variables[name]
-        if executor.activation == tf.bfloat16:
+        if executor.activation in (tf.bfloat16, tf.float16):
             for name in self.cast:
-                values[name] = tf.cast(executor.variables[name], tf.bfloat16)
+                values[name] = tf.cast(executor.variables[name], executor.activation)
         for name in self.constants:
             values[name] = executor.constants[name]
         for i, (call, names, outputs, dead) in enumerate(self.steps):
@@ -117,10 +117,13 @@ class Executor(levels.Executor):
         normalisation = frozenset(
             name for node in network.nodes if node.op_type == _NORMALISATION for name in node.inputs[1:]
         )
+        self._generator: Any = None
         self._images_last = IMAGES_LAST.get((device, precision), True)
         if self._images_last:
             self._layouts[network.input] = _image_layout(network)
         inference, training = self._context(training=False), self._context(training=True)
+        if self.drops:
+            training.generator = self._generator = self._new_generator()
         self._inference = _Program(network, network.output, inference, normalisation)
         self._training = {
             name: _Program(network, name, training, normalisation) for name in [network.loss] if name is not None
@@ -141,8 +144,14 @@ class Executor(levels.Executor):
             }
         self.trained = [self.variables[name] for name in network.parameters]
         self._forward = self.compiled(self._run_forward)
-        self._gradient = self.compiled(self.loss_and_gradients)
+        self._gradient = self.compiled(self._run_backward)
         self._asynchronous = is_asynchronous(device)
+
+    def _new_generator(self) -> Any:
+        """One that follows TensorFlow's global seed."""
+        with tf.device(self._tf_device):
+            seed = tf.random.uniform((), maxval=2**31 - 1, dtype=tf.int32)
+            return tf.random.Generator.from_seed(int(seed), alg="philox")
 
     def _context(self, *, training: bool) -> Context:
         network = self.network
@@ -169,14 +178,24 @@ class Executor(levels.Executor):
         with tf.device(self._tf_device):
             return self._inference(self, {self.network.input: image})
 
-    def loss_and_gradients(self, image: Any, label: Any) -> tuple[Any, list[Any]]:
-        """The loss and its gradient by each of `trained`, for tracing; moves the running statistics."""
+    def _run_backward(self, image: Any, label: Any) -> tuple[Any, list[Any]]:
+        if self.precision != "fp16":
+            return self.loss_and_gradients(image, label)
+        loss, gradients = self.loss_and_gradients(image, label, GRADIENT_SCALE)
+        return loss, [gradient / GRADIENT_SCALE for gradient in gradients]
+
+    def loss_and_gradients(self, image: Any, label: Any, scale: Any = None) -> tuple[Any, list[Any]]:
+        """The loss and its gradient, times a scale if there is one, by each of `trained`, for tracing.
+
+        Moves the running statistics.
+        """
         network = self.network
         label_name, loss_name = network.require_loss()
         with tf.device(self._tf_device):
             with tf.GradientTape() as tape:
                 loss = self._training[loss_name](self, {network.input: image, label_name: label})
-            gradients = tape.gradient(loss, self.trained, unconnected_gradients=tf.UnconnectedGradients.ZERO)
+                scaled = loss if scale is None else loss * scale
+            gradients = tape.gradient(scaled, self.trained, unconnected_gradients=tf.UnconnectedGradients.ZERO)
             return loss, [tf.convert_to_tensor(gradient) for gradient in gradients]  # tf.gather's come as slices
 
     def stored(self, name: str, array: np.ndarray) -> np.ndarray:
@@ -216,6 +235,14 @@ class Executor(levels.Executor):
         self.check_parameters(values)
         for name, value in values.items():
             self.variables[name].assign(self.stored(name, np.asarray(value, self._array)))
+
+    def random_state(self) -> dict[str, np.ndarray]:
+        return {} if self._generator is None else {"generator": self._generator.state.numpy()}
+
+    def load_random_state(self, values: Arrays) -> None:
+        self.check_random_state(values)
+        for state in values.values():
+            self._generator.reset(state)
 
     def synchronize(self) -> None:
         if self._asynchronous:

@@ -38,7 +38,8 @@ IMAGES_LAST = {("cuda", "fp32"): False, ("cuda", "fp64"): False}
 """Whether images are stored N, H, W, C, by device and precision; True unless said otherwise.
 
 TensorFlow's CPU kernels are faster with channels last (measured with oneDNN), and so are NVIDIA's Tensor Cores, which
-bf16 uses. Without them cuDNN prefers channels first (NVIDIA, "Convolutional layers user's guide", tensor layouts).
+bf16 and fp16 use. Without them cuDNN prefers channels first (NVIDIA, "Convolutional layers user's guide", tensor
+layouts).
 """
 
 Call = Callable[..., Any]
@@ -119,6 +120,8 @@ class Context(NodeContext):
         Inputs whose values are known to be 0 or more; only at level 0.
     packing : dict
         Weights that a factory wants in a form of its own; only at level 0.
+    generator : tf.random.Generator, optional
+        What Dropout draws from; without it, as at level 0, from state of TensorFlow's own that cannot be read.
     """
 
     shapes: Mapping[str, Shape]
@@ -133,6 +136,7 @@ class Context(NodeContext):
     dtypes: Mapping[str, np.dtype] = field(default_factory=dict)
     non_negative: frozenset[str] = frozenset()
     packing: dict[str, Packing] = field(default_factory=dict)
+    generator: Any = None
 
     def layout(self, name: str) -> Layout:
         """Storage layout of a tensor."""
@@ -272,6 +276,9 @@ def _dropout(node: Node, context: Context) -> Call:
     masked = any(node.outputs[1:])
     if not context.training or ratio == 0:
         return (lambda x, *_: (x, tf.ones_like(x, tf.bool))) if masked else _same
+    if context.generator is not None:
+        generator = context.generator
+        return lambda x, *_: tf.nn.experimental.stateless_dropout(x, ratio, seed=generator.make_seeds(1)[:, 0])
     if not masked:
         return lambda x, *_: tf.nn.dropout(x, ratio)
 

@@ -15,7 +15,19 @@ from d5suite.backends.tensorflow.network import Executor
 from d5suite.backends.tensorflow.operators import native_device
 from d5suite.levels import training as levels
 from d5suite.levels.network import Arrays, Native
-from d5suite.levels.training import LEARNING_RATE, SGD, STEPS, Adagrad, Adam, AdamW, Optimizer, RMSProp
+from d5suite.levels.training import (
+    LEARNING_RATE,
+    LOSS_SCALE,
+    LOSS_SCALING,
+    SGD,
+    STEPS,
+    UNSCALED_STEPS,
+    Adagrad,
+    Adam,
+    AdamW,
+    Optimizer,
+    RMSProp,
+)
 
 
 class Trainer(levels.Trainer):
@@ -32,6 +44,7 @@ class Trainer(levels.Trainer):
     def __init__(self, executor: Executor, optimizer: Optimizer) -> None:
         super().__init__(executor, optimizer)
         self._label, self._loss = executor.network.require_loss()
+        self._scales = executor.precision == "fp16"
         # RMSProp's kernel always writes a velocity, also where momentum is 0.
         slots = ("square", "velocity") if isinstance(optimizer, RMSProp) else optimizer.slots
         stored = tf.float64 if executor.precision == "fp64" else tf.float32
@@ -44,8 +57,12 @@ class Trainer(levels.Trainer):
                 for slot in slots
             }
             self._rate = tf.Variable(tf.constant(optimizer.learning_rate, stored), trainable=False)
-            if isinstance(optimizer, Adam):  # whose formula has the number of the step in it
+            self._counts = self._scales or isinstance(optimizer, Adam)
+            if self._counts:  # steps may be skipped, or the formula has their number in it
                 self._count = tf.Variable(tf.constant(0, tf.int64), trainable=False)
+            if self._scales:
+                self._scale = tf.Variable(tf.constant(LOSS_SCALING.initial, stored), trainable=False)
+                self._unscaled = tf.Variable(tf.constant(0, tf.int64), trainable=False)
         self._steps = 0
         self._scaled = ["velocity"] if isinstance(optimizer, RMSProp) and optimizer.momentum else []
         self._step = executor.compiled(self._update)
@@ -58,18 +75,32 @@ class Trainer(levels.Trainer):
         return {self._loss: loss}
 
     def _update(self, image: Any, label: Any, *more: tuple[Any, Any]) -> Any:
-        loss, gradients = self.executor.loss_and_gradients(image, label)
+        scale = self._scale.read_value() if self._scales else None
+        loss, gradients = self.executor.loss_and_gradients(image, label, scale)
         for batch in more:
             with tf.control_dependencies([loss, *gradients]):  # one batch after the other, in the memory of one
-                further, added = self.executor.loss_and_gradients(*batch)
+                further, added = self.executor.loss_and_gradients(*batch, scale)
             loss = loss + further
             gradients = [total + gradient for total, gradient in zip(gradients, added, strict=True)]
         if more:
             loss = loss / (1 + len(more))
             gradients = [gradient / (1 + len(more)) for gradient in gradients]
         with tf.device(native_device(self.executor.device)):
-            self._apply(self._clipped(gradients))
+            if self._scales:
+                self._apply_if_finite([gradient / scale for gradient in gradients], scale)
+            else:
+                self._apply(self._clipped(gradients))
         return loss
+
+    def _apply_if_finite(self, gradients: list[Any], scale: Any) -> None:
+        """The update, unless a gradient is not finite; and the next scale (`levels.LossScaling`)."""
+        finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(gradient)) for gradient in gradients])
+        tf.cond(finite, lambda: self._apply(self._clipped(gradients)), lambda: None)
+        steps = tf.where(finite, self._unscaled + 1, tf.zeros_like(self._unscaled))
+        grows = steps == LOSS_SCALING.interval
+        self._unscaled.assign(tf.where(grows, tf.zeros_like(steps), steps))
+        larger = tf.where(grows, scale * LOSS_SCALING.factor, scale)
+        self._scale.assign(tf.where(finite, larger, scale / LOSS_SCALING.factor))
 
     def _clipped(self, gradients: list[Any]) -> list[Any]:
         limit = self.optimizer.clip_value
@@ -84,6 +115,8 @@ class Trainer(levels.Trainer):
     def _apply(self, gradients: list[Any]) -> None:
         settings = self.optimizer
         rate = self._rate.read_value()
+        if self._counts:
+            self._count.assign_add(1)
         kernel = self._kernel(rate)
         decoupled = rate * settings.weight_decay if isinstance(settings, AdamW) and settings.weight_decay else None
         for i, (parameter, gradient) in enumerate(zip(self.executor.trained, gradients, strict=True)):
@@ -117,7 +150,7 @@ class Trainer(levels.Trainer):
             return lambda p, g, s: kernels.ResourceApplyAdagradV2(var=p, accum=s, lr=rate, epsilon=epsilon, grad=g)
         assert isinstance(settings, Adam)
         # The kernel's corrections are in the rate and in epsilon already: 1 - b2^t loses digits in float32.
-        step = tf.cast(self._count.assign_add(1, read_value=True), tf.float64)
+        step = tf.cast(self._count.read_value(), tf.float64)
         root = tf.sqrt(1 - tf.pow(tf.constant(settings.beta2, tf.float64), step))
         corrected = rate * tf.cast(root / (1 - tf.pow(tf.constant(settings.beta1, tf.float64), step)), rate.dtype)
         epsilon = tf.cast(settings.epsilon * root, rate.dtype)
@@ -134,7 +167,11 @@ class Trainer(levels.Trainer):
                 variable.assign(variable * (rate / self.learning_rate))
 
     def state(self) -> dict[str, np.ndarray]:
-        found = {STEPS: np.array(self._steps), LEARNING_RATE: np.array(self.learning_rate)}
+        steps = int(self._count) if self._counts else self._steps
+        found = {STEPS: np.array(steps), LEARNING_RATE: np.array(self.learning_rate)}
+        if self._scales:
+            found[LOSS_SCALE] = np.array(float(self._scale))
+            found[UNSCALED_STEPS] = np.array(int(self._unscaled))
         for slot in self.optimizer.slots:
             values = self.executor.fetch(dict(zip(self.executor.network.parameters, self._slots[slot], strict=True)))
             for name, value in values.items():
@@ -147,8 +184,11 @@ class Trainer(levels.Trainer):
         self.check_state(values)
         self.set_learning_rate(float(values[LEARNING_RATE]))
         self._steps = int(values[STEPS])
-        if isinstance(self.optimizer, Adam):
+        if self._counts:
             self._count.assign(self._steps)
+        if self._scales:
+            self._scale.assign(float(values[LOSS_SCALE]))
+            self._unscaled.assign(int(values[UNSCALED_STEPS]))
         for slot in self.optimizer.slots:
             for name, variable in zip(self.executor.network.parameters, self._slots[slot], strict=True):
                 value = np.asarray(values[f"{slot}/{name}"], np.float64)

@@ -142,16 +142,18 @@ def resnet50_training_step(
         nesterov=optimizer.nesterov,
     )
     forward = torch.compile(model, dynamic=False) if mode == "compile" else model
-    bf16 = precision == "bf16"
+    narrow = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
+    scaler = torch.amp.GradScaler(device, init_scale=2.0**15, enabled=precision == "fp16")
     last = torch.zeros(())
 
     def step() -> None:
         nonlocal last
         sgd.zero_grad(set_to_none=True)
-        with torch.autocast(device, dtype=torch.bfloat16) if bf16 else contextlib.nullcontext():
+        with torch.autocast(device, dtype=narrow) if narrow else contextlib.nullcontext():
             loss = criterion(forward(x), y)
-        loss.backward()
-        sgd.step()
+        scaler.scale(loss).backward()
+        scaler.step(sgd)
+        scaler.update()
         last = loss.detach()
 
     def parameters() -> dict[str, np.ndarray]:

@@ -1,43 +1,57 @@
 """PyTorch's own image loader, as its users write it: a map-style dataset over Pillow, and a DataLoader.
 
-The yardstick for d5suite's input pipeline, whose code it does not use. Imports PyTorch, NumPy, Pillow and, for the
-transform's definition only, `d5suite.data`.
+The yardstick for d5suite's input pipeline, whose code it does not use. The encoded images come from files, or from an
+HDF5 file through h5py. Imports PyTorch, NumPy, h5py, Pillow and, for the transform's definition and for what lies
+where only, `d5suite.data`.
 """
 
 from __future__ import annotations
 
+import io
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+import h5py
 import numpy as np
 import torch
 from PIL import Image
 from torch.utils.data import DataLoader, Dataset, RandomSampler
 
+from d5suite.data.formats.store import Store
 from d5suite.data.imagenet import ImageNet
 from d5suite.data.transforms import MEAN, STD, EvalTransform, TrainTransform
 
 Transform = TrainTransform | EvalTransform
 
+NAMES: Mapping[str, str] = {
+    "folder": "torch.utils.data.DataLoader",
+    "hdf5": "torch.utils.data.DataLoader over h5py",
+}
+"""What reports call the loader, by the format that it reads."""
+
 
 class ImageFolder(Dataset):
     """Decoded, augmented and normalised images with their labels."""
 
-    def __init__(self, paths: list[Path], labels: list[int], transform: Transform) -> None:
-        self.paths, self.labels, self.transform = paths, labels, transform
+    def __init__(self, labels: list[int], transform: Transform, paths: list[Path]) -> None:
+        self.labels, self.transform, self.paths = labels, transform, paths
         self.mean = torch.tensor(MEAN).view(3, 1, 1)
         self.std = torch.tensor(STD).view(3, 1, 1)
         self.rng: np.random.Generator | None = None
 
     def __len__(self) -> int:
-        return len(self.paths)
+        return len(self.labels)
+
+    def open(self, index: int) -> Image.Image:
+        """The file of an image."""
+        return Image.open(self.paths[index])
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
         """One image, float32 (3, size, size), and its label."""
         if self.rng is None:  # in each worker, whose seed PyTorch has set
             self.rng = np.random.default_rng(torch.initial_seed() % 2**63)
-        with Image.open(self.paths[index]) as file:
+        with self.open(index) as file:
             image = file.convert("RGB")
         size = self.transform.size
         if isinstance(self.transform, TrainTransform):
@@ -53,14 +67,36 @@ class ImageFolder(Dataset):
         return pixels.to(torch.float32).div_(255).sub_(self.mean).div_(self.std), self.labels[index]
 
 
+class ImageStore(ImageFolder):
+    """The same from an HDF5 file, which each process opens for itself: the library does not survive a fork."""
+
+    def __init__(self, path: Path, split: str, classes: int, transform: Transform) -> None:
+        self.path, self.split = path, split
+        with h5py.File(path) as file:
+            labels = file[split]["labels"][...]
+            chosen = labels < classes
+            super().__init__(labels[chosen].tolist(), transform, [])
+            self.offsets = file[split]["offset"][...][chosen]
+            self.lengths = file[split]["length"][...][chosen]
+        self.content: h5py.Dataset | None = None
+
+    def open(self, index: int) -> Image.Image:
+        """The bytes of an image, read by the HDF5 library."""
+        if self.content is None:
+            self.content = h5py.File(self.path)[self.split]["bytes"]
+        begin = self.offsets[index]
+        return Image.open(io.BytesIO(self.content[begin : begin + self.lengths[index]]))
+
+
 def native_loader(
-    dataset: ImageNet, transform: Transform, *, batch_size: int, workers: int, seed: int
+    dataset: ImageNet | Store, transform: Transform, *, batch_size: int, workers: int, seed: int
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Batches without end, in random order.
 
     Parameters
     ----------
-    dataset : ImageNet
+    dataset : ImageNet or Store
+        Of a format in `NAMES`.
     transform : TrainTransform or EvalTransform
     batch_size : int
     workers : int
@@ -76,7 +112,10 @@ def native_loader(
         int64 (batch_size,).
     """
     generator = torch.Generator().manual_seed(seed)
-    images = ImageFolder(dataset.paths, dataset.labels.tolist(), transform)
+    if isinstance(dataset, ImageNet):
+        images = ImageFolder(dataset.labels.tolist(), transform, dataset.paths)
+    else:
+        images = ImageStore(dataset.path, dataset.split, len(dataset.label_names), transform)
     # Epoch after epoch without a pause: the workers of a small dataset would otherwise idle at each end.
     sampler = RandomSampler(images, num_samples=sys.maxsize // 2 // len(images) * len(images), generator=generator)
     yield from DataLoader(

@@ -18,14 +18,17 @@ import torch.fx
 from d5suite.backends.torch.operators import CHANNELS_LAST, OPERATORS, Context, require_compiler
 from d5suite.errors import NetworkError
 from d5suite.levels import network as level
-from d5suite.levels.network import Arrays, Native
+from d5suite.levels.network import GRADIENT_SCALE, Arrays, Native
 from d5suite.network import Network, Node
 
 _FRESH = frozenset({"Add", "BatchNormalization", "Concat", "Conv", "Gemm", "MatMul", "Mul", "Sub"})
 """Operators whose output is memory of its own that their gradient does not read, so that it may be overwritten."""
 
 _FLOAT32_INPUTS = {"BatchNormalization": (1, 2, 3, 4), "SoftmaxCrossEntropyLoss": (2,)}
-"""Weights that stay in float32 where the others are rounded to bfloat16."""
+"""Weights that stay in float32 where the others are rounded to 16 bits."""
+
+_NARROW = {"bf16": torch.bfloat16, "fp16": torch.float16}
+"""By precision: the type of activations and of weights where they are used, in place of the parameters' own."""
 
 
 class Executor(level.Executor):
@@ -45,7 +48,7 @@ class Executor(level.Executor):
         if computed:
             raise NetworkError(f"running statistics must be initializers: {', '.join(computed)}", where=network.name)
         self._dtype = torch.float64 if precision == "fp64" else torch.float32
-        self._activations = torch.bfloat16 if precision == "bf16" else self._dtype
+        self._activations = _NARROW.get(precision, self._dtype)
         self.tensors = {name: self._native(value) for name, value in network.initializers.items()}
         self._parameters = [self.tensors[name].requires_grad_() for name in network.parameters]
 
@@ -70,7 +73,7 @@ class Executor(level.Executor):
             training=training,
             device=self.device,
             dtype=self._dtype,
-            rounds=self.precision == "bf16",
+            narrow=_NARROW.get(self.precision),
         )
 
     def _compiled(self, plan: _Plan) -> Callable[..., torch.Tensor]:
@@ -136,7 +139,7 @@ class Executor(level.Executor):
         self._statistics.settle()
         with torch.inference_mode():
             self._inference_weights = [
-                self.tensors[name].to(torch.bfloat16) if rounded else self.tensors[name]
+                self.tensors[name].to(self._activations) if rounded else self.tensors[name]
                 for name, rounded in self._inference_sources
             ]
         self._stale = False
@@ -151,8 +154,29 @@ class Executor(level.Executor):
     def forward_backward(self, feed: Native) -> Native:
         _, name = self.network.require_loss()
         loss = self.loss(feed)
-        gradients = torch.autograd.grad(loss, self._parameters, materialize_grads=True) if self._parameters else ()
+        scaled = loss * GRADIENT_SCALE if self.precision == "fp16" else loss
+        gradients = torch.autograd.grad(scaled, self._parameters, materialize_grads=True) if self._parameters else ()
+        if self.precision == "fp16" and gradients:
+            gradients = torch._foreach_div(gradients, GRADIENT_SCALE)
         return {name: loss.detach(), **dict(zip(self.network.parameters, gradients, strict=True))}
+
+    # What Dropout draws from: PyTorch's generators, of which the process has one for each device. Compiled code draws
+    # the seeds of its own numbers from them.
+
+    def random_state(self) -> dict[str, np.ndarray]:
+        if not self.drops:
+            return {}
+        states = {"cpu": torch.get_rng_state()}
+        if self.device == "cuda":
+            states["cuda"] = torch.cuda.get_rng_state()
+        return {name: state.numpy().copy() for name, state in states.items()}
+
+    def load_random_state(self, values: Arrays) -> None:
+        self.check_random_state(values)
+        if "cpu" in values:
+            torch.set_rng_state(torch.tensor(values["cpu"]))
+        if "cuda" in values:
+            torch.cuda.set_rng_state(torch.tensor(values["cuda"]))
 
     def synchronize(self) -> None:
         if self.device == "cuda":
@@ -165,14 +189,21 @@ class _Plan:
     Attributes
     ----------
     weights : list of (str, bool)
-        The module's first arguments: initializer names, and whether each is used in bfloat16. The image and, in
+        The module's first arguments: initializer names, and whether each is used in 16 bits. The image and, in
         training, the label follow. In training the module rounds the weights itself, so that gradients reach the
         originals; in inference it takes them rounded.
     module : torch.fx.GraphModule
     """
 
     def __init__(
-        self, network: Network, output: str, *, training: bool, device: str, dtype: torch.dtype, rounds: bool
+        self,
+        network: Network,
+        output: str,
+        *,
+        training: bool,
+        device: str,
+        dtype: torch.dtype,
+        narrow: torch.dtype | None,
     ) -> None:
         nodes = network.nodes_for([output])
         context = Context(
@@ -181,7 +212,7 @@ class _Plan:
         graph = torch.fx.Graph()
         values: dict[tuple[str, bool], torch.fx.Node] = {}
         uses = [
-            [(name, rounds and _is_rounded(network, node, index)) for index, name in enumerate(node.inputs)]
+            [(name, narrow is not None and _is_rounded(network, node, index)) for index, name in enumerate(node.inputs)]
             for node in nodes
         ]
         self.weights = list(dict.fromkeys(key for use in uses for key in use if key[0] in network.initializers))
@@ -192,7 +223,7 @@ class _Plan:
             values[network.require_loss()[0], False] = graph.placeholder("labels")
             for key in self.weights:
                 if key[1]:
-                    values[key] = graph.call_function(torch.Tensor.bfloat16, (values[key],))
+                    values[key] = graph.call_function(torch.Tensor.to, (values[key], narrow))
         for node, use in zip(nodes, uses, strict=True):
             operator = OPERATORS[node.op_type](node, context)
             for name, rounded in use:
@@ -209,7 +240,7 @@ class _Plan:
 
 
 def _is_rounded(network: Network, node: Node, index: int) -> bool:
-    """Whether a node's input is a weight that is rounded to bfloat16 in that precision."""
+    """Whether a node's input is a weight that is rounded where the precision has 16 bits."""
     name = node.inputs[index]
     return name in network.parameters and index not in _FLOAT32_INPUTS.get(node.op_type, ())
 

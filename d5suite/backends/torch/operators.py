@@ -467,8 +467,8 @@ def _layer_normalization(node: Node, context: Context) -> Function:
 
 
 def _in_float32(x: torch.Tensor) -> torch.Tensor:
-    """Activations as float32 where they are bfloat16; float64 stays."""
-    return x.float() if x.dtype == torch.bfloat16 else x
+    """Activations as float32 where they have 16 bits; float64 stays."""
+    return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
 
 
 def _lrn(node: Node, context: Context) -> Function:
@@ -477,8 +477,8 @@ def _lrn(node: Node, context: Context) -> Function:
     odd = bool(size % 2)
 
     def lrn(x: torch.Tensor) -> torch.Tensor:
-        # PyTorch has no such kernel for bfloat16 on the CPU; and of an even window ONNX has the longer half ahead,
-        # PyTorch behind.
+        # PyTorch has no such kernel for bfloat16 on the CPU, and squares leave float16's range; and of an even window
+        # ONNX has the longer half ahead, PyTorch behind.
         y = _in_float32(x) if odd else _in_float32(x).flip(1)
         y = F.local_response_norm(y, size, alpha, beta, bias)
         return (y if odd else y.flip(1)).to(x.dtype)
@@ -677,7 +677,7 @@ CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 """Memory format of images and convolution weights in mode ``channels_last``, by number of axes."""
 
 _TYPES = {precision: getattr(torch, name) for precision, name in
-          {"fp64": "float64", "fp32": "float32", "bf16": "bfloat16"}.items()}  # fmt: skip
+          {"fp64": "float64", "fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}.items()}  # fmt: skip
 
 
 class Operator(level.Operator):

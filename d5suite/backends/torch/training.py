@@ -11,7 +11,19 @@ import torch
 from d5suite.backends.torch.network import Executor
 from d5suite.levels import training
 from d5suite.levels.network import Arrays, Native
-from d5suite.levels.training import LEARNING_RATE, SGD, STEPS, Adagrad, Adam, AdamW, Optimizer, RMSProp
+from d5suite.levels.training import (
+    LEARNING_RATE,
+    LOSS_SCALE,
+    LOSS_SCALING,
+    SGD,
+    STEPS,
+    UNSCALED_STEPS,
+    Adagrad,
+    Adam,
+    AdamW,
+    Optimizer,
+    RMSProp,
+)
 
 _SLOTS: Mapping[str, Mapping[str, str]] = {
     "sgd": {"velocity": "momentum_buffer"},
@@ -74,7 +86,7 @@ def _native(settings: Optimizer, tensors: Sequence[torch.Tensor]) -> torch.optim
 
 
 class Trainer(training.Trainer):
-    """The native optimizer."""
+    """The native optimizer, in ``fp16`` under PyTorch's `torch.amp.GradScaler`, which otherwise does nothing."""
 
     executor: Executor
 
@@ -84,30 +96,44 @@ class Trainer(training.Trainer):
         self._tensors = [executor.tensors[name] for name in executor.network.parameters]
         self._optimizer = _native(optimizer, self._tensors)
         self._clips = bool(optimizer.clip_value or optimizer.clip_norm)
+        self._scaler = torch.amp.GradScaler(
+            executor.device,
+            LOSS_SCALING.initial,
+            growth_factor=LOSS_SCALING.factor,
+            backoff_factor=1 / LOSS_SCALING.factor,
+            growth_interval=LOSS_SCALING.interval,
+            enabled=executor.precision == "fp16",
+        )
         self._steps = 0
+        self._optimizer.register_step_post_hook(self._count)
         # The optimizer passes over parameters without a gradient, but weight decay applies to every one.
         self._unused = [(tensor, torch.zeros_like(tensor)) for tensor in executor.unused_parameters]
 
     def step(self, feed: Native, *more: Native) -> Native:
         self._optimizer.zero_grad(set_to_none=True)
         loss = self.executor.loss(feed)
-        loss.backward()
+        self._scaler.scale(loss).backward()
         loss = loss.detach()
         if more:
             for each in more:
                 further = self.executor.loss(each)
-                further.backward()
+                self._scaler.scale(further).backward()
                 loss = loss + further.detach()
             loss = loss / (1 + len(more))
         for tensor, gradient in self._unused:
             tensor.grad = gradient
+        self._scaler.unscale_(self._optimizer)
         if more:
             torch._foreach_div_([tensor.grad for tensor in self._tensors], 1 + len(more))
         if self._clips:
             self._clip()
-        self._optimizer.step()
-        self._steps += 1
+        self._scaler.step(self._optimizer)
+        self._scaler.update()
         return {self._loss: loss}
+
+    def _count(self, *_: Any) -> None:
+        """Called after each update that is made."""
+        self._steps += 1
 
     def _clip(self) -> None:
         """PyTorch's own ``clip_grad_norm_`` adds 1e-6 to the norm, and would miss the formula by as much."""
@@ -125,6 +151,10 @@ class Trainer(training.Trainer):
 
     def state(self) -> dict[str, np.ndarray]:
         found = {STEPS: np.array(self._steps), LEARNING_RATE: np.array(self.learning_rate)}
+        if self._scaler.is_enabled():
+            scaling = self._scaler.state_dict()
+            found[LOSS_SCALE] = np.array(scaling["scale"])
+            found[UNSCALED_STEPS] = np.array(scaling["_growth_tracker"])
         for slot, native in self._slots():
             for name, tensor in zip(self.executor.network.parameters, self._tensors, strict=True):
                 held = self._optimizer.state[tensor].get(native)
@@ -136,6 +166,9 @@ class Trainer(training.Trainer):
         self.check_state(values)
         self.set_learning_rate(float(values[LEARNING_RATE]))
         self._steps = int(values[STEPS])
+        if self._scaler.is_enabled():
+            held = {"scale": float(values[LOSS_SCALE]), "_growth_tracker": int(values[UNSCALED_STEPS])}
+            self._scaler.load_state_dict({**self._scaler.state_dict(), **held})
         for slot, native in self._slots():
             for name, tensor in zip(self.executor.network.parameters, self._tensors, strict=True):
                 value = torch.empty_like(tensor.detach()).copy_(torch.tensor(values[f"{slot}/{name}"]))

@@ -65,6 +65,11 @@ def kind_of(path: str | os.PathLike[str]) -> str:
     return "hdf5"
 
 
+def stored_as(dataset: ImageNet | OpenImages | Store) -> str:
+    """Which format a split that is open is stored in; see `KINDS`."""
+    return kind_of(dataset.path) if isinstance(dataset, Store) else "folder"
+
+
 def splits_of(path: str | os.PathLike[str]) -> list[str]:
     """The splits of a dataset, a part of ``train, val, validation, test``.
 

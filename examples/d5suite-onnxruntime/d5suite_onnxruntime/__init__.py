@@ -35,6 +35,7 @@ BACKEND = Backend(
     absent={
         "cuda": "this example is for the CPU build",
         "bf16": "the CPU build has no bfloat16 convolution",
+        "fp16": "the CPU build has no float16 convolution",
         "fp64": "the CPU build has no float64 convolution",
         "gradient": INFERENCE_ONLY,
         "level 0": WHOLE_GRAPH,

@@ -5,7 +5,20 @@ from dataclasses import replace
 from d5suite.levels.backend import Backend, Tolerance
 
 _ABSENT = dict.fromkeys(
-    ["gradient", "level 0", "level 2", "operators", "custom", "training", "baseline", "loader", "cuda", "bf16", "fp64"],
+    [
+        "gradient",
+        "level 0",
+        "level 2",
+        "operators",
+        "custom",
+        "training",
+        "baseline",
+        "loader",
+        "cuda",
+        "bf16",
+        "fp16",
+        "fp64",
+    ],
     "this backend is there to misbehave",
 )
 _TOLERANCE = Tolerance(1e-4, 1e-4, 1e-4, "float32 rounding")

@@ -1,3 +1,3 @@
-from d5suite.backends.torch.loader import native_loader
+from d5suite.backends.torch.loader import NAMES, native_loader
 
-__all__ = ["native_loader"]
+__all__ = ["NAMES", "native_loader"]

@@ -1,0 +1,115 @@
+"""Reading encoded images in random order, as a loader's worker does, from each storage format, beside a folder.
+
+Each round reads every image once from each format, in turn, with a new reader, so that TFRecord's checksums are checked
+in all of them. ``pytest benchmarks/bench_formats.py`` prints the figures; ``--benchmark-json`` keeps them, in
+``extra_info``. Files are made cold by ``fsync`` and ``posix_fadvise(DONTNEED)``, which drops their pages and needs no
+privileges. What it does not drop are the names and places of files, so the folder is favoured, and the cache of a
+virtual machine's host.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import random
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from pytest_benchmark.fixture import BenchmarkFixture
+
+from d5suite.data.formats import KINDS, open_store
+from d5suite.data.reading import Location, Reader
+from d5suite.data.synthesis import cached_conversion, cached_imagenet
+from d5suite.measure.sampling import paired_ratio
+
+IMAGES = 2000
+ROUNDS = 15
+
+
+def files_of(path: Path) -> list[Path]:
+    return [file for file in path.rglob("*") if file.is_file()] if path.is_dir() else [path]
+
+
+def make_cold(files: Sequence[Path]) -> None:
+    for file in files:
+        descriptor = os.open(file, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        finally:
+            os.close(descriptor)
+
+
+def part_in_memory(files: Sequence[Path]) -> float:
+    """The part of the files' pages that the kernel holds, by mincore(2)."""
+    library = ctypes.CDLL(None, use_errno=True)
+    held = pages = 0
+    for file in files:
+        with open(file, "rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            view = np.frombuffer(content, np.uint8)
+            count = -(-len(view) // mmap.PAGESIZE)
+            states = (ctypes.c_ubyte * count)()
+            if library.mincore(ctypes.c_void_p(view.ctypes.data), ctypes.c_size_t(len(view)), states):
+                raise OSError(ctypes.get_errno(), "mincore failed", str(file))
+            held, pages = held + sum(state & 1 for state in states), pages + count
+            del view
+    return held / pages
+
+
+def read_all(locations: Sequence[Location], order: Sequence[int]) -> float:
+    """Seconds for reading every image."""
+    reader = Reader()
+    start = time.perf_counter()
+    for number in order:
+        reader.read(locations[number], number)
+    took = time.perf_counter() - start
+    reader.close()
+    return took
+
+
+@pytest.mark.parametrize("state", ["warm", "cold"])
+def test_records_are_read_as_fast_as_files(
+    benchmark: BenchmarkFixture, capsys: pytest.CaptureFixture[str], state: str
+) -> None:
+    root = cached_imagenet(classes=10, train_per_class=IMAGES // 10, val_per_class=1)
+    roots = {kind: root if kind == "folder" else cached_conversion(root, kind) for kind in KINDS}
+    locations = {kind: list(open_store(path, "train").files) for kind, path in roots.items()}
+    files = {kind: files_of(path) for kind, path in roots.items()}
+    draw = random.Random(0)
+    times: dict[str, list[float]] = {kind: [] for kind in KINDS}
+    left = dict.fromkeys(KINDS, 0.0)
+
+    def run() -> None:
+        for kind in KINDS:  # brings the files to memory
+            read_all(locations[kind], range(IMAGES))
+        for _ in range(ROUNDS):
+            for kind in draw.sample(KINDS, len(KINDS)):
+                if state == "cold":
+                    make_cold(files[kind])
+                    left[kind] = max(left[kind], part_in_memory(files[kind]))
+                times[kind].append(read_all(locations[kind], draw.sample(range(IMAGES), IMAGES)))
+
+    benchmark.pedantic(run, rounds=1)
+    with capsys.disabled():
+        how = ", after fsync and posix_fadvise(DONTNEED) of each file" if state == "cold" else ""
+        print(f"\n{state}{how}; {IMAGES} images, {ROUNDS} rounds; limit 1, with the 95% interval as margin")
+        for kind in KINDS:
+            faster = paired_ratio(times["folder"], times[kind])
+            median = sorted(times[kind])[ROUNDS // 2]
+            still = f"; still in memory before reading: at most {left[kind]:.1%}" if state == "cold" else ""
+            benchmark.extra_info[kind] = {
+                "images_per_s": IMAGES / median,
+                "times_the_folder": faster.median,
+                "ci95": list(faster.ci95),
+                "seconds": times[kind],
+            }
+            print(
+                f"  {kind:9} {IMAGES / median:7.0f} images/s, {faster.median:.2f} times the folder "
+                f"({faster.ci95[0]:.2f} to {faster.ci95[1]:.2f}){still}"
+            )
+    for kind in KINDS:
+        assert benchmark.extra_info[kind]["ci95"][1] >= 1, f"{kind} is slower than the folder"

@@ -1,0 +1,53 @@
+"""Every network of the zoo: its output, and its gradients in float64 and as they are timed.
+
+Not part of the kit's usual run, which it would triple: ``d5suite conformance NAME --zoo``. The reference evaluator
+takes minutes for some networks, so its answers are kept in d5suite's cache for the next backend.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from d5suite.files import cache_folder
+from d5suite.network.zoo import NETWORKS, build
+from d5suite.testing.networks import random_batch
+from d5suite.testing.subject import Subject
+from d5suite.validate.checks import Validation, check_gradient, check_gradient_float64, check_inference
+
+IMAGES = 4
+
+SIZES = {"lenet5": 32, "alexnet": 63, "vgg16": 63, "vgg19": 63, "inception_v3": 139}
+"""Image sizes that differ from `SIZE`: those that AlexNet and VGG can pool, and Inception's first with 3 x 3 maps."""
+
+SIZE = 64
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_network_of_the_zoo(subject: Subject, name: str) -> None:
+    """The checks that stand before a timing, on a small image."""
+    network = build(name, classes=10, image_size=SIZES.get(name, SIZE)).without_dropout().at_generic_point()
+    subject.require(network, gradient=True, precision="fp64")
+    images, labels = random_batch(network, IMAGES)
+    recorded = _answers(name)
+    validation = Validation()
+    proved = subject.executor(network, "fp64")
+    known: dict[str, np.ndarray] = {}
+    validation.require(check_gradient_float64(proved, images, labels, recorded=recorded, keep=known))
+    if "fp32" in subject.backend.precisions:
+        timed = subject.executor(network, "fp32")
+        tolerance = subject.backend.tolerances["fp32"]
+        validation.require(check_inference(timed, images, tolerance=tolerance.outputs, threads=subject.threads))
+        known_sensitivity = recorded.with_suffix(".json")
+        validation.require(
+            check_gradient(timed, proved, images, labels, tolerance, reference=known, recorded=known_sensitivity)
+        )
+
+
+def _answers(name: str) -> Path:
+    """Where the evaluator's answers are kept; they are used for the same weights and images only."""
+    folder = cache_folder() / "zoo"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder / f"{name}.h5"
