@@ -395,9 +395,9 @@ def test_every_mode_follows_the_formulas_and_is_traced_once(mode: str, optimizer
     eager = BACKEND.executor(small(), mode="eager", precision="fp64")
     calls, differentiate = [], executor.loss_and_gradients
 
-    def counted(image: Any, label: Any) -> Any:
+    def counted(image: Any, label: Any, scale: Any = None) -> Any:
         calls.append(image)
-        return differentiate(image, label)
+        return differentiate(image, label, scale)
 
     executor.loss_and_gradients = counted
     course: dict[str, Any] = {"rates": (0.01, 0.3, 0.1), "accumulate": accumulate}

@@ -502,7 +502,8 @@ def train(
     start = executor.parameters()
     losses: list[float] = []
     found = []
-    updates = int(trainer.state()[STEPS])
+    scaled = executor.precision == "fp16"
+    updates = int(trainer.state()[STEPS]) if scaled else 0
     steps = _steps(batches, accumulate)
     for index, group in enumerate(steps):
         feeds = [executor.feed({network.input: images, label: labels}) for images, labels in group]
@@ -513,7 +514,7 @@ def train(
         executor.synchronize()
         if durations is not None:
             durations.append(time.perf_counter() - begin)
-        if executor.precision == "fp16":
+        if scaled:
             _repeat_until_updated(trainer, feeds, updates := updates + 1)
         answer = executor.fetch(native)
         require_answer(executor, "trainer.loss", answer, {loss: ()})
