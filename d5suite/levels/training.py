@@ -371,6 +371,13 @@ class Trainer(ABC):
             float64 where only that brings the very same bits back on loading.
         """
 
+    @property
+    def scaling_at_start(self) -> dict[str, np.ndarray]:
+        """The part of `initial_state` that `LossScaling` remembers, scalars by name: empty but in ``fp16``."""
+        if self.executor.precision != "fp16":
+            return {}
+        return {LOSS_SCALE: np.array(LOSS_SCALING.initial), UNSCALED_STEPS: np.array(0)}
+
     def initial_state(self) -> dict[str, np.ndarray]:
         """What `state` gives before the first step."""
         parameters = {name: self.executor.network.initializers[name] for name in self.executor.network.parameters}
@@ -380,10 +387,12 @@ class Trainer(ABC):
             for slot in self.optimizer.slots
             for name, value in parameters.items()
         }
-        found = {STEPS: np.array(0), LEARNING_RATE: np.array(self.optimizer.learning_rate)}
-        if self.executor.precision == "fp16":
-            found.update({LOSS_SCALE: np.array(LOSS_SCALING.initial), UNSCALED_STEPS: np.array(0)})
-        return {**found, **held}
+        return {
+            STEPS: np.array(0),
+            LEARNING_RATE: np.array(self.optimizer.learning_rate),
+            **self.scaling_at_start,
+            **held,
+        }
 
     @abstractmethod
     def load_state(self, values: Arrays) -> None:
@@ -397,8 +406,7 @@ class Trainer(ABC):
 
     def check_state(self, values: Arrays) -> None:
         """Raise `ConfigurationError` unless the values are a whole state of this optimizer and network."""
-        scaled = (LOSS_SCALE, UNSCALED_STEPS) if self.executor.precision == "fp16" else ()
-        expected: dict[str, tuple[int, ...]] = dict.fromkeys((STEPS, LEARNING_RATE, *scaled), ())
+        expected: dict[str, tuple[int, ...]] = dict.fromkeys((STEPS, LEARNING_RATE, *self.scaling_at_start), ())
         for slot in self.optimizer.slots:
             for name in self.executor.network.parameters:
                 expected[f"{slot}/{name}"] = self.executor.network.initializers[name].shape

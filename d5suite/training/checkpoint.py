@@ -128,9 +128,9 @@ def load(path: Path, trainer: Trainer) -> Progress:
             where=str(path),
             hint="Use the same optimizer, or load the parameters alone.",
         )
-    scaling = {name: value for name, value in trainer.initial_state().items() if name in (LOSS_SCALE, UNSCALED_STEPS)}
-    kept = {name: value for name, value in state.items() if scaling or name not in (LOSS_SCALE, UNSCALED_STEPS)}
-    state = {**scaling, **kept}
+    scaling = trainer.scaling_at_start
+    unused = () if scaling else (LOSS_SCALE, UNSCALED_STEPS)
+    state = {**scaling, **{name: value for name, value in state.items() if name not in unused}}
     trainer.check_state(state)
     if random is not None:
         executor.check_random_state(random)
