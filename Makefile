@@ -1,7 +1,9 @@
 # Needs Python 3.10-3.12 with its venv module, and make; everything else goes into .venv.
 #   make bench PYTHON=python3.12                       another interpreter (after `make clean`)
 #   PYTEST_ADDOPTS="--preset standard" make bench      options for pytest
+#   make bench RESULT=results/mine.json                another file (its series beside it, results/mine.h5)
 PYTHON ?= python3
+RESULT ?= results/latest.json
 VENV := .venv
 RUN := $(VENV)/bin/python
 SAY := printf 'd5suite: %s\n'
@@ -10,18 +12,18 @@ SAY := printf 'd5suite: %s\n'
 .PHONY: help bench test lint clean
 
 help:
-	@echo "make bench   measure the recipes on the CPU frameworks and print a table (results/latest.json)"
+	@echo "make bench   measure the recipes on the CPU frameworks and print a table ($(RESULT))"
 	@echo "make test    run d5suite's own tests"
 	@echo "make lint    check style and types"
 	@echo "make clean   remove the environment and the caches; results stay"
 
 bench: $(VENV)/installed
-	@mkdir -p results
+	@mkdir -p $(dir $(RESULT))
 	@touch $(VENV)/bench-started
-	@$(SAY) "measuring; samples go to results/latest.json"
-	@$(RUN) -m pytest recipes/ --benchmark-json results/latest.json; status=$$?; \
-	if [ results/latest.json -nt $(VENV)/bench-started ]; then \
-		$(VENV)/bin/d5suite compare results/latest.json || { shown=$$?; [ $$status -ne 0 ] || status=$$shown; }; \
+	@$(SAY) "measuring; samples go to $(RESULT)"
+	@$(RUN) -m pytest recipes/ --benchmark-json $(RESULT); status=$$?; \
+	if [ $(RESULT) -nt $(VENV)/bench-started ]; then \
+		$(VENV)/bin/d5suite compare $(RESULT) || { shown=$$?; [ $$status -ne 0 ] || status=$$shown; }; \
 	fi; \
 	exit $$status
 
