@@ -141,7 +141,8 @@ class Backend:
         By mode: importable module names that must be present beside ``requires``.
     absent : mapping of str to str
         What users may look for in vain, each with the reason: a device, a precision, an operator, a module of
-        `MODULES`, ``level 0`` or ``level 2``; at level 0 also ``OPERATOR:backward`` and ``OPERATOR:PRECISION``.
+        `MODULES`, ``level 0`` or ``level 2``; at level 0 also ``OPERATOR:backward``, ``OPERATOR:PRECISION`` and
+        ``OPERATOR:backward:PRECISION``.
     expected_failures : mapping of str to str
         Cases of the conformance kit that fail for a reason that is known and explained here: a case's name, or a
         pattern of the `fnmatch` module, with ``mode:`` in front if it fails in that mode only, to the reason.
@@ -295,7 +296,9 @@ class Backend:
         """Why an ONNX operator is not run at level 0 in a precision, or not backwards, or None."""
         if 0 not in self.levels:
             return f"{self.name} has no level 0: {self.absent.get('level 0', 'not declared')}"
-        keys = [name, f"{name}:{precision}", *(["gradient", f"{name}:backward"] if backward else [])]
+        keys = [name, f"{name}:{precision}"]
+        if backward:
+            keys += ["gradient", f"{name}:backward", f"{name}:backward:{precision}"]
         for key in keys:
             if key in self.absent:
                 return f"{self.name} has no {key}: {self.absent[key]}"

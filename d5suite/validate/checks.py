@@ -56,7 +56,7 @@ STEP = 5e-11
 Larger steps cross kinks of ReLU and max-pooling: on ResNet-50 with 8 images of 64 px that costs 8e-4 at 2e-9, and
 nothing at 2e-10. Smaller ones lose digits of the loss: the differences are good to 1e-7 here and to 9e-7 at 1e-11."""
 
-UNIT_ROUNDOFF = {"fp64": 2.0**-53, "fp32": 2.0**-24, "bf16": 2.0**-9, "fp16": 2.0**-11}
+UNIT_ROUNDOFF = {"fp64": 2.0**-53, "fp32": 2.0**-24, "bf16": 2.0**-8, "fp16": 2.0**-11}
 """Largest relative error of one rounding to nearest (IEEE 754; bfloat16 has 8 significant bits, float16 11)."""
 
 SENSITIVITY_NOISE = 32.0

@@ -40,7 +40,7 @@ BACKEND = Backend(
         ),
         "bf16": Tolerance(
             outputs=0.2,
-            gradients=4,
+            gradients=2,
             trajectory=0.1,
             reason="8 significant bits: seen 3.8e-3 in outputs, 0.19 in gradients and 1.6e-3 in losses on ResNet-18, "
             "32 px",
@@ -57,19 +57,14 @@ BACKEND = Backend(
         "loader:tfrecord": "Keras has no reader of TFRecord files of its own; its users take TensorFlow's, see there",
         "loader:recordio": "Keras has no reader of RecordIO files of its own",
         "custom": "Keras has no custom operators of its own: they are its backend's, where this project has them",
-        "GRU:bf16": "in bfloat16, Keras's GRU rounds after each of some ten operations of a step: on TensorFlow its "
-        "gradients err by up to 4.3e-2 in 5 steps, where 3.5e-2 is accepted",
     },
     expected_failures={
         **dict.fromkeys(
             ("tensorflow:test_attention_4d_fp16_cpu", "torch:test_attention_4d_fp16_cpu"),
             "a float16 rounding elsewhere than in ONNX's evaluator: 1.2e-3 where 1e-3 is accepted",
         ),
-        **dict.fromkeys(
-            ("jax:test_backward?Conv?", "jax:test_backward?Add?"),
-            "in bfloat16 XLA's CPU code sums a broadcast operand's gradient in bfloat16: up to 4.3e-2 where 1.6e-2 is "
-            "accepted",
-        ),
+        "jax:test_backward?Add?": "in bfloat16 XLA's CPU code sums a broadcast operand's gradient in bfloat16: up to "
+        "4.3e-2 where 3.1e-2 is accepted",
         "test_attention_4d_causal_fp16_cpu": "a float16 rounding elsewhere than in ONNX's evaluator: 1.4e-3 where 1e-3 "
         "is accepted",
     },
