@@ -53,7 +53,15 @@ def test_backends_are_described() -> None:
     done = d5suite("backends", environment=plugin_environment())
     assert done.returncode == 0, done.stderr
     assert "faulty:segfault" in done.stdout
-    assert "pip install 'd5suite[absent]'" in " ".join(done.stdout.split())
+    flat = " ".join(done.stdout.split())
+    assert "pip install 'd5suite[absent]'" in flat
+    for fault in (
+        "backend 'exits' is faulty: faulty_backend.exits:BACKEND failed to import: SystemExit: no licence",
+        "backend 'modeless' breaks clause 'backend.data' of the contract: it has no mode",
+        "backend 'twin' breaks clause 'backend.name' of the contract: faulty_backend:OTHER_TWIN (twin-backend) and "
+        "faulty_backend:TWIN (faulty-backend) both have this name",
+    ):
+        assert fault in flat
 
 
 def test_a_network_is_counted(small_onnx: Path) -> None:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 
@@ -22,19 +25,28 @@ def kit(backend: str, module: str = "", *options: str) -> subprocess.CompletedPr
         env=plugin_environment(),
         capture_output=True,
         text=True,
-        timeout=600,
+        timeout=1200,
     )
 
 
 BUILT_IN = ("deep500", "jax", "keras", "mxnet", "tensorflow", "torch")
 
 
+@pytest.fixture(scope="module")
+def kits() -> Iterator[dict[str, Future[subprocess.CompletedProcess[str]]]]:
+    """The whole kit of every adapter that can run here, as many at once as there are processors."""
+    usable = [name for name in BUILT_IN if not discover()[0][name].problem()]
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        yield {name: pool.submit(kit, name) for name in usable}
+        pool.shutdown(cancel_futures=True)
+
+
 @pytest.mark.parametrize("name", BUILT_IN)
-def test_a_built_in_adapter_conforms(name: str) -> None:
+def test_a_built_in_adapter_conforms(kits: dict[str, Future[subprocess.CompletedProcess[str]]], name: str) -> None:
     problem = discover()[0][name].problem()
     if problem:
         pytest.skip(problem)
-    done = kit(name)
+    done = kits[name].result()
     assert done.returncode == 0, done.stdout[-5000:]
     total = next(line.split() for line in done.stdout.splitlines() if line.startswith("total"))
     assert int(total[1]) > 300 and int(total[2]) == 0

@@ -161,7 +161,7 @@ def test_a_fault_costs_its_own_test_and_nothing_more(
             [],
             "clause 'backend.operators' of the contract: declared but not",
         ),
-        ("twin", [], "backend 'twin' is faulty"),
+        ("twin", [], "backend 'twin' breaks clause 'backend.name' of the contract: faulty_backend:OTHER_TWIN (twin-backend)"),
     ],
 )
 def test_a_backend_that_lies_gets_one_error(
@@ -175,7 +175,7 @@ def test_a_backend_that_lies_gets_one_error(
 def test_a_mode_whose_engine_is_absent_says_so(run_pytest: Run, recipe_folder: Path) -> None:
     done = run_pytest(str(recipe_folder), "--backend", "faulty:engine")
     assert done.returncode == 4
-    assert "Faulty in mode 'engine' runs on no_such_engine, which is not installed" in done.stderr
+    assert "(faulty:engine) runs on no_such_engine, which is not installed; install it with: pip install" in done.stderr
 
 
 def test_modes_that_exclude_each_other_are_refused_in_one_process() -> None:

@@ -1,6 +1,6 @@
 """The backends: one folder per framework, found through the entry-point group ``d5suite.backends``.
 
-This module finds and names them. It imports `d5suite.levels.backend` and `d5suite.errors`; importing it, or any
+This module finds and names them. It imports `d5suite.levels` and `d5suite.errors`; importing it, or any
 backend's own ``__init__``, imports no framework.
 """
 
@@ -12,6 +12,7 @@ from functools import lru_cache
 
 from d5suite.errors import BackendError
 from d5suite.levels.backend import Backend
+from d5suite.levels.contract import ContractError
 
 GROUP = "d5suite.backends"
 
@@ -28,32 +29,51 @@ class Selection:
 
 
 @lru_cache(maxsize=1)
-def discover() -> tuple[dict[str, Backend], dict[str, str]]:
-    """Every published backend by name, and for every faulty plug-in the reason it is left out.
+def discover() -> tuple[dict[str, Backend], dict[str, BackendError]]:
+    """Every published backend by name, and for every faulty plug-in the error by which it is left out.
 
     Returns
     -------
     backends : dict of str to Backend
-    faults : dict of str to str
-        Entry-point name to what is wrong with it.
+    faults : dict of str to BackendError
+        By entry-point name. Where plug-ins share a name all of them are left out: results of one would pass for the
+        other's.
     """
     backends: dict[str, Backend] = {}
-    faults: dict[str, str] = {}
+    faults: dict[str, BackendError] = {}
+    by_name: dict[str, list[importlib.metadata.EntryPoint]] = {}
     for entry in sorted(importlib.metadata.entry_points(group=GROUP), key=lambda e: (e.name, e.value)):
+        if all(entry.value != other.value for other in by_name.setdefault(entry.name, [])):
+            by_name[entry.name].append(entry)
+    for name, entries in by_name.items():
         try:
-            found = entry.load()
-        except Exception as error:  # a plug-in may fail in any way, and must not take the others with it
-            faults[entry.name] = f"{entry.value} failed to import: {type(error).__name__}: {error}"
-            continue
-        if not isinstance(found, Backend):
-            faults[entry.name] = f"{entry.value} is a {type(found).__name__}, not a d5suite Backend"
-        elif found.name != entry.name:
-            faults[entry.name] = f"{entry.value} calls itself {found.name!r}"
-        elif found.name in backends and backends[found.name] != found:
-            faults[entry.name] = f"{entry.value} has the name of {backends[found.name].package}, which comes first"
-        else:
-            backends[found.name] = found
+            if len(entries) > 1:
+                listed = " and ".join(_origin(entry) for entry in entries)
+                raise ContractError(name, "backend.name", f"{listed} both have this name; uninstall one")
+            backends[name] = _load(entries[0])
+        except BackendError as error:
+            faults[name] = error
     return backends, faults
+
+
+def _load(entry: importlib.metadata.EntryPoint) -> Backend:
+    try:
+        found = entry.load()
+    except (Exception, SystemExit) as error:  # a plug-in may fail in any way, and must not take the others with it
+        raise BackendError(
+            f"backend {entry.name!r} is faulty: {entry.value} failed to import: {type(error).__name__}: {error}"
+        ) from error
+    if not isinstance(found, Backend):
+        what = f"{entry.value} is a {type(found).__name__}, not a d5suite Backend"
+        raise ContractError(entry.name, "backend.name", what)
+    if found.name != entry.name:
+        raise ContractError(entry.name, "backend.name", f"{entry.value} calls itself {found.name!r}")
+    found.check_data()
+    return found
+
+
+def _origin(entry: importlib.metadata.EntryPoint) -> str:
+    return f"{entry.value} ({entry.dist.name})" if entry.dist else entry.value
 
 
 def backend(name: str) -> Backend:
@@ -62,11 +82,11 @@ def backend(name: str) -> Backend:
     Raises
     ------
     BackendError
-        If there is none; the message lists what there is and how to install what is not.
+        If there is none, or it is faulty; the message lists what there is and how to install what is not.
     """
     backends, faults = discover()
     if name in faults:
-        raise BackendError(f"backend {name!r} is faulty: {faults[name]}")
+        raise faults[name]
     if name not in backends:
         listed = []
         for known in backends.values():

@@ -137,8 +137,9 @@ class Backend:
     environment : mapping of str to mapping of str to str
         By mode: environment variables that must be set before the framework is imported. Modes that differ here exclude
         each other within one process.
-    mode_requires : mapping of str to sequence of str
-        By mode: importable module names that must be present beside ``requires``.
+    mode_requires : mapping of str to mapping of str to str
+        By mode: importable module names that must be present beside ``requires``, each with the command that installs
+        it.
     absent : mapping of str to str
         What users may look for in vain, each with the reason: a device, a precision, an operator, a module of
         `MODULES`, ``level 0`` or ``level 2``; at level 0 also ``OPERATOR:backward``, ``OPERATOR:PRECISION`` and
@@ -165,7 +166,7 @@ class Backend:
     right_gradients: frozenset[str] = frozenset()
     tolerances: Mapping[str, Tolerance] = field(default_factory=dict)
     environment: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    mode_requires: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    mode_requires: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     absent: Mapping[str, str] = field(default_factory=dict)
     expected_failures: Mapping[str, str] = field(default_factory=dict)
     reduced: str = ""
@@ -192,10 +193,13 @@ class Backend:
         if missing:
             return f"{self.title} is not installed (no module {missing}); install it with: {self.install}"
         mode = mode or self.default_mode
-        missing = _not_importable(self.mode_requires.get(mode, ()))
+        engines = self.mode_requires.get(mode, {})
+        missing = _not_importable(list(engines))
         if missing:
+            how = " and ".join(command for engine, command in engines.items() if engine in missing.split(", "))
             return (
-                f"{self.title} in mode {mode!r} runs on {missing}, which is not installed; `d5suite backends` says how"
+                f"{self.title} in mode {mode!r} ({self.name}:{mode}) runs on {missing}, which is not installed; "
+                f"install it with: {how}"
             )
         return None
 
@@ -207,6 +211,23 @@ class Backend:
             except importlib.metadata.PackageNotFoundError:
                 continue
         return None
+
+    def check_data(self) -> None:
+        """Raise `ContractError` unless modes, devices, precisions and levels are declared with known names."""
+
+        def require(holds: bool, what: str) -> None:
+            if not holds:
+                raise ContractError(self.name, "backend.data", what)
+
+        require(bool(self.modes), "it has no mode")
+        for kind, declared, known in (
+            ("device", self.devices, DEVICES),
+            ("precision", self.precisions, PRECISIONS),
+            ("level", self.levels, (0, 1, 2)),
+        ):
+            unknown = [str(each) for each in declared if each not in known]
+            require(not unknown, f"{kind} {', '.join(unknown)} is not one of {', '.join(map(str, known))}")
+            require(bool(declared), f"it has no {kind}")
 
     def check(self, *, mode: str | None = None, device: str | None = None, precision: str | None = None) -> None:
         """Raise `BackendError` for a mode, device or precision that the backend does not declare.
@@ -221,7 +242,9 @@ class Backend:
             if asked is not None and asked not in known:
                 why = f": {self.absent[asked]}" if asked in self.absent else ""
                 raise BackendError(
-                    f"backend {self.name!r} has no {kind} {asked!r}{why}", hint=f"Its {kind}s are: {', '.join(known)}."
+                    f"backend {self.name!r} has no {kind} {asked!r}{why}",
+                    hint=f"Its {kind}s are: {', '.join(known)}. What is not declared is refused: clause "
+                    "'backend.refusal' of the contract.",
                 )
 
         if precision is not None and precision not in self.tolerances:
@@ -269,7 +292,7 @@ class Backend:
         ------
         BackendError
             If the framework is absent, its import fails, the process already runs a mode that excludes this one, or the
-            adapter does not have the module.
+            adapter does not have the module (a `ContractError` where it does not say so).
         """
         if module in self.absent:
             raise BackendError(f"backend {self.name!r} has no {module} module: {self.absent[module]}")
@@ -288,6 +311,10 @@ class Backend:
         try:
             return importlib.import_module(f"{self.package}.{module}")
         except ImportError as error:
+            if isinstance(error, ModuleNotFoundError) and error.name == f"{self.package}.{module}":
+                raise ContractError(
+                    self.name, "backend.modules", f"there is no {error.name}, and {module!r} is not in Backend.absent"
+                ) from error
             raise BackendError(
                 f"backend {self.name!r} failed to import its {module} module: {error}", where=self.package
             ) from error

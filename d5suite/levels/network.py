@@ -69,8 +69,13 @@ class Executor(ABC):
         self.precision = precision
 
     def check_feed(self, arrays: Arrays) -> None:
-        """Raise `NetworkError` for an input that the network does not have, or one of another shape."""
+        """Raise `NetworkError` for an input that is missing or unknown, or one of another shape.
+
+        The label may be missing: inference does without.
+        """
         network = self.network
+        if network.input not in arrays:
+            raise NetworkError(f"input {network.input!r} is missing", where=network.name)
         for name, array in arrays.items():
             if name not in (network.input, network.label):
                 raise NetworkError(f"there is no input {name!r}", where=network.name)

@@ -21,6 +21,9 @@ def show_backends(console: Console) -> None:
         for mode, description in backend.modes.items():
             default = " (default)" if mode == backend.default_mode else ""
             table.add_row("", f"{backend.name}:{mode}{default} – {description}")
+            problem_of_mode = None if problem else backend.problem(mode)
+            if problem_of_mode:
+                table.add_row("", f"  {problem_of_mode}")
         levels = ", ".join(map(str, sorted(backend.levels)))
         devices, precisions = ", ".join(backend.devices), ", ".join(backend.precisions)
         table.add_row("", f"levels {levels}; devices {devices}; precisions {precisions}")
@@ -31,7 +34,7 @@ def show_backends(console: Console) -> None:
             table.add_row("", f"measured at reduced size: {backend.reduced}")
         console.print(table)
         console.print()
-    for name, fault in faults.items():
-        console.print(f"{name}: {fault}", style="bold red")
+    for fault in faults.values():
+        console.print(fault.what, style="bold red", markup=False)
     if not backends and not faults:
         console.print("No backends found; install d5suite into this environment: pip install -e .")

@@ -63,7 +63,7 @@ def show_doctor(console: Console) -> None:
             remark or "; ".join(f"{d}: {p}" for d, p in devices.items() if p != "usable"),
         )
     for name, fault in faults.items():
-        table.add_row(name, "–", "no", "no", fault)
+        table.add_row(name, "–", "no", "no", fault.what)
     console.print(table, highlight=False)
     console.print()
     with console.status("listening to the machine for a second"):

@@ -1,4 +1,10 @@
-"""deep500's reference backend, described; deep500 itself is imported by the modules beside this one."""
+"""deep500's reference backend, described; deep500 itself is imported by the modules beside this one.
+
+For deep500's own users, `BridgedExecutor` and `BridgedOperator` of the bridge may be imported from here.
+"""
+
+import importlib
+from typing import Any
 
 from d5suite.levels.backend import MORE_OPERATORS, SINGLE_OPERATORS, ZOO_OPERATORS, Backend, Tolerance
 
@@ -47,3 +53,10 @@ BACKEND = Backend(
     reduced="it is NumPy, to be read rather than to be fast: one training step of ResNet-50 on two images of 64 px "
     "takes a second, and with deep500's own convolution a quarter of an hour",
 )
+
+
+def __getattr__(name: str) -> Any:
+    """The bridge's classes, which deep500 is imported for when they are asked for."""
+    if name in ("BridgedExecutor", "BridgedNetwork", "BridgedOperator"):
+        return getattr(importlib.import_module(f"{__name__}.bridge"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -3,7 +3,8 @@
 ::
 
     from d5suite.backends import backend
-    from d5suite.backends.deep500.bridge import BridgedExecutor, BridgedOperator, deep500
+    from d5suite.backends.deep500 import BridgedExecutor, BridgedOperator
+    from d5suite.backends.deep500.bridge import deep500
 
     operation = Operation("Gemm", {"A": (4, 5), "B": (5, 3), "C": (3,)}, precision="fp64")
     bridged = BridgedOperator(backend("torch").operator(operation))

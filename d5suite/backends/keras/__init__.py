@@ -17,7 +17,7 @@ BACKEND = Backend(
         "jax": "Keras on JAX, compiled by jax.jit; channels last",
     },
     environment={mode: {"KERAS_BACKEND": mode} for mode in ("tensorflow", "torch", "jax")},
-    mode_requires={mode: (mode,) for mode in ("tensorflow", "torch", "jax")},
+    mode_requires={mode: {mode: f"pip install 'd5suite[{mode}]'"} for mode in ("tensorflow", "torch", "jax")},
     levels=frozenset({0, 1, 2}),
     devices=("cpu", "cuda"),
     precisions=("fp32", "bf16", "fp16", "fp64"),

@@ -54,7 +54,7 @@ BACKEND = Backend(
     tolerances={"fp32": _TOLERANCE},
     absent=_ABSENT,
     environment={"engine": {"FAULTY_ENGINE": "other"}, "exclusive": {"FAULTY_ENGINE": "third"}},
-    mode_requires={"engine": ["no_such_engine"]},
+    mode_requires={"engine": {"no_such_engine": "pip install no-such-engine"}},
 )  # fmt: skip
 
 LIAR = replace(BACKEND, name="liar", precisions=["fp32", "fp64"], modes={"good": "lies about its precisions"})
@@ -83,5 +83,7 @@ ABSENT = Backend(
     tolerances={"fp32": _TOLERANCE},
     absent=_ABSENT,
     environment={"engine": {"FAULTY_ENGINE": "other"}, "exclusive": {"FAULTY_ENGINE": "third"}},
-    mode_requires={"engine": ["no_such_engine"]},
+    mode_requires={"engine": {"no_such_engine": "pip install no-such-engine"}},
 )
+
+NO_MODE = replace(BACKEND, name="modeless", modes={})
