@@ -161,7 +161,11 @@ def test_a_fault_costs_its_own_test_and_nothing_more(
             [],
             "clause 'backend.operators' of the contract: declared but not",
         ),
-        ("twin", [], "backend 'twin' breaks clause 'backend.name' of the contract: faulty_backend:OTHER_TWIN (twin-backend)"),
+        (
+            "twin",
+            [],
+            "backend 'twin' breaks clause 'backend.name' of the contract: faulty_backend:OTHER_TWIN (twin-backend)",
+        ),
     ],
 )
 def test_a_backend_that_lies_gets_one_error(

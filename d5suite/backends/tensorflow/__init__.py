@@ -52,8 +52,8 @@ BACKEND = Backend(
         ),
     },
     absent={
-        "Add:backward:fp16": "the gradient of an operand that is broadcast is a sum, which TensorFlow's CPU kernel adds up in "
-        "float16: off by up to 6e-3 for 180 terms, where 3.9e-3 is accepted",
+        "Add:backward:fp16": "the gradient of an operand that is broadcast is a sum, which TensorFlow's CPU kernel "
+        "adds up in float16: off by up to 6e-3 for 180 terms, where 3.9e-3 is accepted",
         "loader:hdf5": "tf.data has no reader of HDF5 files; the one of tensorflow-io is another project's",
         "loader:recordio": "tf.data has no reader of RecordIO files",
     },
