@@ -1,16 +1,24 @@
-"""Writing files so that a reader never meets half of one. Imports the standard library only."""
+"""Writing files so that a reader never meets half of one.
+
+Imports the standard library and `d5suite.errors`, and h5py where an HDF5 file is made.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import errno
+import io
 import json
 import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from d5suite.errors import JobError
+from d5suite.errors import DataError, JobError
+
+if TYPE_CHECKING:
+    import h5py
 
 
 def cache_folder() -> Path:
@@ -49,6 +57,79 @@ def _umask() -> int:
     mask = os.umask(0)
     os.umask(mask)
     return mask
+
+
+def write_bytes(path: Path, content: bytes | memoryview) -> None:
+    """Write a file atomically.
+
+    Raises
+    ------
+    OSError
+        As `atomic_path`; it names ``path`` and says how many bytes are needed.
+    """
+    try:
+        with atomic_path(path) as temporary:
+            temporary.write_bytes(content)
+    except OSError as error:
+        needed = f"{error.strerror}; {len(content):,} bytes are needed"
+        raise OSError(error.errno, needed, str(path)) from error
+
+
+@contextlib.contextmanager
+def atomic_hdf5(path: Path) -> Iterator[h5py.File]:
+    """An HDF5 file to be filled, which takes its place at ``path`` whole when the block ends well.
+
+    It is made in memory, because the HDF5 library does not survive a full disk: it ends in a segmentation fault.
+
+    Raises
+    ------
+    OSError
+        As `write_bytes`.
+    """
+    import h5py
+
+    image = io.BytesIO()
+    with h5py.File(image, "w") as file:
+        yield file
+    write_bytes(path, image.getbuffer())
+
+
+@contextlib.contextmanager
+def declared(path: Path, what: str) -> Iterator[None]:
+    """Turn an `OSError` of writing ``path`` into an error of d5suite.
+
+    Parameters
+    ----------
+    path : Path
+    what : str
+        What is written there, for example ``"the checkpoint"``.
+
+    Raises
+    ------
+    DataError
+        In its place; it says what was wrong and what to do.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise DataError(
+            f"{what} cannot be written: {error.strerror or error}",
+            where=str(path),
+            hint="Make room or choose another place; a file that was there before is as it was.",
+        ) from error
+
+
+def check_writable(path: Path) -> None:
+    """Find out now, not when there is something to lose, whether a file can be put at ``path``.
+
+    Raises
+    ------
+    OSError
+        If its folder does not exist or takes no files, or ``path`` is a folder itself.
+    """
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    tempfile.TemporaryFile(dir=path.parent).close()
 
 
 def write_json(path: Path, value: Any) -> None:

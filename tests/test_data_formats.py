@@ -28,7 +28,7 @@ from hypothesis import strategies as st
 from d5suite import cli
 from d5suite.data.convert import convert, work_folder
 from d5suite.data.crc32c import masked_crc32c_bytes
-from d5suite.data.formats import open_store, read_split, splits_of, tfrecord
+from d5suite.data.formats import open_store, read_split, recordio, splits_of, tfrecord
 from d5suite.data.formats.store import Store
 from d5suite.data.imagenet import ImageNet
 from d5suite.data.loader import Loader
@@ -149,7 +149,7 @@ def test_batches_are_the_same_from_every_format(stores: dict[str, Path], kind: s
     datasets = ImageNet(stores["source"], "train", classes=3), open_store(stores[kind], "train", classes=3)
     batches = []
     for dataset in datasets:
-        with Loader(dataset, TrainTransform(32), batch_size=7, workers=workers, seed=5) as loader:
+        with Loader(dataset, TrainTransform(32), batch_size=7, workers=workers, cores=2, seed=5) as loader:
             batches.append([(images.copy(), labels) for epoch in (0, 1) for images, labels in loader.epoch(epoch)])
     assert len(batches[0]) == 6
     for (images, labels), (expected, expected_labels) in zip(batches[1], batches[0], strict=True):
@@ -293,7 +293,8 @@ def test_a_full_disk_is_one_error_and_room_lets_it_go_on(
 
     done = subprocess.run(command, capture_output=True, text=True, preexec_fn=small_files, timeout=120)
     assert done.returncode == 2, done.stderr
-    assert done.stderr.startswith(f"error: {target}: cannot be written: File too large\n  Make room")
+    assert done.stderr.startswith(f"error: {target}: cannot be written: File too large")
+    assert "\n  Make room, then run the same command again" in done.stderr
     assert done.stderr.count("\n") == 2
     assert not target.exists()
     assert cli.main(command[3:]) == 0
@@ -425,8 +426,11 @@ def test_damaged_tfrecord(
         if at is not None:
             assert caught.value.where == f"{file}, byte {size if at == 'end' else at}"
     elif file.stat().st_size != size:
-        with pytest.raises(DataError, match="the index does not fit train-00000-of-00001"):
+        shorter = min(size, file.stat().st_size)
+        what = "It was cut short" if shorter < size else r"changed since train\.index\.h5 was made"
+        with pytest.raises(DataError, match=what) as caught:
             read_split(path, "train")
+        assert caught.value.where == f"{file}, byte {shorter}"
     else:
         with pytest.raises(DataError, match=r"checksum of the record's length|file ends inside this record"):
             contents(read_split(path, "train"))
@@ -502,9 +506,173 @@ def test_indexes_that_do_not_fit(copy: Callable[[str], Path]) -> None:
         with pytest.raises(DataError, match=message):
             read_split(path, "train")
     (path / "train.idx").write_text("\n".join(lines))
-    rewrite(path / "train.rec", lambda content: bytes(content) + bytes(4))
-    with pytest.raises(DataError, match=r"the index does not fit train\.rec: it expects .* bytes"):
-        read_split(path, "train")
+    file = path / "train.rec"
+    size = file.stat().st_size
+    for change, message, at in (
+        (lambda content: bytes(content) + bytes(4), r"changed since train\.index\.h5 was made", size),
+        (lambda content: bytes(content[:-1004]), "It was cut short: fetch or convert it again", size - 1000),
+    ):
+        rewrite(file, change)
+        with pytest.raises(DataError, match=message) as caught:
+            read_split(path, "train")
+        assert caught.value.where == f"{file}, byte {at}"
+
+
+def relabel_record(path: Path) -> None:
+    rewrite(path / "train.rec", lambda content: content.__setitem__(slice(12, 16), struct.pack("<f", 2)))
+
+
+def relabel_record_without_list(path: Path) -> None:
+    (path / "train.lst").unlink()
+    relabel_record(path)
+
+
+def replace_in_list(old: str, new: str) -> Callable[[Path], None]:
+    def damage(path: Path) -> None:
+        text = (path / "train.lst").read_text()
+        (path / "train.lst").write_text(text.replace(old, new, 1))
+
+    return damage
+
+
+def twice_in_list(path: Path) -> None:
+    with open(path / "train.lst", "a") as file:
+        file.write("1\t0\ttrain/other.JPEG\n")
+
+
+def reverse_keys(path: Path) -> None:
+    rows = [line.split("\t") for line in (path / "train.idx").read_text().splitlines()]
+    lines = (f"{one[0]}\t{other[1]}\n" for one, other in zip(rows, reversed(rows), strict=True))
+    (path / "train.idx").write_text("".join(lines))
+
+
+def relabel_index(path: Path) -> None:
+    with h5py.File(path / "train.index.h5", "r+") as file:
+        file["labels"][1] = 3
+
+
+def exchange_places(path: Path) -> None:
+    with h5py.File(path / "train.index.h5", "r+") as file:
+        for name in ("record", "offset", "length"):
+            file[name][:2] = file[name][:2][::-1]
+
+
+def rename_class_in_index(path: Path) -> None:
+    with h5py.File(path / "train.index.h5", "r+") as file:
+        file["class_names"][0] = ord("X")
+
+
+def change_example(name: bytes, after: int, to: int) -> Callable[[Path], None]:
+    """Change a byte of the first record, so many after a name in it, and mend the checksum."""
+
+    def damage(path: Path) -> None:
+        file = path / "train-00000-of-00001"
+        end = second_record(file) - 4
+
+        def change(content: bytearray) -> None:
+            content[content.index(name, 12, end) + len(name) + after] = to
+            content[end : end + 4] = masked_crc32c_bytes(bytes(content[12:end]))
+
+        rewrite(file, change)
+
+    return damage
+
+
+@pytest.mark.parametrize(
+    ("kind", "damage", "where", "message"),
+    [
+        ("recordio", relabel_record, "train.rec, byte 0", r"record 0 has label 2, and train\.lst says 0 of its id 0"),
+        (
+            "recordio",
+            relabel_record_without_list,
+            "train.rec, byte 0",
+            r"record 0 has label n\d+, and in the index n\d+",
+        ),
+        ("recordio", replace_in_list("1\t0\t", "1\t3\t"), "train.rec, byte", "record 1 has label 0, and .* says 3"),
+        ("recordio", replace_in_list("0\ttrain/n", "0\ttrain/x"), "train.rec, byte 0", "record 0 is 'train/x"),
+        ("recordio", twice_in_list, "train.lst", "line 33 has the id 1 a second time"),
+        ("recordio", reverse_keys, "train.idx, line 1", "key 0 names byte .* record 31 begins, which has the id 31"),
+        ("recordio", relabel_index, "train.rec, byte", r"record 1 has label n\d+, and in the index n\d+"),
+        ("recordio", exchange_places, "train.rec, byte 0", "record 0 is not where the index places it"),
+        ("recordio", rename_class_in_index, "train.index.h5", "other classes than the records"),
+        ("tfrecord", relabel_index, "train-00000-of-00001, byte", r"record 1 has label n\d+, and in the index n\d+"),
+        ("tfrecord", exchange_places, "train-00000-of-00001, byte 0", "record 0 is not where the index places it"),
+        (
+            "tfrecord",
+            change_example(b"image/class/label", 6, 2),
+            "train-00000-of-00001, byte 0",
+            "record 0 gives class 'n.*' the number 2 instead of 0",
+        ),
+        (
+            "tfrecord",
+            change_example(b"image/filename", 12, ord("x")),
+            "train-00000-of-00001, byte 0",
+            "record 0 is 'train/.*', and in the index 'train/",
+        ),
+    ],
+)
+def test_verify_and_convert_believe_records_and_no_index(
+    copy: Callable[[str], Path],
+    stores: dict[str, Path],
+    kind: str,
+    damage: Callable[[Path], None],
+    where: str,
+    message: str,
+) -> None:
+    path = copy(kind)
+    damage(path)
+    with pytest.raises(DataError, match=message) as caught:
+        list(compare(stores["source"], path))
+    assert str(caught.value.where).startswith(str(path / where))
+    with pytest.raises(DataError, match=message):
+        convert(path, path.parent / "made", "hdf5")
+
+
+def test_indexes_of_records_in_another_order_than_their_ids(tmp_path: Path) -> None:
+    ids = (7, 2, 5)  # as im2rec writes a shuffled list
+    offsets, content = [], b""
+    for image_id in ids:
+        offsets.append(len(content))
+        content += recordio.framed(struct.pack("<IfQQ", 0, image_id % 2, image_id, 0) + b"image", "")
+    (tmp_path / "train.rec").write_bytes(content)
+    (tmp_path / "train.idx").write_text("".join(f"{key}\t{at}\n" for key, at in zip(ids, offsets, strict=True)))
+    listed = "".join(f"{image_id}\t{image_id % 2}.000000\t{image_id}.jpg\n" for image_id in ids)
+    (tmp_path / "train.lst").write_text(listed)
+    assert [split.differences for split in compare(tmp_path, tmp_path, progress=False)] == [0]
+    # As rec2idx.py makes them: MXNet would take the list's label of 0 for the image with id 7.
+    (tmp_path / "train.idx").write_text("".join(f"{key}\t{at}\n" for key, at in enumerate(offsets)))
+    with pytest.raises(DataError, match=r"key 0 names byte 0 of train\.rec, where record 0 begins, which has the id 7"):
+        list(compare(tmp_path, tmp_path))
+    (tmp_path / "train.lst").unlink()
+    assert [split.differences for split in compare(tmp_path, tmp_path)] == [0]
+
+
+def test_numbers_of_classes_that_others_write(copy: Callable[[str], Path]) -> None:
+    path = copy("tfrecord")
+    for file in (path / "classes.json", path / "train.index.h5", path / "val.index.h5"):
+        file.unlink()
+    assert [split.differences for split in compare(path, path)] == [0, 0]
+    change_example(b"image/class/label", 6, 3)(path)  # the first class now has the numbers of two
+    with pytest.raises(DataError, match=r"record 1 gives class 'n.*' the number 0 instead of 3"):
+        list(compare(path, path))
+    change_example(b"image/class/label", 6, 0)(path)
+    label = b"image/class/label\x12\x05\x1a\x03\x0a\x01"
+    for file in path.iterdir():
+        rewrite(file, lambda content: bytes(content).replace(label + b"\3", label + b"\0"))
+    with pytest.raises(DataError, match=r"record 24 gives class 'n.*' the number 0, which 'n.*' has"):
+        list(compare(path, path))
+
+
+def test_a_tree_where_not_all_classes_have_a_name(imagenet_tree: Path, tmp_path: Path) -> None:
+    shutil.copytree(imagenet_tree, tmp_path / "tree")
+    mapping = tmp_path / "tree" / "LOC_synset_mapping.txt"
+    first, *rest = mapping.read_text().splitlines()
+    mapping.write_text("\n".join([first.split()[0], *rest]))
+    last = tmp_path / "tree"
+    for kind in (*RECORDS, "folder"):
+        last = (convert(last, tmp_path / kind, kind), tmp_path / kind)[1]
+    assert len(read_split(last, "train").class_names) == 3
+    assert [split.differences for split in compare(tmp_path / "tree", last)] == [0, 0]
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -21,16 +22,16 @@ def touch(*files: Path) -> None:
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
-    """Three classes with two training images each, and a flat val with two images."""
+    """Three classes with two training images each, and a flat val with three images."""
     for wnid in reversed(WNIDS):
         touch(tmp_path / "train" / wnid / f"{wnid}_10.JPEG", tmp_path / "train" / wnid / f"{wnid}_2.JPEG")
     touch(tmp_path / "train" / ".cache" / "x", tmp_path / "train" / WNIDS[0] / "notes.txt")
-    touch(tmp_path / "val" / "ILSVRC2012_val_00000001.JPEG", tmp_path / "val" / "ILSVRC2012_val_00000002.JPEG")
+    touch(*(tmp_path / "val" / f"ILSVRC2012_val_0000000{number}.JPEG" for number in (1, 2, 3)))
     (tmp_path / "LOC_val_solution.csv").write_text(
         "ImageId,PredictionString\n"
         "ILSVRC2012_val_00000002,n01440764 10 20 30 40 \n"
-        'ILSVRC2012_val_00000001,"n01751748 111 108 431 323 5 5 9 9"\n'
-        "ILSVRC2012_val_00000003,n02105855 1 2 3 4\n"
+        'ILSVRC2012_val_00000001,"n01751748 111 108 431 323 n01751748 5 5 9 9"\n'
+        "ILSVRC2012_val_00000003,n02105855 1 2 3 4 \n"
     )
     (tmp_path / "LOC_synset_mapping.txt").write_text(
         "n01440764 tench, Tinca tinca\nn01751748 sea snake\nn02105855 Shetland sheepdog\n"
@@ -51,8 +52,8 @@ def test_training_images_by_class_and_name(tree: Path) -> None:
 
 def test_flat_val_takes_its_labels_from_the_solution_file(tree: Path) -> None:
     dataset = ImageNet(tree, "val")
-    assert [path.name[-6] for path in dataset.paths] == ["1", "2"]
-    assert dataset.labels.tolist() == [1, 0]
+    assert [path.name[-6] for path in dataset.paths] == ["1", "2", "3"]
+    assert dataset.labels.tolist() == [1, 0, 2]
 
 
 def test_val_with_class_folders(tree: Path) -> None:
@@ -75,9 +76,28 @@ def test_kaggle_nesting_and_a_tree_with_val_only(tree: Path, tmp_path: Path) -> 
     (tree / "train").rename(nested / "train")
     (tree / "val").rename(nested / "val")
     assert len(ImageNet(tree, "train")) == 6
-    assert ImageNet(tree, "val").labels.tolist() == [1, 0]
+    assert ImageNet(tree, "val").labels.tolist() == [1, 0, 2]
     (nested / "train").rename(tree / "elsewhere")
-    assert ImageNet(tree, "val").labels.tolist() == [1, 0]  # classes from the mapping file
+    assert ImageNet(tree, "val").labels.tolist() == [1, 0, 2]  # classes from the mapping file
+
+
+def test_a_part_of_the_classes_with_the_lists_of_all(tree: Path) -> None:
+    shutil.rmtree(tree / "train" / WNIDS[1])
+    with pytest.raises(DataError, match=r"line 3: image ILSVRC2012_val_00000001 .*unknown wnid 'n01751748'"):
+        ImageNet(tree, "val")
+    (tree / "val" / "ILSVRC2012_val_00000001.JPEG").unlink()
+    dataset = ImageNet(tree, "val")
+    assert dataset.wnids == [WNIDS[0], WNIDS[2]]
+    assert dataset.labels.tolist() == [0, 1]
+
+
+def test_lines_that_are_there_twice_count_once(tree: Path) -> None:
+    for name in ("LOC_val_solution.csv", "LOC_synset_mapping.txt"):
+        text = (tree / name).read_text()
+        (tree / name).write_text(text + text.splitlines()[-1] + "\n")
+    dataset = ImageNet(tree, "val")
+    assert dataset.labels.tolist() == [1, 0, 2]
+    assert dataset.class_names[WNIDS[2]] == "Shetland sheepdog"
 
 
 def break_missing_root(tree: Path) -> None:
@@ -124,6 +144,31 @@ def break_solution_encoding(tree: Path) -> None:
     (tree / "LOC_val_solution.csv").write_bytes(b"ImageId,PredictionString\n\xff\xfe,n01440764\n")
 
 
+def append(file: Path, text: str) -> None:
+    file.write_text(file.read_text() + text)
+
+
+def break_contradiction(tree: Path) -> None:
+    append(tree / "LOC_val_solution.csv", "ILSVRC2012_val_00000002,n01751748 1 2 3 4\n")
+
+
+def break_missing_images(tree: Path) -> None:
+    (tree / "val" / "ILSVRC2012_val_00000001.JPEG").unlink()
+    (tree / "val" / "ILSVRC2012_val_00000003.JPEG").unlink()
+
+
+def break_unknown_wnid_without_image(tree: Path) -> None:
+    append(tree / "LOC_val_solution.csv", "ILSVRC2012_val_00000004,n99999999 1 2 3 4\n")
+
+
+def break_incomplete_mapping(tree: Path) -> None:
+    (tree / "LOC_synset_mapping.txt").write_text("n01440764 tench, Tinca tinca\n")
+
+
+def break_second_name(tree: Path) -> None:
+    append(tree / "LOC_synset_mapping.txt", "n01751748 adder\n")
+
+
 def break_mapping_is_folder(tree: Path) -> None:
     (tree / "LOC_synset_mapping.txt").unlink()
     (tree / "LOC_synset_mapping.txt").mkdir()
@@ -141,7 +186,13 @@ def break_unknown_folder(tree: Path) -> None:
         (break_no_classes, "train", "no classes"),
         (break_empty_class, "train", "n01751748.*holds no images"),
         (break_unlabelled, "val", "00000009.*no label"),
-        (break_unknown_wnid, "val", "00000001.*unknown wnid 'n99999999'"),
+        (break_unknown_wnid, "val", "LOC_val_solution.csv: line 3: image .*00000001 .*unknown wnid 'n99999999'"),
+        (break_unknown_wnid_without_image, "val", "line 5: image .*00000004 .*unknown wnid 'n99999999'"),
+        (break_contradiction, "val", "lines 2, 5 contradict each other about .*00000002: n01440764 and n01751748"),
+        (break_missing_images, "val", "line 3: image .*00000001 is not in .*/val, nor are 1 others\n  Complete"),
+        (break_incomplete_mapping, "train", "mapping.txt: class n01751748 is not in this list, nor are 1 others"),
+        (break_incomplete_mapping, "val", "class n01751748 is not in this list"),
+        (break_second_name, "train", "mapping.txt: line 4 gives class 'n01751748' a second name"),
         (break_no_solution, "val", "LOC_val_solution.csv.*missing"),
         (break_solution_header, "val", "first line"),
         (break_solution_line, "val", "line 2"),

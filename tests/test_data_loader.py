@@ -23,6 +23,7 @@ from PIL import Image
 
 from d5suite.data.decode import decode_image
 from d5suite.data.loader import Loader
+from d5suite.data.samplers import ClassBalanced, Ordered
 from d5suite.data.transforms import EvalTransform, TrainTransform, sample_rng
 from d5suite.errors import ConfigurationError, DataError
 
@@ -107,7 +108,7 @@ def collect(loader: Loader, epoch: int = 0) -> tuple[np.ndarray, np.ndarray]:
 @pytest.mark.parametrize("workers", [0, 2])
 def test_every_image_once_with_its_own_pixels_and_label(dataset: Files, workers: int) -> None:
     transform = TrainTransform(SIZE)
-    with Loader(dataset, transform, batch_size=5, workers=workers, seed=7, drop_last=False) as loader:
+    with Loader(dataset, transform, batch_size=5, workers=workers, cores=3, seed=7, drop_last=False) as loader:
         images, labels = collect(loader, epoch=3)
     assert images.dtype == np.float32
     assert labels.dtype == np.int64
@@ -132,7 +133,7 @@ def test_batches_do_not_depend_on_workers_or_prefetch(
 ) -> None:
     transform = TrainTransform(SIZE)
     common = {"batch_size": batch_size, "seed": seed, "drop_last": drop_last}
-    with Loader(dataset, transform, workers=workers, prefetch=prefetch, **common) as loader:  # type: ignore[arg-type]
+    with Loader(dataset, transform, workers=workers, cores=3, prefetch=prefetch, **common) as loader:  # type: ignore[arg-type]
         actual = list(loader.epoch(epoch))
     expected = list(Loader(dataset, transform, workers=0, **common).epoch(epoch))  # type: ignore[arg-type]
     assert len(actual) == len(expected) == len(loader)
@@ -149,8 +150,32 @@ def test_order_without_shuffle_and_partial_batches(dataset: Files) -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
+def test_a_sampler_says_which_images_come_and_a_repeated_one_is_cropped_anew(dataset: Files, workers: int) -> None:
+    classes = np.array([0] * (IMAGES - 2) + [1, 1])
+    sampler, transform = ClassBalanced(classes, seed=3), TrainTransform(SIZE)
+    with Loader(
+        Files(dataset.files, classes), transform, batch_size=IMAGES, workers=workers, cores=2, seed=7, sampler=sampler
+    ) as loader:
+        ((images, labels),) = loader.epoch(1)
+        rest = list(loader.epoch(1, start=1))
+    order = sampler.order(1)
+    np.testing.assert_array_equal(labels, classes[order])
+    assert rest == [] and abs(2 * labels.sum() - IMAGES) == 1
+    rare = images[order == IMAGES - 1]
+    assert len(rare) >= 5 and len({image.tobytes() for image in rare}) == len(rare)
+    first = transform(decode_image(dataset.files[IMAGES - 1]), sample_rng(7, 1, IMAGES - 1))
+    np.testing.assert_array_equal(rare[0], first)
+
+
+def test_a_sampler_of_another_dataset_is_refused(dataset: Files) -> None:
+    loader = Loader(dataset, TrainTransform(SIZE), batch_size=5, sampler=Ordered(IMAGES + 1))
+    with pytest.raises(ConfigurationError, match=f"images 0 to {IMAGES} of a dataset of {IMAGES}"):
+        next(loader.epoch(0))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
 def test_an_epoch_from_the_middle_on_is_the_rest_of_it(dataset: Files, workers: int) -> None:
-    with Loader(dataset, TrainTransform(SIZE), batch_size=4, workers=workers) as loader:
+    with Loader(dataset, TrainTransform(SIZE), batch_size=4, workers=workers, cores=3) as loader:
         whole = [(images.copy(), labels) for images, labels in loader.epoch(2)]
         rest = [(images.copy(), labels) for images, labels in loader.epoch(2, start=3)]
         assert list(loader.epoch(2, start=len(loader))) == []
@@ -161,7 +186,7 @@ def test_an_epoch_from_the_middle_on_is_the_rest_of_it(dataset: Files, workers: 
 
 
 def test_endless_batches_are_the_epochs_one_after_another(dataset: Files) -> None:
-    with Loader(dataset, TrainTransform(SIZE), batch_size=10, workers=2) as loader:
+    with Loader(dataset, TrainTransform(SIZE), batch_size=10, workers=2, cores=2) as loader:
         endless = [labels.tolist() for _, labels in itertools.islice(loader.batches(first_epoch=1), 5)]
         epochs = [labels.tolist() for epoch in (1, 2, 3) for _, labels in loader.epoch(epoch)]
     assert endless == epochs[:5]
@@ -169,7 +194,7 @@ def test_endless_batches_are_the_epochs_one_after_another(dataset: Files) -> Non
 
 
 def test_workers_live_through_epochs_and_abandoned_iterators(dataset: Files) -> None:
-    with Loader(dataset, TrainTransform(SIZE), batch_size=2, workers=2) as loader:
+    with Loader(dataset, TrainTransform(SIZE), batch_size=2, workers=2, cores=2) as loader:
         expected = collect(loader)
         workers = psutil.Process().children()
         for epoch in range(4):
@@ -179,7 +204,7 @@ def test_workers_live_through_epochs_and_abandoned_iterators(dataset: Files) -> 
 
 
 def test_a_batch_stays_valid_as_long_as_it_is_kept(dataset: Files) -> None:
-    with Loader(dataset, TrainTransform(SIZE), batch_size=1, workers=2) as loader:
+    with Loader(dataset, TrainTransform(SIZE), batch_size=1, workers=2, cores=2) as loader:
         view = next(loader.epoch(0))[0][0, 1]  # the batch itself is dropped
         kept, copies = view, view.copy()
         everything = [images for images, _ in loader.epoch(1)]
@@ -192,7 +217,7 @@ def test_a_batch_stays_valid_as_long_as_it_is_kept(dataset: Files) -> None:
 
 
 def test_memory_is_reused(dataset: Files) -> None:
-    with Loader(dataset, TrainTransform(SIZE), batch_size=2, workers=2, prefetch=2) as loader:
+    with Loader(dataset, TrainTransform(SIZE), batch_size=2, workers=2, cores=2, prefetch=2) as loader:
         addresses = {images.ctypes.data for epoch in range(6) for images, _ in loader.epoch(epoch)}
     assert len(addresses) <= 7
 
@@ -200,7 +225,7 @@ def test_memory_is_reused(dataset: Files) -> None:
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_broken_file_is_one_error_in_its_turn(dataset: Files, tmp_path: Path, workers: int) -> None:
     damaged = broken(dataset, tmp_path, 13, 11)
-    with Loader(damaged, TrainTransform(SIZE), batch_size=5, workers=workers, shuffle=False) as loader:
+    with Loader(damaged, TrainTransform(SIZE), batch_size=5, workers=workers, cores=3, shuffle=False) as loader:
         for _ in range(2):  # the loader stays usable, and says the same again
             iterator = loader.epoch(0)
             assert [next(iterator)[1][0] for _ in range(2)] == [100, 105]
@@ -222,7 +247,7 @@ def test_a_killed_worker_is_an_error_naming_its_file(dataset: Files, tmp_path: P
 
 
 def test_all_workers_killed_between_batches(dataset: Files) -> None:
-    with Loader(dataset, TrainTransform(SIZE), batch_size=1, workers=2, prefetch=1) as loader:
+    with Loader(dataset, TrainTransform(SIZE), batch_size=1, workers=2, cores=2, prefetch=1) as loader:
         iterator = loader.epoch(0)
         next(iterator)
         kill_workers()
@@ -236,7 +261,7 @@ def test_a_worker_that_cannot_start_is_an_error(
     (tmp_path / "numpy.py").write_text("raise RuntimeError('no numpy here')\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     with (
-        Loader(dataset, TrainTransform(SIZE), batch_size=5, workers=2) as loader,
+        Loader(dataset, TrainTransform(SIZE), batch_size=5, workers=2, cores=2) as loader,
         pytest.raises(DataError, match="ended with exit status 1"),
     ):
         collect(loader)
@@ -245,7 +270,7 @@ def test_a_worker_that_cannot_start_is_an_error(
 
 def test_an_interrupt_stops_the_workers(dataset: Files, tmp_path: Path) -> None:
     files, fifo = with_fifo(dataset, tmp_path, index=7)
-    loader = Loader(files, TrainTransform(SIZE), batch_size=5, workers=2, shuffle=False)
+    loader = Loader(files, TrainTransform(SIZE), batch_size=5, workers=2, cores=2, shuffle=False)
     thread = when_opened(fifo, lambda: os.kill(os.getpid(), signal.SIGINT))
     with pytest.raises(KeyboardInterrupt):
         collect(loader)
@@ -254,7 +279,7 @@ def test_an_interrupt_stops_the_workers(dataset: Files, tmp_path: Path) -> None:
 
 
 def test_garbage_collection_stops_the_workers(dataset: Files) -> None:
-    loader = Loader(dataset, TrainTransform(SIZE), batch_size=5, workers=2)
+    loader = Loader(dataset, TrainTransform(SIZE), batch_size=5, workers=2, cores=2)
     iterator = loader.epoch(0)
     images, _ = next(iterator)
     expected = images.copy()
@@ -279,7 +304,7 @@ SCRIPT = """
 
     files = sys.argv[1:]
     loader = Loader(Files(files=files, labels=np.zeros(len(files), np.int64)), TrainTransform(24), batch_size=4,
-                    workers=2, shuffle=False)
+                    workers=2, cores=2, shuffle=False)
     for images, labels in loader.epoch(0):
         print(float(images.sum()), flush=True)
 """
@@ -333,6 +358,8 @@ def test_workers_do_not_outlive_a_killed_parent(dataset: Files, tmp_path: Path) 
         ({"batch_size": 1, "prefetch": 0}, "prefetch is 0"),
         ({"batch_size": 1, "seed": -1}, "seed is -1"),
         ({"batch_size": IMAGES + 1}, "do not fill one batch"),
+        ({"batch_size": 1, "workers": 8000}, "8000 loader workers, but this job may use"),
+        ({"batch_size": 1, "workers": 3, "cores": 2}, "3 loader workers, but this job may use 2 cores"),
     ],
 )
 def test_settings_out_of_range(dataset: Files, settings: dict[str, int], message: str) -> None:

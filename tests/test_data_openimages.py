@@ -331,7 +331,7 @@ def test_what_an_image_shows_can_be_learnt(small: Path) -> None:
 @pytest.mark.parametrize("workers", [0, 2])
 def test_the_loader_gives_rows_of_labels(small: Path, workers: int) -> None:
     dataset = OpenImages(small, "validation", classes=7)
-    with Loader(dataset, EvalTransform(32), batch_size=4, workers=workers, shuffle=False) as loader:
+    with Loader(dataset, EvalTransform(32), batch_size=4, workers=workers, cores=2, shuffle=False) as loader:
         for number, (images, rows) in enumerate(loader.epoch(0)):
             assert images.shape == (4, 3, 32, 32)
             assert np.array_equal(rows, dataset.labels[4 * number : 4 * number + 4])

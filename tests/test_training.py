@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import itertools
 import json
 import math
 import os
+import re
+import resource
 import signal
 import subprocess
 import sys
+import warnings
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,6 +30,7 @@ from d5suite.data.arrays import ArrayBatches
 from d5suite.data.digits import Digits
 from d5suite.data.samplers import ClassBalanced, Ordered, Sampler, Shuffled
 from d5suite.errors import ConfigurationError, DataError
+from d5suite.levels.network import Native
 from d5suite.levels.schedule import SCHEDULES, Constant, Cosine, Polynomial, Schedule, Step, schedule_from_dict
 from d5suite.levels.training import (
     LOSS_SCALE,
@@ -329,6 +335,7 @@ from tests.test_training import digits, lenet, trainer_on, with_dropout
 from d5suite.backends import discover
 from d5suite.training import checkpoint
 from d5suite.training.checkpoint import Checkpoints
+from d5suite.training.events import HDF5Series
 from d5suite.training.loop import Event, Progress, Run
 
 class Kill(Event):
@@ -340,7 +347,7 @@ path, backend, network = Path(sys.argv[1]), sys.argv[2], {"lenet": lenet, "with_
 discover()[0][backend].load("runtime").configure(threads=1, seed=0, device="cpu")
 trainer = trainer_on(backend, network=network())
 progress = checkpoint.load(path, trainer) if path.exists() else Progress()
-events = [Checkpoints(path, every_steps=5), Kill()]
+events = [HDF5Series(path.with_suffix(".series")), Checkpoints(path, every_steps=5), Kill()]
 Run(trainer, digits(images=320), epochs=3, progress=progress, events=events).train()
 """
 
@@ -371,6 +378,10 @@ def test_a_killed_run_goes_on_to_the_last_bit(backend: str, network: str, tmp_pa
             assert list(killed[group]) == list(whole[group])
             for name in whole[group]:
                 np.testing.assert_array_equal(killed[group][name][()], whole[group][name][()], err_msg=name)
+    with h5py.File(tmp_path / "killed.series") as killed, h5py.File(tmp_path / "whole.series") as whole:
+        for name in ("epochs/epoch", "epochs/loss", "steps/step", "steps/loss"):
+            np.testing.assert_array_equal(killed[name], whole[name])
+        assert len(killed["steps/loss"]) == 30
 
 
 @pytest.mark.parametrize("backend", ["jax", "keras", "mxnet", "tensorflow", "deep500"])
@@ -388,7 +399,7 @@ def test_a_checkpoint_of_one_framework_goes_on_in_another(backend: str, tmp_path
 
 
 @needs_torch
-def test_a_random_state_is_loaded_where_it_means_something(tmp_path: Path) -> None:
+def test_a_random_state_is_loaded_where_it_means_something(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "c.h5"
     first = trainer_on("torch", network=with_dropout())
     checkpoint.save(path, first, Progress())
@@ -402,16 +413,10 @@ def test_a_random_state_is_loaded_where_it_means_something(tmp_path: Path) -> No
     again = trainer_on("torch", network=with_dropout())
     checkpoint.load(path, again)
     assert loss(again) == expected
-    with h5py.File(path, "a") as file:
-        file["random"].attrs["device"] = "another"
     elsewhere = trainer_on("torch", network=with_dropout())
+    monkeypatch.setattr(elsewhere.executor, "backend", "another")
     checkpoint.load(path, elsewhere)
     assert loss(elsewhere) != expected
-    with h5py.File(path, "a") as file:
-        del file["random"]  # as checkpoints were before there was a random state
-    old = trainer_on("torch", network=with_dropout())
-    checkpoint.load(path, old)
-    assert loss(old) != expected
 
 
 @needs_torch
@@ -443,7 +448,27 @@ def test_a_checkpoint_of_another_network_or_optimizer_is_refused(tmp_path: Path)
 
 
 @needs_torch
-@pytest.mark.parametrize("damage", ["missing", "empty", "half", "flipped", "foreign"])
+@pytest.mark.parametrize(
+    ("activation", "smoothing", "what"),
+    [(False, 0.1, "1 and 0 nodes Relu"), (True, 0.2, "other attributes, other constants or other connections")],
+)
+def test_a_checkpoint_of_other_nodes_between_equal_weights_is_refused(
+    tmp_path: Path, activation: bool, smoothing: float, what: str
+) -> None:
+    def trainer(activation: bool, smoothing: float) -> Trainer:
+        b = Builder("first" if activation else "second", seed=1, image_size=32, channels=1)
+        x = b.linear(b.flatten(b.image, "flatten", size=32), "hidden", 24)
+        network = b.classifier(b.linear(b.relu(x) if activation else x, "output", 10))
+        return trainer_on("torch", network=network.with_label_smoothing(smoothing))
+
+    checkpoint.save(tmp_path / "c.h5", trainer(True, 0.1), Progress())
+    with pytest.raises(ConfigurationError, match=f"of another network: .*have the same shapes, but .*{what}"):
+        checkpoint.load(tmp_path / "c.h5", trainer(activation, smoothing))
+    checkpoint.load(tmp_path / "c.h5", trainer(True, 0.1))
+
+
+@needs_torch
+@pytest.mark.parametrize("damage", ["missing", "empty", "half", "flipped", "swapped", "foreign"])
 def test_a_damaged_checkpoint_is_refused(tmp_path: Path, damage: str) -> None:
     path = tmp_path / "c.h5"
     trainer = trainer_on("torch")
@@ -459,6 +484,11 @@ def test_a_damaged_checkpoint_is_refused(tmp_path: Path, damage: str) -> None:
         values = trainer.executor.parameters()["f6.weight"][0, :16].tobytes()
         content[content.index(values) + 10] ^= 1
         path.write_bytes(content)
+    elif damage == "swapped":
+        with h5py.File(path, "a") as file:
+            file["about/0"][()] = np.frombuffer(
+                file["about/0"][()].tobytes().replace(b'"step": 0', b'"step": 9'), np.uint8
+            )
     else:
         with h5py.File(path, "w") as file:
             file["x"] = 1
@@ -469,23 +499,334 @@ def test_a_damaged_checkpoint_is_refused(tmp_path: Path, damage: str) -> None:
         np.testing.assert_array_equal(value, before[name])
 
 
+@contextlib.contextmanager
+def room_for(size: int) -> Iterator[None]:
+    """No file can grow beyond so many bytes: to a program, a full disk."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+class RoomAfter(Event):
+    """The disk is full from an epoch on."""
+
+    def __init__(self, epoch: int, size: int) -> None:
+        self.epoch, self.size = epoch, size
+
+    def on_epoch(self, run: Run) -> None:
+        if run.progress.epoch == self.epoch:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (self.size, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+
+
 @needs_torch
-def test_a_checkpoint_that_cannot_be_written_leaves_the_old_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_ends_the_run_and_leaves_the_old_checkpoint(tmp_path: Path) -> None:
     path = tmp_path / "c.h5"
     trainer = trainer_on("torch")
     checkpoint.save(path, trainer, Progress(step=1))
-    monkeypatch.setattr(type(trainer), "state", _no_space)
-    with pytest.raises(OSError, match="No space"):
-        checkpoint.save(path, trainer, Progress(step=2))
-    monkeypatch.undo()
-    assert checkpoint.load(path, trainer).step == 1
+    content = path.read_bytes()
+    run = Run(trainer, digits(images=320), epochs=2, events=[Checkpoints(path, every_steps=5)])
+    with room_for(100_000), pytest.raises(DataError, match=r"too large; [\d,]{7} bytes are needed") as caught:
+        run.train()
+    assert caught.value.where == str(path) and "Make room" in str(caught.value.hint)
+    assert run.progress.step == 5
+    assert path.read_bytes() == content
     assert [p.name for p in tmp_path.iterdir()] == ["c.h5"]
 
 
-def _no_space(self: Trainer) -> dict[str, np.ndarray]:
-    raise OSError(28, os.strerror(28))
+@needs_torch
+@pytest.mark.parametrize("kind", [CSVSeries, HDF5Series])
+def test_a_full_disk_ends_the_run_and_leaves_the_old_series(tmp_path: Path, kind: type[CSVSeries | HDF5Series]) -> None:
+    path = tmp_path / "series"
+    run = Run(trainer_on("torch"), digits(images=64), epochs=3, events=[kind(path), RoomAfter(epoch=1, size=50)])
+    with room_for(10**9), pytest.raises(DataError, match=r"the series cannot be written: .*bytes are needed"):
+        run.train()
+    assert run.progress.epoch == 2 and path.stat().st_size > 50
+    assert [p.name for p in tmp_path.iterdir()] == ["series"]
+
+
+@needs_torch
+@pytest.mark.parametrize("kind", [CSVSeries, HDF5Series, Checkpoints])
+def test_a_place_that_takes_no_file_is_told_before_the_first_step(
+    tmp_path: Path, kind: type[CSVSeries | HDF5Series | Checkpoints]
+) -> None:
+    for path, why in ((tmp_path / "nowhere" / "c.h5", "No such file"), (tmp_path, "Is a directory")):
+        watch = Watch()
+        with pytest.raises(DataError, match=f"cannot be written: {why}") as caught:
+            Run(trainer_on("torch"), digits(images=64), epochs=1, events=[watch, kind(path)]).train()
+        assert caught.value.where == str(path)
+        assert watch.told == ["start", "end"]
+
+
+# Runs that break off
+
+
+def poisoned(image: int) -> ArrayBatches:
+    """Digits of which one has no colour."""
+    batches = digits(images=320)
+    batches.images = batches.images.copy()
+    batches.images[image] = math.nan
+    return batches
+
+
+@needs_torch
+@pytest.mark.parametrize(
+    ("watchers", "every_steps", "why"),
+    [
+        (
+            [StopOnDivergence(every_steps=5)],
+            15,
+            r"the loss of step 13 is nan, that of the step before is [\d.]+ \(learning rate 0\.0625",
+        ),
+        ([], 14, r"'[\w.]+' is not finite after step 14"),
+        ([], None, r"'[\w.]+' is not finite after step 20"),
+    ],
+)
+def test_a_diverged_run_leaves_the_good_checkpoint(
+    tmp_path: Path, watchers: list[Event], every_steps: int | None, why: str
+) -> None:
+    path = tmp_path / "c.h5"
+    trainer = trainer_on("torch")
+    Run(trainer, digits(images=320), epochs=1, events=[Checkpoints(path)]).train()
+    content = path.read_bytes()
+    image = int(Shuffled(320, seed=3).order(1)[64])  # of the third batch of the second epoch
+    run = Run(
+        trainer,
+        poisoned(image),
+        epochs=2,
+        events=[*watchers, Checkpoints(path, every_steps=every_steps)],
+        progress=checkpoint.load(path, trainer),
+    )
+    stopped = run.train().stopped
+    assert re.search(why, stopped), stopped
+    assert not run.resumable
+    assert path.read_bytes() == content
+
+
+@needs_torch
+def test_an_epoch_shorter_than_the_looks_at_losses_ends_before_it_is_evaluated(tmp_path: Path) -> None:
+    run = Run(
+        trainer_on("torch"),
+        poisoned(5),
+        epochs=2,
+        events=[StopOnDivergence(), CSVSeries(tmp_path / "run.csv")],
+        evaluate=evaluator(digits("test"), [TOP1]),
+    )
+    assert "diverged: the loss of step" in run.train().stopped
+    (row,) = table(tmp_path / "run.csv")
+    assert (row["epoch"], row["step"], row["loss"]) == ("1", "10", "nan")
+
+
+class Broken(Event):
+    """Raises at a step, or at the end."""
+
+    def __init__(self, step: int, error: BaseException, late: BaseException | None = None) -> None:
+        self.step, self.error, self.late = step, error, late
+
+    def on_step(self, run: Run) -> None:
+        if run.progress.step == self.step:
+            raise self.error
+
+    def on_end(self, run: Run) -> None:
+        if self.late is not None:
+            raise self.late
+
+
+@needs_torch
+def test_an_error_leaves_the_good_checkpoint_and_every_event_ends(tmp_path: Path) -> None:
+    path, watch = tmp_path / "c.h5", Watch()
+    events = [Broken(7, RuntimeError("first"), ValueError("later")), Checkpoints(path, every_steps=5), watch]
+    run = Run(trainer_on("torch"), digits(images=320), epochs=1, events=events)
+    with pytest.raises(RuntimeError, match="first"):
+        run.train()
+    assert watch.told[-1] == "end" and not run.resumable
+    assert checkpoint.load(path, trainer_on("torch")).step == 5
+    late = Broken(-1, RuntimeError(), ValueError("late"))
+    with pytest.raises(ValueError, match="late"):
+        Run(trainer_on("torch"), digits(images=64), epochs=1, events=[late]).train()
+
+
+@needs_torch
+def test_images_count_when_their_step_is_made() -> None:
+    class Short:
+        def __len__(self) -> int:
+            return 10
+
+        def epoch(self, number: int, *, start: int = 0) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+            yield from itertools.islice(digits(images=320).epoch(number), 5)
+            raise DataError("a broken image")
+
+    run = Run(trainer_on("torch"), Short(), epochs=1, accumulate=2)
+    with pytest.raises(DataError, match="a broken image"):
+        run.train()
+    assert (run.progress.step, run.progress.batch, run.progress.samples) == (2, 4, 128)
+
+
+def interrupted_in_step(trainer: Trainer, step: int, times: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C, so many times, comes while a step is half done."""
+    native, count = trainer.step, itertools.count(1)
+
+    def stepping(*feeds: Native) -> Native:
+        if next(count) == step:
+            for _ in range(times):
+                os.kill(os.getpid(), signal.SIGINT)
+        return native(*feeds)
+
+    monkeypatch.setattr(trainer, "step", stepping)
+
+
+@needs_torch
+def test_control_c_waits_for_the_step_and_leaves_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, whole, cut = tmp_path / "c.h5", trainer_on("torch"), trainer_on("torch")
+    Run(whole, digits(images=320), epochs=2).train()
+    interrupted_in_step(cut, 4, 1, monkeypatch)
+    run = Run(cut, digits(images=320), epochs=2, events=[Checkpoints(path)])
+    with pytest.raises(KeyboardInterrupt):
+        run.train()
+    assert run.resumable and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    again = trainer_on("torch")
+    progress = checkpoint.load(path, again)
+    assert (progress.step, progress.batch, progress.samples) == (4, 4, 128)
+    Run(again, digits(images=320), epochs=2, progress=progress).train()
+    expected, found = whole.executor.parameters(), again.executor.parameters()
+    for name, value in expected.items():
+        np.testing.assert_array_equal(found[name], value, err_msg=name)
+
+
+@needs_torch
+def test_a_second_control_c_does_not_wait_and_leaves_no_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = trainer_on("torch")
+    interrupted_in_step(trainer, 4, 2, monkeypatch)
+    run = Run(trainer, digits(images=320), epochs=2, events=[Checkpoints(tmp_path / "c.h5")])
+    with pytest.raises(KeyboardInterrupt):
+        run.train()
+    assert run.progress.step == 3 and not run.resumable
+    assert list(tmp_path.iterdir()) == []
+
+
+# Runs that go on
+
+
+def table(path: Path) -> list[dict[str, str]]:
+    with path.open() as file:
+        return list(csv.DictReader(file))
+
+
+@needs_torch
+def test_a_run_that_goes_on_keeps_its_series(tmp_path: Path) -> None:
+    def live(name: str, until: int) -> None:
+        trainer, path = trainer_on("torch"), tmp_path / f"{name}.h5"
+        rows, steps = CSVSeries(tmp_path / f"{name}.csv"), HDF5Series(tmp_path / f"{name}-series.h5")
+        run = Run(
+            trainer,
+            digits(images=320),
+            epochs=3,
+            events=[rows, steps, Broken(until, KeyboardInterrupt()), Checkpoints(path)],
+            evaluate=evaluator(digits("test", images=100), [TOP1]),
+            progress=checkpoint.load(path, trainer) if path.exists() else None,
+        )
+        with contextlib.suppress(KeyboardInterrupt):
+            run.train()
+
+    live("whole", -1)
+    live("cut", 14)
+    unfinished = table(tmp_path / "cut.csv")
+    assert [row["epoch"] for row in unfinished] == ["1", "2"]
+    assert unfinished[1]["step"] == "14" and unfinished[1][TOP1.name] == ""
+    live("cut", 20)  # an epoch is over, and not yet evaluated
+    live("cut", -1)
+    for found, expected in zip(table(tmp_path / "cut.csv"), table(tmp_path / "whole.csv"), strict=True):
+        assert found.pop("seconds") != expected.pop("seconds")
+        assert found == expected
+    with h5py.File(tmp_path / "cut-series.h5") as cut, h5py.File(tmp_path / "whole-series.h5") as whole:
+        for name in ("epochs/loss", "epochs/samples", f"epochs/{TOP1.name}", "steps/step", "steps/loss"):
+            np.testing.assert_array_equal(cut[name], whole[name])
+        assert len(cut["steps/loss"]) == 30
+
+
+@needs_torch
+@pytest.mark.parametrize("kind", [CSVSeries, HDF5Series])
+def test_a_file_that_is_no_series_stays_as_it_is(tmp_path: Path, kind: type[CSVSeries | HDF5Series]) -> None:
+    path = tmp_path / "notes"
+    path.write_text("a,b\n1,2\n")
+    progress = Progress(epoch=1, batch=1, step=3, losses=[(3, 2.5)])
+    run = Run(trainer_on("torch"), digits(images=64), epochs=2, events=[kind(path)], progress=progress)
+    with pytest.raises(DataError, match="no series of a run"):
+        run.train()
+    assert path.read_text() == "a,b\n1,2\n"
+
+
+@needs_torch
+def test_a_run_that_goes_on_keeps_its_patience_and_its_target(tmp_path: Path) -> None:
+    path, values = tmp_path / "c.h5", [0.5, 0.9, 0.6, 0.7, 0.8, 0.96]
+
+    def live(patience: int, epochs: int) -> tuple[Run, Target]:
+        trainer, target = trainer_on("torch"), Target(replace(TOP1, bound=0.95))
+        progress = checkpoint.load(path, trainer) if path.exists() else Progress()
+        left = iter(values[progress.epoch :])
+        run = Run(
+            trainer,
+            digits(images=64),
+            epochs=epochs,
+            events=[StopEarly(TOP1, patience), target, Checkpoints(path)],
+            evaluate=lambda executor: {TOP1.name: next(left)},
+            progress=progress,
+        )
+        run.train()
+        return run, target
+
+    assert live(3, 3)[0].progress.stopped == ""
+    run, target = live(3, 9)
+    assert run.progress.epoch == 5 and "better than 0.9 for 3 epochs" in run.progress.stopped
+    assert target.reached is None
+    reached = live(9, 9)[1].reached
+    assert reached is not None and reached[1:] == (12, 384)
+    assert live(9, 6)[1].reached == reached, "from the checkpoint: nothing is left to train"
+
+
+@needs_torch
+@pytest.mark.parametrize(
+    ("sampler", "batch_size", "accumulate", "what"),
+    [
+        (Shuffled(320, seed=4), 32, 1, "the sampler's seed 3, and this one has 4"),
+        (Shuffled(300, seed=3), 32, 1, "the sampler's images 320, and this one has 300"),
+        (Ordered(320), 32, 1, "the sampler's name 'shuffled', and this one has 'ordered'"),
+        (Shuffled(320, seed=3), 64, 1, "batch_size 32, and this one has 64"),
+        (Shuffled(320, seed=3), 32, 2, "accumulate 1, and this one has 2"),
+    ],
+)
+def test_a_run_goes_on_with_its_own_data_only(
+    tmp_path: Path, sampler: Sampler, batch_size: int, accumulate: int, what: str
+) -> None:
+    trainer, batches = trainer_on("torch"), digits(images=320)
+    Run(trainer, batches, epochs=1, events=[Checkpoints(tmp_path / "c.h5")]).train()
+    progress = checkpoint.load(tmp_path / "c.h5", trainer)
+    other = ArrayBatches(batches.images, batches.labels, sampler, batch_size=batch_size)
+    with pytest.raises(ConfigurationError, match=what):
+        Run(trainer, other, epochs=2, accumulate=accumulate, progress=progress)
+
+
+@needs_torch
+@pytest.mark.parametrize(("batch", "accumulate"), [(11, 1), (3, 2)])
+def test_a_place_that_an_epoch_does_not_have_is_refused(batch: int, accumulate: int) -> None:
+    trainer, progress = trainer_on("torch"), Progress(batch=batch)
+    with pytest.raises(ConfigurationError, match=f"at batch {batch} of its epoch, and an epoch has 10"):
+        Run(trainer, digits(images=320), epochs=1, accumulate=accumulate, progress=progress)
+
+
+@needs_torch
+def test_a_schedule_may_change_and_is_not_forgotten() -> None:
+    trainer, batches = trainer_on("torch"), digits(images=320)
+    progress = Run(trainer, batches, epochs=2, schedule=Step(milestones=(1.0,))).snapshot()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Run(trainer, batches, epochs=2, schedule=Step(milestones=(1.0,)), progress=progress)
+        with pytest.raises(UserWarning, match=r"'name': 'step'.*'name': 'constant'"):
+            Run(trainer, batches, epochs=2, progress=progress)
 
 
 # Rules written by users

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from d5suite.data.formats import format_module, read_split, splits_of
+from d5suite.data.formats import format_module, read_split, scan_split, splits_of
 from d5suite.data.formats.store import Store, check_name
 from d5suite.data.openimages import SparseLabels
 from d5suite.data.reading import Reader, name_of
@@ -75,7 +75,7 @@ def convert(
     work = work_folder(target)
     if target.exists() and not work.exists():
         raise DataError("exists already; nothing was changed", where=str(target), hint="Name a new one.")
-    stores = {split: read_split(source, split) for split in splits_of(source)}
+    stores = {split: scan_split(source, split) for split in splits_of(source)}
     sizes = {split: store.sizes() for split, store in stores.items()}
     _check(stores)
     try:

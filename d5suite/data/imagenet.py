@@ -10,6 +10,14 @@ A label is the position of the class's wnid (WordNet identifier, like n01440764)
 convention of torchvision and of every published ImageNet checkpoint. The wnids are the folders of ``train`` where it
 exists, else the lines of the mapping, else the folders of ``val``; so both splits number the classes alike.
 
+What the rules are where a tree is not tidy:
+
+- a class that the mapping does not name is an error, if there is a mapping; one that it names without having it is not;
+- rows of ``LOC_val_solution.csv`` with an unknown class or an image that is missing on disk are errors, and so are
+  images without a row. A row of a class that the mapping names and ``train`` does not have is skipped if its image is
+  not there either: so a tree may have a part of the classes and the lists of all;
+- a row that is there twice counts once; two that contradict each other are an error, in both files.
+
 Imports NumPy. No image is opened here: see `d5suite.data.decode`.
 """
 
@@ -17,6 +25,7 @@ from __future__ import annotations
 
 import csv
 import os
+from collections.abc import Mapping, Set
 from functools import cached_property
 from pathlib import Path
 from typing import Literal
@@ -64,7 +73,8 @@ class ImageNet:
     Raises
     ------
     DataError
-        The folder, a class or a label is missing, a class folder holds no image, or a label names an unknown class.
+        The folder, a class, an image or a label is missing, a class folder holds no image, a label names an unknown
+        class, or rows of a file contradict each other.
     """
 
     def __init__(
@@ -85,6 +95,14 @@ class ImageNet:
                 f"no classes: {folder.name} has no class folders and the root no {MAPPING_FILE}",
                 where=str(folder),
                 hint=_MAKE_ONE,
+            )
+        unnamed = sorted(set(known) - self.class_names.keys()) if self.class_names else []
+        if unnamed:
+            raise DataError(
+                f"class {unnamed[0]} is not in this list"
+                + (f", nor are {len(unnamed) - 1:,} others" if len(unnamed) > 1 else ""),
+                where=str(self.root / MAPPING_FILE),
+                hint="Complete the list, or remove it: the names of the classes are optional.",
             )
         if classes is not None and classes > len(known):
             raise DataError(
@@ -159,19 +177,19 @@ class ImageNet:
         if not names:
             raise DataError("neither class folders nor images", where=str(folder), hint=_MAKE_ONE)
         label_file = self.root / VAL_LABELS_FILE
-        wnid_of = _read_val_labels(label_file)
+        row_of = _read_val_labels(label_file)
         number = {wnid: label for label, wnid in enumerate(known)}
+        missing = row_of.keys() - {os.path.splitext(name)[0] for name in names}
+        _check_rows(row_of, missing, number.keys(), self.class_names.keys(), folder, label_file)
         files: list[str] = []
         labels: list[int] = []
         for name in names:
-            wnid = wnid_of.get(os.path.splitext(name)[0])
-            if wnid is None:
+            row = row_of.get(os.path.splitext(name)[0])
+            if row is None:
                 raise DataError(f"no label for this image in {VAL_LABELS_FILE}", where=str(folder / name))
-            if wnid not in number:
-                raise DataError(f"image {name} is labelled with unknown wnid {wnid!r}", where=str(label_file))
-            if number[wnid] < len(self.wnids):
+            if number[row[0]] < len(self.wnids):
                 files.append(os.path.join(folder, name))
-                labels.append(number[wnid])
+                labels.append(number[row[0]])
         return files, labels
 
 
@@ -190,23 +208,33 @@ def _images(folder: Path) -> list[str]:
 
 
 def read_mapping(file: Path) -> dict[str, str]:
-    """Read lines like ``n01440764 tench, Tinca tinca``."""
+    """Read lines like ``n01440764 tench, Tinca tinca``; the name may be missing.
+
+    Raises
+    ------
+    DataError
+        It cannot be read, or two lines give a class different names.
+    """
+    names: dict[str, str] = {}
     if not file.exists():
-        return {}
+        return names
     with reading(file), open(file, encoding="utf-8") as lines:
-        pairs = [line.strip().partition(" ") for line in lines if line.strip()]
-    return {wnid: name.strip() for wnid, _, name in pairs}
+        for number, line in enumerate(lines, start=1):
+            wnid, _, name = line.strip().partition(" ")
+            if wnid and names.setdefault(wnid, name.strip()) != name.strip():
+                raise DataError(f"line {number} gives class {wnid!r} a second name", where=str(file))
+    return names
 
 
-def _read_val_labels(file: Path) -> dict[str, str]:
-    """Read Kaggle's ``ImageId,PredictionString``, the second being a wnid and boxes; return wnid by image name."""
+def _read_val_labels(file: Path) -> dict[str, tuple[str, int]]:
+    """Read Kaggle's ``ImageId,PredictionString``, the second being a wnid and boxes; return wnid and line by image."""
     if not file.exists():
         raise DataError(
             f"val holds images without class folders, and {file.name} with their labels is missing",
             where=str(file),
             hint="Copy it from the ILSVRC2012 CLS-LOC archive, or sort the images into val/<wnid>/.",
         )
-    wnid_of: dict[str, str] = {}
+    row_of: dict[str, tuple[str, int]] = {}
     with reading(file), open(file, encoding="utf-8", newline="") as lines:
         rows = csv.reader(lines)
         if next(rows, None) != ["ImageId", "PredictionString"]:
@@ -214,5 +242,34 @@ def _read_val_labels(file: Path) -> dict[str, str]:
         for row in rows:
             if len(row) != 2 or not row[1].split():
                 raise DataError(f"line {rows.line_num} is not 'image name,wnid ...'", where=str(file))
-            wnid_of[row[0]] = row[1].split()[0]
-    return wnid_of
+            wnid = row[1].split()[0]
+            other, line = row_of.setdefault(row[0], (wnid, rows.line_num))
+            if other != wnid:
+                raise DataError(
+                    f"lines {line}, {rows.line_num} contradict each other about image {row[0]}: {other} and {wnid}",
+                    where=str(file),
+                )
+    return row_of
+
+
+def _check_rows(
+    row_of: Mapping[str, tuple[str, int]],
+    missing: Set[str],
+    known: Set[str],
+    named: Set[str],
+    folder: Path,
+    file: Path,
+) -> None:
+    """Compare the labels with the classes, and with the images, of which those in `missing` are not there."""
+    for image, (wnid, line) in row_of.items():
+        if wnid not in known and not (image in missing and wnid in named):
+            raise DataError(f"line {line}: image {image} is labelled with unknown wnid {wnid!r}", where=str(file))
+    absent = [(line, image) for image, (wnid, line) in row_of.items() if image in missing and wnid in known]
+    if absent:
+        line, image = absent[0]
+        raise DataError(
+            f"line {line}: image {image} is not in {folder}"
+            + (f", nor are {len(absent) - 1:,} others" if len(absent) > 1 else ""),
+            where=str(file),
+            hint="Complete the images, or remove the rows of those that you do not have.",
+        )

@@ -39,11 +39,14 @@ import numpy as np
 
 from d5suite.data import loader_worker
 from d5suite.data.reading import Location, Reader, name_of
-from d5suite.data.transforms import Transform, sample_order
+from d5suite.data.samplers import Ordered, Sampler, Shuffled
+from d5suite.data.transforms import Transform
 from d5suite.errors import ConfigurationError, DataError
 
 Batch = tuple[np.ndarray, np.ndarray]
 """Images float32 (batch size, 3, size, size) and labels int64 (batch size,), or (batch size, classes) if several."""
+
+_Samples = tuple[np.ndarray, np.ndarray]  # of a batch: what stands for the epoch, and the index, int64 each
 
 _IMAGES_PER_TASK = 8  # few enough to share a batch evenly, many enough that messages cost nothing
 _MAX_WORKERS = loader_worker.HEADER_BYTES // 8
@@ -97,7 +100,8 @@ def check_workers(workers: int, cores: int) -> None:
     if workers > cores:
         raise ConfigurationError(
             f"{workers} loader workers, but this job may use {cores} {'core' if cores == 1 else 'cores'}",
-            hint=f"Use --loader-workers {cores} or less, or more --threads where the machine has the cores.",
+            hint=f"Use --loader-workers {cores} or less, or more --threads where the machine has the cores. In Python: "
+            "fewer `workers`, or more `cores`.",
         )
 
 
@@ -115,18 +119,25 @@ class Loader:
     workers : int
         Worker processes; 0 does the work in the calling thread.
     seed : int
-        Of the order and of the transform's random numbers. Pixels depend on (seed, epoch, index) only.
+        Of the order and of the transform's random numbers. Pixels depend on (seed, epoch, index) only, and on how often
+        the epoch has had the image before.
     shuffle : bool
         A new random order in every epoch; otherwise the dataset's own order.
+    sampler : Sampler, optional
+        In place of ``shuffle``: which images an epoch takes and in which order, for example `ClassBalanced`.
     drop_last : bool
         Leave out a last batch that is not full.
     prefetch : int
         Batches in flight while the consumer works on one.
+    cores : int, optional
+        The most workers there may be; by default the CPUs that this process may run on. More are of use only where
+        workers wait for a slow disk or network.
 
     Raises
     ------
     ConfigurationError
-        A setting is out of range, no batch can be made, or the transform cannot be sent to workers.
+        A setting is out of range, no batch can be made, or the transform cannot be sent to workers. While iterating:
+        the sampler takes an image that the dataset does not have.
 
     Notes
     -----
@@ -144,8 +155,10 @@ class Loader:
         workers: int = 0,
         seed: int = 0,
         shuffle: bool = True,
+        sampler: Sampler | None = None,
         drop_last: bool = True,
         prefetch: int = 2,
+        cores: int | None = None,
     ) -> None:
         for name, value, least in (
             ("batch_size", batch_size, 1),
@@ -159,17 +172,21 @@ class Loader:
             raise ConfigurationError(f"workers is {workers}; it must be at most {_MAX_WORKERS}")
         if workers and not sys.platform.startswith("linux"):
             raise ConfigurationError("loader processes need Linux", hint="Use workers=0.")
+        if workers:
+            check_workers(workers, len(os.sched_getaffinity(0)) if cores is None else cores)
         self.dataset = dataset
         self.transform = transform
         self.batch_size = batch_size
         self.workers = workers
         self.seed = seed
-        self.shuffle = shuffle
+        if sampler is None:
+            sampler = Shuffled(len(dataset), seed) if shuffle else Ordered(len(dataset))
+        self.sampler = sampler
         self.drop_last = drop_last
         self.prefetch = prefetch
         if len(self) == 0:
             raise ConfigurationError(
-                f"{len(dataset)} images do not fill one batch of {batch_size}",
+                f"{len(self.sampler)} images do not fill one batch of {batch_size}",
                 hint="Use a smaller batch size, more images, or drop_last=False.",
             )
         self._closed = False
@@ -179,7 +196,7 @@ class Loader:
 
     def __len__(self) -> int:
         """Batches per epoch."""
-        whole, rest = divmod(len(self.dataset), self.batch_size)
+        whole, rest = divmod(len(self.sampler), self.batch_size)
         return whole + (1 if rest and not self.drop_last else 0)
 
     def __enter__(self) -> Loader:
@@ -203,13 +220,20 @@ class Loader:
         if self._pool is not None:
             self._pool.close()
 
-    def _plan(self, epoch: int) -> Iterator[tuple[int, np.ndarray]]:
-        length = len(self.dataset)
-        order = sample_order(self.seed, epoch, length) if self.shuffle else np.arange(length)
+    def _plan(self, number: int) -> Iterator[_Samples]:
+        order, length = self.sampler.order(number), len(self.dataset)
+        if len(order) and not 0 <= order.min() <= order.max() < length:
+            raise ConfigurationError(
+                f"the sampler takes images {order.min()} to {order.max()} of a dataset of {length}",
+                hint="Make it for this dataset.",
+            )
+        # What the pixels' random numbers take for the epoch: an image that comes again is cropped anew.
+        epochs = number + (_times_before(order) << 32)
         for batch in range(len(self)):
-            yield epoch, order[batch * self.batch_size : (batch + 1) * self.batch_size]
+            chosen = slice(batch * self.batch_size, (batch + 1) * self.batch_size)
+            yield epochs[chosen], order[chosen]
 
-    def _run(self, plan: Iterator[tuple[int, np.ndarray]]) -> Iterator[Batch]:
+    def _run(self, plan: Iterator[_Samples]) -> Iterator[Batch]:
         self._turn += 1
         return self._inline(plan, self._turn) if self._pool is None else self._pooled(plan, self._turn, self._pool)
 
@@ -219,24 +243,24 @@ class Loader:
         if turn != self._turn:
             raise ConfigurationError("a later epoch of this loader has begun", hint="Use one iterator at a time.")
 
-    def _inline(self, plan: Iterable[tuple[int, np.ndarray]], turn: int) -> Iterator[Batch]:
-        for epoch, indices in plan:
+    def _inline(self, plan: Iterable[_Samples], turn: int) -> Iterator[Batch]:
+        for epochs, indices in plan:
             self._check(turn)
             images = np.empty((len(indices), 3, self.transform.size, self.transform.size), np.float32)
-            for out, index in zip(images, indices.tolist(), strict=True):
+            for out, epoch, index in zip(images, epochs.tolist(), indices.tolist(), strict=True):
                 location = self.dataset.files[index]
                 loader_worker.load_sample(location, self._reader, self.transform, self.seed, epoch, index, out)
             yield images, self.dataset.labels[indices]
             del images, out
 
-    def _pooled(self, plan: Iterator[tuple[int, np.ndarray]], turn: int, pool: _Pool) -> Iterator[Batch]:
+    def _pooled(self, plan: Iterator[_Samples], turn: int, pool: _Pool) -> Iterator[Batch]:
         self._check(turn)
         pool.abandon()
         window: deque[int] = deque()
         try:
             while True:
-                for epoch, indices in itertools.islice(plan, self.prefetch + 1 - len(window)):
-                    window.append(pool.submit(epoch, indices))
+                for epochs, indices in itertools.islice(plan, self.prefetch + 1 - len(window)):
+                    window.append(pool.submit(epochs, indices))
                 if not window:
                     return
                 yield pool.wait(window.popleft())
@@ -247,6 +271,16 @@ class Loader:
         finally:
             if turn == self._turn:
                 pool.abandon()
+
+
+def _times_before(order: np.ndarray) -> np.ndarray:
+    """How often each entry has come before."""
+    by_image = np.argsort(order, kind="stable")
+    places = np.arange(len(order))
+    first = np.append(True, np.diff(order[by_image]) != 0)[: len(order)]
+    times = np.empty(len(order), np.int64)
+    times[by_image] = places - np.maximum.accumulate(np.where(first, places, 0))
+    return times
 
 
 class _Pool:
@@ -309,12 +343,13 @@ class _Pool:
         with contextlib.suppress(OSError):  # a worker that is dead already is reported by `_receive`
             ours.send(json.dumps(setup).encode())
 
-    def submit(self, epoch: int, indices: np.ndarray) -> int:
+    def submit(self, epochs: np.ndarray, indices: np.ndarray) -> int:
         """Queue a batch and return its number."""
         number = next(self._numbers)
         slot, images = self._take_slot()
         self._in_flight[number] = _InFlight(images[: len(indices)], self._dataset.labels[indices], len(indices))
-        samples = [(row, epoch, index, self._dataset.files[index]) for row, index in enumerate(indices.tolist())]
+        chosen = enumerate(zip(epochs.tolist(), indices.tolist(), strict=True))
+        samples = [(row, epoch, index, self._dataset.files[index]) for row, (epoch, index) in chosen]
         for start in range(0, len(samples), self._images_per_task):
             task = samples[start : start + self._images_per_task]
             self._queue.append((number, len(task), json.dumps((number, slot, task)).encode()))

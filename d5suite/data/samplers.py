@@ -6,7 +6,7 @@ Imports NumPy, `d5suite.data.transforms` and `d5suite.errors`.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -22,6 +22,9 @@ class Sampler(Protocol):
 
     def order(self, epoch: int) -> np.ndarray:
         """Positions in the dataset, int64 (len(self),), of an epoch from 0 on."""
+
+    def describe(self) -> dict[str, Any]:
+        """What the order depends on, JSON-able: a run that is resumed must find the same."""
 
 
 class Ordered:
@@ -42,6 +45,10 @@ class Ordered:
     def order(self, epoch: int) -> np.ndarray:
         """See `Sampler.order`."""
         return np.arange(self.length)
+
+    def describe(self) -> dict[str, Any]:
+        """See `Sampler.describe`."""
+        return {"name": "ordered", "images": self.length}
 
 
 class Shuffled:
@@ -64,6 +71,10 @@ class Shuffled:
     def order(self, epoch: int) -> np.ndarray:
         """See `Sampler.order`."""
         return sample_order(self.seed, epoch, self.length)
+
+    def describe(self) -> dict[str, Any]:
+        """See `Sampler.describe`."""
+        return {"name": "shuffled", "images": self.length, "seed": self.seed}
 
 
 class ClassBalanced:
@@ -105,6 +116,11 @@ class ClassBalanced:
         streams = [_again_and_again(generator, images) for images in self._of_class]
         classes = np.resize(generator.permutation(len(streams)), self._length)
         return np.array([next(streams[label]) for label in generator.permutation(classes)], np.int64)
+
+    def describe(self) -> dict[str, Any]:
+        """See `Sampler.describe`."""
+        images = [len(images) for images in self._of_class]
+        return {"name": "class-balanced", "images of each class": images, "seed": self.seed, "length": len(self)}
 
 
 def _again_and_again(generator: np.random.Generator, images: np.ndarray) -> Iterator[int]:

@@ -1,6 +1,7 @@
 """Prove that two image datasets hold the same images, labels and classes, whatever their formats and order.
 
-Imports NumPy and, of d5suite, `data` and `errors`.
+Of folders of record files the records themselves are compared, and their indexes with them: frameworks read those.
+Imports, of d5suite, `data` and `errors`.
 """
 
 from __future__ import annotations
@@ -11,12 +12,9 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import numpy as np
-
 from d5suite.data.convert import shown
-from d5suite.data.formats import read_split, splits_of
+from d5suite.data.formats import scan_split, splits_of
 from d5suite.data.formats.store import Store
-from d5suite.data.openimages import SparseLabels
 from d5suite.data.reading import Reader
 from d5suite.errors import DataError
 
@@ -53,7 +51,7 @@ class Comparison:
 def compare(
     first: str | os.PathLike[str], second: str | os.PathLike[str], *, progress: bool = True
 ) -> Iterator[Comparison]:
-    """Compare two datasets split by split; the encoded images by their SHA-256.
+    """Compare two datasets split by split, record files without their index; the encoded images by their SHA-256.
 
     Images are told apart by the names of their files, together with their folders where those alone are not unique.
 
@@ -67,12 +65,13 @@ def compare(
     Raises
     ------
     DataError
-        One of them is damaged, or has images that no name tells apart.
+        One of them is damaged, has an index that says anything else than its records, or has images that no name
+        tells apart.
     """
     splits = [_splits(path) for path in (first, second)]
     for split in sorted(splits[0].keys() | splits[1].keys()):
         if split in splits[0] and split in splits[1]:
-            stores = read_split(first, splits[0][split]), read_split(second, splits[1][split])
+            stores = scan_split(first, splits[0][split]), scan_split(second, splits[1][split])
             yield _compare(split, *stores, progress)
         else:
             present, missing = (first, second) if split in splits[0] else (second, first)
@@ -103,7 +102,7 @@ def _compare(split: str, one: Store, other: Store, progress: bool) -> Comparison
         contents, labels = [], []
         for store, reader, number in zip((one, other), readers, (numbers[0][name], numbers[1][name]), strict=True):
             contents.append(reader.read(store.files[number], number))
-            labels.append(_label(store, number))
+            labels.append(store.label_text(number))
         digests = [hashlib.sha256(content).hexdigest() for content in contents]
         size += len(contents[0])
         total.update(f"{digests[0]} {labels[0]} {name}\n".encode())
@@ -139,12 +138,3 @@ def _by_name(*stores: Store) -> list[dict[str, int]]:
         if len(numbers) < len(store):
             raise DataError(f"images of {store.split!r} have the same name", where=str(store.path))
     return found
-
-
-def _label(store: Store, number: int) -> str:
-    if not isinstance(store.labels, SparseLabels):
-        return store.label_names[int(store.labels[number])]
-    row = store.labels[np.array([number])][0]
-    signs = {1: "+", 0: "-"}
-    verified = [signs[int(row[place])] + store.label_names[place] for place in np.flatnonzero(row >= 0)]
-    return " ".join(sorted(verified)) or "none"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from d5suite.files import atomic_path
+from d5suite.files import atomic_hdf5
 
 
 def save_series(path: Path, series: Mapping[str, Mapping[str, list[float]]]) -> None:
@@ -18,11 +18,15 @@ def save_series(path: Path, series: Mapping[str, Mapping[str, list[float]]]) -> 
     series : mapping
         Benchmark's full name to its series; each becomes a float64 dataset in the group of that name (``/`` is kept as
         ``|``), the full name itself the group's attribute ``fullname``. Times are in seconds.
+
+    Raises
+    ------
+    OSError
+        If it cannot be written; an older file of that name is then as it was.
     """
-    import h5py
     import numpy as np
 
-    with atomic_path(path) as temporary, h5py.File(temporary, "w") as file:
+    with atomic_hdf5(path) as file:
         for name, arrays in series.items():
             group = file.create_group(name.replace("/", "|"))
             group.attrs["fullname"] = name

@@ -8,7 +8,12 @@ neighbours.
 
 from __future__ import annotations
 
+import hashlib
 import json
+import math
+import zlib
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -17,12 +22,14 @@ import h5py
 import numpy as np
 
 from d5suite.errors import ConfigurationError, DataError
-from d5suite.files import atomic_path
+from d5suite.files import atomic_hdf5, check_writable, declared
 from d5suite.levels.network import Executor
 from d5suite.levels.training import LOSS_SCALE, UNSCALED_STEPS, Trainer
 from d5suite.training.loop import Event, Progress, Run
 
-FORMAT = "d5suite-checkpoint-1"
+_Arrays = Mapping[str, np.ndarray]
+
+FORMAT = "d5suite-checkpoint-2"
 
 INTERVAL_S = 600.0
 """Training time between checkpoints: at most ten minutes are lost, and a second of writing costs 0.2%."""
@@ -31,25 +38,74 @@ INTERVAL_S = 600.0
 def save(path: Path, trainer: Trainer, progress: Progress) -> None:
     """Write a checkpoint; the file appears whole or not at all.
 
+    Parameters
+    ----------
+    path : Path
+    trainer : Trainer
+    progress : Progress
+        Of a run, its `Run.snapshot`.
+
     Raises
     ------
-    OSError
+    DataError
         If it cannot be written; an older checkpoint of that name is then as it was.
     """
+    _save(path, trainer, progress, trainer.executor.parameters(), trainer.state())
+
+
+def _save(path: Path, trainer: Trainer, progress: Progress, parameters: _Arrays, state: _Arrays) -> None:
     executor = trainer.executor
-    with atomic_path(path) as temporary, h5py.File(temporary, "w") as file:
-        file.attrs.update(
-            format=FORMAT,
-            network=executor.network.name,
-            optimizer=json.dumps(trainer.optimizer.to_dict()),
-            progress=json.dumps(asdict(progress)),
-            written_by=f"{executor.backend}:{executor.mode} {executor.precision} on {executor.device}",
-        )
-        for group, values in (("parameters", executor.parameters()), ("state", trainer.state())):
-            _write(file.create_group(group), values)
-        random = file.create_group("random")
-        random.attrs.update(_drawn_by(executor))
-        _write(random, executor.random_state())
+    about = {
+        "network": executor.network.name,
+        "operators": _operators(executor),
+        "graph": _graph(executor),
+        "optimizer": trainer.optimizer.to_dict(),
+        "progress": asdict(progress),
+        "random_of": _drawn_by(executor),
+        "written_by": f"{executor.backend}:{executor.mode} {executor.precision} on {executor.device}",
+    }
+    text = np.frombuffer(json.dumps(about).encode(), np.uint8)
+    groups = {"parameters": parameters, "state": state, "random": executor.random_state(), "about": {"json": text}}
+    with declared(path, "the checkpoint"), atomic_hdf5(path) as file:
+        file.attrs["format"], file.attrs["checksum"] = FORMAT, _checksum(groups)
+        for name, values in groups.items():
+            _write(file.create_group(name), values)
+
+
+def _checksum(groups: Mapping[str, _Arrays]) -> int:
+    """HDF5 keeps none for arrays as they are, and a file that rots on disk must not train on."""
+    total = 0
+    for group, values in groups.items():
+        for name, value in values.items():
+            total = zlib.crc32(repr((group, name, value.dtype.str, value.shape)).encode(), total)
+            total = zlib.crc32(np.ascontiguousarray(value).data, total)
+    return total
+
+
+def _operators(executor: Executor) -> dict[str, int]:
+    return dict(Counter(node.op_type for node in executor.network.nodes))
+
+
+def _graph(executor: Executor) -> str:
+    """A digest of what a network computes, the same in every framework and for every batch size.
+
+    It is of nodes, attributes and constants, and of the weights' names and shapes, not of their values.
+    """
+    network = executor.network
+    weights = {*network.parameters, *network.statistics}
+    digest = hashlib.sha256(repr((network.input, network.label, network.output, network.loss)).encode())
+    for node in network.nodes:
+        attributes = [(name, _plain(value)) for name, value in sorted(node.attributes.items())]
+        digest.update(repr((node.op_type, node.inputs, node.outputs, attributes)).encode())
+    for name, value in sorted(network.initializers.items()):
+        digest.update(repr((name, value.shape) if name in weights else (name, _plain(value))).encode())
+    return digest.hexdigest()
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return value.dtype.str, value.shape, value.tobytes()
+    return tuple(value) if isinstance(value, list) else value
 
 
 def _drawn_by(executor: Executor) -> dict[str, str]:
@@ -57,21 +113,14 @@ def _drawn_by(executor: Executor) -> dict[str, str]:
     return {"backend": executor.backend, "mode": executor.mode, "device": executor.device}
 
 
-def _write(group: h5py.Group, values: dict[str, np.ndarray]) -> None:
+def _write(group: h5py.Group, values: _Arrays) -> None:
     group["names"] = np.array(list(values), dtype=h5py.string_dtype())
     for index, value in enumerate(values.values()):
-        # HDF5 keeps checksums for arrays in chunks only; a file that rots on disk must not train on.
-        options: dict[str, Any] = {"chunks": True, "fletcher32": True} if value.size else {}
-        group.create_dataset(str(index), data=value if value.ndim else value.reshape(1), **options)
-        group[str(index)].attrs["scalar"] = value.ndim == 0
+        group[str(index)] = value
 
 
 def _read(group: h5py.Group) -> dict[str, np.ndarray]:
-    values = {}
-    for index, name in enumerate(group["names"][()]):
-        held = group[str(index)]
-        values[name.decode()] = held[()].reshape(()) if held.attrs["scalar"] else held[()]
-    return values
+    return {name.decode(): np.asarray(group[str(index)][()]) for index, name in enumerate(group["names"][()])}
 
 
 def load(path: Path, trainer: Trainer) -> Progress:
@@ -95,13 +144,16 @@ def load(path: Path, trainer: Trainer) -> Progress:
     try:
         with h5py.File(path, "r") as file:
             if file.attrs.get("format") != FORMAT:
-                raise DataError("this is not a checkpoint of d5suite", where=str(path))
-            settings = json.loads(file.attrs["optimizer"])
-            network = str(file.attrs["network"])
-            progress = Progress(**{**json.loads(file.attrs["progress"]), "stopped": ""})
-            parameters, state = _read(file["parameters"]), _read(file["state"])
-            known = "random" in file and dict(file["random"].attrs) == _drawn_by(trainer.executor)
-            random = _read(file["random"]) if known else None
+                raise DataError(
+                    f"this is not a checkpoint that this version of d5suite can read: {file.attrs.get('format')!r}",
+                    where=str(path),
+                )
+            groups = {name: _read(file[name]) for name in ("parameters", "state", "random", "about")}
+            if file.attrs["checksum"] != _checksum(groups):
+                raise ValueError("its checksum is another one")
+        about = json.loads(groups["about"]["json"].tobytes())
+        progress = Progress(**{**about["progress"], "stopped": ""})
+        progress.losses = [(step, loss) for step, loss in progress.losses]
     except FileNotFoundError as error:
         raise DataError("there is no such checkpoint", where=str(path)) from error
     except (OSError, KeyError, TypeError, ValueError, RuntimeError) as error:
@@ -110,7 +162,9 @@ def load(path: Path, trainer: Trainer) -> Progress:
             where=str(path),
             hint="Go on from an older one, or start anew.",
         ) from error
-    executor = trainer.executor
+    executor, network, settings = trainer.executor, about["network"], about["optimizer"]
+    parameters, state = groups["parameters"], groups["state"]
+    random = groups["random"] if about["random_of"] == _drawn_by(executor) else None
     expected = {name: executor.network.initializers[name].shape for name in executor.parameters()}
     found = {name: value.shape for name, value in parameters.items()}
     if found != expected:
@@ -119,6 +173,20 @@ def load(path: Path, trainer: Trainer) -> Progress:
             f"the checkpoint is of another network: {network!r} has {differing!r} of shape {found.get(differing)}, "
             f"{executor.network.name!r} of shape {expected.get(differing)}",
             where=str(path),
+        )
+    if about["graph"] != _graph(executor):
+        operators, own = about["operators"], _operators(executor)
+        kind = next((kind for kind in {**operators, **own} if operators.get(kind) != own.get(kind)), None)
+        raise ConfigurationError(
+            f"the checkpoint is of another network: the weights of {network!r} and {executor.network.name!r} have the "
+            "same shapes, but "
+            + (
+                f"they have {operators.get(kind, 0)} and {own.get(kind, 0)} nodes {kind}"
+                if kind
+                else "their nodes have other attributes, other constants or other connections"
+            ),
+            where=str(path),
+            hint="Build the network as it was built then, label smoothing and the kind of its loss included.",
         )
     ours = trainer.optimizer.to_dict()
     if settings != ours:
@@ -144,6 +212,9 @@ def load(path: Path, trainer: Trainer) -> Progress:
 class Checkpoints(Event):
     """Writes a checkpoint at regular training times and at the end of the run, off the clock.
 
+    After an error, and of a run that has diverged, none is written: the last good one stays. Values that are not finite
+    end the run.
+
     Parameters
     ----------
     path : Path
@@ -152,6 +223,11 @@ class Checkpoints(Event):
         Seconds of training time.
     every_steps : int, optional
         Updates, in place of seconds.
+
+    Raises
+    ------
+    DataError
+        From a run: if a checkpoint cannot be written; as far as an empty file tells, before the first step.
     """
 
     def __init__(self, path: Path, *, every_s: float = INTERVAL_S, every_steps: int | None = None) -> None:
@@ -160,6 +236,8 @@ class Checkpoints(Event):
         self._last_s = 0.0
 
     def on_start(self, run: Run) -> None:
+        with declared(self.path, "the checkpoint"):
+            check_writable(self.path)
         self._last_s = run.seconds
 
     def on_step(self, run: Run) -> None:
@@ -167,8 +245,22 @@ class Checkpoints(Event):
         if self._every_steps is not None:
             due = run.progress.step % self._every_steps == 0
         if due:
-            run.off_the_clock(lambda: save(self.path, run.trainer, run.progress))
+            run.off_the_clock(lambda: self._save(run))
             self._last_s = run.seconds
 
     def on_end(self, run: Run) -> None:
-        save(self.path, run.trainer, run.progress)
+        self._save(run)
+
+    def _save(self, run: Run) -> None:
+        if not run.resumable:
+            return
+        progress = run.snapshot()
+        parameters, state = run.trainer.executor.parameters(), run.trainer.state()
+        for name, value in (*parameters.items(), *state.items()):
+            if not np.isfinite(value).all():
+                what = f"training diverged: {name!r} is not finite after step {progress.step}"
+                run.stop(f"{what} (learning rate {run.trainer.learning_rate:g})", diverged=True)
+                return
+        if progress.losses and not math.isfinite(progress.losses[-1][1]):
+            return  # one step's overflow in fp16, or the beginning of a divergence: the next time tells
+        _save(self.path, run.trainer, progress, parameters, state)

@@ -6,17 +6,21 @@ Imports h5py, rich, the contract and its neighbours.
 from __future__ import annotations
 
 import csv
+import io
 import math
 import sys
+from abc import abstractmethod
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from d5suite.errors import ConfigurationError
-from d5suite.files import atomic_path
+from d5suite.errors import ConfigurationError, DataError
+from d5suite.files import atomic_hdf5, check_writable, declared, write_bytes
 from d5suite.training.loop import Event, Run
 from d5suite.validate.metrics import Metric
 
@@ -50,12 +54,12 @@ class ProgressBar(Event):
 
 
 class StopOnDivergence(Event):
-    """Ends a run whose loss is no longer a number.
+    """Ends a run whose loss is no longer a number, and says so before anything is evaluated.
 
     Parameters
     ----------
     every_steps : int
-        How often the losses are fetched.
+        How often the losses are fetched; they are also fetched after the last step of each epoch, off the clock.
     """
 
     def __init__(self, every_steps: int = LOSS_EVERY_STEPS) -> None:
@@ -63,20 +67,23 @@ class StopOnDivergence(Event):
         self._seen = 0
 
     def on_step(self, run: Run) -> None:
-        if run.progress.step % self._every == 0:
+        if run.progress.batch >= run.batches_per_epoch:
+            run.off_the_clock(lambda: self._look(run))
+        elif run.progress.step % self._every == 0:
             self._look(run)
 
-    def on_epoch(self, run: Run) -> None:
-        self._look(run)
-
     def _look(self, run: Run) -> None:
-        fresh = [(step, loss) for step, loss in run.losses() if step > self._seen]
-        for step, loss in fresh:
-            self._seen = step
-            if not math.isfinite(loss):
-                rate = run.trainer.learning_rate
-                run.stop(f"training diverged: the loss of step {step} is {loss} (learning rate {rate:g})")
-                return
+        losses = run.losses()
+        for number, (step, loss) in enumerate(losses):
+            if step > self._seen and not math.isfinite(loss):
+                before = f", that of the step before is {losses[number - 1][1]:.6g}" if number else ""
+                run.stop(
+                    f"training diverged: the loss of step {step} is {loss}{before} "
+                    f"(learning rate {run.learning_rate(step):g})",
+                    diverged=True,
+                )
+                break
+        self._seen = losses[-1][0]
 
 
 class StopAtTime(Event):
@@ -116,6 +123,13 @@ class StopEarly(Event):
         if self._waited >= self._patience:
             run.stop(f"{self._metric.name} has not become better than {self._best:g} for {self._patience} epochs")
 
+    def state(self) -> dict[str, Any]:
+        return {"metric": self._metric.name, "best": self._best, "waited": self._waited}
+
+    def load_state(self, values: dict[str, Any]) -> None:
+        if values["metric"] == self._metric.name:
+            self._best, self._waited = values["best"], values["waited"]
+
 
 class Target(Event):
     """Ends a run when its metric reaches the metric's acceptance bound, and remembers where that was.
@@ -139,11 +153,22 @@ class Target(Event):
             self.reached = (progress.seconds, progress.step, progress.samples)
             run.stop(f"{self._metric.name} has reached {value:g}")
 
+    def state(self) -> dict[str, Any]:
+        return {"metric": self._metric.name, "bound": self._metric.bound, "reached": self.reached}
+
+    def load_state(self, values: dict[str, Any]) -> None:
+        if (values["metric"], values["bound"]) == (self._metric.name, self._metric.bound) and values["reached"]:
+            seconds, step, samples = values["reached"]
+            self.reached = (seconds, step, samples)
+
 
 def _value(run: Run, metric: Metric) -> float:
     if metric.name not in run.progress.metrics:
         raise ConfigurationError(f"metric {metric.name} is not evaluated in this run")
     return run.progress.metrics[metric.name]
+
+
+Row = dict[str, float]
 
 
 class Series(Event):
@@ -158,53 +183,124 @@ class Series(Event):
     """
 
     def __init__(self) -> None:
-        self.epochs: list[dict[str, float]] = []
+        self.epochs: list[Row] = []
         self.losses: list[tuple[int, float]] = []
+
+    def on_start(self, run: Run) -> None:
+        progress = run.progress
+        begun = progress.step - progress.batch // run.accumulate
+        self.epochs = [row for row in self.epochs if row["epoch"] <= progress.epoch]
+        self.losses = [(step, loss) for step, loss in self.losses if step <= begun]
 
     def on_epoch(self, run: Run) -> None:
         fresh = run.losses()
         self.losses.extend(fresh)
-        progress = run.progress
-        mean = float(np.mean([loss for _, loss in fresh])) if fresh else math.nan
-        self.epochs.append(
-            {
-                "epoch": progress.epoch,
-                "step": progress.step,
-                "samples": progress.samples,
-                "seconds": progress.seconds,
-                "learning_rate": run.trainer.learning_rate,
-                "loss": mean,
-                **progress.metrics,
-            }
-        )
+        self.epochs.append({**_row(run, run.progress.epoch, fresh), **run.progress.metrics})
 
 
-class CSVSeries(Series):
-    """`Series` as a CSV file, written anew after every epoch."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__()
-        self._path = path
-
-    def on_epoch(self, run: Run) -> None:
-        super().on_epoch(run)
-        with atomic_path(self._path) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, list(self.epochs[0]))
-            writer.writeheader()
-            writer.writerows(self.epochs)
+def _row(run: Run, epoch: int, losses: Sequence[tuple[int, float]]) -> Row:
+    progress = run.progress
+    return {
+        "epoch": epoch,
+        "step": progress.step,
+        "samples": progress.samples,
+        "seconds": progress.seconds,
+        "learning_rate": run.trainer.learning_rate,
+        "loss": float(np.mean([loss for _, loss in losses])) if losses else math.nan,
+    }
 
 
-class HDF5Series(Series):
-    """`Series` as an HDF5 file, written anew after every epoch: ``epochs/NAME`` and ``steps/step``, ``steps/loss``."""
+class _FileSeries(Series):
+    """`Series` in a file that is written anew after every epoch.
+
+    A run that is resumed keeps the file's rows of the epochs before. The epoch in which a run ends before its time has
+    a row too, without metrics.
+
+    Parameters
+    ----------
+    path : Path
+
+    Raises
+    ------
+    DataError
+        From a run: if the file cannot be written, or is no such series when the run is resumed.
+    """
 
     def __init__(self, path: Path) -> None:
         super().__init__()
         self._path = path
 
+    def on_start(self, run: Run) -> None:
+        with declared(self._path, "the series"):
+            check_writable(self._path)
+        if run.progress.step and self._path.exists():
+            try:
+                self._read()
+            except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, csv.Error) as error:
+                raise DataError(
+                    f"this is no series of a run that can go on: {error}",
+                    where=str(self._path),
+                    hint="Move it away, and the series begins here; or name another file.",
+                ) from error
+        super().on_start(run)
+
     def on_epoch(self, run: Run) -> None:
         super().on_epoch(run)
-        with atomic_path(self._path) as temporary, h5py.File(temporary, "w") as file:
-            for name in self.epochs[0]:
-                file[f"epochs/{name}"] = np.array([row[name] for row in self.epochs])
-            file["steps/step"] = np.array([step for step, _ in self.losses])
-            file["steps/loss"] = np.array([loss for _, loss in self.losses])
+        self._save(self.epochs, self.losses)
+
+    def on_end(self, run: Run) -> None:
+        if run.progress.batch:
+            fresh = run.losses()
+            self._save([*self.epochs, _row(run, run.progress.epoch + 1, fresh)], [*self.losses, *fresh])
+
+    def _save(self, rows: list[Row], losses: list[tuple[int, float]]) -> None:
+        with declared(self._path, "the series"):
+            self._write(rows, losses, list(dict.fromkeys(name for row in rows for name in row)))
+
+    @abstractmethod
+    def _write(self, rows: list[Row], losses: list[tuple[int, float]], columns: list[str]) -> None:
+        """Write the file."""
+
+    @abstractmethod
+    def _read(self) -> None:
+        """Read what `_write` wrote into `epochs` and `losses`."""
+
+
+class CSVSeries(_FileSeries):
+    """`Series` as a CSV file, one row per epoch; what a row has no value for is empty."""
+
+    def _write(self, rows: list[Row], losses: list[tuple[int, float]], columns: list[str]) -> None:
+        text = io.StringIO(newline="")
+        writer = csv.DictWriter(text, columns)
+        writer.writeheader()
+        writer.writerows(rows)
+        write_bytes(self._path, text.getvalue().encode())
+
+    def _read(self) -> None:
+        with self._path.open(newline="", encoding="utf-8") as file:
+            table = list(csv.DictReader(file, strict=True))
+        self.epochs = [{name: _number(text) for name, text in row.items() if text} for row in table]
+        if not all("epoch" in row for row in self.epochs):
+            raise ValueError("a row has no epoch")
+
+
+class HDF5Series(_FileSeries):
+    """`Series` as an HDF5 file: ``epochs/NAME``, and ``steps/step`` and ``steps/loss``."""
+
+    def _write(self, rows: list[Row], losses: list[tuple[int, float]], columns: list[str]) -> None:
+        with atomic_hdf5(self._path) as file:
+            for name in columns:
+                file[f"epochs/{name}"] = np.array([row.get(name, math.nan) for row in rows])
+            file["steps/step"] = np.array([step for step, _ in losses], np.int64)
+            file["steps/loss"] = np.array([loss for _, loss in losses], np.float64)
+
+    def _read(self) -> None:
+        with h5py.File(self._path, "r") as file:
+            columns = {name: values[()].tolist() for name, values in file["epochs"].items()}
+            steps, losses = file["steps/step"][()].tolist(), file["steps/loss"][()].tolist()
+        self.epochs = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+        self.losses = list(zip(steps, losses, strict=True))
+
+
+def _number(text: str) -> float:
+    return int(text) if text.isdecimal() else float(text)

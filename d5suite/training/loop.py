@@ -7,9 +7,16 @@ and its neighbours.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import json
+import signal
+import threading
+import warnings
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from types import FrameType
 from typing import Any, Protocol
 
 import numpy as np
@@ -26,7 +33,11 @@ Batch = tuple[np.ndarray, np.ndarray]
 
 
 class Batches(Protocol):
-    """What the loop asks of its data."""
+    """What the loop asks of its data.
+
+    Where they have a ``batch_size``, a ``seed`` or a ``sampler`` with a ``describe``, as `ArrayBatches` and `Loader`
+    do, a run goes on only with the same ones.
+    """
 
     def __len__(self) -> int:
         """Batches per epoch."""
@@ -55,6 +66,12 @@ class Progress:
         The last evaluation's.
     stopped : str
         Why the run ended before its last epoch; empty if it did not.
+    losses : list of (int, float)
+        In a `Run.snapshot`: those of the epoch that is running, by step.
+    events : dict of str to dict
+        In a `Run.snapshot`: what the events remember, each under its class's name and number.
+    settings : dict
+        In a `Run.snapshot`: `Run.settings`.
     """
 
     epoch: int = 0
@@ -64,6 +81,9 @@ class Progress:
     seconds: float = 0.0
     metrics: dict[str, float] = field(default_factory=dict)
     stopped: str = ""
+    losses: list[tuple[int, float]] = field(default_factory=list, repr=False)
+    events: dict[str, dict[str, Any]] = field(default_factory=dict, repr=False)
+    settings: dict[str, Any] = field(default_factory=dict, repr=False)
 
 
 class Run:
@@ -84,12 +104,21 @@ class Run:
     evaluate : callable, optional
         Gives the metrics, by name; called at the end of every epoch, off the clock, before the events.
     progress : Progress, optional
-        Where a resumed run goes on.
+        Where a resumed run goes on; the run has a copy of its own.
+
+    Attributes
+    ----------
+    resumable : bool
+        Whether the weights are those after a whole step, and worth going on from: not after an error or a divergence.
 
     Raises
     ------
     ConfigurationError
-        If an epoch has no step.
+        If an epoch has no step, or the run that is to go on took its images otherwise.
+
+    Notes
+    -----
+    Ctrl-C waits until the step that is running is over, so that it leaves a whole step; a second one does not wait.
     """
 
     def __init__(
@@ -110,16 +139,82 @@ class Run:
         self.schedule = schedule or Constant()
         self.accumulate = accumulate
         self.events = events
-        self.progress = progress or Progress()
-        self._losses: list[tuple[int, float]] = []
-        self._pending: list[tuple[int, Any]] = []
+        self.resumable = True
+        before = progress or Progress()
+        self.progress = replace(before, losses=[], events={}, settings={})
+        self._losses = list(before.losses)
+        self._pending: deque[tuple[int, Any]] = deque()
         self._evaluate = evaluate
         self._running_since: float | None = None
+        self._whole = True  # no step and no epoch's events are half done
+        self._interrupted = False
         if accumulate < 1 or self.steps_per_epoch < 1:
             raise ConfigurationError(
                 f"an epoch of {len(batches)} batches has no step of {accumulate} batches",
                 hint="Use a smaller batch size or accumulate fewer batches.",
             )
+        self._check_settings(before.settings)
+        if self.progress.batch % accumulate or self.progress.batch > self.batches_per_epoch:
+            raise ConfigurationError(
+                f"the run that is to go on is at batch {self.progress.batch} of its epoch, and an epoch has "
+                f"{self.batches_per_epoch} here, in steps of {accumulate}",
+                hint="Go on with the same data, batch size and accumulation.",
+            )
+        for name, event in self._named_events():
+            if name in before.events:
+                event.load_state(before.events[name])
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What decides which images a step takes, as far as the batches tell, and the schedule; JSON-able."""
+        sampler = getattr(self.batches, "sampler", None)
+        describe = getattr(sampler, "describe", dict)
+        found = {f"the sampler's {name}": value for name, value in describe().items()}
+        found |= {name: getattr(self.batches, name) for name in ("seed", "batch_size") if hasattr(self.batches, name)}
+        found |= {"accumulate": self.accumulate, "batches per epoch": len(self.batches)}
+        plain: dict[str, Any] = json.loads(json.dumps({**found, "schedule": self.schedule.to_dict()}, default=str))
+        return plain
+
+    def _check_settings(self, before: dict[str, Any]) -> None:
+        ours = self.settings
+        differing = [name for name in before if name in ours and before[name] != ours[name]]
+        if "schedule" in differing:  # which may be on purpose
+            differing.remove("schedule")
+            warnings.warn(
+                f"the run that goes on had the schedule {before['schedule']}, and has {ours['schedule']} from here on",
+                stacklevel=3,
+            )
+        if differing:
+            name = differing[0]
+            raise ConfigurationError(
+                f"the run that is to go on had {name} {before[name]!r}, and this one has {ours[name]!r}",
+                hint="Go on with the same data, batch size and accumulation, or begin a new run from these parameters: "
+                "leave `progress` out.",
+            )
+
+    def _named_events(self) -> Iterator[tuple[str, Event]]:
+        seen: Counter[str] = Counter()
+        for event in self.events:
+            kind = type(event).__name__
+            yield f"{kind} {seen[kind]}", event
+            seen[kind] += 1
+
+    def snapshot(self) -> Progress:
+        """Where the run is, with all that going on from here needs beside parameters and optimizer state.
+
+        Waits for the device.
+        """
+        return replace(
+            self.progress,
+            losses=list(self.losses()) if self.progress.batch else [],
+            events={name: state for name, event in self._named_events() if (state := event.state())},
+            settings=self.settings,
+        )
+
+    @property
+    def batches_per_epoch(self) -> int:
+        """Batches that an epoch's steps take."""
+        return self.steps_per_epoch * self.accumulate
 
     @property
     def steps_per_epoch(self) -> int:
@@ -132,16 +227,22 @@ class Run:
         running = 0.0 if self._running_since is None else now() - self._running_since
         return self.progress.seconds + running
 
-    def stop(self, why: str) -> None:
-        """End the run after the event that is being told now."""
+    def learning_rate(self, step: int) -> float:
+        """The learning rate of a step, from 1 on."""
+        return self.trainer.optimizer.learning_rate * self.schedule.factor(step - 1, self.steps_per_epoch)
+
+    def stop(self, why: str, *, diverged: bool = False) -> None:
+        """End the run after the event that is being told now; what has diverged is not worth going on from."""
         self.progress.stopped = self.progress.stopped or why
+        self.resumable = self.resumable and not diverged
 
     def losses(self) -> list[tuple[int, float]]:
-        """The losses of the epoch's steps until now, by step; waits for the device."""
+        """The losses of the epoch's steps until now, by step, its earlier lives included; waits for the device."""
         _, loss = self.trainer.executor.network.require_loss()
-        for step, native in self._pending:
-            self._losses.extend((step, float(value)) for value in self.trainer.executor.fetch({loss: native}).values())
-        self._pending.clear()
+        while self._pending:
+            step, native = self._pending[0]
+            self._losses.append((step, float(self.trainer.executor.fetch({loss: native})[loss])))
+            self._pending.popleft()
         return self._losses
 
     def train(self) -> Progress:
@@ -151,39 +252,78 @@ class Run:
         -------
         Progress
         """
-        self._tell("on_start")
-        try:
-            while self.progress.epoch < self.epochs and not self.progress.stopped:
-                self._epoch()
-        finally:
+        error: BaseException | None = None
+        started: list[Event] = []
+        with self._whole_steps():
+            try:
+                for event in self.events:
+                    event.on_start(self)
+                    started.append(event)
+                while self.progress.epoch < self.epochs and not self.progress.stopped:
+                    self._epoch()
+            except BaseException as raised:
+                error = raised
+                self.resumable = self.resumable and self._whole and not isinstance(raised, Exception)
+            self._whole = True
             self._pause()
-            for event in self.events:
-                event.on_end(self)
+            for event in started:
+                try:
+                    event.on_end(self)
+                except BaseException as raised:
+                    error = raised if error is None else error
+        if error is not None:
+            raise error
         return self.progress
+
+    @contextlib.contextmanager
+    def _whole_steps(self) -> Iterator[None]:
+        usual = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        if not usual or threading.current_thread() is not threading.main_thread():
+            yield
+            return
+
+        def interrupt(number: int, frame: FrameType | None) -> None:
+            if self._whole or self._interrupted:
+                raise KeyboardInterrupt
+            self._interrupted = True
+
+        signal.signal(signal.SIGINT, interrupt)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    def _is_whole(self) -> None:
+        self._whole = True
+        if self._interrupted:
+            raise KeyboardInterrupt
 
     def _epoch(self) -> None:
         progress, executor, trainer = self.progress, self.trainer.executor, self.trainer
         network = executor.network
         label, loss = network.require_loss()
-        rate, per_epoch = trainer.optimizer.learning_rate, self.steps_per_epoch
         on_batch = [event.on_batch for event in self.events if type(event).on_batch is not Event.on_batch]
         on_step = [event.on_step for event in self.events if type(event).on_step is not Event.on_step]
         stream = iter(self.batches.epoch(progress.epoch, start=progress.batch))
         self._resume()
-        while progress.batch < per_epoch * self.accumulate:
+        while progress.batch < self.batches_per_epoch:
             group: list[Native] = []
+            samples = 0
             for images, labels in itertools.islice(stream, self.accumulate):
                 group.append(executor.feed({network.input: images, label: labels}))
-                progress.samples += len(images)
+                samples += len(images)
                 for tell in on_batch:
                     tell(self)
             if len(group) < self.accumulate:
                 raise ConfigurationError(f"epoch {progress.epoch} ended after {progress.batch + len(group)} batches")
-            trainer.set_learning_rate(rate * self.schedule.factor(progress.step, per_epoch))
+            self._whole = False
+            trainer.set_learning_rate(self.learning_rate(progress.step + 1))
             answer = trainer.step(*group)
             progress.step += 1
             progress.batch += self.accumulate
+            progress.samples += samples
             self._pending.append((progress.step, answer[loss]))
+            self._is_whole()
             for tell in on_step:
                 tell(self)
             if progress.stopped:
@@ -192,16 +332,14 @@ class Run:
         self._pause()
         if progress.stopped:
             return
-        progress.epoch, progress.batch = progress.epoch + 1, 0
-        if self._evaluate is not None:
-            progress.metrics = self._evaluate(executor)
-        self._tell("on_epoch")
+        metrics = progress.metrics if self._evaluate is None else self._evaluate(executor)
+        self._whole = False
+        progress.epoch, progress.batch, progress.metrics = progress.epoch + 1, 0, metrics
+        for event in self.events:
+            event.on_epoch(self)
         self._pending.clear()
         self._losses = []
-
-    def _tell(self, what: str) -> None:
-        for event in self.events:
-            getattr(event, what)(self)
+        self._is_whole()
 
     def _resume(self) -> None:
         self._running_since = now()
@@ -239,7 +377,14 @@ class Event:
         """After each epoch and its evaluation."""
 
     def on_end(self, run: Run) -> None:
-        """After the last epoch, a stop or an error."""
+        """After the last epoch, a stop or an error; every event that was started is told, whatever others raise."""
+
+    def state(self) -> dict[str, Any]:
+        """What the event must remember when the run is resumed, JSON-able; it is kept in checkpoints."""
+        return {}
+
+    def load_state(self, values: dict[str, Any]) -> None:
+        """Go on from what `state` gave; called before `on_start`, in a resumed run only."""
 
 
 def evaluator(

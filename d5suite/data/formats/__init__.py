@@ -1,6 +1,7 @@
 """The formats that sites store image datasets in, all read to one `Store` and written by `d5suite.data.convert`.
 
-One module per format, with the same names in each: ``splits(path)``, ``read(path, split)`` and ``Writer``.
+One module per format, with the same names in each: ``splits(path)``, ``read(path, split)`` and ``Writer``; those of
+record files, which have an index, also ``scan(path, split)``, which does not believe it.
 
 - `folder`: ImageNet's and Open Images' folders of JPEG files;
 - `hdf5`: one HDF5 file;
@@ -97,6 +98,22 @@ def read_split(path: str | os.PathLike[str], split: str) -> Store:
     module = format_module(kind_of(path))
     root = Path(os.path.abspath(path))
     store: Store = module.read(root, _split_there(root, module.splits(root), split))
+    return store
+
+
+def scan_split(path: str | os.PathLike[str], split: str) -> Store:
+    """One split of a dataset, as its frameworks' own readers see it: record files are read, and indexes compared.
+
+    `read_split` believes the index of record files where it has one of the right size.
+
+    Raises
+    ------
+    DataError, ConfigurationError
+        As `read_split`, or an index says anything else than the records.
+    """
+    module = format_module(kind_of(path))
+    root = Path(os.path.abspath(path))
+    store: Store = getattr(module, "scan", module.read)(root, _split_there(root, module.splits(root), split))
     return store
 
 

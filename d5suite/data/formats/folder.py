@@ -95,7 +95,6 @@ class Writer:
     def finish(self) -> None:
         """Complete the store with the files that hold the labels."""
         first = next(iter(self._stores.values()))
-        named = [(label, first.class_names[label]) for label in first.label_names if label in first.class_names]
         if first.several:
             with open(self._target / DESCRIPTIONS_FILE, "w", encoding="utf-8", newline="") as file:
                 described = [(label, first.class_names.get(label, "")) for label in first.label_names]
@@ -104,8 +103,8 @@ class Writer:
             for split, store in self._stores.items():
                 _write_verified(self._target / labels_file(split), store)
         else:
-            if named:
-                lines = (f"{label} {name}\n" for label, name in named)
+            if first.class_names:
+                lines = (f"{label} {first.class_names.get(label, '')}".rstrip() + "\n" for label in first.label_names)
                 (self._target / MAPPING_FILE).write_text("".join(lines), encoding="utf-8")
             if "val" in self._stores:
                 _write_val_labels(self._target / VAL_LABELS_FILE, self._stores["val"])

@@ -9,6 +9,7 @@ which, and then which are verified to be absent.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import mmap
 import os
 import struct
@@ -26,7 +27,6 @@ from d5suite.data.formats.store import (
     LabelReader,
     Store,
     full_name,
-    read_classes,
     sniff,
     write_classes,
 )
@@ -59,27 +59,49 @@ def read(path: Path, split: str) -> Store:
         The file is truncated or damaged, or does not fit its index or the classes.
     """
     file = path / f"{split}.rec"
-    if tables.index_file(path, split).exists():
-        store = tables.fitting(path, tables.read_index([file], split), read_classes(path))
-    else:
-        store = _scan(file, split)
+    store = tables.indexed(path, split, [file])
+    if store is None:
+        store, _ = _scan(file, split)
         with contextlib.suppress(
             OSError, RuntimeError
         ):  # the folder is somebody else's; it is scanned again the next time
             tables.write_index(store)
     places = store.files
     assert isinstance(places, Pieces)
-    _check_idx(file.with_suffix(".idx"), places.record)
+    _check_idx(file.with_suffix(".idx"), places.record, None)
     places.record[:] = -1  # records without a checksum
     return store
 
 
-def _check_idx(file: Path, records: np.ndarray) -> None:
-    """Compare MXNet's index, if there is one, with where the records begin."""
+def scan(path: Path, split: str) -> Store:
+    """Read all records of one split, and compare them with the indexes that there are: ours and MXNet's.
+
+    Raises
+    ------
+    DataError
+        As `read`, or an index says anything else than the records.
+    """
+    file = path / f"{split}.rec"
+    index = tables.indexed(path, split, [file])
+    store, ids = _scan(file, split)
+    if index is not None:
+        if not file.with_suffix(".lst").exists() and len(index) == len(store):
+            store = dataclasses.replace(store, names=index.names)  # records have none
+        tables.check_same(store, index)
+    places = store.files
+    assert isinstance(places, Pieces)
+    _check_idx(file.with_suffix(".idx"), places.record, ids)
+    places.record[:] = -1  # records without a checksum
+    return store
+
+
+def _check_idx(file: Path, records: np.ndarray, ids: np.ndarray | None) -> None:
+    """Compare MXNet's index, if there is one, with where the records begin and, where known, with their ids."""
     if not file.exists():
         return
     try:
-        offsets = np.array([int(line.split("\t")[1]) for line in file.read_text("ascii").splitlines()], np.int64)
+        lines = [line.split("\t") for line in file.read_text("ascii").splitlines()]
+        keys, offsets = (np.array([int(line[column]) for line in lines], np.int64) for column in (0, 1))
     except (OSError, ValueError, IndexError, OverflowError) as error:
         raise DataError(f"is not an index of a RecordIO file: {error}", where=str(file)) from None
     if len(offsets) != len(records):
@@ -93,14 +115,35 @@ def _check_idx(file: Path, records: np.ndarray) -> None:
         raise DataError(
             f"no record of {file.with_suffix('.rec').name} begins at byte {where}, which it names", where=str(file)
         )
+    if ids is not None:
+        _check_keys(file, keys, offsets, np.searchsorted(records, offsets), ids)
 
 
-def _scan(file: Path, split: str) -> Store:
-    """Find all images. The file is not read as a whole, only the beginnings of the records."""
+def _check_keys(file: Path, keys: np.ndarray, offsets: np.ndarray, numbers: np.ndarray, ids: np.ndarray) -> None:
+    """Check that MXNet finds the right image by its key: `numbers` are those of the records that the lines name.
+
+    A key is the id of its record, as `im2rec` makes them. Where no list gives labels by id, keys in the order of the
+    records will do, because MXNet then takes the label from the record itself.
+    """
+    in_order = (np.diff(numbers[np.argsort(keys, kind="stable")]) > 0).all() and len(np.unique(keys)) == len(keys)
+    wrong = ids[numbers] != keys.astype(np.uint64)
+    if wrong.any() and (file.with_suffix(".lst").exists() or not in_order):
+        line = int(wrong.argmax())
+        raise DataError(
+            f"key {keys[line]} names byte {offsets[line]} of {file.with_suffix('.rec').name}, where record "
+            f"{numbers[line]} begins, which has the id {ids[numbers[line]]}",
+            where=f"{file}, line {line + 1}",
+            hint="The lines are exchanged, or of another file: fetch or convert it again.",
+        )
+
+
+def _scan(file: Path, split: str) -> tuple[Store, np.ndarray]:
+    """Find all images, and their ids. The file is not read as a whole, only the beginnings of the records."""
     labels = LabelReader(file.parent)
     listed = _read_list(file.with_suffix(".lst"))
     names: list[str] = []
     records, starts, pieces = array("q"), array("q", [0]), array("q")  # numbers of 8 bytes
+    ids = array("Q")
     with open(file, "rb") as opened:
         if not os.fstat(opened.fileno()).st_size:
             raise DataError("no images", where=str(file))
@@ -108,8 +151,16 @@ def _scan(file: Path, split: str) -> Store:
             content.madvise(mmap.MADV_RANDOM)
             for record, parts in _records(content, file):
                 where = f"{file}, byte {record}"
-                image_id, label, size = _header(content, parts, labels, where)
-                name = listed.get(image_id, f"{len(names):08}.JPEG")
+                image_id, numbers, size = _header(content, parts, labels.several, where)
+                label = _take(numbers, labels, where)
+                *written, name = listed.get(image_id, f"{len(names):08}.JPEG").split("\t")
+                if written and not _same_numbers(written, numbers):
+                    raise DataError(
+                        f"record {len(names)} has label {' '.join(map(str, numbers))}, and {file.stem}.lst says "
+                        f"{' '.join(written)} of its id {image_id}",
+                        where=where,
+                    )
+                ids.append(image_id)
                 names.append(full_name(split, label, name, where))
                 records.append(record)
                 for piece in _without(parts, size):
@@ -125,7 +176,7 @@ def _scan(file: Path, split: str) -> Store:
         length.copy(),
     )
     label_names, class_names, values = labels.result()
-    return Store(file.parent, split, label_names, class_names, names, values, places)
+    return Store(file.parent, split, label_names, class_names, names, values, places), np.array(ids)
 
 
 def _records(content: mmap.mmap, file: Path) -> Iterator[tuple[int, Parts]]:
@@ -167,8 +218,8 @@ def _records(content: mmap.mmap, file: Path) -> Iterator[tuple[int, Parts]]:
         raise DataError("the file ends inside this record", where=f"{file}, byte {begin}", hint="It was cut short.")
 
 
-def _header(content: mmap.mmap, parts: Parts, labels: LabelReader, where: str) -> tuple[int, str, int]:
-    """Take an image's labels; return its id, the name of its label if it has one, and the size of the header."""
+def _header(content: mmap.mmap, parts: Parts, several: bool, where: str) -> tuple[int, list[int], int]:
+    """Return an image's id, the numbers of its labels, and the size of the header."""
     size = _HEADER.size
     head = _first_bytes(content, parts, size)
     if len(head) < size:
@@ -181,14 +232,19 @@ def _header(content: mmap.mmap, parts: Parts, labels: LabelReader, where: str) -
     numbers = [int(value) if np.isfinite(value) else -1 for value in values]
     if numbers != list(values):
         raise DataError(f"a label is not a whole number: {label if not flag else values}", where=where)
-    if not labels.several:
-        if len(numbers) != 1:
-            raise DataError(f"the record has {len(numbers)} labels, and no list of classes says so", where=where)
-        return image_id, labels.add(numbers[0], where), size
-    if not flag or not 0 <= numbers[0] < len(numbers):
+    if not several and len(numbers) != 1:
+        raise DataError(f"the record has {len(numbers)} labels, and no list of classes says so", where=where)
+    if several and (not flag or not 0 <= numbers[0] < len(numbers)):
         raise DataError("the labels do not begin with how many of them are present", where=where)
+    return image_id, numbers, size
+
+
+def _take(numbers: list[int], labels: LabelReader, where: str) -> str:
+    """Take an image's labels; return the name of its label, if an image has one."""
+    if not labels.several:
+        return labels.add(numbers[0], where)
     labels.add_several(numbers[1 : numbers[0] + 1], numbers[numbers[0] + 1 :], where)
-    return image_id, "", size
+    return ""
 
 
 def _first_bytes(content: mmap.mmap, parts: Parts, size: int) -> bytes:
@@ -211,15 +267,27 @@ def _without(parts: Parts, size: int) -> Parts:
     return rest
 
 
-def _read_list(file: Path) -> dict[int, str]:
-    """Read MXNet's list of images: id, labels, name; return name by id."""
-    if not file.exists():
-        return {}
+def _same_numbers(written: list[str], numbers: list[int]) -> bool:
+    """Whether labels in a list are those of a record, which may have the first of several only."""
     try:
-        rows = [line.split("\t") for line in file.read_text("utf-8").split("\n") if line]
-        return {int(row[0]): row[-1] for row in rows if len(row) > 2}
+        return [float(text) for text in written[: len(numbers)]] == numbers
+    except ValueError:
+        return False
+
+
+def _read_list(file: Path) -> dict[int, str]:
+    """Read MXNet's list of images: id, labels, name; return labels and name by id."""
+    listed: dict[int, str] = {}
+    if not file.exists():
+        return listed
+    try:
+        for number, line in enumerate(file.read_text("utf-8").split("\n"), start=1):
+            image_id, _, rest = line.partition("\t")
+            if "\t" in rest and listed.setdefault(int(image_id), rest) != rest:
+                raise DataError(f"line {number} has the id {int(image_id)} a second time", where=str(file))
     except (OSError, ValueError) as error:
         raise DataError(f"is not a list of images: {error}", where=str(file)) from None
+    return listed
 
 
 class Writer:
@@ -258,7 +326,7 @@ class Writer:
                 for number, name in enumerate(store.names):
                     labels = "\t".join(str(value) for value in _labels(store, number))
                     file.write(f"{number}\t{labels}\t{name}\n")
-            found = _scan(self._target / f"{split}.rec", split)
+            found, _ = _scan(self._target / f"{split}.rec", split)
             tables.write_index(found)
             assert isinstance(found.files, Pieces)
             records = found.files.record

@@ -90,6 +90,14 @@ class Store:
         except OSError as error:
             raise DataError(f"cannot be read: {error.strerror}", where=str(error.filename)) from None
 
+    def label_text(self, number: int) -> str:
+        """The label of an image by name; of several those that are verified, like ``+/m/01yrx -/m/0bt9lr``."""
+        if not isinstance(self.labels, SparseLabels):
+            return self.label_names[int(self.labels[number])]
+        row = slice(*self.labels.starts[number : number + 2].tolist())
+        verified = zip(self.labels.classes[row].tolist(), self.labels.values[row].tolist(), strict=True)
+        return " ".join(sorted("-+"[value] + self.label_names[label] for label, value in verified)) or "none"
+
     def first_classes(self, count: int) -> Store:
         """Keep the first classes, and the images with a label among them.
 
@@ -191,7 +199,7 @@ def read_classes(folder: Path) -> tuple[list[str], dict[str, str], bool] | None:
     file = folder / CLASSES_FILE
     if not file.exists():
         names = read_mapping(folder / MAPPING_FILE)
-        return (sorted(names), names, False) if names else None
+        return (sorted(names), {label: name for label, name in names.items() if name}, False) if names else None
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
         labels = [label for label, _ in content["classes"]]
@@ -220,6 +228,9 @@ class LabelReader:
         self.known = known is not None
         self.label_names, self.class_names, self.several = known or ([], {}, False)
         self._number = {name: number for number, name in enumerate(self.label_names)}
+        # Our list of classes says what a record calls them; that of others only who is who is the same throughout.
+        self._called = dict(self._number) if (folder / CLASSES_FILE).exists() else {}
+        self._named = {number: name for name, number in self._called.items()}
         self._labels: list[int] = []
         self._starts = [0]
         self._values: list[int] = []
@@ -238,6 +249,20 @@ class LabelReader:
                 raise DataError(f"class {label!r} is not in the list of classes", where=where)
             self._number[label] = len(self._number)
         self._labels.append(self._number[label])
+        return label
+
+    def add_both(self, label: str, number: int, where: str) -> str:
+        """Take the one label of an image, by name and number, which belong together in all records; return its name."""
+        record = len(self._labels)
+        self.add(label, where)
+        if (other := self._called.setdefault(label, number)) != number:
+            raise DataError(
+                f"record {record} gives class {label!r} the number {number} instead of {other}", where=where
+            )
+        if (name := self._named.setdefault(number, label)) != label:
+            raise DataError(
+                f"record {record} gives class {label!r} the number {number}, which {name!r} has", where=where
+            )
         return label
 
     def add_several(self, positive: Sequence[int], negative: Sequence[int], where: str) -> None:

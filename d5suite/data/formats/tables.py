@@ -10,16 +10,16 @@ import contextlib
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import h5py
 import numpy as np
 
 from d5suite.data.formats.store import Labels, Store, check_name, sniff
+from d5suite.data.formats.store import read_classes as read_class_list
 from d5suite.data.openimages import SparseLabels
 from d5suite.data.reading import Pieces
 from d5suite.errors import DataError
-from d5suite.files import atomic_path
+from d5suite.files import atomic_hdf5
 
 VERSION = 1
 _INDEX_FORMAT = "d5suite image index"
@@ -165,8 +165,7 @@ def write_index(store: Store) -> None:
     """Write the index of a split of record files beside them, so that they need not be scanned again."""
     places = store.files
     assert isinstance(places, Pieces)
-    # In memory, because the HDF5 library does not survive a full disk.
-    with h5py.File("index", "w", driver="core", backing_store=False) as file:
+    with atomic_hdf5(index_file(store.path, store.split)) as file:
         file.attrs["format"], file.attrs["version"] = _INDEX_FORMAT, VERSION
         write_classes(file, store)
         write_images(file, store)
@@ -174,10 +173,6 @@ def write_index(store: Store) -> None:
         file["file_sizes"] = np.array([os.path.getsize(path) for path in places.files], np.int64)
         for name in ("file", "record", "start", "offset", "length"):
             file[name] = getattr(places, name)
-        file.flush()
-        content = file.id.get_file_image()
-    with atomic_path(index_file(store.path, store.split)) as temporary:
-        temporary.write_bytes(content)
 
 
 def read_index(files: Sequence[Path], split: str) -> Store:
@@ -195,21 +190,14 @@ def read_index(files: Sequence[Path], split: str) -> Store:
         It is damaged, or does not fit the files.
     """
     path = index_file(files[0].parent, split)
-    again = f"Delete {path.name}; it is made again when the store is next opened."
     with opened(path, _INDEX_FORMAT) as file:
         label_names, class_names = read_classes(file)
         names, labels = read_images(file, len(label_names))
         sizes = [item.stat().st_size for item in files]
         expected = dict(zip(strings(file, "files"), numbers(file, "file_sizes", np.int64).tolist(), strict=True))
         actual = dict(zip((item.name for item in files), sizes, strict=True))
-        for name, size in (actual | expected).items():
-            if expected.get(name) != actual.get(name):
-                raise DataError(
-                    f"the index does not fit {name}: it expects {expected.get(name, 0):,} bytes, "
-                    f"and there are {actual.get(name, 0):,}",
-                    where=f"{files[0].parent / name}, byte {min(expected.get(name, 0), size)}",
-                    hint=f"If the file is as it should be: {again[0].lower()}{again[1:]}",
-                )
+        for name in sorted(expected.keys() | actual.keys()):
+            _check_size(path, files[0].parent / name, expected.get(name, 0), actual.get(name, 0))
         starts = numbers(file, "start", np.int64, len(names) + 1)
         _check_starts(starts, str(path))
         places = Pieces(
@@ -231,23 +219,78 @@ def read_index(files: Sequence[Path], split: str) -> Store:
         wrong |= (np.diff(starts) < 1) | (places.record < 0)
     if wrong.any():
         raise DataError(
-            f"the index places image {int(wrong.argmax())} outside of its file", where=str(path), hint=again
+            f"the index places image {int(wrong.argmax())} outside of its file", where=str(path), hint=_again(path)
         )
     return Store(files[0].parent, split, label_names, class_names, names, labels, places)
 
 
-def fitting(path: Path, store: Store, known: tuple[list[str], dict[str, Any], bool] | None) -> Store:
-    """Return the store if its classes are those that its folder lists.
+def _again(path: Path) -> str:
+    return f"Delete {path.name}; it is made again when the store is next opened."
+
+
+def _right_file(path: Path) -> str:
+    return f"If the file is as it should be, delete {path.name}; it is made again when the store is next opened."
+
+
+def _check_size(index: Path, file: Path, expected: int, actual: int) -> None:
+    if actual < expected:
+        raise DataError(
+            f"the file ends after {actual:,} bytes, and had {expected:,} when {index.name} was made",
+            where=f"{file}, byte {actual}",
+            hint=f"It was cut short: fetch or convert it again. {_right_file(index)}",
+        )
+    if actual > expected:
+        raise DataError(
+            f"the file changed since {index.name} was made: it had {expected:,} bytes, and has {actual:,}",
+            where=f"{file}, byte {expected}",
+            hint=_right_file(index),
+        )
+
+
+def indexed(folder: Path, split: str, files: Sequence[Path]) -> Store | None:
+    """Read the index of a split of record files, if there is one.
 
     Raises
     ------
     DataError
-        They are not.
+        As `read_index`, or its classes are not those that the folder lists.
     """
+    path = index_file(folder, split)
+    if not path.exists():
+        return None
+    store = read_index(files, split)
+    known = read_class_list(folder)
     if known is not None and (known[0], known[2]) != (store.label_names, store.several):
         raise DataError(
-            f"the index of {store.split!r} has other classes than the list of classes",
-            where=str(path),
-            hint=f"Delete {index_file(path, store.split).name}; it is made again when the store is next opened.",
+            f"the index of {split!r} has other classes than the list of classes", where=str(folder), hint=_again(path)
         )
     return store
+
+
+def check_same(found: Store, index: Store) -> None:
+    """Compare what the records of a split say with what its index says.
+
+    Raises
+    ------
+    DataError
+        They differ, in the place, the name or the labels of an image, or in the classes.
+    """
+    path = index_file(found.path, found.split)
+    places, others = found.files, index.files
+    assert isinstance(places, Pieces)
+    assert isinstance(others, Pieces)
+    for number in range(min(len(found), len(index))):
+        if found.files[number] != index.files[number]:
+            what = f"record {number} is not where the index places it"
+        elif found.names[number] != index.names[number]:
+            what = f"record {number} is {found.names[number]!r}, and in the index {index.names[number]!r}"
+        elif (label := found.label_text(number)) != (other := index.label_text(number)):
+            what = f"record {number} has label {label}, and in the index {other}"
+        else:
+            continue
+        where = f"{places.files[places.file[number]]}, byte {places.record[number]}"
+        raise DataError(what, where=where, hint=_right_file(path))
+    if len(found) != len(index):
+        raise DataError(f"has {len(index):,} images for {len(found):,} records", where=str(path), hint=_again(path))
+    if (found.label_names, found.class_names) != (index.label_names, index.class_names):
+        raise DataError("has other classes than the records", where=str(path), hint=_again(path))

@@ -28,7 +28,6 @@ from d5suite.data.formats.store import (
     LabelReader,
     Store,
     full_name,
-    read_classes,
     sniff,
     write_classes,
 )
@@ -61,11 +60,27 @@ def read(path: Path, split: str) -> Store:
         A file is missing, truncated or damaged, or does not fit the index or the classes.
     """
     files = _shards(path, split)
-    if tables.index_file(path, split).exists():
-        return tables.fitting(path, tables.read_index(files, split), read_classes(path))
+    store = tables.indexed(path, split, files)
+    if store is None:
+        store = _scan(path, split, files)
+        with contextlib.suppress(OSError):  # the folder is somebody else's; it is scanned again the next time
+            tables.write_index(store)
+    return store
+
+
+def scan(path: Path, split: str) -> Store:
+    """Read all records of one split, and compare them with the index, if there is one.
+
+    Raises
+    ------
+    DataError
+        As `read`, or the index says anything else than the records.
+    """
+    files = _shards(path, split)
+    index = tables.indexed(path, split, files)
     store = _scan(path, split, files)
-    with contextlib.suppress(OSError):  # the folder is somebody else's; it is scanned again the next time
-        tables.write_index(store)
+    if index is not None:
+        tables.check_same(store, index)
     return store
 
 
@@ -123,22 +138,25 @@ def _scan(path: Path, split: str, files: Sequence[Path]) -> Store:
     return Store(path, split, label_names, class_names, names, values, places)
 
 
-def _image(content: mmap.mmap, features: Features, labels: LabelReader, split: str, number: int, where: str) -> str:
+def _image(content: mmap.mmap, features: Features, labels: LabelReader, split: str, count: int, where: str) -> str:
     """Take an image's labels and return its name."""
     label = ""
     if labels.several:
         verified = [features.get(f"image/class/{kind}", []) for kind in ("positive", "negative")]
         positive, negative = (value if isinstance(value, list) else [] for value in verified)
         labels.add_several(positive, negative, where)
-    elif "image/class/synset" in features:
-        label = labels.add(_text(content, features, "image/class/synset", where), where)
     else:
-        value = features.get("image/class/label")
-        if not isinstance(value, list) or len(value) != 1:
+        numbers = features.get("image/class/label")
+        number = numbers[0] if isinstance(numbers, list) and len(numbers) == 1 else None
+        if "image/class/synset" in features:
+            name = _text(content, features, "image/class/synset", where)
+            label = labels.add(name, where) if number is None else labels.add_both(name, number, where)
+        elif number is None:
             raise DataError("the record has neither image/class/synset nor one image/class/label", where=where)
-        label = labels.add(value[0], where)
+        else:
+            label = labels.add(number, where)
     has_name = "image/filename" in features
-    name = _text(content, features, "image/filename", where) if has_name else f"{number:08}.JPEG"
+    name = _text(content, features, "image/filename", where) if has_name else f"{count:08}.JPEG"
     return full_name(split, label, name, where)
 
 
