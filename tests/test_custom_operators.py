@@ -1,10 +1,12 @@
-"""Custom operators on every backend: C++ and Python against NumPy, integers, several outputs, failures, the cache."""
+"""Custom operators on every backend: C++ and Python against NumPy, integers, several outputs, mistakes, the cache."""
 
 from __future__ import annotations
 
 import os
 import runpy
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +15,10 @@ import pytest
 from scipy.special import erf
 
 from d5suite.backends import Backend, discover
-from d5suite.custom import CustomOperator, compile_library
-from d5suite.errors import NetworkError
+from d5suite.custom import CompileError, CustomOperator, Glue, compile_operator
+from d5suite.errors import ConfigurationError, NetworkError
 from d5suite.network.operation import Operation, Tensor
+from d5suite.validate.operators import check_backward, check_backward_float64, check_forward, exact_part, reference
 
 BACKENDS = ["deep500", "jax", "mxnet", "tensorflow", "torch"]
 
@@ -70,6 +73,36 @@ PICKED: list[tuple[str, list[str], list[str], dict[str, Any]]] = [
 ]
 """Of the meaning only the shapes and types are asked for here."""
 
+TIMES = """
+#include "d5suite_operator.h"
+#include "factor.h"
+D5_OUTPUTS_LIKE_FIRST_INPUT
+
+extern "C" int d5_forward(const d5_call *call) {
+    if (call->inputs[0].dtype != D5_FLOAT32) return D5_UNSUPPORTED_DTYPE;
+    const float *x = static_cast<const float *>(call->inputs[0].data);
+    const float *z = static_cast<const float *>(call->inputs[1].data);
+    float *y = static_cast<float *>(call->outputs[0].data);
+    for (int64_t i = 0; i < d5_size(&call->inputs[0]); ++i) y[i] = FACTOR * x[i] + z[i];
+    return D5_OK;
+}
+"""
+"""In float32 only. It has as many tensors as the example, so that the frameworks' glue need not be compiled again."""
+
+BACKWARD = """
+extern "C" int d5_backward(const d5_call *call) {
+    if (call->inputs[0].dtype != D5_FLOAT32) return D5_UNSUPPORTED_DTYPE;
+    const float *by_y = static_cast<const float *>(call->output_gradients[0].data);
+    float *by_x = static_cast<float *>(call->input_gradients[0].data);
+    float *by_z = static_cast<float *>(call->input_gradients[1].data);
+    for (int64_t i = 0; i < d5_size(&call->inputs[0]); ++i) by_x[i] = SLOPE * (by_z[i] = by_y[i]);
+    return D5_OK;
+}
+"""
+"""A backward pass for it."""
+
+THREE_TIMES: list[tuple[str, list[str], list[str], dict[str, Any]]] = [("Sum", ["x", "x", "x", "z"], ["y"], {})]
+
 
 @pytest.fixture(params=BACKENDS)
 def backend(request: pytest.FixtureRequest) -> Backend:
@@ -89,9 +122,10 @@ def compiler() -> None:
         pytest.skip("no C++ compiler")
 
 
-def picking(folder: Path, factor: float = 2.5, *, backward: bool = True) -> CustomOperator:
+def picking(folder: Path, factor: float = 2.5, *, backward: bool | None = True) -> CustomOperator:
+    """Without a backward pass because of a condition, if it says so, or because there is none."""
     compiler()
-    (folder / "pick.cc").write_text(PICK)
+    (folder / "pick.cc").write_text(PICK if backward is not None else PICK.partition("#ifdef")[0])
     return CustomOperator(
         "Pick",
         inputs=["x", "index"],
@@ -192,15 +226,190 @@ def test_every_output_must_be_wanted(backend: Backend, folder: Path) -> None:
         backend.operator(operation)
 
 
+def times(folder: Path, source: str = TIMES + BACKWARD, factor: str = "3", **settings: Any) -> CustomOperator:
+    compiler()
+    (folder / "times.cc").write_text(source.replace("SLOPE", settings.pop("slope", "3")))
+    (folder / "factor.h").write_text(f"#define FACTOR {factor}")
+    settings = {"meaning": THREE_TIMES, "source": "times.cc", "precisions": ["fp32"], **settings}
+    return CustomOperator("Times", ["x", "z"], ["y"], file=folder / "describes.py", **settings)
+
+
+def on_six(custom: CustomOperator) -> Operation:
+    return Operation(custom.op_type, dict.fromkeys(custom.inputs, (2, 3)), custom=custom)
+
+
+def of_ones(operator: Any) -> np.ndarray:
+    fed = operator.feed([np.ones((2, 3), np.float32) for _ in operator.operation.node.inputs])
+    answer: np.ndarray = operator.fetch(operator.forward(*fed))[0]
+    return answer
+
+
+# The backward pass, proved in the widest precision that there is.
+
+
+@pytest.mark.parametrize("slope", ["3", "3.001f"])
+def test_a_backward_pass_is_proved_without_float64(backend: Backend, tmp_path: Path, slope: str) -> None:
+    operation = on_six(times(tmp_path, slope=slope))
+    exact = backend.operator(exact_part(operation))
+    known = reference(operation, 0, backward=True)
+    by_x, by_z = check_backward_float64(exact, known, 0)
+    assert by_x.name == "gradient of x (fp32) vs central differences"
+    assert by_x.passed == (slope == "3") and by_z.passed and by_x.tolerance < 1e-5
+    timed = check_backward(backend.operator(operation), exact, 0).checks
+    assert [(check.name, check.passed) for check in timed] == [
+        ("gradient of x (fp32) vs fp32", True), ("gradient of z (fp32) vs fp32", True),
+    ]  # fmt: skip
+
+
+def test_a_kink_in_the_meaning_is_not_stepped_over() -> None:
+    shape = (64, 1024)  # where a long step finds a kink
+
+    def relu(x: np.ndarray) -> np.ndarray:
+        return np.maximum(x, 0)
+
+    custom = CustomOperator("MyRelu", ["x"], ["y"], [("Relu", ["x"], ["y"], {})], forward=relu)
+    own = reference(Operation(custom.op_type, {"x": shape}, custom=custom, name="same"), 0, backward=True)
+    onnx = reference(Operation("Relu", {"x": shape}, name="same"), 0, backward=True)
+    assert own.derivatives == onnx.derivatives
+
+
+# The optional backward pass.
+
+
+def test_a_source_without_a_backward_pass_need_not_say_so(backend: Backend, tmp_path: Path) -> None:
+    custom = picking(tmp_path, backward=None)
+    operator, inputs = picked(backend, custom)
+    assert operator.fetch(operator.forward(*operator.feed(inputs)))[0].shape == (3,)
+    assert custom.lacks("fp64", backward=True) == "custom::Pick has no backward pass"
+
+
+def test_a_backward_pass_in_the_source_or_in_what_it_includes_is_found(tmp_path: Path) -> None:
+    assert times(tmp_path).lacks("fp32", backward=True) is None
+    assert not times(tmp_path, TIMES + "// d5_backward is not written yet").differentiable
+    (tmp_path / "slope.h").write_text(BACKWARD)
+    assert times(tmp_path, TIMES + '#include "slope.h"').differentiable
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "further.h").write_text(BACKWARD)
+    source = TIMES + "#include <further.h>"
+    assert times(tmp_path, source, flags=[f"-I{tmp_path / 'elsewhere'}"]).differentiable
+    assert not times(tmp_path, source).differentiable
+
+
+@pytest.mark.parametrize(
+    ("source", "settings", "message"),
+    [
+        (TIMES.replace("D5_OUTPUTS_LIKE_FIRST_INPUT", ""), {}, r"times.cc: .* d5_output_shape\n.*D5_OUTPUTS_"),
+        (TIMES.replace("d5_forward", "forward"), {}, r"times.cc: it does not define d5_forward\n.*d5_call \*call"),
+        (TIMES.replace('extern "C" int d5_forward(const', "int d5_forward("), {}, r"d5_forward, only a C\+\+ "),
+        (TIMES, {"has_backward": True}, r"times.cc: it does not define d5_backward\n.*has_backward=False"),
+        (f"{TIMES}#ifdef NEVER\n{BACKWARD}\n#endif", {}, r"does not define d5_backward\n.*has_backward=False"),
+        ("float nowhere();" + TIMES.replace("= FACTOR *", "= nowhere() *"), {}, r"times.cc: (.*\n)+.*nowhere\(\)"),
+    ],
+)  # fmt: skip
+def test_a_missing_function_is_named(tmp_path: Path, source: str, settings: dict[str, Any], message: str) -> None:
+    custom = times(tmp_path, source, **settings)
+    with pytest.raises(CompileError, match=message):
+        compile_operator(custom)
+
+
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="there is no nvcc")
+def test_a_cuda_source_is_compiled_and_linked_without_a_gpu() -> None:
+    custom = runpy.run_path(str(EXAMPLE))["IN_CPP"]
+    library = compile_operator(custom, device="cuda")
+    linked = subprocess.run(["ldd", str(library)], capture_output=True, text=True, check=True).stdout
+    assert "libcudart" in linked and "not found" not in linked
+
+
+# Other mistakes.
+
+
+@pytest.mark.parametrize(
+    ("meaning", "message"),
+    [
+        ([("Summ", ["x"], ["y"], {})], r"describes.py, custom::Times: .*'Summ'.*no ONNX operator\n.* Sum"),
+        ([("Relu", ["w"], ["y"], {})], r"describes.py, custom::Times: Relu in its meaning reads 'w'"),
+        ([("Relu", ["x"], ["w"], {})], r"describes.py, custom::Times: .*does not compute the output 'y'"),
+        ([("Relu", ["x"], ["y"])], r"describes.py, custom::Times: .*is not \(operator, inputs, outputs, attributes\)"),
+        ([("Gelu", ["x"], ["y"], {"aproximate": "none"})], r"describes.py, custom::Times: Gelu.*set 23: .*aproximate"),
+        ([("Add", ["x"], ["y"], {})], r"describes.py, custom::Times: Add in its meaning is not valid"),
+    ],
+)  # fmt: skip
+def test_a_wrong_meaning_is_an_error_of_the_description(tmp_path: Path, meaning: Any, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        on_six(times(tmp_path, meaning=meaning))
+
+
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "message"),
+    [
+        ({"x": (3, 4)}, 2, "is used with 1 inputs, and has 2: x, index"),
+        ({"x": (3, 4), "index": None}, 2, "its input 'index' is omitted"),
+        ({"index": Tensor((3,), "int64"), "x": (3, 4)}, 2, "is given index, x, in another order"),
+        ({"x": (3, 4), "index": Tensor((3,), "int64")}, 1, "is used with 1 outputs, and has 2: y, total"),
+    ],
+)
+def test_other_tensors_than_it_takes_are_refused(folder: Path, inputs: Any, outputs: int, message: str) -> None:
+    custom = picking(folder)
+    with pytest.raises(NetworkError, match=f"describes.py, custom::Pick: .*{message}"):
+        Operation(custom.op_type, inputs, outputs=[True] * outputs, custom=custom)
+
+
+def test_an_unknown_precision_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"custom::Times: .*'fp23'.*\n.*fp64, fp32"):
+        times(tmp_path, precisions=["fp32", "fp23"])
+
+
+def test_a_source_with_another_shape_than_its_meaning_is_at_fault(backend: Backend, tmp_path: Path) -> None:
+    custom = times(tmp_path, meaning=[("Transpose", ["x"], ["y"], {})])
+    with pytest.raises(ConfigurationError, match=r"times.cc: .*'y' the shape \(2, 3\), and its meaning \(3, 2\)"):
+        backend.operator(on_six(custom))
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (lambda x: x.T, r"custom::Wrong: forward gives output 'y' the shape \(3, 2\), and it must be \(2, 3\)"),
+        (lambda x: (x, x), "custom::Wrong: forward gives 2 arrays for 1 outputs"),
+    ],
+)
+def test_a_function_with_another_shape_than_its_meaning_is_at_fault(
+    backend: Backend, answer: Any, message: str
+) -> None:
+    custom = CustomOperator("Wrong", ["x"], ["y"], [("Relu", ["x"], ["y"], {})], forward=answer)
+    operator = backend.operator(on_six(custom))
+    known = reference(operator.operation, 0, backward=False)
+    with pytest.raises(ConfigurationError, match=f"test_custom_operators.py, {message}"):
+        check_forward(operator, known, 0)
+    with pytest.raises(Exception, match=r"(?i)wrong|custom"):
+        of_ones(operator)
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (lambda i, o, g: (g[0].T, None), r"backward gives the gradient of 'x' the shape \(3, 2\), .* be \(2, 3\)"),
+        (lambda i, o, g: g[0], "backward gives 1 arrays for 2 inputs"),
+    ],
+)
+def test_a_gradient_of_another_shape_than_its_input_is_at_fault(backend: Backend, answer: Any, message: str) -> None:
+    custom = CustomOperator(
+        "Wrong", ["x", "z"], ["y"], [("Add", ["x", "z"], ["y"], {})], forward=np.add, backward=answer
+    )
+    exact = backend.operator(exact_part(on_six(custom)))
+    known = reference(on_six(custom), 0, backward=True)
+    with pytest.raises(ConfigurationError, match=f"test_custom_operators.py, custom::Wrong: {message}"):
+        check_backward_float64(exact, known, 0)
+
+
+# The cache.
+
+
 def test_nothing_is_compiled_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("D5SUITE_CACHE", str(tmp_path / "cache"))
 
     def compiled(factor: float) -> dict[Path, tuple[int, int]]:
         custom = picking(tmp_path, factor)
-        compile_library(
-            custom.name, custom.code("cpu"), identifier=custom.identifier, attributes=custom.attributes,
-            flags=custom.flags,
-        )  # fmt: skip
+        compile_operator(custom, identifier=custom.identifier)
         return {path: (path.stat().st_ino, path.stat().st_mtime_ns) for path in (tmp_path / "cache").rglob("*.*")}
 
     before = compiled(2.5)
@@ -208,3 +417,42 @@ def test_nothing_is_compiled_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     further = compiled(7.0)
     assert sorted(path.suffix for path in further.keys() - before.keys()) == [".o", ".so"]  # the attributes'
     assert before.items() <= further.items()
+
+
+def test_another_process_finds_what_one_has_compiled(tmp_path: Path) -> None:
+    times(tmp_path)
+    (tmp_path / "describes.py").write_text(
+        "from d5suite.custom import CustomOperator, compile_operator\n"
+        "x = CustomOperator('Times', ['x', 'z'], ['y'], [('Relu', ['x'], ['y'], {})], source='times.cc')\n"
+        "print(compile_operator(x, identifier=x.identifier), x.identifier)\n"
+    )
+    environment = {**os.environ, "D5SUITE_CACHE": str(tmp_path / "cache")}
+    found = []
+    for _ in range(2):
+        command = [sys.executable, str(tmp_path / "describes.py")]
+        printed = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+        found.append((printed, {(path, path.stat().st_mtime_ns) for path in (tmp_path / "cache").rglob("*.*")}))
+    assert found[0] == found[1]
+
+
+def test_a_changed_header_is_compiled_again(backend: Backend, tmp_path: Path) -> None:
+    for factor in (3, 4):
+        answer = of_ones(backend.operator(on_six(times(tmp_path, factor=str(factor)))))
+        np.testing.assert_array_equal(answer, np.full((2, 3), factor + 1))
+
+
+def test_a_glue_is_compiled_again_for_another_version_of_its_framework(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("D5SUITE_CACHE", str(tmp_path / "cache"))
+    custom = times(tmp_path)
+    (tmp_path / "framework").mkdir()
+    (tmp_path / "glue.cc").write_text('#include "framework/version.h"\nint native() { return VERSION; }')
+
+    def compiled(version: str) -> Path:
+        (tmp_path / "framework" / "version.h").write_text(f"#define VERSION {version}")
+        return compile_operator(custom, glue=Glue(tmp_path / "glue.cc", f"framework {version}"))
+
+    first = compiled("1")
+    assert compiled("1") == first
+    assert compiled("2") != first

@@ -1,13 +1,16 @@
 """Compiling custom operators: each content once, cached by it, with the compiler's own words if it fails.
 
 A library is made of the user's source and a backend's glue, compiled apart so that a change of one does not compile the
-other again. Imports the standard library and `d5suite.errors`.
+other again. Content is what the compiler reads: of the source, the preprocessor's output, so that a changed header
+counts; of a glue, whose framework's headers take seconds to preprocess, its text and the framework's version. Imports
+the standard library, `d5suite.network.custom` and `d5suite.errors`.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -20,16 +23,25 @@ from typing import Any
 
 from d5suite.errors import BackendError, ConfigurationError
 from d5suite.files import cache_folder
+from d5suite.network.custom import INTERFACE, CustomOperator
 
-HEADER = Path(__file__).with_name("d5suite_operator.h")
+HEADER = Path(__file__).with_name(INTERFACE)
 """The C interface."""
 
 FLAGS = ("-O3", "-fPIC", "-fopenmp", "-march=native")
 """For sources and glue; the same for every framework."""
 
 
+FUNCTIONS = {
+    "d5_forward": "Its signature is int d5_forward(const d5_call *call).",
+    "d5_output_shape": "D5_OUTPUTS_LIKE_FIRST_INPUT defines it for outputs of the first input's shape.",
+    "d5_backward": "Define it, or give the CustomOperator has_backward=False.",
+}
+"""The functions of the C interface, and what to do about one that is missing."""
+
+
 class CompileError(ConfigurationError):
-    """A source does not compile; the message is the compiler's, with file and line."""
+    """A source does not compile; the message is the compiler's, with file and line. Or it lacks a function."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +52,8 @@ class Glue:
     ----------
     source : Path
         C++ code that registers the operator with the framework and calls the ``d5_`` functions.
+    version : str
+        The framework's, which says what its headers and libraries are.
     compile_flags, link_flags : tuple of str
         The framework's own.
     definitions : mapping of str to str
@@ -47,6 +61,7 @@ class Glue:
     """
 
     source: Path
+    version: str
     compile_flags: tuple[str, ...] = ()
     link_flags: tuple[str, ...] = ()
     definitions: tuple[tuple[str, str], ...] = ()
@@ -61,6 +76,25 @@ def compiler_problem(source: Path) -> str | None:
     return None
 
 
+def compile_operator(
+    custom: CustomOperator, *, device: str = "cpu", glue: Glue | None = None, identifier: str | None = None
+) -> Path:
+    """Compile and link a custom operator's source for a device, or find it in the cache; see `compile_library`.
+
+    Raises
+    ------
+    ConfigurationError
+        If it has no source for the device.
+    CompileError
+        If it does not compile or link, or does not define what it must.
+    """
+    functions = ["d5_forward", "d5_output_shape", *(["d5_backward"] if custom.differentiable else [])]
+    return compile_library(
+        custom.name, custom.code(device), glue=glue, identifier=identifier, attributes=custom.attributes,
+        flags=custom.flags, functions=functions,
+    )  # fmt: skip
+
+
 def compile_library(
     name: str,
     source: Path,
@@ -69,8 +103,9 @@ def compile_library(
     identifier: str | None = None,
     attributes: Mapping[str, Any] | None = None,
     flags: Sequence[str] = (),
+    functions: Sequence[str] = (),
 ) -> Path:
-    """Compile and link a custom operator, or find it in the cache.
+    """Compile and link a source of custom operators, or find the library in the cache.
 
     Parameters
     ----------
@@ -86,6 +121,8 @@ def compile_library(
         Compiled in as ``d5_attributes`` and ``d5_attribute_count``.
     flags : sequence of str
         Further compiler flags for the source.
+    functions : sequence of str
+        Keys of `FUNCTIONS` that the source must define.
 
     Returns
     -------
@@ -95,12 +132,14 @@ def compile_library(
     Raises
     ------
     CompileError
-        If it does not compile or link.
+        If it does not compile or link, or does not define one of these functions.
     BackendError
         If there is no compiler.
     """
     table = _attribute_table(identifier or name, attributes or {})
-    objects = [_object(source, (*FLAGS, *flags), f"{name}: {source}")]
+    where = f"{name}: {source}"
+    objects = [_object(source, (*FLAGS, *flags), where)]
+    _require_functions(objects[0], functions, where)
     with tempfile.TemporaryDirectory(prefix="d5suite-custom-") as folder:
         tables = Path(folder) / "attributes.cc"
         tables.write_text(table, encoding="utf-8")
@@ -108,14 +147,16 @@ def compile_library(
     link: tuple[str, ...] = ("-shared", "-fopenmp", "-Wl,-Bsymbolic")  # every library has a d5_forward of its own
     if glue is not None:
         macros = tuple(f"-D{key}={value}" for key, value in glue.definitions)
-        objects.append(_object(glue.source, (*FLAGS, *glue.compile_flags, *macros), name))
+        objects.append(_object(glue.source, (*FLAGS, *glue.compile_flags, *macros), name, version=glue.version))
         link += glue.link_flags
-    if source.suffix == ".cu":
+    if source.suffix != ".cu":
+        link += ("-Wl,-z,defs",)  # what is missing is named now, not when it is called
+    else:
         link += ("-lcudart", f"-L{_cuda_folder()}/lib64", f"-Wl,-rpath,{_cuda_folder()}/lib64")
     key = _digest("link", *(o.name for o in objects), *link)
     library = _objects_folder() / f"{name}-{key}.so"
     if not library.exists():
-        _run([_compiler(), *map(str, objects), *link], library, name)
+        _run([_compiler(), *map(str, objects), *link], library, where)
     return library
 
 
@@ -125,41 +166,72 @@ def _objects_folder() -> Path:
     return folder
 
 
-def _object(source: Path, flags: Sequence[str], where: str) -> Path:
-    """An object file of a source, compiled if its content, flags, compiler or processor are new."""
+def _object(source: Path, flags: Sequence[str], where: str, version: str | None = None) -> Path:
+    """An object file of a source, compiled if its content, flags, compiler or processor are new.
+
+    With a version, that stands for what the source includes.
+    """
     compiler = _nvcc() if source.suffix == ".cu" else _compiler()
     if source.suffix == ".cu":
         host = " ".join(flag for flag in flags if flag != "-march=native")
-        command = [compiler, "-c", str(source), "-I", str(HEADER.parent), "-O3", "-Xcompiler", host.replace(" ", ",")]
+        options = ["-I", str(HEADER.parent), "-O3", "-Xcompiler", host.replace(" ", ",")]
     else:
-        command = [compiler, "-std=c++17", "-c", str(source), "-I", str(HEADER.parent), *flags]
-    key = _digest(
-        _version(compiler),
-        _processor(),
-        HEADER.read_bytes(),
-        source.read_bytes(),
-        *(a for a in command if a != str(source)),
-    )
+        options = ["-std=c++17", "-I", str(HEADER.parent), *flags]
+    if version is not None:
+        content = [version.encode(), HEADER.read_bytes(), source.read_bytes()]
+    else:
+        content = _preprocessed(compiler, source, options, where)
+    key = _digest(_version(compiler), _processor(), *content, *options)
     target = _objects_folder() / f"{source.stem}-{key}.o"
     if not target.exists():
-        _run(command, target, where)
+        _run([compiler, "-c", str(source), *options], target, where)
     return target
+
+
+def _preprocessed(compiler: str, source: Path, options: list[str], where: str) -> list[bytes]:
+    """What the compiler reads of a source.
+
+    nvcc preprocesses for the device, and leaves out what is for the host: the files that it reads stand for that.
+    """
+    if source.suffix != ".cu":
+        return [_output([compiler, "-E", "-P", str(source), *options], where).encode()]
+    text = _output([compiler, "-E", str(source), *options], where)
+    files = sorted({*re.findall(r'^# \d+ "([^"<]+)"', text, re.MULTILINE)})
+    return [Path(file).read_bytes() for file in files if Path(file).is_file()]
+
+
+def _require_functions(compiled: Path, functions: Sequence[str], where: str) -> None:
+    """Raise `CompileError` unless an object file defines these functions. Nothing of it is run."""
+    symbols = _output([_symbol_lister(), "--defined-only", "-g", "-P", str(compiled)], where).splitlines()
+    defined = {line.split()[0] for line in symbols if line}
+    for function in functions:
+        if function in defined:
+            continue
+        alike = any(function in symbol for symbol in defined)
+        raise CompileError(
+            f"it does not define {function}" + (", only a C++ function of that name" if alike else ""),
+            where=where,
+            hint=f"Declare it as {INTERFACE} does, outside of namespaces." if alike else FUNCTIONS[function],
+        )
 
 
 def _run(command: list[str], target: Path, where: str) -> None:
     handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.stem}.", suffix=target.suffix)
     os.close(handle)
     try:
-        done = subprocess.run([*command, "-o", name], capture_output=True, text=True)
-        if done.returncode:
-            raise CompileError(
-                f"it does not compile:\n{done.stderr.strip()[:4000]}",
-                where=where,
-                hint=f"The command: {' '.join(command)}",
-            )
+        _output([*command, "-o", name], where)
         os.replace(name, target)
     finally:
         Path(name).unlink(missing_ok=True)
+
+
+def _output(command: list[str], where: str) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, errors="replace")
+    if done.returncode:
+        raise CompileError(
+            f"it does not compile:\n{done.stderr.strip()[:4000]}", where=where, hint=f"The command: {' '.join(command)}"
+        )
+    return done.stdout
 
 
 def _attribute_table(identifier: str, attributes: Mapping[str, Any]) -> str:
@@ -204,8 +276,18 @@ def _nvcc() -> str:
     return found
 
 
+@lru_cache
 def _cuda_folder() -> Path:
-    return Path(_nvcc()).resolve().parent.parent
+    """The toolkit's folder, as nvcc gives it: what is called nvcc may be a script that calls it."""
+    said = subprocess.run([_nvcc(), "--dryrun", "-c", "-x", "cu", os.devnull], capture_output=True, text=True).stderr
+    top = re.search(r"^#\$ TOP=(.+)$", said, re.MULTILINE)
+    return Path(top[1]).resolve() if top else Path(_nvcc()).resolve().parent.parent
+
+
+@lru_cache
+def _symbol_lister() -> str:
+    """nm, from the same tools as the assembler and the linker that the compiler calls."""
+    return subprocess.run([_compiler(), "-print-prog-name=nm"], capture_output=True, text=True).stdout.strip() or "nm"
 
 
 @lru_cache

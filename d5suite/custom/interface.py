@@ -1,11 +1,20 @@
 """The C interface of ``d5suite_operator.h`` for Python: its structures, for those who call a library without glue.
 
-Imports the standard library only.
+Imports NumPy, ONNX's numbers of types, `d5suite.network` and `d5suite.errors`.
 """
 
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+from onnx import helper
+
+from d5suite.errors import ConfigurationError
+from d5suite.network.custom import CustomOperator
+from d5suite.network.model import Node
 
 MAX_RANK = 8
 """``D5_MAX_RANK``."""
@@ -36,3 +45,61 @@ class Call(ctypes.Structure):
         ("attribute_count", ctypes.c_int32),
         ("stream", ctypes.c_void_p),
     )
+
+
+def require_output_shapes(
+    library: Path,
+    custom: CustomOperator,
+    node: Node,
+    shapes: Mapping[str, tuple[int, ...]],
+    dtypes: Mapping[str, np.dtype],
+    device: str = "cpu",
+) -> None:
+    """Raise unless a compiled source tells the outputs the shapes that its meaning has.
+
+    Parameters
+    ----------
+    library : Path
+        As `d5suite.custom.compile_operator` gives it, and as the framework loads it.
+    custom : CustomOperator
+    node : Node
+    shapes, dtypes : mapping
+        By input and output of the node; the outputs' follow from the meaning.
+    device : str
+        Of the source.
+
+    Raises
+    ------
+    ConfigurationError
+        If ``d5_output_shape`` fails, or answers otherwise.
+    """
+    functions = ctypes.CDLL(str(library))
+    where = str(custom.code(device))
+    inputs = [_described(shapes[name], dtypes[name]) for name in node.inputs]
+    call = Call(
+        inputs=(Tensor * len(inputs))(*inputs),
+        input_count=len(inputs),
+        output_count=len(node.outputs),
+        attributes=ctypes.addressof(ctypes.c_char.in_dll(functions, "d5_attributes")),
+        attribute_count=ctypes.c_int32.in_dll(functions, "d5_attribute_count").value,
+    )
+    for index, (name, output) in enumerate(zip(custom.outputs, node.outputs, strict=True)):
+        shape, rank = (ctypes.c_int64 * MAX_RANK)(), ctypes.c_int32()
+        code = functions.d5_output_shape(ctypes.byref(call), ctypes.c_int32(index), shape, ctypes.byref(rank))
+        if code:
+            raise ConfigurationError(
+                f"d5_output_shape of {custom.op_type} failed with code {code} for output {name!r}", where=where
+            )
+        found = tuple(shape[: rank.value])
+        if found != shapes[output]:
+            raise ConfigurationError(
+                f"d5_output_shape of {custom.op_type} gives output {name!r} the shape {found}, and its meaning "
+                f"{shapes[output]}",
+                where=where,
+                hint=f"One of the two is wrong; the meaning is in {custom.file}.",
+            )
+
+
+def _described(shape: Sequence[int], dtype: np.dtype) -> Tensor:
+    sizes = (ctypes.c_int64 * len(shape))(*shape)
+    return Tensor(None, sizes, len(shape), helper.np_dtype_to_tensor_dtype(dtype))

@@ -1,13 +1,15 @@
 """What a custom operator is, neutrally: its code, its inputs and outputs, and its meaning in ONNX operators.
 
-Imports ONNX, NumPy and `d5suite.errors`.
+Imports ONNX, NumPy, `d5suite.errors` and `d5suite.network.model`.
 """
 
 from __future__ import annotations
 
+import difflib
 import hashlib
+import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,13 +18,23 @@ import numpy as np
 import onnx
 from onnx import helper
 
-from d5suite.errors import ConfigurationError, DataError
+from d5suite.errors import ConfigurationError, DataError, NetworkError
+from d5suite.network.model import IR_VERSION
 
 DOMAIN = "custom"
 """The ONNX domain of custom operators: they are ``custom::Name``."""
 
+INTERFACE = "d5suite_operator.h"
+"""The header that sources include; it declares what they define."""
+
 Formula = Callable[..., "np.ndarray | tuple[np.ndarray, ...]"]
 """A function of NumPy arrays."""
+
+WIDEST_FIRST = ("fp64", "fp32", "fp16", "bf16")
+"""Precisions, the one with the smallest unit roundoff first."""
+
+_INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*["<]([^">]+)[">]', re.MULTILINE)
+_COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -44,8 +56,9 @@ class CustomOperator:
         A ``.cc``, ``.cpp`` or, for a GPU, ``.cu`` file, from the folder of the file that describes the operator.
     cuda_source : str or Path, optional
         The same operator for GPUs.
-    has_backward : bool
-        Whether the source defines ``d5_backward``.
+    has_backward : bool, optional
+        Whether the source defines ``d5_backward``; by default whether it, or a file of yours that it includes, names
+        it. Say so where preprocessor conditions decide.
     forward : callable, optional
         From input arrays to the output array, or a tuple of several: a Python operator.
     backward : callable, optional
@@ -63,7 +76,10 @@ class CustomOperator:
     Raises
     ------
     ConfigurationError
-        If it has no code, or two codes, or a name that is no identifier.
+        If it has no code, or two codes, or a name that is no identifier, or if its meaning uses what is no ONNX
+        operator, reads what nothing computes, or leaves out an output.
+    DataError
+        If there is no such source file.
     """
 
     name: str
@@ -72,7 +88,7 @@ class CustomOperator:
     meaning: Sequence[tuple[str, Sequence[str], Sequence[str], Any]]
     source: str | Path | None = None
     cuda_source: str | Path | None = None
-    has_backward: bool = True
+    has_backward: bool | None = None
     forward: Formula | None = None
     backward: Formula | None = None
     attributes: Mapping[str, Any] = field(default_factory=dict)
@@ -84,10 +100,52 @@ class CustomOperator:
         if not self.name.isidentifier():
             raise ConfigurationError(f"{self.name!r} is not an identifier", where="custom operator")
         if (self.source is None) == (self.forward is None):
-            raise ConfigurationError("give either a source or a Python function", where=self.name)
+            raise ConfigurationError("give either a source or a Python function", where=self.where)
         for source in (self.source, self.cuda_source):
             if source is not None and not (self.file.parent / source).is_file():
                 raise DataError("there is no such source file", where=str(self.file.parent / source))
+        unknown = sorted({*self.precisions} - {*WIDEST_FIRST})
+        if unknown or not self.precisions:
+            raise ConfigurationError(
+                f"there are no precisions {unknown}" if unknown else "it has no precision",
+                where=self.where,
+                hint=f"Precisions: {', '.join(WIDEST_FIRST)}.",
+            )
+        self._check_meaning()
+
+    def _check_meaning(self) -> None:
+        known = {"", *self.inputs}
+        for step in self.meaning:
+            if len(step) != 4:
+                raise ConfigurationError(
+                    f"{step!r} in its meaning is not (operator, inputs, outputs, attributes)", where=self.where
+                )
+            kind, inputs, outputs, _ = step
+            if not onnx.defs.has(kind):
+                alike = difflib.get_close_matches(kind, {s.name for s in onnx.defs.get_all_schemas() if not s.domain})
+                raise ConfigurationError(
+                    f"its meaning uses {kind!r}, which is no ONNX operator",
+                    where=self.where,
+                    hint=f"Did you mean {' or '.join(alike)}?" if alike else None,
+                )
+            missing = [name for name in inputs if name not in known]
+            if missing:
+                raise ConfigurationError(
+                    f"{kind} in its meaning reads {', '.join(map(repr, missing))}, which is neither an input nor "
+                    "computed before",
+                    where=self.where,
+                )
+            known.update(outputs)
+        missing = [name for name in self.outputs if name not in known]
+        if missing:
+            raise ConfigurationError(
+                f"its meaning does not compute the output {', '.join(map(repr, missing))}", where=self.where
+            )
+
+    @property
+    def where(self) -> str:
+        """What errors about it name: the file that describes it, and the operator."""
+        return f"{self.file}, {self.op_type}"
 
     @property
     def op_type(self) -> str:
@@ -97,15 +155,44 @@ class CustomOperator:
     @property
     def differentiable(self) -> bool:
         """Whether it has a backward pass."""
-        return self.has_backward if self.source is not None else self.backward is not None
+        if self.source is None:
+            return self.backward is not None
+        if self.has_backward is not None:
+            return self.has_backward
+        return any(re.search(r"\bd5_backward\b", _COMMENT.sub(" ", text)) for text in self._texts())
+
+    @property
+    def widest(self) -> str:
+        """The widest of its precisions, whose answers are proved and vouch for those of the others."""
+        return next(precision for precision in WIDEST_FIRST if precision in self.precisions)
 
     @property
     def identifier(self) -> str:
-        """A name to register it under, different for operators with other code or settings."""
-        code = [(self.file.parent / s).read_bytes() for s in (self.source, self.cuda_source) if s is not None]
-        functions = (id(self.forward), id(self.backward))
-        settings = (sorted(self.attributes.items()), list(self.flags), self.has_backward, functions, self.file)
+        """A name to register it under, different for operators with other code or settings.
+
+        Of a source it is the same in every process, and another if the source or a file of yours that it includes
+        changes. Python functions, of which nothing is stored, have a name for as long as they exist.
+        """
+        settings = (
+            sorted(self.attributes.items()), list(self.flags), self.differentiable, len(self.inputs), len(self.outputs),
+        )  # fmt: skip
+        code = list(self._texts()) if self.source is not None else [id(self.forward), id(self.backward)]
         return f"{self.name}_{hashlib.sha256(repr((code, settings)).encode()).hexdigest()[:8]}"
+
+    def _texts(self) -> Iterator[str]:
+        """The sources, and the files in their folders or the flags' that they include, the interface excepted."""
+        folders = [Path(flag[2:]) for flag in self.flags if flag.startswith("-I") and flag != "-I"]
+        folders += [Path(after) for flag, after in zip(self.flags, self.flags[1:], strict=False) if flag == "-I"]
+        waiting = [self.file.parent / s for s in (self.source, self.cuda_source) if s is not None]
+        seen: set[Path] = set()
+        while waiting:
+            path = waiting.pop(0).resolve()
+            if path in seen or path.name == INTERFACE or not path.is_file():
+                continue
+            seen.add(path)
+            text = path.read_text(encoding="utf-8", errors="replace")
+            yield text
+            waiting += [folder / name for name in _INCLUDE.findall(text) for folder in (path.parent, *folders)]
 
     def code(self, device: str) -> Path:
         """The source file for a device.
@@ -130,16 +217,138 @@ class CustomOperator:
             return f"{self.op_type} has no backward pass"
         return None
 
+    def require_tensors(self, inputs: Sequence[str], outputs: int) -> None:
+        """Raise unless a node of it has the inputs and as many outputs as it takes.
+
+        Parameters
+        ----------
+        inputs : sequence of str
+            The node's names of them, which may be its own; ``""`` where one is omitted.
+        outputs : int
+
+        Raises
+        ------
+        NetworkError
+        """
+        for what, found, names in (("inputs", len(inputs), self.inputs), ("outputs", outputs, self.outputs)):
+            if found != len(names):
+                raise NetworkError(
+                    f"it is used with {found} {what}, and has {len(names)}: {', '.join(names)}", where=self.where
+                )
+        if "" in inputs:
+            raise NetworkError(f"its input {self.inputs[list(inputs).index('')]!r} is omitted", where=self.where)
+        if {*inputs} == {*self.inputs} and list(inputs) != list(self.inputs):
+            raise NetworkError(
+                f"its inputs are {', '.join(self.inputs)}, and it is given {', '.join(inputs)}, in another order",
+                where=self.where,
+            )
+
     def function(self, opset: int) -> onnx.FunctionProto:
-        """Its meaning as an ONNX function."""
-        return helper.make_function(
-            DOMAIN,
-            self.name,
-            list(self.inputs),
-            list(self.outputs),
-            [helper.make_node(kind, list(i), list(o), **dict(a)) for kind, i, o, a in self.meaning],
-            [helper.make_opsetid("", opset)],
-        )
+        """Its meaning as an ONNX function.
+
+        Raises
+        ------
+        ConfigurationError
+            If a node of it is not valid in this operator set.
+        """
+        context = onnx.checker.C.CheckerContext()
+        context.ir_version = IR_VERSION
+        context.opset_imports = {"": opset}
+        nodes = []
+        for kind, inputs, outputs, attributes in self.meaning:
+            try:
+                node = helper.make_node(kind, list(inputs), list(outputs), **dict(attributes))
+                onnx.checker.check_node(node, context)
+            except (onnx.checker.ValidationError, TypeError, ValueError) as error:
+                line = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+                raise ConfigurationError(
+                    f"{kind} in its meaning is not valid in ONNX's operator set {opset}: {line}", where=self.where
+                ) from error
+            nodes.append(node)
+        opsets = [helper.make_opsetid("", opset)]
+        return helper.make_function(DOMAIN, self.name, list(self.inputs), list(self.outputs), nodes, opsets)
+
+    # What the Python functions give, for adapters.
+
+    def call_forward(
+        self, inputs: Sequence[np.ndarray], shapes: Sequence[Sequence[int]], dtypes: Sequence[np.dtype]
+    ) -> list[np.ndarray]:
+        """What a Python operator's ``forward`` gives for these inputs, in the outputs' types.
+
+        Raises
+        ------
+        ConfigurationError
+            If these are not as many arrays as there are outputs, or an array's shape is not the output's.
+        """
+        assert self.forward is not None  # not asked of a source
+        found = self.forward(*inputs, **self.attributes)
+        arrays = found if isinstance(found, tuple) else (found,)
+        self._check_count("forward", len(arrays), "outputs", self.outputs)
+        return [
+            self._of_shape(f"forward gives output {name!r}", np.asarray(array, dtype), shape)
+            for name, array, shape, dtype in zip(self.outputs, arrays, shapes, dtypes, strict=True)
+        ]
+
+    def call_backward(
+        self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray], gradients: Sequence[np.ndarray]
+    ) -> list[np.ndarray]:
+        """What a Python operator's ``backward`` gives, in the inputs' types; zeros for an input without a gradient.
+
+        Raises
+        ------
+        ConfigurationError
+            If it has no backward pass, or that does not give an array of the right shape, or None, for each input.
+        """
+        if self.backward is None:
+            raise ConfigurationError("it has no backward pass", where=self.where)
+        found = self.backward(tuple(inputs), tuple(outputs), tuple(gradients), **self.attributes)
+        answers = found if isinstance(found, tuple | list) else (found,)
+        self._check_count("backward", len(answers), "inputs", self.inputs)
+        return [
+            np.zeros_like(x)
+            if answer is None
+            else self._of_shape(f"backward gives the gradient of {name!r}", np.asarray(answer, x.dtype), x.shape)
+            for name, x, answer in zip(self.inputs, inputs, answers, strict=True)
+        ]
+
+    def rehearse(
+        self,
+        inputs: Sequence[np.ndarray],
+        shapes: Sequence[Sequence[int]],
+        dtypes: Sequence[np.dtype],
+        *,
+        backward: bool = False,
+    ) -> None:
+        """Call a Python operator's functions once, outside of any framework: several hide the exceptions of theirs.
+
+        Parameters
+        ----------
+        inputs : sequence of numpy.ndarray
+        shapes, dtypes : sequence
+            The outputs'.
+        backward : bool
+            Whether the backward pass is called too, with gradients of zero.
+
+        Raises
+        ------
+        ConfigurationError
+            As `call_forward` and `call_backward`. What else the functions raise comes as it is.
+        """
+        outputs = self.call_forward(inputs, shapes, dtypes)
+        if backward:
+            self.call_backward(inputs, outputs, [np.zeros_like(output) for output in outputs])
+
+    def _check_count(self, direction: str, found: int, what: str, names: Sequence[str]) -> None:
+        if found != len(names):
+            raise ConfigurationError(
+                f"{direction} gives {found} arrays for {len(names)} {what} ({', '.join(names)})", where=self.where,
+                hint="Several are a tuple." if direction == "forward" else "One for each input, None for one without.",
+            )  # fmt: skip
+
+    def _of_shape(self, what: str, array: np.ndarray, shape: Sequence[int]) -> np.ndarray:
+        if array.shape != tuple(shape):
+            raise ConfigurationError(f"{what} the shape {array.shape}, and it must be {tuple(shape)}", where=self.where)
+        return array
 
 
 def _caller() -> Path:

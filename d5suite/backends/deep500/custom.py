@@ -7,15 +7,15 @@ deep500's own C++ operators corrupt memory, so a C++ source is called through ct
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from d5suite.backends.deep500.repairs import deep500
-from d5suite.custom import CustomOperator, compile_library
-from d5suite.custom.interface import MAX_RANK, Call, Tensor
+from d5suite.custom import CustomOperator, compile_operator
+from d5suite.custom.interface import Call, Tensor, require_output_shapes
 from d5suite.errors import NetworkError
 
 _CODES = {
@@ -31,19 +31,22 @@ def factory(custom: CustomOperator) -> Callable[[Any, Any], Any]:
     ------
     CompileError
         If its source does not compile.
+    ConfigurationError
+        If its source gives outputs other shapes than its meaning does.
     NetworkError
-        If it has a source, and not all its outputs are wanted.
+        If not all its outputs are wanted.
     """
 
     def build(node: Any, context: Any) -> Any:
         descriptors = context.describe(node, outputs=len(custom.outputs))
-        if custom.source is None:
-            return _PythonOperator(*descriptors, custom=custom)
         if not all(node.outputs) or len(node.outputs) != len(custom.outputs):
             raise NetworkError("the types of all outputs must be known; ask for all of them", where=node.name)
-        types = [context.dtypes[name] for name in node.outputs]
-        path = compile_library(custom.name, custom.code("cpu"), attributes=custom.attributes, flags=custom.flags)
-        return _SourceOperator(*descriptors, custom=custom, types=types, library=path)
+        shapes, types = ([known[name] for name in node.outputs] for known in (context.shapes, context.dtypes))
+        if custom.source is None:
+            return _PythonOperator(*descriptors, custom=custom, shapes=shapes, types=types)
+        path = compile_operator(custom)
+        require_output_shapes(path, custom, node, context.shapes, context.dtypes)
+        return _SourceOperator(*descriptors, custom=custom, shapes=shapes, types=types, library=path)
 
     return build
 
@@ -51,9 +54,15 @@ def factory(custom: CustomOperator) -> Callable[[Any, Any], Any]:
 class _Operator(deep500.CustomPythonOp):
     """What the two kinds of custom operators share: which of their gradients there are."""
 
-    def __init__(self, *descriptors: list[Any], custom: CustomOperator) -> None:
+    def __init__(
+        self,
+        *descriptors: list[Any],
+        custom: CustomOperator,
+        shapes: Sequence[tuple[int, ...]],
+        types: Sequence[np.dtype],
+    ) -> None:
         super().__init__(*descriptors)
-        self._custom = custom
+        self._custom, self._shapes, self._types = custom, shapes, types
 
     def backward(
         self, grads: Sequence[Any], fwd_inputs: Sequence[np.ndarray], fwd_outputs: Sequence[np.ndarray]
@@ -84,24 +93,20 @@ class _PythonOperator(_Operator):
 
     def forward(self, *inputs: np.ndarray) -> Any:
         """The output, or a list of several."""
-        assert self._custom.forward is not None  # a custom operator has either a source or this
-        found = self._custom.forward(*inputs, **self._custom.attributes)
-        return list(found) if self.num_outputs > 1 else found[0] if isinstance(found, tuple) else found
+        found = self._custom.call_forward(inputs, self._shapes, self._types)
+        return found if self.num_outputs > 1 else found[0]
 
     def _differentiate(
         self, inputs: list[np.ndarray], outputs: list[np.ndarray], heads: list[np.ndarray]
     ) -> list[np.ndarray]:
-        assert self._custom.backward is not None  # it is differentiable
-        found = self._custom.backward(tuple(inputs), tuple(outputs), tuple(heads), **self._custom.attributes)
-        return [np.zeros_like(x) if g is None else g for x, g in zip(inputs, found, strict=True)]
+        return self._custom.call_backward(inputs, outputs, heads)
 
 
 class _SourceOperator(_Operator):
     """A compiled source, whose C functions are called."""
 
-    def __init__(self, *descriptors: list[Any], custom: CustomOperator, types: Sequence[Any], library: Path) -> None:
-        super().__init__(*descriptors, custom=custom)
-        self._types = types
+    def __init__(self, *descriptors: list[Any], library: Path, **settings: Any) -> None:
+        super().__init__(*descriptors, **settings)
         self._library = ctypes.CDLL(str(library))
         count = ctypes.c_int32.in_dll(self._library, "d5_attribute_count").value
         attributes = ctypes.addressof(ctypes.c_char.in_dll(self._library, "d5_attributes"))
@@ -116,7 +121,7 @@ class _SourceOperator(_Operator):
         """The output, or a list of several."""
         given = [np.asarray(x, order="C") for x in inputs]
         call = Call(inputs=self._tensors(given), **self._fixed)
-        outputs = [np.empty(s, t) for s, t in zip(self._shapes(call), self._types, strict=True)]
+        outputs = [np.empty(s, t) for s, t in zip(self._shapes, self._types, strict=True)]
         call.outputs = self._tensors(outputs)
         self._check(self._library.d5_forward(ctypes.byref(call)))
         return outputs if self.num_outputs > 1 else outputs[0]
@@ -138,12 +143,6 @@ class _SourceOperator(_Operator):
         )
         self._check(self._library.d5_backward(ctypes.byref(call)))
         return answers
-
-    def _shapes(self, call: Call) -> Iterator[tuple[int, ...]]:
-        shape, rank = (ctypes.c_int64 * MAX_RANK)(), ctypes.c_int32()
-        for index in range(self.num_outputs):
-            self._check(self._library.d5_output_shape(ctypes.byref(call), index, shape, ctypes.byref(rank)))
-            yield tuple(shape[: rank.value])
 
     def _tensors(self, arrays: Sequence[np.ndarray]) -> Any:
         """Descriptions of arrays, which must outlive them."""

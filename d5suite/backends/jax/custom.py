@@ -19,14 +19,14 @@ import jax.numpy as jnp
 import numpy as np
 from onnx import helper
 
-from d5suite.custom import CustomOperator, Glue, compile_library
-from d5suite.custom.interface import MAX_RANK, Call, Tensor
+from d5suite.custom import CustomOperator, Glue, compile_library, compile_operator
+from d5suite.custom.interface import Call, require_output_shapes
 from d5suite.errors import NetworkError
 
 Function = Callable[..., Any]
 
-_registered: dict[str, tuple[ctypes.CDLL, list[Any]]] = {}
-
+_registered: dict[str, tuple[Path, list[Any]]] = {}
+"""The library of each of XLA's targets, and the functions that it calls if the operator is a Python operator."""
 
 _FUNCTION = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(Call))
 
@@ -38,6 +38,8 @@ def factory(custom: CustomOperator) -> Callable[[Any, Any], Function]:
     ------
     CompileError
         If its source does not compile.
+    ConfigurationError
+        If its source gives outputs other shapes than its meaning does.
     NetworkError
         If not all its outputs are wanted.
     """
@@ -46,16 +48,17 @@ def factory(custom: CustomOperator) -> Callable[[Any, Any], Function]:
         if not all(node.outputs) or len(node.outputs) != len(custom.outputs):
             raise NetworkError("every output of a custom operator must be wanted", where=custom.name)
         name = custom.identifier + ("" if context.device == "cpu" else f"_{context.device}")
+        shapes = [context.shapes[output] for output in node.outputs]
+        if custom.source is None:  # its answers' shapes are checked, so that they are part of it
+            name += "".join(f"_{'x'.join(map(str, shape))}" for shape in shapes)
         if name not in _registered:
-            _registered[name] = _register(custom, name, context.device)
+            _registered[name] = _register(custom, name, context.device, shapes)
         library, functions = _registered[name]
+        if custom.source is not None:
+            require_output_shapes(library, custom, node, context.shapes, context.dtypes, context.device)
         addresses = [{"function": np.uint64(ctypes.cast(f, ctypes.c_void_p).value or 0)} for f in functions] or [{}, {}]
 
         def forward(*inputs: Any) -> tuple[Any, ...]:
-            if custom.source is not None:
-                shapes = _output_shapes(custom, library, inputs)
-            else:
-                shapes = [context.shapes[output] for output in node.outputs]
             results = [
                 jax.ShapeDtypeStruct(shape, _native_type(custom, context.dtypes[output]))
                 for shape, output in zip(shapes, node.outputs, strict=True)
@@ -95,14 +98,16 @@ def _differentiable(forward: Function, backward: Function) -> Function:
     return operator
 
 
-def _register(custom: CustomOperator, name: str, device: str) -> tuple[ctypes.CDLL, list[Any]]:
-    """The library, and the functions that it calls if the operator is a Python operator."""
-    library = ctypes.CDLL(str(_compiled(custom, name, device)))
+def _register(
+    custom: CustomOperator, name: str, device: str, shapes: Sequence[Sequence[int]]
+) -> tuple[Path, list[Any]]:
+    path = _compiled(custom, name, device)
+    library = ctypes.CDLL(str(path))
     platform = "cpu" if device == "cpu" else "CUDA"
     jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(library.D5Forward), platform=platform)
     if custom.differentiable:
         jax.ffi.register_ffi_target(f"{name}_backward", jax.ffi.pycapsule(library.D5Backward), platform=platform)
-    return library, [] if custom.source is not None else _functions(custom)
+    return path, [] if custom.source is not None else _functions(custom, shapes)
 
 
 def _compiled(custom: CustomOperator, name: str, device: str) -> Path:
@@ -115,62 +120,36 @@ def _compiled(custom: CustomOperator, name: str, device: str) -> Path:
     }
     glue = Glue(
         source=Path(__file__).with_name("custom.cc"),
+        version=f"jax {jax.__version__}, jaxlib {jax.lib.__version__}",
         compile_flags=("-isystem", jax.ffi.include_dir()),
         definitions=tuple(definitions.items()),
     )
     if custom.source is not None:
-        return compile_library(
-            custom.name, custom.code(device), glue=glue, identifier=name, attributes=custom.attributes,
-            flags=custom.flags,
-        )  # fmt: skip
+        return compile_operator(custom, device=device, glue=glue, identifier=name)
     if device != "cpu":
         raise NetworkError("its Python functions are called for arrays in the CPU's memory only", where=custom.name)
     return compile_library(custom.name, Path(__file__).with_name("python.cc"), glue=glue)
 
 
-def _output_shapes(custom: CustomOperator, library: ctypes.CDLL, inputs: Sequence[Any]) -> list[tuple[int, ...]]:
-    """The outputs' shapes, which the source tells from the inputs'."""
-    described = (Tensor * len(inputs))(
-        *(
-            Tensor(None, (ctypes.c_int64 * x.ndim)(*x.shape), x.ndim, helper.np_dtype_to_tensor_dtype(x.dtype))
-            for x in inputs
-        )
-    )
-    call = Call(inputs=described, input_count=len(inputs), output_count=len(custom.outputs))
-    call.attributes = ctypes.addressof(ctypes.c_char.in_dll(library, "d5_attributes"))
-    call.attribute_count = ctypes.c_int32.in_dll(library, "d5_attribute_count").value
-    shapes = []
-    for index in range(len(custom.outputs)):
-        shape, rank = (ctypes.c_int64 * MAX_RANK)(), ctypes.c_int32()
-        code = library.d5_output_shape(ctypes.byref(call), ctypes.c_int32(index), shape, ctypes.byref(rank))
-        if code:
-            raise NetworkError(f"the shape of output {index} failed with code {code}", where=custom.name)
-        shapes.append(tuple(shape[: rank.value]))
-    return shapes
-
-
-def _functions(custom: CustomOperator) -> list[Any]:
+def _functions(custom: CustomOperator, shapes: Sequence[Sequence[int]]) -> list[Any]:
     """Both directions as C functions, which must be kept as long as they may be called.
 
     JAX's own callbacks bring their arguments to JAX first, for which they may need the thread that waits for them.
     """
-    run, run_backward = custom.forward, custom.backward
-    assert run is not None  # a custom operator has either a source or this
 
     def forward(call: Any) -> None:
-        found = run(*_arrays(call.inputs, call.input_count), **custom.attributes)
-        outputs = call.outputs[: call.output_count]
-        for output, value in zip(outputs, found if isinstance(found, tuple) else (found,), strict=True):
-            _write(output, value)
+        outputs = [_array(output) for output in call.outputs[: call.output_count]]
+        inputs = _arrays(call.inputs, call.input_count)
+        for output, value in zip(outputs, custom.call_forward(inputs, shapes, [y.dtype for y in outputs]), strict=True):
+            output[...] = value
 
     def backward(call: Any) -> None:
-        assert run_backward is not None  # only called if it is differentiable
         inputs, outputs = _arrays(call.inputs, call.input_count), _arrays(call.outputs, call.output_count)
         heads = _arrays(call.output_gradients, call.output_count)
-        found = run_backward(inputs, outputs, heads, **custom.attributes)
+        found = custom.call_backward(inputs, outputs, heads)
         for tensor, value in zip(call.input_gradients[: call.input_count], found, strict=True):
             if tensor.data:
-                _write(tensor, np.zeros(()) if value is None else value)
+                _array(tensor)[...] = value
 
     return [_FUNCTION(partial(_guarded, function)) for function in (forward, backward)]
 
@@ -198,13 +177,6 @@ def _array(tensor: Any) -> np.ndarray:
     shape, dtype = tensor.shape[: tensor.rank], np.dtype(helper.tensor_dtype_to_np_dtype(tensor.dtype))
     size = math.prod(shape) * dtype.itemsize
     return np.ndarray(shape, dtype, (ctypes.c_char * size).from_address(tensor.data) if size else None)
-
-
-def _write(tensor: Any, value: Any) -> None:
-    array, value = _array(tensor), np.asarray(value)
-    if value.shape not in (array.shape, ()):
-        raise ValueError(f"the result has shape {value.shape}, not {array.shape}")
-    array[...] = value
 
 
 def _is_floating(x: Any) -> bool:

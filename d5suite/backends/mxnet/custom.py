@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 
 from d5suite.backends.mxnet.runtime import mx
-from d5suite.custom import CustomOperator, Glue, compile_library
+from d5suite.custom import CustomOperator, Glue, compile_operator
+from d5suite.custom.interface import require_output_shapes
 from d5suite.errors import NetworkError
 
 PREFIX = "d5suite_"
@@ -23,7 +24,8 @@ PREFIX = "d5suite_"
 _TYPES = ("float32", "float64", "float16", "uint8", "int32", "int8", "int64")
 """The types that library operators can have; their places are MXNet's numbers for them."""
 
-_registered: set[str] = set()
+_registered: dict[str, Path | None] = {}
+"""The operators that MXNet has, with the library of those that have a source."""
 
 
 def factory(custom: CustomOperator) -> Callable[[Any, Any], Callable[..., Any]]:
@@ -33,6 +35,8 @@ def factory(custom: CustomOperator) -> Callable[[Any, Any], Callable[..., Any]]:
     ------
     CompileError
         If its source does not compile.
+    ConfigurationError
+        If its source gives outputs other shapes than its meaning does.
     NetworkError
         If it has tensors of a type that MXNet's library operators cannot have, or not all its outputs are wanted.
     """
@@ -42,8 +46,14 @@ def factory(custom: CustomOperator) -> Callable[[Any, Any], Callable[..., Any]]:
             raise NetworkError("MXNet must know the types of all outputs; ask for all of them", where=node.name)
         name = PREFIX + custom.identifier
         if name not in _registered:
-            _register_python(custom, name) if custom.source is None else _register_source(custom, name)
-            _registered.add(name)
+            if custom.source is not None:
+                _registered[name] = _register_source(custom, name)
+            else:
+                _register_python(custom, name)
+                _registered[name] = None
+        library = _registered[name]
+        if library is not None:
+            require_output_shapes(library, custom, node, context.shapes, context.dtypes)
         shapes = [context.shapes[key] for key in (*node.inputs, *node.outputs)]
         types = [context.dtypes[key].name for key in (*node.inputs, *node.outputs)]
         if custom.source is None:
@@ -75,22 +85,19 @@ def _source_settings(custom: CustomOperator, shapes: Sequence[Any], types: Seque
     return {key: ",".join(map(str, values)) for key, values in numbers.items()}
 
 
-def _register_source(custom: CustomOperator, name: str) -> None:
+def _register_source(custom: CustomOperator, name: str) -> Path:
     include = Path(mx.libinfo.find_include_path())
     glue = Glue(
         source=Path(__file__).with_name("custom.cc"),
+        version=f"mxnet {mx.__version__}",
         compile_flags=tuple(flag for folder in (include, include.parent / "src") for flag in ("-isystem", str(folder))),
     )
-    path = compile_library(
-        custom.name, custom.code("cpu"), glue=glue, identifier=name, attributes=custom.attributes, flags=custom.flags
-    )
+    path = compile_operator(custom, glue=glue, identifier=name)
     mx.library.load(str(path.resolve()), verbose=False)
+    return path
 
 
 def _register_python(custom: CustomOperator, name: str) -> None:
-    assert custom.forward is not None  # a custom operator has either a source or this
-    forward, backward = custom.forward, custom.backward
-
     class Operator(mx.operator.CustomOp):
         """The functions on arrays of NumPy's, with the shapes that ONNX has: MXNet has no arrays without axes."""
 
@@ -99,20 +106,16 @@ def _register_python(custom: CustomOperator, name: str) -> None:
             self._inputs, self._outputs = shapes[: len(custom.inputs)], shapes[len(custom.inputs) :]
 
         def forward(self, is_train: bool, req: Any, in_data: Any, out_data: Any, aux: Any) -> None:
-            found = forward(*_arrays(in_data, self._inputs), **custom.attributes)
-            self._write(out_data, req, found if isinstance(found, tuple) else (found,))
+            inputs, dtypes = _arrays(in_data, self._inputs), [np.dtype(target.dtype) for target in out_data]
+            self._write(out_data, req, custom.call_forward(inputs, self._outputs, dtypes))
 
         def backward(self, req: Any, out_grad: Any, in_data: Any, out_data: Any, in_grad: Any, aux: Any) -> None:
-            if backward is None:
-                raise NetworkError("the custom operator has no backward pass", where=custom.name)
             inputs, outputs = _arrays(in_data, self._inputs), _arrays(out_data, self._outputs)
-            found = backward(inputs, outputs, _arrays(out_grad, self._outputs), **custom.attributes)
-            whole = [np.zeros(x.shape) if g is None else g for x, g in zip(inputs, found, strict=True)]
-            self._write(in_grad, req, whole)
+            self._write(in_grad, req, custom.call_backward(inputs, outputs, _arrays(out_grad, self._outputs)))
 
         def _write(self, targets: Any, req: Any, arrays: Sequence[np.ndarray]) -> None:
             for target, how, array in zip(targets, req, arrays, strict=True):
-                value = np.asarray(array, target.dtype).reshape(target.shape)
+                value = array.reshape(target.shape)
                 self.assign(target, how, mx.nd.ndarray.array(value, ctx=target.context, dtype=target.dtype))
 
     @mx.operator.register(name)

@@ -14,12 +14,14 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from d5suite.custom import CustomOperator, Glue, compile_library
+from d5suite.custom import CustomOperator, Glue, compile_operator
+from d5suite.custom.interface import require_output_shapes
 from d5suite.errors import NetworkError
 
 Call = Callable[..., Any]
 
-_registered: dict[str, Call] = {}
+_registered: dict[str, tuple[Call, Path]] = {}
+"""TensorFlow's functions for operators with a source, and their libraries."""
 
 
 def factory(custom: CustomOperator) -> Callable[[Any, Any], Call]:
@@ -29,6 +31,8 @@ def factory(custom: CustomOperator) -> Callable[[Any, Any], Call]:
     ------
     CompileError
         If its source does not compile.
+    ConfigurationError
+        If its source gives outputs other shapes than its meaning does.
     NetworkError
         If it is to be compiled by XLA, or not all its outputs are wanted.
     """
@@ -44,7 +48,8 @@ def factory(custom: CustomOperator) -> Callable[[Any, Any], Call]:
             raise NetworkError("every output of a custom operator must be wanted", where=custom.name)
         types = [tf.as_dtype(context.dtypes[output]) for output in node.outputs]
         if custom.source is not None:
-            call = _from_source(custom, context.device, types)
+            call, library = _from_source(custom, context.device, types)
+            require_output_shapes(library, custom, node, context.shapes, context.dtypes, context.device)
         else:
             call = _from_python(custom, [context.shapes[output] for output in node.outputs], types)
         if len(types) == 1:
@@ -54,21 +59,21 @@ def factory(custom: CustomOperator) -> Callable[[Any, Any], Call]:
     return build
 
 
-def _from_source(custom: CustomOperator, device: str, types: Sequence[Any]) -> Call:
+def _from_source(custom: CustomOperator, device: str, types: Sequence[Any]) -> tuple[Call, Path]:
     # TensorFlow wants a capital letter first.
     name = f"D5{custom.identifier}" + ("" if device == "cpu" else f"_{device}")
     if name not in _registered:
         _registered[name] = _register(custom, name, device)
-    operator = _registered[name]
-    return lambda *inputs: operator(inputs=inputs, Toutputs=types)
+    operator, library = _registered[name]
+    return lambda *inputs: operator(inputs=inputs, Toutputs=types), library
 
 
-def _register(custom: CustomOperator, name: str, device: str) -> Call:
-    library = tf.load_op_library(str(_compiled(custom, name, device)))
+def _register(custom: CustomOperator, name: str, device: str) -> tuple[Call, Path]:
+    path = _compiled(custom, name, device)
+    library = tf.load_op_library(str(path))
     if custom.differentiable:
         _register_gradient(name, len(custom.inputs), getattr(library, f"{name}Backward"))
-    operator: Call = getattr(library, name)
-    return operator
+    return getattr(library, name), path
 
 
 def _compiled(custom: CustomOperator, name: str, device: str) -> Path:
@@ -84,13 +89,12 @@ def _compiled(custom: CustomOperator, name: str, device: str) -> Path:
         flags += ["-isystem", str(compiler.parent.parent / "include")]
     glue = Glue(
         source=Path(__file__).with_name("custom.cc"),
+        version=f"tensorflow {tf.__version__}",
         compile_flags=tuple(flags),
         link_flags=tuple(tf.sysconfig.get_link_flags()),
         definitions=tuple(definitions.items()),
     )
-    return compile_library(
-        custom.name, custom.code(device), glue=glue, identifier=name, attributes=custom.attributes, flags=custom.flags
-    )
+    return compile_operator(custom, device=device, glue=glue, identifier=name)
 
 
 def _register_gradient(name: str, count: int, operator: Call) -> None:
@@ -106,18 +110,16 @@ def _register_gradient(name: str, count: int, operator: Call) -> None:
 
 
 def _from_python(custom: CustomOperator, shapes: Sequence[Any], types: Sequence[Any]) -> Call:
-    run, run_backward = custom.forward, custom.backward
-    assert run is not None  # a custom operator has either a source or this
+    dtypes = [kind.as_numpy_dtype for kind in types]
 
     def forward(inputs: Sequence[Any]) -> list[Any]:
         def host(*arrays: np.ndarray) -> list[np.ndarray]:
-            found = run(*_read_only(arrays), **custom.attributes)
-            return _like(types, found if isinstance(found, tuple) else (found,))
+            return custom.call_forward(_read_only(arrays), shapes, dtypes)
 
         return _called(host, inputs, types, shapes)
 
     def backward(inputs: Sequence[Any], outputs: Sequence[Any], gradients: Sequence[Any]) -> list[Any]:
-        if run_backward is None:
+        if custom.backward is None:
             raise NetworkError("it has no backward pass", where=custom.name)
         floating = [x.dtype.is_floating for x in inputs]
         kinds = [x.dtype for x in inputs if x.dtype.is_floating]
@@ -126,14 +128,8 @@ def _from_python(custom: CustomOperator, shapes: Sequence[Any], types: Sequence[
         def host(*arrays: np.ndarray) -> list[np.ndarray]:
             middle = count + len(outputs)
             arrays = _read_only(arrays)
-            given = arrays[:count]
-            found = run_backward(given, arrays[count:middle], arrays[middle:], **custom.attributes)
-            kept = [
-                np.zeros(x.shape) if g is None else g
-                for x, g, asked in zip(given, found, floating, strict=True)
-                if asked
-            ]
-            return _like(kinds, kept)
+            found = custom.call_backward(arrays[:count], arrays[count:middle], arrays[middle:])
+            return [answer for answer, asked in zip(found, floating, strict=True) if asked]
 
         shapes = [x.shape for x in inputs if x.dtype.is_floating]
         found = iter(_called(host, [*inputs, *outputs, *_heads(outputs, gradients)], kinds, shapes))
@@ -167,7 +163,3 @@ def _read_only(arrays: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
     for view in views:
         view.flags.writeable = False
     return views
-
-
-def _like(kinds: Sequence[Any], arrays: Sequence[Any]) -> list[np.ndarray]:
-    return [np.asarray(array, kind.as_numpy_dtype) for kind, array in zip(kinds, arrays, strict=True)]

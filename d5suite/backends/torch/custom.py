@@ -15,14 +15,16 @@ import torch
 from onnx.helper import np_dtype_to_tensor_dtype, tensor_dtype_to_np_dtype
 from torch.utils import cpp_extension
 
-from d5suite.custom import CustomOperator, Glue, compile_library
+from d5suite.custom import CustomOperator, Glue, compile_operator
+from d5suite.custom.interface import require_output_shapes
 from d5suite.errors import NetworkError
 
 NAMESPACE = "d5suite"
 """Of the operators: ``torch.ops.d5suite.Name``."""
 
 _library = torch.library.Library(NAMESPACE, "FRAGMENT")
-_registered: set[str] = set()
+_registered: dict[str, Path | None] = {}
+"""The operators in PyTorch's dispatcher, with the library of those that have a source."""
 
 
 def factory(custom: CustomOperator) -> Callable[[Any, Any], Callable[..., Any]]:
@@ -32,21 +34,30 @@ def factory(custom: CustomOperator) -> Callable[[Any, Any], Callable[..., Any]]:
     ------
     CompileError
         If its source does not compile.
+    ConfigurationError
+        If its source gives outputs other shapes than its meaning does.
+    NetworkError
+        If not all its outputs are wanted.
     """
 
     def build(node: Any, context: Any) -> Callable[..., Any]:
+        if not all(node.outputs):
+            raise NetworkError("every output of a custom operator must be wanted", where=custom.name)
         name = custom.identifier + ("" if context.device == "cpu" else f"_{context.device}")
+        shapes = [context.shapes[output] for output in node.outputs]
+        if custom.source is None:  # its answers' shapes are checked, so that they are part of it
+            name += "".join(f"_{'x'.join(map(str, shape))}" for shape in shapes)
         if name not in _registered:
             if custom.source is not None:
-                _register_source(custom, name, context.device)
+                _registered[name] = _register_source(custom, name, context.device)
             else:
-                _register_python(custom, name)
+                _register_python(custom, name, shapes)
+                _registered[name] = None
             _register_autograd(custom, name)
-            _registered.add(name)
+        library = _registered[name]
+        if library is not None:
+            require_output_shapes(library, custom, node, context.shapes, context.dtypes, context.device)
         operator = getattr(getattr(torch.ops, NAMESPACE), name).default
-        unwanted = [index for index, output in enumerate(node.outputs) if not output]
-        if unwanted:
-            raise NetworkError("every output of a custom operator must be wanted", where=custom.name)
         types = [np_dtype_to_tensor_dtype(context.dtypes[output]) for output in node.outputs]
         if len(types) == 1:
             return lambda *inputs: operator(inputs, types)[0]
@@ -55,7 +66,7 @@ def factory(custom: CustomOperator) -> Callable[[Any, Any], Callable[..., Any]]:
     return build
 
 
-def _register_source(custom: CustomOperator, name: str, device: str) -> None:
+def _register_source(custom: CustomOperator, name: str, device: str) -> Path:
     definitions = {
         "D5_INPUTS": str(len(custom.inputs)),
         "D5_OUTPUTS": str(len(custom.outputs)),
@@ -66,6 +77,7 @@ def _register_source(custom: CustomOperator, name: str, device: str) -> None:
     folders = cpp_extension.library_paths(device)
     glue = Glue(
         source=Path(__file__).with_name("custom.cc"),
+        version=f"torch {torch.__version__}",
         compile_flags=tuple(flag for folder in cpp_extension.include_paths(device) for flag in ("-isystem", folder)),
         link_flags=tuple(
             flag
@@ -78,33 +90,26 @@ def _register_source(custom: CustomOperator, name: str, device: str) -> None:
         ),
         definitions=tuple(definitions.items()),
     )
-    path = compile_library(
-        custom.name, custom.code(device), glue=glue, identifier=name, attributes=custom.attributes, flags=custom.flags
-    )
+    path = compile_operator(custom, device=device, glue=glue, identifier=name)
     torch.ops.load_library(str(path))
+    return path
 
 
-def _register_python(custom: CustomOperator, name: str) -> None:
-    forward, backward = custom.forward, custom.backward
-    assert forward is not None  # a custom operator has either a source or this
-
+def _register_python(custom: CustomOperator, name: str, shapes: Sequence[Sequence[int]]) -> None:
     def run(inputs: Sequence[torch.Tensor], types: Sequence[int]) -> list[torch.Tensor]:
-        found = forward(*_arrays(inputs), **custom.attributes)
-        results = found if isinstance(found, tuple) else (found,)
-        typed = [np.asarray(r, tensor_dtype_to_np_dtype(t)) for r, t in zip(results, types, strict=True)]
-        return _tensors(typed, inputs[0].device)
+        dtypes = [tensor_dtype_to_np_dtype(number) for number in types]
+        return _tensors(custom.call_forward(_arrays(inputs), shapes, dtypes), inputs[0].device)
 
     _library.define(f"{name}(Tensor[] inputs, int[] types) -> Tensor[]")
     _library.impl(name, run, "CompositeExplicitAutograd")
-    if backward is None:
+    if custom.backward is None:
         return
 
     def run_backward(
         inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor]
     ) -> list[torch.Tensor]:
-        found = backward(_arrays(inputs), _arrays(outputs), _arrays(gradients), **custom.attributes)
-        whole = [np.zeros(x.shape) if g is None else g for x, g in zip(inputs, found, strict=True)]
-        return _tensors(whole, inputs[0].device)
+        found = custom.call_backward(_arrays(inputs), _arrays(outputs), _arrays(gradients))
+        return _tensors(found, inputs[0].device)
 
     _library.define(f"{name}_backward(Tensor[] inputs, Tensor[] outputs, Tensor[] gradients) -> Tensor[]")
     _library.impl(f"{name}_backward", run_backward, "CompositeExplicitAutograd")
