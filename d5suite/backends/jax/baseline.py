@@ -1,12 +1,14 @@
-"""ResNet-50 v1.5 with SGD, written by hand as users of JAX write it: the yardstick for d5suite's own step.
+"""Written by hand as users of JAX write it: the yardstick for what d5suite adds.
 
-Pure functions of nested dicts, one jitted and donating training step, Optax, images N, H, W, C. Shares no code with the
-adapter. Imports JAX, Optax, NumPy and `d5suite.levels.baseline`.
+Two operators, an epoch of LeNet-5, and a training step of ResNet-50 v1.5: pure functions of nested dicts, one jitted
+and donating training step, Optax, images N, H, W, C. Shares no code with the adapter. Imports JAX, Optax, NumPy and
+`d5suite.levels.baseline`.
 """
 
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +20,7 @@ import optax
 from jax import lax
 
 from d5suite.errors import NetworkError
-from d5suite.levels.baseline import Baseline
+from d5suite.levels.baseline import Baseline, Epoch, OperatorCall
 
 if TYPE_CHECKING:
     from d5suite.levels.training import SGD
@@ -32,6 +34,81 @@ EPSILON = float(np.float32(1e-5))
 """BatchNormalization's 1e-5 as an ONNX file holds it: with it, both steps agree in float64."""
 
 Tree = dict[str, Any]
+
+
+def operator_call(name: str, arrays: Sequence[np.ndarray], *, mode: str, device: str) -> OperatorCall:
+    """See `d5suite.levels.baseline`."""
+    # XLA's default for float32 is TF32 on GPUs.
+    product = partial(jnp.matmul, precision=lax.Precision.HIGHEST if device == "cuda" else None)
+    call = {"Relu": jax.nn.relu, "Gemm": product}[name]
+    return OperatorCall(
+        call=call if mode == "eager" else jax.jit(call),
+        arguments=tuple(jax.device_put(array, jax.devices(device)[0]) for array in arrays),
+        synchronize=jax.block_until_ready,
+        fetch=np.asarray,
+    )
+
+
+def lenet5(params: Tree, x: jax.Array, *, precision: Any) -> jax.Array:
+    """(N, 32, 32, 1) to (N, classes), with tanh and means."""
+
+    def conv_tanh(x: jax.Array, name: str) -> jax.Array:
+        y = lax.conv_general_dilated(
+            x, params[name], (1, 1), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC"), precision=precision
+        )
+        return jnp.tanh(y + params[f"{name}_bias"])
+
+    def mean_pool(x: jax.Array) -> jax.Array:
+        return lax.reduce_window(x, 0.0, lax.add, (1, 2, 2, 1), (1, 2, 2, 1), "VALID") / 4
+
+    x = mean_pool(conv_tanh(x, "c1"))
+    x = mean_pool(conv_tanh(x, "c3"))
+    x = conv_tanh(x, "c5").reshape(len(x), -1)
+    x = jnp.tanh(jnp.dot(x, params["f6"], precision=precision) + params["f6_bias"])
+    return jnp.dot(x, params["output"], precision=precision) + params["output_bias"]
+
+
+def lenet5_epoch(network: Network, optimizer: SGD, *, mode: str, device: str) -> Epoch:
+    """See `d5suite.levels.baseline`."""
+    params: Tree = {}
+    for name in ("c1", "c3", "c5", "f6", "output"):
+        weight = network.initializers[f"{name}.weight"]
+        params[name] = weight.transpose(_INWARD[weight.ndim])
+        params[f"{name}_bias"] = network.initializers[f"{name}.bias"]
+    params = jax.device_put(params, jax.devices(device)[0])
+    sgd = native_sgd(optimizer)
+    state = jax.device_put(sgd.init(params), jax.devices(device)[0])
+    exact = lax.Precision.HIGHEST if device == "cuda" else None
+
+    def loss_fn(params: Tree, x: jax.Array, y: jax.Array) -> jax.Array:
+        logits = lenet5(params, x, precision=exact)
+        return optax.softmax_cross_entropy_with_integer_labels(logits, y).mean()
+
+    def train_step(params: Tree, state: Any, x: jax.Array, y: jax.Array) -> tuple[Any, ...]:
+        loss, grads = jax.value_and_grad(loss_fn)(params, x, y)
+        updates, state = sgd.update(grads, state, params)
+        return optax.apply_updates(params, updates), state, loss
+
+    if mode != "eager":
+        train_step = partial(jax.jit, donate_argnums=(0, 1))(train_step)
+
+    def epoch(batches: Iterable[tuple[np.ndarray, np.ndarray]]) -> list[float]:
+        nonlocal params, state
+        losses = []
+        for images, labels in batches:
+            params, state, loss = train_step(params, state, images.transpose(0, 2, 3, 1), labels.astype(np.int32))
+            losses.append(loss)
+        return [float(loss) for loss in losses]
+
+    return epoch
+
+
+def native_sgd(settings: SGD) -> optax.GradientTransformation:
+    """Optax's optimizer."""
+    return optax.chain(
+        optax.add_decayed_weights(settings.weight_decay),
+        optax.sgd(settings.learning_rate, momentum=settings.momentum or None, nesterov=settings.nesterov),
+    )
 
 
 def conv(x: jax.Array, kernel: jax.Array, stride: int = 1, *, precision: Any) -> jax.Array:
@@ -159,10 +236,7 @@ def resnet50_training_step(
         _put(params, place, np.array(value.transpose(_INWARD[value.ndim]), dtype))
         if place[-1] == "scale":
             _put(stats, place[:-1], {"mean": np.zeros(len(value), dtype), "var": np.ones(len(value), dtype)})
-    rate, momentum, decay = optimizer.learning_rate, optimizer.momentum, optimizer.weight_decay
-    sgd = optax.chain(
-        optax.add_decayed_weights(decay), optax.sgd(rate, momentum=momentum or None, nesterov=optimizer.nesterov)
-    )
+    sgd = native_sgd(optimizer)
     # XLA's default for float32 is TF32 on GPUs.
     exact = lax.Precision.HIGHEST if device == "cuda" and precision not in ("bf16", "fp16") else None
 

@@ -1,14 +1,14 @@
-"""ResNet-50 v1.5 and its training step written by hand in Keras, for measuring what d5suite's neutral layer costs.
+"""Two operators, an epoch of LeNet-5, and a training step of ResNet-50 v1.5: what d5suite's neutral layer costs.
 
-This is plain Keras: a functional model of layers, ``compile``, and the train function that ``fit`` calls for every
-batch. Nothing of the adapter is used. (`keras.applications.ResNet50` is another network, v1 with biased convolutions.)
-Imports Keras, NumPy and `d5suite.levels`.
+Written by hand in plain Keras: functional models of layers, ``compile``, and the train function that ``fit`` calls for
+every batch. Nothing of the adapter is used. (`keras.applications.ResNet50` is another network, v1 with biased
+convolutions.) Imports Keras, its backend late, NumPy and `d5suite.levels`.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -16,7 +16,7 @@ import numpy as np
 from keras import layers, ops
 
 from d5suite.errors import NetworkError
-from d5suite.levels.baseline import Baseline
+from d5suite.levels.baseline import Baseline, Epoch, OperatorCall
 from d5suite.levels.training import SGD
 from d5suite.network import Network
 
@@ -27,6 +27,97 @@ EPSILON = float(np.float32(1e-5))
 """1e-5 as an ONNX attribute holds it, so that float64 can be compared exactly."""
 
 POLICIES = {"fp32": "float32", "bf16": "mixed_bfloat16", "fp16": "mixed_float16", "fp64": "float64"}
+
+
+def operator_call(name: str, arrays: Sequence[np.ndarray], *, mode: str, device: str) -> OperatorCall:
+    """See `d5suite.levels.baseline`; compiled as Keras compiles a model's prediction."""
+    with keras.device(_place(mode, device)):
+        # On PyTorch nothing is compiled, and what is called is a layer and a function, as in a Keras user's own loop.
+        call: Any = {"Relu": layers.ReLU() if mode == "torch" else ops.relu, "Gemm": ops.matmul}[name]
+        arguments = tuple(ops.convert_to_tensor(array) for array in arrays)
+    if mode == "tensorflow":
+        import tensorflow as tf
+
+        native = call
+        call = tf.function(lambda *inputs: native(*inputs), autograph=False)
+    elif mode == "jax":
+        import jax
+
+        call = jax.jit(call)
+    return OperatorCall(call, arguments, lambda last: _wait(mode, device, last), ops.convert_to_numpy)
+
+
+def lenet5(classes: int, data_format: str) -> Any:
+    """LeNet-5 with tanh and means; the layers have the names of the neutral parameters."""
+    image = keras.Input((32, 32, 1) if data_format == "channels_last" else (1, 32, 32))
+    x = layers.Conv2D(6, 5, data_format=data_format, activation="tanh", name="c1")(image)
+    x = layers.AveragePooling2D(2, data_format=data_format)(x)
+    x = layers.Conv2D(16, 5, data_format=data_format, activation="tanh", name="c3")(x)
+    x = layers.AveragePooling2D(2, data_format=data_format)(x)
+    x = layers.Conv2D(120, 5, data_format=data_format, activation="tanh", name="c5")(x)
+    x = layers.Dense(84, activation="tanh", name="f6")(layers.Flatten()(x))
+    return keras.Model(image, layers.Dense(classes, name="output")(x))
+
+
+def lenet5_epoch(network: Network, optimizer: SGD, *, mode: str, device: str) -> Epoch:
+    """See `d5suite.levels.baseline`; as ``fit`` goes through an epoch, without its callbacks."""
+    weights = network.initializers
+    data_format = "channels_first" if mode == "torch" else "channels_last"
+    with keras.device(_place(mode, device)):
+        model = lenet5(len(weights["output.bias"]), data_format)
+        for name in ("c1", "c3", "c5", "f6", "output"):
+            weight = weights[f"{name}.weight"]
+            kernel = weight.transpose((2, 3, 1, 0) if weight.ndim == 4 else (1, 0))
+            model.get_layer(name).set_weights([kernel, weights[f"{name}.bias"]])
+        model.compile(native_sgd(optimizer), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+        model.optimizer.build(model.trainable_variables)
+        model.make_train_function()
+
+    def epoch(batches: Iterable[tuple[np.ndarray, np.ndarray]]) -> list[float]:
+        means = []
+        with keras.device(_place(mode, device)):
+            model.reset_metrics()
+            run, give_back = _steps(model, mode)
+            for images, labels in batches:
+                stored = images if data_format == "channels_first" else images.transpose(0, 2, 3, 1)
+                batch = ops.convert_to_tensor(stored), ops.convert_to_tensor(labels, dtype="int32")
+                means.append(run(batch)["loss"])
+            give_back()
+        # What Keras calls the loss is its mean over all steps so far.
+        sums = [count * float(mean) for count, mean in enumerate(means, start=1)]
+        return [now - before for before, now in zip([0.0, *sums], sums, strict=False)]
+
+    return epoch
+
+
+def native_sgd(settings: SGD) -> Any:
+    """Keras's optimizer."""
+    return coupled_sgd(
+        settings.weight_decay,
+        learning_rate=settings.learning_rate,
+        momentum=float(settings.momentum),
+        nesterov=settings.nesterov,
+    )
+
+
+def _place(mode: str, device: str) -> str:
+    return "gpu:0" if device == "cuda" else "cpu" if mode == "torch" else "cpu:0"
+
+
+def _wait(mode: str, device: str, last: Any) -> None:
+    """Wait for a result, and on a GPU for all that came before it."""
+    if mode == "jax":
+        import jax
+
+        jax.block_until_ready(last)
+    elif device == "cuda" and mode == "torch":
+        import torch
+
+        torch.cuda.synchronize()
+    elif device == "cuda":
+        import tensorflow as tf
+
+        tf.test.experimental.sync_devices()
 
 
 def coupled_sgd(decay: float, **settings: Any) -> Any:
@@ -139,7 +230,7 @@ def resnet50_training_step(
         raise NetworkError("not a ResNet-50 of the zoo: it has no fc.bias", where=network.name)
     dtype = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "fp64": "float64"}[precision]
     data_format = "channels_first" if mode == "torch" else "channels_last"
-    place = "gpu:0" if device == "cuda" else "cpu" if mode == "torch" else "cpu:0"
+    place = _place(mode, device)
 
     def scope() -> contextlib.ExitStack:
         stack = contextlib.ExitStack()
@@ -159,13 +250,7 @@ def resnet50_training_step(
             raise NetworkError(f"not a ResNet-50 of the zoo: {', '.join(wrong[:5])}", where=network.name)
         for name, (variable, order) in named.items():
             variable.assign(weights[name].transpose(np.argsort(order)))
-        sgd = coupled_sgd(
-            optimizer.weight_decay,
-            learning_rate=optimizer.learning_rate,
-            momentum=float(optimizer.momentum),
-            nesterov=optimizer.nesterov,
-        )
-        model.compile(sgd, keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+        model.compile(native_sgd(optimizer), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
         model.optimizer.build(model.trainable_variables)  # in fp16 Keras has put one that scales the loss around it
         model.make_train_function()
         stored = images if data_format == "channels_first" else images.transpose(0, 2, 3, 1)
@@ -173,7 +258,7 @@ def resnet50_training_step(
             ops.convert_to_tensor(np.array(stored, order="C"), dtype=dtype),
             ops.convert_to_tensor(labels.astype(np.int32)),
         )
-        run, give_back = _steps(model, batch, mode)
+        run, give_back = _steps(model, mode)
     means: list[Any] = [0.0, 0.0]
     count = 0
 
@@ -181,26 +266,12 @@ def resnet50_training_step(
         nonlocal count
         if precision == "fp64":
             with scope():
-                logs = run()
+                logs = run(batch)
         else:
             with keras.device(place):
-                logs = run()
+                logs = run(batch)
         means[:] = means[1], logs["loss"]
         count += 1
-
-    def synchronize() -> None:
-        if mode == "jax":
-            import jax
-
-            jax.block_until_ready(means)
-        elif device == "cuda" and mode == "torch":
-            import torch
-
-            torch.cuda.synchronize()
-        elif device == "cuda":
-            import tensorflow as tf
-
-            tf.test.experimental.sync_devices()
 
     def loss() -> float:
         # What Keras calls the loss is its mean over all steps so far.
@@ -215,13 +286,13 @@ def resnet50_training_step(
             if name in network.parameters
         }
 
-    return Baseline(step=step, synchronize=synchronize, loss=loss, parameters=parameters)
+    return Baseline(step=step, synchronize=lambda: _wait(mode, device, means), loss=loss, parameters=parameters)
 
 
-def _steps(model: Any, batch: Any, mode: str) -> tuple[Callable[[], Any], Callable[[], None]]:
-    """What runs a step as ``fit`` does, and what brings the variables up to date."""
+def _steps(model: Any, mode: str) -> tuple[Callable[[Any], Any], Callable[[], None]]:
+    """What runs a step on a batch as ``fit`` does, and what brings the variables up to date."""
     if mode != "jax":
-        return lambda: model.train_function([batch]), lambda: None
+        return lambda batch: model.train_function([batch]), lambda: None
     groups = [
         model.trainable_variables,
         model.non_trainable_variables,
@@ -230,7 +301,7 @@ def _steps(model: Any, batch: Any, mode: str) -> tuple[Callable[[], Any], Callab
     ]
     state = tuple([variable.value for variable in group] for group in groups)
 
-    def run() -> Any:
+    def run(batch: Any) -> Any:
         nonlocal state
         logs, state = model.train_function(state, iter([batch]))
         return logs

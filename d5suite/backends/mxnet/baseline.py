@@ -1,18 +1,21 @@
-"""ResNet-50 v1.5 with SGD, written by hand as users of MXNet write it: the yardstick for d5suite's own step.
+"""Written by hand as users of MXNet write it: the yardstick for what d5suite adds.
 
-Gluon layers, a hybridized network, a `gluon.Trainer`. Shares no code with the adapter but the mending of NumPy in
-`runtime`. Imports MXNet, NumPy and `d5suite.levels`.
+Two operators, an epoch of LeNet-5, and a training step of ResNet-50 v1.5: Gluon layers, a hybridized network, a
+`gluon.Trainer`. Shares no code with the adapter but the mending of NumPy in `runtime`. Imports MXNet, NumPy and
+`d5suite.levels`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from d5suite.backends.mxnet.runtime import mx
 from d5suite.errors import NetworkError
-from d5suite.levels.baseline import Baseline
+from d5suite.levels.baseline import Baseline, Epoch, OperatorCall
 
 if TYPE_CHECKING:
     from d5suite.levels.training import SGD
@@ -25,6 +28,78 @@ EPSILON = float(np.float32(1e-5))
 
 LAYERS = (3, 4, 6, 3)
 """Blocks of the four stages (He et al., CVPR 2016, table 1)."""
+
+
+def operator_call(name: str, arrays: Sequence[np.ndarray], *, mode: str, device: str) -> OperatorCall:
+    """See `d5suite.levels.baseline`; in mode ``hybrid`` the cached graph itself, which a Gluon block calls."""
+    context = mx.cpu() if device == "cpu" else mx.gpu()
+    if mode == "hybrid":
+        x, y = mx.sym.var("x"), mx.sym.var("y")
+        # As Gluon's layer has it; `relu` is another kernel.
+        graph = mx.sym.Activation(x, act_type="relu") if name == "Relu" else mx.sym.dot(x, y)
+        call = mx.nd.CachedOp(graph, (("static_alloc", True), ("static_shape", True)))
+    else:
+        call = partial(mx.nd.Activation, act_type="relu") if name == "Relu" else mx.nd.dot
+    return OperatorCall(
+        call=call,
+        arguments=tuple(mx.nd.ndarray.array(array, context, array.dtype) for array in arrays),
+        synchronize=lambda _: mx.nd.waitall(),
+        fetch=lambda output: output.asnumpy(),
+    )
+
+
+class LeNet5(mx.gluon.HybridBlock):
+    """LeNet-5 with tanh and means, and its loss, so that one cached graph holds both."""
+
+    def __init__(self, classes: int) -> None:
+        super().__init__()
+        with self.name_scope():
+            self.c1 = nn.Conv2D(6, 5, activation="tanh")
+            self.c3 = nn.Conv2D(16, 5, activation="tanh")
+            self.c5 = nn.Conv2D(120, 5, activation="tanh")
+            self.f6 = nn.Dense(84, activation="tanh")
+            self.output = nn.Dense(classes)
+            self.pool = nn.AvgPool2D(2)
+            self.criterion = mx.gluon.loss.SoftmaxCrossEntropyLoss()
+
+    def hybrid_forward(self, F: Any, x: Any, labels: Any) -> Any:
+        """(N, 1, 32, 32) and (N,) to the mean loss."""
+        x = self.c5(self.pool(self.c3(self.pool(self.c1(x)))))
+        return F.mean(self.criterion(self.output(self.f6(x)), labels))
+
+
+def lenet5_epoch(network: Network, optimizer: SGD, *, mode: str, device: str) -> Epoch:
+    """See `d5suite.levels.baseline`."""
+    context = mx.cpu() if device == "cpu" else mx.gpu()
+    model = LeNet5(len(network.initializers["output.bias"]))
+    model.initialize(ctx=context)
+    for name in network.parameters:
+        layer, _, kind = name.partition(".")
+        getattr(getattr(model, layer), kind).set_data(mx.nd.ndarray.array(network.initializers[name], context))
+    if mode == "hybrid":
+        model.hybridize(static_alloc=True, static_shape=True)
+    trainer = mx.gluon.Trainer(model.collect_params(), native_sgd(optimizer), kvstore=None)
+
+    def epoch(batches: Iterable[tuple[np.ndarray, np.ndarray]]) -> list[float]:
+        losses = []
+        for images, labels in batches:
+            x, y = mx.nd.ndarray.array(images, context), mx.nd.ndarray.array(labels, context)
+            with mx.autograd.record():
+                loss = model(x, y)
+            loss.backward()
+            trainer.step(1)
+            losses.append(loss)
+        return [float(loss.asscalar()) for loss in losses]
+
+    return epoch
+
+
+def native_sgd(settings: SGD) -> Any:
+    """MXNet's optimizer."""
+    numbers = {"learning_rate": settings.learning_rate, "momentum": settings.momentum}
+    if settings.nesterov:
+        return NAG(decay=settings.weight_decay, **numbers)
+    return mx.optimizer.SGD(**numbers, wd=settings.weight_decay)
 
 
 def conv(channels: int, kernel: int, strides: int = 1) -> Any:
@@ -164,13 +239,7 @@ def resnet50_training_step(
     if mode == "hybrid":
         model.hybridize(static_alloc=True, static_shape=True)
     x, y = mx.nd.ndarray.array(images, context, dtype), mx.nd.ndarray.array(labels, context, dtype)
-    settings = {"learning_rate": optimizer.learning_rate, "momentum": optimizer.momentum}
-    rule: Any
-    if optimizer.nesterov:
-        rule = NAG(decay=optimizer.weight_decay, **settings)
-    else:
-        rule = mx.optimizer.SGD(**settings, wd=optimizer.weight_decay)
-    trainer = mx.gluon.Trainer(model.collect_params(), rule, kvstore=None)
+    trainer = mx.gluon.Trainer(model.collect_params(), native_sgd(optimizer), kvstore=None)
     last: list[Any] = [None]
 
     def step() -> None:

@@ -1,18 +1,20 @@
-"""ResNet-50 v1.5 and its SGD step written by hand in TensorFlow, for measuring what d5suite's neutral layer costs.
+"""Two operators, an epoch of LeNet-5, and a training step of ResNet-50 v1.5: what d5suite's neutral layer costs.
 
-This is plain TensorFlow: variables, ``tf.nn`` layers, a gradient tape and one ``tf.function``, channels last, weights
-in TensorFlow's own layouts. Nothing of the adapter is used. Imports TensorFlow, NumPy and `d5suite.levels`.
+Written by hand in plain TensorFlow: variables, ``tf.nn`` layers, a gradient tape and one ``tf.function``, channels
+last, weights in TensorFlow's own layouts. Nothing of the adapter is used. Imports TensorFlow, NumPy and
+`d5suite.levels`.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from d5suite.levels.baseline import Baseline
+from d5suite.levels.baseline import Baseline, Epoch, OperatorCall
 from d5suite.levels.training import SGD
 from d5suite.network import Network
 
@@ -21,6 +23,103 @@ STAGES = ((64, 3, 1), (128, 4, 2), (256, 6, 2), (512, 3, 2))
 
 EPSILON = float(np.float32(1e-5))
 """1e-5 as an ONNX attribute holds it, so that float64 can be compared exactly."""
+
+
+def operator_call(name: str, arrays: Sequence[np.ndarray], *, mode: str, device: str) -> OperatorCall:
+    """See `d5suite.levels.baseline`."""
+    calls: dict[str, Any] = {"Relu": lambda x: tf.nn.relu(x), "Gemm": lambda x, y: tf.matmul(x, y)}
+    call = calls[name]
+    if mode != "eager":
+        call = tf.function(call, autograph=False, jit_compile=True if mode == "xla" else None)
+    with tf.device(_place(device)):
+        arguments = tuple(tf.constant(array) for array in arrays)
+    return OperatorCall(call, arguments, lambda _: synchronize(device), lambda output: np.asarray(output))
+
+
+class LeNet5(tf.Module):
+    """LeNet-5 on images N, 32, 32, 1, with tanh and means."""
+
+    def __init__(self, weights: dict[str, np.ndarray]) -> None:
+        super().__init__()
+        order = {4: (2, 3, 1, 0), 2: (1, 0), 1: (0,)}
+        self.weights = {
+            name: tf.Variable(np.ascontiguousarray(value.transpose(order[value.ndim])))
+            for name, value in weights.items()
+        }
+
+    def __call__(self, x: Any) -> Any:
+        x = tf.nn.avg_pool2d(self.convolution(x, "c1"), 2, 2, "VALID")
+        x = tf.nn.avg_pool2d(self.convolution(x, "c3"), 2, 2, "VALID")
+        x = tf.reshape(self.convolution(x, "c5"), [-1, 120])
+        return self.dense(tf.tanh(self.dense(x, "f6")), "output")
+
+    def convolution(self, x: Any, name: str) -> Any:
+        """A convolution and its bias, bent by tanh."""
+        y = tf.nn.conv2d(x, self.weights[f"{name}.weight"], 1, "VALID")
+        return tf.tanh(tf.nn.bias_add(y, self.weights[f"{name}.bias"]))
+
+    def dense(self, x: Any, name: str) -> Any:
+        """A matrix product and its bias."""
+        return tf.nn.bias_add(tf.matmul(x, self.weights[f"{name}.weight"]), self.weights[f"{name}.bias"])
+
+
+def lenet5_epoch(network: Network, optimizer: SGD, *, mode: str, device: str) -> Epoch:
+    """See `d5suite.levels.baseline`."""
+    with tf.device(_place(device)):
+        model = LeNet5({name: network.initializers[name] for name in network.parameters})
+        variables = model.trainable_variables
+        sgd = NativeSGD(variables, optimizer)
+
+    def train(x: Any, y: Any) -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(y, model(x)))
+        sgd.apply(tape.gradient(loss, variables))
+        return loss
+
+    if mode != "eager":
+        train = tf.function(train, autograph=False, jit_compile=True if mode == "xla" else None)
+
+    def epoch(batches: Iterable[tuple[np.ndarray, np.ndarray]]) -> list[float]:
+        losses = []
+        with tf.device(_place(device)):
+            for images, labels in batches:
+                losses.append(train(tf.constant(images.transpose(0, 2, 3, 1)), tf.constant(labels)))
+        return [float(loss) for loss in losses]
+
+    return epoch
+
+
+class NativeSGD(tf.Module):
+    """TensorFlow's own kernel for momentum; weight decay is part of the gradient."""
+
+    def __init__(self, variables: Sequence[Any], settings: SGD) -> None:
+        super().__init__()
+        self.trained, self.settings = variables, settings
+        self.velocities = [tf.Variable(tf.zeros_like(v), trainable=False) for v in variables if settings.momentum]
+
+    def apply(self, gradients: Sequence[Any]) -> None:
+        """One update."""
+        rate, momentum, decay = self.settings.learning_rate, self.settings.momentum, self.settings.weight_decay
+        for i, (variable, gradient) in enumerate(zip(self.trained, gradients, strict=True)):
+            if decay:
+                gradient = gradient + decay * variable
+            if momentum:
+                tf.raw_ops.ResourceApplyMomentum(
+                    var=variable.handle, accum=self.velocities[i].handle, lr=tf.constant(rate, variable.dtype),
+                    grad=gradient, momentum=tf.constant(momentum, variable.dtype), use_nesterov=self.settings.nesterov,
+                )  # fmt: skip
+            else:
+                variable.assign_sub(rate * gradient)
+
+
+def _place(device: str) -> str:
+    return "/CPU:0" if device == "cpu" else "/GPU:0"
+
+
+def synchronize(device: str) -> None:
+    """Wait for the device; TensorFlow's functions return when they are done on the CPU."""
+    if device != "cpu":
+        tf.test.experimental.sync_devices()
 
 
 class BatchNorm(tf.Module):
@@ -160,29 +259,16 @@ def resnet50_training_step(
     """
     array = np.float64 if precision == "fp64" else np.float32
     activation = {"fp32": tf.float32, "bf16": tf.bfloat16, "fp16": tf.float16, "fp64": tf.float64}[precision]
-    with tf.device("/CPU:0" if device == "cpu" else "/GPU:0"):
+    with tf.device(_place(device)):
         weights = {name: network.initializers[name].astype(array) for name in network.parameters}
         model = ResNet50(weights, xla=mode == "xla")
         variables = model.trainable_variables
-        velocities = [tf.Variable(tf.zeros_like(v), trainable=False) for v in variables] if optimizer.momentum else []
+        sgd = NativeSGD(variables, optimizer)
         # In float16 the loss is scaled, by as much as keeps the gradients finite.
         scale = tf.Variable(2.0**15 if precision == "fp16" else 1.0, trainable=False, dtype=tf.float32)
         streak = tf.Variable(0, trainable=False)
         batch = tf.constant(np.ascontiguousarray(images.transpose(0, 2, 3, 1)), activation)
         classes = tf.constant(labels)
-    rate, momentum, decay = optimizer.learning_rate, optimizer.momentum, optimizer.weight_decay
-
-    def update(gradients: list[Any]) -> None:
-        for i, (variable, gradient) in enumerate(zip(variables, gradients, strict=True)):
-            if decay:
-                gradient = gradient + decay * variable
-            if momentum:
-                tf.raw_ops.ResourceApplyMomentum(
-                    var=variable.handle, accum=velocities[i].handle, lr=tf.constant(rate, array), grad=gradient,
-                    momentum=tf.constant(momentum, array), use_nesterov=optimizer.nesterov,
-                )  # fmt: skip
-            else:
-                variable.assign_sub(rate * gradient)
 
     def grow() -> None:
         doubled = streak.assign_add(1) == 2000
@@ -202,10 +288,10 @@ def resnet50_training_step(
         if precision == "fp16":
             gradients = [gradient / scale for gradient in gradients]
             finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(gradient)) for gradient in gradients])
-            tf.cond(finite, lambda: update(gradients), lambda: None)
+            tf.cond(finite, lambda: sgd.apply(gradients), lambda: None)
             tf.cond(finite, grow, shrink)
         else:
-            update(gradients)
+            sgd.apply(gradients)
         return loss
 
     if mode != "eager":
@@ -220,8 +306,6 @@ def resnet50_training_step(
         order = {4: (3, 2, 0, 1), 2: (1, 0), 1: (0,)}
         return {name: np.ascontiguousarray(value.transpose(order[value.ndim])) for name, value in stored.items()}
 
-    def synchronize() -> None:
-        if device != "cpu":  # TensorFlow's functions return when they are done on the CPU
-            tf.test.experimental.sync_devices()
-
-    return Baseline(step=step, synchronize=synchronize, loss=lambda: float(last[0]), parameters=parameters)
+    return Baseline(
+        step=step, synchronize=lambda: synchronize(device), loss=lambda: float(last[0]), parameters=parameters
+    )

@@ -1,4 +1,6 @@
-"""ResNet-50 v1.5 with SGD, written by hand as users of PyTorch write it: the yardstick for d5suite's own step.
+"""Written by hand as users of PyTorch write it: the yardstick for what d5suite adds.
+
+Two operators, an epoch of LeNet-5, and a training step of ResNet-50 v1.5.
 
 Shares no code with the adapter. Imports PyTorch, NumPy and `d5suite.levels.baseline`.
 """
@@ -6,14 +8,15 @@ Shares no code with the adapter. Imports PyTorch, NumPy and `d5suite.levels.base
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import nn
 
 from d5suite.errors import NetworkError
-from d5suite.levels.baseline import Baseline
+from d5suite.levels.baseline import Baseline, Epoch, OperatorCall
 
 if TYPE_CHECKING:
     from d5suite.levels.training import SGD
@@ -22,6 +25,74 @@ if TYPE_CHECKING:
 
 EPSILON = float(np.float32(1e-5))
 """BatchNormalization's 1e-5 as an ONNX file holds it: with it, both steps agree to the last bit."""
+
+
+def operator_call(name: str, arrays: Sequence[np.ndarray], *, mode: str, device: str) -> OperatorCall:
+    """See `d5suite.levels.baseline`."""
+    call: Callable[..., Any] = {"Relu": torch.relu, "Gemm": torch.mm}[name]
+    return OperatorCall(
+        call=torch.compile(call, dynamic=False) if mode == "compile" else call,
+        arguments=tuple(torch.tensor(array, device=device) for array in arrays),
+        synchronize=lambda _: torch.cuda.synchronize() if device == "cuda" else None,
+        fetch=lambda output: output.cpu().numpy(),
+    )
+
+
+class LeNet5(nn.Module):
+    """LeNet-5 of (N, 1, 32, 32), with tanh and means."""
+
+    def __init__(self, num_classes: int) -> None:
+        super().__init__()
+        self.c1 = nn.Conv2d(1, 6, kernel_size=5)
+        self.c3 = nn.Conv2d(6, 16, kernel_size=5)
+        self.c5 = nn.Conv2d(16, 120, kernel_size=5)
+        self.f6 = nn.Linear(120, 84)
+        self.output = nn.Linear(84, num_classes)
+        self.pool = nn.AvgPool2d(kernel_size=2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """(N, 1, 32, 32) to (N, num_classes)."""
+        x = self.pool(torch.tanh(self.c1(x)))
+        x = self.pool(torch.tanh(self.c3(x)))
+        x = torch.flatten(torch.tanh(self.c5(x)), 1)
+        return self.output(torch.tanh(self.f6(x)))
+
+
+def lenet5_epoch(network: Network, optimizer: SGD, *, mode: str, device: str) -> Epoch:
+    """See `d5suite.levels.baseline`."""
+    weights = {name: torch.tensor(network.initializers[name]) for name in network.parameters}
+    model = LeNet5(num_classes=len(weights["output.bias"]))
+    model.load_state_dict(weights)
+    memory_format = torch.channels_last if mode == "channels_last" else torch.contiguous_format
+    model = model.to(device, memory_format=memory_format).train()
+    criterion = nn.CrossEntropyLoss()
+    sgd = native_sgd(model, optimizer)
+    forward = torch.compile(model, dynamic=False) if mode == "compile" else model
+
+    def epoch(batches: Iterable[tuple[np.ndarray, np.ndarray]]) -> list[float]:
+        losses = []
+        for images, labels in batches:
+            x = torch.from_numpy(images).to(device, memory_format=memory_format)
+            y = torch.from_numpy(labels).to(device)
+            sgd.zero_grad(set_to_none=True)
+            loss = criterion(forward(x), y)
+            loss.backward()
+            sgd.step()
+            losses.append(loss.detach())
+        return [float(loss) for loss in losses]
+
+    return epoch
+
+
+def native_sgd(model: nn.Module, settings: SGD) -> torch.optim.SGD:
+    """PyTorch's optimizer of a model's parameters."""
+    return torch.optim.SGD(
+        model.parameters(),
+        lr=settings.learning_rate,
+        momentum=settings.momentum,
+        weight_decay=settings.weight_decay,
+        nesterov=settings.nesterov,
+    )
 
 
 def batch_norm(channels: int) -> nn.BatchNorm2d:
@@ -134,13 +205,7 @@ def resnet50_training_step(
     x = torch.tensor(images).to(device, dtype, memory_format=memory_format)
     y = torch.tensor(labels).to(device)
     criterion = nn.CrossEntropyLoss()
-    sgd = torch.optim.SGD(
-        model.parameters(),
-        lr=optimizer.learning_rate,
-        momentum=optimizer.momentum,
-        weight_decay=optimizer.weight_decay,
-        nesterov=optimizer.nesterov,
-    )
+    sgd = native_sgd(model, optimizer)
     forward = torch.compile(model, dynamic=False) if mode == "compile" else model
     narrow = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
     scaler = torch.amp.GradScaler(device, init_scale=2.0**15, enabled=precision == "fp16")
