@@ -7,45 +7,53 @@ validation and measuring; frameworks only through `d5suite.levels.backend.Backen
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
-
-import psutil
 
 from d5suite.backends import Selection, discover, select
 from d5suite.errors import JobError, ValidationError
 from d5suite.job import Job
 from d5suite.levels.operator import Operator
+from d5suite.measure.memory import free_memory
 from d5suite.measure.sampling import SamplingSettings, sample_kernel
-from d5suite.network.operation import Operation
-from d5suite.network.work import work
+from d5suite.network.operation import PRECISIONS, Operation
+from d5suite.network.work import traffic, work
 from d5suite.problem import operation_from_dict
-from d5suite.validate.checks import Validation
+from d5suite.validate.checks import Check, Validation
 from d5suite.validate.operators import (
+    Evidence,
     Findings,
     Reference,
     check_backward,
     check_backward_float64,
     check_forward,
     exact_part,
+    gradient_evidence,
     reference,
     save_heat_map,
 )
+from d5suite.validate.pieces import gathered
 from d5suite.workload import Measured
 
 COPIES = 8
 """Sizes of an operation's tensors that validating it may need at a time, in float32: inputs, outputs and gradients, as
 timed, in float64, and in the reference."""
 
+INTERMEDIATE_COPIES = 4
+"""The same for what lies between: scores of attention, for one, come unmasked, masked, as softmax, and backward."""
+
 CEILING_GEMM = 2048
 """Rows and columns of the matrices whose product sets the ceiling of arithmetic: large enough for libraries to reach
 their best, and a fifth of a second on a laptop."""
 
-CEILING_COPY = 1 << 24
-"""Values of the array whose element-wise pass sets the ceiling of memory: 64 MiB in float32, beyond any cache."""
+CEILING_COPY = {"cpu": 30 << 20, "cuda": 256 << 20}
+"""Bytes whose copy sets the ceiling of memory, by device. Read and written, 60 MiB are beyond most processors' caches.
+For results above 32 MiB the C library takes every page anew from the system: on a virtual machine that took five times
+as long as copying, and PyTorch reached 1.7 of 10 GB/s. A GPU's allocator keeps what it has."""
 
 CEILING_TIME_S = 0.5
 """Sampling budget of each ceiling, in seconds."""
@@ -93,7 +101,7 @@ class OperatorWorkload:
             if name not in self._specifications:
                 raise JobError(f"the job has no operation {name!r}")
             operation = operation_from_dict(self._specifications[name], self.job.precision)
-            require_memory(operation)
+            require_memory(operation, self.job.device)
             self._built = _Built(operation, self)
         return self._built
 
@@ -116,22 +124,30 @@ class OperatorWorkload:
         """
         validation = self.validations[measurement] = Validation()
         built = self._operation(measurement)
-        forward = measurement.endswith("/forward")
-        found = built.check_forward() if forward else built.check_backward(validation)
+        if measurement.endswith("/forward"):
+            found = built.check_forward()
+        else:
+            proof, evidence = built.prove_gradients()
+            self._require(validation, proof, measurement, evidence)
+            found = built.check_backward()
         built.findings[measurement] = found
-        self._require(validation, found, measurement)
+        self._require(validation, found.checks, measurement, lambda: found.evidence)
         return validation
 
-    def _require(self, validation: Validation, found: Findings, measurement: str) -> None:
+    def _require(
+        self, validation: Validation, checks: list[Check], measurement: str, evidence: Callable[[], Evidence | None]
+    ) -> None:
         try:
-            validation.require(found.checks)
+            validation.require(checks)
         except ValidationError as error:
-            if found.evidence is None or self.job.reference is None:
-                raise
-            name, answer, expected = found.evidence
-            path = Path(self.job.reference).parent / f"{self.selection}-{measurement}.png".replace("/", "-")
-            save_heat_map(path, f"{self.selection}, {measurement}, {name}", answer, expected)
-            raise ValidationError(error.what, where=error.where, hint=f"Where it is wrong: {path}") from error
+            shown = evidence() if self.job.reference is not None else None
+            hint = error.hint
+            if shown is not None and self.job.reference is not None:
+                name, answer, expected = shown
+                path = Path(self.job.reference).parent / f"{self.selection}-{measurement}.png".replace("/", "-")
+                save_heat_map(path, f"{self.selection}, {measurement}, {name}", answer, expected)
+                hint = f"Where it is wrong: {path}"
+            raise ValidationError(error.what, where=f"{self.selection}, {measurement}", hint=hint) from error
 
     def release(self) -> None:
         """Let go of what only validation needs, before anything is timed."""
@@ -144,10 +160,10 @@ class OperatorWorkload:
         built = self._operation(measurement)
         operation, operator = built.operation, built.operator
         cost, found = work(operation), built.findings[measurement]
-        if measurement.endswith("/forward"):
-            flops, moved = cost.flops, cost.bytes
-        else:
-            flops, moved = cost.backward_flops or 0, cost.backward_bytes
+        backward = measurement.endswith("/backward")
+        flops = (cost.backward_flops or 0) if backward else cost.flops
+        shared = operator.views(found.call(*found.arguments), found.arguments, backward=backward)
+        moved = traffic(operation, backward=backward, views=shared)
         samples, iterations = sample_kernel(found.call, tuple(found.arguments), operator.synchronize, self.settings)
         samples = replace(samples, first_call_s=found.first_call_s)
         median = samples.median_s
@@ -156,7 +172,11 @@ class OperatorWorkload:
             "shapes": {name: list(operation.shapes[name]) for name in operation.node.inputs if name},
             "iterations": iterations,
             "work": {"flops": flops or None, "bytes": moved},
-            "achieved": {"flops_per_s": flops / median if flops else None, "bytes_per_s": moved / median},
+            "views": [f"gradient of {name}" if backward else name for name in shared],
+            "achieved": {
+                "flops_per_s": flops / median if flops else None,
+                "bytes_per_s": moved / median if moved else None,
+            },
             "accuracy": found.accuracy.to_dict(),
             "repeatability": found.repeatability,
         }
@@ -169,7 +189,9 @@ class OperatorWorkload:
             "Gemm", {"A": (CEILING_GEMM, CEILING_GEMM), "B": (CEILING_GEMM, CEILING_GEMM)}, name="large product",
             precision=self.job.precision,
         )  # fmt: skip
-        copy = Operation("Relu", {"X": (CEILING_COPY,)}, name="large copy", precision=self.job.precision)
+        # Two halves put together: there is nothing to it but copying, and no view will do.
+        half = (CEILING_COPY[self.job.device] // 2 // PRECISIONS[self.job.precision].itemsize,)
+        copy = Operation("Concat", {"A": half, "B": half}, {"axis": 0}, name="large copy", precision=self.job.precision)
         found = {}
         for key, operation in (("flops_per_s", product), ("bytes_per_s", copy)):
             if self.backend.lacks(operation) is None:
@@ -202,8 +224,8 @@ class _Built:
 
     @cached_property
     def exact(self) -> Operator:
-        """The whole operation in float64, for validation only."""
-        return self.workload.exact_operator(self.operation.with_precision("fp64"))
+        """The operation, or one piece of a large one, in float64, for validation only."""
+        return self.workload.exact_operator(exact_part(self.operation))
 
     @cached_property
     def known(self) -> Reference:
@@ -220,13 +242,15 @@ class _Built:
         exact = None if self.known.whole else self.exact
         return check_forward(self.operator, self.known, self.workload.job.seed, exact)
 
-    def check_backward(self, validation: Validation) -> Findings:
-        """The gradients: in float64 against differences, then as timed against float64."""
-        job = self.workload.job
-        part = exact_part(self.operation)
-        exact = self.exact if self.known.whole else self.workload.exact_operator(part)
-        validation.require(check_backward_float64(exact, self.known, job.seed))
-        return check_backward(self.operator, self.exact, job.seed)
+    def prove_gradients(self) -> tuple[list[Check], Callable[[], Evidence]]:
+        """The float64 gradients against differences, and how to find out where they are wrong."""
+        seed = self.workload.job.seed
+        checks = check_backward_float64(self.exact, self.known, seed)
+        return checks, partial(gradient_evidence, self.exact, self.known, seed)
+
+    def check_backward(self) -> Findings:
+        """The gradients, as timed, against the float64 ones."""
+        return check_backward(self.operator, self.exact, self.workload.job.seed)
 
     def release(self) -> None:
         """Drop the float64 operator and the reference."""
@@ -236,20 +260,36 @@ class _Built:
             found.evidence = None
 
 
-def require_memory(operation: Operation) -> None:
-    """Raise `JobError` if an operation's tensors, as often as validation needs them, do not fit into free memory.
+def require_memory(operation: Operation, device: str = "cpu") -> None:
+    """Raise `JobError` if what validation needs does not fit into free memory, of the machine, the job or the device.
 
     Nothing has been allocated for it yet.
     """
-    needed = COPIES * operation.nbytes()
-    free = psutil.virtual_memory().available
+    kept = _intermediates(operation)
+    part = exact_part(operation)
+    between = kept * operation.dtypes[operation.outputs[0]].itemsize + (_intermediates(part) + gathered(part)) * 8
+    needed = COPIES * operation.nbytes() + INTERMEDIATE_COPIES * between
+    where, free = min(free_memory(device).items(), key=lambda each: each[1])
     if needed > free:
+        workspace = f", and {INTERMEDIATE_COPIES * between:,} for what lies between them" if between else ""
         raise JobError(
             f"{operation.describe()} needs {needed:,} bytes ({operation.nbytes():,} for its tensors, which validation "
-            f"holds {COPIES} times), and {free:,} are free",
+            f"holds {COPIES} times{workspace}), and {free:,} are free {where}",
             where=operation.name,
             hint="Choose a smaller preset or a machine with more memory.",
         )
+
+
+def _intermediates(operation: Operation) -> int:
+    """Values between inputs and outputs, where there are many: scores, gates."""
+    node, shapes = operation.node, operation.shapes
+    if node.op_type == "Attention":
+        q, k = (shapes[name] for name in node.inputs[:2])
+        return q[0] * (node.attributes["q_num_heads"] if len(q) == 3 else q[1]) * q[-2] * k[-2]
+    if node.op_type in ("GRU", "LSTM"):
+        x, weight = (shapes[name] for name in node.inputs[:2])
+        return math.prod(x[:2]) * math.prod(weight[:2])
+    return 0
 
 
 class References:

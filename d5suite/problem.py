@@ -7,13 +7,14 @@ the contract's neutral descriptions only.
 from __future__ import annotations
 
 import importlib.util
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from d5suite.custom import CustomOperator, compiler_problem
-from d5suite.errors import ConfigurationError, DataError
+from d5suite.errors import ConfigurationError, DataError, NetworkError
 
 if TYPE_CHECKING:
     from d5suite.levels.backend import Backend
@@ -44,6 +45,8 @@ class Problem:
         Where the size is published or taken from.
     backward : bool
         Whether its backward pass is measured too.
+    file : Path
+        The Python file that describes it, for errors.
     """
 
     name: str
@@ -52,6 +55,7 @@ class Problem:
     attributes: Mapping[str, Any] = field(default_factory=dict)
     source: str = ""
     backward: bool = True
+    file: Path = field(default_factory=lambda: _caller(), compare=False, repr=False)
 
     def operation(self, family: str, precision: str) -> Operation:
         """The ONNX node.
@@ -59,20 +63,44 @@ class Problem:
         Raises
         ------
         NetworkError
-            If it is not valid.
+            If it is not valid, with the file and the problem's name.
         """
         from d5suite.network.operation import Operation
 
         custom = None if isinstance(self.operator, str) else self.operator
-        return Operation(
-            self.op_type, self.inputs, self.attributes, name=f"{family}.{self.name}", precision=precision,
-            outputs=[True] * (1 if custom is None else len(custom.outputs)), custom=custom,
-        )  # fmt: skip
+        try:
+            operation = Operation(
+                self.op_type, self.inputs, self.attributes, name=f"{family}.{self.name}", precision=precision,
+                outputs=[True] * (1 if custom is None else len(custom.outputs)), custom=custom,
+            )  # fmt: skip
+        except NetworkError as error:
+            raise NetworkError(error.what, where=f"{self.file}, {error.where}", hint=error.hint) from error
+        empty = [name for name in operation.outputs if 0 in operation.shapes[name]]
+        if empty:
+            raise NetworkError(
+                f"{operation.describe()} has nothing to measure: {', '.join(empty)} is empty",
+                where=f"{self.file}, {operation.name}",
+            )
+        return operation
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not isinstance(self.operator, str | CustomOperator):
+            raise ConfigurationError(
+                f"a problem has a name and an operator, not {self.name!r} and {self.operator!r}", where=str(self.file)
+            )
 
     @property
     def op_type(self) -> str:
         """The operator's name, with its domain if it is a custom one."""
         return self.operator if isinstance(self.operator, str) else self.operator.op_type
+
+
+def _caller() -> Path:
+    """The file whose code makes a problem."""
+    frame = sys._getframe(1)
+    while frame.f_code.co_filename in (__file__, "<string>") and frame.f_back is not None:
+        frame = frame.f_back
+    return Path(frame.f_code.co_filename)
 
 
 @dataclass(frozen=True)

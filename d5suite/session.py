@@ -7,6 +7,8 @@ memory. Knows jobs and results, and backends as data; never imports a framework.
 
 from __future__ import annotations
 
+import json
+import math
 import os
 import shutil
 import sys
@@ -22,8 +24,8 @@ from d5suite.files import read_json
 from d5suite.job import Job
 from d5suite.launch.local import Limits, Outcome, interpreter, run_worker
 from d5suite.levels.training import Optimizer
-from d5suite.problem import MAX_TIME_S, Task
-from d5suite.recipe import Recipe
+from d5suite.problem import MAX_TIME_S, Problem, Task
+from d5suite.recipe import TIME_LIMIT_S, TIME_TO_ACCURACY, Recipe
 from d5suite.worker import result_path
 
 SYNTHETIC_IMAGES = 320
@@ -51,7 +53,10 @@ class Settings:
     optimizer : Optimizer, optional
     datasets : mapping of str to Path or None
         Where datasets lie; without a path a small one is made and cached.
-    limits : Limits
+    timeout_s : float, optional
+        Of each worker.
+    memory_bytes : int
+        Most resident memory of each worker.
     wrap : str, optional
         Command in front of each worker.
     pythons : mapping of str to str
@@ -71,7 +76,8 @@ class Settings:
     batch_size: int | None
     optimizer: Optimizer | None
     datasets: Mapping[str, Path | None]
-    limits: Limits
+    timeout_s: float | None
+    memory_bytes: int
     wrap: str | None
     pythons: Mapping[str, str]
     sampling: Mapping[str, Any]
@@ -80,10 +86,14 @@ class Settings:
 
 @dataclass
 class Found:
-    """What is known of one measurement of one backend: a record, or why there is none."""
+    """What is known of one measurement of one backend: a record, or why there is none.
+
+    ``kept`` is what a measurement that failed leaves all the same, such as the curves of runs that missed their target.
+    """
 
     record: dict[str, Any] | None = None
     failure: str | None = None
+    kept: dict[str, Any] | None = None
 
 
 @dataclass
@@ -103,6 +113,7 @@ class Session:
     _trajectories: dict[tuple[str, str, str], Path] = field(default_factory=dict)
     _references: set[Path] = field(default_factory=set)
     _operations: dict[str, dict[str, Any]] = field(default_factory=dict)
+    _described: dict[str, tuple[Problem, str | None]] = field(default_factory=dict)
     _referenced: dict[str, Any] = field(default_factory=dict)
     _without_reference: dict[str, Found] = field(default_factory=dict)
     _folder: Path | None = None
@@ -222,10 +233,18 @@ class Session:
             wanted,
             found,
             lambda job: self._keep_trajectory(recipe, selection, job),
+            limit_s=self._limit_s(recipe, selection, wanted),
         )
         if records:
             self._add_memory(recipe, selection, records)
         found.update({name: Found(record=record) for name, record in records.items()})
+
+    def _limit_s(self, recipe: Recipe, selection: Selection, wanted: Sequence[str]) -> float:
+        """How long a recipe's worker may take, unless the user says so."""
+        _, preset = recipe.preset_for(selection.backend, self.settings.preset)
+        if preset.training is None or TIME_TO_ACCURACY not in wanted:
+            return TIME_LIMIT_S
+        return math.inf if preset.training.time_limit_s is None else preset.training.time_limit_s
 
     def _keep_trajectory(self, recipe: Recipe, selection: Selection, job: Job) -> None:
         if job.trajectory and Path(job.trajectory).exists():
@@ -239,6 +258,7 @@ class Session:
         wanted: list[str],
         found: dict[str, Found],
         after: Callable[[Job], None] = lambda job: None,
+        limit_s: float = TIME_LIMIT_S,
     ) -> dict[str, dict[str, Any]]:
         """Run a job until each measurement has a record, which is returned, or a failure, which goes to `found`.
 
@@ -250,11 +270,14 @@ class Session:
         while remaining:
             attempt += 1
             job = make(remaining)
-            outcome, result, path = self._work(job, slug + (f"-{attempt}" if attempt > 1 else ""))
+            outcome, result, path = self._work(job, slug + (f"-{attempt}" if attempt > 1 else ""), limit_s)
             after(job)
             where = f"\njob file: {path}"
+            kept = result.get("kept", {})
+            if kept:
+                where = f"\nresult file, with what there is of it: {result_path(path)}{where}"
             for name, failure in result.get("failures", {}).items():
-                found[name] = Found(failure=f"{failure['message']}{where}")
+                found[name] = Found(failure=f"{failure['message']}{where}", kept=kept.get(name))
             for name in result.get("measurements", {}):
                 records[name] = record(job, result, name)
             if outcome.ok and result.get("status") == "done":
@@ -268,7 +291,7 @@ class Session:
                 message = f"{reason}, while {result.get('phase', 'starting')}{where}\n{outcome.tail}"
                 lost = [guilty] if guilty else [n for n in remaining if n not in records and n not in found]
             for name in lost:
-                found[name] = Found(failure=message)
+                found[name] = Found(failure=message, kept=kept.get(name))
             remaining = [name for name in remaining if name not in records and name not in found]
         return records
 
@@ -284,18 +307,18 @@ class Session:
             except D5Error as error:
                 for each in wanted:
                     found.setdefault(each.measurement, Found(failure=str(error)))
-        return self._found[key][task.measurement]
+        lost = Found(failure=f"{task.measurement}: the job of {selection} ended before it came to this measurement")
+        return self._found[key].get(task.measurement, lost)
 
     def _run_operators(self, selection: Selection, wanted: Sequence[Task], found: dict[str, Found]) -> None:
         valid: dict[str, Task] = {}
         for each in wanted:
-            try:
-                self._operations.setdefault(
-                    each.group, each.problem.operation(each.family, self.settings.precision).to_dict()
-                )
+            failure = self._describe(each)
+            if failure is None:
                 valid[each.measurement] = each
-            except D5Error as error:
-                found[each.measurement] = Found(failure=str(error))
+            else:
+                found[each.measurement] = Found(failure=failure)
+        valid = {name: each for name, each in valid.items() if name not in found}  # two may have one name
         self._compute_references(list(valid))
         remaining = [name for name in valid if name not in self._without_reference]
         found.update({n: self._without_reference[n] for n in valid if n in self._without_reference})
@@ -307,6 +330,29 @@ class Session:
             found,
         )
         found.update({name: Found(record=record) for name, record in records.items()})
+
+    def _describe(self, task: Task) -> str | None:
+        """Keep the description of a task's operation for jobs, or say what is wrong with it.
+
+        Whatever that is: a problem is a user's own code, and must not take the others with it.
+        """
+        if task.group in self._described:
+            known, failure = self._described[task.group]
+            if known is task.problem:
+                return failure
+            files = " and ".join(sorted({str(known.file), str(task.problem.file)}))
+            return f"{task.group}: two problems have this name, in {files}\n  Rename one of them."
+        failure = None
+        try:
+            content = task.problem.operation(task.family, self.settings.precision).to_dict()
+            json.dumps(content)
+            self._operations[task.group] = content
+        except D5Error as error:
+            failure = str(error)
+        except Exception as error:
+            failure = f"{task.problem.file}, {task.group}: {type(error).__name__}: {error}"
+        self._described[task.group] = (task.problem, failure)
+        return failure
 
     def _compute_references(self, names: list[str]) -> None:
         """Let a process of its own compute the references that are not yet there, for all backends to come."""
@@ -374,7 +420,7 @@ class Session:
                 why = result.get("failures", {}).get(name, {}).get("message", outcome.reason)
                 records[name]["d5suite"]["memory"] = {"missing": why.splitlines()[-1]}
 
-    def _work(self, job: Job, name: str) -> tuple[Outcome, dict[str, Any], Path]:
+    def _work(self, job: Job, name: str, limit_s: float = TIME_LIMIT_S) -> tuple[Outcome, dict[str, Any], Path]:
         settings = self.settings
         path = self.folder / f"{name}.job.json"
         job.save(path)
@@ -395,7 +441,7 @@ class Session:
             path,
             threads=job.threads,
             device=job.device,
-            limits=settings.limits,
+            limits=Limits(limit_s if settings.timeout_s is None else settings.timeout_s, settings.memory_bytes),
             log=self.folder / f"{name}.log",
             python=interpreter(job.backend["name"], settings.pythons) if job.task != "reference" else sys.executable,
             wrap=settings.wrap,
@@ -429,7 +475,7 @@ class Session:
                 "threads": job.threads,
                 "cpus": result["threads"]["cpus"],
                 "ranks": job.ranks,
-                **self._workload_facts(job),
+                **self._workload_facts(job, result),
                 "preset": job.preset,
                 "seed": job.seed,
                 "throughput": {"value": measured["items"] / samples["median_s"], "unit": "images/s"},
@@ -451,10 +497,11 @@ class Session:
         }
 
     @staticmethod
-    def _workload_facts(job: Job) -> dict[str, Any]:
+    def _workload_facts(job: Job, result: dict[str, Any]) -> dict[str, Any]:
         if job.operations:
             return {}
         return {
+            "dataset": result["dataset"],
             "batch_size": job.batch_size,
             "image_size": job.network["image_size"],
             "classes": job.network["classes"],

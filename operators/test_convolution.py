@@ -7,6 +7,7 @@ from d5suite.problem import Problem, Problems
 
 DEEPBENCH = "Baidu DeepBench, code/kernels/conv_problems.h"
 RESNET50 = "ResNet-50 v1.5: He et al. (CVPR 2016), table 1, with the stride in the 3x3 convolution"
+C3D = "C3D: Tran et al. (ICCV 2015), figure 3: 3x3x3 kernels on 16 frames of 112 px"
 VGG16 = "VGG-16: Simonyan and Zisserman (ICLR 2015), table 1, configuration D"
 
 
@@ -46,13 +47,21 @@ def conv1d_small(batch: int) -> Problem:
     )  # fmt: skip
 
 
-def conv3d(channels: int, filters: int, frames: int, image: int, batch: int) -> Problem:
+def conv3d(channels: int, filters: int, frames: int, image: int, batch: int, source: str = C3D) -> Problem:
     """A layer of C3D."""
     return Problem(
         f"video_3d_{channels}to{filters}_b{batch}", "Conv",
         {"X": (batch, channels, frames, image, image), "W": (filters, channels, 3, 3, 3)}, {"pads": [1] * 6},
-        "C3D: Tran et al. (ICCV 2015), figure 3: 3x3x3 kernels on 16 frames of 112 px",
+        source,
     )  # fmt: skip
+
+
+def without_repeats(problems: list[Problem]) -> list[Problem]:
+    """The first of each name: some layers are in several tables, and in DeepBench's twice."""
+    found: dict[str, Problem] = {}
+    for problem in problems:
+        found.setdefault(problem.name, problem)
+    return list(found.values())
 
 
 RESNET50_LAYERS = [
@@ -67,33 +76,59 @@ RESNET50_LAYERS = [
 VGG16_LAYERS = [(224, 3, 64), (224, 64, 64), (112, 64, 128), (112, 128, 128), (56, 128, 256), (56, 256, 256),
                 (28, 256, 512), (28, 512, 512), (14, 512, 512)]  # fmt: skip
 
-SPEECH_AND_FACES = [
-    (700, 161, 1, 4, 32, (20, 5), 0, 2), (700, 161, 1, 32, 32, (20, 5), 0, 2), (341, 79, 32, 4, 32, (10, 5), 0, 2),
-    (341, 79, 32, 32, 32, (10, 5), 0, 2), (480, 48, 1, 16, 16, (3, 3), 1, 1), (240, 24, 16, 16, 32, (3, 3), 1, 1),
-    (120, 12, 32, 16, 64, (3, 3), 1, 1), (60, 6, 64, 16, 128, (3, 3), 1, 1), (108, 108, 3, 8, 64, (3, 3), 1, 2),
-    (54, 54, 64, 8, 64, (3, 3), 1, 1), (27, 27, 128, 8, 128, (3, 3), 1, 1), (14, 14, 128, 8, 256, (3, 3), 1, 1),
-    (7, 7, 256, 8, 512, (3, 3), 1, 1), (28, 28, 192, 16, 32, (5, 5), 2, 1), (14, 14, 512, 16, 48, (5, 5), 2, 1),
-    (7, 7, 832, 16, 128, (5, 5), 2, 1), (350, 80, 64, 16, 64, (3, 3), 1, 1), (350, 80, 64, 16, 128, (5, 5), 1, 2),
-    (175, 40, 128, 16, 128, (3, 3), 1, 1), (84, 20, 256, 16, 256, (3, 3), 1, 1), (42, 10, 512, 16, 512, (3, 3), 1, 1),
+DEEPBENCH_TRAINING: list[tuple[tuple[int, ...], tuple[int, int, int], tuple[int, tuple[int, int], int, int]]] = [
+    # Speech
+    ((4, 8, 16, 32), (700, 161, 1), (32, (20, 5), 0, 2)), ((4, 8, 16, 32), (341, 79, 32), (32, (10, 5), 0, 2)),
+    # Characters
+    *(((16,), image, (filters, (3, 3), 1, 1)) for image, filters in
+      (((480, 48, 1), 16), ((240, 24, 16), 32), ((120, 12, 32), 64), ((60, 6, 64), 128))),
+    # Faces
+    ((8,), (108, 108, 3), (64, (3, 3), 1, 2)),
+    *(((8,), image, (filters, (3, 3), 1, 1)) for image, filters in
+      (((54, 54, 64), 64), ((27, 27, 128), 128), ((14, 14, 128), 256), ((7, 7, 256), 512))),
+    # VGG
+    *(((8, 16), (size, size, channels), (filters, (3, 3), 1, 1)) for size, channels, filters in
+      ((224, 3, 64), (112, 64, 128), (56, 128, 256), (28, 256, 512), (14, 512, 512), (7, 512, 512))),
+    # GoogLeNet
+    ((16,), (224, 224, 3), (64, (7, 7), 3, 2)), ((16,), (28, 28, 192), (32, (5, 5), 2, 1)),
+    ((16,), (28, 28, 192), (64, (1, 1), 0, 1)), ((16,), (14, 14, 512), (48, (5, 5), 2, 1)),
+    ((16,), (14, 14, 512), (192, (1, 1), 0, 1)), ((16,), (7, 7, 832), (256, (1, 1), 0, 1)),
+    ((16,), (7, 7, 832), (128, (5, 5), 2, 1)),
+    # ResNet-50
+    *(((8, 16), (size, size, channels), (filters, (3, 3), 1, 1)) for size, channels, filters in
+      ((56, 64, 64), (28, 128, 128), (14, 256, 256))),
+    *(((8, 16), (size, size, channels), (filters, (1, 1), 0, stride)) for size, channels, filters, stride in
+      ((56, 64, 256, 2), (28, 128, 512, 2), (14, 256, 256, 1), (14, 256, 1024, 2), (7, 512, 512, 1), (112, 64, 64, 1),
+       (56, 64, 256, 1), (56, 256, 64, 1), (56, 256, 128, 2), (28, 128, 512, 1), (28, 512, 128, 1), (28, 512, 256, 2),
+       (14, 256, 1024, 1), (28, 512, 1024, 2), (14, 1024, 256, 1), (14, 1024, 512, 2), (7, 512, 2048, 1),
+       (14, 1024, 2048, 2), (7, 2048, 512, 1))),
+    ((8, 16), (7, 7, 2048), (512, (1, 1), 3, 2)),
+    # Speech again
+    ((16,), (700, 161, 1), (64, (5, 5), 1, 2)), ((16,), (350, 80, 64), (64, (3, 3), 1, 1)),
+    ((16,), (350, 80, 64), (128, (5, 5), 1, 2)), ((16,), (175, 40, 128), (128, (3, 3), 1, 1)),
+    ((16,), (175, 40, 128), (256, (5, 5), 1, 2)), ((16,), (84, 20, 256), (256, (3, 3), 1, 1)),
+    ((16,), (84, 20, 256), (512, (5, 5), 1, 2)), ((16,), (42, 10, 512), (512, (3, 3), 1, 1)),
 ]  # fmt: skip
-"""DeepBench's training problems that are not layers of the two networks."""
+"""DeepBench's training problems: batch sizes; width, height and channels; filters, their size, padding and stride."""
 
 CONVOLUTION = Problems(
     "convolution",
     smoke=[
         square(14, 256, 256, 3, 1, 1, RESNET50), square(28, 128, 512, 1, 1, 1, RESNET50),
         square(56, 64, 64, 3, 1, 1, RESNET50), conv2d(120, 12, 32, 1, 64, (3, 3), 1, 1), conv1d_small(8),
-        conv3d(32, 32, 4, 14, 1),
+        conv3d(32, 32, 4, 14, 1, f"scaled down from 64 to 128 channels, 16 frames of 56 px in {C3D}"),
     ],
     standard=[
         *(square(*layer, 8, RESNET50) for layer in RESNET50_LAYERS),
         *(square(*layer, 3, 1, 4, VGG16) for layer in VGG16_LAYERS[2:]),
         conv1d(2), conv3d(64, 128, 16, 56, 1),
     ],
-    full=[
+    full=without_repeats([
+        *(conv2d(width, height, channels, batch, filters, size, pad, stride)
+          for batches, (width, height, channels), (filters, size, pad, stride) in DEEPBENCH_TRAINING
+          for batch in batches),
         *(square(*layer, 32, RESNET50) for layer in RESNET50_LAYERS),
         *(square(*layer, 3, 1, 16, VGG16) for layer in VGG16_LAYERS),
-        *(conv2d(*problem) for problem in SPEECH_AND_FACES),
         conv1d(16), conv3d(64, 128, 16, 56, 8), conv3d(128, 256, 8, 28, 8),
-    ],
+    ]),
 )  # fmt: skip

@@ -10,11 +10,11 @@ WORDS = "BERT-base (Devlin et al., 2019, section 3): 30522 word pieces, hidden s
 CLICKS = "a categorical feature in the manner of DLRM (Naumov et al., 2019): embeddings of 64"
 
 
-def words(batch: int, rows: int = 30522) -> Problem:
+def words(batch: int, rows: int = 30522, source: str = WORDS) -> Problem:
     """The words of a batch of sentences."""
     return Problem(
         f"words_{rows}_b{batch}", "Gather", {"data": (rows, 768), "indices": Tensor((batch, 128), "int64", 0, rows)},
-        source=WORDS,
+        source=source,
     )  # fmt: skip
 
 
@@ -28,7 +28,7 @@ def clicks(batch: int, rows: int) -> Problem:
 
 EMBEDDING = Problems(
     "embedding",
-    smoke=[words(2, 2000), clicks(256, 10_000)],
+    smoke=[words(2, 2000, f"scaled down to 2000 word pieces from {WORDS}"), clicks(256, 10_000)],
     standard=[words(8), clicks(2048, 100_000)],
     full=[words(32), clicks(2048, 1_000_000), clicks(16_384, 1_000_000)],
 )

@@ -56,7 +56,15 @@ OUTPUT_LAYERS = [(m, n, k) for k in (1760, 2048, 2560, 4096) for m, n in ((5124,
 RECURRENT = [
     *((7680, n, 2560) for n in (16, 32, 64, 128)), *((3072, n, 1024) for n in (16, 32, 64, 128)),
     *((m, n, k) for n in (16, 32) for m, k in ((6144, 2048), (4608, 1536), (8448, 2816))),
+    *((m, n, m // 3) for n in (24000, 48000) for m in (7680, 6144, 4608, 8448, 3072)),
+    *((m, n, k) for n in (24000, 48000) for m in (512, 1024) for k in (2816, 2048, 2560, 1536)),
 ]  # fmt: skip
+"""Problems that come with A transposed too; the largest has 1.6 GB of results, and is refused where memory is short."""
+
+LONG_SUMS = [(m, n, 500_000) for n in (8, 16) for m in (512, 1024)]
+
+SMALL = [(m, n, 512) for n in (16, 32) for m in (512, 1024)]
+"""As they are and with B transposed."""
 
 WEIGHTS_FIRST = [(1760, 7133, 1760), (2048, 7133, 2048), (2560, 7133, 2560), (4096, 7133, 4096), (3072, 7435, 1024),
                  (7680, 5481, 2560)]  # fmt: skip
@@ -72,8 +80,8 @@ GEMM = Problems(
     full=[
         *(gemm(m, n, m, transposed) for transposed in (False, True) for m, n in TRAINING),
         *(gemm(m, n, k, transposed) for transposed in (False, True) for m, n, k in OUTPUT_LAYERS),
-        *(gemm(m, n, k, transposed) for transposed in (False, True) for m, n, k in RECURRENT),
-        *(gemm(m, n, k, b_transposed=True) for m, n, k in WEIGHTS_FIRST),
+        *(gemm(m, n, k, transposed) for transposed in (False, True) for m, n, k in [*RECURRENT, *LONG_SUMS]),
+        *(gemm(m, n, k, b_transposed=True) for m, n, k in [*WEIGHTS_FIRST, *SMALL]), *(gemm(*sizes) for sizes in SMALL),
         gemm(1024, 700, 512), gemm(1024, 700, 512, a_transposed=True),
         resnet50_classifier(256), attention_scores(32), feed_forward(32),
     ],

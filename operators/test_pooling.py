@@ -18,11 +18,11 @@ def maximum(image: int, channels: int, kernel: int, pad: int, batch: int, source
     )  # fmt: skip
 
 
-def average(image: int, channels: int, batch: int) -> Problem:
+def average(image: int, channels: int, batch: int, source: str = DENSENET) -> Problem:
     """2x2 average pooling with stride 2."""
     return Problem(
         f"average2_{image}px_{channels}_b{batch}", "AveragePool", {"X": (batch, channels, image, image)},
-        {"kernel_shape": [2, 2], "strides": [2, 2]}, DENSENET,
+        {"kernel_shape": [2, 2], "strides": [2, 2]}, source,
     )  # fmt: skip
 
 
@@ -43,7 +43,11 @@ def sizes(batch: int) -> list[Problem]:
 
 POOLING = Problems(
     "pooling",
-    smoke=[maximum(56, 64, 3, 1, 1, RESNET50), average(28, 128, 1), everything(7, 2048, 1)],
+    smoke=[
+        maximum(56, 64, 3, 1, 1, f"scaled down from 112 px in {RESNET50}"),
+        average(28, 128, 1, f"scaled down from 56 px in {DENSENET}"),
+        everything(7, 2048, 1),
+    ],
     standard=sizes(8),
     full=sizes(32),
 )

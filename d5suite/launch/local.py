@@ -1,6 +1,6 @@
 """Run a worker on this machine: its own process group, a time limit, a memory limit, and nothing left behind.
 
-Imports psutil and `d5suite.measure.threads`.
+Imports psutil and `d5suite.measure`.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from d5suite.errors import ConfigurationError
+from d5suite.measure.memory import MEMORY_LIMIT
 from d5suite.measure.threads import thread_environment
 
 POLL_S = 0.25
@@ -129,6 +130,7 @@ def run_worker(
     environment["PYTHONHASHSEED"] = "0"
     environment["PYTHONUNBUFFERED"] = "1"
     environment[PARENT] = str(os.getpid())
+    environment[MEMORY_LIMIT] = str(limits.memory_bytes)
     if device == "cpu":
         environment["CUDA_VISIBLE_DEVICES"] = ""
     with log.open("w", encoding="utf-8") as output:

@@ -12,7 +12,8 @@ module         what it offers
 ``custom``     ``factory``: a `d5suite.custom.CustomOperator` -> native implementation
 ``network``    ``Executor``, a `d5suite.levels.network.Executor` (Level 1)
 ``training``   ``Trainer``, a `d5suite.levels.training.Trainer` (Level 2)
-``baseline``   ``resnet50_training_step``: the same workload written by hand in the framework's own style
+``baseline``   ``resnet50_training_step``, ``operator_call``, ``lenet5_epoch``: the same work written by hand in the
+               framework's own style (`d5suite.levels.baseline`)
 ``loader``     ``native_loader``: the framework's own image loader on the same files and transform;
                ``NAMES``: what it is called, by the storage format that it reads. A format that it
                does not read is in `Backend.absent` as ``loader:FORMAT``

@@ -31,12 +31,17 @@ CLAUSES: Mapping[str, str] = {
     "executor.class": "network.Executor is a d5suite.levels.network.Executor",
     "executor.feed": "feed takes the network's inputs of the shapes it declares, and refuses others with a "
     "NetworkError",
-    "executor.forward": "forward gives the network's output, and fetch its value, for a batch of any size",
-    "executor.forward_backward": "forward_backward gives the loss, and a gradient of its shape for every parameter",
+    "executor.forward": "forward gives the network's output, the same each time, and fetch its value, for a batch of "
+    "any size, within the precision's tolerance",
+    "executor.forward_backward": "forward_backward gives the loss, and a gradient of its shape for every parameter, "
+    "and refuses a network without a loss with a NetworkError",
+    "executor.statistics": "forward_backward and a training step move running statistics by the batch's mean and "
+    "biased variance, whatever the batch's size",
     "executor.fetch": "fetch gives NumPy arrays of the neutral shape: float64 for fp64, float32 otherwise",
     "executor.finite": "the answers to finite inputs are finite",
     "executor.parameters": "parameters gives copies of all parameters and running statistics, and load_parameters "
-    "overwrites those it is given and refuses unknown names and wrong shapes with a NetworkError",
+    "overwrites those it is given, of this executor alone, and refuses unknown names and wrong shapes with a "
+    "NetworkError",
     "executor.random": "random_state holds what Dropout draws from: an executor that loads it draws the same numbers",
     "executor.inference": "forward changes no parameter and no running statistic",
     "executor.synchronize": "synchronize returns only when all work issued so far has finished",
@@ -47,12 +52,16 @@ CLAUSES: Mapping[str, str] = {
     "operator.backward": "backward gives a callable from the outputs' gradients to a gradient for every differentiable "
     "input, the same each time",
     "operator.fetch": "fetch gives NumPy arrays of ONNX's shapes and types",
+    "operator.synchronize": "synchronize, given what the last call returned, returns only when all work issued so far "
+    "has finished",
+    "operator.extent": "extent tells where a tensor lies in memory, so that views differ from results of their own, or "
+    "gives None for every tensor",
     "operators.meaning": "an operator means what ONNX says",
     "gradient.meaning": "the gradient is the derivative of the mean loss over the batch",
     "trainer.class": "training.Trainer is a d5suite.levels.training.Trainer",
     "trainer.loss": "step gives the loss before the update as a scalar",
-    "trainer.meaning": "the optimizer follows the formula in d5suite.levels.training, also when gradients are clipped, "
-    "averaged over several batches, or the learning rate changes",
+    "trainer.meaning": "the optimizer follows the formula in d5suite.levels.training in every precision, also when "
+    "gradients are clipped, averaged over several batches, or the learning rate changes",
     "trainer.scaling": "in fp16 the scale of the loss follows d5suite.levels.training.LossScaling, and a gradient that "
     "is not finite updates nothing",
     "trainer.state": "state gives what the formula remembers, and a trainer that loads it goes on as this one would",

@@ -19,7 +19,7 @@ from d5suite.errors import NetworkError
 from d5suite.levels.recurrent import Packing
 from d5suite.network import Node
 from d5suite.network.model import Shape
-from d5suite.network.operation import Operation
+from d5suite.network.operation import STATIC_INPUTS, Operation
 
 
 class Operator(ABC):
@@ -99,8 +99,59 @@ class Operator(ABC):
         """Bring what `backward`'s callable gave back to NumPy: an array for each of `Operation.differentiable`."""
 
     @abstractmethod
-    def synchronize(self) -> None:
-        """Return only when all work issued so far on the device has finished."""
+    def synchronize(self, *results: Any) -> None:
+        """Return only when all work issued so far on the device has finished.
+
+        Parameters
+        ----------
+        *results
+            What the last call returned, of `forward` or of `backward`'s callable; nothing where no call was made since
+            the device last stood still. Some frameworks can wait for a result only, and a call that remembered its own
+            would be more than the native call.
+        """
+
+    def extent(self, value: Any) -> tuple[int, int] | None:
+        """Where a native tensor lies in its device's memory: the first address and the number of bytes.
+
+        That of the whole memory that the tensor is a view of, where the framework tells that. Results that lie in their
+        arguments' memory are views, for which nothing was moved. None, as here, if the framework does not tell, or if
+        ``value`` is no tensor.
+        """
+        return None
+
+    def views(self, results: Any, arguments: Sequence[Any], *, backward: bool) -> list[str]:
+        """The outputs, or inputs by their gradients, that a native call gave without moving anything.
+
+        They lie in the memory of an argument or of another result, as far as `extent` tells.
+
+        Parameters
+        ----------
+        results : object
+            What `forward`, or `backward`'s callable, returned.
+        arguments : sequence
+            What that was given.
+        backward : bool
+            Which of the two it was.
+        """
+        operation, node = self.operation, self.operation.node
+        found = list(results) if isinstance(results, list | tuple) else [results]
+        if backward:
+            # Some adapters give a place to every input that is fed, others to those alone that have a gradient.
+            names = [node.inputs[index] for index in operation.differentiable]
+            fed = [n for i, n in enumerate(node.inputs) if n and i not in STATIC_INPUTS.get(node.op_type, ())]
+            names = fed if len(found) == len(fed) else names
+        else:
+            names = list(node.outputs if len(found) >= len(node.outputs) else operation.outputs)
+        seen = [extent for value in arguments if (extent := self.extent(value)) is not None]
+        shared = []
+        for name, value in zip(names, found, strict=False):
+            extent = self.extent(value) if name else None
+            if extent is not None:
+                start, size = extent
+                if any(start < other + length and other < start + size for other, length in seen):
+                    shared.append(name)
+                seen.append(extent)
+        return shared
 
 
 class NodeContext:

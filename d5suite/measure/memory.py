@@ -1,25 +1,54 @@
-"""Peak memory of a function, in a pass of its own: never while anything is timed.
+"""Memory that is free, and the peak memory of a function, in a pass of its own: never while anything is timed.
 
 Host memory is the resident set of this process, child processes not included. On Linux the kernel keeps the peak
 itself (``VmHWM`` in ``/proc/self/status``, reset by writing 5 to ``/proc/self/clear_refs``; proc(5)), so that nothing
 is missed. Elsewhere, or where a sandbox forbids the reset, a thread looks every few milliseconds and may miss a short
 peak; the method is recorded. Device memory is the adapter's business: it gives a pair of callables.
 
-Imports the standard library, and psutil late.
+Imports the standard library, `d5suite.measure.environment`, and psutil late.
 """
 
 from __future__ import annotations
 
 import ctypes
 import gc
+import os
 import threading
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from d5suite.measure.environment import query_nvidia_smi
+
 SAMPLING_PERIOD_S = 0.002
 """Period of the fallback's looks: reading the resident set costs some 20 µs, 1% of this."""
+
+
+MEMORY_LIMIT = "D5SUITE_MEMORY_LIMIT"
+"""Environment variable: bytes that this process and its child processes may use together."""
+
+
+def free_memory(device: str) -> dict[str, int]:
+    """Bytes that this process can still have, by what limits them: the least of them counts.
+
+    Parameters
+    ----------
+    device : str
+        A GPU's own memory counts too, on ``cuda`` (the first that is visible) and where nvidia-smi tells it.
+    """
+    import psutil
+
+    found = {"in this machine's memory": int(psutil.virtual_memory().available)}
+    if os.environ.get(MEMORY_LIMIT):
+        used = psutil.Process().memory_info().rss
+        found["under the limit of --job-memory"] = max(int(os.environ[MEMORY_LIMIT]) - used, 0)
+    if device == "cuda":
+        first = (os.environ.get("CUDA_VISIBLE_DEVICES") or "0").partition(",")[0]
+        for row in query_nvidia_smi("gpu", ("index", "uuid", "memory.free")) or []:
+            if (row["index"] == first or row["uuid"].startswith(first)) and row["memory.free"].isdecimal():
+                found["in the GPU's memory"] = int(row["memory.free"]) * 2**20
+    return found
 
 
 class DevicePeak(NamedTuple):

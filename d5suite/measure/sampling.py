@@ -290,7 +290,7 @@ def sample(
 def sample_kernel(
     call: Callable[..., object],
     arguments: tuple[Any, ...],
-    synchronize: Synchronize,
+    synchronize: Callable[..., None],
     settings: SamplingSettings,
     *,
     clock: Clock = now,
@@ -305,7 +305,9 @@ def sample_kernel(
     ----------
     call, arguments
         What is called: ``call(*arguments)``.
-    synchronize, settings, clock
+    synchronize : callable
+        Returns when all calls so far are done; takes what the last one returned, or nothing if none is pending.
+    settings, clock
         As in `sample`.
 
     Returns
@@ -317,25 +319,30 @@ def sample_kernel(
     """
     synchronize()
     start = clock()
-    call(*arguments)
-    synchronize()
+    synchronize(call(*arguments))
     first_call_s = clock() - start
+    last: list[object] = []
 
     def loop(count: int) -> Step:
         def step() -> None:
-            for _ in repeat(None, count):
+            for _ in repeat(None, count - 1):
                 call(*arguments)
+            last.append(call(*arguments))
 
         return step
+
+    def wait() -> None:
+        synchronize(*last)
+        last.clear()
 
     iterations = 1
     with _quiet_interpreter(settings):
         while iterations < KERNEL_MAX_ITERATIONS:
-            took = _timed_call(loop(iterations), synchronize, None, clock)()
+            took = _timed_call(loop(iterations), wait, None, clock)()
             if took >= KERNEL_SAMPLE_S:
                 break
             iterations = min(KERNEL_MAX_ITERATIONS, max(2 * iterations, int(iterations * KERNEL_SAMPLE_S / took)))
-    samples = sample(loop(iterations), synchronize, settings, clock=clock)
+    samples = sample(loop(iterations), wait, settings, clock=clock)
     each = replace(
         samples,
         first_call_s=first_call_s,

@@ -1,15 +1,16 @@
 """`Operation`: one ONNX node with the types of its inputs, which is what level 0 validates and measures.
 
 An operation is described by names and numbers: the operator, a shape or fixed values for each input, attributes.
-ONNX's checker and shape inference say whether it is valid; nothing is allocated until its inputs are drawn. Imports
-ONNX, NumPy and `d5suite.network.model`.
+ONNX's checker and shape inference and `d5suite.network.validity` say whether it is valid; nothing is allocated until
+its inputs are drawn. Imports ONNX, NumPy and `d5suite.network`.
 """
 
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import ml_dtypes
@@ -20,6 +21,7 @@ from onnx import helper, numpy_helper, shape_inference
 from d5suite.errors import NetworkError
 from d5suite.network.custom import CustomOperator
 from d5suite.network.model import IR_VERSION, Node, Shape, _fold_constants, _node, _shapes
+from d5suite.network.validity import require_valid
 
 OPERATION_OPSET = 23
 """The ONNX operator-set version of operations unless they say otherwise: the first with Attention."""
@@ -60,9 +62,11 @@ class Tensor:
     kind : str
         ``float`` for the operation's floating-point type, else NumPy's name of a type: ``int64``, ``bool``.
     low, high : float, optional
-        Values are uniform in [low, high); of floating-point tensors without them standard normal.
+        Values are uniform in [low, high); of floating-point tensors without them standard normal, of integers 0 or 1.
     scale : float
         Factor on a standard normal tensor.
+
+    An `Operation` refuses one that does not make sense.
     """
 
     shape: tuple[int, ...]
@@ -71,15 +75,26 @@ class Tensor:
     high: float | None = None
     scale: float = 1.0
 
+    @property
+    def bounds(self) -> tuple[int, int] | None:
+        """The least and the largest value that an integer tensor can have; None for other kinds."""
+        if self.kind == "float" or np.dtype(self.kind).kind not in "iu":
+            return None
+        return int(0 if self.low is None else self.low), int(2 if self.high is None else self.high) - 1
+
     def draw(self, generator: np.random.Generator, floating: np.dtype) -> np.ndarray:
         """Values, rounded to the type that they will be used in."""
-        if self.kind == "bool":
+        dtype = floating if self.kind == "float" else np.dtype(self.kind)
+        if dtype == np.bool_:
             return generator.random(self.shape) < 0.5
-        if self.kind != "float":
-            return generator.integers(int(self.low or 0), int(self.high or 2), self.shape, dtype=np.dtype(self.kind))
+        if self.bounds is not None:
+            least, most = self.bounds
+            return generator.integers(least, most, self.shape, dtype=dtype, endpoint=True)
+        if not is_floating(dtype):
+            raise NetworkError(f"values of type {self.kind!r} cannot be drawn", hint="Give an array.")
         if self.low is not None and self.high is not None:
-            return generator.uniform(self.low, self.high, self.shape).astype(floating)
-        return (generator.standard_normal(self.shape) * self.scale).astype(floating)
+            return generator.uniform(self.low, self.high, self.shape).astype(dtype)
+        return (generator.standard_normal(self.shape) * self.scale).astype(dtype)
 
 
 class Operation:
@@ -101,14 +116,15 @@ class Operation:
     precision : str
         A key of `PRECISIONS`: the type of drawn floating-point inputs, and of arrays in place of float32.
     opset : int
-        ONNX operator-set version.
+        ONNX operator-set version, `OLDEST_OPERATION_OPSET` or later.
     custom : CustomOperator, optional
         What a custom operator is.
 
     Raises
     ------
     NetworkError
-        If ONNX does not know the operator, or an attribute, a rank or a type is not as it wants it.
+        If ONNX does not know the operator, or an attribute, a shape, a rank, a type or a value is not as it wants it;
+        if a `Tensor` or the precision makes no sense.
 
     Attributes
     ----------
@@ -136,15 +152,32 @@ class Operation:
         opset: int = OPERATION_OPSET,
         custom: CustomOperator | None = None,
     ) -> None:
-        self.name = name or op_type
+        where = self.name = str(name or op_type)
+        if not isinstance(op_type, str):
+            raise NetworkError(f"{op_type!r} is not the name of an operator", where=where)
+        if precision not in PRECISIONS:
+            raise NetworkError(f"precision {precision!r} is not one of {', '.join(PRECISIONS)}", where=where)
+        newest = onnx.defs.onnx_opset_version()
+        if not isinstance(opset, int) or not OLDEST_OPERATION_OPSET <= opset <= newest:
+            raise NetworkError(
+                f"operator set {opset!r} is not one from {OLDEST_OPERATION_OPSET} to {newest}", where=where
+            )
+        for what, given in (("inputs", inputs), ("attributes", attributes or {})):
+            if not isinstance(given, Mapping) or not all(isinstance(key, str) and key for key in given):
+                raise NetworkError(f"the {what} are not given by name: {given!r}", where=where)
+        if not any(outputs):
+            raise NetworkError("no output is wanted", where=where)
         self.precision = precision
         self.opset = opset
         self._asked = dict(inputs)
-        self._attributes = dict(attributes or {})
-        self._outputs = tuple(outputs)
+        self._attributes = {key: _plain(value) for key, value in (attributes or {}).items()}
+        self._outputs = tuple(bool(wanted) for wanted in outputs)
         self.custom = custom
+        if custom is not None:
+            given_names = [key if value is not None else "" for key, value in inputs.items()]
+            custom.require_tensors(given_names, len(self._outputs))
         floating = PRECISIONS[precision]
-        self.inputs = {key: _input(value, floating, where=self.name) for key, value in inputs.items()}
+        self.inputs = {key: _input(key, value, floating, where=where) for key, value in inputs.items()}
         domain, _, kind = op_type.rpartition("::")
         names = [key if value is not None else "" for key, value in self.inputs.items()]
         while names and not names[-1]:
@@ -155,7 +188,7 @@ class Operation:
         except (TypeError, ValueError) as error:
             raise NetworkError(f"an attribute of {op_type} cannot be read: {error}", where=self.name) from error
         infos = [
-            helper.make_tensor_value_info(key, helper.np_dtype_to_tensor_dtype(dtype), shape)
+            helper.make_tensor_value_info(key, _onnx_type(key, dtype, where=where), shape)
             for key, (dtype, shape) in self._types().items()
         ]
         self._build(node, infos, domain)
@@ -218,20 +251,9 @@ class Operation:
             self.shapes[output] = tuple(n for n in shape if n is not None)
             self.dtypes[output] = np.dtype(helper.tensor_dtype_to_np_dtype(elements[output]))
         self.constants = {key: value for key, value in self.inputs.items() if isinstance(value, np.ndarray)}
-        self._check_channels()
-
-    def _check_channels(self) -> None:
-        """Convolutions' channels, which ONNX's shape inference does not look at."""
-        node = self.node
-        if node.op_type not in ("Conv", "ConvTranspose"):
-            return
-        image, weight, groups = self.shapes[node.inputs[0]], self.shapes[node.inputs[1]], node.attributes["group"]
-        expected = weight[1] * groups if node.op_type == "Conv" else weight[0]
-        if image[1] != expected or weight[0] % groups:
-            raise NetworkError(
-                f"{self.describe()} with {groups} group(s): the image has {image[1]} channels and the weight is for "
-                f"{expected}", where=self.name,
-            )  # fmt: skip
+        bounds = {key: value.bounds for key, value in self.inputs.items() if isinstance(value, Tensor)}
+        known = {key: found for key, found in bounds.items() if found is not None}
+        require_valid(self.node, self.shapes, self.constants, known)
 
     def _require_static(self) -> None:
         names = list(self.inputs)
@@ -297,12 +319,15 @@ class Operation:
         """The same operation with its floating-point inputs in another type."""
         return self if precision == self.precision else self._variant(self._asked, precision)
 
-    def with_batch(self, size: int) -> Operation:
-        """The same operation with another first dimension of its first input."""
-        key, value = next(iter(self.inputs.items()))
-        if not isinstance(value, Tensor):
-            raise NetworkError(f"input {key!r} has fixed values", where=self.name)
-        return self._variant({**self._asked, key: replace(value, shape=(size, *value.shape[1:]))}, self.precision)
+    @property
+    def exact(self) -> Operation:
+        """The same operation in float64 or, of a custom operator without it, in its widest precision."""
+        return self.with_precision("fp64" if self.custom is None else self.custom.widest)
+
+    @property
+    def kinds(self) -> frozenset[str]:
+        """The ONNX operators that it is, or that its meaning is made of."""
+        return frozenset({self.node.op_type} if self.custom is None else {step[0] for step in self.custom.meaning})
 
     def _variant(self, inputs: Mapping[str, Any], precision: str) -> Operation:
         return Operation(
@@ -366,7 +391,7 @@ class Operation:
     def draw(self, seed: int) -> list[np.ndarray | None]:
         """Values for each of the node's inputs, None for omitted ones; the same for the same seed and precision.
 
-        Two precisions get the same numbers, rounded to each; and the first of a batch is the batch of one.
+        Two precisions get the same numbers, rounded to each.
         """
         floating = PRECISIONS[self.precision]
         drawn = [
@@ -376,6 +401,16 @@ class Operation:
             for index, value in enumerate(self.inputs.values())
         ]
         return drawn[: len(self.node.inputs)]
+
+    def rehearse(self, arrays: Sequence[np.ndarray | None], *, backward: bool = False) -> None:
+        """Call a Python operator's functions once; see `CustomOperator.rehearse`. For other operations, nothing."""
+        if self.custom is not None and self.custom.forward is not None:
+            self.custom.rehearse(
+                [array for array in arrays if array is not None],
+                [self.shapes[name] for name in self.outputs],
+                [self.dtypes[name] for name in self.outputs],
+                backward=backward,
+            )
 
     def draw_gradients(self, seed: int) -> list[np.ndarray]:
         """Standard normal gradients for the outputs in `differentiated`, in the outputs' types."""
@@ -389,11 +424,20 @@ class Operation:
     # Files.
 
     def to_dict(self) -> dict[str, Any]:
-        """The operation as JSON-able names and numbers."""
+        """The operation as JSON-able names and numbers.
+
+        Raises
+        ------
+        NetworkError
+            If an attribute is neither a number nor a word, nor a list of those.
+        """
+        for key, value in self._attributes.items():
+            if not all(isinstance(v, int | float | str) for v in (value if isinstance(value, list) else [value])):
+                raise NetworkError(f"attribute {key!r} cannot be written to a job: {value!r}", where=self.name)
         return {
             "op_type": self.node.op_type,
             "inputs": {key: _input_to_dict(value) for key, value in self.inputs.items()},
-            "attributes": {key: _plain(value) for key, value in self._attributes.items()},
+            "attributes": dict(self._attributes),
             "name": self.name,
             "outputs": list(self._outputs),
             "opset": self.opset,
@@ -417,14 +461,60 @@ def is_floating(dtype: np.dtype) -> bool:
     return dtype.kind == "f" or dtype == PRECISIONS["bf16"]
 
 
-def _input(value: Any, floating: np.dtype, *, where: str) -> Tensor | np.ndarray | None:
+def _input(key: str, value: Any, floating: np.dtype, *, where: str) -> Tensor | np.ndarray | None:
     if isinstance(value, np.ndarray) and value.dtype == np.float32:
         return value.astype(floating)
-    if value is None or isinstance(value, Tensor | np.ndarray):
+    if value is None or isinstance(value, np.ndarray):
         return value
-    if isinstance(value, tuple | list) and all(isinstance(n, int) and n >= 0 for n in value):
-        return Tensor(tuple(value))
-    raise NetworkError(f"{value!r} is neither a shape, nor a Tensor, nor an array", where=where)
+    if isinstance(value, tuple | list):
+        value = Tensor(tuple(value))
+    if not isinstance(value, Tensor):
+        raise NetworkError(f"input {key!r}: {value!r} is neither a shape, nor a Tensor, nor an array", where=where)
+    problem = _tensor_problem(value)
+    if problem:
+        raise NetworkError(f"input {key!r}: {problem}", where=where)
+    shape = tuple(operator.index(n) for n in value.shape)
+    return Tensor(shape, value.kind, _plain(value.low), _plain(value.high), _plain(value.scale))
+
+
+def _tensor_problem(tensor: Tensor) -> str | None:
+    """Why a tensor cannot be drawn, or None."""
+    shape, kind, low, high = tensor.shape, tensor.kind, tensor.low, tensor.high
+    if not isinstance(shape, tuple | list) or not all(_is_integer(n) and n >= 0 for n in shape):
+        return f"{shape!r} is not a shape, which has whole numbers from 0"
+    if not isinstance(kind, str):
+        return f"kind {kind!r} is neither 'float' nor the name of a type"
+    if kind != "float":
+        try:
+            helper.np_dtype_to_tensor_dtype(np.dtype(kind))
+        except (TypeError, ValueError, KeyError):
+            return f"kind {kind!r} is neither 'float' nor the name of a type that ONNX has"
+    numbers = [("scale", tensor.scale), *((key, n) for key, n in (("low", low), ("high", high)) if n is not None)]
+    for key, number in numbers:
+        if isinstance(number, bool) or not isinstance(number, int | float | np.number) or not math.isfinite(number):
+            return f"{key} is {number!r}, not a finite number"
+    if tensor.bounds is None:
+        if (low is None) != (high is None):
+            return f"low is {low} and high is {high}: they go together"
+        if low is not None and high is not None and low >= high:
+            return f"low is {low}, and high must be above it, not {high}"
+        return None
+    (least, most), limits = tensor.bounds, np.iinfo(np.dtype(kind))
+    if least > most or least < limits.min or most > limits.max:
+        return f"there is no {kind} from {least} to below {most + 1}"
+    return None
+
+
+def _is_integer(value: Any) -> bool:
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+
+
+def _onnx_type(key: str, dtype: np.dtype, *, where: str) -> int:
+    """ONNX's number of a type."""
+    try:
+        return int(helper.np_dtype_to_tensor_dtype(dtype))
+    except (TypeError, ValueError, KeyError) as error:
+        raise NetworkError(f"input {key!r}: ONNX has no tensors of {dtype}", where=where) from error
 
 
 def _input_to_dict(value: Tensor | np.ndarray | None) -> Any:
@@ -446,9 +536,12 @@ def _input_from_dict(content: Any) -> Tensor | np.ndarray | None:
 
 
 def _plain(value: Any) -> Any:
+    """An attribute in Python's own numbers, words and lists."""
     if isinstance(value, bytes):
         return value.decode()
-    return list(value) if isinstance(value, tuple) else value
+    if isinstance(value, np.ndarray | np.generic):
+        return value.tolist()
+    return [_plain(each) for each in value] if isinstance(value, tuple | list) else value
 
 
 def _checker_context(opset: int) -> Any:

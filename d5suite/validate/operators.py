@@ -7,8 +7,10 @@ backward (float64)  every gradient with the evaluator's central differences alon
 backward            every gradient, as timed, with the float64 gradient just proved, at the same inputs
 ==================  ===================================================================================================
 
-An operation that is large for the evaluator, which is slow, is checked in float64 for the first of its batch only; as
-timed, its forward answer is then compared with the proved float64 operator's at full size.
+An operation that is large for the evaluator, which is slow, is cut into pieces where it falls apart into independent
+ones (`d5suite.validate.pieces`): the float64 operator of one piece is proved as above, then answers for every piece,
+and the whole, as timed, is compared with what they make together; a very large matrix product along random directions
+(`d5suite.validate.products`). The differences of a large operation move all inputs at once.
 
 Imports ONNX, NumPy, `d5suite.levels` and `d5suite.network`; no framework.
 """
@@ -17,10 +19,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import h5py
 import numpy as np
@@ -32,10 +34,12 @@ from d5suite.files import atomic_path
 from d5suite.levels.contract import ContractError
 from d5suite.levels.operator import Operator
 from d5suite.network.operation import PRECISIONS, Operation, is_floating
-from d5suite.network.work import multiply_accumulates, work
+from d5suite.network.work import work
 from d5suite.validate.checks import UNIT_ROUNDOFF, Check
 from d5suite.validate.norms import relative_l2
 from d5suite.validate.oracle import corrected_operators
+from d5suite.validate.pieces import in_pieces, is_large
+from d5suite.validate.products import Product, is_product, product, product_gradients
 
 DIFFERENCE_STEP = 2.0**-24
 """Step of central differences in float64, for inputs of about 1: the answer is good to about 1e-8."""
@@ -50,11 +54,16 @@ KINKED = frozenset({"Clip", "GlobalMaxPool", "LeakyRelu", "MaxPool", "ReduceMax"
 DIFFERENCES = 1e-6
 """Accepted error of a float64 gradient against central differences, in parts of the gradient's norm; 1e-8 is seen."""
 
+DEVIATIONS = 4.0
+"""Accepted roundings of a gradient along a standard normal direction, in standard deviations: what `DIFFERENCES` is
+widened by for a custom operator that is proved in a shorter type than float64. Differences are always in float64."""
+
 FLOAT64_GRADIENTS = 1e-10
 """Accepted relative L2 error between two float64 gradients of one operator."""
 
 DIRECTIONS = 2
-"""Random directions per input; a second one guards against a chance cancellation."""
+"""Random directions per input, or of all inputs of a large operation; a second one guards against a chance
+cancellation."""
 
 ROUNDINGS = 4.0
 """Roundings to the tensors' own type that an answer may carry, in units of roundoff: of itself, and of what its last
@@ -65,20 +74,14 @@ ACCUMULATION = 16.0
 so (Higham, "Accuracy and Stability of Numerical Algorithms", section 2.8). Fast convolution algorithms take the factor;
 sums in float16 or bfloat16, or inputs cut to TF32, exceed it many times."""
 
-ORACLE_ELEMENTS = 2e8
-"""Multiply-accumulates, or window elements, above which an operation is checked for the first of its batch only, so
-that a check takes about a second."""
-
 RERUNS = 4
 """Further calls on the same inputs, which show whether a kernel repeats itself."""
 
-LOOPED_ELEMENTS = 1e6
-"""The same for pooling, which the evaluator does window by window in Python."""
+RERUN_TIME_S = 1.0
+"""No further one is started after this long."""
 
-_LOOPED = frozenset({"AveragePool", "MaxPool"})
-
-_BATCHED = frozenset({"AveragePool", "Conv", "ConvTranspose", "GlobalAveragePool", "GlobalMaxPool", "LRN", "MaxPool"})
-"""Operators that treat the images of their first input one by one, and that the evaluator runs in Python loops."""
+GRID = 48
+"""Elements of a gradient, evenly spread, whose central differences are pictured when it is wrong."""
 
 
 @dataclass(frozen=True)
@@ -178,14 +181,26 @@ class Oracle:
         ----------
         arrays : sequence of numpy.ndarray or None
             The inputs, as `Operation.draw` gives them; floating-point ones are taken as they are, in float64.
+
+        Raises
+        ------
+        NetworkError
+            If the evaluator fails, whatever it raises.
         """
         feed = {
             name: array.astype(np.float64) if name in self._double else array
             for name, array in zip(self.operation.node.inputs, arrays, strict=True)
             if array is not None
         }
-        with np.errstate(all="ignore"):
-            found = self._evaluator.run(None, feed)
+        try:
+            with np.errstate(all="ignore"):
+                found = self._evaluator.run(None, feed)
+        except Exception as error:
+            lines = str(error).splitlines() or [""]
+            raise NetworkError(
+                f"ONNX's reference evaluator fails on {self.operation.describe()}: {type(error).__name__}: {lines[0]}",
+                where=self.operation.name,
+            ) from error
         named = dict(zip((o.name for o in self.operation.model.graph.output), found, strict=True))
         return [np.asarray(named[name]) for name in self.operation.outputs]
 
@@ -193,10 +208,9 @@ class Oracle:
         self,
         arrays: Sequence[np.ndarray | None],
         gradients: Sequence[np.ndarray],
-        index: int,
-        direction: np.ndarray,
+        directions: Mapping[int, np.ndarray],
     ) -> float:
-        """How the sum of outputs times gradients changes along a direction of one input, by a central difference.
+        """How the sum of outputs times gradients changes along a direction, by a central difference.
 
         Parameters
         ----------
@@ -204,19 +218,18 @@ class Oracle:
             The inputs.
         gradients : sequence of numpy.ndarray
             For the outputs in `Operation.differentiated`.
-        index : int
-            Number of the input that moves.
-        direction : numpy.ndarray
-            float64, like that input.
+        directions : mapping of int to numpy.ndarray
+            By number of an input that moves: float64, like that input.
         """
         operation = self.operation
-        moved = arrays[index]
-        assert moved is not None  # an omitted input is not differentiable
-        step = KINKED_STEP if operation.node.op_type in KINKED else DIFFERENCE_STEP
+        step = KINKED_STEP if operation.kinds & KINKED else DIFFERENCE_STEP
         ends = []
         for sign in (1.0, -1.0):
             point = list(arrays)
-            point[index] = moved.astype(np.float64) + sign * step * direction
+            for index, along in directions.items():
+                moved = arrays[index]
+                assert moved is not None  # an omitted input is not differentiable
+                point[index] = moved.astype(np.float64) + sign * step * along
             ends.append(self.run(point))
         wanted = list(operation.outputs)
         chosen = [wanted.index(operation.node.outputs[i]) for i in operation.differentiated]
@@ -225,19 +238,14 @@ class Oracle:
         return total / (2 * step)
 
 
-def _first_of_batch(operation: Operation) -> Operation:
-    """The operation itself or, if it is large, the same for the first image of the batch."""
-    elements = multiply_accumulates(operation) or work(operation).flops
-    limit = LOOPED_ELEMENTS if operation.node.op_type in _LOOPED else ORACLE_ELEMENTS
-    if operation.node.op_type not in _BATCHED or elements <= limit:
-        return operation
-    return operation.with_batch(1)
-
-
 def direction(operation: Operation, index: int, draw: int) -> np.ndarray:
     """A standard normal direction for one input, float64; the same for everybody."""
     shape = operation.shapes[operation.node.inputs[index]]
     return np.random.default_rng([0xD5, index, draw]).standard_normal(shape)
+
+
+TOGETHER = -1
+"""In place of an input's number: all inputs that have a gradient."""
 
 
 @dataclass
@@ -247,11 +255,11 @@ class Reference:
     Attributes
     ----------
     whole : bool
-        Whether `outputs` are of the whole batch.
+        Whether it is of the whole operation; otherwise of one piece, in float64.
     outputs : list of numpy.ndarray
-        The wanted outputs in float64, at the inputs rounded to the timed precision.
+        The wanted outputs in float64; of a whole operation at the inputs rounded to the timed precision.
     derivatives : dict of (int, int) to float
-        By input and draw: the central difference, at float64 inputs.
+        By input, or `TOGETHER`, and draw: the central difference, at float64 inputs.
     gradients : dict of int to numpy.ndarray
         By input: the gradient of a backend that is right about this operator, at float64 inputs; empty without one.
     source : str
@@ -315,19 +323,21 @@ def reference(operation: Operation, seed: int, *, backward: bool, trusted: Opera
     backward : bool
         Whether gradients are wanted too.
     trusted : Operator, optional
-        The float64 operator of a backend whose gradient is right, for `_first_of_batch` of the operation.
+        The float64 operator of a backend whose gradient is right, for `exact_part` of the operation.
     """
-    small = _first_of_batch(operation)
-    oracle = Oracle(small)
-    found = Reference(small is operation, oracle.run(small.draw(seed)))
+    pieces = in_pieces(operation)
+    oracle = Oracle(operation if pieces is None else pieces.part)
+    found = Reference(pieces is None, oracle.run(oracle.operation.draw(seed)))
     if not backward:
         return found
-    exact = small.with_precision("fp64")
+    exact = exact_part(operation)
     arrays, gradients = exact.draw(seed), exact.draw_gradients(seed)
-    for index in exact.differentiable:
+    together = pieces is not None or is_large(exact)
+    for moved in [exact.differentiable] if together else [(index,) for index in exact.differentiable]:
         for draw in range(DIRECTIONS):
-            along = direction(exact, index, draw)
-            found.derivatives[index, draw] = oracle.derivative(arrays, gradients, index, along)
+            directions = {index: direction(exact, index, draw) for index in moved}
+            key = TOGETHER if together else moved[0]
+            found.derivatives[key, draw] = oracle.derivative(arrays, gradients, directions)
     if trusted is not None:
         answer = trusted.fetch_gradients(trusted.backward(trusted.feed(arrays))(*trusted.feed_gradients(gradients)))
         found.gradients = dict(zip(exact.differentiable, answer, strict=True))
@@ -336,11 +346,23 @@ def reference(operation: Operation, seed: int, *, backward: bool, trusted: Opera
 
 
 def exact_part(operation: Operation) -> Operation:
-    """The float64 operation whose gradient `reference` describes."""
-    return _first_of_batch(operation).with_precision("fp64")
+    """The float64 operation whose gradient `reference` describes: a piece of a large one, or the whole.
+
+    Of a custom operator without float64, it is in its widest precision.
+    """
+    pieces = in_pieces(operation)
+    return operation.exact if pieces is None else pieces.part
 
 
 # The checks.
+
+
+class Evidence(NamedTuple):
+    """A tensor that is wrong, for a picture."""
+
+    name: str
+    answer: np.ndarray
+    expected: np.ndarray
 
 
 @dataclass
@@ -360,8 +382,8 @@ class Findings:
         Its native arguments.
     first_call_s : float
         Time of the first call, tracing and compilation included; backward, of recording the forward pass too.
-    evidence : tuple of str, numpy.ndarray, numpy.ndarray, or None
-        Name, answer and reference of the first tensor that failed, for a picture.
+    evidence : Evidence or None
+        Of the first tensor that failed.
     """
 
     checks: list[Check]
@@ -370,7 +392,7 @@ class Findings:
     call: Callable[..., Any]
     arguments: Sequence[Any]
     first_call_s: float
-    evidence: tuple[str, np.ndarray, np.ndarray] | None = None
+    evidence: Evidence | None = None
 
 
 def _require_types(operator: Operator, clause: str, names: Sequence[str], answer: Sequence[np.ndarray]) -> None:
@@ -385,35 +407,52 @@ def _require_types(operator: Operator, clause: str, names: Sequence[str], answer
             )  # fmt: skip
 
 
-def _repeatability(first: Sequence[np.ndarray], again: Sequence[Sequence[np.ndarray]]) -> dict[str, Any]:
-    runs = [first, *again]
-    variance = max(
-        (
+def _repeatability(first: Sequence[np.ndarray], again: Callable[[], list[np.ndarray]], reruns: int) -> dict[str, Any]:
+    """Call once more, and again until `RERUN_TIME_S` is over; answers that are the same are not kept."""
+    start = time.perf_counter()
+    count, others = 0, []
+    while count < reruns and (count == 0 or time.perf_counter() - start < RERUN_TIME_S):
+        run = again()
+        count += 1
+        if not all(np.array_equal(a, b, equal_nan=True) for a, b in zip(first, run, strict=True)):
+            others.append(run)
+    variance = 0.0
+    if others:
+        runs = [*others, *[first] * (1 + count - len(others))]
+        variance = max(
             float(np.var(np.stack([run[i].astype(np.float64) for run in runs]), axis=0).max(initial=0.0))
             for i in range(len(first))
-        ),
-        default=0.0,
-    )
-    same = all(np.array_equal(a, b, equal_nan=True) for run in again for a, b in zip(first, run, strict=True))
-    return {"reruns": len(again), "identical": same, "variance": variance}
+        )
+    return {"reruns": count, "identical": not others, "variance": variance}
 
 
 def _compare(
     what: str,
     names: Sequence[str],
     answer: Sequence[np.ndarray],
-    expected: Sequence[np.ndarray],
+    expected: Iterable[np.ndarray | Product],
     limit: Callable[[np.dtype], float],
-) -> tuple[list[Check], Accuracy, tuple[str, np.ndarray, np.ndarray] | None]:
+) -> tuple[list[Check], Accuracy, Evidence | None]:
+    """Compare tensors one by one; those that should be products by some of their rows, and along random directions."""
     checks, evidence = [], None
     worst = Accuracy(-1.0, 0.0, 0.0, 0.0)
+    compared: list[tuple[str, np.ndarray, np.ndarray]] = []
     for name, got, wanted in zip(names, answer, expected, strict=True):
+        if isinstance(wanted, Product):
+            compared.append((f"{name}, random rows of it,", *wanted.rows(got)))
+            along, right = wanted.projected(got)
+            checks.append(Check(f"{name} along random directions {what}", relative_l2(along, right), limit(got.dtype)))
+            if not checks[-1].passed and evidence is None:
+                evidence = Evidence(f"{name} along random directions", along, right)
+        else:
+            compared.append((name, got, wanted))
+    for name, got, wanted in compared:
         rounded = is_floating(got.dtype)
         found = accuracy(got, wanted) if rounded else Accuracy(relative_l2(got, wanted), 0.0, 0.0, 0.0)
         check = Check(f"{name} {what}", found.relative_l2, limit(got.dtype) if rounded else 0.0)
         checks.append(check)
         if not check.passed and evidence is None:
-            evidence = (name, got, wanted)
+            evidence = Evidence(name, got, wanted)
         if found.relative_l2 > worst.relative_l2:
             worst = found
     return checks, worst, evidence
@@ -431,49 +470,47 @@ def check_forward(
     known : Reference
     seed : int
     exact : Operator, optional
-        The float64 operator of the whole operation, needed if the reference is of a part.
+        The same backend's operator of `exact_part`, needed if the reference is of a piece.
     reruns : int
     """
     operation = operator.operation
-    feed = operator.feed(operation.draw(seed))
+    arrays = operation.draw(seed)
+    operation.rehearse(arrays)
+    feed = operator.feed(arrays)
     start = time.perf_counter()
     output = operator.forward(*feed)
-    operator.synchronize()
+    operator.synchronize(output)
     first_call_s = time.perf_counter() - start
     answer = operator.fetch(output)
     _require_types(operator, "operator.forward", operation.outputs, answer)
-    again = [operator.fetch(operator.forward(*feed)) for _ in range(reruns)]
-    names = [f"output {i}" for i in range(len(answer))]
-
-    def limit(dtype: np.dtype) -> float:
-        return tolerance(operation, dtype=dtype)
-
-    if known.whole:
-        expected, what = known.outputs, f"({operation.precision}) vs ONNX's reference evaluator"
-        found = _compare(what, names, answer, expected, limit)
-        return Findings(
-            found[0], found[1], _repeatability(answer, again), operator.forward, feed, first_call_s, found[2]
-        )
-    assert exact is not None  # the caller sees to it
-    first = _compare(
-        f"({operation.precision}), first of the batch, vs ONNX's reference evaluator",
-        names,
-        [value[:1] for value in answer],
-        known.outputs,
-        limit,
+    repeatability = _repeatability(answer, lambda: operator.fetch(operator.forward(*feed)), reruns)
+    proof: list[Check] = []
+    expected: Sequence[np.ndarray | Product]
+    pieces = None if known.whole else in_pieces(operation)
+    if pieces is None:
+        expected, what = known.outputs, "ONNX's reference evaluator"
+    else:
+        assert exact is not None  # the caller sees to it
+        part = exact.operation
+        piece = exact.fetch(exact.forward(*exact.feed(part.draw(seed))))
+        _require_types(exact, "operator.forward", part.outputs, piece)
+        what = f"ONNX's reference evaluator, one of {pieces.count} pieces"
+        names = [f"output {i} (fp64)" for i in range(len(piece))]
+        proof, worst, evidence = _compare(f"vs {what}", names, piece, known.outputs, lambda _: tolerance(part))
+        if evidence is not None:
+            return Findings(proof, worst, repeatability, operator.forward, feed, first_call_s, evidence)
+        if is_product(operation):
+            expected, what = product(operation, arrays), "a product in fp64"
+        else:
+            expected, what = pieces.outputs(exact, arrays), f"its {pieces.count} pieces in fp64"
+    checks, worst, evidence = _compare(
+        f"({operation.precision}) vs {what}",
+        [f"output {i}" for i in range(len(answer))],
+        answer,
+        expected,
+        lambda dtype: tolerance(operation, dtype=dtype),
     )
-    whole = exact.operation
-    proved = exact.fetch(exact.forward(*exact.feed(_widened(operation.draw(seed), whole))))
-    rest = _compare(f"({operation.precision}) vs fp64", names, answer, proved, limit)
-    return Findings(
-        [*first[0], *rest[0]],
-        rest[1],
-        _repeatability(answer, again),
-        operator.forward,
-        feed,
-        first_call_s,
-        first[2] or rest[2],
-    )
+    return Findings([*proof, *checks], worst, repeatability, operator.forward, feed, first_call_s, evidence)
 
 
 def _widened(arrays: Sequence[np.ndarray | None], exact: Operation) -> list[np.ndarray | None]:
@@ -482,6 +519,17 @@ def _widened(arrays: Sequence[np.ndarray | None], exact: Operation) -> list[np.n
         None if array is None else array.astype(exact.dtypes[name])
         for name, array in zip(exact.node.inputs, arrays, strict=True)
     ]
+
+
+def _gradients64(exact: Operator, seed: int) -> list[np.ndarray]:
+    """The gradients of the operator's own float64 inputs, by input in `Operation.differentiable`."""
+    operation = exact.operation
+    arrays, gradients = operation.draw(seed), operation.draw_gradients(seed)
+    operation.rehearse(arrays, backward=True)
+    answer = exact.fetch_gradients(exact.backward(exact.feed(arrays))(*exact.feed_gradients(gradients)))
+    names = [operation.node.inputs[index] for index in operation.differentiable]
+    _require_types(exact, "operator.backward", names, answer)
+    return answer
 
 
 def check_backward_float64(exact: Operator, known: Reference, seed: int) -> list[Check]:
@@ -495,26 +543,63 @@ def check_backward_float64(exact: Operator, known: Reference, seed: int) -> list
     seed : int
     """
     operation = exact.operation
-    arrays, gradients = operation.draw(seed), operation.draw_gradients(seed)
-    answer = exact.fetch_gradients(exact.backward(exact.feed(arrays))(*exact.feed_gradients(gradients)))
-    names = [operation.node.inputs[index] for index in operation.differentiable]
-    _require_types(exact, "operator.backward", names, answer)
+    limit = DIFFERENCES + DEVIATIONS * tolerance(operation, backward=True)
+    found = dict(zip(operation.differentiable, _gradients64(exact, seed), strict=True))
     checks = []
-    for index, name, gradient in zip(operation.differentiable, names, answer, strict=True):
-        finite = bool(np.isfinite(gradient).all())
+    for key in sorted({key for key, _ in known.derivatives}):
+        moved = operation.differentiable if key == TOGETHER else (key,)
+        finite = all(bool(np.isfinite(found[index]).all()) for index in moved)
+        norm = math.sqrt(sum(float(np.linalg.norm(found[index])) ** 2 for index in moved))
         errors = []
         for draw in range(DIRECTIONS):
-            along = float((gradient * direction(operation, index, draw)).sum())
-            wanted = known.derivatives[index, draw]
-            scale = max(float(np.linalg.norm(gradient)), abs(wanted)) or 1.0
-            errors.append(abs(along - wanted) / scale)
-        checks.append(
-            Check(f"gradient of {name} (fp64) vs central differences", max(errors) if finite else math.inf, DIFFERENCES)
-        )
-        if index in known.gradients:
-            error = relative_l2(gradient, known.gradients[index])
-            checks.append(Check(f"gradient of {name} (fp64) vs {known.source}'s", error, FLOAT64_GRADIENTS))
+            along = sum(float((found[index] * direction(operation, index, draw)).sum()) for index in moved)
+            wanted = known.derivatives[key, draw]
+            errors.append(abs(along - wanted) / (max(norm, abs(wanted)) or 1.0))
+        names = ", ".join(operation.node.inputs[index] for index in moved)
+        text = f"gradient of {names} ({operation.precision}) vs central differences"
+        checks.append(Check(text, max(errors) if finite else math.inf, limit))
+    for index, right in known.gradients.items():
+        name = f"gradient of {operation.node.inputs[index]} (fp64) vs {known.source}'s"
+        checks.append(Check(name, relative_l2(found[index], right), FLOAT64_GRADIENTS))
     return checks
+
+
+def gradient_evidence(exact: Operator, known: Reference, seed: int) -> Evidence:
+    """Where a float64 gradient that `check_backward_float64` found wrong is wrong.
+
+    It is the gradient that is furthest off: all of it where a right one is known, otherwise `GRID` elements, evenly
+    spread along all axes, beside their central differences.
+    """
+    operation = exact.operation
+    found = dict(zip(operation.differentiable, _gradients64(exact, seed), strict=True))
+    arrays, gradients = operation.draw(seed), operation.draw_gradients(seed)
+    oracle = Oracle(operation)
+    candidates = []
+    for index, gradient in found.items():
+        name = f"gradient of {operation.node.inputs[index]} ({operation.precision})"
+        if index in known.gradients:
+            candidates.append(Evidence(name, gradient, known.gradients[index]))
+            continue
+        places = np.ix_(*_spread(gradient.shape))
+        expected = np.zeros(gradient[places].shape)
+        numbers = np.arange(gradient.size).reshape(gradient.shape)[places]
+        for place in np.ndindex(expected.shape):
+            unit = np.zeros(gradient.shape)
+            unit.reshape(-1)[numbers[place]] = 1.0
+            expected[place] = oracle.derivative(arrays, gradients, {index: unit})
+        text = f"{name}, {expected.size} of {gradient.size} elements"
+        candidates.append(Evidence(text, gradient[places], expected))
+    return max(candidates, key=lambda each: relative_l2(each.answer, each.expected))
+
+
+def _spread(shape: tuple[int, ...]) -> list[np.ndarray]:
+    """Evenly spread indices along every axis, `GRID` combinations of them at most; the last axes get the most."""
+    counts = [1] * len(shape)
+    while True:
+        longer = [i for i, n in enumerate(counts) if n < shape[i] and math.prod(counts) // n * (n + 1) <= GRID]
+        if not longer:
+            return [np.linspace(0, n - 1, count).astype(int) for n, count in zip(shape, counts, strict=True)]
+        counts[min(longer, key=lambda i: (counts[i], -i))] += 1
 
 
 def check_backward(operator: Operator, exact: Operator, seed: int, reruns: int = RERUNS) -> Findings:
@@ -525,32 +610,43 @@ def check_backward(operator: Operator, exact: Operator, seed: int, reruns: int =
     operator : Operator
         As it is timed.
     exact : Operator
-        The same backend's float64 operator of the whole operation.
+        The same backend's float64 operator of `exact_part`.
     seed : int
     reruns : int
     """
-    operation, whole = operator.operation, exact.operation
+    operation, proved = operator.operation, exact.operation
     arrays, gradients = operation.draw(seed), operation.draw_gradients(seed)
-    wide = [g.astype(whole.dtypes[whole.node.outputs[i]]) for i, g in zip(whole.differentiated, gradients, strict=True)]
-    expected = exact.fetch_gradients(exact.backward(exact.feed(_widened(arrays, whole)))(*exact.feed_gradients(wide)))
     feed, heads = operator.feed(arrays), operator.feed_gradients(gradients)
     start = time.perf_counter()
     call = operator.backward(feed)
     output = call(*heads)
-    operator.synchronize()
+    operator.synchronize(output)
     first_call_s = time.perf_counter() - start
     answer = operator.fetch_gradients(output)
     names = [operation.node.inputs[index] for index in operation.differentiable]
     _require_types(operator, "operator.backward", names, answer)
-    again = [operator.fetch_gradients(call(*heads)) for _ in range(reruns)]
-    found = _compare(
-        f"({operation.precision}) vs fp64",
+    repeatability = _repeatability(answer, lambda: operator.fetch_gradients(call(*heads)), reruns)
+    pieces = in_pieces(operation)
+    expected: Sequence[np.ndarray | Product]
+    if pieces is None:
+        heads64 = [
+            g.astype(proved.dtypes[proved.node.outputs[i]])
+            for i, g in zip(proved.differentiated, gradients, strict=True)
+        ]
+        native = exact.backward(exact.feed(_widened(arrays, proved)))(*exact.feed_gradients(heads64))
+        expected, what = exact.fetch_gradients(native), proved.precision
+    elif is_product(operation):
+        expected, what = product_gradients(operation, arrays, gradients[0]), "products in fp64"
+    else:
+        expected, what = pieces.gradients(exact, arrays, gradients), f"its {pieces.count} pieces in fp64"
+    checks, worst, evidence = _compare(
+        f"({operation.precision}) vs {what}",
         [f"gradient of {name}" for name in names],
         answer,
         expected,
         lambda dtype: tolerance(operation, backward=True, dtype=dtype),
     )
-    return Findings(found[0], found[1], _repeatability(answer, again), call, heads, first_call_s, found[2])
+    return Findings(checks, worst, repeatability, call, heads, first_call_s, evidence)
 
 
 def save_heat_map(path: Path, title: str, answer: np.ndarray, expected: np.ndarray) -> None:

@@ -1289,5 +1289,12 @@ class Operator(level.Operator):
         names, dtypes = self.operation.node.inputs, self.operation.dtypes
         return [np.array(by_input[i], dtypes[names[i]], order="C") for i in self.operation.differentiable]
 
-    def synchronize(self) -> None:
+    def extent(self, value: Any) -> tuple[int, int] | None:
+        if not isinstance(value, np.ndarray):
+            return None
+        while isinstance(value.base, np.ndarray):
+            value = value.base
+        return value.ctypes.data, value.nbytes
+
+    def synchronize(self, *results: Any) -> None:
         """Nothing is ever pending."""

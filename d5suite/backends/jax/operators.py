@@ -992,8 +992,7 @@ class Operator(level.Operator):
         )
         if custom is not None:  # its code writes outputs of just these types
             self._double |= any(operation.dtypes[name].itemsize == 8 for name in operation.outputs)
-        self._issued: Any = None
-        self.forward = self._remembered(self._native(self._call))
+        self.forward = self._native(self._call)
         self._record = self._native(self._recorded)
         self._pull: Function | None = None
 
@@ -1023,15 +1022,6 @@ class Operator(level.Operator):
             return program(*arguments)
 
         return compiled
-
-    def _remembered(self, function: Function) -> Function:
-        """The function with its last result kept for `synchronize`: JAX can wait for nothing else."""
-
-        def call(*arguments: Any) -> Any:
-            self._issued = result = function(*arguments)
-            return result
-
-        return call
 
     def _recorded(self, *inputs: Any) -> Any:
         """The gradient as a function, which is a pytree of what it needs of the forward pass."""
@@ -1083,7 +1073,7 @@ class Operator(level.Operator):
                 lambda leaves, *gradients: jax.tree_util.tree_unflatten(structure, leaves)(gradients)
             )
         jax.block_until_ready(residuals)
-        return self._remembered(partial(self._pull, residuals))
+        return partial(self._pull, residuals)
 
     def fetch(self, outputs: Any) -> list[np.ndarray]:
         outputs = outputs if isinstance(outputs, tuple) else (outputs,)
@@ -1106,9 +1096,11 @@ class Operator(level.Operator):
             array = array.transpose(np.argsort(self._layouts[name]))
         return np.array(array, self.operation.dtypes[name], order="C")
 
-    def synchronize(self) -> None:
-        jax.block_until_ready(self._issued)
-        self._issued = None
+    def extent(self, value: Any) -> tuple[int, int] | None:
+        return (value.unsafe_buffer_pointer(), value.nbytes) if isinstance(value, jax.Array) else None
+
+    def synchronize(self, *results: Any) -> None:
+        jax.block_until_ready(results)  # JAX can wait for nothing else
 
 
 def _with_key(call: Function) -> Function:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
+import numpy as np
 
 Call = Callable[..., Any]
 """From the backend's tensors to a tensor, or to a tuple of tensors and None."""
@@ -107,8 +108,12 @@ class Engine:
         """Record a forward pass; the callable goes from gradients of outputs `heads` to those of inputs `sources`."""
         raise NotImplementedError
 
-    def synchronize(self) -> None:
-        """Wait for the device."""
+    def synchronize(self, results: Sequence[Any]) -> None:
+        """Wait for the device; `results` are what the last call returned."""
+        raise NotImplementedError
+
+    def extent(self, value: Any) -> tuple[int, int] | None:
+        """Where a tensor lies in the device's memory, as `d5suite.levels.operator.Operator.extent` has it."""
         raise NotImplementedError
 
 
@@ -138,12 +143,22 @@ class _TensorFlow(Engine):
             return lambda *gradients: [dense(g) for g in gradient(of, by, gradients, unconnected_gradients=zero)]
         return lambda *gradients: gradient(of, by, gradients, unconnected_gradients=zero)
 
-    def synchronize(self) -> None:
+    def synchronize(self, results: Sequence[Any]) -> None:
         import tensorflow as tf
 
         # On the CPU, TensorFlow's functions return when they are done, unless asynchronous execution is chosen.
         if self.device != "cpu" or not tf.config.experimental.get_synchronous_execution():
             tf.test.experimental.sync_devices()
+
+    def extent(self, value: Any) -> tuple[int, int] | None:
+        import tensorflow as tf
+
+        if self.device != "cpu" or not isinstance(value, tf.Tensor):
+            return None
+        if value.dtype == tf.bfloat16:  # which Python's buffers do not have
+            value = tf.bitcast(value, tf.uint16)
+        array = np.asarray(memoryview(value))  # of the tensor's own memory
+        return array.ctypes.data, array.nbytes
 
 
 class _Torch(Engine):
@@ -164,11 +179,19 @@ class _Torch(Engine):
         gradient = torch.autograd.grad
         return lambda *gradients: gradient(of, by, gradients, retain_graph=True)
 
-    def synchronize(self) -> None:
+    def synchronize(self, results: Sequence[Any]) -> None:
         import torch
 
         if self.device != "cpu":
             torch.cuda.synchronize()
+
+    def extent(self, value: Any) -> tuple[int, int] | None:
+        import torch
+
+        if not isinstance(value, torch.Tensor):
+            return None
+        memory = value.untyped_storage()
+        return memory.data_ptr(), memory.nbytes()
 
 
 class _Jax(Engine):
@@ -186,19 +209,9 @@ class _Jax(Engine):
 
         traced = self._scoped(self._call)
         forward = jax.jit(traced)
-        self._pending: Any = None
-        self.forward = self._kept(self._scoped(forward) if self.exact else forward)
+        self.forward = self._scoped(forward) if self.exact else forward
         self._record = jax.jit(record, static_argnums=(2, 3))
         self._replay = jax.jit(lambda pullback, gradients: pullback(gradients))
-
-    def _kept(self, call: Call) -> Call:
-        """The same call, with its last result at hand to wait for: the device runs calls in order."""
-
-        def run(*inputs: Any) -> Any:
-            self._pending = result = call(*inputs)
-            return result
-
-        return run
 
     def backward(self, inputs: Sequence[Any], sources: Sequence[int], heads: Sequence[int]) -> Call:
         others = [None if index in sources else value for index, value in enumerate(inputs)]
@@ -206,12 +219,17 @@ class _Jax(Engine):
             _, pullback = self._record([inputs[index] for index in sources], others, tuple(sources), tuple(heads))
         replay = self._replay  # what the pass forwards left for it is among its arguments
         run: Call = lambda *gradients: replay(pullback, list(gradients))  # noqa: E731
-        return self._kept(self._scoped(run) if self.exact else run)
+        return self._scoped(run) if self.exact else run
 
-    def synchronize(self) -> None:
+    def synchronize(self, results: Sequence[Any]) -> None:
         import jax
 
-        jax.block_until_ready(self._pending)
+        jax.block_until_ready(results)  # the device runs calls in order, and JAX can wait for nothing else
+
+    def extent(self, value: Any) -> tuple[int, int] | None:
+        import jax
+
+        return (value.unsafe_buffer_pointer(), value.nbytes) if isinstance(value, jax.Array) else None
 
 
 ENGINES: dict[str, type[Engine]] = {"tensorflow": _TensorFlow, "torch": _Torch, "jax": _Jax}

@@ -1504,6 +1504,8 @@ class Operator(level.Operator):
         if several or len(computing) > 1 or data != [0]:
             return model, call, eager
         layer = computing[0]
+        if len(targets) == 1 and not self._others and not training:
+            return model, call, layer
         return model, call, (lambda x, *_: layer(x, training=True)) if training else lambda x, *_: layer(x)
 
     # Data, in and out.
@@ -1589,8 +1591,11 @@ class Operator(level.Operator):
     def backward(self, inputs: Sequence[Any]) -> Callable[..., Any]:
         return self._engine.backward(inputs, self._sources(), self.operation.differentiated)
 
-    def synchronize(self) -> None:
-        self._engine.synchronize()
+    def extent(self, value: Any) -> tuple[int, int] | None:
+        return self._engine.extent(value)
+
+    def synchronize(self, *results: Any) -> None:
+        self._engine.synchronize(results)
 
 
 def _array(value: Any) -> np.ndarray:

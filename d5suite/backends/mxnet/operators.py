@@ -10,6 +10,7 @@ symbol, a number for a fixed scalar, or None for an omitted one and for whatever
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -427,6 +428,14 @@ def _mat_mul(node: Node, context: Context) -> Call:
     batches_agree = all(a == b or None in (a, b) for a, b in zip(left[:-2], right[:-2], strict=False))
     if len(left) == len(right) >= 3 and batches_agree:
         return lambda F, x, y: F.linalg_gemm2(x, y)
+    if min(len(left), len(right)) >= 2 and None not in (*left, *right):
+        # np.matmul's gradient is wrong where a batch axis of one operand is repeated.
+        batch = np.broadcast_shapes(left[:-2], right[:-2])
+        wide = [(*batch, *shape[-2:]) for shape in (left, right)]
+        padded = [(1,) * (len(batch) + 2 - len(shape)) + tuple(shape) for shape in (left, right)]
+        return lambda F, x, y: F.linalg_gemm2(
+            F.broadcast_to(F.reshape(x, padded[0]), wide[0]), F.broadcast_to(F.reshape(y, padded[1]), wide[1])
+        )
     return lambda F, x, y: F.np.matmul(x.as_np_ndarray(), y.as_np_ndarray()).as_nd_ndarray()
 
 
@@ -1035,7 +1044,14 @@ class Operator(level.Operator):
         array = value if isinstance(value, np.ndarray) else value.asnumpy()
         return np.array(array, self.operation.dtypes[name], order="C").reshape(self.operation.shapes[name])
 
-    def synchronize(self) -> None:
+    def extent(self, value: Any) -> tuple[int, int] | None:
+        if not isinstance(value, mx.nd.NDArray):
+            return None
+        address = ctypes.c_void_p()
+        mx.base.check_call(mx.base._LIB.MXNDArrayGetData(value.handle, ctypes.byref(address)))
+        return address.value or 0, value.size * np.dtype(value.dtype).itemsize
+
+    def synchronize(self, *results: Any) -> None:
         mx.nd.waitall()
 
 

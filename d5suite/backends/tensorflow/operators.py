@@ -1454,7 +1454,15 @@ class Operator(level.Operator):
         array = value.numpy().transpose(np.argsort(layout)) if layout else value.numpy()
         return np.array(array, self.operation.dtypes[name], order="C")
 
-    def synchronize(self) -> None:
+    def extent(self, value: Any) -> tuple[int, int] | None:
+        if self.device != "cpu" or not isinstance(value, tf.Tensor):
+            return None
+        if value.dtype == tf.bfloat16:  # which Python's buffers do not have
+            value = tf.bitcast(value, tf.uint16)
+        array = np.asarray(memoryview(value))  # of the tensor's own memory
+        return array.ctypes.data, array.nbytes
+
+    def synchronize(self, *results: Any) -> None:
         if self._asynchronous:
             tf.test.experimental.sync_devices()
 

@@ -278,6 +278,8 @@ def _gemm(node: Node, context: Context) -> Function:
         plain = context.shape(node.inputs[2])[0] == context.shape(node.inputs[1])[0 if trans_b else 1]
     if plain and trans_b and not trans_a:
         return F.linear
+    if plain and not (trans_a or trans_b or biased):
+        return torch.mm
 
     def gemm(x: torch.Tensor, y: torch.Tensor, z: torch.Tensor | None = None) -> torch.Tensor:
         x, y = x.t() if trans_a else x, y.t() if trans_b else y
@@ -750,7 +752,13 @@ class Operator(level.Operator):
             fetched.append(self._packing[name].unpack(array) if name in self._packing else array)
         return fetched
 
-    def synchronize(self) -> None:
+    def extent(self, value: Any) -> tuple[int, int] | None:
+        if not isinstance(value, torch.Tensor):
+            return None
+        memory = value.untyped_storage()
+        return memory.data_ptr(), memory.nbytes()
+
+    def synchronize(self, *results: Any) -> None:
         if self.device == "cuda":
             torch.cuda.synchronize()
 
