@@ -428,11 +428,13 @@ def _mat_mul(node: Node, context: Context) -> Call:
     batches_agree = all(a == b or None in (a, b) for a, b in zip(left[:-2], right[:-2], strict=False))
     if len(left) == len(right) >= 3 and batches_agree:
         return lambda F, x, y: F.linalg_gemm2(x, y)
-    if min(len(left), len(right)) >= 2 and None not in (*left, *right):
-        # np.matmul's gradient is wrong where a batch axis of one operand is repeated.
-        batch = np.broadcast_shapes(left[:-2], right[:-2])
-        wide = [(*batch, *shape[-2:]) for shape in (left, right)]
-        padded = [(1,) * (len(batch) + 2 - len(shape)) + tuple(shape) for shape in (left, right)]
+    if min(len(left), len(right)) >= 2:  # np.matmul's gradient is wrong where a batch axis of one operand is repeated
+        known = [tuple(size for size in shape if size is not None) for shape in (left, right)]
+        if known != [tuple(left), tuple(right)]:
+            raise NetworkError("a matrix product that repeats a batch axis needs known sizes", where=node.name)
+        batch = np.broadcast_shapes(*(shape[:-2] for shape in known))
+        wide = [(*batch, *shape[-2:]) for shape in known]
+        padded = [(1,) * (len(batch) + 2 - len(shape)) + shape for shape in known]
         return lambda F, x, y: F.linalg_gemm2(
             F.broadcast_to(F.reshape(x, padded[0]), wide[0]), F.broadcast_to(F.reshape(y, padded[1]), wide[1])
         )
