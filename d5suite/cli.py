@@ -163,7 +163,8 @@ def _make_openimages(options: argparse.Namespace) -> None:
         test_images=options.test_images,
         seed=options.seed,
     )
-    print(f"{options.out}: {options.classes} classes; open it with d5suite.data.openimages.OpenImages")
+    recipe = "recipes/test_openimages_resnet50.py"
+    print(f"{options.out}: {options.classes} classes; use it with pytest {recipe} --openimages {options.out}")
 
 
 def _compare(options: argparse.Namespace) -> None:

@@ -10,10 +10,12 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import shutil
 import sys
+import warnings
 from collections.abc import Callable, Generator, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
@@ -27,6 +29,9 @@ if TYPE_CHECKING:
     from d5suite.session import Found, Session
 
 FIXTURE = "d5suite_backend"
+
+SUM_TOLERANCE = 0.02
+"""How far the parts of a step may be from the whole of it before it is said."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -55,7 +60,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="PATH",
         help="ImageNet as a tree of files or converted to another format (default: a small one is made and cached)",
     )
-    group.addoption("--openimages", type=Path, metavar="PATH", help="Open Images V4, likewise")
+    group.addoption(
+        "--openimages", type=Path, metavar="PATH", help="Open Images V4, likewise; for recipes/test_openimages_*.py"
+    )
     group.addoption(
         "--loader-workers", type=int, metavar="N", help="image loader processes (default: as many as cores)"
     )
@@ -65,9 +72,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--job-timeout",
         type=float,
-        default=1800.0,
         metavar="SECONDS",
-        help="limit of one worker (default: %(default)s)",
+        help="limit of one worker (default: 1800, and none where a preset trains to a published accuracy)",
     )
     group.addoption(
         "--job-memory",
@@ -82,8 +88,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 _session = pytest.StashKey["Session"]()
 _selections = pytest.StashKey["list[Selection]"]()
+_terminal = pytest.StashKey[bool]()
 _destination = pytest.StashKey["AtomicDestination"]()
 _records = pytest.StashKey["dict[str, dict[str, Any]]"]()
+
+
+class Kept(NamedTuple):
+    """What a test that failed leaves: `d5suite.session.Found.kept`, with its group and backend."""
+
+    group: str
+    backend: str
+    facts: dict[str, Any]
+
+
+_kept = pytest.StashKey["dict[str, Kept]"]()
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -91,15 +109,17 @@ def pytest_configure(config: pytest.Config) -> None:
     """Check the options at once, and make pytest-benchmark's JSON file atomic."""
     config.addinivalue_line("markers", "gpu: needs a GPU")
     config.addinivalue_line("markers", "slurm: needs a Slurm cluster")
+    # Asked now: while a test runs, standard error is pytest's.
+    config.stash[_terminal] = sys.__stderr__ is not None and sys.__stderr__.isatty()
     config.stash[_records] = {}
+    config.stash[_kept] = {}
     path = config.getoption("benchmark_json", None)
     try:
         if path is not None:
             config.option.benchmark_json = config.stash[_destination] = AtomicDestination(Path(path))
         if config.getoption("backend") is not None:
             config.stash[_selections] = _asked_selections(config)
-        if config.getoption("loader_workers") is not None:
-            _check_loader_workers(config)
+        _check_settings(config)
     except D5Error as error:
         raise pytest.UsageError(str(error)) from error
 
@@ -124,10 +144,23 @@ def _asked_selections(config: pytest.Config) -> list[Selection]:
     return chosen
 
 
-def _check_loader_workers(config: pytest.Config) -> None:
-    from d5suite.data.loader import check_workers
+def _check_settings(config: pytest.Config) -> None:
+    """What can be seen to be wrong with the options alone."""
+    for name, least in (("threads", 1), ("batch_size", 1), ("seed", 0), ("loader_workers", 0), ("job_timeout", 1)):
+        value = config.getoption(name)
+        if value is not None and not value >= least:
+            raise ConfigurationError(f"--{name.replace('_', '-')} is {value}; it must be at least {least}")
+    for name in ("imagenet", "openimages"):
+        given = config.getoption(name)
+        if given is not None and not given.exists():
+            raise ConfigurationError("there is no such dataset", where=f"--{name} {given}")
+    if config.getoption("loader_workers") is not None:
+        from d5suite.data.loader import check_workers
 
-    check_workers(config.getoption("loader_workers"), _cores(config))
+        check_workers(config.getoption("loader_workers"), _cores(config))
+    if config.getoption("optimizer"):
+        _optimizer(config.getoption("optimizer"))
+    _memory(config.getoption("job_memory"))
 
 
 def _cores(config: pytest.Config) -> int:
@@ -239,8 +272,51 @@ def _stored_otherwise(config: pytest.Config, recipe: Recipe) -> str | None:
     return f"--{recipe.dataset} {given} is stored as {stored}; it is not converted"
 
 
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """End the run before anything is measured where a recipe that is asked for cannot be as the options have it."""
+    config = session.config
+    if config.option.collectonly:
+        return
+    for item in session.items:
+        described = getattr(getattr(item, "function", None), "d5suite", None)
+        if described is None or item.get_closest_marker("skip") is not None:
+            continue
+        recipe, measurement = described
+        if _is_a("d5suite.recipe", "Recipe", recipe):
+            backend = item.callspec.params[FIXTURE]  # type: ignore[attr-defined]
+            try:
+                _check_asked(config, recipe, measurement, backend)
+            except D5Error as error:
+                raise pytest.UsageError(str(error)) from error
+
+
+def _check_asked(config: pytest.Config, recipe: Recipe, measurement: str, backend: str) -> None:
+    """That the preset is one, and what it asks of the dataset."""
+    from d5suite.backends import select
+    from d5suite.data.synthesis import MAX_CLASSES
+    from d5suite.recipe import TIME_TO_ACCURACY
+
+    name, preset = recipe.preset_for(select(backend).backend, config.getoption("preset"))
+    if recipe.dataset == "digits" or config.getoption(recipe.dataset) is not None:
+        return
+    where = f"{recipe.name}, preset {name!r}"
+    if measurement == TIME_TO_ACCURACY and preset.training is not None and preset.training.source:
+        raise ConfigurationError(
+            f"{preset.training.metric} {preset.training.target} is a target on the real {recipe.dataset}, and the "
+            "images that are made without one are drawn",
+            where=where,
+            hint=f"Give --{recipe.dataset} PATH, or leave this measurement out: -k 'not {TIME_TO_ACCURACY}'.",
+        )
+    if preset.classes > MAX_CLASSES:
+        raise ConfigurationError(
+            f"this needs a dataset of {preset.classes} classes, and of drawn images there are at most {MAX_CLASSES}",
+            where=where,
+            hint=f"Give --{recipe.dataset} PATH.",
+        )
+
+
 def _known_preset(recipe: Recipe, preset: str | None) -> str | None:
-    """The preset, or None if the recipe has none of that name: the test then says so."""
+    """The preset, or None if the recipe has none of that name: what is collected is checked afterwards."""
     return preset if preset in recipe.presets else None
 
 
@@ -273,7 +349,10 @@ def _choices(config: pytest.Config) -> Iterator[tuple[Selection, str | None]]:
     from d5suite.backends import Selection, discover
     from d5suite.launch.local import interpreter
 
-    for backend in discover()[0].values():
+    backends, faults = discover()
+    for fault in faults.values():
+        warnings.warn(pytest.PytestWarning(f"left out: {fault.what}"), stacklevel=1)
+    for backend in backends.values():
         reason = None
         try:
             if interpreter(backend.name, _pythons(config)) is None:
@@ -320,10 +399,18 @@ def _ask(config: pytest.Config, question: Callable[[Session], Found]) -> Found:
 
 def _replay(request: pytest.FixtureRequest, benchmark: Any, found: Found, timer: ReplayTimer) -> None:
     if found.record is None:
-        pytest.fail(found.failure or "no result", pytrace=False)
+        failure = found.failure or "no result"
+        if found.kept:
+            request.config.stash[_kept][request.node.nodeid] = Kept(benchmark.group, benchmark.param, found.kept)
+            failure += _where_kept(request.config, benchmark.group)
+        pytest.fail(failure, pytrace=False)
     record = found.record
     benchmark.extra_info["d5suite"] = record["d5suite"]
     request.config.stash[_records][request.node.nodeid] = record["series"]
+    part = record["d5suite"].get("sum_over_step")
+    if part is not None and abs(part - 1) > SUM_TOLERANCE:
+        message = f"the parts of a step sum to {part:.1%} of it, which is more than {SUM_TOLERANCE:.0%} off"
+        request.node.warn(pytest.PytestWarning(message))
     timer.load(record["samples_s"])
     benchmark.pedantic(lambda: None, rounds=len(record["samples_s"]), iterations=1)
 
@@ -332,35 +419,21 @@ def _replay(request: pytest.FixtureRequest, benchmark: Any, found: Found, timer:
 def _uncaptured(config: pytest.Config) -> Iterator[None]:
     """Let progress reach the terminal; in a pipe there is none, and capturing goes on."""
     manager = config.pluginmanager.getplugin("capturemanager")
-    if manager is None or not _terminal():
+    if manager is None or not config.stash[_terminal]:
         yield
     else:
         with manager.global_and_fixture_disabled():
             yield
 
 
-def _terminal() -> bool:
-    return sys.__stderr__ is not None and sys.__stderr__.isatty()
-
-
 def _the_session(config: pytest.Config) -> Session:
     if _session in config.stash:
         return config.stash[_session]
-    from d5suite.launch.local import Limits
     from d5suite.measure.threads import allowed_cpus
     from d5suite.session import Session, Settings
 
     threads = config.getoption("threads") or len(allowed_cpus())
     workers = config.getoption("loader_workers")
-    for name, least in (("threads", 1), ("batch_size", 1), ("seed", 0), ("loader_workers", 0)):
-        value = config.getoption(name)
-        if value is not None and value < least:
-            raise ConfigurationError(f"--{name.replace('_', '-')} is {value}; it must be at least {least}")
-    imagenet = config.getoption("imagenet")
-    openimages = config.getoption("openimages")
-    for option, given in (("--imagenet", imagenet), ("--openimages", openimages)):
-        if given is not None and not given.exists():
-            raise ConfigurationError("there is no such dataset", where=f"{option} {given}")
     optimizer = config.getoption("optimizer")
     settings = Settings(
         preset=config.getoption("preset"),
@@ -371,20 +444,22 @@ def _the_session(config: pytest.Config) -> Session:
         loader_workers=_cores(config) if workers is None else workers,
         batch_size=config.getoption("batch_size"),
         optimizer=_optimizer(optimizer) if optimizer else None,
-        datasets={"imagenet": imagenet, "openimages": openimages},
-        limits=Limits(config.getoption("job_timeout"), _memory(config.getoption("job_memory"))),
+        datasets={name: config.getoption(name) for name in ("imagenet", "openimages")},
+        timeout_s=config.getoption("job_timeout"),
+        memory_bytes=_memory(config.getoption("job_memory")),
         wrap=config.getoption("wrap"),
         pythons=_pythons(config),
         sampling=_sampling(config),
         jobs=config.getoption("jobs") or config.rootpath / ".d5suite" / "jobs",
     )
-    progress = _show_progress if _terminal() else None
+    progress = _show_progress if config.stash[_terminal] else None
     session = config.stash[_session] = Session(settings, progress)
     return session
 
 
 def _show_progress(line: str) -> None:
-    print(f"\r\033[K  {line}", end="", file=sys.__stderr__, flush=True)
+    fits = line[: shutil.get_terminal_size().columns - 3]  # of a line that wraps, a part would stay
+    print(f"\r\033[K  {fits}", end="", file=sys.__stderr__, flush=True)
 
 
 def _optimizer(text: str) -> Any:
@@ -514,7 +589,7 @@ def pytest_benchmark_update_json(config: pytest.Config, output_json: dict[str, A
     output_json.clear()
     output_json.update(finite)
     destination = config.stash.get(_destination, None)
-    if destination is None or destination.direct or not config.stash[_records]:
+    if destination is None or destination.direct or (not config.stash[_records] and not config.stash[_kept]):
         return
     from d5suite.report.series import save_series
 
@@ -526,27 +601,53 @@ def pytest_benchmark_update_json(config: pytest.Config, output_json: dict[str, A
     path = destination.path.with_suffix(".h5")
     save_series(path, series)
     output_json["d5suite"] = {"schema": "d5suite-1", "series": path.name}
-    pictures = _save_curves(destination.path, output_json["benchmarks"], series)
+    pictures = _save_trained(destination.path, output_json["benchmarks"], series, config.stash[_kept])
     if pictures:
         output_json["d5suite"]["pictures"] = pictures
 
 
-def _save_curves(path: Path, benchmarks: list[dict[str, Any]], series: Mapping[str, Any]) -> list[str]:
-    """A picture beside the JSON for each recipe that was trained to accuracy; their names."""
-    from d5suite.report.curves import curves_of, save_curves
+def _save_trained(
+    path: Path, benchmarks: list[dict[str, Any]], series: Mapping[str, Any], kept: dict[str, Kept]
+) -> list[str]:
+    """A picture beside the JSON for each recipe that was trained to accuracy, reached or not; their names.
 
-    trained: dict[str, list[dict[str, Any]]] = {}
+    Series of runs that missed their target have no place in the JSON's own HDF5 file, and get one of theirs.
+    """
+    from d5suite.report.curves import curves_of, save_curves
+    from d5suite.report.series import save_series
+
+    targets: dict[str, dict[str, Any]] = {}
+    trained: dict[str, dict[str, Mapping[str, Any]]] = {}
     for bench in benchmarks:
-        if "target" in bench["extra_info"].get("d5suite", {}) and bench["fullname"] in series:
-            trained.setdefault(bench["group"], []).append(bench)
-    names = []
+        facts = bench["extra_info"].get("d5suite", {})
+        if "target" in facts and bench["fullname"] in series:
+            targets[bench["group"]] = facts["target"]
+            trained.setdefault(bench["group"], {})[bench["param"]] = series[bench["fullname"]]
+    for each in kept.values():
+        targets[each.group] = each.facts["target"]
+        trained.setdefault(each.group, {})[f"{each.backend}, not finished"] = each.facts["series"]
+    if kept:
+        save_series(_missed_path(path), {name: each.facts["series"] for name, each in kept.items()})
     for group, found in trained.items():
-        target = found[0]["extra_info"]["d5suite"]["target"]
-        curves = curves_of({bench["param"]: series[bench["fullname"]] for bench in found}, target["metric"])
-        picture = path.with_name(f"{path.stem}.{group.partition('/')[0]}.png")
-        save_curves(picture, f"{group.partition('/')[0]}: time to accuracy", target["metric"], target["value"], curves)
-        names.append(picture.name)
-    return names
+        metric, target = targets[group]["metric"], targets[group]["value"]
+        title = f"{group.partition('/')[0]}: time to accuracy"
+        save_curves(_picture_path(path, group), title, metric, target, curves_of(found, metric))
+    return [_picture_path(path, group).name for group in trained]
+
+
+def _missed_path(path: Path) -> Path:
+    return path.with_name(f"{path.stem}.missed.h5")
+
+
+def _picture_path(path: Path, group: str) -> Path:
+    return path.with_name(f"{path.stem}.{group.partition('/')[0]}.png")
+
+
+def _where_kept(config: pytest.Config, group: str) -> str:
+    destination = config.stash.get(_destination, None)
+    if destination is None or destination.direct:
+        return ""
+    return f"\ncurves of its runs: {_picture_path(destination.path, group)}, {_missed_path(destination.path)}"
 
 
 def add_fractions(found: list[dict[str, Any]]) -> None:
@@ -581,6 +682,8 @@ def pytest_sessionfinish(session: pytest.Session) -> Generator[None, object, obj
     destination = config.stash.get(_destination, None)
     try:
         result = yield
+        if destination is not None and not destination.direct and not destination.temporary.exists():
+            _save_trained(destination.path, [], {}, config.stash[_kept])  # pytest-benchmark had nothing to save
         if destination is not None:
             destination.commit()
         return result
@@ -596,5 +699,5 @@ def pytest_sessionfinish(session: pytest.Session) -> Generator[None, object, obj
             destination.discard()
         if _session in config.stash:
             config.stash[_session].close()
-            if _terminal():
+            if config.stash[_terminal]:
                 print("\r\033[K", end="", file=sys.__stderr__, flush=True)

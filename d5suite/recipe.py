@@ -43,6 +43,9 @@ DATASETS = ("imagenet", "openimages", "digits")
 TIME_TO_ACCURACY = "time_to_accuracy"
 """The measurement that presets with a `Training` have."""
 
+TIME_LIMIT_S = 1800.0
+"""Limit of a worker in seconds, unless a preset says otherwise."""
+
 
 @dataclass(frozen=True)
 class Training:
@@ -63,7 +66,11 @@ class Training:
     accumulate : int
         Batches per update.
     source : str
-        Where the target is published, and with what settings it was reached.
+        Where the target is published, and with what settings it was reached, or whose it is. A target with a source
+        means the real dataset: it is not asked for on drawn images.
+    time_limit_s : float or None
+        Limit of the worker that trains, in seconds; None where nobody can say how long it takes. ``--job-timeout``
+        goes before it.
     """
 
     target: float
@@ -73,10 +80,11 @@ class Training:
     runs: int = 1
     accumulate: int = 1
     source: str = ""
+    time_limit_s: float | None = TIME_LIMIT_S
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-able settings, without the source."""
-        plain = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "source"}
+        """JSON-able settings, without the limit, which is not the worker's."""
+        plain = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "time_limit_s"}
         return {**plain, "schedule": self.schedule.to_dict()}
 
 

@@ -131,6 +131,8 @@ def run(job: Job, result: _Result) -> None:
         result.phase("measuring the machine's ceilings")
         result.data["ceilings"] = workload.ceilings()
         result.write()
+    if isinstance(workload, Workload):
+        workload.tell = result.tell
     for group in workload.order():
         ready = []
         for name in group:
@@ -146,6 +148,8 @@ def run(job: Job, result: _Result) -> None:
             if result.attempt(name, "validating", validate):
                 ready.append(name)
         workload.release()
+        if ready and isinstance(workload, Workload):
+            result.data["dataset"] = workload.dataset
         for name in ready:
 
             def measure(name: str = name) -> dict[str, Any]:
@@ -181,6 +185,7 @@ class _Result:
             "validation": {},
             "measurements": {},
             "failures": {},
+            "kept": {},
         }
         self.write()
 
@@ -192,6 +197,12 @@ class _Result:
         self.data["measurement"] = measurement
         self.write()
         print(f"d5suite: {time.monotonic() - self.start:6.1f} s  {text}", flush=True)
+
+    def tell(self, where: str, kept: dict[str, Any]) -> None:
+        """Where the measurement in hand is, and what is to be kept of it should it fail."""
+        name = str(self.data["measurement"])
+        self.data["kept"][name] = kept
+        self.phase(f"measuring {name}: {where}", name)
 
     def attempt(self, name: str, doing: str, work: Callable[[], dict[str, Any]]) -> bool:
         """Do one piece of work for a measurement; record what it gives, or why it failed."""
@@ -208,6 +219,7 @@ class _Result:
             }
             traceback.print_exc()
         else:
+            self.data["kept"].pop(name, None)
             if found:
                 self.data["measurements"][name] = found
             if "samples" in found:
@@ -215,7 +227,8 @@ class _Result:
                 low, high = samples["median_ci_s"]
                 print(
                     f"d5suite: {name}: median {samples['median_s'] * 1e3:.4g} ms "
-                    f"(95% interval {low * 1e3:.4g} to {high * 1e3:.4g} ms, {len(samples['samples_s'])} samples)",
+                    f"({samples['median_ci_confidence']:.0%} interval {low * 1e3:.4g} to {high * 1e3:.4g} ms, "
+                    f"{len(samples['samples_s'])} samples)",
                     flush=True,
                 )
         self.write()

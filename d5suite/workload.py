@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import hashlib
 import itertools
+import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import cached_property
@@ -18,9 +20,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from d5suite.backends import Selection, select
+from d5suite.data.digits import Digits
 from d5suite.data.formats import open_store, stored_as
+from d5suite.data.formats.store import Store
+from d5suite.data.imagenet import ImageNet
 from d5suite.data.loader import check_workers
+from d5suite.data.openimages import SparseLabels
 from d5suite.data.sources import SOURCES, ImageNetSource, Source, Stream
+from d5suite.data.synthesis import class_name
 from d5suite.errors import ConfigurationError, JobError, ValidationError
 from d5suite.job import Job
 from d5suite.levels.network import Executor, Native
@@ -34,7 +41,7 @@ from d5suite.network import Network
 from d5suite.network.analysis import analyse
 from d5suite.network.zoo import build
 from d5suite.training.events import Series, StopOnDivergence, Target
-from d5suite.training.loop import Run, evaluator
+from d5suite.training.loop import Event, Run, evaluator
 from d5suite.validate import checks, trajectories
 from d5suite.validate.checks import Check, Validation
 from d5suite.validate.metrics import METRICS
@@ -65,6 +72,10 @@ NEUTRAL_LOADER = "d5suite.data.Loader"
 LOADER_SPREAD = 0.5
 """How far the standard deviation of the framework's own loader's first batch may lie from the neutral one's, which
 holds other images in another order: a forgotten normalisation is off by a factor of four."""
+
+TELL_EPOCHS_S, TELL_STEPS_S = 1.0, 10.0
+"""How often a long run says where it is, after an epoch and within one; in between the device would have to be waited
+for."""
 
 Batch = tuple[np.ndarray, np.ndarray]
 
@@ -146,6 +157,8 @@ class Workload:
         check_workers(job.loader_workers, len(allowed_cpus()))
         self.tolerance = self.backend.tolerances[job.precision]
         self.validations: dict[str, Validation] = {}
+        self.tell: Callable[[str, dict[str, Any]], None] = lambda where, kept: None
+        """Told where a long measurement is, and what there is of it should it not come to its end: JSON-able."""
         self._first_call_s: dict[str, float] = {}
 
     @cached_property
@@ -173,6 +186,32 @@ class Workload:
         return chosen(
             Path(self.job.dataset["root"]), classes=self.job.network["classes"], shape=(channels, height, width)
         )
+
+    @cached_property
+    def dataset(self) -> dict[str, Any]:
+        """Which data this is, as a record: see ``results/schema.json``. Holds no path of this machine."""
+        source, kind = self.source, self.job.dataset["kind"]
+        digest = hashlib.sha256()
+        if not isinstance(source, ImageNetSource):
+            digits = Digits("train")
+            digest.update(digits.labels.tobytes())  # pixels are computed, to the last bit perhaps not everywhere alike
+            return {"kind": kind, "synthetic": False, "images": len(digits), "digest": digest.hexdigest()}
+        images = source.training_set
+        names: Iterable[Any] = images.names if isinstance(images, Store) else images.files
+        for name in names:  # without folders, of which trees have more and fewer
+            digest.update(f"{str(name).rpartition('/')[2]}\n".encode())
+        labels = images.labels
+        arrays = (labels.starts, labels.classes, labels.values) if isinstance(labels, SparseLabels) else (labels,)
+        for array in arrays:
+            digest.update(np.asarray(array, np.int64).tobytes())
+        known = enumerate(images.wnids if isinstance(images, ImageNet) else images.label_names)
+        return {
+            "kind": kind,
+            "synthetic": all(images.class_names.get(name) == class_name(number) for number, name in known),
+            "images": len(images),
+            "format": self._stored_as,
+            "digest": digest.hexdigest(),
+        }
 
     def loader(self, workers: int | None = None, *, seed: int | None = None) -> Stream:
         """The neutral input pipeline for training."""
@@ -353,7 +392,21 @@ class Workload:
         self.validate_training_step(validation)
 
     def validate_time_to_accuracy(self, validation: Validation) -> None:
-        """As `validate_training_step`: the target itself is what the measurement tells."""
+        """As `validate_training_step`: the target itself is what the measurement tells.
+
+        Raises
+        ------
+        ConfigurationError
+            If the target is one of the real dataset, and the images are drawn.
+        """
+        settings = self.job.training
+        if settings.get("source") and self.dataset["synthetic"]:
+            raise ConfigurationError(
+                f"these images are drawn by d5suite, and {settings['metric']} {settings['target']} means the real "
+                f"{self.job.dataset['kind']}",
+                where=self.job.dataset["root"],
+                hint=f"Give the real one with --{self.job.dataset['kind']}.",
+            )
         self.validate_training_step(validation)
 
     @cached_property
@@ -368,7 +421,8 @@ class Workload:
         proved.load_parameters({name: self.network.initializers[name] for name in proved.parameters()})
         label = f"{proved.mode} fp64"
         expected = checks.train_by_formula(proved, self.optimizer, steps[:FORMULA_STEPS])
-        short, found = checks.train(self.backend.trainer(proved, self.optimizer), steps, early=FORMULA_STEPS)
+        early = min(FORMULA_STEPS, len(steps))
+        short, found = checks.train(self.backend.trainer(proved, self.optimizer), steps, early=early)
         yield from checks.check_trajectory(
             f"{label} vs the update formula", short, expected, tolerance=checks.FLOAT64, parameters=True
         )
@@ -510,7 +564,9 @@ class Workload:
         Rounds wait for a batch, feed it and compute, each to its end; what is left is ``other``. They compute in turn a
         whole step, a forward pass in inference mode, and forward and backward, so that all three meet the same caches
         and the same loader. ``backward`` is what the third takes longer than the second, ``update`` what the step takes
-        longer than the third. The parts are medians; their sum is given as a part of the whole step's median.
+        longer than the third: differences of nested measurements, which are not seen one by one and may come out
+        slightly negative where a framework fuses them. The parts are medians; their sum is given as a part of the whole
+        step's median, which it is to agree with to 2%.
         """
         executor, trainer, image = self.executor, self.trainer, self.network.input
         compute: dict[str, Callable[[Native], Any]] = {
@@ -568,7 +624,8 @@ class Workload:
         Raises
         ------
         ValidationError
-            If a run does not reach the target: a time to accuracy is then not a number.
+            If a run does not reach the target: a time to accuracy is then not a number. What `tell` was told last are
+            all runs with their curves.
         """
         settings = self.job.training
         metric = replace(METRICS[settings["metric"]], bound=settings["target"])
@@ -578,7 +635,12 @@ class Workload:
             executor.feed(self.arrays(batch)) for batch in itertools.islice(itertools.cycle(self.batches), accumulate)
         ]
         self._call_first("time_to_accuracy", lambda: trainer.step(*feeds))
-        runs, series = [], {}
+        extra: dict[str, Any] = {
+            "target": {"metric": metric.name, "value": metric.bound, "source": settings.get("source", "")},
+            "runs": [],
+        }
+        runs: list[dict[str, Any]] = extra["runs"]
+        series: dict[str, list[float]] = {}
         for index in range(settings["runs"]):
             seed = self.job.seed + index
             start = load_network(replace(self.job, seed=seed)).initializers
@@ -586,41 +648,61 @@ class Workload:
                 {name: start[name] for name in (*self.network.parameters, *self.network.statistics)}
             )
             trainer.load_state(trainer.initial_state())
-            target, told = Target(metric), Series()
+            target, told, found = Target(metric), Series(), {"seed": seed}
+            runs.append(found)
+
+            def keep(
+                run: Run,
+                index: int = index,
+                target: Target = target,
+                told: Series = told,
+                found: dict[str, Any] = found,
+            ) -> None:
+                progress = run.progress
+                found.update({"epochs": progress.epoch, metric.name: progress.metrics.get(metric.name)})
+                if target.reached is not None:
+                    found.update(zip(("seconds", "steps", "samples"), target.reached, strict=True))
+                elif progress.stopped:
+                    found["stopped"] = progress.stopped
+                for key in ("seconds", "loss", metric.name):
+                    series[f"run_{index}_{key}"] = [row[key] for row in told.epochs]
+                at = f" at {found[metric.name]:.4g}" if progress.metrics else ""
+                done = f", step {progress.batch // accumulate}/{run.steps_per_epoch}" if progress.batch else ""
+                self.tell(
+                    f"run {index + 1}/{settings['runs']}, epoch {progress.epoch}/{run.epochs}{at}{done}",
+                    {**extra, "series": {key: _or_none(values) for key, values in series.items()}},
+                )
+
             with (
                 self.loader(seed=seed) as stream,
                 self.source.evaluation(batch_size=self.job.batch_size, workers=self.job.loader_workers) as unseen,
             ):
-                progress = Run(
+                run = Run(
                     trainer,
                     stream,
                     epochs=settings["epochs"],
                     schedule=schedule_from_dict(settings["schedule"]),
                     accumulate=accumulate,
-                    events=[StopOnDivergence(), told, target],
+                    events=[StopOnDivergence(), told, target, _Reports(keep)],
                     evaluate=evaluator(unseen, [metric]),
-                ).train()
-            found: dict[str, Any] = {
-                "seed": seed,
-                "epochs": progress.epoch,
-                metric.name: progress.metrics.get(metric.name),
-            }
-            if target.reached is not None:
-                found.update(zip(("seconds", "steps", "samples"), target.reached, strict=True))
-            runs.append(found)
-            for key in ("seconds", "loss", metric.name):
-                series[f"run_{index}_{key}"] = [row[key] for row in told.epochs]
+                )
+                try:
+                    run.train()
+                except ValidationError as error:  # such as logits that are no numbers: the other runs may do better
+                    run.stop(str(error))
+            keep(run)
         missed = [found for found in runs if "seconds" not in found]
         if missed:
             worst = missed[0]
+            at, why = worst[metric.name], worst.get("stopped")
             raise ValidationError(
                 f"{len(missed)} of {len(runs)} runs did not reach {metric.name} {metric.bound}: that of seed "
-                f"{worst['seed']} ended after {worst['epochs']} epochs at {worst[metric.name]}",
+                f"{worst['seed']} ended after {worst['epochs']} epochs "
+                f"{'before it was evaluated' if at is None else f'at {at}'}{f': {why}' if why else ''}",
                 hint="A time to accuracy is a number only if all runs get there: see learning rate and schedule.",
             )
         times = [float(found["seconds"]) for found in runs]
         samples = Samples(self._first_call_s["time_to_accuracy"], [], times, True, "rounds")
-        extra = {"target": {"metric": metric.name, "value": metric.bound}, "runs": runs}
         trained = int(np.median([found["samples"] for found in runs]))
         macs = analyse(self.network, batch_size=self.job.batch_size).macs
         return Measured(samples, trained, macs, series, extra)
@@ -802,6 +884,31 @@ class Workload:
                 executor.synchronize()
 
         return peak_memory(twice, device_peak)
+
+
+class _Reports(Event):
+    """Tells where a run is, off its clock, and at most once in `TELL_EPOCHS_S` or `TELL_STEPS_S`."""
+
+    def __init__(self, tell: Callable[[Run], None]) -> None:
+        self._tell = tell
+        self._last = now()
+
+    def on_step(self, run: Run) -> None:
+        if now() - self._last >= TELL_STEPS_S:
+            run.off_the_clock(lambda: self._now(run))
+
+    def on_epoch(self, run: Run) -> None:
+        if now() - self._last >= TELL_EPOCHS_S:
+            self._now(run)
+
+    def _now(self, run: Run) -> None:
+        self._tell(run)
+        self._last = now()
+
+
+def _or_none(values: Iterable[float]) -> list[float | None]:
+    """JSON knows no NaN."""
+    return [value if math.isfinite(value) else None for value in values]
 
 
 class _Once:

@@ -25,6 +25,8 @@ RECIPE = Recipe(
             training=Training(
                 target=0.565,
                 epochs=90,
+                runs=3,
+                time_limit_s=None,
                 schedule=Step(milestones=(30, 60)),
                 source="torchvision's weights AlexNet IMAGENET1K_V1: 56.522% top-1; its reference training: batch 256, "
                 "rate 0.01, a tenth every 30 epochs",

@@ -26,6 +26,8 @@ RECIPE = Recipe(
             training=Training(
                 target=0.788,
                 epochs=100,
+                runs=3,
+                time_limit_s=None,
                 schedule=Step(milestones=tuple(range(2, 100, 2)), factor_each=0.94),
                 source="Szegedy et al., 'Rethinking the inception architecture' (CVPR 2016), table 3: 21.2% error of "
                 "one crop; section 8: batch 32 on each of 50 replicas, rate 0.045 times 0.94 every two epochs, "

@@ -25,6 +25,8 @@ RECIPE = Recipe(
             training=Training(
                 target=0.72,
                 epochs=300,
+                runs=3,
+                time_limit_s=None,
                 schedule=Step(milestones=tuple(range(1, 300)), factor_each=0.98),
                 source="Sandler et al., 'MobileNetV2' (CVPR 2018), table 4: 72.0% top-1; section 6.1: RMSProp, "
                 "batch 96, rate 0.045 times 0.98 every epoch; the paper does not give the number of epochs",

@@ -26,6 +26,8 @@ RECIPE = Recipe(
             training=Training(
                 target=0.715,
                 epochs=90,
+                runs=3,
+                time_limit_s=None,
                 schedule=Step(milestones=(30, 60)),
                 source="torchvision's weights VGG16 IMAGENET1K_V1: 71.592% top-1; its reference training: batch 256, "
                 "rate 0.01, a tenth every 30 epochs",

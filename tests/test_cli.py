@@ -82,6 +82,9 @@ def test_an_image_set_is_made_and_never_overwritten(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""  # progress is for terminals
     assert len(list((out / "train").rglob("*.JPEG"))) == 4
+    made = d5suite("data", "make", "openimages", "--out", str(tmp_path / "several"), "--classes", "2",
+                   "--train-images", "2", "--validation-images", "2", "--test-images", "2")  # fmt: skip
+    assert f"pytest recipes/test_openimages_resnet50.py --openimages {tmp_path / 'several'}" in made.stdout
     again = d5suite(*arguments)
     assert again.returncode == 2
     assert str(out) in again.stderr
@@ -91,7 +94,7 @@ def test_results_are_compared(run_pytest: Run, recipe_folder: Path, tmp_path: Pa
     run_pytest(str(recipe_folder), "--backend", "faulty", "-k", "inference", "--benchmark-json", "a.json")
     one = d5suite("compare", str(tmp_path / "a.json"))
     assert one.returncode == 0, one.stderr
-    assert one.stdout.startswith("small  (smoke, cpu, fp32, batch 4)")
+    assert one.stdout.startswith("small  (smoke, cpu, fp32, batch 4, drawn imagenet ")
     assert "inference" in one.stdout
     assert "faulty" in one.stdout
     assert _fits(one.stdout)
@@ -103,6 +106,10 @@ def test_results_are_compared(run_pytest: Run, recipe_folder: Path, tmp_path: Pa
     assert "1.000" in two.stdout
     assert "2.000" in two.stdout
     assert _fits(two.stdout.split("small", 1)[1])  # above it stand the files' names
+    (tmp_path / "b.json").write_text(json.dumps(slower).replace('"digest": "', '"digest": "0'))
+    other = d5suite("compare", str(tmp_path / "a.json"), str(tmp_path / "b.json"))
+    assert other.stdout.count("small  (smoke, cpu, fp32, batch 4, drawn imagenet ") == 2  # data of their own
+    assert "2.000" not in other.stdout
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"benchmarks": []}'])
@@ -126,3 +133,9 @@ def test_the_reference_results_fit_the_schema_and_are_shown() -> None:
         done = d5suite("compare", str(reference))
         assert done.returncode == 0
         assert _fits(done.stdout)
+
+
+def test_a_backend_of_reduced_size_stands_in_the_table_of_the_others() -> None:
+    done = d5suite("compare", str(Path(__file__).parents[1] / "results" / "reference-2core-cpu-smoke.json"))
+    assert done.stdout.count("imagenet_resnet50  (") == 1
+    assert "deep500† " in done.stdout and "† deep500 is measured at a reduced size, batch 2" in done.stdout

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import resource
@@ -19,9 +20,13 @@ import jsonschema
 import psutil
 import pytest
 
+from d5suite.backends import discover
+from d5suite.recipe import TIME_TO_ACCURACY, Recipe
+from d5suite.validate.metrics import METRICS
 from tests.conftest import Run, plugin_environment
 
-SCHEMA = json.loads((Path(__file__).parents[1] / "results" / "schema.json").read_text())
+ROOT = Path(__file__).parents[1]
+SCHEMA = json.loads((ROOT / "results" / "schema.json").read_text())
 
 
 def _strict(path: Path) -> Any:
@@ -43,6 +48,9 @@ def test_a_measurement_becomes_an_ordinary_benchmark(run_pytest: Run, recipe_fol
     assert info["backend"] == {"name": "faulty", "mode": "good", "version": "1.0", "versions": {"faulty": "1.0"}}
     assert info["validation"]["checks"][0]["name"] == "output (good fp32) vs onnxruntime"
     assert info["batch_size"] == 4
+    assert {**info["dataset"], "digest": ""} == {
+        "kind": "imagenet", "synthetic": True, "images": 32, "format": "folder", "digest": ""
+    }  # fmt: skip
     assert info["macs"] == 4 * (16 * 16 * (3 * 8 * 9 + 8 * 8 * 9) + 8 * 4)
     assert info["peak_memory_bytes"] > 10 << 20
     low, high = info["median_ci95"]
@@ -224,6 +232,7 @@ def test_backends_not_asked_for_are_skipped_with_the_reason(run_pytest: Run, rec
     done = run_pytest(str(recipe_folder), "-k", "inference and absent", "-rs")
     assert done.returncode == 0
     assert "Absent is not installed (no module no_such_framework)" in done.stdout.replace("\n", "")
+    assert "left out: backend 'exits' is faulty" in done.stdout
     assert "1 skipped" in done.stdout
 
 
@@ -242,6 +251,13 @@ USAGE = [
         ["--backend", "faulty", "--threads", "1", "--loader-workers", "2"],
         "2 loader workers, but this job may use 1 core",
     ),
+    (["--backend", "faulty", "--preset", "huge"], "recipe 'small' has no preset 'huge'"),
+    (["--threads", "0"], "--threads is 0"),
+    (["--job-timeout", "0"], "--job-timeout is 0"),
+    (["--job-memory", "much"], "--job-memory: 'much' is not a size"),
+    (["--optimizer", "learning_rate=fast"], "is not KEY=VALUE with a number"),
+    (["--optimizer", "learning_rate=-1"], "the learning rate must be positive"),
+    (["--openimages", "absent-folder"], "--openimages absent-folder: there is no such dataset"),
 ]
 
 
@@ -257,25 +273,10 @@ def test_a_wrong_option_ends_the_run_before_anything_is_measured(
     assert "Traceback" not in done.stderr
 
 
-SETTINGS = [
-    (["--preset", "huge"], "has no preset 'huge'"),
-    (["--threads", "0"], "--threads is 0"),
-    (["--job-memory", "much"], "--job-memory: 'much' is not a size"),
-    (["--optimizer", "learning_rate=fast"], "is not KEY=VALUE with a number"),
-    (["--optimizer", "learning_rate=-1"], "the learning rate must be positive"),
-    (["--wrap", "no-such-profiler -x"], "cannot start the worker"),
-]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"), SETTINGS, ids=lambda value: value[0] if isinstance(value, list) else ""
-)
-def test_a_wrong_setting_fails_with_one_clear_error(
-    run_pytest: Run, recipe_folder: Path, arguments: list[str], message: str
-) -> None:
-    done = run_pytest(str(recipe_folder), "--backend", "faulty", "-k", "inference", *arguments)
+def test_a_wrapper_that_is_not_there_is_one_clear_error(run_pytest: Run, recipe_folder: Path) -> None:
+    done = run_pytest(str(recipe_folder), "--backend", "faulty", "-k", "inference", "--wrap", "no-such-profiler -x")
     assert done.returncode == 1
-    assert message in done.stdout
+    assert "cannot start the worker" in done.stdout
     assert "Traceback" not in done.stdout
 
 
@@ -304,6 +305,46 @@ def test_a_backend_may_have_its_own_interpreter_and_a_wrapper(
     )
     assert done.returncode != 0
     assert "'/absent/python' is not an executable Python" in done.stdout + done.stderr
+
+
+def test_a_terminal_shows_what_a_worker_does_and_a_pipe_does_not(
+    recipe_folder: Path, imagenet_tree: Path, tmp_path: Path
+) -> None:
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", str(recipe_folder), "--backend", "faulty",
+               "-k", "inference", "--imagenet", str(imagenet_tree)]  # fmt: skip
+    ours, theirs = os.openpty()
+    process = subprocess.Popen(
+        command, cwd=tmp_path, env=plugin_environment(), stdout=subprocess.PIPE, stderr=theirs, text=True
+    )
+    os.close(theirs)
+    shown = b""
+    with contextlib.suppress(OSError):  # how Linux says that the other end is closed
+        while piece := os.read(ours, 4096):
+            shown += piece
+    os.close(ours)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 0, output
+    assert b"\r\x1b[K  small-faulty: " in shown
+    assert "small-faulty: " not in output
+
+
+def test_parts_of_a_step_that_do_not_add_up_are_warned_of(run_pytest: Run, recipe_folder: Path, tmp_path: Path) -> None:
+    wrapper = tmp_path / "other_result.py"
+    wrapper.write_text(
+        "import json, subprocess, sys\n"
+        "from pathlib import Path\n"
+        "subprocess.run(sys.argv[1:], check=True)\n"
+        "path = Path(sys.argv[-1].replace('.job.json', '.result.json'))\n"
+        "result = json.loads(path.read_text())\n"
+        "for measured in result['measurements'].values():\n"
+        "    measured.setdefault('extra', {})['sum_over_step'] = 0.9\n"
+        "path.write_text(json.dumps(result))\n"
+    )
+    done = run_pytest(
+        str(recipe_folder), "--backend", "faulty", "-k", "inference", "--wrap", f"{sys.executable} {wrapper}"
+    )
+    assert done.returncode == 0, done.stdout
+    assert done.stdout.count("the parts of a step sum to 90.0% of it, which is more than 2% off") == 1
 
 
 def _wait_until(condition: Callable[[], bool], what: str) -> None:
@@ -394,16 +435,18 @@ def test_each_kind_of_result_has_its_columns(tmp_path: Path, capsys: pytest.Capt
 
     from d5suite.report.compare import show
 
-    content = _strict(Path(__file__).parents[1] / "results" / "reference-2core-cpu-smoke.json")
+    content = _strict(ROOT / "results" / "reference-2core-cpu-smoke.json")
     (step,) = (
         b for b in content["benchmarks"] if b["name"] == "test_training_step[tensorflow]" and "resnet50" in b["group"]
     )
     parts = {"data_wait": 0.0001, "host_to_device": 0.0002, "forward": 0.0403, "backward": 1.1004, "update": 0.0305,
              "other": 0.0}  # fmt: skip
     memory = {"peak_bytes": 1, "parameters_bytes": 3 << 20, "activations_bytes": 4 << 20}
+    runs = [{"seed": n, "epochs": 5 + n, "seconds": 1.0, "steps": 220, "samples": 7040} for n in range(3)]
     ratio = {"median": 0.9, "ci95": [0.85, 0.95], "rounds": 9}
     kinds: dict[str, dict[str, Any]] = {
         "training_step": {"memory": memory},
+        "time_to_accuracy": {"target": {"metric": "top-1 accuracy", "value": 0.97}, "runs": runs},
         "step_breakdown": {"breakdown_s": parts},
         "native_input_pipeline": {"loader": "tf.data", "images_per_s_per_core": 841.2, "wait_s": 0.0123},
         "cost_of_loading": {"ratio": ratio, "compared_with": "native"},
@@ -412,7 +455,9 @@ def test_each_kind_of_result_has_its_columns(tmp_path: Path, capsys: pytest.Capt
     for measurement, more in kinds.items():
         bench = json.loads(json.dumps(step))
         bench["group"] = f"imagenet_resnet50/{measurement}"
-        bench["extra_info"]["d5suite"].update(more, median_s=1.2345, median_ci95=[1.2335, 1.2355])
+        bench["extra_info"]["d5suite"].update(
+            more, median_s=1.2345, median_ci95=[1.2335, 1.2355], median_ci_confidence=0.75
+        )
         content["benchmarks"].append(bench)
     path = tmp_path / "r.json"
     path.write_text(json.dumps(content))
@@ -425,12 +470,187 @@ def test_each_kind_of_result_has_its_columns(tmp_path: Path, capsys: pytest.Capt
 
     narrow = table(80)
     assert ["median", "ms", "wait", "feed", "forward", "backward", "update", "other", "sum"] in narrow
-    assert ["tensorflow", "1234", "0.1", "0.2", "40.3", "1100.4", "30.5", "0.0", "1171.5"] in narrow
+    assert ["tensorflow!", "1234", "0.1", "0.2", "40.3", "1100.4", "30.5", "0.0", "1171.5"] in narrow
     assert ["median", "ms", "images/s", "per", "core", "wait", "ms", "err/tol"] in narrow
     assert any(line[:2] == ["tensorflow", "1234"] and line[3:5] == ["841.2", "12.3"] for line in narrow)
-    assert ["median", "ms", "÷", "native", "its", "95%", "interval", "err/tol"] in narrow
+    assert ["median", "ms", "÷", "native", "its", "interval", "err/tol"] in narrow
+    assert ["target", "runs", "median", "s", "interval", "steps", "epochs"] in narrow
+    assert ["tensorflow", "0.97", "3", "of", "3", "1.234", "1.234–1.236", "(75%)", "220", "6"] in narrow
     assert any(line[-3:-1] == ["0.900", "0.850–0.950"] for line in narrow)
     wide = table(110)
     assert any(line[-2:] == ["needed", "err/tol"] for line in wide)
     assert any(line[-2:-1] == ["7"] for line in wide)
+    assert any(line[2:4] == ["1234–1236", "(75%)"] for line in wide)
     assert sum("1.000" in line for line in table(80, files=2)) == 2 * len(kinds)
+
+
+# Training to accuracy
+
+needs_torch = pytest.mark.skipif(discover()[0]["torch"].problem() is not None, reason="PyTorch is not installed")
+
+TRAINED = """
+from d5suite.levels.training import SGD
+from d5suite.recipe import Acceptance, Preset, Recipe, Training
+
+RECIPE = Recipe(
+    name="tiny", network={network!r}, dataset={dataset!r}, optimizer=SGD(2.0**-4, momentum=0.9),
+    measurements=("time_to_accuracy",), acceptance=Acceptance(trajectory_steps=2),
+    presets={{"smoke": Preset({size}, {batch}, {classes}, optimizer={optimizer}, training=Training({training}))}},
+)
+"""
+
+
+def _trained(
+    tmp_path: Path,
+    *options: str,
+    dataset: str = "digits",
+    network: str = "lenet5",
+    size: int = 32,
+    batch: int = 32,
+    classes: int = 10,
+    optimizer: str = "None",
+    training: str,
+) -> subprocess.CompletedProcess[str]:
+    """Run a recipe that is trained to accuracy, by PyTorch and without a dataset of the user's."""
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    file = tmp_path / "test_tiny.py"
+    file.write_text(TRAINED.format(**{**locals(), "network": str(network)}))
+    return subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", str(file), "--backend", "torch", "--threads", "1",
+         "--loader-workers", "0", "--jobs", "jobs", "--benchmark-json", "out.json", *options],
+        cwd=tmp_path, env=plugin_environment(), capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+
+
+def _result(tmp_path: Path) -> Any:
+    return _strict(max((tmp_path / "jobs").rglob("tiny-torch.result.json"), key=lambda path: path.stat().st_mtime_ns))
+
+
+@needs_torch
+def test_a_missed_target_is_no_number_and_keeps_its_curves(tmp_path: Path) -> None:
+    done = _trained(tmp_path, training="target=1.1, epochs=1, runs=3")
+    assert done.returncode == 1, done.stdout
+    assert "3 of 3 runs did not reach top-1 accuracy 1.1: that of seed 0 ended after 1 epochs at 0." in done.stdout
+    assert "curves of its runs: out.tiny.png, out.missed.h5" in done.stdout.replace(f"{tmp_path}/", "")
+    assert not (tmp_path / "out.json").exists()
+    assert (tmp_path / "out.tiny.png").read_bytes().startswith(b"\x89PNG")
+    with h5py.File(tmp_path / "out.missed.h5") as file:
+        (group,) = file.values()
+        accuracies = [group[f"run_{index}_top-1 accuracy"][()].item() for index in range(3)]
+    runs = _result(tmp_path)["kept"]["time_to_accuracy"]["runs"]
+    assert [run["top-1 accuracy"] for run in runs] == accuracies
+    (log,) = (tmp_path / "jobs").rglob("tiny-torch.log")
+    assert "run 3/3, epoch 1/1 at 0." in log.read_text()  # what a terminal shows
+    assert "epoch 1/1" not in done.stdout + done.stderr  # and a pipe does not
+
+    # Some seeds get there, and the others have no number: what the former took is kept, too
+    assert min(accuracies) < max(accuracies)
+    done = _trained(tmp_path, training=f"target={max(accuracies)!r}, epochs=1, runs=3")
+    assert done.returncode == 1, done.stdout
+    reached = [value == max(accuracies) for value in accuracies]
+    assert f"{reached.count(False)} of 3 runs did not reach" in done.stdout
+    runs = _result(tmp_path)["kept"]["time_to_accuracy"]["runs"]
+    assert [run.get("steps") == 44 for run in runs] == reached
+
+
+@needs_torch
+def test_a_run_that_diverges_says_so(tmp_path: Path, imagenet_tree: Path, small_onnx: Path) -> None:
+    done = _trained(
+        tmp_path, "--imagenet", str(imagenet_tree), dataset="imagenet", network=str(small_onnx), batch=4, classes=4,
+        optimizer="SGD(1.0, weight_decay=1e4)", training="target=0.9, epochs=9",
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "that of seed 0 ended after " in done.stdout
+    assert ": training diverged: the loss of step " in done.stdout, done.stdout
+
+
+@needs_torch
+def test_the_preset_limits_the_time_and_the_option_goes_before_it(tmp_path: Path) -> None:
+    done = _trained(tmp_path, training="target=1.1, epochs=1, time_limit_s=0.5")
+    assert "did not finish within 0.5 s" in done.stdout
+    done = _trained(tmp_path, "--job-timeout", "1", training="target=1.1, epochs=1, time_limit_s=None")
+    assert "did not finish within 1 s (--job-timeout)" in done.stdout
+
+
+@needs_torch
+def test_mean_average_precision_is_reached_through_a_recipe(tmp_path: Path, small_onnx: Path) -> None:
+    from d5suite.data.synthesis import make_openimages
+
+    made = tmp_path / "openimages"
+    sizes = {"train_images": 32, "validation_images": 16, "test_images": 8}
+    make_openimages(made, classes=4, min_side=48, max_side=64, progress=False, **sizes)
+    done = _trained(
+        tmp_path, "--openimages", str(made), dataset="openimages", network=str(small_onnx), classes=4, batch=8,
+        training="target=0.1, epochs=2, runs=2, metric='mean average precision'",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout
+    result = _strict(tmp_path / "out.json")
+    jsonschema.validate(result, SCHEMA)
+    (bench,) = result["benchmarks"]
+    info = bench["extra_info"]["d5suite"]
+    assert info["target"]["metric"] == "mean average precision"
+    assert all(0.1 <= run["mean average precision"] <= 1 for run in info["runs"])
+    assert info["dataset"]["kind"] == "openimages" and info["dataset"]["synthetic"] and info["dataset"]["images"] == 32
+
+
+@needs_torch
+def test_a_published_target_is_not_asked_for_on_drawn_images(
+    tmp_path: Path, imagenet_tree: Path, small_onnx: Path
+) -> None:
+    training = "target=0.9, epochs=1, source='a paper'"
+    done = _trained(tmp_path, dataset="imagenet", network=str(small_onnx), training=training)
+    assert done.returncode == 4
+    assert "tiny, preset 'smoke': top-1 accuracy 0.9 is a target on the real imagenet" in done.stderr
+    assert "Give --imagenet PATH" in done.stderr
+    assert not (tmp_path / "jobs").exists()
+
+    # A drawn set under a name of the user's is still drawn
+    done = _trained(
+        tmp_path, "--imagenet", str(imagenet_tree),
+        dataset="imagenet", network=str(small_onnx), batch=4, classes=4, training=training,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "these images are drawn by d5suite" in done.stdout
+
+
+def test_more_classes_than_can_be_drawn_are_refused_at_once(recipe_folder: Path, tmp_path: Path) -> None:
+    file = recipe_folder / "test_small.py"
+    file.write_text(file.read_text().replace("classes=4", "classes=7186").replace("'imagenet'", "'openimages'"))
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", str(recipe_folder), "--backend", "faulty"],
+        cwd=tmp_path, env=plugin_environment(), capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 4
+    assert "a dataset of 7186 classes, and of drawn images there are at most 1000" in done.stderr
+    assert "Give --openimages PATH" in done.stderr
+
+
+def _recipes() -> dict[str, Recipe]:
+    import importlib.util
+
+    found = {}
+    for path in sorted((ROOT / "recipes").glob("test_*.py")):
+        spec = importlib.util.spec_from_file_location(path.stem, path)
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        found[path.stem] = module.RECIPE
+    return found
+
+
+@pytest.mark.parametrize(("name", "recipe"), _recipes().items(), ids=str)
+def test_recipes_have_their_presets_and_say_what_full_must_reach(name: str, recipe: Recipe) -> None:
+    assert name == f"test_{recipe.name}"
+    assert list(recipe.presets)[:3] == ["smoke", "standard", "full"]
+    for preset in recipe.presets.values():
+        if preset.training is not None:
+            assert preset.training.metric in METRICS
+            # Nobody can say how long a real dataset takes
+            assert (preset.training.time_limit_s is None) == (
+                recipe.dataset != "digits" and bool(preset.training.source)
+            )
+    if TIME_TO_ACCURACY in recipe.measurements:
+        training = recipe.presets["full"].training
+        assert training is not None and training.source
+        assert training.runs >= 3
+        assert 0 < training.target < 1
