@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from d5suite.errors import D5Error
+from d5suite.levels.contract import ContractError
 from d5suite.testing import subject as subjects
 from d5suite.testing.subject import Subject
 
@@ -25,11 +26,20 @@ LEVELS = {
 }
 """Rows of the table by test file."""
 
+_CLAIMS = {
+    "level 0": ["level 0: operators"],
+    "level 1": ["ONNX node tests", "level 1: operators", "level 1: networks"],
+    "gradient": ["level 1: gradients"],
+    "level 2": ["level 2: training"],
+}
+"""What a backend may declare, and the rows that prove it."""
+
 _OUTCOMES = ("passed", "failed", "expected failure", "skipped")
 
 _rows = pytest.StashKey["dict[str, Counter[str]]"]()
 _explained = pytest.StashKey["dict[str, list[str]]"]()
 _skips = pytest.StashKey["dict[str, Counter[str]]"]()
+_whole = pytest.StashKey[bool]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -42,6 +52,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[_rows] = {}
     config.stash[_explained] = {}
     config.stash[_skips] = {}
+    config.stash[_whole] = True
 
 
 @pytest.fixture(scope="session")
@@ -69,10 +80,22 @@ def expected_failure(item: pytest.Item) -> str:
     return ""
 
 
+def pytest_deselected(items: list[pytest.Item]) -> None:
+    """Remember that the run is not of the whole kit."""
+    if items:
+        items[0].config.stash[_whole] = False
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Any:
-    """Count each case once, under its level."""
+    """Count each case once, under its level; of a broken clause the message is enough."""
     report: pytest.TestReport = yield
+    error = call.excinfo.value if call.excinfo is not None else None
+    if call.excinfo is not None and isinstance(error, ContractError) and not item.config.option.fulltrace:
+        shown = call.excinfo.getrepr(style="value")
+        if shown.reprcrash is not None:
+            shown.reprcrash.message = error.what
+        report.longrepr = shown
     outcome = None
     if report.outcome == "skipped":
         outcome = "expected failure" if hasattr(report, "wasxfail") else "skipped"
@@ -93,11 +116,27 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_sessionfinish(session: pytest.Session) -> Any:
-    """A run in which nothing passed proves nothing."""
-    rows = session.config.stash[_rows]
-    if session.exitstatus == 0 and not sum(row["passed"] for row in rows.values()):
+    """A run in which nothing passed proves nothing, nor does one of the whole kit for what it passed nothing of."""
+    if session.exitstatus == 0 and _unproved(session.config):
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
     return (yield)
+
+
+def _unproved(config: pytest.Config) -> list[str]:
+    """Why the run proves nothing of what the backend declares: a sentence for each claim."""
+    rows, backend = config.stash[_rows], subjects.chosen().backend
+    if not any(row["passed"] for row in rows.values()):
+        return ["no case passed: nothing is proved"]
+    run = set(LEVELS.values()) - {LEVELS["whole_zoo"], LEVELS["test_onnx_nodes"]}
+    if not config.stash[_whole] or not run <= set(rows):
+        return []
+    declared = [f"level {level}" for level in sorted(backend.levels)]
+    declared += ["gradient"] if "gradient" not in backend.absent else []
+    return [
+        f"backend {backend.name!r} declares {claim}, and no case of it passed: it is not proved"
+        for claim in declared
+        if not any(rows[row]["passed"] for row in _CLAIMS[claim] if row in rows)
+    ]
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
@@ -125,9 +164,9 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
         write(f"skipped, {level}:")
         for reason, count in reasons.most_common():
             write(f"  {count:4d}  {reason}")
-    if not total["passed"]:
+    for sentence in _unproved(config):
         write("")
-        write("no case passed: nothing is proved", red=True)
+        write(sentence, red=True)
 
 
 def _write_row(write: Any, name: str, counts: Counter[str]) -> None:

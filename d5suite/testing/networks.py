@@ -31,9 +31,16 @@ def classifier() -> Network:
     return b.classifier(b.linear(b.flatten(b.global_average_pool(p, "average"), "flatten"), "fc", 5))
 
 
-def with_idle_parameter() -> Network:
-    """`classifier` and a parameter that the loss does not depend on, which weight decay moves nevertheless."""
-    network = classifier()
+def layers() -> Network:
+    """Two layers and nothing between: no kink to cross, and no sum to cancel; 3×4×4 pixels, 5 classes."""
+    b = Builder("layers", image_size=4)
+    x = b.linear(b.flatten(b.image, "flatten", size=4), "fc1", 8)
+    return b.classifier(b.linear(x, "fc2", 5))
+
+
+def with_idle_parameter(network: Network | None = None) -> Network:
+    """A network, by default `classifier`, and a parameter that its loss does not depend on, which decay moves."""
+    network = network or classifier()
     model = onnx.ModelProto()
     model.CopyFrom(network.model)
     model.graph.initializer.append(numpy_helper.from_array(np.ones(5, np.float32), "idle"))
@@ -110,6 +117,13 @@ def with_dropout() -> Network:
     b = Builder("with_dropout", image_size=10)
     x = b.dropout(b.conv(b.image, "conv1", 8, 3, bias=True), "drop1", ratio=0.25)
     x = b.dropout(b.relu(b.batch_norm(x, "bn1", momentum=0.75)), "drop2")
+    return b.classifier(b.linear(b.flatten(b.global_average_pool(x, "average"), "flatten"), "fc", 5))
+
+
+def dropping() -> Network:
+    """A Dropout and as little else as makes a classifier; 3×10×10 pixels, 5 classes."""
+    b = Builder("dropping", image_size=10)
+    x = b.dropout(b.conv(b.image, "conv", 32, 3), "dropped")
     return b.classifier(b.linear(b.flatten(b.global_average_pool(x, "average"), "flatten"), "fc", 5))
 
 

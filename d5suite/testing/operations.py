@@ -66,6 +66,7 @@ OPERATIONS = [
     _operation("3d", "ConvTranspose", {"X": (1, 2, 3, 4, 3), "W": (2, 3, 2, 2, 2)}, {"strides": [2, 2, 2]}),
     _operation("batched", "MatMul", {"A": (3, 2, 5, 7), "B": (3, 2, 7, 4)}),
     _operation("broadcast", "MatMul", {"A": (3, 5, 7), "B": (7, 4)}),
+    _operation("repeated", "MatMul", {"A": (2, 1, 5, 7), "B": (3, 7, 4)}),
     _operation("training", "BatchNormalization", {"X": (4, 4, 6, 5), **_BN}, {"training_mode": 1}),
     _operation("training-statistics", "BatchNormalization", {"X": (4, 4, 6, 5), **_BN},
                {"training_mode": 1, "momentum": 0.75}, 3),

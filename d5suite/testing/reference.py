@@ -1,9 +1,9 @@
 """Recorded training runs: 20 steps in float64, as independent backends agreed on them to 1e-8.
 
-A recorded run holds the loss of every step and, of every final parameter and running statistic, its norm and two
-projections on fixed noise: a wrong element moves both projections. ``python -m d5suite.testing.reference BACKEND[:MODE]
-FOLDER`` runs all courses and leaves their whole trajectories, for comparing two backends tensor by tensor; ``--record``
-writes the recording that the kit ships.
+A recorded run holds the loss of every step and, of every final parameter and running statistic, its norm, two
+projections on fixed noise (a wrong element moves both), and the norm of what training added to it.
+``python -m d5suite.testing.reference BACKEND[:MODE] FOLDER`` runs all courses and leaves their whole trajectories, for
+comparing two backends tensor by tensor; ``--record`` writes the recording that the kit ships.
 
 Imports NumPy, the contract and `d5suite.validate`.
 """
@@ -41,26 +41,38 @@ class Recorded:
     losses : list of float
         One per step, before its update.
     tensors : mapping of str to list of float
-        Of every parameter and statistic after the last update: norm and projections.
+        Of every parameter and statistic after the last update: norm, projections, and the norm of its change.
     """
 
     losses: list[float]
     tensors: Mapping[str, list[float]]
 
-    def compare(self, found: Trajectory, tolerance: float, *, parameters: bool = True) -> list[Check]:
-        """Checks of a run against this one; errors are relative to each loss and to each tensor's norm."""
+    def compare(self, found: Trajectory, tolerance: float, precision: str) -> list[Check]:
+        """Checks of a run against this one.
+
+        Errors are relative to each loss, and to each tensor's norm; in less than float64 to the norm of its change,
+        beside which what training added would be small.
+
+        Parameters
+        ----------
+        found : Trajectory
+            Of `STEPS` steps.
+        tolerance : float
+        precision : str
+            In which it was found.
+        """
+        scale, floor = (0, checks.ROUNDING) if precision == "fp64" else (-1, checks.NEGLIGIBLE)
         errors = [abs(a - b) / abs(b) for a, b in zip(found.losses, self.losses, strict=True)]
         worst = int(np.argmax(np.nan_to_num(errors, nan=math.inf)))
         made = [Check(f"losses of {STEPS} steps vs the recorded run", errors[worst], tolerance, f"at step {worst + 1}")]
-        if parameters:
-            whole = math.sqrt(sum(values[0] ** 2 for values in self.tensors.values()))
-            distances = {
-                name: max(abs(a - b) for a, b in zip(_summary(name, found.parameters[name]), values, strict=True))
-                / max(values[0], checks.ROUNDING * whole)
-                for name, values in self.tensors.items()
-            }
-            name = max(distances, key=lambda key: distances[key])
-            made.append(Check(f"{len(distances)} tensors vs the recorded run", distances[name], tolerance, name))
+        whole = math.sqrt(sum(values[scale] ** 2 for values in self.tensors.values()))
+        distances = {
+            name: max(abs(a - b) for a, b in zip(_summary(name, found.parameters[name]), values, strict=False))
+            / max(values[scale], floor * whole)
+            for name, values in self.tensors.items()
+        }
+        name = max(distances, key=lambda key: distances[key])
+        made.append(Check(f"{len(distances)} tensors vs the recorded run", distances[name], tolerance, name))
         return made
 
 
@@ -104,9 +116,13 @@ def main() -> None:
         courses = {
             course: {
                 "losses": run.losses.tolist(),
-                "tensors": {name: _summary(name, value) for name, value in run.parameters.items()},
+                "tensors": {
+                    name: [*_summary(name, value), float(np.linalg.norm(value - initial[name]))]
+                    for name, value in run.parameters.items()
+                },
             }
             for course, run in found.items()
+            for initial in (COURSES[course].network().initializers,)
         }
         write_json(RECORDS, {"recorded_with": f"{selection} {backend.version()}", "steps": STEPS, "courses": courses})
 

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
 import pytest
 
 from d5suite.backends import Backend, select
-from d5suite.errors import BackendError, ConfigurationError
-from d5suite.levels.contract import require_answer
-from d5suite.levels.network import Executor
+from d5suite.errors import BackendError, ConfigurationError, D5Error, NetworkError
+from d5suite.levels.contract import ContractError, require_answer
+from d5suite.levels.network import Arrays, Executor
 from d5suite.levels.operator import Operator
 from d5suite.levels.training import Optimizer, Trainer
 from d5suite.measure.threads import allowed_cpus
 from d5suite.network import Network
 from d5suite.network.operation import Operation
+from d5suite.validate.checks import Check
+from d5suite.validate.norms import relative_l2
 
 SEED = 0
 
@@ -92,6 +96,45 @@ class Subject:
             pytest.skip(f"no level {level}: {absent.get(f'level {level}', 'not declared')}")
         if precision and precision not in self.backend.precisions:
             pytest.skip(f"no {precision}: {absent.get(precision, 'not declared')}")
+
+    def hold(self, clause: str, condition: bool, what: str) -> None:
+        """Raise `ContractError` unless the condition holds; ``what`` says what is so instead."""
+        if not condition:
+            raise ContractError(self.backend.name, clause, what)
+
+    def prove(self, clause: str, checks: Iterable[Check]) -> None:
+        """Raise `ContractError`, with the figures, at the first check that fails."""
+        for check in checks:
+            self.hold(clause, check.passed, check.finding)
+
+    def close(self, clause: str, what: str, found: np.ndarray, expected: np.ndarray, tolerance: float) -> None:
+        """Raise `ContractError` unless an array has the expected shape and values, to a relative L2 error."""
+        self.hold(clause, found.shape == expected.shape, f"{what} has shape {found.shape}, not {expected.shape}")
+        self.prove(clause, [Check(what, relative_l2(found, expected), tolerance)])
+
+    def same(self, clause: str, what: str, found: Arrays, expected: Arrays) -> None:
+        """Raise `ContractError` unless arrays have the expected names and, to the last bit, values."""
+        for name in [*expected, *(name for name in found if name not in expected)]:
+            if name not in found or name not in expected:
+                is_there = "is missing" if name in expected else "should not be there"
+                raise ContractError(self.backend.name, clause, f"{what}: {name!r} {is_there}")
+            error = relative_l2(found[name], expected[name])
+            same = np.array_equal(found[name], expected[name])
+            self.hold(clause, same, f"{what}: {name!r} differs, relative error {error:.3g}")
+
+    @contextmanager
+    def refuses(self, clause: str, what: str, *names: str, error: type[D5Error] = NetworkError) -> Iterator[None]:
+        """Raise `ContractError` unless the block raises this error, its message with all the names in it."""
+        try:
+            yield
+        except error as raised:
+            missing = ", ".join(repr(name) for name in names if name not in str(raised))
+            self.hold(clause, not missing, f"{what} is refused without naming {missing}: {raised}")
+            return
+        except Exception as raised:
+            found = f"{type(raised).__name__}, not a {error.__name__}: {raised}"
+            raise ContractError(self.backend.name, clause, f"{what} ends in a {found}") from raised
+        raise ContractError(self.backend.name, clause, f"{what} is taken without an error")
 
     def executor(self, network: Network, precision: str | None = None) -> Executor:
         """The network on the backend, by default in its most precise precision."""

@@ -10,20 +10,27 @@ from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 from d5suite.network import Network
-from d5suite.network.builder import Builder
 from d5suite.network.zoo import build
-from d5suite.testing.cases import values
-from d5suite.testing.networks import THROUGH, classifier, every_operator, random_batch, through
-from d5suite.testing.subject import Subject, difference
-from d5suite.validate.checks import Validation, check_gradient, check_gradient_float64
-from d5suite.validate.norms import relative_l2
+from d5suite.testing.cases import one_operator, values
+from d5suite.testing.networks import THROUGH, classifier, dropping, every_operator, random_batch, through
+from d5suite.testing.subject import Subject, difference, output
+from d5suite.validate.checks import check_gradient, check_gradient_float64, check_gradient_without_float64
 from d5suite.validate.oracle import Oracle
 
+MEANING = "gradient.meaning"
 
-def _prove(subject: Subject, network: Network, size: int = 6) -> None:
-    subject.require(network, gradient=True, precision="fp64")
+
+def _prove(subject: Subject, network: Network, size: int = 6, precision: str = "") -> None:
+    """In the precision given or else the most precise one, which without float64 has its own tolerances."""
+    subject.require(network, gradient=True)
+    precision = precision or subject.exact
     images, labels = random_batch(network, size)
-    Validation().require(check_gradient_float64(subject.executor(network, "fp64"), images, labels))
+    executor = subject.executor(network, precision)
+    if precision == "fp64":
+        subject.prove(MEANING, check_gradient_float64(executor, images, labels))
+    else:
+        tolerance = subject.backend.tolerances[precision]
+        subject.prove(MEANING, check_gradient_without_float64(executor, images, labels, tolerance))
 
 
 @pytest.mark.parametrize("operator", THROUGH)
@@ -60,13 +67,16 @@ def test_gradient_of_resnet18(subject: Subject) -> None:
 
 def test_timed_precisions_are_within_their_tolerances(subject: Subject) -> None:
     network = classifier().at_generic_point()
-    subject.require(network, gradient=True, precision="fp64")
+    subject.require(network, gradient=True)
     images, labels = random_batch(network)
-    proved = subject.executor(network, "fp64")
+    proved = subject.executor(network, "fp64") if subject.exact == "fp64" else None
     for precision in subject.backend.precisions:
-        executor = subject.executor(network, precision)
-        tolerance = subject.backend.tolerances[precision]
-        Validation().require(check_gradient(executor, proved, images, labels, tolerance))
+        if proved is None:
+            _prove(subject, network, precision=precision)
+        else:
+            tolerance = subject.backend.tolerances[precision]
+            executor = subject.executor(network, precision)
+            subject.prove(MEANING, check_gradient(executor, proved, images, labels, tolerance))
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
@@ -92,14 +102,14 @@ def test_loss_means_what_onnx_says(subject: Subject, reduction: str, weighted: b
     network = Network(model, input="x", output="z", label="t", loss="y")
     subject.require(network, gradient=True)
     answer = difference(subject.executor(network), scores, labels)["y"]
-    assert relative_l2(answer, np.asarray(expected)) < subject.rounding
+    subject.close("operators.meaning", "the loss", answer, np.asarray(expected), subject.rounding)
 
 
 def test_running_statistics_are_the_neutral_ones_over_batches_of_changing_size(subject: Subject) -> None:
     """Also where parameters are read in between."""
     network = classifier()
-    subject.require(network, gradient=True, precision="fp64")
-    executor = subject.executor(network, "fp64")
+    subject.require(network, gradient=True)
+    executor = subject.executor(network)
     statistics = {name: network.initializers[name].astype(np.float64) for name in network.statistics}
     oracle = Oracle(network, training=True)
     for step, size in enumerate((6, 6, 3, 2)):
@@ -109,30 +119,25 @@ def test_running_statistics_are_the_neutral_ones_over_batches_of_changing_size(s
         if step == 2:
             executor.parameters()
     found = executor.parameters()
-    assert max(relative_l2(found[name], value) for name, value in statistics.items()) < 1e-12
+    for name, value in statistics.items():
+        subject.close("executor.statistics", name, found[name], value, subject.rounding)
 
 
 def test_dropout_drops_in_training_only(subject: Subject) -> None:
-    b = Builder("dropout", image_size=10)
-    ratio = b.constant("ratio", np.array(0.5, np.float32))
-    x = b.node("Dropout", "dropped", [b.conv(b.image, "conv", 32, 3), ratio], 32)
-    network = b.classifier(b.linear(b.flatten(b.global_average_pool(x, "average"), "flatten"), "fc", 5))
+    network = dropping()
     subject.require(network, gradient=True)
     executor = subject.executor(network)
     images, labels = random_batch(network)
     one, two = (float(difference(executor, images, labels)["loss"]) for _ in range(2))
-    assert one != two
+    subject.hold("operators.meaning", one != two, f"Dropout does not drop in training: the loss stays {one:.6g}")
     expected, _ = Oracle(network, training=False).run(images)
-    answer = executor.fetch(executor.forward(executor.feed({network.input: images})))[network.output]
-    assert relative_l2(answer, expected) < max(subject.rounding, 1e-12)
+    answer = output(executor, images)
+    subject.close("operators.meaning", "the output with a Dropout", answer, expected, subject.rounding)
 
 
 def test_what_has_no_loss_cannot_be_differentiated(subject: Subject) -> None:
-    from d5suite.errors import NetworkError
-    from d5suite.testing.cases import one_operator
-
     network = one_operator("Relu", (1, 3, 4, 4), {})
     subject.require(network, gradient=True)
     executor = subject.executor(network)
-    with pytest.raises(NetworkError, match="loss"):
+    with subject.refuses("executor.forward_backward", "a network without a loss", "loss"):
         executor.forward_backward(executor.feed({"x": values(1, 3, 4, 4)}))

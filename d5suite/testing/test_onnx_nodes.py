@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import unittest
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ import onnx.backend.test
 from onnx import TensorProto, helper, numpy_helper
 from onnx.backend.test.loader import load_model_tests
 
+from d5suite.levels.contract import ContractError
 from d5suite.network import Network
 from d5suite.network.model import OLDEST_OPSET
 from d5suite.network.operation import Operation
@@ -27,6 +29,10 @@ LOSS = "SoftmaxCrossEntropyLoss"
 
 RANDOM = frozenset(f"test_training_dropout{kind}" for kind in ("", "_default", "_default_mask", "_mask"))
 """Cases whose expected output was drawn at random."""
+
+
+FIGURES = ("Not equal", "Mismatched", "Max ")
+"""Lines of NumPy's report that are shown: how many elements differ and by how much, not the arrays."""
 
 
 class Prepared(onnx.backend.base.BackendRep):
@@ -121,6 +127,27 @@ class NodeBackend(onnx.backend.base.Backend):
         return device == {"cpu": "CPU", "cuda": "CUDA"}[chosen().device]
 
 
+class NodeTest(onnx.backend.test.BackendTest):
+    """ONNX's runner, whose comparison ends in the contract's error."""
+
+    @classmethod
+    def assert_similar_outputs(
+        cls,
+        ref_outputs: Sequence[Any],
+        outputs: Sequence[Any],
+        rtol: float,
+        atol: float,
+        model_dir: str | None = None,
+    ) -> None:
+        """Compare as ONNX does."""
+        try:
+            super().assert_similar_outputs(ref_outputs, outputs, rtol, atol, model_dir)
+        except AssertionError as error:
+            lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+            figures = [line for line in lines if line.startswith(FIGURES)] or lines[:2]
+            raise ContractError(chosen().backend.name, "operators.meaning", "; ".join(figures)) from error
+
+
 def _declared() -> list[str]:
     """Names of the node tests all of whose operators the backend declares."""
     backend = chosen().backend
@@ -138,7 +165,7 @@ def _test_case() -> type:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # some of ONNX's cases overflow on purpose
         wanted = {f"{name}_{chosen().device}" for name in _declared()}
-        case = onnx.backend.test.BackendTest(NodeBackend, __name__).test_cases["OnnxBackendNodeModelTest"]
+        case = NodeTest(NodeBackend, __name__).test_cases["OnnxBackendNodeModelTest"]
     for name in [name for name in vars(case) if name.startswith("test_") and name not in wanted]:
         delattr(case, name)
     return case

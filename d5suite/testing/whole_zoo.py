@@ -15,7 +15,7 @@ from d5suite.files import cache_folder
 from d5suite.network.zoo import NETWORKS, build
 from d5suite.testing.networks import random_batch
 from d5suite.testing.subject import Subject
-from d5suite.validate.checks import Validation, check_gradient, check_gradient_float64, check_inference
+from d5suite.validate.checks import check_gradient, check_gradient_float64, check_inference
 
 IMAGES = 4
 
@@ -32,17 +32,18 @@ def test_network_of_the_zoo(subject: Subject, name: str) -> None:
     subject.require(network, gradient=True, precision="fp64")
     images, labels = random_batch(network, IMAGES)
     recorded = _answers(name)
-    validation = Validation()
     proved = subject.executor(network, "fp64")
     known: dict[str, np.ndarray] = {}
-    validation.require(check_gradient_float64(proved, images, labels, recorded=recorded, keep=known))
+    subject.prove("gradient.meaning", check_gradient_float64(proved, images, labels, recorded=recorded, keep=known))
     if "fp32" in subject.backend.precisions:
         timed = subject.executor(network, "fp32")
         tolerance = subject.backend.tolerances["fp32"]
-        validation.require(check_inference(timed, images, tolerance=tolerance.outputs, threads=subject.threads))
-        known_sensitivity = recorded.with_suffix(".json")
-        validation.require(
-            check_gradient(timed, proved, images, labels, tolerance, reference=known, recorded=known_sensitivity)
+        inference = check_inference(timed, images, tolerance=tolerance.outputs, threads=subject.threads)
+        subject.prove("executor.forward", inference)
+        sensitivity = recorded.with_suffix(".json")
+        subject.prove(
+            "gradient.meaning",
+            check_gradient(timed, proved, images, labels, tolerance, reference=known, recorded=sensitivity),
         )
 
 

@@ -6,7 +6,8 @@ Each returns `Check` records; `Validation` gathers them and says whether timing 
 inference              the output, in the mode and precision to be timed, with an independent evaluator
 gradient (float64)     loss and running statistics with ONNX's reference evaluator, and the gradient with its central
                        differences along random directions that weigh every parameter tensor alike
-gradient               every tensor, in the mode and precision to be timed, with the float64 gradient just proved
+gradient               every tensor, in the mode and precision to be timed, with the float64 gradient just proved;
+                       without a float64, as above with the tolerances of the precision that there is
 trajectory (float64)   ten steps of the native optimizer with the update formula in NumPy on proved gradients, and with
                        every other backend that ran before
 trajectory             the loss of each step, in the mode and precision to be timed, with the float64 trajectory
@@ -28,7 +29,7 @@ from typing import Any
 import numpy as np
 
 from d5suite.errors import ValidationError
-from d5suite.files import atomic_path, read_json, write_json
+from d5suite.files import atomic_hdf5, read_json, write_json
 from d5suite.levels.backend import Tolerance
 from d5suite.levels.contract import require_answer
 from d5suite.levels.network import Arrays, Executor, Native
@@ -104,6 +105,12 @@ class Check:
         """Whether the error is a number within the tolerance."""
         return self.error <= self.tolerance
 
+    @property
+    def finding(self) -> str:
+        """What disagrees, by how much, and the first tensor or step, as a sentence; for a check that fails."""
+        text = f"{self.name}: relative error {self.error:.3g} exceeds {self.tolerance:.3g}"
+        return f"{text}; {self.detail}" if self.detail else text
+
     def to_dict(self) -> dict[str, Any]:
         """JSON-able; an error that is not finite becomes the largest float."""
         error = self.error if math.isfinite(self.error) else float(np.finfo(np.float64).max)
@@ -134,8 +141,7 @@ class Validation:
             self.checks.append(check)
             if not check.passed:
                 raise ValidationError(
-                    f"{check.name}: relative error {check.error:.3g} exceeds {check.tolerance:.3g}"
-                    + (f"; {check.detail}" if check.detail else ""),
+                    check.finding,
                     hint="Nothing was timed. The job file reproduces this: python -m d5suite.worker JOB",
                 )
 
@@ -204,6 +210,38 @@ def check_gradient_float64(
     keep : dict, optional
         Receives the executor's loss and gradients.
     """
+    return _check_gradient_alone(executor, images, labels, None, network, recorded, keep)
+
+
+def check_gradient_without_float64(
+    executor: Executor, images: np.ndarray, labels: np.ndarray, tolerance: Tolerance
+) -> list[Check]:
+    """The same for an executor whose backend has no float64 that could vouch for it.
+
+    The derivative along a direction may be off by as much as noise of this precision's roundoff on the weights moves
+    the evaluator's own, times the tolerance for gradients; loss and statistics by the tolerance for outputs.
+
+    Parameters
+    ----------
+    executor : Executor
+        With the network's initial weights, which it has again afterwards.
+    images, labels : numpy.ndarray
+        A small batch: float32 (n, C, H, W) and int64 (n,).
+    tolerance : Tolerance
+        The backend's, for the executor's precision.
+    """
+    return _check_gradient_alone(executor, images, labels, tolerance, None, None, None)
+
+
+def _check_gradient_alone(
+    executor: Executor,
+    images: np.ndarray,
+    labels: np.ndarray,
+    tolerance: Tolerance | None,
+    network: Network | None,
+    recorded: Path | None,
+    keep: dict[str, np.ndarray] | None,
+) -> list[Check]:
     network = network or executor.network
     label_name, loss_name = network.require_loss()
     start = executor.parameters()
@@ -222,25 +260,28 @@ def check_gradient_float64(
     answers = _recorded(recorded, network, images, labels)
     if answers is None:
         answers = _ask(Oracle(network, training=True), images, labels, _scales(gradients))
-    label = f"{executor.mode} fp64"
+    close, slope = FLOAT64, DIFFERENCES
+    if tolerance is not None:
+        close = tolerance.outputs
+        sensitivity = _sensitivity(network, answers, images, labels, executor.precision)
+        slope = max(DIFFERENCES, min(tolerance.gradients * sensitivity, SATURATION))
+    label = _precision_label(executor)
     loss_error = relative_l2(answer[loss_name], answers.loss)
-    checks = [Check(f"loss ({label}) vs onnx.reference", loss_error, FLOAT64, loss_name)]
+    checks = [Check(f"loss ({label}) vs onnx.reference", loss_error, close, loss_name)]
     if answers.statistics:
         checks.append(
             _worst(
                 f"running statistics ({label}) vs onnx.reference",
                 {name: relative_l2(after[name], value) for name, value in answers.statistics.items()},
-                FLOAT64,
+                close,
             )
         )
     for index, derivative in enumerate(answers.derivatives):
         along = _direction(network, answers.scales, index)
         claimed = sum(float(np.vdot(gradients[name], d)) for name, d in along.items())
         error = abs(claimed - derivative) / math.sqrt(len(network.parameters))
-        detail = "" if error <= DIFFERENCES else _first_wrong(network, images, labels, gradients, along)
-        checks.append(
-            Check(f"gradient ({label}) vs central differences, direction {index + 1}", error, DIFFERENCES, detail)
-        )
+        detail = "" if error <= slope else _first_wrong(network, images, labels, gradients, along, slope)
+        checks.append(Check(f"gradient ({label}) vs central differences, direction {index + 1}", error, slope, detail))
     if recorded is not None and all(check.passed for check in checks):
         _record(recorded, answers, network, images, labels)
     return checks
@@ -276,6 +317,23 @@ def _ask(oracle: Oracle, images: np.ndarray, labels: np.ndarray, scales: Mapping
     return _Answers(loss, statistics, scales, derivatives)
 
 
+def _sensitivity(network: Network, answers: _Answers, images: np.ndarray, labels: np.ndarray, precision: str) -> float:
+    """How far noise of a precision's roundoff on the weights moves the derivatives, on the scale of their errors."""
+    noise = SENSITIVITY_NOISE * UNIT_ROUNDOFF[precision]
+    generator = np.random.default_rng(0xD5)
+    found = noise
+    for _ in range(SENSITIVITY_DRAWS):
+        oracle = Oracle(network, training=True)
+        for name in network.parameters:
+            oracle.weights[name] = oracle.weights[name] * (
+                1 + noise * generator.uniform(-1, 1, oracle.weights[name].shape)
+            )
+        for index, derivative in enumerate(answers.derivatives):
+            moved = oracle.derivative(images, labels, _direction(network, answers.scales, index), STEP)
+            found = max(found, abs(moved - derivative) / math.sqrt(len(network.parameters)))
+    return found
+
+
 def _key(network: Network, images: np.ndarray, labels: np.ndarray) -> str:
     digest = hashlib.sha256(network.model.SerializeToString(deterministic=True))
     for array in (images, labels):
@@ -301,7 +359,7 @@ def _recorded(path: Path | None, network: Network, images: np.ndarray, labels: n
 def _record(path: Path, answers: _Answers, network: Network, images: np.ndarray, labels: np.ndarray) -> None:
     import h5py
 
-    with atomic_path(path) as temporary, h5py.File(temporary, "w") as file:
+    with atomic_hdf5(path) as file:
         file.attrs["key"] = _key(network, images, labels)
         file["loss"] = answers.loss
         file["names"] = np.array(list(answers.scales), dtype=h5py.string_dtype())
@@ -327,7 +385,9 @@ def _direction(network: Network, scales: Mapping[str, float], index: int) -> dic
     return {name: generator.standard_normal(shape) * scales[name] for name, shape in shapes.items()}
 
 
-def _first_wrong(network: Network, images: np.ndarray, labels: np.ndarray, gradients: Arrays, along: Arrays) -> str:
+def _first_wrong(
+    network: Network, images: np.ndarray, labels: np.ndarray, gradients: Arrays, along: Arrays, tolerance: float
+) -> str:
     """The first tensor without which the gradient would be accepted, by bisection over prefixes."""
     oracle = Oracle(network, training=True)
 
@@ -335,7 +395,7 @@ def _first_wrong(network: Network, images: np.ndarray, labels: np.ndarray, gradi
         part = {name: along[name] for name in names}
         derivative = oracle.derivative(images, labels, part, STEP)
         claimed = sum(float(np.vdot(gradients[name], d)) for name, d in part.items())
-        return abs(claimed - derivative) / math.sqrt(len(network.parameters)) <= DIFFERENCES
+        return abs(claimed - derivative) / math.sqrt(len(network.parameters)) <= tolerance
 
     low, high = 0, len(network.parameters)
     while high - low > 1:

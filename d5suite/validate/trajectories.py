@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from d5suite.errors import JobError
-from d5suite.files import atomic_path
+from d5suite.files import atomic_hdf5
 from d5suite.validate.checks import Trajectory
 
 
@@ -15,7 +15,7 @@ def save(path: Path, trajectory: Trajectory, backend: str) -> None:
     """Write a trajectory atomically: ``losses``, and ``parameters`` in the order of ``names``."""
     import h5py
 
-    with atomic_path(path) as temporary, h5py.File(temporary, "w") as file:
+    with atomic_hdf5(path) as file:
         file.attrs["backend"] = backend
         file["losses"] = trajectory.losses
         file["names"] = np.array(list(trajectory.parameters), dtype=h5py.string_dtype())

@@ -1,3 +1,5 @@
-from d5suite.backends.torch.baseline import resnet50_training_step
+"""PyTorch's hand-written code, for the cost of neutrality."""
 
-__all__ = ["resnet50_training_step"]
+from d5suite.backends.torch.baseline import lenet5_epoch, operator_call, resnet50_training_step
+
+__all__ = ["lenet5_epoch", "operator_call", "resnet50_training_step"]
