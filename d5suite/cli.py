@@ -198,13 +198,13 @@ def _conformance(options: argparse.Namespace) -> int:
     from d5suite.backends import select
     from d5suite.measure.threads import allowed_cpus, thread_environment
 
-    select(options.backend)
+    precision = select(options.backend).backend.precisions[0]  # the kit takes each; pytest asks for one that is there
     threads = options.threads or len(allowed_cpus())
     folder = Path(testing.__file__).parent
     cases = "d5suite.testing.whole_zoo" if options.zoo else "d5suite.testing"
     command = [sys.executable, "-m", "pytest", "-c", str(folder / "conformance.ini"), "--rootdir", str(folder),
                "--no-header", "--tb=short", "--pyargs", cases, "--backend", options.backend,
-               "--device", options.device, "--threads", str(threads)]  # fmt: skip
+               "--device", options.device, "--precision", precision, "--threads", str(threads)]  # fmt: skip
     if options.only:
         command += ["-k", options.only]
     # A process of its own: it imports the framework, and libraries read the thread budget when they load.
