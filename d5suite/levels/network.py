@@ -74,12 +74,12 @@ class Executor(ABC):
         The label may be missing: inference does without.
         """
         network = self.network
-        if network.input not in arrays:
-            raise NetworkError(f"input {network.input!r} is missing", where=network.name)
         for name, array in arrays.items():
             if name not in (network.input, network.label):
                 raise NetworkError(f"there is no input {name!r}", where=network.name)
             self._check_shape(name, np.shape(array), network.shapes[name])
+        if network.input not in arrays:
+            raise NetworkError(f"input {network.input!r} is missing", where=network.name)
 
     def check_parameters(self, values: Arrays) -> None:
         """Raise `NetworkError` for a parameter or statistic that the network does not have, or one of another shape."""

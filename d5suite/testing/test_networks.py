@@ -135,6 +135,7 @@ def test_bad_input_is_refused(subject: Subject) -> None:
         ("a wrong image size", {"image": np.zeros((2, 3, 9, 9), np.float32)}),
         ("too few axes", {"image": np.zeros((3, 10, 10), np.float32)}),
         ("an unknown input", {"picture": np.zeros((2, 3, 10, 10), np.float32)}),
+        ("no image", {"label": np.zeros(2, np.int64)}),
     ]
     for what, feed in feeds:
         with subject.refuses("executor.feed", what):

@@ -3,9 +3,9 @@
 Images of a batch, rows and columns of a product, heads of attention, sequences of a batch do not touch one another.
 Cut along such axes, an operation's outputs are the pieces' side by side, and so are the gradients of the inputs that
 are cut; the gradient of an input that all pieces share is the sum of theirs. Bands of a convolution's image share a few
-rows, whose gradients add up too. The steps of a recurrence follow one
-another: a piece of them starts from the state that the piece before it ends with, and hands the gradient of that state
-back. So one small float64 operator, once proved, answers for the whole.
+rows, whose gradients add up too. The steps of a recurrence follow one another: a piece of them starts from the state
+that the piece before it ends with, and hands the gradient of that state back. So one small float64 operator, once
+proved, answers for the whole.
 
 Imports NumPy, `d5suite.levels.operator` and `d5suite.network`.
 """
