@@ -92,7 +92,6 @@ class Executor(level.Executor):
         fed = {}
         for name, array in arrays.items():
             fed[name] = self._array(array, self._dtype if name == self.network.input else "int64")
-        mx.nd.waitall()
         return fed
 
     def fetch(self, values: Native) -> dict[str, np.ndarray]:
