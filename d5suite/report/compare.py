@@ -134,7 +134,7 @@ def _is_reduced(info: dict[str, Any]) -> bool:
     return bool(info["preset"] == "reduced")
 
 
-_NAME_WIDTH = {"operator": 20, "time": 20, "ratio": 20, "loading": 21, "breakdown": 14, "accuracy": 18}
+_NAME_WIDTH = {"operator": 20, "time": 20, "ratio": 20, "loading": 21, "breakdown": 14, "accuracy": 16}
 """Of the first column, at least, by kind of table."""
 
 _NOTES = {
