@@ -349,7 +349,7 @@ class Session:
             self._operations[task.group] = content
         except D5Error as error:
             failure = str(error)
-        except Exception as error:
+        except Exception as error:  # a user's description may fail in any way
             failure = f"{task.problem.file}, {task.group}: {type(error).__name__}: {error}"
         self._described[task.group] = (task.problem, failure)
         return failure
