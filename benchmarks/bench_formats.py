@@ -1,11 +1,15 @@
-"""Reading encoded images in random order, as a loader's worker does, from each storage format, beside a folder.
+"""Speed of reading encoded images in random order, each storage format against a folder.
 
-Each round reads every image once from each format, in turn, with a new reader, so that TFRecord's checksums are checked
-in all of them. A format must be as fast as the folder in the median; while the interval of the ratio has 1 inside, more
-rounds are taken. ``pytest benchmarks/bench_formats.py`` prints the figures; ``--benchmark-json`` keeps them, in
-``extra_info``. Files are made cold by ``fsync`` and ``posix_fadvise(DONTNEED)``, which drops their pages and needs no
-privileges. What it does not drop are the names and places of files, so the folder is favoured, and the cache of a
+Each round reads every image once from each format, in random order of formats, with a new reader:
+TFRecord's checksums are thus checked in every round. A format must be as fast as the folder in the
+median; while the interval of the ratio includes 1, more rounds are taken.
+
+``fsync`` and ``posix_fadvise(DONTNEED)`` make files cold: they drop the files' pages and need no
+privileges. They keep the names and positions of files, which favours the folder, and the cache of a
 virtual machine's host.
+
+``pytest benchmarks/bench_formats.py`` prints the figures; ``--benchmark-json`` keeps them in
+``extra_info``.
 """
 
 from __future__ import annotations
@@ -26,12 +30,12 @@ from pytest_benchmark.fixture import BenchmarkFixture
 from d5suite.data.formats import KINDS, open_store
 from d5suite.data.reading import Location, Reader
 from d5suite.data.synthesis import cached_conversion, cached_imagenet
-from d5suite.measure.sampling import Ratio, paired_ratio
+from d5suite.statistics.ratios import Ratio, paired_ratio
 
 IMAGES = 2000
 LEAST_ROUNDS = 15
 MOST_ROUNDS = 60
-"""Rounds go on for so long while a format is neither slower nor faster than the folder."""
+"""Rounds at most, while a format is neither slower nor faster than the folder."""
 
 
 def files_of(path: Path) -> list[Path]:
@@ -49,7 +53,7 @@ def make_cold(files: Sequence[Path]) -> None:
 
 
 def part_in_memory(files: Sequence[Path]) -> float:
-    """The part of the files' pages that the kernel holds, by mincore(2)."""
+    """Return the fraction of the files' pages that the kernel holds, by mincore(2)."""
     library = ctypes.CDLL(None, use_errno=True)
     held = pages = 0
     for file in files:
@@ -65,7 +69,7 @@ def part_in_memory(files: Sequence[Path]) -> float:
 
 
 def read_all(locations: Sequence[Location], order: Sequence[int]) -> float:
-    """Seconds for reading every image."""
+    """Return the seconds that reading every image takes."""
     reader = Reader()
     start = time.perf_counter()
     for number in order:
@@ -76,18 +80,18 @@ def read_all(locations: Sequence[Location], order: Sequence[int]) -> float:
 
 
 def beside_the_folder(times: Mapping[str, Sequence[float]]) -> dict[str, Ratio]:
-    """How many times as fast as the folder each format is, from the seconds of each round."""
+    """Return each format's speed relative to the folder, from the seconds of each round."""
     return {kind: paired_ratio(times["folder"], times[kind]) for kind in times}
 
 
 def undecided(faster: Ratio) -> bool:
-    """Whether the rounds do not say which of the two is faster."""
+    """Return whether the rounds leave open which of the two is faster."""
     low, high = faster.ci95
     return low < 1 < high
 
 
 def goes_on(times: Mapping[str, Sequence[float]]) -> bool:
-    """Whether another round is to be taken."""
+    """Return whether to take another round."""
     rounds = len(times["folder"])
     if rounds < LEAST_ROUNDS:
         return True
@@ -95,7 +99,7 @@ def goes_on(times: Mapping[str, Sequence[float]]) -> bool:
 
 
 def slower(times: Mapping[str, Sequence[float]]) -> list[str]:
-    """The formats that are slower than the folder."""
+    """Return the formats that are slower than the folder."""
     return [kind for kind, faster in beside_the_folder(times).items() if faster.median < 1]
 
 
@@ -112,7 +116,7 @@ def test_records_are_read_as_fast_as_files(
     left = dict.fromkeys(KINDS, 0.0)
 
     def run() -> None:
-        for kind in KINDS:  # brings the files to memory
+        for kind in KINDS:  # bring the files into memory
             read_all(locations[kind], range(IMAGES))
         while goes_on(times):
             for kind in draw.sample(KINDS, len(KINDS)):

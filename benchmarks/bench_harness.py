@@ -1,6 +1,7 @@
-"""What the measuring loop itself costs: an empty step, and a step of known length.
+"""Overhead of the sampling loop: an empty step, and a step of known length.
 
-``pytest benchmarks/bench_harness.py`` prints the figures; ``--benchmark-json`` keeps them, in ``extra_info``.
+``pytest benchmarks/bench_harness.py`` prints the figures; ``--benchmark-json`` keeps them in
+``extra_info``.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from collections.abc import Callable
 import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
-from d5suite.measure.sampling import Samples, SamplingSettings, sample
+from d5suite.instruments.sampling import Samples, sample
+from d5suite.instruments.settings import SamplingSettings
 
 BUSY_S = 5e-3
 SETTINGS = SamplingSettings(min_rounds=100, relative_precision=0.0)
@@ -20,14 +22,14 @@ REPEATS = 5
 
 
 def busy_wait() -> None:
-    """Returns 5 ms later by a clock that is not the harness's."""
+    """Return after 5 ms by a clock other than the harness's."""
     end = time.monotonic_ns() + int(BUSY_S * 1e9)
     while time.monotonic_ns() < end:
         pass
 
 
 def measure(benchmark: BenchmarkFixture, step: Callable[[], None], name: str) -> float:
-    """Median over repeats of the harness's median, in seconds; pytest-benchmark shows the repeats' medians."""
+    """Return the median over repeats of the harness's median, in seconds."""
     runs: list[Samples] = []
     benchmark.pedantic(lambda: runs.append(sample(step, lambda: None, SETTINGS)), rounds=REPEATS)
     medians = [run.median_s for run in runs]

@@ -1,9 +1,11 @@
-"""What level 0 adds to a native call: a kernel's reported time over that of a call written by hand, in turn.
+"""Overhead of level 0: a kernel's reported time against that of a call written by hand.
 
-The bare loop runs what the adapter's ``baseline`` has, which shares no code with the adapter: what the adapter puts
-around its native call shows. An adapter without a baseline has its framework's own object for an operator, and is
-compared with that object's call. ``pytest benchmarks/bench_operators.py`` prints the figures; ``--benchmark-json``
-keeps them, in ``extra_info``.
+The two alternate. The bare loop runs the adapter's ``baseline``, which shares no code with the
+adapter, so anything that the adapter puts around its native call shows. An adapter without a
+baseline is compared with the call of its framework's own operator object.
+
+``pytest benchmarks/bench_operators.py`` prints the figures; ``--benchmark-json`` keeps them in
+``extra_info``.
 """
 
 from __future__ import annotations
@@ -18,20 +20,21 @@ import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
 from d5suite.backends import discover
+from d5suite.instruments.sampling import sample_kernel
+from d5suite.instruments.settings import SamplingSettings
+from d5suite.instruments.threads import allowed_cpus
 from d5suite.levels.backend import Backend
 from d5suite.levels.baseline import OperatorCall
 from d5suite.levels.operator import Operator
-from d5suite.measure.sampling import SamplingSettings, sample_kernel
-from d5suite.measure.statistics import median_interval
-from d5suite.measure.threads import allowed_cpus
 from d5suite.network.operation import Operation
+from d5suite.statistics.intervals import median_interval
 
 LIMIT, LONG_S, LIMIT_S = 1.02, 100e-6, 1e-6
-"""A call of 100 µs or more may take so many times as long, a shorter one so much longer."""
+"""A call of 100 µs or more may take `LIMIT` times as long; a shorter one, `LIMIT_S` longer."""
 
 LEAST_ROUNDS = 15
 MOST_ROUNDS = 60
-"""Rounds go on for so long while the interval still has the limit inside."""
+"""Rounds at most, while the interval still includes the accepted overhead."""
 
 LONG = Operation("Gemm", {"A": (512, 512), "B": (512, 512)}, name="512³ product")
 SHORT = Operation("Relu", {"X": (1000,)}, name="ReLU of 1000 values")
@@ -40,7 +43,7 @@ BACKENDS = [backend.name for backend in discover()[0].values() if 0 in backend.l
 
 
 def pair(backend: Backend, operation: Operation) -> tuple[Operator, tuple[Any, ...], OperatorCall]:
-    """The operator with what it takes, and the call written by hand, after both gave the same answer."""
+    """Return the operator, its feed and the hand-written call, whose answers agree."""
     operator = backend.operator(operation)
     arrays = operation.draw(0)
     feed = tuple(operator.feed(arrays))
@@ -59,7 +62,7 @@ def pair(backend: Backend, operation: Operation) -> tuple[Operator, tuple[Any, .
 
 
 def bare(native: OperatorCall, count: int) -> float:
-    """Median time of a call in a loop of so many, with nothing of d5suite around it."""
+    """Return the median time of a call in a bare loop of ``count`` calls."""
     call, arguments = native.call, native.arguments
     times = []
     gc.collect()
@@ -76,41 +79,41 @@ def bare(native: OperatorCall, count: int) -> float:
 
 
 class Rounds(NamedTuple):
-    """Seconds of one call as level 0 reports them, and in the bare loop, by round."""
+    """Seconds of one call by round: as level 0 reports them, and in the bare loop."""
 
     ours: list[float]
     bare: list[float]
 
     @property
     def ratio(self) -> float:
-        """Median of the rounds' ratios."""
+        """The median of the rounds' ratios."""
         return statistics.median(x / y for x, y in zip(self.ours, self.bare, strict=True))
 
     @property
     def added_s(self) -> float:
-        """Median of the rounds' differences."""
+        """The median of the rounds' differences."""
         return statistics.median(x - y for x, y in zip(self.ours, self.bare, strict=True))
 
     @property
     def excess_s(self) -> list[float]:
-        """By round, what is above the limit: 2% of a call from 100 µs upward, 1 µs of a shorter one."""
+        """Seconds above the limit, by round: 2% of a call from 100 µs on, 1 µs of a shorter one."""
         long = statistics.median(self.bare) >= LONG_S
         return [x - (LIMIT * y if long else y + LIMIT_S) for x, y in zip(self.ours, self.bare, strict=True)]
 
     @property
     def undecided(self) -> bool:
-        """Whether the 95% interval of the excess has 0 inside."""
+        """Whether the 95% interval of the excess includes 0."""
         low, high = median_interval(self.excess_s)
         return low <= 0 <= high
 
     @property
     def acceptable(self) -> bool:
-        """Whether level 0 adds no more than it may."""
+        """Whether the overhead is within the limit."""
         return statistics.median(self.excess_s) <= 0
 
 
 def alternate(operator: Operator, feed: tuple[Any, ...], native: OperatorCall, *, least: int = LEAST_ROUNDS) -> Rounds:
-    """Rounds that take both, in changing order."""
+    """Take rounds of both, in alternating order."""
     _, count = sample_kernel(operator.forward, feed, operator.synchronize, SETTINGS)
     found = Rounds([], [])
     while len(found.ours) < least or (found.undecided and len(found.ours) < MOST_ROUNDS):

@@ -1,9 +1,11 @@
-"""What training with d5suite adds: epochs of LeNet-5 on the digits, in turn with a loop written by hand.
+"""Overhead of the training loop: epochs of LeNet-5 on the digits against a loop written by hand.
 
-The loop by hand is the adapter's ``baseline``, which shares no code with the adapter: it builds the network from the
-same weights, feeds the same batches and makes the same updates, and both must come to the same losses before they are
-timed. An adapter without a baseline is compared with a bare loop around its own step. What checkpoints add is measured
-too. ``pytest benchmarks/bench_training_loop.py`` prints the figures; ``--benchmark-json`` keeps them, in
+The two alternate. The hand-written loop is the adapter's ``baseline``, which shares no code with
+the adapter. It builds the network from the same weights, feeds the same batches and makes the same
+updates; both must reach the same losses before they are timed. An adapter without a baseline is
+compared with a bare loop around its own step. The cost of checkpoints is measured too.
+
+``pytest benchmarks/bench_training_loop.py`` prints the figures; ``--benchmark-json`` keeps them in
 ``extra_info``.
 """
 
@@ -22,12 +24,13 @@ from d5suite.backends import discover
 from d5suite.data.arrays import ArrayBatches
 from d5suite.data.digits import Digits
 from d5suite.data.samplers import Shuffled
+from d5suite.instruments.threads import allowed_cpus
 from d5suite.levels.backend import Backend
 from d5suite.levels.baseline import Epoch
-from d5suite.levels.training import SGD, Trainer
-from d5suite.measure.sampling import Ratio, paired_ratio
-from d5suite.measure.threads import allowed_cpus
+from d5suite.levels.training import Trainer
 from d5suite.network.zoo import build
+from d5suite.optimizers.settings import SGD
+from d5suite.statistics.ratios import Ratio, paired_ratio
 from d5suite.training import checkpoint
 from d5suite.training.checkpoint import INTERVAL_S
 from d5suite.training.events import Series, StopOnDivergence
@@ -36,20 +39,20 @@ from d5suite.training.loop import Progress, Run
 LIMIT = 1.03
 BATCH = 32
 OPTIMIZER = SGD(learning_rate=0.0625, momentum=0.9)
-"""Of ``recipes/test_digits_lenet.py``."""
+"""As in ``recipes/test_digits_lenet.py``."""
 
 LEAST_ROUNDS = 15
 BUDGET_S = 20.0
-"""Rounds go on for so long: an epoch takes a fifth of a second, and the machine's noise is larger than the limit."""
+"""Time for rounds: an epoch takes 0.2 s, and the machine's noise exceeds the limit."""
 
 LONGEST_S = 80.0
-"""Rounds go on for so long while the interval still has the limit inside."""
+"""Time for rounds while the interval still includes the limit."""
 
 BACKENDS = [backend.name for backend in discover()[0].values() if 2 in backend.levels]
 
 
 def written_by_hand(backend: Backend, trainer: Trainer) -> Epoch:
-    """The baseline's epoch or, without one, a bare loop around the adapter's own step."""
+    """Return the baseline's epoch or, without one, a bare loop around the adapter's own step."""
     executor = trainer.executor
     if "baseline" not in backend.absent:
         epoch: Epoch = backend.load("baseline").lenet5_epoch(
@@ -66,7 +69,7 @@ def written_by_hand(backend: Backend, trainer: Trainer) -> Epoch:
 
 
 class Pair:
-    """Both loops over the same batches: each goes on from where it was, epoch by epoch."""
+    """Both loops over the same batches; each continues from its last epoch."""
 
     def __init__(self, backend: Backend) -> None:
         network = build("lenet5", classes=10, image_size=32)
@@ -78,13 +81,13 @@ class Pair:
         self._batches = ArrayBatches(data.images, data.labels, self._order, batch_size=BATCH)
 
     def neutral(self) -> list[float]:
-        """An epoch of the neutral loop, with the events of a usual run; each step's loss."""
+        """Run an epoch of the neutral loop with the usual events; return each step's loss."""
         series = Series()
         Run(self.trainer, self._batches, epochs=1, events=[StopOnDivergence(), series]).train()
         return [loss for _, loss in series.losses]
 
     def by_hand(self) -> list[float]:
-        """The same epoch by hand."""
+        """Run the same epoch by hand; return each step's loss."""
 
         def batches() -> Iterator[tuple[np.ndarray, np.ndarray]]:
             order = self._order.order(0)
@@ -96,7 +99,7 @@ class Pair:
 
 
 def require_same_losses(ours: list[float], theirs: list[float]) -> None:
-    """What is timed is the same work; in float32 the losses of LeNet-5's first epoch differ by 1e-5."""
+    """Require the same work: in float32, LeNet-5's first-epoch losses differ by 1e-5."""
     np.testing.assert_allclose(ours, theirs, rtol=1e-3, atol=1e-4)
 
 

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from d5suite.backends import backend as backend
-    from d5suite.levels.training import SGD as SGD
+    from d5suite.cases.problem import Problem as Problem
+    from d5suite.cases.problem import Problems as Problems
+    from d5suite.cases.recipe import Recipe as Recipe
     from d5suite.network import Network as Network
     from d5suite.network.custom import CustomOperator as CustomOperator
     from d5suite.network.operation import Operation as Operation
-    from d5suite.problem import Problem as Problem
-    from d5suite.problem import Problems as Problems
-    from d5suite.recipe import Recipe as Recipe
+    from d5suite.optimizers.settings import SGD as SGD
 
 __version__ = "0.1.0"
 
@@ -24,10 +24,10 @@ _LAZY = {
     "CustomOperator": "d5suite.network.custom",
     "Network": "d5suite.network",
     "Operation": "d5suite.network.operation",
-    "Problem": "d5suite.problem",
-    "Problems": "d5suite.problem",
-    "Recipe": "d5suite.recipe",
-    "SGD": "d5suite.levels.training",
+    "Problem": "d5suite.cases.problem",
+    "Problems": "d5suite.cases.problem",
+    "Recipe": "d5suite.cases.recipe",
+    "SGD": "d5suite.optimizers.settings",
     "backend": "d5suite.backends",
 }
 

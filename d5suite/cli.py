@@ -1,6 +1,7 @@
-"""The command ``d5suite``: look at the machine, the backends, the networks, the data and the results.
+"""The command ``d5suite``: machine, backends, networks, data and results.
 
-Measuring is pytest's job: ``pytest recipes/``. Imports what a command needs when it runs, and no framework.
+To measure, run pytest: ``pytest recipes/``. Each command imports what it needs when it runs; none
+imports a framework.
 """
 
 from __future__ import annotations
@@ -10,8 +11,12 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from d5suite.errors import ConfigurationError, D5Error
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -20,11 +25,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns
     -------
     int
-        0, 1 where a backend does not conform or two data sets differ, or 2 after an error, which is printed to
-        standard error.
+        0 on success; 1 if a backend does not conform, two datasets differ, or no backend can run a
+        network; 2 after an error, printed to standard error. ``conformance`` passes on the exit
+        code of pytest, which runs it; ``compare`` of two files has codes of its own
+        (`d5suite.report.verdicts.Exit`).
     """
     parser = _parser()
-    options = parser.parse_args(arguments)
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    cut = words.index("--") if words[:1] == ["slurm"] and "--" in words else len(words)
+    options = parser.parse_args(words[:cut])
+    options.further = words[cut + 1 :]  # of `slurm run`: options of pytest
     if not hasattr(options, "run"):
         parser.print_help()
         return 0
@@ -48,71 +58,98 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="d5suite",
         description="Deep-learning benchmarks: described once, run natively on every framework, proved before timed.",
-        epilog="To measure: pytest recipes/ --benchmark-json out.json, or operators/ in place of recipes/",
+        epilog="To measure: pytest recipes/ --benchmark-json out.json, or pytest operators/",
     )
     parser.add_argument("--version", action="version", version=f"d5suite {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
 
-    doctor = commands.add_parser("doctor", help="what is installed and usable, and how quiet the machine is")
+    doctor = commands.add_parser("doctor", help="show what is installed and usable, and how quiet the machine is")
     doctor.set_defaults(run=_doctor)
 
-    backends = commands.add_parser("backends", help="backends, their modes, devices and operators")
+    backends = commands.add_parser("backends", help="list backends with their modes, devices and operators")
     backends.set_defaults(run=_backends)
 
-    operators = commands.add_parser("operators", help="which backend has which operator at level 0")
+    operators = commands.add_parser("operators", help="show which backend has which operator at level 0")
     operators.set_defaults(run=_operators)
 
-    compare = commands.add_parser("compare", help="tables from one or several result files")
-    compare.add_argument("results", type=Path, nargs="+", metavar="RESULT.json")
+    compare = commands.add_parser(
+        "compare", help="say what two runs show of each benchmark; or show result files as tables",
+        description="Two files: a verdict on each benchmark. One, or more than two: tables.",
+        epilog="exit codes: 0 nothing wrong, 1 regression, 2 usage, 3 wrong answer, 4 benchmark missing, "
+        "5 not comparable, 6 too noisy to tell (docs/compare.md)",
+    )  # fmt: skip
+    compare.add_argument("results", type=Path, nargs="+", metavar="RESULT.json", help="BASE.json NEW.json")
+    compare.add_argument("--tables", action="store_true", help="show two files as tables side by side, too")
+    compare.add_argument("--force", action="store_true", help="compare runs of other machines or settings, too")
+    compare.add_argument("--thresholds", type=Path, metavar="FILE.toml", help="what counts as a change, by benchmark")
+    compare.add_argument(
+        "--between-runs", type=float, metavar="FRACTION",
+        help="by how much a median varies from run to run (standard deviation; default: 0.15)",
+    )  # fmt: skip
+    for name, what in (("json", "JSON"), ("markdown", "a summary in Markdown"), ("junit", "JUnit XML")):
+        compare.add_argument(f"--{name}", type=Path, metavar="FILE", help=f"write {what}; - prints it instead")
     compare.set_defaults(run=_compare)
 
-    conformance = commands.add_parser("conformance", help="prove that a backend keeps the contract")
+    conformance = commands.add_parser("conformance", help="check that a backend keeps the contract")
     conformance.add_argument("backend", metavar="NAME[:MODE]")
     conformance.add_argument("--device", default="cpu", choices=["cpu", "cuda"], help="default: %(default)s")
-    conformance.add_argument("--threads", type=int, metavar="N", help="CPU threads (default: all allowed)")
-    conformance.add_argument("-k", dest="only", metavar="EXPRESSION", help="only cases whose name fits, as in pytest")
-    conformance.add_argument("--zoo", action="store_true", help="every network of the zoo, instead of the usual cases")
+    conformance.add_argument("--threads", type=int, metavar="N", help="CPU threads (default: every allowed CPU)")
+    conformance.add_argument("-k", dest="only", metavar="EXPRESSION", help="only cases whose names match, as in pytest")
+    extent = conformance.add_mutually_exclusive_group()
+    extent.add_argument("--quick", action="store_true", help="check every clause, operator and level, on fewer cases")
+    extent.add_argument("--zoo", action="store_true", help="check every network of the zoo instead of the usual cases")
+    conformance.add_argument("-x", "--exitfirst", action="store_true", help="stop at the first failure")
+    conformance.add_argument(
+        "--lf", "--last-failed", dest="last_failed", action="store_true",
+        help="only the cases that failed when last run from this folder",
+    )  # fmt: skip
+    conformance.add_argument("--durations", type=int, metavar="N", help="list the N slowest cases, 0 for all")
+    conformance.add_argument("--full-trace", action="store_true", help="show whole tracebacks, d5suite's lines too")
     conformance.set_defaults(run=_conformance)
 
-    network = commands.add_parser("network", help="layers, parameters and multiply-accumulates of a network")
-    network.add_argument("network", metavar="NAME|FILE.onnx", help="a network of the zoo or an ONNX file")
+    network = commands.add_parser("network", help="show a network's cost, and which backends can run it")
+    network.add_argument("network", metavar="NAME|FILE.onnx", help="network of the zoo, or an ONNX file")
     network.add_argument("--batch-size", type=int, default=1, metavar="N")
     network.add_argument("--image-size", type=int, default=224, metavar="PIXELS")
-    network.add_argument("--layers", action="store_true", help="one row per layer, not only the totals")
+    network.add_argument(
+        "--shape", action="append", default=[], metavar="INPUT=NxCxHxW",
+        help="dimensions of an input that the file leaves open; repeat it for each input",
+    )  # fmt: skip
+    network.add_argument("--json", action="store_true", help="print JSON instead of tables")
+    network.add_argument("--layers", action="store_true", help="show each layer, not only the totals")
     network.set_defaults(run=_network)
 
-    data = commands.add_parser("data", help="make, convert and compare data sets")
+    data = commands.add_parser("data", help="make, convert and verify datasets")
     data_commands = data.add_subparsers(metavar="COMMAND", required=True)
-    convert = data_commands.add_parser("convert", help="store a data set in another format; images stay as they are")
-    convert.add_argument("source", type=Path, metavar="SOURCE", help="a data set in any format")
-    convert.add_argument("destination", type=Path, metavar="DESTINATION", help="a file for hdf5, else a folder")
+    convert = data_commands.add_parser("convert", help="store a dataset in another format; images keep their bytes")
+    convert.add_argument("source", type=Path, metavar="SOURCE", help="dataset in any format")
+    convert.add_argument("destination", type=Path, metavar="DESTINATION", help="file for hdf5, otherwise a folder")
     convert.add_argument("--to", required=True, choices=["folder", "hdf5", "tfrecord", "recordio"])
     convert.set_defaults(run=_convert)
-    verify = data_commands.add_parser("verify", help="prove that two data sets hold the same images and labels")
-    verify.add_argument("first", type=Path, metavar="A", help="a data set in any format")
-    verify.add_argument("second", type=Path, metavar="B", help="another")
+    verify = data_commands.add_parser("verify", help="check that two datasets hold the same images and labels")
+    verify.add_argument("first", type=Path, metavar="A", help="dataset in any format")
+    verify.add_argument("second", type=Path, metavar="B", help="dataset to compare it with")
     verify.set_defaults(run=_verify)
-    make = data_commands.add_parser("make", help="write a small synthetic set in a real set's layout")
+    make = data_commands.add_parser("make", help="draw a small synthetic dataset in a real dataset's layout")
     sets = make.add_subparsers(metavar="SET", required=True)
     imagenet = sets.add_parser("imagenet", help="JPEG files in ImageNet's layout")
-    imagenet.add_argument(
-        "--out", type=Path, required=True, metavar="DIR", help="a folder that does not exist or is empty"
-    )
+    imagenet.add_argument("--out", type=Path, required=True, metavar="DIR", help="new or empty folder")
     imagenet.add_argument("--classes", type=int, default=10, metavar="N", help="default: %(default)s")
     imagenet.add_argument("--train-per-class", type=int, default=32, metavar="N", help="default: %(default)s")
     imagenet.add_argument("--val-per-class", type=int, default=8, metavar="N", help="default: %(default)s")
     imagenet.add_argument("--seed", type=int, default=0, metavar="N", help="default: %(default)s")
     imagenet.set_defaults(run=_make_imagenet)
     openimages = sets.add_parser("openimages", help="JPEG files with several labels each, in Open Images' layout")
-    openimages.add_argument(
-        "--out", type=Path, required=True, metavar="DIR", help="a folder that does not exist or is empty"
-    )
+    openimages.add_argument("--out", type=Path, required=True, metavar="DIR", help="new or empty folder")
     openimages.add_argument("--classes", type=int, default=10, metavar="N", help="default: %(default)s")
     openimages.add_argument("--train-images", type=int, default=320, metavar="N", help="default: %(default)s")
     openimages.add_argument("--validation-images", type=int, default=80, metavar="N", help="default: %(default)s")
     openimages.add_argument("--test-images", type=int, default=80, metavar="N", help="default: %(default)s")
     openimages.add_argument("--seed", type=int, default=0, metavar="N", help="default: %(default)s")
     openimages.set_defaults(run=_make_openimages)
+    from d5suite.launch.slurm.command import add_commands
+
+    add_commands(commands)
     return parser
 
 
@@ -121,7 +158,7 @@ def _convert(options: argparse.Namespace) -> None:
 
     for store in convert(options.source, options.destination, options.to):
         print(f"{store.split}: {len(store):,} images, {len(store.label_names):,} classes")
-    print(f"{options.destination}: prove it with d5suite data verify {options.source} {options.destination}")
+    print(f"{options.destination}: verify it with d5suite data verify {options.source} {options.destination}")
 
 
 def _verify(options: argparse.Namespace) -> int:
@@ -167,12 +204,59 @@ def _make_openimages(options: argparse.Namespace) -> None:
     print(f"{options.out}: {options.classes} classes; use it with pytest {recipe} --openimages {options.out}")
 
 
-def _compare(options: argparse.Namespace) -> None:
+def _compare(options: argparse.Namespace) -> int:
     from rich.console import Console
 
+    if len(options.results) == 2 and not options.tables:
+        return _judge(options, Console(markup=False))
+    given = [f"--{name.replace('_', '-')}" for name in _OF_TWO if getattr(options, name)]
+    if given:
+        raise ConfigurationError(f"{given[0]} is for two files, of which the second is compared with the first")
     from d5suite.report.compare import show
 
     show(options.results, Console(markup=False))
+    return 0
+
+
+_OF_TWO = ("force", "thresholds", "between_runs", "json", "markdown", "junit")
+"""Options of `compare` that only verdicts have."""
+
+
+def _judge(options: argparse.Namespace, console: Console) -> int:
+    import json
+    from dataclasses import replace
+
+    from d5suite.files import write_bytes
+    from d5suite.report.announcing import show_comparison, to_junit, to_markdown
+    from d5suite.report.runs import read_run
+    from d5suite.report.thresholds import Thresholds, read_thresholds
+    from d5suite.report.verdicts import compare_runs, to_json
+
+    thresholds = read_thresholds(options.thresholds) if options.thresholds else Thresholds()
+    if options.between_runs is not None:
+        if not 0 <= options.between_runs <= 10:
+            raise ConfigurationError(f"--between-runs {options.between_runs:g}: give a number from 0 to 10")
+        thresholds.default = replace(thresholds.default, between_runs=options.between_runs)
+    base, new = map(read_run, options.results)
+    found = compare_runs(base, new, thresholds, force=options.force)
+    forms = {
+        options.json: lambda: (json.dumps(to_json(found), indent=1, allow_nan=False) + "\n").encode(),
+        options.markdown: lambda: to_markdown(found).encode(),
+        options.junit: lambda: to_junit(found),
+    }
+    for path, form in forms.items():
+        if path is not None and str(path) != "-":
+            try:
+                write_bytes(path, form())
+            except OSError as error:
+                raise ConfigurationError(
+                    f"the comparison cannot be written: {error.strerror}", where=str(path)
+                ) from None
+    if Path("-") in forms:
+        sys.stdout.write(forms[Path("-")]().decode())
+    else:
+        show_comparison(found, console)
+    return int(found.exit)
 
 
 def _backends(options: argparse.Namespace) -> None:
@@ -192,23 +276,41 @@ def _operators(options: argparse.Namespace) -> None:
 
 
 def _conformance(options: argparse.Namespace) -> int:
+    import signal
     import subprocess
 
     from d5suite import testing
     from d5suite.backends import select
-    from d5suite.measure.threads import allowed_cpus, thread_environment
+    from d5suite.instruments.threads import allowed_cpus, thread_environment
 
-    precision = select(options.backend).backend.precisions[0]  # the kit takes each; pytest asks for one that is there
+    precision = select(options.backend).backend.precisions[0]  # any that it has: the kit runs them all
     threads = options.threads or len(allowed_cpus())
     folder = Path(testing.__file__).parent
     cases = "d5suite.testing.whole_zoo" if options.zoo else "d5suite.testing"
     command = [sys.executable, "-m", "pytest", "-c", str(folder / "conformance.ini"), "--rootdir", str(folder),
                "--no-header", "--tb=short", "--pyargs", cases, "--backend", options.backend,
                "--device", options.device, "--precision", precision, "--threads", str(threads)]  # fmt: skip
-    if options.only:
-        command += ["-k", options.only]
-    # A process of its own: it imports the framework, and libraries read the thread budget when they load.
-    return subprocess.run(command, env={**os.environ, **thread_environment(threads)}).returncode
+    command += ["-m", "not slow"] if options.quick else []
+    command += ["-k", options.only] if options.only else []
+    command += ["--exitfirst"] if options.exitfirst else []
+    command += ["--last-failed", "--last-failed-no-failures=none"] if options.last_failed else []
+    command += ["--durations", str(options.durations)] if options.durations is not None else []
+    command += ["--full-trace"] if options.full_trace else []
+    remembered = Path(".d5suite", "conformance", f"{options.backend.replace(':', '-')}-{options.device}").absolute()
+    command += ["-o", f"cache_dir={remembered}"]
+    # In a subprocess: the kit imports the framework, and libraries read the thread budget on load.
+    process = subprocess.Popen(command, env={**os.environ, **thread_environment(threads)})
+    while True:
+        try:
+            code = process.wait()
+            break
+        except KeyboardInterrupt:  # which the kit gets, too, and ends with its table
+            continue
+    if code < 0:
+        name = signal.Signals(-code).name
+        print(f"error: {options.backend} died of {name}: the lines above name the running case", file=sys.stderr)
+        return 128 - code
+    return code
 
 
 def _doctor(options: argparse.Namespace) -> None:
@@ -219,40 +321,33 @@ def _doctor(options: argparse.Namespace) -> None:
     show_doctor(Console(markup=False))
 
 
-def _network(options: argparse.Namespace) -> None:
-    from rich.console import Console
-    from rich.table import Table
+def _network(options: argparse.Namespace) -> int:
+    import json
 
-    from d5suite.network import Network
+    from rich.console import Console
+
     from d5suite.network.analysis import analyse
+    from d5suite.network.given import Given, load_given, parse_shapes
     from d5suite.network.zoo import build
+    from d5suite.report.network import cost_table, description, show_network
 
     if options.batch_size < 1 or options.image_size < 1:
         raise ConfigurationError("batch size and image size must be at least 1")
     if options.network.endswith(".onnx"):
-        network = Network.load(options.network)
+        given = load_given(options.network, shapes=parse_shapes(options.shape), batch_size=options.batch_size)
+    elif options.shape:
+        raise ConfigurationError("--shape is for the inputs of an ONNX file", where=options.network)
     else:
-        network = build(options.network, image_size=options.image_size)
-    cost = analyse(network, batch_size=options.batch_size)
-    console = Console(markup=False)
-    table = Table(title=f"{network.name}, batch {network.batch_size or options.batch_size}", title_justify="left")
-    for column in ("layer", "operator", "output"):
-        table.add_column(column)
-    for column in ("parameters", "MMAC", "activation KiB"):
-        table.add_column(column, justify="right")
-    if options.layers:
-        for node in cost.nodes:
-            shape = "×".join(str(n) for n in node.output_shape)
-            table.add_row(
-                node.name, node.op_type, shape, f"{node.parameters:,}", f"{node.macs / 1e6:,.1f}",
-                f"{node.activation_bytes / 1024:,.0f}",
-            )  # fmt: skip
-        table.add_section()
-    table.add_row(
-        f"{len(cost.nodes)} layers", "", "", f"{cost.parameters:,}", f"{cost.macs / 1e6:,.3f}",
-        f"{cost.activation_bytes / 1024:,.0f}",
-    )  # fmt: skip
-    console.print(table)
+        given = Given(build(options.network, image_size=options.image_size), "")
+    found = description(given, batch_size=options.batch_size)
+    if options.json:
+        print(json.dumps(found, indent=1))
+    else:
+        console, network = Console(markup=False), given.network
+        title = f"{network.name}, batch {network.batch_size or options.batch_size}"
+        console.print(cost_table(analyse(network, batch_size=options.batch_size), title, layers=options.layers))
+        show_network(found, console)
+    return 0 if any("inference" in each["can"] for each in found["backends"].values()) else 1
 
 
 if __name__ == "__main__":

@@ -1,20 +1,24 @@
-"""The errors d5suite raises, each saying what is wrong, where, and what to do next.
+"""The errors that d5suite raises: what is wrong, where, and what to do next.
 
-Imports nothing beyond the standard library, so that every other module may import it.
+May import the standard library only, so that every other module may import it.
 """
 
 from __future__ import annotations
 
+import sys
+import traceback
+from pathlib import Path
+
 
 class D5Error(Exception):
-    """Base class of every error that d5suite raises on purpose.
+    """Base class of all errors of d5suite.
 
     Parameters
     ----------
     what : str
-        One sentence: what is wrong.
+        What is wrong, in one sentence.
     where : str, optional
-        The file, node, tensor or option concerned.
+        The file, node, tensor or option.
     hint : str, optional
         What the user can do next.
     """
@@ -31,15 +35,15 @@ class D5Error(Exception):
 
 
 class NetworkError(D5Error):
-    """A network file is corrupt, invalid, unsafe or not usable as asked."""
+    """A network is corrupt, invalid, unsafe or unusable for the request."""
 
 
 class UnsupportedOperatorError(NetworkError):
-    """A backend does not implement some operators of a network; all of them are listed at once."""
+    """A backend lacks operators of a network; the error lists them all."""
 
 
 class BackendError(D5Error):
-    """A backend is unknown, not installed, or cannot do what was asked of it."""
+    """A backend is unknown, not installed, or cannot do what was asked."""
 
 
 class DataError(D5Error):
@@ -51,8 +55,30 @@ class JobError(D5Error):
 
 
 class ValidationError(D5Error):
-    """An answer disagrees with the reference; nothing may be timed."""
+    """An answer disagrees with the reference, so it must not be timed."""
 
 
 class ConfigurationError(D5Error):
     """An option, a recipe or a setting is invalid."""
+
+
+TRACEBACK_ENTRIES = 6
+"""Last entries of the traceback that a message shows."""
+
+
+def told(error: Exception) -> str:
+    """An exception as a message for the user; one that nobody foresaw comes with its traceback."""
+    if isinstance(error, D5Error):
+        return str(error)
+    if isinstance(error, MemoryError):
+        return f"out of memory: {error}\n  Ask for less, such as a smaller --batch-size."
+    entries = traceback.format_tb(error.__traceback__)[-TRACEBACK_ENTRIES:]
+    return "".join([*traceback.format_exception_only(error), *entries]).rstrip()
+
+
+def calling_file(own: str) -> Path:
+    """Return the file, to name in errors, of the code that called into a file or folder ``own``."""
+    frame = sys._getframe(1)
+    while frame.f_code.co_filename.startswith((own, "<string>")) and frame.f_back is not None:
+        frame = frame.f_back
+    return Path(frame.f_code.co_filename)

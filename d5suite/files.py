@@ -1,18 +1,26 @@
-"""Writing files so that a reader never meets half of one.
+"""Files that are never seen half-written, and files that several processes make only once.
 
-Imports the standard library and `d5suite.errors`, and h5py where an HDF5 file is made.
+May import the standard library and `d5suite.errors`, and h5py inside functions.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
+import importlib.util
 import io
 import json
+import math
 import os
+import shutil
+import stat
+import sys
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from d5suite.errors import DataError, JobError
@@ -20,9 +28,20 @@ from d5suite.errors import DataError, JobError
 if TYPE_CHECKING:
     import h5py
 
+LARGEST_JSON = 256 << 20
+"""Bytes of the largest JSON file that is read; results of a whole run have less than 1 MB."""
+
+_LONGEST_INTEGER = 22  # characters of 2**64 - 1 and a sign
+
+PATIENCE_S = 1.0
+"""Seconds after which one who waits for another process says so."""
+
+PARTIAL = ".partial"
+"""The suffix of a folder that is being made."""
+
 
 def cache_folder() -> Path:
-    """The folder for files that d5suite makes once and reuses, which need not exist.
+    """Return the folder for files that d5suite makes once and reuses; it may not exist yet.
 
     It is ``$D5SUITE_CACHE``, else ``$XDG_CACHE_HOME/d5suite``, else ``~/.cache/d5suite``.
     """
@@ -31,32 +50,206 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "d5suite"
 
 
-@contextlib.contextmanager
-def atomic_path(path: Path) -> Iterator[Path]:
-    """A temporary file beside ``path`` that takes its place when the block ends well, and vanishes otherwise.
+class PendingFile:
+    """A temporary file beside ``path`` that replaces it on `commit`.
+
+    Parameters
+    ----------
+    path : Path
+        The final path; a symbolic link is followed. Until `commit`, a file already there stays
+        untouched.
+
+    Attributes
+    ----------
+    path, temporary : Path
+        The final path, and the one to write to.
 
     Raises
     ------
     OSError
-        If the folder cannot be written to or the disk is full; ``path`` is then as it was.
+        If the folder is missing or not writable.
     """
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
-    os.close(handle)
-    temporary = Path(name)
-    try:
-        yield temporary
-        with temporary.open("rb") as file:
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o666 & ~_umask())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+
+    def __init__(self, path: Path) -> None:
+        self.path = Path(os.path.realpath(path))
+        handle, name = tempfile.mkstemp(dir=self.path.parent, prefix=f".{self.path.name}.", suffix=".part")
+        os.close(handle)
+        self.temporary = Path(name)
+
+    def commit(self) -> None:
+        """Flush the temporary file to disk and rename it to ``path``."""
+        commit_all([self])
+
+    def discard(self) -> None:
+        """Delete the temporary file unless it was committed."""
+        self.temporary.unlink(missing_ok=True)
 
 
-def _umask() -> int:
+def commit_all(files: Sequence[PendingFile]) -> None:
+    """Put several files in place: all, or after an error none.
+
+    Raises
+    ------
+    OSError
+        If one cannot be written; what was at any of the paths is there again.
+    """
     mask = os.umask(0)
     os.umask(mask)
-    return mask
+    for each in files:
+        with each.temporary.open("rb") as file:
+            os.fsync(file.fileno())
+        os.chmod(each.temporary, 0o666 & ~mask)
+    earlier = [each.temporary.with_suffix(".old") for each in files]
+    try:
+        with contextlib.ExitStack() as undo:
+            for each, old in zip(files, earlier, strict=True):
+                if len(files) > 1 and each.path.exists():
+                    try:
+                        os.link(each.path, old)
+                    except OSError:  # a file system without hard links
+                        shutil.copy2(each.path, old)
+                    undo.callback(os.replace, old, each.path)
+                elif len(files) > 1:
+                    undo.callback(each.path.unlink, missing_ok=True)
+                os.replace(each.temporary, each.path)
+            undo.pop_all()
+    finally:
+        for old in earlier:
+            old.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def atomic_path(path: Path) -> Iterator[Path]:
+    """Yield a temporary path; rename it to ``path`` on success, delete it on failure.
+
+    Raises
+    ------
+    OSError
+        If the folder is not writable or the disk is full; ``path`` is then unchanged.
+    """
+    pending = PendingFile(path)
+    try:
+        yield pending.temporary
+        pending.commit()
+    finally:
+        pending.discard()
+
+
+@contextlib.contextmanager
+def atomic_folder(path: Path) -> Iterator[Path]:
+    """Yield a temporary folder; rename it to ``path`` on success, delete it on failure.
+
+    Parameters
+    ----------
+    path : Path
+        Must not exist, or be an empty folder. Its parents are made if needed.
+
+    Raises
+    ------
+    OSError
+        As `atomic_path`.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.", suffix=PARTIAL))
+    try:
+        yield temporary
+        temporary.chmod(0o755)
+        os.rename(temporary, path)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def locked(file: Path, *, wait: bool = True) -> Iterator[None]:
+    """Hold an exclusive lock on ``file``, which the system releases if the process dies.
+
+    Who waits for more than `PATIENCE_S` says so on standard error.
+
+    Raises
+    ------
+    BlockingIOError
+        If another process holds the lock and ``wait`` is false.
+    """
+    import fcntl
+
+    with open(file, "a") as handle:
+        deadline = time.monotonic() + PATIENCE_S
+        while True:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if not wait:
+                    raise
+            if time.monotonic() > deadline:
+                print(f"d5suite: waiting for another process, which holds {file}", file=sys.stderr, flush=True)
+                fcntl.flock(handle, fcntl.LOCK_EX)
+                break
+            time.sleep(0.05)
+        yield
+
+
+def made_once(name: str, make: Callable[[Path], object]) -> Path:
+    """Return ``name`` in the cache folder; the first process to ask makes it while others wait.
+
+    Checksums are kept beside it: what is damaged or incomplete is made again.
+
+    Parameters
+    ----------
+    name : str
+        Must identify the content completely, versions included.
+    make : callable
+        Makes the given path atomically, for example through `atomic_folder`.
+
+    Raises
+    ------
+    DataError
+        If the cache folder is not writable.
+    """
+    target = cache_folder() / name
+    folder, sums = target.parent, target.with_name(f".{target.name}.sha256")
+    if _is_whole(target, sums):
+        return target
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with locked(folder / f".{target.name}.lock"):
+            if not _is_whole(target, sums):
+                if target.exists():
+                    print(f"d5suite: {target} is damaged or without checksums, and made again", file=sys.stderr)
+                    shutil.rmtree(target) if target.is_dir() else target.unlink()
+                for leftover in folder.glob(f".{target.name}.*{PARTIAL}"):  # from a killed process
+                    shutil.rmtree(leftover, ignore_errors=True)
+                make(target)
+                inside = sorted(path for path in target.rglob("*") if path.is_file()) or [target]
+                write_json(sums, {os.path.relpath(path, target): _sha256(path) for path in inside})
+    except OSError as error:
+        raise DataError(
+            f"the cache cannot be written: {error.strerror or error}",
+            where=str(folder),
+            hint="Set D5SUITE_CACHE to a writable folder.",
+        ) from None
+    return target
+
+
+_whole: dict[Path, dict[str, tuple[int, int]]] = {}
+"""By path: sizes and times of files whose checksums were right, which are not read again."""
+
+
+def _is_whole(target: Path, sums: Path) -> bool:
+    try:
+        known: dict[str, str] = read_json(sums)
+        facts = {name: os.stat(target / name) for name in known}
+        state = {name: (each.st_size, each.st_mtime_ns) for name, each in facts.items()}
+        if _whole.get(target) != state and any(_sha256(target / name) != each for name, each in known.items()):
+            return False
+    except (AttributeError, JobError, OSError, TypeError):
+        return False
+    _whole[target] = state
+    return True
+
+
+def _sha256(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
 def write_bytes(path: Path, content: bytes | memoryview) -> None:
@@ -65,7 +258,7 @@ def write_bytes(path: Path, content: bytes | memoryview) -> None:
     Raises
     ------
     OSError
-        As `atomic_path`; it names ``path`` and says how many bytes are needed.
+        As `atomic_path`; it names ``path`` and the number of bytes needed.
     """
     try:
         with atomic_path(path) as temporary:
@@ -77,9 +270,9 @@ def write_bytes(path: Path, content: bytes | memoryview) -> None:
 
 @contextlib.contextmanager
 def atomic_hdf5(path: Path) -> Iterator[h5py.File]:
-    """An HDF5 file to be filled, which takes its place at ``path`` whole when the block ends well.
+    """Yield an HDF5 file to fill, which is written to ``path`` on success.
 
-    It is made in memory, because the HDF5 library does not survive a full disk: it ends in a segmentation fault.
+    It is built in memory, because a full disk crashes the HDF5 library (segmentation fault).
 
     Raises
     ------
@@ -96,7 +289,7 @@ def atomic_hdf5(path: Path) -> Iterator[h5py.File]:
 
 @contextlib.contextmanager
 def declared(path: Path, what: str) -> Iterator[None]:
-    """Turn an `OSError` of writing ``path`` into an error of d5suite.
+    """Turn an `OSError` from writing ``path`` into a `DataError` that says what to do.
 
     Parameters
     ----------
@@ -107,7 +300,6 @@ def declared(path: Path, what: str) -> Iterator[None]:
     Raises
     ------
     DataError
-        In its place; it says what was wrong and what to do.
     """
     try:
         yield
@@ -115,18 +307,19 @@ def declared(path: Path, what: str) -> Iterator[None]:
         raise DataError(
             f"{what} cannot be written: {error.strerror or error}",
             where=str(path),
-            hint="Make room or choose another place; a file that was there before is as it was.",
+            hint="Free some space or choose another place; an earlier file there is unchanged.",
         ) from error
 
 
 def check_writable(path: Path) -> None:
-    """Find out now, not when there is something to lose, whether a file can be put at ``path``.
+    """Check that a file can be written at ``path``, before there is anything to lose.
 
     Raises
     ------
     OSError
-        If its folder does not exist or takes no files, or ``path`` is a folder itself.
+        If its folder is missing or not writable, or ``path`` is a folder.
     """
+    path = Path(os.path.realpath(path))
     if path.is_dir():
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     tempfile.TemporaryFile(dir=path.parent).close()
@@ -140,23 +333,78 @@ def write_json(path: Path, value: Any) -> None:
     ValueError
         If a number is not finite.
     OSError
-        As `atomic_path`.
+        As `write_bytes`.
     """
-    with atomic_path(path) as temporary:
-        temporary.write_text(json.dumps(value, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    write_bytes(path, (json.dumps(value, indent=1, allow_nan=False) + "\n").encode())
 
 
-def read_json(path: Path) -> Any:
-    """Read a JSON file.
+def read_json(path: Path, *, nan: bool = False) -> Any:
+    """Read a JSON file, strictly: files from outside may say anything.
+
+    Parameters
+    ----------
+    path : Path
+    nan : bool
+        Whether ``NaN`` may stand for a number, as in files of asv.
 
     Raises
     ------
     JobError
-        If it is missing, unreadable or not JSON.
+        If it is missing, no regular file, larger than `LARGEST_JSON`, nested too deeply or not
+        JSON; or holds a number that is not finite or beyond 64 bits, or one name twice.
     """
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:  # a FIFO would block
+            facts = os.fstat(file.fileno())
+            if not stat.S_ISREG(facts.st_mode):
+                raise JobError("this is not a regular file", where=str(path))
+            if facts.st_size > LARGEST_JSON:
+                what = f"{facts.st_size:,} bytes are more than the {LARGEST_JSON:,} that are read"
+                raise JobError(what, where=str(path))
+            return json.loads(
+                file.read().decode(),
+                parse_constant=lambda text: math.nan if nan and text == "NaN" else _number(text),
+                parse_float=_number,
+                parse_int=_number,
+                object_pairs_hook=_named_once,
+            )
     except OSError as error:
         raise JobError(f"cannot read the file: {error.strerror}", where=str(path)) from error
     except ValueError as error:
         raise JobError(f"not valid JSON: {error}", where=str(path)) from error
+    except RecursionError:
+        raise JobError("not valid JSON: it is nested too deeply", where=str(path)) from None
+
+
+def _number(text: str) -> int | float:
+    whole = text.lstrip("-").isdigit()
+    if whole and len(text) < _LONGEST_INTEGER and abs(int(text)) < 1 << 64:
+        return int(text)
+    if not math.isfinite(number := float(text)) or whole:
+        raise ValueError(f"the number {text[:20]} is not finite, or beyond 64 bits")
+    return number
+
+
+def _named_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"the name {next(name for name in names if names.count(name) > 1)!r} is given twice")
+    return found
+
+
+def import_file(file: str | Path) -> ModuleType:
+    """Import a user's own Python file, which runs it.
+
+    Raises
+    ------
+    DataError
+        If there is no such Python file.
+    """
+    path = Path(file)
+    spec = importlib.util.spec_from_file_location(f"d5suite_user_{path.stem}", path)
+    if spec is None or spec.loader is None or not path.is_file():
+        raise DataError("there is no such Python file", where=str(file))
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

@@ -1,4 +1,5 @@
-// y = GELU(x + bias), the bias along the last axis: two memory passes of a transformer's feed-forward part in one.
+// y = GELU(x + bias), bias along the last axis: fuses two memory passes of a transformer's
+// feed-forward part into one.
 #include <cmath>
 
 #include "d5suite_operator.h"
@@ -33,7 +34,7 @@ void Backward(const d5_call *call) {
     T *dx = static_cast<T *>(call->input_gradients[0].data);
     T *dbias = static_cast<T *>(call->input_gradients[1].data);
     const int64_t columns = call->inputs[1].shape[0], rows = d5_size(&call->inputs[0]) / columns;
-    // Every thread owns columns, so that the sums need no synchronisation and come out the same every time.
+    // Each thread owns whole columns, so the sums need no synchronisation and are deterministic.
 #pragma omp parallel for schedule(static)
     for (int64_t block = 0; block < columns; block += 64) {
         const int64_t end = block + 64 < columns ? block + 64 : columns;

@@ -1,4 +1,4 @@
-// y = GELU(x + bias), the bias along the last axis, for GPUs; see bias_gelu.cc.
+// y = GELU(x + bias), bias along the last axis, for GPUs; see bias_gelu.cc.
 #include <cuda_runtime.h>
 
 #include "d5suite_operator.h"
@@ -23,7 +23,7 @@ __global__ void Forward(const T *x, const T *bias, T *y, int64_t size, int64_t c
     }
 }
 
-// One block of 32 columns by 8 rows: reads are coalesced, and each column's sum comes out the same every time.
+// One block covers 32 columns by 8 rows: reads are coalesced, and each column's sum is deterministic.
 template <typename T>
 __global__ void Backward(const T *x, const T *bias, const T *dy, T *dx, T *dbias, int64_t rows, int64_t columns) {
     __shared__ double partial[8][32];

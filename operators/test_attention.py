@@ -3,7 +3,7 @@
 pytest operators/test_attention.py --benchmark-json attention.json
 """
 
-from d5suite.problem import Problem, Problems
+from d5suite.cases.problem import Problem, Problems
 
 BERT = "BERT-base (Devlin et al., 2019, section 3): 12 heads of 64"
 GPT2 = "GPT-2 small (Radford et al., 2019, table 2): 12 heads of 64, 1024 tokens, causal"
@@ -11,7 +11,7 @@ LLAMA = "Llama 3 8B (Grattafiori et al., 2024, table 3): 32 heads of 128, 8 key-
 
 
 def attention(batch: int, heads: int, tokens: int, size: int, source: str, *, causal: bool = False) -> Problem:
-    """Self-attention of one layer."""
+    """Return the self-attention of one layer."""
     shape = (batch, heads, tokens, size)
     return Problem(
         f"{heads}x{size}_t{tokens}_b{batch}" + ("_causal" if causal else ""), "Attention",
@@ -20,7 +20,7 @@ def attention(batch: int, heads: int, tokens: int, size: int, source: str, *, ca
 
 
 def grouped(batch: int, tokens: int) -> Problem:
-    """Grouped-query attention."""
+    """Return grouped-query attention."""
     keys = (batch, 8, tokens, 128)
     return Problem(
         f"grouped_t{tokens}_b{batch}_causal", "Attention", {"Q": (batch, 32, tokens, 128), "K": keys, "V": keys},

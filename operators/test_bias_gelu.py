@@ -6,8 +6,8 @@ pytest operators/test_bias_gelu.py --benchmark-json bias_gelu.json
 import numpy as np
 from scipy.special import erf
 
+from d5suite.cases.problem import Problem, Problems
 from d5suite.custom import CustomOperator
-from d5suite.problem import Problem, Problems
 
 MEANING = [("Add", ["x", "bias"], ["sum"], {}), ("Gelu", ["sum"], ["y"], {"approximate": "none"})]
 TRANSFORMER = "BERT-base's feed-forward part (Devlin et al., 2019, section 3): 3072 units, 128 tokens"
@@ -23,7 +23,7 @@ IN_CPP = CustomOperator(
 
 
 def forward(x: np.ndarray, bias: np.ndarray) -> np.ndarray:
-    """GELU of the sum."""
+    """Return the GELU of the sum."""
     s = x + bias
     return (s / 2 * (1 + erf(s / np.sqrt(2)))).astype(x.dtype)
 
@@ -31,7 +31,7 @@ def forward(x: np.ndarray, bias: np.ndarray) -> np.ndarray:
 def backward(
     inputs: tuple[np.ndarray, ...], outputs: tuple[np.ndarray, ...], gradients: tuple[np.ndarray, ...]
 ) -> tuple[np.ndarray, ...]:
-    """The gradients of x and of the bias."""
+    """Return the gradients of x and of the bias."""
     x, bias = inputs
     s = x + bias
     slope = (1 + erf(s / np.sqrt(2))) / 2 + s * np.exp(-(s**2) / 2) / np.sqrt(2 * np.pi)
@@ -45,7 +45,7 @@ IN_PYTHON = CustomOperator(
 
 
 def fused(operator: CustomOperator, batch: int) -> Problem:
-    """The transformer's activation with its bias."""
+    """Return the transformer's activation with its bias."""
     language = "python" if operator.source is None else "cpp"
     return Problem(f"{language}_b{batch}", operator, {"x": (batch, 128, 3072), "bias": (3072,)}, source=TRANSFORMER)
 

@@ -3,7 +3,7 @@
 pytest operators/test_convolution.py --benchmark-json convolution.json
 """
 
-from d5suite.problem import Problem, Problems
+from d5suite.cases.problem import Problem, Problems
 
 DEEPBENCH = "Baidu DeepBench, code/kernels/conv_problems.h"
 RESNET50 = "ResNet-50 v1.5: He et al. (CVPR 2016), table 1, with the stride in the 3x3 convolution"
@@ -15,7 +15,7 @@ def conv2d(
     width: int, height: int, channels: int, batch: int, filters: int, size: tuple[int, int], pad: int, stride: int,
     source: str = DEEPBENCH,
 ) -> Problem:  # fmt: skip
-    """A 2-D convolution with DeepBench's order of the sizes; ``size`` is width by height."""
+    """Return a 2-D convolution, sizes in DeepBench's order; ``size`` is width by height."""
     across, down = size
     return Problem(
         f"{width}x{height}x{channels}_b{batch}_{filters}f{across}x{down}_s{stride}_p{pad}",
@@ -27,12 +27,12 @@ def conv2d(
 
 
 def square(image: int, channels: int, filters: int, size: int, stride: int, batch: int, source: str) -> Problem:
-    """A convolution of a square image with half padding."""
+    """Return a convolution of a square image with half padding."""
     return conv2d(image, image, channels, batch, filters, (size, size), size // 2, stride, source)
 
 
 def conv1d(batch: int) -> Problem:
-    """The second layer of wav2vec 2.0's feature encoder over one second of speech at 16 kHz."""
+    """Return layer 2 of wav2vec 2.0's feature encoder on one second of speech at 16 kHz."""
     return Problem(
         f"speech_1d_b{batch}", "Conv", {"X": (batch, 512, 3199), "W": (512, 512, 3)}, {"strides": [2]},
         "Baevski et al. (NeurIPS 2020), section 4.2: 512 channels, widths 10,3,3,3,3,2,2, strides 5,2,2,2,2,2,2",
@@ -40,7 +40,7 @@ def conv1d(batch: int) -> Problem:
 
 
 def conv1d_small(batch: int) -> Problem:
-    """The convolution of a text classifier: 100 filters of width 3 over 300-dimensional words."""
+    """Return a text classifier's convolution: 100 filters of width 3, 300-dimensional words."""
     return Problem(
         f"text_1d_b{batch}", "Conv", {"X": (batch, 300, 64), "W": (100, 300, 3)}, {},
         "Kim (EMNLP 2014), section 3.1: 100 feature maps each of widths 3, 4, 5, 300-dimensional word vectors",
@@ -48,7 +48,7 @@ def conv1d_small(batch: int) -> Problem:
 
 
 def conv3d(channels: int, filters: int, frames: int, image: int, batch: int, source: str = C3D) -> Problem:
-    """A layer of C3D."""
+    """Return a layer of C3D."""
     return Problem(
         f"video_3d_{channels}to{filters}_b{batch}", "Conv",
         {"X": (batch, channels, frames, image, image), "W": (filters, channels, 3, 3, 3)}, {"pads": [1] * 6},
@@ -57,7 +57,7 @@ def conv3d(channels: int, filters: int, frames: int, image: int, batch: int, sou
 
 
 def without_repeats(problems: list[Problem]) -> list[Problem]:
-    """The first of each name: some layers are in several tables, and in DeepBench's twice."""
+    """Keep the first of each name: tables share layers, and DeepBench repeats some."""
     found: dict[str, Problem] = {}
     for problem in problems:
         found.setdefault(problem.name, problem)
@@ -71,7 +71,7 @@ RESNET50_LAYERS = [
     (14, 1024, 256, 1, 1), (14, 256, 256, 3, 1), (14, 1024, 512, 1, 1), (14, 512, 512, 3, 2), (7, 512, 2048, 1, 1),
     (14, 1024, 2048, 1, 2), (7, 2048, 512, 1, 1), (7, 512, 512, 3, 1),
 ]  # fmt: skip
-"""Image size, channels, filters, kernel size and stride of ResNet-50's different convolutions."""
+"""Image size, channels, filters, kernel size and stride of ResNet-50's distinct convolutions."""
 
 VGG16_LAYERS = [(224, 3, 64), (224, 64, 64), (112, 64, 128), (112, 128, 128), (56, 128, 256), (56, 256, 256),
                 (28, 256, 512), (28, 512, 512), (14, 512, 512)]  # fmt: skip
@@ -109,7 +109,8 @@ DEEPBENCH_TRAINING: list[tuple[tuple[int, ...], tuple[int, int, int], tuple[int,
     ((16,), (175, 40, 128), (256, (5, 5), 1, 2)), ((16,), (84, 20, 256), (256, (3, 3), 1, 1)),
     ((16,), (84, 20, 256), (512, (5, 5), 1, 2)), ((16,), (42, 10, 512), (512, (3, 3), 1, 1)),
 ]  # fmt: skip
-"""DeepBench's training problems: batch sizes; width, height and channels; filters, their size, padding and stride."""
+"""DeepBench's training problems: batch sizes; width, height and channels; filters, their size,
+padding and stride."""
 
 CONVOLUTION = Problems(
     "convolution",

@@ -1,9 +1,9 @@
-"""Transposition and concatenation: bytes and no arithmetic.
+"""Transposition and concatenation: memory traffic without arithmetic.
 
 pytest operators/test_data_movement.py --benchmark-json movement.json
 """
 
-from d5suite.problem import Problem, Problems
+from d5suite.cases.problem import Problem, Problems
 
 DENSENET = "DenseNet-121's first block: Huang et al. (CVPR 2017), table 1: growth rate 32"
 TRANSFORMER = "BERT-base (Devlin et al., 2019, section 3): 12 heads of 64, 128 tokens"
@@ -11,17 +11,17 @@ IMAGE = "ResNet-50's second stage, from N, C, H, W to N, H, W, C"
 
 
 def channels_last(batch: int) -> Problem:
-    """Images to another layout."""
+    """Return the conversion of images to channels-last."""
     return Problem(f"channels_last_b{batch}", "Transpose", {"X": (batch, 256, 56, 56)}, {"perm": [0, 2, 3, 1]}, IMAGE)
 
 
 def heads(batch: int) -> Problem:
-    """Heads ahead of tokens."""
+    """Return the transposition that moves heads before tokens."""
     return Problem(f"heads_b{batch}", "Transpose", {"X": (batch, 128, 12, 64)}, {"perm": [0, 2, 1, 3]}, TRANSFORMER)
 
 
 def dense(batch: int) -> Problem:
-    """A dense layer's input: all features so far and the new ones."""
+    """Return a dense layer's input: all earlier features and the new ones."""
     return Problem(
         f"dense_b{batch}", "Concat", {"A": (batch, 224, 56, 56), "B": (batch, 32, 56, 56)}, {"axis": 1}, DENSENET
     )

@@ -3,8 +3,8 @@
 pytest operators/test_elementwise.py --benchmark-json elementwise.json
 """
 
+from d5suite.cases.problem import Problem, Problems
 from d5suite.network.operation import Tensor
-from d5suite.problem import Problem, Problems
 
 IMAGE = "ResNet-50's second stage: He et al. (CVPR 2016), table 1"
 TRANSFORMER = "BERT-base (Devlin et al., 2019, section 3): hidden size 768, 128 tokens"
@@ -12,23 +12,23 @@ SQUEEZE = "squeeze and excitation: Hu et al. (CVPR 2018), section 3: one factor 
 
 
 def residual(batch: int) -> Problem:
-    """The sum at the end of a residual block."""
+    """Return the sum at the end of a residual block."""
     shape = (batch, 256, 56, 56)
     return Problem(f"residual_b{batch}", "Add", {"A": shape, "B": shape}, source=IMAGE)
 
 
 def bias(batch: int) -> Problem:
-    """A bias along the last axis."""
+    """Return the addition of a bias along the last axis."""
     return Problem(f"bias_b{batch}", "Add", {"A": (batch, 128, 768), "B": (768,)}, source=TRANSFORMER)
 
 
 def excitation(batch: int) -> Problem:
-    """A factor for each channel."""
+    """Return the product with one factor per channel."""
     return Problem(f"excitation_b{batch}", "Mul", {"A": (batch, 256, 56, 56), "B": (batch, 256, 1, 1)}, source=SQUEEZE)
 
 
 def division(batch: int) -> Problem:
-    """A division by one value per row."""
+    """Return the division by one value per row."""
     return Problem(
         f"rows_b{batch}", "Div", {"A": (batch, 128, 768), "B": Tensor((batch, 128, 1), low=0.5, high=2.0)},
         source=TRANSFORMER,
@@ -36,13 +36,13 @@ def division(batch: int) -> Problem:
 
 
 def function(operator: str, batch: int) -> Problem:
-    """A function of positive numbers."""
+    """Return a function of positive numbers."""
     positive = Tensor((batch, 128, 768), low=0.5, high=2.0)
     return Problem(f"{operator.lower()}_b{batch}", operator, {"X": positive}, source=TRANSFORMER)
 
 
 def sizes(batch: int) -> list[Problem]:
-    """All of them."""
+    """Return every element-wise problem at this batch size."""
     functions = [function("Exp", batch), function("Sqrt", batch)]
     return [residual(batch), bias(batch), excitation(batch), division(batch), *functions]
 

@@ -1,17 +1,17 @@
-"""Embedding look-up, and the scatter that is its gradient.
+"""Embedding look-up and its gradient, a scatter.
 
 pytest operators/test_embedding.py --benchmark-json embedding.json
 """
 
+from d5suite.cases.problem import Problem, Problems
 from d5suite.network.operation import Tensor
-from d5suite.problem import Problem, Problems
 
 WORDS = "BERT-base (Devlin et al., 2019, section 3): 30522 word pieces, hidden size 768, 128 tokens"
 CLICKS = "a categorical feature in the manner of DLRM (Naumov et al., 2019): embeddings of 64"
 
 
 def words(batch: int, rows: int = 30522, source: str = WORDS) -> Problem:
-    """The words of a batch of sentences."""
+    """Return the look-up of a batch of sentences."""
     return Problem(
         f"words_{rows}_b{batch}", "Gather", {"data": (rows, 768), "indices": Tensor((batch, 128), "int64", 0, rows)},
         source=source,
@@ -19,7 +19,7 @@ def words(batch: int, rows: int = 30522, source: str = WORDS) -> Problem:
 
 
 def clicks(batch: int, rows: int) -> Problem:
-    """One categorical feature of a batch of clicks."""
+    """Return the look-up of one categorical feature for a batch of clicks."""
     return Problem(
         f"clicks_{rows}_b{batch}", "Gather", {"data": (rows, 64), "indices": Tensor((batch,), "int64", 0, rows)},
         source=CLICKS,

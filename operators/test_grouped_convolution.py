@@ -3,14 +3,14 @@
 pytest operators/test_grouped_convolution.py --benchmark-json grouped.json
 """
 
-from d5suite.problem import Problem, Problems
+from d5suite.cases.problem import Problem, Problems
 
 MOBILENET = "MobileNet v1: Howard et al. (2017), table 1"
 RESNEXT = "ResNeXt-50 32x4d: Xie et al. (CVPR 2017), table 1"
 
 
 def depthwise(image: int, channels: int, stride: int, batch: int) -> Problem:
-    """A depthwise 3x3 convolution."""
+    """Return a depthwise 3x3 convolution."""
     return Problem(
         f"depthwise_{image}px_{channels}_s{stride}_b{batch}", "Conv",
         {"X": (batch, channels, image, image), "W": (channels, 1, 3, 3)},
@@ -19,7 +19,7 @@ def depthwise(image: int, channels: int, stride: int, batch: int) -> Problem:
 
 
 def grouped(image: int, channels: int, stride: int, batch: int) -> Problem:
-    """A 3x3 convolution in 32 groups."""
+    """Return a 3x3 convolution in 32 groups."""
     return Problem(
         f"grouped_{image}px_{channels}_s{stride}_b{batch}", "Conv",
         {"X": (batch, channels, image, image), "W": (channels, channels // 32, 3, 3)},

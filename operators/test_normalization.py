@@ -3,15 +3,15 @@
 pytest operators/test_normalization.py --benchmark-json normalization.json
 """
 
+from d5suite.cases.problem import Problem, Problems
 from d5suite.network.operation import Tensor
-from d5suite.problem import Problem, Problems
 
 RESNET50 = "ResNet-50: He et al. (CVPR 2016), table 1"
 TRANSFORMER = "BERT-base (Devlin et al., 2019, section 3): hidden size 768, 128 tokens"
 
 
 def batch(image: int, channels: int, size: int, *, training: bool = True) -> Problem:
-    """Batch normalization of a batch of images."""
+    """Return batch normalization of a batch of images."""
     vector = (channels,)
     return Problem(
         f"batch_{image}px_{channels}_b{size}" + ("" if training else "_inference"), "BatchNormalization",
@@ -22,7 +22,7 @@ def batch(image: int, channels: int, size: int, *, training: bool = True) -> Pro
 
 
 def layer(size: int) -> Problem:
-    """Layer normalization of a batch of sentences."""
+    """Return layer normalization of a batch of sentences."""
     return Problem(
         f"layer_b{size}", "LayerNormalization", {"X": (size, 128, 768), "scale": (768,), "B": (768,)}, {},
         TRANSFORMER,

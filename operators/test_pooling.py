@@ -3,7 +3,7 @@
 pytest operators/test_pooling.py --benchmark-json pooling.json
 """
 
-from d5suite.problem import Problem, Problems
+from d5suite.cases.problem import Problem, Problems
 
 RESNET50 = "ResNet-50: He et al. (CVPR 2016), table 1"
 VGG16 = "VGG-16: Simonyan and Zisserman (ICLR 2015), table 1"
@@ -11,7 +11,7 @@ DENSENET = "DenseNet-121: Huang et al. (CVPR 2017), table 1, transition layers"
 
 
 def maximum(image: int, channels: int, kernel: int, pad: int, batch: int, source: str) -> Problem:
-    """Maximum pooling with stride 2."""
+    """Return maximum pooling with stride 2."""
     return Problem(
         f"max{kernel}_{image}px_{channels}_b{batch}", "MaxPool", {"X": (batch, channels, image, image)},
         {"kernel_shape": [kernel] * 2, "strides": [2, 2], "pads": [pad] * 4}, source,
@@ -19,7 +19,7 @@ def maximum(image: int, channels: int, kernel: int, pad: int, batch: int, source
 
 
 def average(image: int, channels: int, batch: int, source: str = DENSENET) -> Problem:
-    """2x2 average pooling with stride 2."""
+    """Return 2x2 average pooling with stride 2."""
     return Problem(
         f"average2_{image}px_{channels}_b{batch}", "AveragePool", {"X": (batch, channels, image, image)},
         {"kernel_shape": [2, 2], "strides": [2, 2]}, source,
@@ -27,13 +27,13 @@ def average(image: int, channels: int, batch: int, source: str = DENSENET) -> Pr
 
 
 def everything(image: int, channels: int, batch: int) -> Problem:
-    """The mean of every channel."""
+    """Return the mean of every channel."""
     shape = (batch, channels, image, image)
     return Problem(f"global_{image}px_{channels}_b{batch}", "GlobalAveragePool", {"X": shape}, source=RESNET50)
 
 
 def sizes(batch: int) -> list[Problem]:
-    """All of them."""
+    """Return every pooling problem at this batch size."""
     return [
         maximum(112, 64, 3, 1, batch, RESNET50), maximum(224, 64, 2, 0, batch, VGG16),
         maximum(28, 512, 2, 0, batch, VGG16),

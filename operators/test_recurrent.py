@@ -3,18 +3,17 @@
 pytest operators/test_recurrent.py --benchmark-json recurrent.json
 """
 
+from d5suite.cases.problem import Problem, Problems
 from d5suite.network.operation import Tensor
-from d5suite.problem import Problem, Problems
 
 DEEPBENCH = "Baidu DeepBench, code/kernels/rnn_problems.h: as many inputs as hidden units"
 GATES = {"LSTM": 4, "GRU": 3}
-
 
 SCALED = f"scaled down from 1536 units and 187 steps in {DEEPBENCH}"
 
 
 def recurrent(operator: str, hidden: int, batch: int, steps: int, source: str = DEEPBENCH) -> Problem:
-    """One layer in one direction, with DeepBench's order of the sizes; GRU in cuDNN's form."""
+    """Return one unidirectional layer, sizes in DeepBench's order; GRU in cuDNN's form."""
     weight = Tensor((1, GATES[operator] * hidden, hidden), scale=hidden**-0.5)
     return Problem(
         f"{operator.lower()}_{hidden}_b{batch}_t{steps}", operator,
@@ -27,7 +26,8 @@ LSTM = [
     *((hidden, batch, 25) for hidden in (512, 1024, 2048, 4096) for batch in (16, 32, 64, 128)),
     (1536, 8, 50), (1536, 16, 50), (1536, 32, 50), (256, 16, 150), (256, 32, 150), (256, 64, 150),
 ]  # fmt: skip
-"""Hidden units, batch size, steps: all training problems. ONNX's plain RNN, which has others, is no operator here."""
+"""Hidden units, batch size, steps of all training problems. DeepBench's plain RNN problems are left
+out: ONNX's RNN is not supported."""
 
 GRU = [
     *((hidden, 32, steps) for hidden in (2048, 1536, 2560) for steps in (1500, 750, 375, 187)),

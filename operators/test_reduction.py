@@ -5,13 +5,13 @@ pytest operators/test_reduction.py --benchmark-json reduction.json
 
 import numpy as np
 
-from d5suite.problem import Problem, Problems
+from d5suite.cases.problem import Problem, Problems
 
 IMAGE = "ResNet-50's second stage: He et al. (CVPR 2016), table 1"
 
 
 def reduce(operator: str, name: str, axes: list[int], batch: int) -> Problem:
-    """A reduction of a batch of images."""
+    """Return a reduction of a batch of images."""
     return Problem(
         f"{operator.removeprefix('Reduce').lower()}_{name}_b{batch}", operator,
         {"X": (batch, 256, 56, 56), "axes": np.array(axes)}, {"keepdims": 0}, IMAGE,
@@ -19,7 +19,7 @@ def reduce(operator: str, name: str, axes: list[int], batch: int) -> Problem:
 
 
 def sizes(batch: int) -> list[Problem]:
-    """Contiguous, strided and whole."""
+    """Return contiguous, strided and full reductions at this batch size."""
     return [
         reduce("ReduceSum", "rows", [3], batch), reduce("ReduceSum", "channels", [1], batch),
         reduce("ReduceSum", "all", [0, 1, 2, 3], batch), reduce("ReduceMean", "images", [2, 3], batch),

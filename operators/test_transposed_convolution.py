@@ -3,14 +3,14 @@
 pytest operators/test_transposed_convolution.py --benchmark-json transposed.json
 """
 
-from d5suite.problem import Problem, Problems
+from d5suite.cases.problem import Problem, Problems
 
 DCGAN = "DCGAN's generator: Radford et al. (ICLR 2016), figure 1: 1024, 512, 256, 128, 3 channels, 4 to 64 px"
 UNET = "U-Net: Ronneberger et al. (MICCAI 2015), figure 1: 2x2 up-convolutions that halve the channels"
 
 
 def generator(image: int, channels: int, filters: int, batch: int, source: str = DCGAN) -> Problem:
-    """A 4x4 transposed convolution that doubles the image, as the authors' code has it."""
+    """Return a 4x4 transposed convolution that doubles the image, as in the authors' code."""
     return Problem(
         f"generator_{image}px_{channels}to{filters}_b{batch}", "ConvTranspose",
         {"X": (batch, channels, image, image), "W": (channels, filters, 4, 4)},
@@ -19,7 +19,7 @@ def generator(image: int, channels: int, filters: int, batch: int, source: str =
 
 
 def up_convolution(image: int, channels: int, batch: int, source: str = UNET) -> Problem:
-    """A 2x2 transposed convolution with stride 2."""
+    """Return a 2x2 transposed convolution with stride 2."""
     return Problem(
         f"up_{image}px_{channels}_b{batch}", "ConvTranspose",
         {"X": (batch, channels, image, image), "W": (channels, channels // 2, 2, 2)}, {"strides": [2, 2]}, source,

@@ -1,10 +1,10 @@
-"""What the neutral description costs: d5suite against the framework's own code, in turn in one process.
+"""The cost of neutrality: d5suite alternates with the framework's own code in one process.
 
 pytest recipes/test_cost_of_neutrality.py --benchmark-json cost.json
 """
 
-from d5suite.levels.training import SGD
-from d5suite.recipe import Preset, Recipe
+from d5suite.cases.recipe import Preset, Recipe
+from d5suite.optimizers.settings import SGD
 
 RECIPE = Recipe(
     name="cost_of_neutrality",

@@ -1,11 +1,13 @@
-"""LeNet-5 on handwritten digits, trained to accuracy: real data that comes with scikit-learn, in seconds.
+"""LeNet-5 on handwritten digits, trained to a target accuracy in seconds.
+
+The data is real and comes with scikit-learn.
 
 pytest recipes/test_digits_lenet.py --benchmark-json digits.json
 """
 
-from d5suite.levels.schedule import Cosine
-from d5suite.levels.training import SGD
-from d5suite.recipe import Preset, Recipe, Training
+from d5suite.cases.recipe import Preset, Recipe, Training
+from d5suite.optimizers.schedules import Cosine
+from d5suite.optimizers.settings import SGD
 
 TRAINING = Training(target=0.97, epochs=30, runs=3)
 
@@ -25,7 +27,7 @@ RECIPE = Recipe(
             classes=10,
             max_time_s=5.0,
             training=Training(target=0.97, epochs=30, runs=6),
-            note="six runs, because the median of fewer has no 95% interval",
+            note="six runs: the median of fewer has no 95% interval",
         ),
         "full": Preset(
             image_size=32,
@@ -38,8 +40,8 @@ RECIPE = Recipe(
                 epochs=60,
                 runs=6,
                 schedule=Cosine(epochs=60),
-                source="E. Alpaydin and C. Kaynak, optdigits.names of the UCI set (1998): 98.00%, the best of what it "
-                "lists, by the nearest neighbour among 3,823 training images of 30 other people on the 1,797 images "
+                source="E. Alpaydin and C. Kaynak, optdigits.names of the UCI set (1998): 98.00%, the best result "
+                "listed, by the nearest neighbour among 3,823 training images of 30 other people on the 1,797 images "
                 "that scikit-learn bundles. The split differs: here 1,437 of these are trained on and 360 tested, of "
                 "the same people, and 98% are 353",
             ),

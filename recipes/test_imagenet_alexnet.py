@@ -1,10 +1,10 @@
 """AlexNet on ImageNet."""
 
-from d5suite.levels.schedule import Step
-from d5suite.levels.training import SGD
-from d5suite.recipe import MEASUREMENTS, Acceptance, Preset, Recipe, Training
+from d5suite.cases.recipe import MEASUREMENTS, Acceptance, Preset, Recipe, Training
+from d5suite.optimizers.schedules import Step
+from d5suite.optimizers.settings import SGD
 
-# Few steps: a float64 copy of its weights is half a gigabyte, and each step makes several.
+# Few steps: a float64 copy of the weights takes half a gigabyte, and each step makes several.
 RECIPE = Recipe(
     name="imagenet_alexnet",
     network="alexnet",
@@ -37,7 +37,7 @@ RECIPE = Recipe(
             batch_size=2,
             classes=10,
             max_time_s=0.5,
-            note="for backends that are to be read rather than to be fast",
+            note="for backends written to be read rather than to be fast",
         ),
     },
 )

@@ -1,10 +1,11 @@
 """GoogLeNet (with BatchNormalization, without auxiliary heads) on ImageNet."""
 
-from d5suite.levels.schedule import Step
-from d5suite.levels.training import SGD
-from d5suite.recipe import MEASUREMENTS, Acceptance, Preset, Recipe, Training
+from d5suite.cases.recipe import MEASUREMENTS, Acceptance, Preset, Recipe, Training
+from d5suite.optimizers.schedules import Step
+from d5suite.optimizers.settings import SGD
 
-# Few steps at a low rate: this network soon amplifies a rounding until float32 agrees with nothing, float64 included.
+# Few steps at a low rate: this network soon amplifies rounding until a float32 run agrees with no
+# other, not even with the float64 run.
 RECIPE = Recipe(
     name="imagenet_googlenet",
     network="googlenet",
@@ -28,9 +29,9 @@ RECIPE = Recipe(
                 runs=3,
                 time_limit_s=None,
                 schedule=Step(milestones=(30, 60)),
-                source="torchvision's weights GoogLeNet IMAGENET1K_V1: 69.778% top-1. torchvision says that it ported "
-                "them and did not train them, and not with which settings they were trained; those here are its "
-                "reference training for other networks, and nobody has published that they get there",
+                source="torchvision's weights GoogLeNet IMAGENET1K_V1: 69.778% top-1. torchvision ported these "
+                "weights and does not say how they were trained. The settings here are its reference training for "
+                "other networks; nobody has published that they reach this target",
             ),
         ),
         "reduced": Preset(
@@ -38,7 +39,7 @@ RECIPE = Recipe(
             batch_size=2,
             classes=10,
             max_time_s=0.5,
-            note="for backends that are to be read rather than to be fast",
+            note="for backends written to be read rather than to be fast",
         ),
     },
 )

@@ -1,10 +1,11 @@
 """MobileNet v2 on ImageNet."""
 
-from d5suite.levels.schedule import Step
-from d5suite.levels.training import SGD, RMSProp
-from d5suite.recipe import MEASUREMENTS, Acceptance, Preset, Recipe, Training
+from d5suite.cases.recipe import MEASUREMENTS, Acceptance, Preset, Recipe, Training
+from d5suite.optimizers.schedules import Step
+from d5suite.optimizers.settings import SGD, RMSProp
 
-# Few steps at a low rate: this network soon amplifies a rounding until float32 agrees with nothing, float64 included.
+# Few steps at a low rate: this network soon amplifies rounding until a float32 run agrees with no
+# other, not even with the float64 run.
 RECIPE = Recipe(
     name="imagenet_mobilenet_v2",
     network="mobilenet_v2",
@@ -37,7 +38,7 @@ RECIPE = Recipe(
             batch_size=2,
             classes=10,
             max_time_s=0.5,
-            note="for backends that are to be read rather than to be fast",
+            note="for backends written to be read rather than to be fast",
         ),
     },
 )

@@ -1,11 +1,11 @@
 """VGG-16 on ImageNet."""
 
-from d5suite.levels.schedule import Step
-from d5suite.levels.training import SGD
-from d5suite.recipe import MEASUREMENTS, Acceptance, Preset, Recipe, Training
+from d5suite.cases.recipe import MEASUREMENTS, Acceptance, Preset, Recipe, Training
+from d5suite.optimizers.schedules import Step
+from d5suite.optimizers.settings import SGD
 
-# Few steps: a float64 copy of its weights is a gigabyte, and each step makes several. 63 pixels are the most below 224
-# whose last feature map can be pooled to the 7 x 7 that the first linear layer takes.
+# Few steps: a float64 copy of the weights takes a gigabyte, and each step makes several. 63 px is
+# the largest size below 224 whose last feature map can be pooled to the first linear layer's 7 x 7.
 RECIPE = Recipe(
     name="imagenet_vgg16",
     network="vgg16",
@@ -38,7 +38,7 @@ RECIPE = Recipe(
             batch_size=2,
             classes=10,
             max_time_s=0.5,
-            note="for backends that are to be read rather than to be fast",
+            note="for backends written to be read rather than to be fast",
         ),
     },
 )

@@ -1,13 +1,13 @@
-"""Loading images: d5suite's input pipeline and each framework's own loader, from every storage format.
+"""Loading images from every storage format: d5suite's pipeline and each framework's own loader.
 
 pytest recipes/test_input_pipeline.py --benchmark-json loading.json
 
-No network is run; ResNet-50 says what size and how many classes the images have.
+No network runs; ResNet-50 only determines the image size and the number of classes.
 """
 
+from d5suite.cases.recipe import Preset, Recipe
 from d5suite.data.formats import KINDS
-from d5suite.levels.training import SGD
-from d5suite.recipe import LOADING, Preset, Recipe
+from d5suite.optimizers.settings import SGD
 
 RECIPE = Recipe(
     name="input_pipeline",
@@ -15,7 +15,7 @@ RECIPE = Recipe(
     dataset="imagenet",
     optimizer=SGD(learning_rate=2**-8),
     on_request=True,
-    measurements=LOADING,
+    measurements=("input_pipeline", "native_input_pipeline", "cost_of_loading"),
     formats=KINDS,
     presets={
         "smoke": Preset(image_size=224, batch_size=16, classes=10, max_time_s=1.0),

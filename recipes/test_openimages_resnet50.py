@@ -1,14 +1,14 @@
 """ResNet-50 on Open Images V4: several labels per image, most of them unknown."""
 
-from d5suite.levels.schedule import Step
-from d5suite.levels.training import SGD
-from d5suite.recipe import MEASUREMENTS, Preset, Recipe, Training
+from d5suite.cases.recipe import MEASUREMENTS, Preset, Recipe, Training
+from d5suite.optimizers.schedules import Step
+from d5suite.optimizers.settings import SGD
 
-# Without having learnt anything, a class's average precision is the share of its verified labels that are positive; of
-# all of V4's for validation, 366 of 551 thousand are.
+# An untrained network's average precision for a class is the fraction of positive labels among its
+# verified ones; of all verified labels in V4's validation set, 366 of 551 thousand are positive.
 TARGET = (
     "The target is ours: nothing is published for ResNet-50 on V4's 7,186 trainable classes from random weights. The "
-    "nearest that is: 86.72% mAP of TResNet-M on V6's 9,600 classes (Ben-Baruch et al., 'Multi-label "
+    "nearest published result: 86.72% mAP of TResNet-M on V6's 9,600 classes (Ben-Baruch et al., 'Multi-label "
     "classification with partial annotations using class-aware selective loss', 2021, arXiv 2110.10955)"
 )
 
@@ -58,7 +58,7 @@ RECIPE = Recipe(
             batch_size=2,
             classes=10,
             max_time_s=0.5,
-            note="for backends that are to be read rather than to be fast",
+            note="for backends written to be read rather than to be fast",
         ),
     },
 )

@@ -1,22 +1,41 @@
-"""Shared by the tests: a small network, a small image tree, and pytest runs in processes of their own."""
+"""Shared by the tests: a small network, a small image tree, and runs of pytest in processes."""
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
+import hypothesis
 import onnx
+import psutil
 import pytest
 
 from d5suite.network import Network
 from d5suite.network.builder import Builder
 
-# A shell that starts the tests in the background leaves interrupts ignored, here and in every child process.
+# A shell ignores interrupts in background jobs, and child processes inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+# The same examples in every run, so that a commit passes or fails for what it changed. Others:
+# --hypothesis-profile=random. No deadline: other processes may hold an example up.
+hypothesis.settings.register_profile("fixed", derandomize=True, deadline=None, print_blob=True)
+hypothesis.settings.register_profile("random", deadline=None, print_blob=True)
+hypothesis.settings.load_profile("fixed")
+
+
+@pytest.fixture
+def attempt(request: pytest.FixtureRequest) -> int:
+    """The test's try, from 1: the second one must not look at the first one's answer."""
+    return int(getattr(request.node, "execution_count", 1))
+
 
 PLUGINS = Path(__file__).parent / "plugins"
 
@@ -57,17 +76,22 @@ def imagenet_tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def recipe_folder(tmp_path: Path, small_onnx: Path) -> Path:
     """A folder with a recipe for the small network and nothing else."""
-    folder = tmp_path / "recipes"
+    return write_recipe(tmp_path, small_onnx)
+
+
+def write_recipe(parent: Path, small_onnx: Path) -> Path:
+    """Write the recipe for the small network, and return its folder."""
+    folder = parent / "recipes"
     folder.mkdir()
     (folder / "test_small.py").write_text(
         "from d5suite import SGD, Recipe\n"
-        "from d5suite.recipe import Preset\n"
+        "from d5suite.cases.recipe import Preset\n"
         f"RECIPE = Recipe(name='small', network={str(small_onnx)!r}, dataset='imagenet',\n"
         "    optimizer=SGD(learning_rate=0.125, momentum=0.5),\n"
         "    presets={name: Preset(image_size=32, batch_size=4, classes=4, max_time_s=0.05)\n"
         "             for name in ('smoke', 'reduced')})\n"
     )
-    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    (parent / "pytest.ini").write_text("[pytest]\n")
     return folder
 
 
@@ -76,22 +100,71 @@ Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 @pytest.fixture
 def run_pytest(tmp_path: Path, imagenet_tree: Path) -> Run:
-    """Run pytest on a recipe folder as a user would; the plug-ins of ``tests/plugins`` are installed."""
+    """Run pytest on a recipe folder as a user does, with the plug-ins of ``tests/plugins``."""
 
-    def run(*arguments: str, environment: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *arguments, "--imagenet", str(imagenet_tree)],
-            cwd=tmp_path,
-            env=plugin_environment() | dict(environment or {}),
-            capture_output=True,
-            text=True,
-            timeout=300,
-        )
+    return partial(run_recipe, tmp_path, imagenet_tree)
 
-    return run
+
+def run_recipe(
+    folder: Path, imagenet_tree: Path, *arguments: str, environment: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run pytest in a folder on the small image tree."""
+    return subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *arguments, "--imagenet", str(imagenet_tree)],
+        cwd=folder,
+        env=plugin_environment() | dict(environment or {}),
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+SEVERAL = """
+import contextlib, io, json, runpy, sys
+answers = []
+for module, *arguments in json.load(sys.stdin):
+    out, err, code = io.StringIO(), io.StringIO(), 0
+    sys.argv = [module, *arguments]
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            runpy.run_module(module, run_name="__main__", alter_sys=True)
+        except SystemExit as end:
+            code = end.code or 0
+    answers.append((code, out.getvalue(), err.getvalue()))
+json.dump(answers, sys.stdout)
+"""
+
+
+def run_several(commands: Sequence[Sequence[str]], folder: Path) -> list[subprocess.CompletedProcess[str]]:
+    """Run several ``python -m MODULE ARGUMENTS`` in one process, for commands that end early."""
+    done = subprocess.run(
+        [sys.executable, "-c", SEVERAL], cwd=folder, env=plugin_environment(), input=json.dumps(commands),
+        capture_output=True, text=True, timeout=300, check=True,
+    )  # fmt: skip
+    return [subprocess.CompletedProcess(c, *a) for c, a in zip(commands, json.loads(done.stdout), strict=True)]
+
+
+def wait_until(condition: Callable[[], bool], what: str) -> None:
+    """Return once a condition holds; fail after two minutes."""
+    deadline = time.monotonic() + 120
+    while not condition():
+        assert time.monotonic() < deadline, f"{what} did not come"
+        os.sched_yield()
+
+
+def is_dead(pid: int) -> bool:
+    """Whether a process has ended."""
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
 
 
 def plugin_environment() -> dict[str, str]:
-    """An environment in which the tests' plug-ins are installed."""
+    """Return an environment in which the tests' plug-ins are installed.
+
+    Without hypothesis, whose plug-in takes a second to import in every run of pytest.
+    """
     path = os.pathsep.join([str(PLUGINS), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
-    return {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")} | {"PYTHONPATH": path, "COLUMNS": "100"}
+    ours = {"PYTHONPATH": path, "COLUMNS": "100", "PYTEST_ADDOPTS": "-p no:hypothesispytest"}
+    return {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")} | ours

@@ -1,8 +1,11 @@
-"""The rules of the code's structure, held by looking at it and by importing it in fresh processes."""
+"""The rules of the code's structure, held by looking at it and by importing it in fresh
+processes."""
 
 from __future__ import annotations
 
 import ast
+import importlib
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -10,35 +13,88 @@ from pathlib import Path
 
 import pytest
 
-from d5suite.backends import backend, discover
+from d5suite.backends import discover
 from d5suite.levels.backend import MODULES
 
 PACKAGE = Path(__file__).parents[1] / "d5suite"
+PAGE = PACKAGE.parent / "docs" / "architecture.md"
 BACKENDS = sorted(p.name for p in (PACKAGE / "backends").iterdir() if (p / "__init__.py").exists())
+DATA = {name: importlib.import_module(f"d5suite.backends.{name}").BACKEND for name in BACKENDS}
 FRAMEWORKS = {"torch", "tensorflow", "keras", "mxnet", "jax", "deep500", "horovod", "torchvision"}
 ENGINES = {"keras": {"tensorflow", "torch", "jax"}}
 """Frameworks that one adapter's framework runs on; it may import them."""
 
+TRANSPORTS = {"gloo.py": {"torch"}, "nccl.py": {"torch"}}
+"""Communicators that a framework ships."""
+
+OPERATOR_FILES = {
+    *("__init__.py", "context.py", "single.py"),
+    *(
+        "attention.py",
+        "convolution.py",
+        "elementwise.py",
+        "indexing.py",
+        "loss.py",
+        "matrix.py",
+        "normalization.py",
+        "pooling.py",
+    ),
+    *("recurrent.py", "reduction.py", "sampling.py", "shape.py"),
+}
+"""An adapter's ``operators/``: what families share, level 0, and the families."""
+
 ADAPTER_FILES = {"__init__.py", *(f"{module}.py" for module in MODULES)}
 FURTHER_FILES = {"deep500": {"bridge.py", "repairs.py"}, "keras": {"engine.py"}}
-"""What one adapter has beyond the others: the way back into deep500 and repairs of it, and Keras's own backends."""
+"""What one adapter has beyond the others: the way back into deep500 and repairs of it, and Keras's
+own backends."""
 
-MAY_IMPORT = {
+LONGEST = 500
+"""Lines of a file that need no reason; a longer one says "One file, because ..." in its
+docstring."""
+
+MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "files": {"errors"},
     "network": {"network", "errors"},
     "custom": {"custom", "network", "errors", "files"},
-    "levels": {"levels", "network", "errors"},
+    "optimizers": {"optimizers", "errors"},
+    "levels": {"levels", "network", "optimizers", "errors"},
+    "distributed": {"distributed", "levels", "optimizers", "errors"},
     "data": {"data", "errors", "files"},
-    "measure": {"measure", "errors"},
-    "training": {"training", "levels", "measure", "validate", "errors", "files"},
-    "validate": {"validate", "levels", "network", "errors", "files"},
-    "launch": {"launch", "measure", "errors"},
-    "report": {"report", "backends", "measure", "errors", "files"},
-    "recipe": {"levels", "errors"},
-    "problem": {"levels", "network", "custom", "errors"},
-    "job": {"errors", "files"},
-}
+    "statistics": {"statistics", "errors"},
+    "instruments": {"instruments", "statistics", "errors"},
+    "validate": {"validate", "levels", "network", "optimizers", "errors", "files"},
+    "training": {"training", "levels", "optimizers", "instruments", "validate", "errors", "files"},
+    "job": {"job", "errors", "files"},
+    "launch": {"launch", "job", "instruments", "errors", "files"},
+    "backends": {"backends", "levels", "network", "custom", "optimizers", "data", "errors"},
+    "workloads": {
+        "workloads", "backends", "distributed", "levels", "network", "custom", "optimizers", "data", "instruments",
+        "validate", "job", "errors", "files",
+    },
+    "measurements": {
+        "measurements", "workloads", "distributed", "levels", "network", "optimizers", "data", "statistics",
+        "instruments", "training", "validate", "errors", "files",
+    },
+    "worker": {
+        "worker", "measurements", "workloads", "distributed", "instruments", "validate", "launch", "job", "errors",
+    },
+    "cases": {
+        "cases", "measurements", "backends", "distributed", "levels", "network", "custom", "optimizers", "data", "job",
+        "errors",
+    },
+    "session": {"session", "cases", "measurements", "backends", "launch", "job", "errors", "files"},
+    "report": {"report", "measurements", "backends", "network", "instruments", "statistics", "errors", "files"},
+    "pytest_plugin": {
+        "pytest_plugin", "session", "cases", "measurements", "report", "backends", "distributed", "optimizers", "data",
+        "instruments", "launch", "job", "errors", "files",
+    },
+    "cli": {"launch", "report", "backends", "network", "data", "instruments", "errors", "files"},
+    "testing": {
+        "testing", "backends", "distributed", "levels", "network", "optimizers", "data", "instruments", "validate",
+        "training", "errors", "files",
+    },
+}  # fmt: skip
 """d5suite's parts and the parts each may import; ``docs/architecture.md`` says it in words."""
 
 
@@ -56,6 +112,43 @@ def _files(part: str) -> list[Path]:
     return [single] if single.exists() else sorted((PACKAGE / part).rglob("*.py"))
 
 
+def test_every_part_has_its_rule() -> None:
+    parts = {p.name.removesuffix(".py") for p in PACKAGE.iterdir() if p.suffix == ".py" or (p / "__init__.py").exists()}
+    assert parts - {"__init__"} == set(MAY_IMPORT)
+
+
+def test_imports_point_down_in_the_drawing() -> None:
+    drawing = PAGE.read_text(encoding="utf-8").partition("A part imports parts of lower lines only.")[2].split("```")[1]
+    lines = [line.split() for line in drawing.strip().splitlines()]
+    assert sorted(part for line in lines for part in line) == sorted(MAY_IMPORT)
+    for number, line in enumerate(lines):
+        below = {part for lower in lines[number + 1 :] for part in lower}
+        for part in line:
+            assert MAY_IMPORT[part] - {part} <= below, f"{PAGE}: what {part} imports is not all below it"
+
+
+def test_the_page_says_what_may_be_imported() -> None:
+    rows = re.findall(r"^\| (`.+?`) \|", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+    named = {part for row in rows for part in re.findall(r"`(\w+)(?:/|\.py)", row)}
+    assert named == set(MAY_IMPORT)
+
+
+def test_levels_have_the_same_names_in_every_room() -> None:
+    levels = {"operator", "network", "training", "distributed"}
+    for room in ("measurements", "validate"):
+        assert {path.parent.name for path in (PACKAGE / room).glob("*/__init__.py")} == levels
+    assert levels < {path.stem for path in (PACKAGE / "levels").glob("*.py")}
+
+
+def test_long_files_give_a_reason() -> None:
+    unexplained = []
+    for path in sorted(PACKAGE.rglob("*.py")):
+        text = path.read_text(encoding="utf-8")
+        if len(text.splitlines()) > LONGEST and "One file, because" not in (ast.get_docstring(ast.parse(text)) or ""):
+            unexplained.append(str(path.relative_to(PACKAGE)))
+    assert not unexplained, f"more than {LONGEST} lines"
+
+
 @pytest.mark.parametrize("part", MAY_IMPORT)
 def test_imports_point_one_way(part: str) -> None:
     assert _files(part)
@@ -69,8 +162,10 @@ def test_only_adapters_import_frameworks_and_only_their_own() -> None:
     for path in sorted(PACKAGE.rglob("*.py")):
         parts = path.relative_to(PACKAGE).parts
         own = parts[1] if parts[0] == "backends" and len(parts) > 2 else None
+        shipped = TRANSPORTS.get(parts[-1], set()) if parts[:2] == ("distributed", "communicators") else set()
+        shipped = shipped | ({"horovod"} if parts[-1] == "horovod.py" else set())
         for name in _imports(path):
-            foreign = FRAMEWORKS - {own} - ENGINES.get(own or "", set())
+            foreign = FRAMEWORKS - {own} - ENGINES.get(own or "", set()) - shipped
             assert name.split(".")[0] not in foreign, f"{path} imports {name}"
             if name.startswith("d5suite.backends.") and name.split(".")[2] in BACKENDS:
                 assert name.split(".")[2] == own, f"{path} imports {name}"
@@ -78,13 +173,35 @@ def test_only_adapters_import_frameworks_and_only_their_own() -> None:
 
 @pytest.mark.parametrize("name", BACKENDS)
 def test_adapters_mirror_each_other(name: str) -> None:
-    files = {p.name for p in (PACKAGE / "backends" / name).glob("*.py")}
-    absent = {f"{module}.py" for module in backend(name).absent}
-    assert files - FURTHER_FILES.get(name, set()) == ADAPTER_FILES - absent
+    folder = PACKAGE / "backends" / name
+    files = {p.name for p in folder.glob("*.py")} | {f"{p.parent.name}.py" for p in folder.glob("*/__init__.py")}
+    absent = {f"{module}.py" for module in DATA[name].absent}
+    schemes = {f"{each.module}.py" for each in DATA[name].schemes.values()}
+    assert files - FURTHER_FILES.get(name, set()) == (ADAPTER_FILES - absent) | schemes
+
+
+@pytest.mark.parametrize("name", [name for name in BACKENDS if "operators" not in DATA[name].absent])
+def test_operators_are_in_the_same_family_in_every_adapter(name: str) -> None:
+    folder, model = (PACKAGE / "backends" / adapter / "operators" for adapter in (name, "torch"))
+    assert {p.name for p in folder.glob("*.py")} == OPERATOR_FILES
+    for file in OPERATOR_FILES - {"__init__.py", "context.py", "single.py"}:
+        keys, lacking = _table(folder / file), discover()[0][name].absent
+        assert keys == sorted(keys) == [key for key in _table(model / file) if key not in lacking], f"{folder / file}"
+
+
+def _table(path: Path) -> list[str]:
+    """The ONNX names of a family's ``OPERATORS``."""
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == "OPERATORS":
+            assert isinstance(node.value, ast.Dict)
+            return [ast.literal_eval(key) for key in node.value.keys if key is not None]
+    raise AssertionError(f"{path} has no OPERATORS")
 
 
 def test_every_adapter_is_published() -> None:
-    assert set(BACKENDS) <= set(discover()[0])
+    table = (PACKAGE.parent / "pyproject.toml").read_text().partition('[project.entry-points."d5suite.backends"]')[2]
+    published = re.findall(r'^(\w+) = "d5suite\.backends\.(\w+):BACKEND"$', table.partition("\n[")[0], re.MULTILINE)
+    assert sorted(published) == [(name, name) for name in BACKENDS]
 
 
 def _fresh(code: str) -> str:
@@ -95,8 +212,8 @@ def _fresh(code: str) -> str:
 def test_importing_d5suite_imports_no_framework() -> None:
     loaded = _fresh(
         "import sys, d5suite, d5suite.backends, d5suite.session, d5suite.pytest_plugin, d5suite.cli\n"
-        "import d5suite.network, d5suite.recipe, d5suite.report.compare, d5suite.report.doctor\n"
-        "import d5suite.problem, d5suite.custom, d5suite.report.operators\n"
+        "import d5suite.network, d5suite.cases.recipe, d5suite.report.compare, d5suite.report.doctor\n"
+        "import d5suite.cases.problem, d5suite.custom, d5suite.report.operators\n"
         "d5suite.backends.discover()\n"
         "print(' '.join(sorted({m.split('.')[0] for m in sys.modules})))"
     )
@@ -104,7 +221,8 @@ def test_importing_d5suite_imports_no_framework() -> None:
 
 
 def test_importing_d5suite_alone_is_light() -> None:
-    # A stand-in for the speed target (0.3 s) that no noisy machine can fail: none of the slow libraries is loaded.
+    # A stand-in for the speed target (0.3 s) that no noisy machine can fail: none of the slow
+    # libraries is loaded.
     loaded = _fresh("import sys, d5suite\nprint(' '.join(sys.modules))").split()
     assert not {"numpy", "onnx", "onnxruntime", "scipy", "h5py", "rich", "pytest", "psutil"} & set(loaded)
 

@@ -1,4 +1,5 @@
-"""The benchmarks in ``benchmarks/`` see what they are to see: planted costs, other work, slower formats."""
+"""The benchmarks in ``benchmarks/`` see what they are to see: planted costs, other work, slower
+formats."""
 
 from __future__ import annotations
 
@@ -12,9 +13,12 @@ import pytest
 
 from benchmarks import bench_formats, bench_operators, bench_training_loop
 from d5suite.backends import discover
+from d5suite.instruments.sampling import sample_kernel
+from d5suite.instruments.settings import SamplingSettings
 from d5suite.levels.baseline import OPERATOR_CALLS, OperatorCall
-from d5suite.measure.sampling import SamplingSettings, sample_kernel
 from d5suite.network.operation import Operation
+
+pytestmark = pytest.mark.alone
 
 BUILT_IN = ("deep500", "jax", "keras", "mxnet", "tensorflow", "torch")
 INSTALLED = [name for name in BUILT_IN if discover()[0][name].problem() is None]
@@ -94,7 +98,9 @@ def test_a_kernel_is_waited_for_by_its_last_result() -> None:
     assert all(result == last for result, last in pending)
 
 
-@pytest.mark.parametrize("name", INSTALLED)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=() if n in ("mxnet", "torch") else pytest.mark.slow) for n in INSTALLED]
+)
 def test_both_training_loops_do_the_same_work(name: str) -> None:
     both = bench_training_loop.Pair(discover()[0][name])
     ours, theirs = both.neutral(), both.by_hand()
@@ -125,7 +131,8 @@ def test_other_work_is_refused() -> None:
 
 
 def series(median: float, spread: float, rounds: int) -> dict[str, list[float]]:
-    """Seconds of a folder, and of a format that takes so many times as long, with this relative spread."""
+    """Seconds of a folder, and of a format that takes so many times as long, with this relative
+    spread."""
     factors = 1 + spread * np.linspace(-1, 1, rounds)
     return {"folder": [1.0] * rounds, "records": (median * factors).tolist()}
 

@@ -38,6 +38,13 @@ def test_help_lists_the_commands() -> None:
     assert d5suite().stdout == done.stdout
 
 
+def test_conformance_has_pytests_options_for_going_on_after_a_failure() -> None:
+    done = d5suite("conformance", "--help")
+    for option in ("-k", "--quick", "--exitfirst", "--last-failed", "--durations", "--full-trace"):
+        assert option in done.stdout
+    assert _fits(done.stdout)
+
+
 def test_doctor_tries_each_backend_and_survives_faulty_ones() -> None:
     done = d5suite("doctor", environment=plugin_environment() | {"COLUMNS": "80"})
     assert done.returncode == 0, done.stderr
@@ -102,12 +109,14 @@ def test_results_are_compared(run_pytest: Run, recipe_folder: Path, tmp_path: Pa
     for bench in slower["benchmarks"]:
         bench["extra_info"]["d5suite"]["median_s"] *= 2
     (tmp_path / "b.json").write_text(json.dumps(slower))
-    two = d5suite("compare", str(tmp_path / "a.json"), str(tmp_path / "b.json"))
+    two = d5suite("compare", "--tables", str(tmp_path / "a.json"), str(tmp_path / "b.json"))
     assert "1.000" in two.stdout
     assert "2.000" in two.stdout
     assert _fits(two.stdout.split("small", 1)[1])  # above it stand the files' names
-    (tmp_path / "b.json").write_text(json.dumps(slower).replace('"digest": "', '"digest": "0'))
-    other = d5suite("compare", str(tmp_path / "a.json"), str(tmp_path / "b.json"))
+    for bench in slower["benchmarks"]:
+        bench["extra_info"]["d5suite"]["dataset"]["digest"] = "0" * 64
+    (tmp_path / "b.json").write_text(json.dumps(slower))
+    other = d5suite("compare", "--tables", str(tmp_path / "a.json"), str(tmp_path / "b.json"))
     assert other.stdout.count("small  (smoke, cpu, fp32, batch 4, drawn imagenet ") == 2  # data of their own
     assert "2.000" not in other.stdout
 

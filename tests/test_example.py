@@ -1,9 +1,12 @@
-"""The worked example: the page shows its files as they are, and installed it is found, conforms and is measured."""
+"""The worked examples: the page shows their code as it is, and they are found, conform and are
+measured."""
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,24 +17,30 @@ from d5suite.levels.contract import CLAUSES
 from tests.conftest import plugin_environment
 
 ROOT = Path(__file__).parents[1]
-EXAMPLE = ROOT / "examples" / "d5suite-onnxruntime"
+SMALLEST = ROOT / "d5suite" / "backends" / "onnxruntime"
+TRAINABLE = ROOT / "examples" / "d5suite-tinygrad"
 PAGE = (ROOT / "docs" / "write-a-backend.md").read_text()
-FILES = [
-    "pyproject.toml",
-    *(f"d5suite_onnxruntime/{name}.py" for name in ("__init__", "runtime", "network")),
-]
+FILES = {path.relative_to(ROOT).as_posix(): path for path in sorted(SMALLEST.glob("*.py"))}
+FILES["pyproject.toml"] = TRAINABLE / "pyproject.toml"
 
 
 @pytest.mark.parametrize("name", FILES)
 def test_the_page_shows_the_file_as_it_is(name: str) -> None:
     shown = re.search(rf"^`{re.escape(name)}`\n\n```\w+\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
     assert shown is not None
-    assert shown[1] == (EXAMPLE / name).read_text()
+    assert shown[1] == FILES[name].read_text()
 
 
-def test_the_page_shows_every_file_of_the_example() -> None:
-    there = {str(path.relative_to(EXAMPLE)) for path in EXAMPLE.rglob("*") if path.suffix in (".py", ".toml")}
-    assert {name for name in there if "build" not in name} == set(FILES)
+def test_the_page_quotes_the_trainable_example_as_it_is() -> None:
+    quoted = re.findall(
+        r"^`(d5suite_tinygrad/\w+\.py)`, in part\n\n```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL
+    )
+    assert {name for name, _ in quoted} == {
+        f"d5suite_tinygrad/{name}.py" for name in ("operators", "network", "training")
+    }
+    for name, text in quoted:  # of a method, perhaps without its indentation
+        flat, whole = (re.sub(r"^ +", "", each, flags=re.MULTILINE) for each in (text, (TRAINABLE / name).read_text()))
+        assert flat in whole
 
 
 def test_the_page_names_every_clause() -> None:
@@ -39,14 +48,10 @@ def test_the_page_names_every_clause() -> None:
         assert f"| `{clause}` | {text} |" in PAGE
 
 
-@pytest.fixture(scope="module")
-def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """The example installed by pip, into a folder of its own beside this environment."""
-    target = tmp_path_factory.mktemp("site")
-    source = tmp_path_factory.mktemp("source") / "d5suite-onnxruntime"
-    (source / "d5suite_onnxruntime").mkdir(parents=True)
-    for name in FILES:
-        (source / name).write_text((EXAMPLE / name).read_text())
+def _installed(example: Path, folder: Path) -> dict[str, str]:
+    """Install an example by pip, beside this environment, and return one that finds it."""
+    source, target = folder / example.name, folder / "site"
+    shutil.copytree(example, source, ignore=shutil.ignore_patterns("build", "*.egg-info", "__pycache__"))
     subprocess.run(
         [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation",
          "--target", str(target), str(source)],
@@ -56,33 +61,77 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return {**given, "PYTHONPATH": os.pathsep.join([str(target), given["PYTHONPATH"]])}
 
 
+@pytest.fixture(scope="module")
+def trainable(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    if importlib.util.find_spec("tinygrad") is None:
+        pytest.skip("tinygrad is not installed; it needs Python 3.11")
+    if shutil.which(os.environ.get("CC", "clang")) is None:
+        pytest.skip("tinygrad compiles with clang, which is not installed")
+    return _installed(TRAINABLE, tmp_path_factory.mktemp("tinygrad"))
+
+
 def _run(environment: dict[str, str], *command: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", *command], env=environment, capture_output=True, text=True, timeout=600
     )
 
 
-def test_the_example_conforms_for_what_it_declares(environment: dict[str, str]) -> None:
-    done = _run(environment, "d5suite.cli", "conformance", "onnxruntime")
+def test_the_smallest_backend_passes_the_short_form_of_the_kit() -> None:
+    done = _run(plugin_environment(), "d5suite.cli", "conformance", "onnxruntime", "--quick")
+    assert done.returncode == 0, done.stdout[-3000:]
+
+
+@pytest.mark.slow
+def test_the_smallest_backend_conforms_for_what_it_declares() -> None:
+    done = _run(plugin_environment(), "d5suite.cli", "conformance", "onnxruntime")
     assert done.returncode == 0, done.stdout[-3000:]
     total = next(line.split() for line in done.stdout.splitlines() if line.startswith("total"))
     passed, failed, expected, skipped = map(int, total[1:])
-    assert passed > 200 and failed == 0 and expected == 1 and skipped > 50
-    assert "expected to fail (1): onnxruntime's LRN takes odd sizes only" in done.stdout
-    assert "no gradient: onnxruntime runs networks forwards" in done.stdout
+    assert passed > 200 and failed == 0 and expected > 1 and skipped > 50
+    assert "onnxruntime's LRN supports odd sizes only" in done.stdout
+    assert "no gradient: onnxruntime does inference only" in done.stdout
     assert _rows(PAGE) == _rows(done.stdout)
 
 
-def _rows(text: str) -> list[list[str]]:
-    """The table at the end of a run of the kit, without the number of skipped cases, which grows with the kit."""
-    return [line.split()[:-1] for line in text.splitlines() if re.fullmatch(r" *[a-zA-Z].*(\s+\d+){4}", line)]
+def _rows(text: str) -> dict[str, list[bool]]:
+    """The table at the end of a run of the kit: in which columns a row has cases. Their numbers
+    grow with the kit."""
+    rows = re.findall(r"^ *([a-zA-Z][^\n]*?)((?: +\d+){4})$", text, re.MULTILINE)
+    return {name: [bool(int(number)) for number in numbers.split()] for name, numbers in rows}
 
 
-def test_the_example_is_measured_and_skips_the_rest(
-    environment: dict[str, str], recipe_folder: Path, imagenet_tree: Path
+def test_the_smallest_backend_is_measured_on_request_and_skips_the_rest(
+    recipe_folder: Path, imagenet_tree: Path
 ) -> None:
-    done = _run(environment, "pytest", "-p", "no:cacheprovider", str(recipe_folder), "-rs", "--backend", "onnxruntime",
-                "--imagenet", str(imagenet_tree))  # fmt: skip
+    done = _run(plugin_environment(), "pytest", "-p", "no:cacheprovider", str(recipe_folder), "-rs",
+                "--backend", "onnxruntime", "--imagenet", str(imagenet_tree))  # fmt: skip
     assert done.returncode == 0, done.stdout[-3000:]
     assert "2 passed, 2 skipped" in done.stdout
-    assert "onnxruntime has no gradient: onnxruntime runs networks forwards" in done.stdout
+    assert "onnxruntime has no gradient: onnxruntime does inference only" in done.stdout
+
+
+def test_the_trainable_example_is_right_at_every_level(trainable: dict[str, str]) -> None:
+    """A few cases of each level."""
+    chosen = "discovery or Softmax or (gradient_through_operator and Clip) or nesterov-fp64 or from_a_saved_state"
+    done = _run(trainable, "d5suite.cli", "conformance", "tinygrad", "--quick", "-k", chosen)
+    assert done.returncode == 0, done.stdout[-3000:]
+    for row in ("level 0: operators", "level 1: operators", "level 1: gradients", "level 2: training"):
+        assert re.search(rf"^{row} +[1-9]", done.stdout, re.MULTILINE), done.stdout
+
+
+@pytest.mark.slow
+def test_the_trainable_example_passes_the_short_form_of_the_kit(trainable: dict[str, str]) -> None:
+    """Less the networks whose many kernels take half the time to compile."""
+    chosen = "not every_operator and not today and not light and not updates"
+    done = _run(trainable, "d5suite.cli", "conformance", "tinygrad", "--quick", "-k", chosen)
+    assert done.returncode == 0, done.stdout[-3000:]
+    passed, failed, *_ = re.findall(r"^total((?: +\d+){4})$", done.stdout, re.MULTILINE)[0].split()
+    assert int(passed) > 200 and int(failed) == 0
+
+
+@pytest.mark.slow
+def test_the_trainable_example_is_measured(trainable: dict[str, str], recipe_folder: Path, imagenet_tree: Path) -> None:
+    done = _run(trainable, "pytest", "-p", "no:cacheprovider", str(recipe_folder), "-rs", "--backend", "tinygrad",
+                "--imagenet", str(imagenet_tree))  # fmt: skip
+    assert done.returncode == 0, done.stdout[-3000:]
+    assert "4 passed" in done.stdout

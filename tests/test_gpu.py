@@ -1,4 +1,5 @@
-"""What needs a GPU: the small recipe and the operators on every framework that can use one. ``pytest -m gpu``."""
+"""What needs a GPU: the small recipe and the operators on every framework that can use one.
+``pytest -m gpu``."""
 
 from __future__ import annotations
 
@@ -51,7 +52,8 @@ def test_a_recipe_runs_on_the_gpu(
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
 @pytest.mark.parametrize("name", WITH_CUDA)
 def test_operators_run_on_the_gpu(tmp_path: Path, name: str, precision: str) -> None:
-    """Every family of the smoke preset; the custom operator from its CUDA source, where nvcc is present."""
+    """Every family of the smoke preset; the custom operator from its CUDA source, where nvcc is
+    present."""
     problem = _problem(name)
     if problem:
         pytest.skip(problem)

@@ -1,7 +1,7 @@
 """The backends: one folder per framework, found through the entry-point group ``d5suite.backends``.
 
-This module finds and names them. It imports `d5suite.levels` and `d5suite.errors`; importing it, or any
-backend's own ``__init__``, imports no framework.
+Imports `d5suite.levels` and `d5suite.errors`. Importing this module, or a backend's own
+``__init__``, imports no framework.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ GROUP = "d5suite.backends"
 
 @dataclass(frozen=True)
 class Selection:
-    """A backend in one of its modes, as users write it: ``name`` or ``name:mode``."""
+    """A backend in one of its modes, written ``name`` or ``name:mode``."""
 
     backend: Backend
     mode: str
@@ -30,14 +30,14 @@ class Selection:
 
 @lru_cache(maxsize=1)
 def discover() -> tuple[dict[str, Backend], dict[str, BackendError]]:
-    """Every published backend by name, and for every faulty plug-in the error by which it is left out.
+    """Return every published backend by name, and the error of every faulty plug-in.
 
     Returns
     -------
     backends : dict of str to Backend
     faults : dict of str to BackendError
-        By entry-point name. Where plug-ins share a name all of them are left out: results of one would pass for the
-        other's.
+        By entry-point name. Plug-ins that share a name are all faulty, because results of one could
+        be taken for the other's.
     """
     backends: dict[str, Backend] = {}
     faults: dict[str, BackendError] = {}
@@ -59,7 +59,7 @@ def discover() -> tuple[dict[str, Backend], dict[str, BackendError]]:
 def _load(entry: importlib.metadata.EntryPoint) -> Backend:
     try:
         found = entry.load()
-    except (Exception, SystemExit) as error:  # a plug-in may fail in any way, and must not take the others with it
+    except (Exception, SystemExit) as error:  # a plug-in may fail in any way without affecting the others
         raise BackendError(
             f"backend {entry.name!r} is faulty: {entry.value} failed to import: {type(error).__name__}: {error}"
         ) from error
@@ -77,12 +77,13 @@ def _origin(entry: importlib.metadata.EntryPoint) -> str:
 
 
 def backend(name: str) -> Backend:
-    """The backend of this name.
+    """Return the backend of this name.
 
     Raises
     ------
     BackendError
-        If there is none, or it is faulty; the message lists what there is and how to install what is not.
+        If it does not exist or is faulty. The message lists the known backends, and how to install
+        those that are missing.
     """
     backends, faults = discover()
     if name in faults:
@@ -99,7 +100,7 @@ def backend(name: str) -> Backend:
 
 
 def select(text: str) -> Selection:
-    """Read ``name`` or ``name:mode``.
+    """Return the backend and mode written as ``name`` or ``name:mode``.
 
     Raises
     ------

@@ -1,8 +1,8 @@
-"""Custom operators: one C++ source or two Python functions, run as a native operator of every framework.
+"""Custom operators: one C++ source or two Python functions, native in every framework.
 
-`d5suite.network.custom` describes one; `build` compiles C++ and CUDA sources, once for each content; `interface` is the
-C interface for Python. What a framework needs around the source is in that backend's ``custom`` module. Imports
-`d5suite.network` and `d5suite.errors`.
+`d5suite.network.custom` describes one; `build` compiles and caches C++ and CUDA sources;
+`interface` is the C interface for Python. A backend's ``custom`` module holds its glue code. May
+import, from d5suite, `network`, `files` and `errors`.
 """
 
 from d5suite.custom.build import CompileError, Glue, compile_library, compile_operator, compiler_problem

@@ -1,9 +1,9 @@
-"""Compiling custom operators: each content once, cached by it, with the compiler's own words if it fails.
+"""Compile custom operators, cached by content; errors carry the compiler's message.
 
-A library is made of the user's source and a backend's glue, compiled apart so that a change of one does not compile the
-other again. Content is what the compiler reads: of the source, the preprocessor's output, so that a changed header
-counts; of a glue, whose framework's headers take seconds to preprocess, its text and the framework's version. Imports
-the standard library, `d5suite.network.custom` and `d5suite.errors`.
+A library consists of the user's source and a backend's glue, compiled separately so that a change
+of one does not recompile the other. The cache key of a source is the preprocessor's output, which
+includes headers; that of glue, whose framework's headers take seconds to preprocess, is its text
+and the framework's version. May import, from d5suite, `network.custom`, `files` and `errors`.
 """
 
 from __future__ import annotations
@@ -22,40 +22,39 @@ from pathlib import Path
 from typing import Any
 
 from d5suite.errors import BackendError, ConfigurationError
-from d5suite.files import cache_folder
+from d5suite.files import atomic_path, made_once
 from d5suite.network.custom import INTERFACE, CustomOperator
 
 HEADER = Path(__file__).with_name(INTERFACE)
 """The C interface."""
 
 FLAGS = ("-O3", "-fPIC", "-fopenmp", "-march=native")
-"""For sources and glue; the same for every framework."""
-
+"""Compiler flags of sources and glue, the same for every framework."""
 
 FUNCTIONS = {
     "d5_forward": "Its signature is int d5_forward(const d5_call *call).",
     "d5_output_shape": "D5_OUTPUTS_LIKE_FIRST_INPUT defines it for outputs of the first input's shape.",
     "d5_backward": "Define it, or give the CustomOperator has_backward=False.",
 }
-"""The functions of the C interface, and what to do about one that is missing."""
+"""The functions of the C interface, each with the hint if it is missing."""
 
 
 class CompileError(ConfigurationError):
-    """A source does not compile; the message is the compiler's, with file and line. Or it lacks a function."""
+    """A source does not compile (the message is the compiler's), or lacks a function."""
 
 
 @dataclass(frozen=True)
 class Glue:
-    """What a framework needs around a source.
+    """A framework's code around a source.
 
     Attributes
     ----------
     source : Path
         C++ code that registers the operator with the framework and calls the ``d5_`` functions.
     version : str
-        The framework's, which says what its headers and libraries are.
+        The framework's version, which stands for its headers and libraries.
     compile_flags, link_flags : tuple of str
-        The framework's own.
+        The framework's flags.
     definitions : mapping of str to str
         Macros, such as the operator's name.
     """
@@ -68,7 +67,7 @@ class Glue:
 
 
 def compiler_problem(source: Path) -> str | None:
-    """Why a source cannot be compiled here at all, or None."""
+    """Return why no compiler is here for a source, or None."""
     try:
         _nvcc() if source.suffix == ".cu" else _compiler()
     except BackendError as error:
@@ -79,14 +78,14 @@ def compiler_problem(source: Path) -> str | None:
 def compile_operator(
     custom: CustomOperator, *, device: str = "cpu", glue: Glue | None = None, identifier: str | None = None
 ) -> Path:
-    """Compile and link a custom operator's source for a device, or find it in the cache; see `compile_library`.
+    """Compile a custom operator's source for a device; see `compile_library`.
 
     Raises
     ------
     ConfigurationError
         If it has no source for the device.
     CompileError
-        If it does not compile or link, or does not define what it must.
+        If it does not compile or link, or lacks a function.
     """
     functions = ["d5_forward", "d5_output_shape", *(["d5_backward"] if custom.differentiable else [])]
     return compile_library(
@@ -105,7 +104,7 @@ def compile_library(
     flags: Sequence[str] = (),
     functions: Sequence[str] = (),
 ) -> Path:
-    """Compile and link a source of custom operators, or find the library in the cache.
+    """Compile and link a custom operator's source, or find the library in the cache.
 
     Parameters
     ----------
@@ -114,9 +113,10 @@ def compile_library(
     source : Path
         ``.cc``, ``.cpp`` or ``.cu``.
     glue : Glue, optional
-        Without it the library has the C interface and nothing else.
+        Without it the library has only the C interface.
     identifier : str, optional
-        The name to register it under, compiled in as ``d5_operator_name``, so that one glue serves every operator.
+        The name to register it under, compiled in as ``d5_operator_name``: one glue serves all
+        operators.
     attributes : mapping
         Compiled in as ``d5_attributes`` and ``d5_attribute_count``.
     flags : sequence of str
@@ -132,7 +132,7 @@ def compile_library(
     Raises
     ------
     CompileError
-        If it does not compile or link, or does not define one of these functions.
+        If it does not compile or link, or lacks one of these functions.
     BackendError
         If there is no compiler.
     """
@@ -144,32 +144,33 @@ def compile_library(
         tables = Path(folder) / "attributes.cc"
         tables.write_text(table, encoding="utf-8")
         objects.append(_object(tables, FLAGS, name))
-    link: tuple[str, ...] = ("-shared", "-fopenmp", "-Wl,-Bsymbolic")  # every library has a d5_forward of its own
+    link: tuple[str, ...] = ("-shared", "-fopenmp", "-Wl,-Bsymbolic")  # every library has its own d5_forward
     if glue is not None:
         macros = tuple(f"-D{key}={value}" for key, value in glue.definitions)
         objects.append(_object(glue.source, (*FLAGS, *glue.compile_flags, *macros), name, version=glue.version))
         link += glue.link_flags
     if source.suffix != ".cu":
-        link += ("-Wl,-z,defs",)  # what is missing is named now, not when it is called
+        link += ("-Wl,-z,defs",)  # report undefined symbols now, not at the call
     else:
         link += ("-lcudart", f"-L{_cuda_folder()}/lib64", f"-Wl,-rpath,{_cuda_folder()}/lib64")
     key = _digest("link", *(o.name for o in objects), *link)
-    library = _objects_folder() / f"{name}-{key}.so"
-    if not library.exists():
-        _run([_compiler(), *map(str, objects), *link], library, where)
-    return library
+    return _made(f"{name}-{key}.so", [_compiler(), *map(str, objects), *link], where)
 
 
-def _objects_folder() -> Path:
-    folder = cache_folder() / "custom"
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
+def _made(name: str, command: list[str], where: str) -> Path:
+    """Return what a command makes, from the cache if it is there and whole."""
+
+    def make(target: Path) -> None:
+        with atomic_path(target) as temporary:
+            _output([*command, "-o", str(temporary)], where)
+
+    return made_once(f"custom/{name}", make)
 
 
 def _object(source: Path, flags: Sequence[str], where: str, version: str | None = None) -> Path:
-    """An object file of a source, compiled if its content, flags, compiler or processor are new.
+    """Return an object file, compiled if the content, flags, compiler or processor are new.
 
-    With a version, that stands for what the source includes.
+    A version stands for the headers that the source includes.
     """
     compiler = _nvcc() if source.suffix == ".cu" else _compiler()
     if source.suffix == ".cu":
@@ -182,16 +183,13 @@ def _object(source: Path, flags: Sequence[str], where: str, version: str | None 
     else:
         content = _preprocessed(compiler, source, options, where)
     key = _digest(_version(compiler), _processor(), *content, *options)
-    target = _objects_folder() / f"{source.stem}-{key}.o"
-    if not target.exists():
-        _run([compiler, "-c", str(source), *options], target, where)
-    return target
+    return _made(f"{source.stem}-{key}.o", [compiler, "-c", str(source), *options], where)
 
 
 def _preprocessed(compiler: str, source: Path, options: list[str], where: str) -> list[bytes]:
-    """What the compiler reads of a source.
+    """Return what the compiler reads of a source.
 
-    nvcc preprocesses for the device, and leaves out what is for the host: the files that it reads stand for that.
+    nvcc preprocesses for the device and omits host code, so the files it reads stand for that.
     """
     if source.suffix != ".cu":
         return [_output([compiler, "-E", "-P", str(source), *options], where).encode()]
@@ -201,7 +199,7 @@ def _preprocessed(compiler: str, source: Path, options: list[str], where: str) -
 
 
 def _require_functions(compiled: Path, functions: Sequence[str], where: str) -> None:
-    """Raise `CompileError` unless an object file defines these functions. Nothing of it is run."""
+    """Raise `CompileError` unless an object file defines these functions, without running it."""
     symbols = _output([_symbol_lister(), "--defined-only", "-g", "-P", str(compiled)], where).splitlines()
     defined = {line.split()[0] for line in symbols if line}
     for function in functions:
@@ -213,16 +211,6 @@ def _require_functions(compiled: Path, functions: Sequence[str], where: str) -> 
             where=where,
             hint=f"Declare it as {INTERFACE} does, outside of namespaces." if alike else FUNCTIONS[function],
         )
-
-
-def _run(command: list[str], target: Path, where: str) -> None:
-    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.stem}.", suffix=target.suffix)
-    os.close(handle)
-    try:
-        _output([*command, "-o", name], where)
-        os.replace(name, target)
-    finally:
-        Path(name).unlink(missing_ok=True)
 
 
 def _output(command: list[str], where: str) -> str:
@@ -278,7 +266,7 @@ def _nvcc() -> str:
 
 @lru_cache
 def _cuda_folder() -> Path:
-    """The toolkit's folder, as nvcc gives it: what is called nvcc may be a script that calls it."""
+    """Return the toolkit's folder as nvcc reports it; the nvcc on PATH may be a script."""
     said = subprocess.run([_nvcc(), "--dryrun", "-c", "-x", "cu", os.devnull], capture_output=True, text=True).stderr
     top = re.search(r"^#\$ TOP=(.+)$", said, re.MULTILINE)
     return Path(top[1]).resolve() if top else Path(_nvcc()).resolve().parent.parent
@@ -286,7 +274,7 @@ def _cuda_folder() -> Path:
 
 @lru_cache
 def _symbol_lister() -> str:
-    """nm, from the same tools as the assembler and the linker that the compiler calls."""
+    """Return nm from the tools that the compiler uses."""
     return subprocess.run([_compiler(), "-print-prog-name=nm"], capture_output=True, text=True).stdout.strip() or "nm"
 
 
@@ -297,7 +285,7 @@ def _version(compiler: str) -> str:
 
 @lru_cache
 def _processor() -> str:
-    """What ``-march=native`` depends on."""
+    """Return what ``-march=native`` depends on."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:

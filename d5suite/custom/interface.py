@@ -1,6 +1,6 @@
-"""The C interface of ``d5suite_operator.h`` for Python: its structures, for those who call a library without glue.
+"""The C interface ``d5suite_operator.h`` in Python: its structures, to call a library without glue.
 
-Imports NumPy, ONNX's numbers of types, `d5suite.network` and `d5suite.errors`.
+May import NumPy, ONNX and, from d5suite, `network` and `errors`.
 """
 
 from __future__ import annotations
@@ -55,23 +55,23 @@ def require_output_shapes(
     dtypes: Mapping[str, np.dtype],
     device: str = "cpu",
 ) -> None:
-    """Raise unless a compiled source tells the outputs the shapes that its meaning has.
+    """Raise unless a compiled source and its meaning agree on the outputs' shapes.
 
     Parameters
     ----------
     library : Path
-        As `d5suite.custom.compile_operator` gives it, and as the framework loads it.
+        From `d5suite.custom.compile_operator`, the one that the framework loads.
     custom : CustomOperator
     node : Node
     shapes, dtypes : mapping
-        By input and output of the node; the outputs' follow from the meaning.
+        By input and output of the node, the outputs' from the meaning.
     device : str
-        Of the source.
+        The source's device.
 
     Raises
     ------
     ConfigurationError
-        If ``d5_output_shape`` fails, or answers otherwise.
+        If ``d5_output_shape`` fails or disagrees.
     """
     functions = ctypes.CDLL(str(library))
     where = str(custom.code(device))
@@ -93,7 +93,7 @@ def require_output_shapes(
         found = tuple(shape[: rank.value])
         if found != shapes[output]:
             raise ConfigurationError(
-                f"d5_output_shape of {custom.op_type} gives output {name!r} the shape {found}, and its meaning "
+                f"d5_output_shape of {custom.op_type} gives output {name!r} the shape {found}, but its meaning "
                 f"{shapes[output]}",
                 where=where,
                 hint=f"One of the two is wrong; the meaning is in {custom.file}.",

@@ -1,14 +1,17 @@
-"""Datasets on disk, their decoding and transforms, the loader that feeds a workload, and synthesis of small datasets.
+"""Datasets on disk, decoding, transforms, the loader, and synthetic datasets.
 
-Imports NumPy, Pillow and h5py, never a framework, and of d5suite `errors` and `files` only. The names below are
-imported when they are first used, so that ``import d5suite.data`` costs nothing.
+May import NumPy, Pillow and h5py, never a framework, and from d5suite only `errors` and `files`.
+The names below are imported on first use, so ``import d5suite.data`` costs nothing.
 
 - `ImageNet`: the files and labels of an ImageNet tree (`imagenet.py`).
 - `OpenImages`: the files and verified labels of an Open Images tree (`openimages.py`).
-- `open_store`: a dataset in any format: folders, HDF5, TFRecord, RecordIO (`formats/`; `convert.py`, `verify.py`).
-- `d5suite.data.decode.decode`: one image file to pixels, safely. Not offered here, where the module has that name.
-- `TrainTransform`, `EvalTransform`: pixels to network input, the neutral definition (`transforms.py`).
-- `Loader`: batches from worker processes, the same pixels whatever their number (`loader.py`).
+- `open_store`: a dataset in any format: folders, HDF5, TFRecord, RecordIO (`formats/`;
+  `convert.py`, `verify.py`).
+- `d5suite.data.decode.decode`: one image file to pixels, safely. Not offered here, because the
+  module has that name.
+- `TrainTransform`, `EvalTransform`: pixels to network input, defined neutrally
+  (`transforms.py`).
+- `Loader`: batches from any number of worker processes, always the same pixels (`loader.py`).
 - `make_imagenet`, `cached_imagenet`: a small learnable set in ImageNet's layout (`synthesis.py`).
 - `make_openimages`, `cached_openimages`: the same in Open Images' layout.
 """

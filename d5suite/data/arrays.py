@@ -1,12 +1,14 @@
-"""Batches of arrays that are in memory, with the interface of `d5suite.data.loader.Loader`.
+"""`Stream`, the interface of batches, and batches of arrays in memory.
 
-Imports NumPy and its neighbours.
+May import NumPy and, from d5suite, `data` and `errors`.
 """
 
 from __future__ import annotations
 
 import itertools
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from typing import TypeVar
 
 import numpy as np
 
@@ -14,11 +16,38 @@ from d5suite.data.samplers import Sampler
 from d5suite.errors import ConfigurationError
 
 Batch = tuple[np.ndarray, np.ndarray]
-"""Images float32 (batch size, C, H, W) and labels int64 (batch size, ...)."""
+"""Images float32 (N, C, H, W), and labels int64 (N,), or (N, classes) if several."""
+
+_Self = TypeVar("_Self", bound="Stream")
 
 
-class ArrayBatches:
-    """Batches of arrays that are in memory.
+class Stream(ABC):
+    """Batches in epochs, for use in a ``with`` statement."""
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Batches per epoch."""
+
+    @abstractmethod
+    def epoch(self, number: int, *, start: int = 0) -> Iterator[Batch]:
+        """Iterate over epoch `number` from batch `start`, both from 0."""
+
+    def batches(self, first_epoch: int = 0) -> Iterator[Batch]:
+        """Iterate endlessly from `first_epoch`."""
+        return itertools.chain.from_iterable(map(self.epoch, itertools.count(first_epoch)))
+
+    def close(self) -> None:  # noqa: B027 - optional
+        """Free resources; idempotent."""
+
+    def __enter__(self: _Self) -> _Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+class ArrayBatches(Stream):
+    """Batches of arrays in memory.
 
     Parameters
     ----------
@@ -28,7 +57,7 @@ class ArrayBatches:
         The order of each epoch.
     batch_size : int
     drop_last : bool
-        Leave out a last batch that is not full.
+        Drop a last batch that is not full.
 
     Raises
     ------
@@ -51,22 +80,11 @@ class ArrayBatches:
             )
 
     def __len__(self) -> int:
-        """Batches per epoch."""
         return self._count
 
-    def __enter__(self) -> ArrayBatches:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        pass
-
     def epoch(self, number: int, *, start: int = 0) -> Iterator[Batch]:
-        """Iterate over an epoch from 0 on, without its first ``start`` batches."""
+        """See `Stream.epoch`."""
         order = self.sampler.order(number)
         for batch in range(start, self._count):
             chosen = order[batch * self.batch_size : (batch + 1) * self.batch_size]
             yield self.images[chosen], self.labels[chosen]
-
-    def batches(self, first_epoch: int = 0) -> Iterator[Batch]:
-        """Iterate endlessly, from an epoch on."""
-        return itertools.chain.from_iterable(map(self.epoch, itertools.count(first_epoch)))

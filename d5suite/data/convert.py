@@ -1,8 +1,8 @@
-"""Convert an image dataset to another format, without touching the encoded images.
+"""Convert an image dataset to another format; the encoded images stay the same, byte for byte.
 
-Everything is written into a folder beside the destination, which takes its name only when it is whole and was read
-back. What is durable is noted there every few seconds, so a conversion that was killed goes on from where it was.
-Imports NumPy, h5py and, of d5suite, `data`, `errors` and `files`.
+The output is written to a folder beside the destination and renamed after it was read back. Every
+few seconds the progress on disk is recorded, so a killed conversion resumes. May import NumPy, h5py
+and, from d5suite, `data`, `errors` and `files`.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import os
 import shutil
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -23,13 +24,12 @@ import numpy as np
 
 from d5suite.data.formats import format_module, read_split, scan_split, splits_of
 from d5suite.data.formats.store import Store, check_name
-from d5suite.data.openimages import SparseLabels
 from d5suite.data.reading import Reader, name_of
 from d5suite.errors import DataError
-from d5suite.files import write_json
+from d5suite.files import locked, write_json
 
 NOTE_S = 2.0
-"""Seconds between two notes of what is durable."""
+"""Seconds between two records of progress."""
 
 Item = TypeVar("Item")
 
@@ -38,37 +38,38 @@ _OVERHEAD_BYTES = 1 << 20
 
 
 def work_folder(destination: Path) -> Path:
-    """The folder that holds a conversion until it is whole."""
+    """Return the folder that holds a conversion until it is complete."""
     return destination.parent / f".{destination.name}.converting"
 
 
 def convert(
     source: str | os.PathLike[str], destination: str | os.PathLike[str], to: str, *, progress: bool = True
 ) -> list[Store]:
-    """Convert all splits of a dataset; go on with a conversion that was interrupted.
+    """Convert all splits of a dataset, or resume an interrupted conversion.
 
     Parameters
     ----------
     source : path
         A dataset in any format.
     destination : path
-        What to make: for ``hdf5`` a file, else a folder.
+        A file for ``hdf5``, else a folder.
     to : {"folder", "hdf5", "tfrecord", "recordio"}
-        The format.
+        The output format.
     progress : bool
         Show a progress bar, if standard error is a terminal.
 
     Returns
     -------
     list of Store
-        The splits, as read back.
+        The splits, read from the destination.
 
     Raises
     ------
     DataError
-        The source is damaged, cannot be held in this format, the destination exists or cannot be written.
+        If the source is damaged or does not fit the format, or the destination exists or cannot be
+        written.
     ConfigurationError
-        There is no such format.
+        If the format is unknown.
     """
     module = format_module(to)
     target = Path(os.path.abspath(destination))
@@ -81,7 +82,7 @@ def convert(
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         work.mkdir(exist_ok=True)
-        with _locked(work):
+        with _exclusive(work):
             notes = _Notes(work / "progress.json", _fingerprint(to, stores, sizes))
             if target.exists():
                 if not notes.whole or (work / "store").exists():
@@ -97,14 +98,14 @@ def convert(
         raise DataError(
             f"cannot be written: {error.strerror or error}",
             where=str(target),
-            hint=f"{'Make room, then run' if room else 'Run'} the same command again: it goes on from where it was. "
-            f"What there is lies in {work}.",
+            hint=f"{'Free some space, then run' if room else 'Run'} the same command again to resume. "
+            f"The partial output is in {work}.",
         ) from None
     return [read_split(target, split) for split in stores]
 
 
 class _Notes:
-    """How far a conversion is, in a file."""
+    """The progress of a conversion, in a file."""
 
     def __init__(self, file: Path, fingerprint: str) -> None:
         self._file = file
@@ -122,7 +123,7 @@ class _Notes:
             same = False
         if not same:
             raise DataError(
-                "an unfinished conversion of another dataset, or to another format, is in the way",
+                "an unfinished conversion of another dataset, or to another format, is here already",
                 where=str(file.parent),
                 hint="Run that one again, or delete this folder.",
             )
@@ -138,10 +139,9 @@ def _check(stores: Mapping[str, Store]) -> None:
     for store in stores.values():
         if (store.label_names, store.several) != (first.label_names, first.several):
             raise DataError(f"{store.split!r} and {first.split!r} have different classes", where=str(store.path))
-        if len(set(store.names)) < len(store):
-            seen: set[str] = set()
-            twice = next(name for name in store.names if name in seen or seen.add(name))  # type: ignore[func-returns-value]
-            raise DataError(f"two images have the name {twice!r}", where=str(store.path))
+        [(name, count)] = Counter(store.names).most_common(1)
+        if count > 1:
+            raise DataError(f"two images have the name {name!r}", where=str(store.path))
         for name in store.names:
             check_name(name, str(store.path))
         for label in (*store.label_names, *store.class_names.values()):
@@ -150,12 +150,11 @@ def _check(stores: Mapping[str, Store]) -> None:
 
 
 def _fingerprint(to: str, stores: Mapping[str, Store], sizes: Mapping[str, np.ndarray]) -> str:
-    """What a conversion is of, so that only the same one is gone on with."""
+    """Return a digest of format and source, so that only the same conversion is resumed."""
     digest = hashlib.sha256(to.encode())
     for split, store in stores.items():
         digest.update(json.dumps([split, store.label_names, store.class_names, list(store.names)]).encode())
-        labels = store.labels
-        for array in (labels.starts, labels.classes, labels.values) if isinstance(labels, SparseLabels) else (labels,):
+        for array in store.label_arrays:
             digest.update(np.ascontiguousarray(array).data)
         digest.update(sizes[split].data)
     return digest.hexdigest()
@@ -198,13 +197,13 @@ def _write(
         notes.write()
         writer.finish()
     finally:
-        with contextlib.suppress(OSError):  # of what was not written for another error
+        with contextlib.suppress(OSError):  # an earlier error already says why
             writer.close()
         reader.close()
 
 
 def _place(stores: Mapping[str, Store], split: str, number: int) -> int:
-    """A number for an image that no image of another split has."""
+    """Return a number that is unique to an image among all splits."""
     for name, store in stores.items():
         if name == split:
             break
@@ -222,38 +221,27 @@ def _check_read_back(path: Path, to: str, stores: Mapping[str, Store], sizes: Ma
             and found.class_names == store.class_names
             and found.several == store.several
             and np.array_equal(found.sizes(), sizes[split])
-            and _same_labels(found, store)
+            and all(map(np.array_equal, found.label_arrays, store.label_arrays))
         )
         if not same:
             raise DataError(
-                f"the names, labels or classes of {split!r} cannot be held in the format {to!r}",
+                f"the names, labels or classes of {split!r} do not fit the format {to!r}",
                 where=str(store.path),
-                hint=f"What was read back is in {path}; delete {path.parent} before another try.",
+                hint=f"The output is in {path}; delete {path.parent} before you try again.",
             )
 
 
-def _same_labels(one: Store, other: Store) -> bool:
-    if isinstance(one.labels, SparseLabels) and isinstance(other.labels, SparseLabels):
-        pairs = ((getattr(one.labels, name), getattr(other.labels, name)) for name in ("starts", "classes", "values"))
-        return all(np.array_equal(a, b) for a, b in pairs)
-    return np.array_equal(np.asarray(one.labels), np.asarray(other.labels))
-
-
 @contextlib.contextmanager
-def _locked(work: Path) -> Iterator[None]:
-    """Keep a second process from the same conversion; the lock vanishes with this one, however it ends."""
-    import fcntl
-
-    with open(work / "lock", "a") as handle:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise DataError("another process is at this conversion", where=str(work)) from None
-        yield
+def _exclusive(work: Path) -> Iterator[None]:
+    try:
+        with locked(work / "lock", wait=False):
+            yield
+    except BlockingIOError:
+        raise DataError("another process is running this conversion", where=str(work)) from None
 
 
 def shown(items: Iterable[Item], total: int, what: str, progress: bool) -> Iterator[Item]:
-    """Pass items on, with a progress bar if wanted and standard error is a terminal."""
+    """Yield the items, with a progress bar if wanted and standard error is a terminal."""
     if not (progress and sys.stderr.isatty()):
         yield from items
         return

@@ -1,17 +1,17 @@
-"""One image file to RGB pixels, for files that may be broken or hostile.
+"""Decode an image file to RGB pixels; the file may be broken or hostile.
 
-What the pixels are, for every backend and every machine with the same Pillow:
+The pixels are the same for every backend and machine with the same Pillow:
 
-- JPEG is decoded by libjpeg-turbo at full size with its accurate integer transform, which gives the same bits with
-  and without SIMD. Colour profiles are ignored.
-- Greyscale is repeated into three channels. CMYK and YCCK are taken as inverted (what Adobe's programs write, as
-  are all such files in ImageNet) and converted by R = (1 - C)(1 - K).
-- EXIF orientation is ignored: pixels come as stored, as in the frameworks' reference pipelines, whose published
-  accuracies were reached that way.
+- JPEG is decoded by libjpeg-turbo at full size with its accurate integer transform, which gives the
+  same bits with and without SIMD. Colour profiles are ignored.
+- Greyscale is repeated into three channels. CMYK and YCCK are taken as inverted (as Adobe's
+  programs write them, and as all such files in ImageNet are) and converted by R = (1 - C)(1 - K).
+- EXIF orientation is ignored, as in the frameworks' reference pipelines behind the published
+  accuracies.
 - A PNG is read whatever its name says (ImageNet has one named .JPEG). Its transparency is dropped.
 
-Imports NumPy and Pillow. Only Pillow's JPEG and PNG readers are ever given a file, so the many other formats that
-Pillow can read are out of reach of an untrusted one.
+May import NumPy and Pillow. Only Pillow's JPEG and PNG readers see a file, so an untrusted one
+cannot reach the readers of other formats.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from PIL import Image, JpegImagePlugin, PngImagePlugin
 from d5suite.errors import DataError
 
 MAX_PIXELS = 1024**3 // 4 // 3
-"""Largest image that is decoded, in pixels (89,478,485): a quarter of a GiB of RGB, Pillow's own threshold."""
+"""The largest image decoded, in pixels (89,478,485): 256 MiB of RGB, Pillow's own threshold."""
 
 _JPEG_START = b"\xff\xd8\xff"
 _PNG_START = b"\x89PNG\r\n\x1a\n"
@@ -39,7 +39,7 @@ def decode(source: str | os.PathLike[str] | bytes, *, max_pixels: int = MAX_PIXE
     source : path or bytes
         The file, or its content.
     max_pixels : int
-        Larger images are refused by their header, before any pixel is decoded.
+        Refuse larger images by their header, before any pixel is decoded.
 
     Returns
     -------
@@ -49,7 +49,8 @@ def decode(source: str | os.PathLike[str] | bytes, *, max_pixels: int = MAX_PIXE
     Raises
     ------
     DataError
-        The file cannot be read, is truncated or corrupt, is neither JPEG nor PNG, or is larger than `max_pixels`.
+        If the file cannot be read, is truncated or corrupt, is neither JPEG nor PNG, or is larger
+        than `max_pixels`.
     """
     return np.array(decode_image(source, max_pixels=max_pixels))
 
@@ -57,9 +58,9 @@ def decode(source: str | os.PathLike[str] | bytes, *, max_pixels: int = MAX_PIXE
 def decode_image(
     source: str | os.PathLike[str] | bytes, *, max_pixels: int = MAX_PIXELS, where: str | None = None
 ) -> Image.Image:
-    """Decode like `decode`, to a Pillow image of mode RGB: one copy less where Pillow works on it further.
+    """Decode like `decode` to a Pillow image of mode RGB, which saves a copy before resizing.
 
-    `where` is what errors call the image, where that is not its path.
+    `where` names the image in errors, by default its path.
     """
     where = where or ("<bytes>" if isinstance(source, bytes) else os.fspath(source))
     try:
@@ -99,7 +100,7 @@ def decode_image(
 
 
 def header(content: bytes) -> tuple[str, int, int] | None:
-    """What the header of an encoded image says: ``JPEG`` or ``PNG``, height and width in pixels; None if broken."""
+    """Return an encoded image's format (``JPEG``, ``PNG``), height and width, or None."""
     try:
         image = _opened(content)
     except Exception:  # as in `decode_image`
@@ -108,7 +109,7 @@ def header(content: bytes) -> tuple[str, int, int] | None:
 
 
 def _opened(content: bytes) -> Image.Image | None:
-    """Read the header of a JPEG or PNG; None for anything else."""
+    """Read the header of a JPEG or PNG; return None for anything else."""
     if content.startswith(_JPEG_START):
         return JpegImagePlugin.JpegImageFile(io.BytesIO(content))
     if content.startswith(_PNG_START):

@@ -1,7 +1,8 @@
-"""Real handwritten digits that come with scikit-learn: no download, trained to accuracy anywhere in a minute.
+"""Handwritten digits bundled with scikit-learn: no download, and trained in a minute anywhere.
 
-The test part of the UCI set "Optical recognition of handwritten digits" (E. Alpaydin and C. Kaynak, 1998): 1,797 images
-of 8×8 pixels with 17 levels of grey. Imports NumPy and scikit-learn, late.
+The test part of the UCI set "Optical recognition of handwritten digits" (E. Alpaydin and C. Kaynak,
+1998): 1,797 images of 8×8 pixels with 17 levels of grey. May import NumPy and, inside functions,
+scikit-learn.
 """
 
 from __future__ import annotations
@@ -16,34 +17,36 @@ SIZE = 32
 """Height and width in pixels of the images that LeNet-5 takes."""
 
 TEST_IMAGES = 360
-"""How many of the 1,797 images are for testing only."""
+"""The number of images reserved for testing."""
 
 SPLIT_SEED = 0
-"""Of the one split that there is."""
+"""The seed of the fixed split."""
 
 _LEAST_SIZE = 11  # three quarters are 8
 
 
 class Digits:
-    """One part of the digits: 1,437 images to train on, or 360 to test on, with equal shares of all digits.
+    """1,437 digits to train on, or 360 to test on, stratified by digit.
 
-    The split is always the same: scikit-learn's ``train_test_split`` with ``test_size=360``, ``stratify`` by digit and
-    ``random_state=0``. Writers are not told apart in the set, so both parts may hold digits of one writer.
+    The split is fixed: scikit-learn's ``train_test_split`` with ``test_size=360``, ``stratify`` by
+    digit and ``random_state=0``. The set does not identify writers, so both parts may hold digits
+    of one writer.
 
     Parameters
     ----------
     split : {"train", "test"}
         Which images.
     size : int
-        Height and width in pixels, at least 11. A digit is enlarged to three quarters of it by linear interpolation
-        and framed by paper: LeNet-5 too was given 32 pixels so that its digits of 20 keep clear of the border.
+        Height and width in pixels, at least 11. A digit is enlarged to three quarters of it by
+        linear interpolation, on a blank margin, as LeNet-5's digits of 20 pixels were centred in
+        32.
     channels : {1, 3}
         3 repeats the grey value, for networks that take colour.
 
     Attributes
     ----------
     images : numpy.ndarray
-        float32 (N, channels, size, size); over the training images the mean is 0 and the standard deviation 1.
+        float32 (N, channels, size, size); mean 0 and standard deviation 1 over the training images.
     labels : numpy.ndarray
         int64 (N,), the digit.
 
@@ -80,7 +83,7 @@ class Digits:
 
 
 def _enlarging(size: int) -> np.ndarray:
-    """Return the matrix (size, 8) that enlarges one axis of 8 pixels; the frame is zero, which is paper."""
+    """Return the matrix (size, 8) that enlarges one axis of 8 pixels; its margin is 0 (blank)."""
     inner = size * 3 // 4
     places = np.clip((np.arange(inner) + 0.5) * (8 / inner) - 0.5, 0, 7)
     matrix = np.zeros((size, 8))
@@ -90,7 +93,7 @@ def _enlarging(size: int) -> np.ndarray:
 
 
 def digits() -> tuple[np.ndarray, np.ndarray]:
-    """All images and labels, in the set's own order.
+    """Return all images and labels, in the set's own order.
 
     Returns
     -------

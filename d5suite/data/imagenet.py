@@ -1,30 +1,36 @@
 """The files and labels of an ImageNet (ILSVRC2012 classification) tree on disk.
 
-Understood below the root, or below Kaggle's ``ILSVRC/Data/CLS-LOC``:
+Accepted below the root, or below Kaggle's ``ILSVRC/Data/CLS-LOC``:
 
 - ``train/<wnid>/*.JPEG``: one folder per class;
-- ``val/<wnid>/*.JPEG``, or the flat ``val/ILSVRC2012_val_*.JPEG`` with ``LOC_val_solution.csv`` in the root;
+- ``val/<wnid>/*.JPEG``, or the flat ``val/ILSVRC2012_val_*.JPEG`` with ``LOC_val_solution.csv`` in
+  the root;
 - ``LOC_synset_mapping.txt`` in the root, optional: the name of every class.
 
-A label is the position of the class's wnid (WordNet identifier, like n01440764) in the sorted list of wnids: the
-convention of torchvision and of every published ImageNet checkpoint. The wnids are the folders of ``train`` where it
-exists, else the lines of the mapping, else the folders of ``val``; so both splits number the classes alike.
+A label is the position of the class's wnid (WordNet identifier, like n01440764) in the sorted list
+of wnids: the convention of torchvision and of every published ImageNet checkpoint. The wnids are
+the folders of ``train`` if it exists, else the lines of the mapping, else the folders of ``val``;
+so both splits number the classes alike.
 
-What the rules are where a tree is not tidy:
+Rules for untidy trees:
 
-- a class that the mapping does not name is an error, if there is a mapping; one that it names without having it is not;
-- rows of ``LOC_val_solution.csv`` with an unknown class or an image that is missing on disk are errors, and so are
-  images without a row. A row of a class that the mapping names and ``train`` does not have is skipped if its image is
-  not there either: so a tree may have a part of the classes and the lists of all;
-- a row that is there twice counts once; two that contradict each other are an error, in both files.
+- a class missing from an existing mapping is an error; a mapped class that the tree lacks is not;
+- in ``LOC_val_solution.csv``, a row with an unknown class or a missing image is an error, and so is
+  an image without a row. A row of a mapped class that ``train`` lacks is skipped if its image is
+  missing, too: a tree may hold part of the classes with the lists of all;
+- in both files, a duplicate row counts once; contradicting rows are an error;
+- what has the name of an image and is no file (a folder, a FIFO, a dangling link) is an error, and
+  so is a FIFO or a dangling link among class folders; whatever else is left out is counted in a
+  warning, but for hidden files.
 
-Imports NumPy. No image is opened here: see `d5suite.data.decode`.
+May import NumPy and, from d5suite, `data.reading` and `errors`. No image is opened here.
 """
 
 from __future__ import annotations
 
 import csv
 import os
+import warnings
 from collections.abc import Mapping, Set
 from functools import cached_property
 from pathlib import Path
@@ -32,8 +38,8 @@ from typing import Literal
 
 import numpy as np
 
-from d5suite.data.reading import reading
-from d5suite.errors import ConfigurationError, DataError
+from d5suite.data.reading import check_classes, check_split, first_classes, nor_others, reading, refuse_look_alikes
+from d5suite.errors import DataError
 
 MAPPING_FILE = "LOC_synset_mapping.txt"
 VAL_LABELS_FILE = "LOC_val_solution.csv"
@@ -42,7 +48,7 @@ _MAKE_ONE = "`d5suite data make imagenet --out DIR` makes a small one in the rig
 
 
 class ImageNet:
-    """One split of an ImageNet tree: which files there are, and the class of each.
+    """One split of an ImageNet tree: its files and their classes.
 
     Parameters
     ----------
@@ -51,7 +57,7 @@ class ImageNet:
     split : {"train", "val"}
         Which images.
     classes : int, optional
-        Keep only the first so many wnids; all by default.
+        Keep only this many first wnids; all by default.
 
     Attributes
     ----------
@@ -62,28 +68,26 @@ class ImageNet:
     wnids : list of str
         Sorted; a label is a position in this list.
     class_names : dict of str to str
-        Name of each class by wnid, where the tree has a mapping file; else empty.
+        Name of each class by wnid; empty without a mapping file.
     files : list of str
         Absolute path of every image, ordered by class and then by name (a flat ``val``: by name).
     paths : list of pathlib.Path
-        The same as paths; built when first asked for.
+        The same as paths, built on first use.
     labels : numpy.ndarray
         int64 (number of images,).
 
     Raises
     ------
     DataError
-        The folder, a class, an image or a label is missing, a class folder holds no image, a label names an unknown
-        class, or rows of a file contradict each other.
+        If the folder, a class, an image or a label is missing, a class folder is empty, a label
+        names an unknown class, or rows of a file contradict each other.
     """
 
     def __init__(
         self, root: str | os.PathLike[str], split: Literal["train", "val"], *, classes: int | None = None
     ) -> None:
-        if split not in ("train", "val"):
-            raise ConfigurationError(f"unknown split {split!r}", hint="The splits are train and val.")
-        if classes is not None and classes < 1:
-            raise ConfigurationError(f"classes is {classes}; it must be at least 1")
+        check_split(split, ("train", "val"))
+        check_classes(classes)
         self.root = Path(os.path.abspath(root))
         self.split = split
         folder = self._folder(split)
@@ -99,25 +103,22 @@ class ImageNet:
         unnamed = sorted(set(known) - self.class_names.keys()) if self.class_names else []
         if unnamed:
             raise DataError(
-                f"class {unnamed[0]} is not in this list"
-                + (f", nor are {len(unnamed) - 1:,} others" if len(unnamed) > 1 else ""),
+                f"class {unnamed[0]} is not in this list{nor_others(len(unnamed))}",
                 where=str(self.root / MAPPING_FILE),
-                hint="Complete the list, or remove it: the names of the classes are optional.",
+                hint="Complete the list, or remove it: class names are optional.",
             )
-        if classes is not None and classes > len(known):
-            raise DataError(
-                f"{classes} classes were asked for, but there are only {len(known)}",
-                where=str(self.root),
-                hint=f"Ask for at most {len(known)}.",
-            )
-        self.wnids = known[:classes]
+        self.wnids = first_classes(known, classes, self.root)
         class_folders = _class_folders(folder)
+        self._left_out: list[str] = []
         if class_folders:
             self.files, labels = self._foldered(folder, class_folders, known)
         else:
             self.files, labels = self._flat(folder, known)
         if not self.files:
             raise DataError("no images", where=str(folder), hint=_MAKE_ONE)
+        if self._left_out:
+            what = f"{folder}: {len(self._left_out):,} files or folders are left out, such as {min(self._left_out)!r}"
+            warnings.warn(what, stacklevel=2)
         self.labels = np.array(labels, np.int64)
 
     def __len__(self) -> int:
@@ -157,11 +158,13 @@ class ImageNet:
             raise DataError(f"class folder of unknown wnid {unknown[0]!r}", where=str(folder / unknown[0]))
         files: list[str] = []
         labels: list[int] = []
+        self._left_out += _beside(folder)
         for label, wnid in enumerate(self.wnids):
             class_folder = folder / wnid
             if not class_folder.is_dir():
                 raise DataError(f"no folder for class {wnid}", where=str(class_folder))
-            names = _images(class_folder)
+            names, others = _images(class_folder)
+            self._left_out += [f"{wnid}/{name}" for name in others]
             if not names:
                 raise DataError(
                     f"the folder of class {wnid} holds no images",
@@ -173,7 +176,7 @@ class ImageNet:
         return files, labels
 
     def _flat(self, folder: Path, known: list[str]) -> tuple[list[str], list[int]]:
-        names = _images(folder)
+        names, self._left_out = _images(folder)
         if not names:
             raise DataError("neither class folders nor images", where=str(folder), hint=_MAKE_ONE)
         label_file = self.root / VAL_LABELS_FILE
@@ -195,16 +198,46 @@ class ImageNet:
 
 def _class_folders(folder: Path) -> list[str]:
     with reading(folder), os.scandir(folder) as entries:
-        return sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
-
-
-def _images(folder: Path) -> list[str]:
-    with reading(folder), os.scandir(folder) as entries:
         return sorted(
             entry.name
             for entry in entries
-            if entry.name.lower().endswith(_SUFFIXES) and not entry.name.startswith(".") and entry.is_file()
+            if entry.is_dir() and not entry.name.startswith(".") and not entry.name.lower().endswith(_SUFFIXES)
         )
+
+
+def _beside(folder: Path) -> list[str]:
+    """Return the files beside class folders; raise for anything else."""
+    with reading(folder), os.scandir(folder) as entries:
+        # Hidden folders may be classes by mistake; hidden files are of the system.
+        names = [
+            entry.name
+            for entry in entries
+            if entry.name.startswith(".") == entry.is_dir() or entry.name.lower().endswith(_SUFFIXES)
+        ]
+    for name in sorted(names):
+        if not (folder / name).exists() or not ((folder / name).is_file() or name.startswith(".")):
+            raise DataError(
+                "this is among the class folders, and is neither one of them nor a file",
+                where=str(folder / name),
+                hint="Remove it, or put the class there.",
+            )
+    return names
+
+
+def _images(folder: Path) -> tuple[list[str], list[str]]:
+    """Return a folder's images, and the names of other files that are not hidden."""
+    names, others, odd = [], [], []
+    with reading(folder), os.scandir(folder) as entries:
+        for entry in entries:
+            image, hidden = entry.name.lower().endswith(_SUFFIXES), entry.name.startswith(".")
+            if not image or hidden:
+                others += [entry.name] * (image or not hidden)
+            elif entry.is_file():
+                names.append(entry.name)
+            else:
+                odd.append(entry.name)
+    refuse_look_alikes(folder, odd)
+    return sorted(names), others
 
 
 def read_mapping(file: Path) -> dict[str, str]:
@@ -213,7 +246,7 @@ def read_mapping(file: Path) -> dict[str, str]:
     Raises
     ------
     DataError
-        It cannot be read, or two lines give a class different names.
+        If it cannot be read, or two lines give a class different names.
     """
     names: dict[str, str] = {}
     if not file.exists():
@@ -227,7 +260,7 @@ def read_mapping(file: Path) -> dict[str, str]:
 
 
 def _read_val_labels(file: Path) -> dict[str, tuple[str, int]]:
-    """Read Kaggle's ``ImageId,PredictionString``, the second being a wnid and boxes; return wnid and line by image."""
+    """Read Kaggle's ``ImageId,PredictionString`` (wnid, boxes); return wnid and line by image."""
     if not file.exists():
         raise DataError(
             f"val holds images without class folders, and {file.name} with their labels is missing",
@@ -253,14 +286,9 @@ def _read_val_labels(file: Path) -> dict[str, tuple[str, int]]:
 
 
 def _check_rows(
-    row_of: Mapping[str, tuple[str, int]],
-    missing: Set[str],
-    known: Set[str],
-    named: Set[str],
-    folder: Path,
-    file: Path,
+    row_of: Mapping[str, tuple[str, int]], missing: Set[str], known: Set[str], named: Set[str], folder: Path, file: Path
 ) -> None:
-    """Compare the labels with the classes, and with the images, of which those in `missing` are not there."""
+    """Check the labelled images against the classes and against the `missing` images."""
     for image, (wnid, line) in row_of.items():
         if wnid not in known and not (image in missing and wnid in named):
             raise DataError(f"line {line}: image {image} is labelled with unknown wnid {wnid!r}", where=str(file))
@@ -268,8 +296,7 @@ def _check_rows(
     if absent:
         line, image = absent[0]
         raise DataError(
-            f"line {line}: image {image} is not in {folder}"
-            + (f", nor are {len(absent) - 1:,} others" if len(absent) > 1 else ""),
+            f"line {line}: image {image} is not in {folder}{nor_others(len(absent))}",
             where=str(file),
-            hint="Complete the images, or remove the rows of those that you do not have.",
+            hint="Add the missing images, or remove their rows.",
         )

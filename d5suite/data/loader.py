@@ -1,18 +1,20 @@
-"""Batches of transformed images, from worker processes, in order and reproducibly.
+"""Batches of transformed images from worker processes, in order and reproducibly.
 
-How it works: the loader keeps `prefetch` batches ahead of the consumer in flight. Each batch is cut into tasks of a
-few images, put in one queue that all workers read, so a slow image delays nobody else. Workers write their rows
-straight into the batch's place in shared memory; a batch is yielded when its last row is there, in order.
+The loader keeps `prefetch` batches ahead of the consumer in flight. Each batch is cut into tasks of
+a few images in one queue that all workers read, so a slow image delays no other. Workers write rows
+directly into the batch's slot of shared memory; a batch is yielded, in order, when it is complete.
 
-**How long a batch's arrays stay valid: as long as you keep them.** They are not copied: they lie in shared memory,
-which is reused only when the last reference to them (or to a view, or a tensor that shares their memory) is gone.
-Whoever keeps more than a few batches gets copies from then on, so that the shared memory stays small.
+**A batch's arrays stay valid as long as you keep them.** They lie in shared memory, uncopied, which
+is reused only after the last reference to them (or to a view, or a tensor that shares their memory)
+is gone. A consumer that keeps more than a few batches gets copies, so that the shared memory stays
+small.
 
-The worker processes are fresh interpreters (neither fork nor multiprocessing's spawn, so neither the parent's
-frameworks nor its main module are imported in them), of one thread each, and live until the loader is closed. The
-shared memory and the sockets have no names, so nothing can be left behind, not even by ``kill -9``.
+Workers are fresh interpreters of one thread each (neither fork nor multiprocessing's spawn, so they
+import neither the parent's frameworks nor its main module) and live until the loader is closed. The
+shared memory and the sockets are unnamed, so nothing is left behind, not even after ``kill -9``.
 
-Imports NumPy, and Pillow through the transforms. Worker processes need Linux; ``workers=0`` runs anywhere.
+May import NumPy and, from d5suite, `data` and `errors`. Worker processes need Linux; ``workers=0``
+runs anywhere.
 """
 
 from __future__ import annotations
@@ -38,22 +40,20 @@ from typing import Any, Protocol
 import numpy as np
 
 from d5suite.data import loader_worker
+from d5suite.data.arrays import Batch, Stream
 from d5suite.data.reading import Location, Reader, name_of
 from d5suite.data.samplers import Ordered, Sampler, Shuffled
 from d5suite.data.transforms import Transform
 from d5suite.errors import ConfigurationError, DataError
 
-Batch = tuple[np.ndarray, np.ndarray]
-"""Images float32 (batch size, 3, size, size) and labels int64 (batch size,), or (batch size, classes) if several."""
-
-_Samples = tuple[np.ndarray, np.ndarray]  # of a batch: what stands for the epoch, and the index, int64 each
+_Samples = tuple[np.ndarray, np.ndarray]  # of a batch: epoch (see `Loader._plan`) and index, int64
 
 _IMAGES_PER_TASK = 8  # few enough to share a batch evenly, many enough that messages cost nothing
 _MAX_WORKERS = loader_worker.HEADER_BYTES // 8
-_KEPT_BATCHES = 4  # that the consumer may hold on to before it is given copies
+_KEPT_BATCHES = 4  # held by the consumer before it gets copies
 _PARENT_CHECK_S = 5
 _STOP_S = 2.0
-# The whole path of the parent, not its environment, so that a package installed or found in any way is found again.
+# Workers get the parent's path, not its environment, so that they find the same packages.
 _START = (
     "import sys; sys.path[:] = sys.argv[4:]; "
     "from d5suite.data.loader_worker import serve; serve(*map(int, sys.argv[1:4]))"
@@ -61,21 +61,21 @@ _START = (
 
 
 class Labels(Protocol):
-    """The labels of a dataset: an array, or what gives the rows of one that are asked for."""
+    """The labels of a dataset: an array, or an object that returns the rows of one."""
 
     def __getitem__(self, indices: np.ndarray, /) -> np.ndarray: ...
 
 
 class ImageFiles(Protocol):
-    """What the loader asks of a dataset, like `ImageNet` or `Store`: where the images lie, and their labels."""
+    """A dataset for the loader, like `ImageNet` or `Store`: the images' places and their labels."""
 
     @property
     def files(self) -> Sequence[Location]:
-        """Where each image lies: its path, or pieces of a file that holds many."""
+        """The place of each image: its path, or pieces of a file that holds many."""
 
     @property
     def labels(self) -> Labels:
-        """By an array of indices: int64 (images,), or (images, classes) where an image has several labels."""
+        """Indexed by an array: int64 (n,), or (n, classes) if images have several labels."""
 
     def __len__(self) -> int: ...
 
@@ -90,22 +90,22 @@ class _InFlight:
 
 
 def check_workers(workers: int, cores: int) -> None:
-    """Refuse more worker processes than there are cores for them: they would take turns, and slow each other down.
+    """Refuse more worker processes than cores: they would slow each other down.
 
     Raises
     ------
     ConfigurationError
-        There are too many.
+        If there are too many.
     """
     if workers > cores:
         raise ConfigurationError(
             f"{workers} loader workers, but this job may use {cores} {'core' if cores == 1 else 'cores'}",
-            hint=f"Use --loader-workers {cores} or less, or more --threads where the machine has the cores. In Python: "
+            hint=f"Use --loader-workers {cores} or less, or more --threads if the machine has the cores. In Python: "
             "fewer `workers`, or more `cores`.",
         )
 
 
-class Loader:
+class Loader(Stream):
     """Iterate over a dataset in batches.
 
     Parameters
@@ -119,31 +119,32 @@ class Loader:
     workers : int
         Worker processes; 0 does the work in the calling thread.
     seed : int
-        Of the order and of the transform's random numbers. Pixels depend on (seed, epoch, index) only, and on how often
-        the epoch has had the image before.
+        Seed of the order and of the transform. Pixels depend only on (seed, epoch, index) and on
+        how often the image came before in the epoch.
     shuffle : bool
         A new random order in every epoch; otherwise the dataset's own order.
     sampler : Sampler, optional
-        In place of ``shuffle``: which images an epoch takes and in which order, for example `ClassBalanced`.
+        The images and the order of an epoch, for example `ClassBalanced`; replaces ``shuffle``.
     drop_last : bool
-        Leave out a last batch that is not full.
+        Drop a last batch that is not full.
     prefetch : int
         Batches in flight while the consumer works on one.
     cores : int, optional
-        The most workers there may be; by default the CPUs that this process may run on. More are of use only where
-        workers wait for a slow disk or network.
+        The most workers allowed; by default the CPUs of this process. More help only if workers
+        wait for a slow disk or network.
 
     Raises
     ------
     ConfigurationError
-        A setting is out of range, no batch can be made, or the transform cannot be sent to workers. While iterating:
-        the sampler takes an image that the dataset does not have.
+        If a setting is out of range, no batch is full, or the transform cannot be sent to workers;
+        while iterating, if the sampler takes an image that the dataset lacks.
 
     Notes
     -----
-    A file that cannot be decoded raises one `DataError` naming it when its batch is due; the batches before it are
-    delivered, and the loader stays usable. A worker that dies raises one `DataError` naming the file it was working on
-    and closes the loader. Use the loader in a ``with`` statement, or call `close`; garbage collection closes it too.
+    A file that cannot be decoded raises one `DataError` that names it when its batch is due;
+    earlier batches are delivered, and the loader stays usable. A dead worker raises one `DataError`
+    that names its file, and closes the loader. Use the loader in a ``with`` statement, or call
+    `close`; garbage collection closes it, too.
     """
 
     def __init__(
@@ -195,26 +196,19 @@ class Loader:
         self._pool = _Pool(self) if workers else None
 
     def __len__(self) -> int:
-        """Batches per epoch."""
         whole, rest = divmod(len(self.sampler), self.batch_size)
         return whole + (1 if rest and not self.drop_last else 0)
 
-    def __enter__(self) -> Loader:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
-
     def epoch(self, number: int, *, start: int = 0) -> Iterator[Batch]:
-        """Iterate over epoch `number`, both it and its first batch from 0. A later call ends earlier iterators."""
+        """Iterate over epoch `number` from batch `start`, both from 0; end earlier iterators."""
         return self._run(itertools.islice(self._plan(number), start, None))
 
     def batches(self, first_epoch: int = 0) -> Iterator[Batch]:
-        """Iterate endlessly, from `first_epoch` on; epochs follow each other without a pause."""
+        """Iterate endlessly from `first_epoch`, without a pause between epochs."""
         return self._run(itertools.chain.from_iterable(map(self._plan, itertools.count(first_epoch))))
 
     def close(self) -> None:
-        """Stop the worker processes and wait for them. Yielded arrays stay valid. May be called twice."""
+        """Stop the worker processes and wait for them; idempotent. Yielded arrays stay valid."""
         self._closed = True
         self._reader.close()
         if self._pool is not None:
@@ -227,7 +221,7 @@ class Loader:
                 f"the sampler takes images {order.min()} to {order.max()} of a dataset of {length}",
                 hint="Make it for this dataset.",
             )
-        # What the pixels' random numbers take for the epoch: an image that comes again is cropped anew.
+        # A repeated image gets an epoch of its own for its random numbers, so a new crop.
         epochs = number + (_times_before(order) << 32)
         for batch in range(len(self)):
             chosen = slice(batch * self.batch_size, (batch + 1) * self.batch_size)
@@ -265,7 +259,7 @@ class Loader:
                     return
                 yield pool.wait(window.popleft())
                 self._check(turn)
-        except KeyboardInterrupt:  # it may have come between taking a reply and booking it
+        except KeyboardInterrupt:  # it may fall between a reply and its booking
             self.close()
             raise
         finally:
@@ -274,7 +268,7 @@ class Loader:
 
 
 def _times_before(order: np.ndarray) -> np.ndarray:
-    """How often each entry has come before."""
+    """Return how often each entry came before."""
     by_image = np.argsort(order, kind="stable")
     places = np.arange(len(order))
     first = np.append(True, np.diff(order[by_image]) != 0)[: len(order)]
@@ -284,7 +278,7 @@ def _times_before(order: np.ndarray) -> np.ndarray:
 
 
 class _Pool:
-    """The worker processes of a loader, the shared memory they write to, and the batches in flight."""
+    """A loader's worker processes, the shared memory they write to, and the batches in flight."""
 
     def __init__(self, loader: Loader) -> None:
         self._dataset = loader.dataset
@@ -325,7 +319,7 @@ class _Pool:
         threads = {f"{name}_NUM_THREADS": "1" for name in ("OMP", "OPENBLAS", "MKL", "NUMEXPR", "VECLIB")}
         inherited = (self._memory, worker_tasks.fileno(), theirs.fileno())
         command = [sys.executable, "-I", "-c", _START, *map(str, inherited), *_import_path()]
-        # Ctrl-C goes to the whole process group; the parent decides what it means, so workers inherit it blocked.
+        # Ctrl-C goes to the whole process group; the parent handles it, so block it in workers.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             process = subprocess.Popen(
@@ -340,7 +334,7 @@ class _Pool:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
             theirs.close()
         setup = loader_worker.Setup(transform, seed, self._shape, self._slot_bytes, number, os.getpid())
-        with contextlib.suppress(OSError):  # a worker that is dead already is reported by `_receive`
+        with contextlib.suppress(OSError):  # `_receive` reports a dead worker
             ours.send(json.dumps(setup).encode())
 
     def submit(self, epochs: np.ndarray, indices: np.ndarray) -> int:
@@ -357,7 +351,7 @@ class _Pool:
         return number
 
     def wait(self, number: int) -> Batch:
-        """Wait until a batch is complete and hand it over."""
+        """Wait until a batch is complete and return it."""
         batch = self._in_flight[number]
         while batch.remaining:
             self._send()
@@ -370,7 +364,7 @@ class _Pool:
         return batch.images.copy() if crowded else batch.images, batch.labels
 
     def abandon(self) -> None:
-        """Forget all batches in flight; those that workers are writing keep their memory until they are done."""
+        """Drop all batches in flight; those being written keep their memory until done."""
         for number, batch in list(self._in_flight.items()):
             batch.wanted = False
             self._book(number, 0)
@@ -393,8 +387,8 @@ class _Pool:
             offset = loader_worker.HEADER_BYTES + slot * self._slot_bytes
             os.ftruncate(self._memory, offset + self._slot_bytes)
             self._slots.append(mmap.mmap(self._memory, self._slot_bytes, offset=offset))
-        # Every view of a batch keeps `whole` alive, because NumPy's chains of views end at the array made from the
-        # buffer. When it goes, so has every user of the slot.
+        # Every view of a batch keeps `whole` alive, because NumPy's chains of views end at the
+        # array made from the buffer. Its end means that the slot has no user.
         whole = np.frombuffer(self._slots[slot], np.float32, int(np.prod(self._shape)))
         weakref.finalize(whole, self._free.append, slot).atexit = False
         return slot, whole.reshape(self._shape)
@@ -403,7 +397,7 @@ class _Pool:
         while self._queue:
             try:
                 self._tasks.send(self._queue[0][2])
-            except BlockingIOError:  # the workers have plenty to do
+            except BlockingIOError:  # the queue is full
                 return
             except OSError:  # all workers are dead; `_receive` says so
                 return
@@ -413,7 +407,7 @@ class _Pool:
         poll = select.poll()
         for replies in self._replies:
             poll.register(replies, select.POLLIN)
-        # With tasks left over, wake up to send them: room in the queue appears without a message from anyone.
+        # With tasks left, also wake up when the queue has room: no message announces that.
         if self._queue:
             poll.register(self._tasks, select.POLLOUT)
         ready = {descriptor for descriptor, _ in poll.poll()}
@@ -445,12 +439,12 @@ class _Pool:
         return DataError(
             f"loader process {worker} was {how}" if code < 0 else f"loader process {worker} {how}",
             where=name_of(self._dataset.files[index]) if index >= 0 else None,
-            hint="Its last words, if any, are on standard error. SIGKILL often means that memory ran out.",
+            hint="See standard error. SIGKILL often means that memory ran out.",
         )
 
 
 def _import_path() -> list[str]:
-    """Return this process's import path, absolute, with d5suite's own folder in it."""
+    """Return this process's import path, absolute, including d5suite's folder."""
     path = [os.path.abspath(entry) for entry in sys.path]
     home = str(Path(__file__).resolve().parents[2])
     return path if home in path else [*path, home]
@@ -463,12 +457,12 @@ def _close(
     replies: list[socket.socket],
     memory: int,
 ) -> None:
-    """Stop the workers of a pool. A function of its own, because a finaliser must not hold the pool."""
-    forked = os.getpid() != owner  # a forked copy closes what it inherited and leaves the workers to their owner
+    """Stop a pool's workers; a function, so that the finaliser does not reference the pool."""
+    forked = os.getpid() != owner  # a fork closes its copies and leaves the workers to their owner
     for end in (*tasks, *replies):
         if not forked:
             with contextlib.suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)  # ends the workers even if a forked copy holds the socket open
+                end.shutdown(socket.SHUT_RDWR)  # ends the workers even if a fork holds the socket open
         end.close()
     os.close(memory)
     if forked:

@@ -1,14 +1,14 @@
-"""What a loader's worker process runs: take the next few images, decode, transform, write them into shared memory.
+"""A loader's worker process: decode and transform images into shared memory.
 
-Started by `d5suite.data.loader`, never by hand. Imports NumPy and Pillow and whatever the transform's module imports,
-so that a worker is ready quickly. The protocol:
+`d5suite.data.loader` starts it. May import NumPy, Pillow and the transform's module only, so that a
+worker starts quickly. The protocol:
 
-- File descriptors, inherited: the shared memory, the task socket that all workers read (whoever is free takes the next
-  message whole), and this worker's own reply socket.
-- Messages are JSON, one per packet. The first on the reply socket is a `Setup`. Then each task is ``[batch number,
-  slot, samples]`` with samples ``[row, epoch, index, location]``, answered by ``[batch number, rows done, failures]``
-  with failures ``[row, *DataError's arguments]``.
-- A closed socket means the end.
+- Inherited file descriptors: the shared memory, the task socket that all workers read (a free
+  worker takes the next message whole), and this worker's own reply socket.
+- Messages are JSON, one per packet. The first on the reply socket is a `Setup`. Then each task is
+  ``[batch number, slot, samples]`` with samples ``[row, epoch, index, location]``, answered by
+  ``[batch number, rows done, failures]`` with failures ``[row, *DataError's arguments]``.
+- A closed socket ends the worker.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from d5suite.errors import ConfigurationError, DataError
 
 MESSAGE_BYTES = 1 << 18
 HEADER_BYTES = 1 << 16
-"""Start of the shared memory: one int64 per worker, 1 + the index of the image it is working on, or 0."""
+"""Head of the shared memory: one int64 per worker, 1 + the index of its current image, or 0."""
 
 
 class Setup(NamedTuple):
-    """What a worker must know before its first task."""
+    """The settings that a worker gets before its first task."""
 
     transform: dict[str, Any]
     seed: int
@@ -57,7 +57,7 @@ def describe(transform: Transform) -> dict[str, Any]:
 
 
 def restore(description: dict[str, Any]) -> Transform:
-    """Make the transform that `describe` described."""
+    """Rebuild a transform from `describe`."""
     transform: Transform = getattr(importlib.import_module(description["module"]), description["name"])(
         **description["settings"]
     )
@@ -76,17 +76,17 @@ def load_sample(
 
 
 def slot_array(memory: int, slot: int, slot_bytes: int, shape: tuple[int, int, int, int]) -> np.ndarray:
-    """Map one slot of the shared memory (a file descriptor) as float32 of `shape`; lives as long as the array."""
+    """Map one slot of the shared memory (a file descriptor) as float32 of `shape`."""
     mapped = mmap.mmap(memory, slot_bytes, offset=HEADER_BYTES + slot * slot_bytes)
     return np.frombuffer(mapped, np.float32, int(np.prod(shape))).reshape(shape)
 
 
 def serve(memory: int, tasks_fd: int, replies_fd: int) -> None:
-    """Serve tasks until the sockets are closed or the parent is gone."""
+    """Serve tasks until the sockets close or the parent ends."""
     tasks = socket.socket(fileno=tasks_fd)
     replies = socket.socket(fileno=replies_fd)
     message = replies.recv(MESSAGE_BYTES)
-    if not message:  # closed before it began
+    if not message:  # closed before the start
         return
     setup = Setup(*json.loads(message))
     transform = restore(setup.transform)
@@ -96,7 +96,7 @@ def serve(memory: int, tasks_fd: int, replies_fd: int) -> None:
     while True:
         try:
             message = tasks.recv(MESSAGE_BYTES)
-        except BlockingIOError:  # the receive timeout: a forked copy of the parent may hold the socket open
+        except BlockingIOError:  # timeout: a fork of the parent may hold the socket open
             if os.getppid() != setup.parent:
                 return
             continue
@@ -118,5 +118,5 @@ def serve(memory: int, tasks_fd: int, replies_fd: int) -> None:
         current[setup.number] = 0
         try:
             replies.send(json.dumps((batch, len(samples), failures)).encode())
-        except OSError:  # the loader was closed meanwhile
+        except OSError:  # the loader was closed
             return

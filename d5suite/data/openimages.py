@@ -1,27 +1,30 @@
 """The images and verified labels of an Open Images V4 tree on disk.
 
-Open Images (Kuznetsova et al., "The Open Images Dataset V4", IJCV 2020) gives an image several labels, each verified by
-a person as present or as absent; of all other classes nobody has said anything. Understood, with the published names:
+Open Images (Kuznetsova et al., "The Open Images Dataset V4", IJCV 2020) gives an image several
+labels, each verified by a person as present or absent; all other classes are unknown. Accepted,
+with the published names:
 
 - ``train/<ImageID>.jpg``, and so ``validation`` and ``test``;
-- ``train-annotations-human-imagelabels.csv``, and so the other two, in the root or in the split's folder: a line of
-  ``ImageID,Source,LabelName,Confidence`` for each verified label, the confidence being 1 (present) or 0 (absent);
+- ``train-annotations-human-imagelabels.csv``, and so the other two, in the root or in the split's
+  folder: a line of ``ImageID,Source,LabelName,Confidence`` for each verified label, the confidence
+  being 1 (present) or 0 (absent);
 - ``class-descriptions.csv`` in the root: ``LabelName,DisplayName``, with or without this header;
 - ``classes-trainable.txt`` in the root, optional: one LabelName a line.
 
-The classes are the trainable ones in the order of their file. Without it they are all labels of the tree's label files,
-sorted, so that all splits number them alike.
+The classes are the trainable ones in the order of their file. Without it they are all labels of the
+tree's label files, sorted, so that all splits number them alike.
 
-What the rules are where a tree is not tidy:
+Rules for untidy trees:
 
-- rows of labels that are described but not trainable are skipped, as V4 has many; a label without description is an
-  error;
-- an image without any verified label among the classes is skipped, and counted; one that has such a label and is
-  missing on disk is an error;
-- a row that is there twice counts once; two rows of an image that contradict each other are an error.
+- rows of described but untrainable labels are skipped (V4 has many); a label without description is
+  an error;
+- an image without any verified label among the classes is skipped and counted; a missing image that
+  has such a label is an error;
+- a duplicate row counts once; contradicting rows are an error.
 
-Imports NumPy. No image is opened here: see `d5suite.data.decode`. The label file is read in pieces and only numbers are
-kept, because that of ``train`` has 28 million rows on 9 million images: a dense array would need 500 GB.
+The label file is read in pieces and only numbers are kept, because that of ``train`` has 28 million
+rows on 9 million images: a dense array would need 500 GB. May import NumPy and, from d5suite,
+`data.reading` and `errors`. No image is opened here.
 """
 
 from __future__ import annotations
@@ -30,14 +33,15 @@ import csv
 import itertools
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, overload
 
 import numpy as np
 
-from d5suite.data.reading import reading
-from d5suite.errors import ConfigurationError, DataError
+from d5suite.data.reading import check_classes, check_split, first_classes, nor_others, reading, refuse_look_alikes
+from d5suite.errors import DataError
 
 SPLITS = ("train", "validation", "test")
 DESCRIPTIONS_FILE = "class-descriptions.csv"
@@ -61,12 +65,13 @@ def labels_file(split: str) -> str:
 
 
 class SparseLabels:
-    """Verified labels, of which only those that exist are held; indexing gives dense rows.
+    """Verified labels in sparse form; indexing gives dense rows.
 
     Attributes
     ----------
     starts : numpy.ndarray
-        int64 (N + 1,): the labels of image i are at ``starts[i]`` up to ``starts[i + 1]`` in `classes` and `values`.
+        int64 (N + 1,): the labels of image i are at ``starts[i]`` up to ``starts[i + 1]`` in
+        `classes` and `values`.
     classes : numpy.ndarray
         int32 (number of labels,), ascending within an image.
     values : numpy.ndarray
@@ -85,7 +90,7 @@ class SparseLabels:
         return self.shape[0]
 
     def __getitem__(self, indices: int | slice | np.ndarray) -> np.ndarray:
-        """The labels of some images.
+        """Return the labels of some images.
 
         Parameters
         ----------
@@ -100,7 +105,7 @@ class SparseLabels:
         Raises
         ------
         IndexError
-            There is no such image.
+            If there is no such image.
         """
         chosen = np.arange(*indices.indices(len(self))) if isinstance(indices, slice) else np.asarray(indices, np.int64)
         rows = np.atleast_1d(np.where(chosen < 0, chosen + len(self), chosen))
@@ -116,7 +121,7 @@ class SparseLabels:
 
 
 class OpenImages:
-    """One split of an Open Images tree: which images there are, and the verified labels of each.
+    """One split of an Open Images tree: its images and their verified labels.
 
     Parameters
     ----------
@@ -125,7 +130,8 @@ class OpenImages:
     split : {"train", "validation", "test"}
         Which images.
     classes : int, optional
-        Keep only the first so many classes, and the images with a verified label among them; all by default.
+        Keep only this many first classes, and the images with a verified label among them; all by
+        default.
 
     Attributes
     ----------
@@ -147,20 +153,15 @@ class OpenImages:
     Raises
     ------
     DataError
-        A file, a folder or an image is missing, a file is malformed, or its rows contradict each other or the classes.
+        If a file, a folder or an image is missing, a file is malformed, or its rows contradict each
+        other or the classes.
     """
 
     def __init__(
-        self,
-        root: str | os.PathLike[str],
-        split: Literal["train", "validation", "test"],
-        *,
-        classes: int | None = None,
+        self, root: str | os.PathLike[str], split: Literal["train", "validation", "test"], *, classes: int | None = None
     ) -> None:
-        if split not in SPLITS:
-            raise ConfigurationError(f"unknown split {split!r}", hint=f"The splits are {', '.join(SPLITS)}.")
-        if classes is not None and classes < 1:
-            raise ConfigurationError(f"classes is {classes}; it must be at least 1")
+        check_split(split, SPLITS)
+        check_classes(classes)
         self.root = Path(os.path.abspath(root))
         self.split = split
         folder = self.root / split
@@ -168,14 +169,7 @@ class OpenImages:
             what = f"no {split!r} folder in this directory" if self.root.is_dir() else "the directory does not exist"
             raise DataError(what, where=str(self.root), hint=_MAKE_ONE)
         self.class_names = _read_descriptions(self.root / DESCRIPTIONS_FILE)
-        known = self._known()
-        if classes is not None and classes > len(known):
-            raise DataError(
-                f"{classes} classes were asked for, but there are only {len(known)}",
-                where=str(self.root),
-                hint=f"Ask for at most {len(known)}.",
-            )
-        self.label_names = known[:classes]
+        self.label_names = first_classes(self._known(), classes, self.root)
 
         file = self._labels_file(split)
         if file is None:
@@ -202,7 +196,7 @@ class OpenImages:
         )
 
     def _known(self) -> list[str]:
-        """All classes: those of the trainable list, else every label of the label files of all splits, sorted."""
+        """Return all classes: the trainable list, else the sorted labels of all label files."""
         list_file = self.root / TRAINABLE_FILE
         if list_file.exists():
             return _read_trainable(list_file, self.class_names)
@@ -222,7 +216,7 @@ class OpenImages:
 
 
 class _Files(Sequence[str]):
-    """Paths that are put together when they are asked for, because nine million strings are a gigabyte."""
+    """Paths composed on demand, because nine million strings take a gigabyte."""
 
     def __init__(self, folder: str, ids: np.ndarray) -> None:
         self._folder = folder
@@ -278,7 +272,7 @@ def _read_trainable(file: Path, described: Mapping[str, str]) -> list[str]:
 
 
 def _pieces(file: Path) -> Iterator[tuple[int, list[list[str]]]]:
-    """Read a file of verified labels: the line that a piece of it begins on (from 1), and its four columns."""
+    """Yield pieces of a label file: the first line's number (from 1), and the four columns."""
     header = ",".join(LABELS_HEADER)
     with reading(file), open(file, "rb") as content:
         if content.readline(_BYTES_AT_ONCE).rstrip(b"\r\n") != header.encode():
@@ -287,7 +281,7 @@ def _pieces(file: Path) -> Iterator[tuple[int, list[list[str]]]]:
         while piece := content.read(_BYTES_AT_ONCE) + content.readline(_BYTES_AT_ONCE):
             piece = piece.replace(b"\r\n", b"\n")
             piece += b"" if piece.endswith(b"\n") else b"\n"
-            # In one go, because 28 million rows split one by one take a minute.
+            # Vectorised, because splitting 28 million rows one by one takes a minute.
             marks = np.frombuffer(piece, np.uint8)
             marks = marks[(marks == ord(",")) | (marks == ord("\n"))]
             rows, rest = divmod(len(marks), len(_MARKS_OF_ROW))
@@ -296,7 +290,7 @@ def _pieces(file: Path) -> Iterator[tuple[int, list[list[str]]]]:
             columns = [fields[column : 4 * rows : 4] for column in range(4)]
             odd = not piece.isascii() or b"\0" in piece
             if not wrong.any() and (odd or max(map(len, columns[0])) > _LONGEST_ID):
-                # An array of bytes is as wide as the longest of them, and forgets zeros at the end.
+                # A NumPy array of bytes is as wide as its longest item, and drops trailing zeros.
                 joined = ["".join(row) for row in zip(*columns, strict=True)]
                 wrong = np.array([not row.isascii() or "\0" in row for row in joined])
                 wrong |= np.array([len(image) > _LONGEST_ID for image in columns[0]])
@@ -316,7 +310,7 @@ def _read_labels(file: Path, number: Mapping[str, int], class_count: int) -> tup
     keys : numpy.ndarray
         int64, one for each different row, sorted: ``(image * class_count + class) * 2 + value``.
     """
-    # Rows of one image follow each other in the published files: so an ImageID is held once for a run of rows.
+    # The published files keep the rows of an image together, so hold an ImageID once per run.
     runs, lengths, cells = [np.empty(0, "S1")], [np.empty(0, np.int64)], [np.empty(0, np.int32)]
     for line, (images, _, names, confidences) in _pieces(file):
         classes = np.fromiter(map(number.get, names, itertools.repeat(_UNDESCRIBED)), np.int32, len(names))
@@ -342,17 +336,31 @@ def _read_labels(file: Path, number: Mapping[str, int], class_count: int) -> tup
     return ids, keys[np.append(True, keys[1:] != keys[:-1])] if len(keys) else keys
 
 
+def _images(folder: Path, entries: Iterable[os.DirEntry[str]], left_out: list[str]) -> Iterator[str]:
+    """Yield the names of images; note other files that are neither hidden nor label files."""
+    odd = []
+    for entry in entries:
+        image, hidden = entry.name.endswith(_SUFFIX), entry.name.startswith(".")
+        if not image or hidden:
+            left_out += [entry.name] * (image or not (hidden or entry.name.endswith(".csv")))
+        elif entry.is_file():
+            yield entry.name
+        else:
+            odd.append(entry.name)
+    refuse_look_alikes(folder, odd)
+
+
 def _count_others(folder: Path, ids: np.ndarray, file: Path) -> int:
-    """Count the images of a folder that are not among `ids`, all of which must be there."""
+    """Check that all `ids` are in a folder; return the number of its other images."""
+    left_out: list[str] = []
     with reading(folder), os.scandir(folder) as entries:
-        names = (
-            os.fsencode(entry.name.removesuffix(_SUFFIX))
-            for entry in entries
-            if entry.name.endswith(_SUFFIX) and not entry.name.startswith(".") and entry.is_file()
-        )
+        names = (os.fsencode(name.removesuffix(_SUFFIX)) for name in _images(folder, entries, left_out))
         pieces = [np.empty(0, "S1")]
         while piece := list(itertools.islice(names, _NAMES_AT_ONCE)):
             pieces.append(np.array(piece, "S"))
+    if left_out:
+        what = f"{folder}: {len(left_out):,} files or folders are left out, such as {min(left_out)!r}"
+        warnings.warn(what, stacklevel=3)
     on_disk = np.concatenate(pieces)
     present = np.isin(ids, on_disk, assume_unique=True)
     if not present.all():
@@ -360,11 +368,11 @@ def _count_others(folder: Path, ids: np.ndarray, file: Path) -> int:
         (line, *_) = _lines_of(file, image)
         if not re.fullmatch(r"[0-9A-Za-z_-]+", image):
             raise DataError(f"line {line}: {image!r} is not an ImageID", where=str(file))
-        others = len(ids) - int(present.sum()) - 1
+        absent = len(ids) - int(present.sum())
         raise DataError(
-            f"line {line}: image {image} is not in {folder}" + (f", nor are {others:,} others" if others else ""),
+            f"line {line}: image {image} is not in {folder}{nor_others(absent)}",
             where=str(file),
-            hint="Complete the images, or remove the rows of those that you do not have.",
+            hint="Add the missing images, or remove their rows.",
         )
     return len(on_disk) - len(ids)
 
@@ -386,7 +394,7 @@ def _sparse(ids: np.ndarray, keys: np.ndarray, label_names: Sequence[str], file:
 
 
 def _lines_of(file: Path, image: str, label: str | None = None) -> list[int]:
-    """Find the lines of an image, or of one of its labels: read again, so that errors alone pay for line numbers."""
+    """Find the lines of an image, or of one of its labels; only errors need this second reading."""
     return [
         line + place
         for line, columns in _pieces(file)

@@ -1,12 +1,13 @@
-"""Where the bytes of an image lie, and reading them with files kept open.
+"""Places of images' bytes, reading them, and checks that all datasets share.
 
-Imports NumPy, and of d5suite its errors and the checksum beside.
+May import NumPy, google_crc32c and, from d5suite, `errors`.
 """
 
 from __future__ import annotations
 
 import csv
 import os
+import stat
 import struct
 import weakref
 from collections import OrderedDict
@@ -16,15 +17,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, overload
 
+import google_crc32c
 import numpy as np
 
-from d5suite.data.crc32c import masked_crc32c
-from d5suite.errors import DataError
+from d5suite.errors import ConfigurationError, DataError
 
 Location = str | tuple[Any, ...] | list[Any]
-"""Where the encoded bytes of one image lie: a whole file, by its path; or ``(file, record, offset, length, ...)``, the
-pieces of a file that joined are the image, with the byte offset of the TFRecord record around it, or -1 for none. It is
-a message to worker processes, too, so it holds strings and whole numbers only."""
+"""The place of one image's encoded bytes: the path of its file; or ``(file, record, offset, length,
+...)``, pieces of a file that make up the image, with the byte offset of the TFRecord record around
+it, or -1. It is sent to worker processes as JSON, so it holds only strings and integers."""
 
 _OPEN_FILES = 256  # per reader; a process may have 1024 by default
 _FRAME_BYTES = 12  # of a TFRecord record before its data: a length and its checksum
@@ -32,7 +33,7 @@ _FRAME_BYTES = 12  # of a TFRecord record before its data: a length and its chec
 
 @dataclass(frozen=True)
 class Pieces(Sequence[Location]):
-    """The locations of images that share files.
+    """The locations of images that share files, as arrays.
 
     Attributes
     ----------
@@ -77,34 +78,34 @@ class Pieces(Sequence[Location]):
         return (*place, *pieces.ravel().tolist())
 
     def take(self, numbers: np.ndarray) -> Pieces:
-        """The locations of some of the images."""
+        """Return the locations of some of the images."""
         start, chosen = take_runs(self.start, numbers)
         return Pieces(
             self.files, self.file[numbers], self.record[numbers], start, self.offset[chosen], self.length[chosen]
         )
 
     def sizes(self) -> np.ndarray:
-        """Bytes of every image: int64 (images,)."""
+        """Return the bytes of every image: int64 (images,)."""
         sums = np.concatenate([[0], np.cumsum(self.length)])
         sizes: np.ndarray = np.diff(sums[self.start])
         return sizes
 
 
 def take_runs(start: np.ndarray, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The starts of the chosen ones of runs that lie one after another, and the positions of what is in them."""
+    """Select runs of consecutive items; return their new starts and the items' positions."""
     lengths = np.diff(start)[numbers]
     new = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
     return new, np.arange(new[-1]) + np.repeat(start[numbers] - new[:-1], lengths)
 
 
 def name_of(location: Location) -> str:
-    """What to call a location in a message: its file, and the byte where it begins."""
+    """Name a location in messages: its file, and the byte where it begins."""
     return location if isinstance(location, str) else f"{location[0]}, byte {location[2]}"
 
 
 @contextmanager
 def reading(file: Path) -> Iterator[None]:
-    """Turn what reading a text file or folder may raise into a `DataError` naming it."""
+    """Turn errors of reading a text file or folder into a `DataError` that names it."""
     try:
         yield
     except OSError as error:
@@ -113,11 +114,73 @@ def reading(file: Path) -> Iterator[None]:
         raise DataError(f"is not a valid text file: {error}", where=str(file)) from None
 
 
-class Reader:
-    """Read images, keeping the files open that hold many.
+def check_split(split: str, splits: Sequence[str]) -> None:
+    """Raise `ConfigurationError` if ``split`` is unknown."""
+    if split not in splits:
+        raise ConfigurationError(f"unknown split {split!r}", hint=f"The splits are {', '.join(splits)}.")
 
-    The checksum of a TFRecord record is checked when the reader first meets it: a second reading, in the next epoch,
-    costs no more than any other file.
+
+def check_classes(count: int | None) -> None:
+    """Raise `ConfigurationError` if a number of classes is given and less than 1."""
+    if count is not None and count < 1:
+        raise ConfigurationError(f"classes is {count}; it must be at least 1")
+
+
+def first_classes(known: list[str], count: int | None, where: Path) -> list[str]:
+    """Return the first classes, all by default; raise `DataError` if there are fewer."""
+    if count is not None and count > len(known):
+        raise DataError(
+            f"{count} classes were asked for, but there are only {len(known)}",
+            where=str(where),
+            hint=f"Ask for at most {len(known)}.",
+        )
+    return known[:count]
+
+
+def refuse_look_alikes(folder: Path, odd: Sequence[str]) -> None:
+    """Raise `DataError` if there are entries with the names of images that are no files."""
+    if not odd:
+        return
+    first = folder / min(odd)
+    mode = first.lstat().st_mode
+    kinds = {
+        stat.S_ISDIR: "a folder",
+        stat.S_ISFIFO: "a FIFO",
+        stat.S_ISSOCK: "a socket",
+        stat.S_ISLNK: "a link to none",
+    }
+    kind = next((name for test, name in kinds.items() if test(mode)), "a device")
+    raise DataError(
+        f"{len(odd):,} in this folder with the name of an image are none; this one is {kind}",
+        where=str(first),
+        hint="Remove it, or put the image there.",
+    )
+
+
+def nor_others(count: int) -> str:
+    """Return the end of a message about ``count`` missing things of which the first is named."""
+    return f", nor are {count - 1:,} others" if count > 1 else ""
+
+
+def masked_crc32c(data: bytes) -> int:
+    """Return the CRC-32C (Castagnoli) of TFRecord files: rotated by 15 bits, plus a constant.
+
+    https://www.tensorflow.org/tutorials/load_data/tfrecord#tfrecords_format_details
+    """
+    crc = google_crc32c.value(data)
+    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+def masked_crc32c_bytes(data: bytes) -> bytes:
+    """Return `masked_crc32c` as four little-endian bytes."""
+    return struct.pack("<I", masked_crc32c(data))
+
+
+class Reader:
+    """Read images, keeping files open that hold many.
+
+    Each reader checks the checksum of a TFRecord record only once: later epochs cost no more than
+    with other files.
     """
 
     def __init__(self) -> None:
@@ -126,18 +189,18 @@ class Reader:
         self.close = weakref.finalize(self, _close_all, self._files)
 
     def read(self, location: Location, number: int) -> bytes:
-        """The encoded bytes of an image.
+        """Return the encoded bytes of an image.
 
         Parameters
         ----------
         location : Location
         number : int
-            Of the image in its dataset, by which the reader remembers what it has checked.
+            The image's number in its dataset, for remembering what was checked.
 
         Raises
         ------
         DataError
-            The file cannot be read or is too short, or a checksum does not match.
+            If the file cannot be read or is too short, or a checksum does not match.
         """
         if isinstance(location, str):
             try:
@@ -155,7 +218,7 @@ class Reader:
                 raise DataError(
                     "the index places an image outside its record",
                     where=f"{path}, byte {record}",
-                    hint="Delete the index file; it is made again when the store is next opened.",
+                    hint="Delete the index file; it is rebuilt when the store is next opened.",
                 )
             return data[begin : begin + length]
         parts = [self._bytes(path, offset, length) for offset, length in zip(pieces[::2], pieces[1::2], strict=True)]
@@ -167,9 +230,9 @@ class Reader:
         return bool(self._checked[number >> 3] >> (number & 7) & 1)
 
     def _checked_record(self, path: str, offset: int, image_end: int) -> bytes:
-        """The data of a record, whose checksum matches.
+        """Return the data of a record after checking its checksum.
 
-        As a rule the image is the last in it: then it is read at one go, with the four bytes after it.
+        The image is usually last in it: then one read gets everything, with the four bytes after.
         """
         content = self._available(path, offset, max(image_end, _FRAME_BYTES) + 4)
         if len(content) < _FRAME_BYTES:
@@ -198,7 +261,7 @@ class Reader:
         return content
 
     def _available(self, path: str, offset: int, length: int) -> bytes:
-        """As many of these bytes as the file has."""
+        """Return as many of these bytes as the file has."""
         try:
             descriptor = self._descriptor(path)
             content = os.pread(descriptor, length, offset)

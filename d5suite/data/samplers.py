@@ -1,6 +1,6 @@
-"""The order in which a training run takes its images: a function of (seed, epoch) only, so that a run can be resumed.
+"""The order of images in training: a function of (seed, epoch) only, so that runs can resume.
 
-Imports NumPy, `d5suite.data.transforms` and `d5suite.errors`.
+May import NumPy and, from d5suite, `data.transforms` and `errors`.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from d5suite.errors import ConfigurationError
 
 
 class Sampler(Protocol):
-    """Which images an epoch takes, and in which order."""
+    """The images of an epoch, in order."""
 
     def __len__(self) -> int:
         """Images per epoch."""
 
     def order(self, epoch: int) -> np.ndarray:
-        """Positions in the dataset, int64 (len(self),), of an epoch from 0 on."""
+        """Return positions in the dataset, int64 (len(self),), for an epoch counted from 0."""
 
     def describe(self) -> dict[str, Any]:
-        """What the order depends on, JSON-able: a run that is resumed must find the same."""
+        """Return what the order depends on, in JSON's types; a resumed run must match it."""
 
 
 class Ordered:
-    """The dataset's own order, in every epoch.
+    """The dataset's own order in every epoch.
 
     Parameters
     ----------
@@ -52,7 +52,7 @@ class Ordered:
 
 
 class Shuffled:
-    """Every image once, in an order drawn anew for each epoch.
+    """Every image once, in a new random order each epoch.
 
     Parameters
     ----------
@@ -77,11 +77,45 @@ class Shuffled:
         return {"name": "shuffled", "images": self.length, "seed": self.seed}
 
 
-class ClassBalanced:
-    """As many images of each class as of any other, to within one, whatever the dataset holds of them.
+class Sharded:
+    """One rank's images: every so many-th batch of another sampler's order.
 
-    A class's images come in a random order, and again in another one when they are used up, so that none comes twice
-    as often as another of its class, plus once.
+    So each image belongs to one rank, whatever the remainder; a last batch that is not full does,
+    too. Batch ``i`` of rank ``r`` is batch ``i * ranks + r`` of one process.
+
+    Parameters
+    ----------
+    sampler : Sampler
+        Of all ranks.
+    rank, ranks : int
+    batch_size : int
+        Images of one rank's batch.
+    """
+
+    def __init__(self, sampler: Sampler, rank: int, ranks: int, batch_size: int) -> None:
+        self.sampler, self.rank, self.ranks, self.batch_size = sampler, rank, ranks, batch_size
+
+    def _own(self) -> np.ndarray:
+        return np.arange(len(self.sampler)) // self.batch_size % self.ranks == self.rank
+
+    def __len__(self) -> int:
+        return int(self._own().sum())
+
+    def order(self, epoch: int) -> np.ndarray:
+        """See `Sampler.order`."""
+        return self.sampler.order(epoch)[self._own()]
+
+    def describe(self) -> dict[str, Any]:
+        """See `Sampler.describe`."""
+        shard = {"rank": self.rank, "ranks": self.ranks, "batch size": self.batch_size}
+        return {"name": "sharded", "sampler": self.sampler.describe(), **shard}
+
+
+class ClassBalanced:
+    """Equally many images of each class, to within one, whatever the dataset's distribution.
+
+    A class's images come in a random order, and in a new one when they are used up, so their counts
+    differ by at most one.
 
     Parameters
     ----------

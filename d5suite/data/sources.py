@@ -1,56 +1,41 @@
 """The datasets that a job can name, as batches for training and for evaluation.
 
-Imports its neighbours and `d5suite.errors`.
+May import NumPy and, from d5suite, `data` and `errors`.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Literal, Protocol
-
-import numpy as np
+from typing import Literal
 
 from d5suite.data.arrays import ArrayBatches
+from d5suite.data.arrays import Stream as Stream
 from d5suite.data.digits import Digits
 from d5suite.data.formats import open_store
 from d5suite.data.formats.store import Store
 from d5suite.data.imagenet import ImageNet
 from d5suite.data.loader import Loader
 from d5suite.data.openimages import OpenImages
-from d5suite.data.samplers import Ordered, Shuffled
+from d5suite.data.samplers import Ordered, Sampler, Sharded, Shuffled
 from d5suite.data.transforms import EvalTransform, TrainTransform
 from d5suite.errors import ConfigurationError, DataError
 
-Batch = tuple[np.ndarray, np.ndarray]
-"""Images float32 (N, C, H, W), and labels int64 (N,) or (N, classes)."""
-
-
-class Stream(Protocol, AbstractContextManager["Stream"]):
-    """Batches, to be closed after use."""
-
-    def __len__(self) -> int:
-        """Batches per epoch."""
-
-    def epoch(self, number: int, *, start: int = 0) -> Iterator[Batch]:
-        """The batches of an epoch from 0 on, without its first ``start``."""
-
-    def batches(self, first_epoch: int = 0) -> Iterator[Batch]:
-        """Batches without end."""
+WHOLE = (0, 1)
+"""All of the data: the first of one part."""
 
 
 class Source(ABC):
-    """A dataset at the size that a network takes.
+    """A dataset at the size of a network's input.
 
     Parameters
     ----------
     root : path
-        Where it lies; datasets that come with a library have none.
+        Its folder or file; ignored by datasets bundled with a library.
     classes : int
-        Its first so many classes.
+        The number of first classes to use.
     shape : tuple of int
         Channels, height and width of the images.
     """
@@ -61,20 +46,27 @@ class Source(ABC):
         self.shape = shape
 
     @abstractmethod
-    def training(self, *, batch_size: int, workers: int, seed: int) -> Stream:
-        """The training images, augmented where that is usual, in a new order every epoch, in whole batches."""
+    def training(self, *, batch_size: int, workers: int, seed: int, shard: tuple[int, int] = WHOLE) -> Stream:
+        """Return the training images, augmented and shuffled, in full batches.
+
+        Of several ranks' `Sharded` data the part of one: its number and how many there are.
+        """
 
     @abstractmethod
     def evaluation(self, *, batch_size: int, workers: int) -> Stream:
-        """The images to evaluate on, in their own order, all of them."""
+        """Return all evaluation images, in order."""
+
+
+def _part(sampler: Sampler, shard: tuple[int, int], batch_size: int) -> Sampler:
+    return sampler if shard == WHOLE else Sharded(sampler, *shard, batch_size)
 
 
 Images = ImageNet | OpenImages | Store
-"""A split of image files, or of their bytes in a store."""
+"""A split of image files or of a store."""
 
 
 class ImageNetSource(Source):
-    """Images in ImageNet's layout or converted from it: trained on ``train``, evaluated on ``val``."""
+    """Images in ImageNet's layout or converted from it; evaluation takes ``val``."""
 
     several = False
     evaluation_split = "val"
@@ -86,7 +78,7 @@ class ImageNetSource(Source):
 
     @cached_property
     def evaluation_set(self) -> Images:
-        """The images to evaluate on."""
+        """The evaluation images."""
         return self._opened(self.evaluation_split)
 
     def _opened(self, split: str) -> Images:
@@ -94,17 +86,21 @@ class ImageNetSource(Source):
         several = isinstance(images, OpenImages) or (isinstance(images, Store) and images.several)
         if several != self.several:
             held, wanted = ("several labels", "one label") if several else ("one label", "several labels")
-            raise DataError(f"an image has {held} here, and this recipe takes {wanted}", where=str(self.root))
+            raise DataError(f"images have {held} here, but this recipe takes {wanted}", where=str(self.root))
         return images
 
     @property
     def training_transform(self) -> TrainTransform:
-        """What turns a training file into pixels."""
+        """The transform of training images."""
         return TrainTransform(self.shape[-1])
 
-    def training(self, *, batch_size: int, workers: int, seed: int) -> Stream:
+    def training(self, *, batch_size: int, workers: int, seed: int, shard: tuple[int, int] = WHOLE) -> Stream:
         """See `Source.training`."""
-        return Loader(self.training_set, self.training_transform, batch_size=batch_size, workers=workers, seed=seed)
+        images = self.training_set
+        sampler = _part(Shuffled(len(images), seed), shard, batch_size)
+        return Loader(
+            images, self.training_transform, batch_size=batch_size, workers=workers, seed=seed, sampler=sampler
+        )
 
     def evaluation(self, *, batch_size: int, workers: int) -> Stream:
         """See `Source.evaluation`."""
@@ -129,10 +125,11 @@ class DigitsSource(Source):
             )
         return Digits(split, size=height, channels=1 if channels == 1 else 3)
 
-    def training(self, *, batch_size: int, workers: int, seed: int) -> Stream:
+    def training(self, *, batch_size: int, workers: int, seed: int, shard: tuple[int, int] = WHOLE) -> Stream:
         """See `Source.training`."""
         part = self._part("train")
-        return ArrayBatches(part.images, part.labels, Shuffled(len(part), seed), batch_size=batch_size)
+        sampler = _part(Shuffled(len(part), seed), shard, batch_size)
+        return ArrayBatches(part.images, part.labels, sampler, batch_size=batch_size)
 
     def evaluation(self, *, batch_size: int, workers: int) -> Stream:
         """See `Source.evaluation`."""
@@ -141,7 +138,7 @@ class DigitsSource(Source):
 
 
 class OpenImagesSource(ImageNetSource):
-    """Images in Open Images' layout or converted from it: trained on ``train``, evaluated on ``validation``."""
+    """Images in Open Images' layout or converted from it; evaluation takes ``validation``."""
 
     several = True
     evaluation_split = "validation"
@@ -152,4 +149,4 @@ SOURCES: Mapping[str, type[Source]] = {
     "openimages": OpenImagesSource,
     "digits": DigitsSource,
 }
-"""By the name that recipes and jobs use."""
+"""Source by its name in recipes and jobs."""

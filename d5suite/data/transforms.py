@@ -1,26 +1,28 @@
-"""From a decoded image to a network's input: the neutral definition that every backend's own loader must follow.
+"""From a decoded image to a network's input: the definition that every native loader must follow.
 
-**Training** (`TrainTransform`): random-resized-crop, horizontal flip with probability 1/2, normalise. The crop covers
-8-100% of the image's area with an aspect ratio of 3/4-4/3 (Szegedy et al., "Going deeper with convolutions", 2015,
-section 6; the sampling procedure is that of torchvision's RandomResizedCrop, the reference of published ResNets).
-**Evaluation** (`EvalTransform`): short side to ``resize``, centre crop of ``size``, normalise (He et al., 2015; 256 and
-224 there; rounding as in torchvision's Resize and CenterCrop).
+**Training** (`TrainTransform`): random-resized-crop, horizontal flip with probability 1/2,
+normalise. The crop covers 8-100% of the image's area with an aspect ratio of 3/4-4/3 (Szegedy et
+al., "Going deeper with convolutions", 2015, section 6; the sampling procedure is that of
+torchvision's RandomResizedCrop, the reference of published ResNets). **Evaluation**
+(`EvalTransform`): short side to ``resize``, centre crop of ``size``, normalise (He et al., 2015;
+256 and 224 there; rounding as in torchvision's Resize and CenterCrop).
 
 The pixels:
 
-1. The crop is cut first and resized after, so no pixel outside the crop has any influence.
-2. Resizing is bilinear with antialiasing in Pillow's definition: a triangle filter whose width grows with the
-   reduction, horizontal then vertical, each pass rounded to 8 bits. Pillow computes it in integers, so it is exact on
-   every machine.
-3. Normalising is ``value * scale + offset`` in float32 with ``scale = 1 / (255 std)`` and ``offset = -mean / std``, one
-   rounding per operation. It equals ``(value / 255 - mean) / std`` to float32 rounding.
+1. The crop is cut first and resized afterwards, so pixels outside the crop have no influence.
+2. Resizing is bilinear with antialiasing in Pillow's definition: a triangle filter whose width
+   grows with the reduction, horizontal then vertical, each pass rounded to 8 bits. Pillow computes
+   it in integers, so it is exact on every machine.
+3. Normalising is ``value * scale + offset`` in float32 with ``scale = 1 / (255 std)`` and ``offset
+   = -mean / std``, one rounding per operation. It equals ``(value / 255 - mean) / std`` to float32
+   rounding.
 4. The result is float32, shape (3, size, size), RGB.
 
-The random numbers of an image come from `sample_rng(seed, epoch, index)` and nothing else, so neither the number of
-workers nor the order of their work can change a pixel. Only `Generator.random` is used, the draw whose stream NumPy
-is least likely to change.
+An image's random numbers come only from `sample_rng(seed, epoch, index)`, so neither the number of
+workers nor their order changes a pixel. Only `Generator.random` is used, the draw whose stream
+NumPy is least likely to change.
 
-Imports NumPy and Pillow.
+May import NumPy and Pillow.
 """
 
 from __future__ import annotations
@@ -35,14 +37,14 @@ from PIL import Image
 from d5suite.errors import ConfigurationError
 
 MEAN = (0.485, 0.456, 0.406)
-"""Mean of ImageNet's training pixels per channel (RGB, in 0..1), as used by every published ResNet recipe."""
+"""Mean of ImageNet's training pixels per channel (RGB, 0..1), as in published ResNet recipes."""
 STD = (0.229, 0.224, 0.225)
 """Standard deviation of the same."""
 
 SCALE = np.array([1 / (255 * std) for std in STD], np.float32)
-"""float32 (3,): what a pixel value 0..255 is multiplied by."""
+"""float32 (3,): the factor of a pixel value 0..255."""
 OFFSET = np.array([-mean / std for mean, std in zip(MEAN, STD, strict=True)], np.float32)
-"""float32 (3,): what is added after."""
+"""float32 (3,): added afterwards."""
 
 _CROP_SCALE = (0.08, 1.0)
 _CROP_RATIO = (3 / 4, 4 / 3)
@@ -50,7 +52,7 @@ _CROP_ATTEMPTS = 10
 
 
 class Crop(NamedTuple):
-    """A rectangle of the source image, in pixels, and whether its content is mirrored left to right."""
+    """A rectangle of the source image, in pixels, and whether it is mirrored left to right."""
 
     top: int
     left: int
@@ -60,9 +62,9 @@ class Crop(NamedTuple):
 
 
 class Transform(Protocol):
-    """What the loader asks of a transform.
+    """A transform for the loader.
 
-    To reach the loader's worker processes it must be a dataclass of an importable module, its fields plain values.
+    For worker processes it must be a dataclass of an importable module, with plain values.
     """
 
     @property
@@ -74,7 +76,7 @@ class Transform(Protocol):
 
 
 def sample_rng(seed: int, epoch: int, index: int) -> np.random.Generator:
-    """Return the random numbers of the dataset's image `index` in `epoch`."""
+    """Return the random generator of the dataset's image `index` in `epoch`."""
     return np.random.default_rng([0, seed, epoch, index])
 
 
@@ -86,15 +88,15 @@ def sample_order(seed: int, epoch: int, length: int) -> np.ndarray:
 def random_resized_crop(height: int, width: int, rng: np.random.Generator) -> Crop:
     """Draw the crop and the flip of a training image.
 
-    Ten attempts at an area and an aspect ratio (uniform in its logarithm) that fit; if none does, the largest centre
-    crop within the allowed aspect ratios (torchvision's procedure).
+    Try ten times to draw a fitting area and aspect ratio (uniform in its logarithm); if none fits,
+    take the largest centre crop within the allowed aspect ratios (torchvision's procedure).
 
     Parameters
     ----------
     height, width : int
         Size of the decoded image in pixels.
     rng : numpy.random.Generator
-        From `sample_rng`. Exactly 41 numbers are drawn, whatever happens.
+        From `sample_rng`. Always exactly 41 numbers are drawn.
 
     Returns
     -------
@@ -122,7 +124,7 @@ def random_resized_crop(height: int, width: int, rng: np.random.Generator) -> Cr
 
 
 def normalise(pixels: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
-    """Normalise uint8 (height, width, 3) to float32 (3, height, width), into `out` if given (step 3 above)."""
+    """Normalise uint8 (height, width, 3) to float32 (3, height, width), into `out` if given."""
     planes = pixels.transpose(2, 0, 1)
     if out is None:
         out = np.empty(planes.shape, np.float32)
@@ -132,7 +134,7 @@ def normalise(pixels: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
 
 @dataclass(frozen=True)
 class TrainTransform:
-    """Random-resized-crop to `size`, random horizontal flip, normalise; see the module's definition."""
+    """Random-resized-crop to `size`, random horizontal flip, normalise; see the module."""
 
     size: int
 
@@ -140,7 +142,7 @@ class TrainTransform:
         _check_size("size", self.size)
 
     def parameters(self, height: int, width: int, rng: np.random.Generator) -> Crop:
-        """Return the crop and flip of an image of this height and width, for a loader with its own pixel code."""
+        """Return the crop and flip of an image, for native loaders."""
         return random_resized_crop(height, width, rng)
 
     def __call__(self, image: Image.Image, rng: np.random.Generator, out: np.ndarray | None = None) -> np.ndarray:
@@ -153,7 +155,7 @@ class TrainTransform:
 
 @dataclass(frozen=True)
 class EvalTransform:
-    """Short side to `resize` (default ``round(size * 256 / 224)``), centre crop of `size`, normalise."""
+    """Short side to `resize` (``round(size * 256 / 224)``), centre crop of `size`, normalise."""
 
     size: int
     resize: int = 0
@@ -166,7 +168,7 @@ class EvalTransform:
             raise ConfigurationError(f"resize is {self.resize}, smaller than the crop of {self.size}")
 
     def parameters(self, height: int, width: int) -> tuple[int, int, int, int]:
-        """Return (resized height, resized width, top, left) for an image of this height and width."""
+        """Return (resized height, resized width, top, left) of an image."""
         short, long = min(height, width), max(height, width)
         resized_long = int(self.resize * long / short)
         tall = height > width
@@ -177,10 +179,10 @@ class EvalTransform:
     def __call__(
         self, image: Image.Image, rng: np.random.Generator | None = None, out: np.ndarray | None = None
     ) -> np.ndarray:
-        """Transform an RGB image to float32 (3, size, size), into `out` if given, and return it; `rng` is unused."""
+        """Transform an RGB image to float32 (3, size, size), `out` if given; `rng` is unused."""
         resized_height, resized_width, top, left = self.parameters(image.height, image.width)
-        # Resizing only the crop's rectangle would be faster, but Pillow rounds such a box to float32, which moves
-        # pixels by up to two levels from the definition.
+        # Resizing only the crop's rectangle is faster, but Pillow rounds such a box to float32,
+        # which changes pixels by up to two levels.
         resized = image.resize((resized_width, resized_height), Image.Resampling.BILINEAR)
         return normalise(np.asarray(resized.crop((left, top, left + self.size, top + self.size))), out)
 

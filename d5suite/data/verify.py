@@ -1,7 +1,7 @@
-"""Prove that two image datasets hold the same images, labels and classes, whatever their formats and order.
+"""Prove that two image datasets hold the same images, labels and classes, in any format and order.
 
-Of folders of record files the records themselves are compared, and their indexes with them: frameworks read those.
-Imports, of d5suite, `data` and `errors`.
+Record files are compared by their records, which frameworks read, and these with their indexes. May
+import, from d5suite, `data` and `errors`.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ from d5suite.data.formats.store import Store
 from d5suite.data.reading import Reader
 from d5suite.errors import DataError
 
-_SHOWN = 5  # differences that are named
+_SHOWN = 5  # differences named
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """What comparing one split of two datasets found.
+    """The result of comparing one split of two datasets.
 
     Attributes
     ----------
     split : str
     images : int
-        In both.
+        Number of images in both.
     size : int
-        Bytes of the images in both.
+        Their bytes.
     digest : str
         SHA-256 of all names, labels and images in the first dataset.
     differences : int
-        How many there are.
+        Number of differences.
     named : list of str
-        The first of them.
+        The first differences.
     """
 
     split: str
@@ -51,9 +51,9 @@ class Comparison:
 def compare(
     first: str | os.PathLike[str], second: str | os.PathLike[str], *, progress: bool = True
 ) -> Iterator[Comparison]:
-    """Compare two datasets split by split, record files without their index; the encoded images by their SHA-256.
+    """Compare two datasets split by split; encoded images by their SHA-256.
 
-    Images are told apart by the names of their files, together with their folders where those alone are not unique.
+    Images are matched by file name, together with the folder if that is not unique.
 
     Parameters
     ----------
@@ -65,8 +65,8 @@ def compare(
     Raises
     ------
     DataError
-        One of them is damaged, has an index that says anything else than its records, or has images that no name
-        tells apart.
+        If a dataset is damaged, has an index that disagrees with its records, or has images of the
+        same name.
     """
     splits = [_splits(path) for path in (first, second)]
     for split in sorted(splits[0].keys() | splits[1].keys()):
@@ -75,11 +75,11 @@ def compare(
             yield _compare(split, *stores, progress)
         else:
             present, missing = (first, second) if split in splits[0] else (second, first)
-            yield Comparison(split, 0, 0, "", 1, [f"in {present}, and not in {missing}"])
+            yield Comparison(split, 0, 0, "", 1, [f"in {present}, not in {missing}"])
 
 
 def _splits(path: str | os.PathLike[str]) -> dict[str, str]:
-    """The splits of a dataset by the names they are compared under: ``validation`` is ``val``."""
+    """Return the splits of a dataset by their common names: ``validation`` is ``val``."""
     found = splits_of(path)
     return {"val" if split == "validation" and "val" not in found else split: split for split in found}
 
@@ -119,7 +119,7 @@ def _compare(split: str, one: Store, other: Store, progress: bool) -> Comparison
 
 def _classes_difference(one: Store, other: Store) -> str:
     if one.several != other.several:
-        return "an image has one label in one of them, and several in the other"
+        return "images have one label in one dataset, and several in the other"
     pairs = itertools.zip_longest(one.label_names, other.label_names)
     for number, (a, b) in enumerate(pairs):
         if a != b:
@@ -129,7 +129,7 @@ def _classes_difference(one: Store, other: Store) -> str:
 
 
 def _by_name(*stores: Store) -> list[dict[str, int]]:
-    """The numbers of the images by the names of their files, or with folders where those are not unique."""
+    """Return image numbers by file name, or by folder and file name if those are not unique."""
     found = [{name.rsplit("/", 1)[-1]: number for number, name in enumerate(store.names)} for store in stores]
     if all(len(numbers) == len(store) for numbers, store in zip(found, stores, strict=True)):
         return found

@@ -1,1 +1,1 @@
-"""How a job's processes start, are bounded, and end. Imports psutil; knows jobs, not adapters."""
+"""Start, limits and end of a job's processes. Imports psutil; knows jobs, not adapters."""

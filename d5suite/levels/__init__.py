@@ -1,5 +1,9 @@
-"""The contract between d5suite and a framework, one file per level of the benchmark.
+"""The contract between d5suite and a framework's adapter, one file per level.
 
-`backend` describes an adapter as data; `network` (Level 1) and `training` (Level 2) say what an adapter implements.
-These modules import the standard library, NumPy, `d5suite.errors` and `d5suite.network`, and no framework.
+`backend` describes an adapter as data; `operator`, `network` and `training` say what it implements;
+`contract` lists the clauses. Imports the standard library, NumPy, `d5suite.errors`,
+`d5suite.network` and `d5suite.optimizers`; no framework.
 """
+
+LEVELS = ("operator", "network", "training", "distributed")
+"""The benchmark's levels; a level's index is its number, which results carry."""

@@ -1,32 +1,35 @@
-"""What d5suite knows of a backend before its framework is imported: data, and how to load the adapter.
+"""A backend as data, known before its framework is imported, and the loading of its adapter.
 
-A backend is one `Backend` object, published through the entry-point group ``d5suite.backends``. Importing it must not
-import the framework. The adapter itself lies in modules beside the object, the same in every backend:
+A backend is one `Backend` object, published through the entry-point group ``d5suite.backends``.
+Importing it must not import the framework. The adapter itself consists of modules beside the
+object, the same in every backend:
 
-=============  =====================================================================================
-module         what it offers
-=============  =====================================================================================
-``runtime``    ``configure``, ``versions``, ``device_problem``, ``device_name``, ``device_memory``
-``operators``  ``OPERATORS``: ONNX operator name -> native implementation; ``Operator``, a
-               `d5suite.levels.operator.Operator` (Level 0)
-``custom``     ``factory``: a `d5suite.custom.CustomOperator` -> native implementation
-``network``    ``Executor``, a `d5suite.levels.network.Executor` (Level 1)
-``training``   ``Trainer``, a `d5suite.levels.training.Trainer` (Level 2)
-``baseline``   ``resnet50_training_step``, ``operator_call``, ``lenet5_epoch``: the same work written by hand in the
-               framework's own style (`d5suite.levels.baseline`)
-``loader``     ``native_loader``: the framework's own image loader on the same files and transform;
-               ``NAMES``: what it is called, by the storage format that it reads. A format that it
-               does not read is in `Backend.absent` as ``loader:FORMAT``
-=============  =====================================================================================
+===============  ===================================================================================
+``runtime``      ``configure``, ``versions``, ``device_problem``, ``device_name``, ``device_memory``
+``operators``    ``OPERATORS``: ONNX operator name -> native implementation; ``Operator``, a
+                 `d5suite.levels.operator.Operator` (level 0)
+``custom``       ``factory``: a `d5suite.custom.CustomOperator` -> native implementation
+``network``      ``Executor``, a `d5suite.levels.network.Executor` (level 1)
+``training``     ``Trainer``, a `d5suite.levels.training.Trainer` (level 2)
+``distributed``  ``Replica``, a `d5suite.levels.distributed.Replica` (level 3)
+``native``       where `Backend.schemes` has any: ``SCHEMES``, the framework's own schemes by name,
+                 each a `d5suite.levels.native.FrameworkScheme`
+``horovod``      likewise Horovod's, if it has an extension for the framework
+``baseline``     ``resnet50_training_step``, ``operator_call``, ``lenet5_epoch``: the same work by
+                 hand in the framework's own style (`d5suite.levels.baseline`)
+``loader``       ``native_loader``: the framework's own image loader on the same files and
+                 transform; ``NAMES``: its name by storage format. A format that it does
+                 not read is in `Backend.absent` as ``loader:FORMAT``
+===============  ===================================================================================
 
-A module that a backend lacks is named in `Backend.absent` with the reason.
-
-Imports the standard library, `d5suite.errors` and the other level modules only.
+`Backend.absent` names each module that a backend lacks, with the reason. Imports the standard
+library, `d5suite.errors` and the other level modules.
 """
 
 from __future__ import annotations
 
 import importlib
+import importlib.machinery
 import importlib.metadata
 import importlib.util
 import os
@@ -36,120 +39,118 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from d5suite.errors import BackendError, UnsupportedOperatorError
+from d5suite.levels import LEVELS
 from d5suite.levels.contract import ContractError
 
 if TYPE_CHECKING:
+    from d5suite.levels.distributed import Replica
+    from d5suite.levels.native import FrameworkScheme, NativeScheme
     from d5suite.levels.network import Executor
     from d5suite.levels.operator import Operator
-    from d5suite.levels.training import Optimizer, Trainer
+    from d5suite.levels.training import Trainer
     from d5suite.network import Network
     from d5suite.network.operation import Operation
+    from d5suite.optimizers.settings import Optimizer
 
 _chosen_modes: dict[str, str] = {}
-"""By backend: the mode that this process first loaded it for."""
+"""By backend: the mode of this process's first import."""
 
 DEVICES = ("cpu", "cuda")
 PRECISIONS = ("fp32", "bf16", "fp16", "fp64")
-MODULES = ("runtime", "operators", "custom", "network", "training", "baseline", "loader")
-"""The modules of an adapter; ``custom``, ``baseline`` and ``loader`` may be absent, and ``training`` is for level 2."""
+NOT_BY_RANKS = {"fp16": "the loss scale would have to change on all ranks at once"}
+"""Precisions that level 3 has on no backend, with the reason."""
 
-ZOO_OPERATORS = frozenset(
-    {
-        "Add", "AveragePool", "BatchNormalization", "Clip", "Concat", "Conv", "Div", "Dropout", "Flatten", "Gemm",
-        "GlobalAveragePool", "GlobalMaxPool", "Identity", "LRN", "LeakyRelu", "LogSoftmax", "MatMul", "MaxPool", "Mul",
-        "Pad", "Relu", "Reshape", "Sigmoid", "Softmax", "SoftmaxCrossEntropyLoss", "Squeeze", "Sub", "Sum", "Tanh",
-        "Transpose", "Unsqueeze",
-    }
-)  # fmt: skip
-"""The ONNX operators that the zoo's networks and ONNX's nine light networks are made of."""
-
-MORE_OPERATORS = frozenset(
-    {
-        "ConvTranspose", "Elu", "Exp", "Gelu", "HardSwish", "LayerNormalization", "ReduceMax", "ReduceMean",
-        "ReduceSum", "Sqrt",
-    }
-)  # fmt: skip
-"""Further ONNX operators that the problems of level 0 measure."""
-
-SINGLE_OPERATORS = frozenset({"Attention", "GRU", "Gather", "LSTM"})
-"""Those of level 0 that a network of images and labels has no use for: several inputs or outputs that flow, indices."""
+MODULES = ("runtime", "operators", "custom", "network", "training", "distributed", "baseline", "loader")
+"""The modules of an adapter; ``custom``, ``baseline`` and ``loader`` are optional, ``training`` is
+for level 2, ``distributed`` for level 3."""
 
 
 @dataclass(frozen=True)
 class Tolerance:
-    """How far a backend's answers may lie from the reference in one precision.
+    """Accepted errors of a backend's answers in one precision.
 
-    Errors are relative L2 errors, ``norm(answer - reference) / norm(reference)``, of one tensor.
+    Errors are relative L2 errors of one tensor, ``norm(answer - reference) / norm(reference)``.
 
     Attributes
     ----------
     outputs : float
-        Accepted error of network outputs and of the loss.
+        For network outputs and the loss.
     gradients : float
-        Accepted error of each parameter's gradient, in multiples of the network's own sensitivity: how much the same
-        gradient changes in float64 when the weights get noise of a few units of this precision's roundoff. A rounding
-        that flips one ReLU moves the gradient by a step, so that in a deep network float32 gradients differ by parts in
-        a hundred whoever computes them, and no fixed figure suits both a shallow and a deep network.
+        For each parameter's gradient, in multiples of the network's sensitivity: the change of the
+        same gradient in float64 under noise of a few units of this precision's roundoff on the
+        weights. One flipped ReLU moves the gradient by a step, so that float32 gradients of a deep
+        network differ by parts in a hundred between any two implementations; no fixed figure suits
+        both shallow and deep networks.
     trajectory : float
-        Accepted error of the loss of every one of ten training steps.
+        For the loss of each of ten training steps.
     reason : str
-        Why these figures and not smaller ones.
+        Why the figures are not smaller.
+    repeats : float
+        Between two runs of the same computation, for outputs, gradients and parameters: 0, equal to
+        the last bit, unless the framework is not deterministic.
     """
 
     outputs: float
     gradients: float
     trajectory: float
     reason: str
+    repeats: float = 0.0
 
 
 @dataclass(frozen=True)
 class Backend:
-    """One framework's adapter, described without importing the framework.
+    """A framework's adapter, described without importing the framework.
 
     Attributes
     ----------
     name : str
-        How users name it: ``--backend name[:mode]``.
+        As in ``--backend name[:mode]``.
     title : str
-        The framework's name as its makers write it.
+        The framework's name as its authors write it.
     package : str
-        The Python package that holds the adapter modules.
+        The Python package of the adapter's modules.
     requires : sequence of str
-        Importable module names that must be present.
+        Modules that must be importable.
     distributions : sequence of str
-        Names under which the framework may be installed; the first that is installed gives the version.
+        Distributions that provide the framework; the first installed one gives the version.
     install : str
         The command that installs it.
     modes : mapping of str to str
         Mode name to a one-line description; the first is the default.
     levels : set of int
-        Benchmark levels implemented (0 operators, 1 networks, 2 training).
+        Implemented levels, by their number in `d5suite.levels.LEVELS`.
     devices, precisions : sequence of str
         Subsets of `DEVICES` and `PRECISIONS`.
     operators : set of str
-        ONNX operator names implemented, at every level.
+        ONNX operators implemented at every level.
     single_operators : set of str
-        Those implemented at level 0 only.
+        ONNX operators implemented at level 0 only.
     right_gradients : set of str
-        Operators whose float64 gradient was proved right, so that it is a reference for other backends at level 0;
-        for a backend that is to be read.
+        Operators whose float64 gradient was proved and serves as a reference for other backends at
+        level 0; for a backend that is written to be read.
     tolerances : mapping of str to Tolerance
         For each precision.
     environment : mapping of str to mapping of str to str
-        By mode: environment variables that must be set before the framework is imported. Modes that differ here exclude
-        each other within one process.
+        By mode: environment variables to set before the framework is imported. Modes that differ
+        here exclude each other within one process.
     mode_requires : mapping of str to mapping of str to str
-        By mode: importable module names that must be present beside ``requires``, each with the command that installs
-        it.
+        By mode: further modules that must be importable, each with the command that installs it.
     absent : mapping of str to str
-        What users may look for in vain, each with the reason: a device, a precision, an operator, a module of
-        `MODULES`, ``level 0`` or ``level 2``; at level 0 also ``OPERATOR:backward``, ``OPERATOR:PRECISION`` and
-        ``OPERATOR:backward:PRECISION``.
+        What is not supported, with the reason: a device, a precision, an operator, a module of
+        `MODULES`, ``level 0``, ``level 2``, ``level 3``, ``early gradients``
+        (`d5suite.levels.distributed.Replica.gradients_early`); at level 0 also
+        ``OPERATOR:backward``, ``OPERATOR:PRECISION`` and ``OPERATOR:backward:PRECISION``. Of the
+        framework's own schemes: ``scheme:NAME``, ``scheme:NAME:MODE``, ``scheme:NAME:PRECISION``.
+    schemes : mapping of str to NativeScheme
+        The framework's own ways to train on several ranks.
     expected_failures : mapping of str to str
-        Cases of the conformance kit that fail for a reason that is known and explained here: a case's name, or a
-        pattern of the `fnmatch` module, with ``mode:`` in front if it fails in that mode only, to the reason.
+        Cases of the conformance kit that fail, with the reason: a name or an `fnmatch` pattern,
+        with ``mode:`` in front if the case fails in that mode only.
     reduced : str
-        Why recipes measure it at their ``reduced`` preset only; empty if they need not.
+        Why recipes measure it at their ``reduced`` preset only; otherwise empty.
+    on_request : str
+        Why only the recipe of a user's own network measures it unless ``--backend`` names it;
+        otherwise empty.
     """
 
     name: str
@@ -169,27 +170,23 @@ class Backend:
     environment: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     mode_requires: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     absent: Mapping[str, str] = field(default_factory=dict)
+    schemes: Mapping[str, NativeScheme] = field(default_factory=dict)
     expected_failures: Mapping[str, str] = field(default_factory=dict)
     reduced: str = ""
+    on_request: str = ""
 
     @property
     def default_mode(self) -> str:
-        """The mode used when the user names none."""
+        """The mode used by default."""
         return next(iter(self.modes))
 
     def proving_mode(self, mode: str) -> str:
-        """The mode whose float64 answers vouch for a mode's: the default one, if one process can hold both."""
+        """Return the mode whose float64 answers prove a mode: the default, if both can coexist."""
         shared = self.environment.get(mode) == self.environment.get(self.default_mode)
         return self.default_mode if shared else mode
 
     def problem(self, mode: str | None = None) -> str | None:
-        """Why the framework cannot be used in this interpreter, or None; imports nothing.
-
-        Parameters
-        ----------
-        mode : str, optional
-            By default the default mode.
-        """
+        """Return why the framework cannot be used in this interpreter, or None; imports nothing."""
         missing = _not_importable(self.requires)
         if missing:
             return f"{self.title} is not installed (no module {missing}); install it with: {self.install}"
@@ -205,7 +202,7 @@ class Backend:
         return None
 
     def version(self) -> str | None:
-        """The installed version of the framework, read from package metadata."""
+        """Return the installed version of the framework, from package metadata."""
         for distribution in self.distributions:
             try:
                 return importlib.metadata.version(distribution)
@@ -214,7 +211,7 @@ class Backend:
         return None
 
     def check_data(self) -> None:
-        """Raise `ContractError` unless modes, devices, precisions and levels are declared with known names."""
+        """Raise `ContractError` for an unknown mode, device, precision or level."""
 
         def require(holds: bool, what: str) -> None:
             if not holds:
@@ -224,16 +221,16 @@ class Backend:
         for kind, declared, known in (
             ("device", self.devices, DEVICES),
             ("precision", self.precisions, PRECISIONS),
-            ("level", self.levels, (0, 1, 2)),
+            ("level", self.levels, range(len(LEVELS))),
         ):
             unknown = [str(each) for each in declared if each not in known]
             require(not unknown, f"{kind} {', '.join(unknown)} is not one of {', '.join(map(str, known))}")
             require(bool(declared), f"it has no {kind}")
 
     def check(self, *, mode: str | None = None, device: str | None = None, precision: str | None = None) -> None:
-        """Raise `BackendError` for a mode, device or precision that the backend does not declare.
+        """Raise `BackendError` for an undeclared mode, device or precision.
 
-        A precision that it declares without tolerances is a `ContractError`.
+        A declared precision without tolerances raises `ContractError`.
         """
         for kind, asked, known in (
             ("mode", mode, list(self.modes)),
@@ -244,19 +241,23 @@ class Backend:
                 why = f": {self.absent[asked]}" if asked in self.absent else ""
                 raise BackendError(
                     f"backend {self.name!r} has no {kind} {asked!r}{why}",
-                    hint=f"Its {kind}s are: {', '.join(known)}. What is not declared is refused: clause "
-                    "'backend.refusal' of the contract.",
+                    hint=f"Its {kind}s are: {', '.join(known)}.",
                 )
 
         if precision is not None and precision not in self.tolerances:
             raise ContractError(self.name, "backend.tolerances", f"{precision} has no tolerances")
 
-    def check_operators(self, network: Network) -> None:
-        """Raise `UnsupportedOperatorError` naming every operator of the network that the backend lacks."""
+    def missing_operators(self, network: Network) -> dict[str, list[str]]:
+        """Return the operators of the network that are missing, each with its nodes' names."""
         missing: dict[str, list[str]] = {}
         for node in network.nodes:
             if node.op_type not in self.operators:
                 missing.setdefault(node.op_type, []).append(node.name)
+        return missing
+
+    def check_operators(self, network: Network) -> None:
+        """Raise `UnsupportedOperatorError` with all operators of the network that are missing."""
+        missing = self.missing_operators(network)
         if missing:
             listed = "; ".join(
                 f"{operator} (node {names[0]}"
@@ -270,7 +271,7 @@ class Backend:
             )
 
     def check_implemented(self, mode: str) -> None:
-        """Raise `ContractError` if the adapter declares an operator that it does not implement."""
+        """Raise `ContractError` if the adapter declares an operator without implementing it."""
         if "operators" not in self.absent:
             hollow = (self.operators | self.single_operators) - set(self.load("operators", mode).OPERATORS)
             if hollow:
@@ -279,21 +280,22 @@ class Backend:
                 )
 
     def load(self, module: str, mode: str | None = None) -> ModuleType:
-        """Import one of the adapter's modules, and the framework with it.
+        """Import a module of the adapter, and the framework with it.
 
         Parameters
         ----------
         module : str
             One of `MODULES`.
         mode : str, optional
-            The mode to import it for, by default the default one: its `environment` is set first, unless the first
-            import of the process has set another.
+            The mode whose `environment` is set first; by default that of the process's first
+            import, or the default mode.
 
         Raises
         ------
         BackendError
-            If the framework is absent, its import fails, the process already runs a mode that excludes this one, or the
-            adapter does not have the module (a `ContractError` where it does not say so).
+            If the framework is missing or fails to import, the process already runs a mode that
+            excludes this one, or the adapter lacks the module (a `ContractError` if `absent` does
+            not name it).
         """
         if module in self.absent:
             raise BackendError(f"backend {self.name!r} has no {module} module: {self.absent[module]}")
@@ -321,7 +323,7 @@ class Backend:
             ) from error
 
     def lacks_operator(self, name: str, precision: str, *, backward: bool = False) -> str | None:
-        """Why an ONNX operator is not run at level 0 in a precision, or not backwards, or None."""
+        """Return why level 0 lacks an ONNX operator in a precision, or its gradient; or None."""
         if 0 not in self.levels:
             return f"{self.name} has no level 0: {self.absent.get('level 0', 'not declared')}"
         keys = [name, f"{name}:{precision}"]
@@ -338,11 +340,11 @@ class Backend:
         return None
 
     def lacks(self, operation: Operation, *, backward: bool = False) -> str | None:
-        """Why an operation is not run at level 0, or not backwards, or None."""
+        """Return why level 0 lacks an operation, or its gradient; or None."""
         return self.lacks_operator(operation.node.op_type, operation.precision, backward=backward)
 
     def operator(self, operation: Operation, *, mode: str | None = None, device: str = "cpu") -> Operator:
-        """Build one ONNX node as a native operator of the framework (Level 0).
+        """Build one ONNX node as a native operator (level 0).
 
         Raises
         ------
@@ -354,7 +356,7 @@ class Backend:
         lacking = self.lacks(operation)
         if lacking:
             raise UnsupportedOperatorError(
-                lacking, where=operation.name, hint="`d5suite operators` lists what there is."
+                lacking, where=operation.name, hint="`d5suite operators` lists what each backend implements."
             )
         self.check_implemented(mode)
         from d5suite.levels.operator import Operator
@@ -368,7 +370,7 @@ class Backend:
     def executor(
         self, network: Network, *, mode: str | None = None, device: str = "cpu", precision: str = "fp32"
     ) -> Executor:
-        """Build the network as native code of the framework (Level 1)."""
+        """Build a network as native code (level 1)."""
         mode = mode or self.default_mode
         self.check(mode=mode, device=device, precision=precision)
         self.check_operators(network)
@@ -382,7 +384,7 @@ class Backend:
         return made
 
     def trainer(self, executor: Executor, optimizer: Optimizer) -> Trainer:
-        """Give an executor of this backend the framework's native optimizer (Level 2)."""
+        """Build the native optimizer for an executor of this backend (level 2)."""
         if 2 not in self.levels:
             why = f": {self.absent['level 2']}" if "level 2" in self.absent else ""
             raise BackendError(f"backend {self.name!r} does not train{why}")
@@ -393,7 +395,81 @@ class Backend:
             raise ContractError(self.name, "trainer.class", f"it is a {type(made).__name__}")
         return made
 
+    def replica(self, trainer: Trainer) -> Replica:
+        """Make a trainer of this backend one rank's replica (level 3).
+
+        Raises
+        ------
+        BackendError
+            If the backend has no level 3, or the trainer computes in one of `NOT_BY_RANKS`.
+        """
+        if 3 not in self.levels:
+            why = f": {self.absent['level 3']}" if "level 3" in self.absent else ""
+            raise BackendError(f"backend {self.name!r} has no level 3{why}")
+        precision = trainer.executor.precision
+        if precision in NOT_BY_RANKS:
+            raise BackendError(
+                f"level 3 has no {precision}: {NOT_BY_RANKS[precision]}",
+                hint="Use bf16 or fp32.",
+            )
+        from d5suite.levels.distributed import Replica
+
+        made = self.load("distributed", trainer.executor.mode).Replica(trainer)
+        if not isinstance(made, Replica):
+            raise ContractError(self.name, "replica.class", f"it is a {type(made).__name__}")
+        return made
+
+    def lacks_scheme(self, name: str, *, mode: str, device: str, precision: str) -> str | None:
+        """Return why the framework has no own scheme of this name, or None; imports nothing."""
+        for part, where in (("", ""), (f":{mode}", f" in mode {mode}"), (f":{precision}", f" in {precision}")):
+            if f"scheme:{name}{part}" in self.absent:
+                return f"{self.name} has no scheme {name!r}{where}: {self.absent[f'scheme:{name}{part}']}"
+        if name not in self.schemes:
+            own = f"its own schemes are {', '.join(self.schemes)}" if self.schemes else "it has none of its own"
+            return f"{self.name} has no scheme {name!r}: {own}"
+        described = self.schemes[name]
+        if device not in described.transports:
+            return f"{self.name} has no scheme {name!r} on {device}, only on {', '.join(described.transports)}"
+        needed = {key.removeprefix(f"{mode}:"): how for key, how in described.requires.items()}
+        needed = {module: how for module, how in needed.items() if ":" not in module}  # else of another mode
+        missing = _not_importable(list(needed))
+        if missing:
+            how = " and ".join(dict.fromkeys(how for module, how in needed.items() if module in missing.split(", ")))
+            return f"{described.title} needs {missing}, which is not installed; install it with: {how}"
+        return None
+
+    def framework_scheme(self, name: str, mode: str) -> type[FrameworkScheme]:
+        """Import the adapter's class of one of `schemes`.
+
+        Raises
+        ------
+        BackendError
+            If there is none.
+        """
+        if name not in self.schemes:
+            raise BackendError(f"backend {self.name!r} has no scheme {name!r} of its own")
+        from d5suite.levels.native import FrameworkScheme
+
+        module = self.load(self.schemes[name].module, mode)
+        made = getattr(module, "SCHEMES", {}).get(name)
+        if not (isinstance(made, type) and issubclass(made, FrameworkScheme)):
+            raise ContractError(self.name, "scheme.class", f"{module.__name__}.SCHEMES[{name!r}] is {made!r}")
+        return made
+
 
 def _not_importable(modules: Sequence[str]) -> str:
-    """Those of the modules that are not there, as text."""
-    return ", ".join(module for module in modules if importlib.util.find_spec(module) is None)
+    """Return the missing ones of the modules, as text."""
+    return ", ".join(module for module in modules if not _is_there(module))
+
+
+def _is_there(module: str) -> bool:
+    """Whether a module can be found; unlike `find_spec` of importlib, imports no parent package."""
+    parent, _, rest = module.partition(".")
+    found = importlib.util.find_spec(parent)
+    path = parent
+    for name in rest.split(".") if rest else ():
+        path = f"{path}.{name}"
+        if found is None or found.submodule_search_locations is None:
+            return False
+        found = importlib.machinery.PathFinder.find_spec(path, found.submodule_search_locations)
+    return found is not None

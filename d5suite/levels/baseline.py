@@ -1,15 +1,16 @@
-"""What an adapter's hand-written native code offers, so that d5suite's own can be compared with it.
+"""Hand-written native code that an adapter offers for comparison with d5suite's own.
 
-The module ``baseline`` shares no code with the rest of its adapter: it is what an expert of the framework would write
-without d5suite. It has three functions:
+The module ``baseline`` shares no code with the rest of its adapter: it is what an expert of the
+framework would write without d5suite. It has three functions:
 
 ``resnet50_training_step``
-    gives a `Baseline`; ``recipes/test_cost_of_neutrality.py`` compares a trainer's step with it;
+    returns a `Baseline`, compared with a trainer's step in ``recipes/test_cost_of_neutrality.py``;
 ``operator_call(name, arrays, *, mode, device)``
-    gives an `OperatorCall` for one of `OPERATOR_CALLS`; ``benchmarks/bench_operators.py`` compares level 0 with it;
+    returns an `OperatorCall` for one of `OPERATOR_CALLS`, compared with level 0 in
+    ``benchmarks/bench_operators.py``;
 ``lenet5_epoch(network, optimizer, *, mode, device)``
-    gives an `Epoch` of the zoo's LeNet-5 in float32; ``benchmarks/bench_training_loop.py`` compares the neutral loop
-    with it.
+    returns an `Epoch` of the zoo's LeNet-5 in float32, compared with the neutral loop in
+    ``benchmarks/bench_training_loop.py``.
 
 Imports NumPy only.
 """
@@ -23,12 +24,12 @@ from typing import Any
 import numpy as np
 
 OPERATOR_CALLS = ("Relu", "Gemm")
-"""The ONNX operators that are written by hand: of one tensor, and the plain product of two matrices."""
+"""The operators written by hand: an elementwise one and a plain matrix product."""
 
 Epoch = Callable[[Iterable[tuple[np.ndarray, np.ndarray]]], list[float]]
-"""Trains on batches, images float32 (N, 1, 32, 32) and labels int64 (N,), in their order: feeds each and makes a step,
-as a loop written by hand does, and reads the losses when the last step is over. Gives each step's loss before its
-update. The next call goes on from the parameters that this one leaves."""
+"""Trains on batches (images float32 (N, 1, 32, 32), labels int64 (N,)), one step each, and returns
+the losses before the updates, read after the last step. The next call continues from the parameters
+reached."""
 
 
 @dataclass(frozen=True)
@@ -38,13 +39,13 @@ class OperatorCall:
     Attributes
     ----------
     call : callable
-        The native callable itself, with nothing around it.
+        The native callable, unwrapped.
     arguments : tuple
         Native tensors, on the device.
     synchronize : callable
-        Takes what the last call returned; returns only when all calls so far have finished.
+        Takes the last call's result; returns only after all calls have finished.
     fetch : callable
-        Brings what a call returned to NumPy.
+        Converts a call's result to NumPy.
     """
 
     call: Callable[..., Any]
@@ -60,14 +61,14 @@ class Baseline:
     Attributes
     ----------
     step : callable
-        Runs forward, backward and the optimizer's update once; work may still be pending on the device afterwards.
+        Runs forward, backward and the optimizer's update once; may return before they finish.
     synchronize : callable
-        Returns only when all work issued so far has finished.
+        Returns only after all issued work has finished.
     loss : callable
-        The loss of the last step, before its update.
+        Returns the loss of the last step, before its update.
     parameters : callable
-        The current parameters, without running statistics, by their neutral names and in the neutral layout: float64
-        for ``fp64``, float32 otherwise.
+        Returns the current parameters, without running statistics, under their neutral names and
+        in the neutral layout: float64 for ``fp64``, float32 otherwise.
     """
 
     step: Callable[[], Any]

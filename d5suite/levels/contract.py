@@ -1,7 +1,7 @@
-"""The clauses of the contract between d5suite and an adapter, and the checks of single answers against them.
+"""The clauses of the contract between d5suite and an adapter, and a check of single answers.
 
-An adapter that breaks one gets a `ContractError` with its name and the clause's, from a benchmark's validation and from
-the conformance kit alike. Imports NumPy, `d5suite.errors` and the other level modules.
+A violation raises `ContractError`, in a benchmark's validation and in the conformance kit alike.
+Imports NumPy, `d5suite.errors` and the other level modules.
 """
 
 from __future__ import annotations
@@ -17,62 +17,89 @@ if TYPE_CHECKING:
     from d5suite.levels.network import Executor
 
 CLAUSES: Mapping[str, str] = {
-    "backend.name": "an entry point of the group d5suite.backends has the name of the Backend it leads to, and no "
-    "other plug-in has that name",
-    "backend.hygiene": "importing the Backend object imports no framework",
-    "backend.data": "modes, devices, precisions and levels are declared with known names",
-    "backend.modules": "the adapter has the modules of d5suite.levels.backend.MODULES with the functions and classes "
-    "they are to offer, and names the absent ones in Backend.absent",
-    "backend.absent": "every device, precision and module that the adapter lacks is in Backend.absent with a reason",
-    "backend.operators": "Backend.operators and Backend.single_operators are what the operators module implements",
+    "backend.name": "an entry point of the group d5suite.backends has the name of its Backend, and no other plug-in "
+    "has that name",
+    "backend.hygiene": "importing the Backend object does not import the framework",
+    "backend.data": "modes, devices, precisions and levels have known names",
+    "backend.modules": "the adapter has the modules of d5suite.levels.backend.MODULES with the required functions and "
+    "classes, and lists missing ones in Backend.absent",
+    "backend.absent": "Backend.absent gives a reason for every missing device, precision and module",
+    "backend.operators": "Backend.operators and Backend.single_operators match what the operators module implements",
     "backend.tolerances": "every declared precision has tolerances with a reason",
-    "backend.refusal": "a mode, device, precision or operator that is not declared is refused with a BackendError or "
-    "an UnsupportedOperatorError before anything runs",
+    "backend.refusal": "an undeclared mode, device, precision or operator raises a BackendError or an "
+    "UnsupportedOperatorError before anything runs",
     "executor.class": "network.Executor is a d5suite.levels.network.Executor",
-    "executor.feed": "feed takes the network's inputs of the shapes it declares, and refuses others with a "
-    "NetworkError",
-    "executor.forward": "forward gives the network's output, the same each time, and fetch its value, for a batch of "
-    "any size, within the precision's tolerance",
-    "executor.forward_backward": "forward_backward gives the loss, and a gradient of its shape for every parameter, "
-    "and refuses a network without a loss with a NetworkError",
-    "executor.statistics": "forward_backward and a training step move running statistics by the batch's mean and "
-    "biased variance, whatever the batch's size",
-    "executor.fetch": "fetch gives NumPy arrays of the neutral shape: float64 for fp64, float32 otherwise",
-    "executor.finite": "the answers to finite inputs are finite",
-    "executor.parameters": "parameters gives copies of all parameters and running statistics, and load_parameters "
-    "overwrites those it is given, of this executor alone, and refuses unknown names and wrong shapes with a "
-    "NetworkError",
-    "executor.random": "random_state holds what Dropout draws from: an executor that loads it draws the same numbers",
+    "executor.feed": "feed accepts the network's inputs in their declared shapes and raises a NetworkError for "
+    "anything else",
+    "executor.copy": "feed copies: the caller may overwrite an array once feed has returned, and no call changes it",
+    "executor.forward": "forward returns the network's output for every batch of any size, within the precision's "
+    "tolerance once fetched, and the same each time (Tolerance.repeats)",
+    "executor.forward_backward": "forward_backward returns the loss and the gradient of every parameter, in its "
+    "shape, for every batch, and the same each time; it raises a NetworkError for a network without a loss",
+    "executor.lifetime": "outputs and losses keep their values for as long as the caller holds them, whatever is "
+    "called meanwhile, and gradients until the executor's next call",
+    "executor.statistics": "forward_backward and a training step update running statistics with the batch's mean and "
+    "biased variance, for any batch size",
+    "executor.fetch": "fetch returns NumPy arrays of the neutral shape: float64 for fp64, float32 otherwise",
+    "executor.finite": "answers to finite inputs are finite",
+    "executor.parameters": "parameters returns copies of all parameters and running statistics; load_parameters "
+    "overwrites the given ones, in this executor only, and raises a NetworkError for unknown names and wrong shapes",
+    "executor.random": "random_state is the state of Dropout's generator: an executor that loads it draws the same "
+    "numbers",
     "executor.inference": "forward changes no parameter and no running statistic",
-    "executor.synchronize": "synchronize returns only when all work issued so far has finished",
-    "executor.quiet": "nothing is printed while a network runs",
+    "executor.synchronize": "synchronize returns only after all issued work has finished",
+    "executor.quiet": "running a network prints nothing",
     "operator.class": "operators.Operator is a d5suite.levels.operator.Operator",
-    "operator.feed": "feed takes one array for each input of the node, and refuses others with a NetworkError",
-    "operator.forward": "forward gives the wanted outputs, the same each time, and changes none of its inputs",
-    "operator.backward": "backward gives a callable from the outputs' gradients to a gradient for every differentiable "
-    "input, the same each time",
-    "operator.fetch": "fetch gives NumPy arrays of ONNX's shapes and types",
-    "operator.synchronize": "synchronize, given what the last call returned, returns only when all work issued so far "
-    "has finished",
-    "operator.extent": "extent tells where a tensor lies in memory, so that views differ from results of their own, or "
-    "gives None for every tensor",
-    "operators.meaning": "an operator means what ONNX says",
+    "operator.feed": "feed accepts one array per input of the node and raises a NetworkError for anything else",
+    "operator.copy": "feed and feed_gradients copy: the caller may overwrite an array once they have returned, and no "
+    "call changes it",
+    "operator.forward": "forward returns the wanted outputs of every feed, deterministically, and changes none of its "
+    "inputs",
+    "operator.lifetime": "an answer of forward keeps its values for as long as the caller holds it, and gradients "
+    "until the next call of the function that returned them; several feeds and functions may be held",
+    "operator.backward": "backward returns a function from the outputs' gradients to the gradient of every "
+    "differentiable input, deterministically",
+    "operator.fetch": "fetch returns NumPy arrays of ONNX's shapes and types",
+    "operator.synchronize": "synchronize, given the result of the last call, returns only after all issued work has "
+    "finished",
+    "operator.extent": "extent locates every tensor in memory, so that views can be told from copies, or returns None "
+    "for every tensor",
+    "operators.meaning": "an operator computes what ONNX specifies",
     "gradient.meaning": "the gradient is the derivative of the mean loss over the batch",
     "trainer.class": "training.Trainer is a d5suite.levels.training.Trainer",
-    "trainer.loss": "step gives the loss before the update as a scalar",
-    "trainer.meaning": "the optimizer follows the formula in d5suite.levels.training in every precision, also when "
-    "gradients are clipped, averaged over several batches, or the learning rate changes",
-    "trainer.scaling": "in fp16 the scale of the loss follows d5suite.levels.training.LossScaling, and a gradient that "
-    "is not finite updates nothing",
-    "trainer.state": "state gives what the formula remembers, and a trainer that loads it goes on as this one would",
-    "runtime.seed": "the same seed gives the same random numbers, and another seed others",
-    "runtime.threads": "no more threads work at a time than runtime.configure was told",
+    "trainer.loss": "step returns the loss before the update as a scalar",
+    "trainer.meaning": "the optimizer follows its formula in d5suite.optimizers.settings in every precision, with "
+    "gradient clipping, gradient accumulation and changes of the learning rate, in every step, and the same each time",
+    "trainer.scaling": "in fp16 the loss scale follows d5suite.optimizers.settings.LossScaling, and a non-finite "
+    "gradient updates nothing",
+    "trainer.state": "state returns all that the formula remembers, and a trainer that loads it continues identically",
+    "replica.class": "distributed.Replica is a d5suite.levels.distributed.Replica",
+    "replica.gradients": "gradients returns the loss and the gradient of every parameter for this replica's batch, "
+    "and changes nothing but running statistics; gradients_early hands each out once, always in one order",
+    "replica.apply": "apply makes the update that step makes with these gradients, with the values that the arrays "
+    "hold by then: clipped, decayed and counted alike, by this replica's own state",
+    "replica.memory": "gradients' arrays are writable, contiguous, of the parameters' type and size, in the order of "
+    "Replica.names, and do not overlap",
+    "replica.lifetime": "gradients keep their values until the next call of gradients or apply, and losses for as "
+    "long as the caller holds them; apply keeps nothing of the arrays that it is given",
+    "replica.weights": "weights and load_weights copy, load_weights keeps the optimizer's state, and inference sees "
+    "the loaded weights",
+    "scheme.data": "Backend.schemes describes each scheme: a name that no scheme of d5suite's has, a title, the "
+    "backend's devices, and knobs with a meaning",
+    "scheme.meaning": "a synchronous scheme makes the update of one process on all ranks' batches, clipped and decayed "
+    "alike, at the trainer's learning rate, from the replica's weights whenever it is made; its mean loss is that of "
+    "all batches, and weights are those of all ranks after each step",
+    "scheme.finish": "finish leaves the same parameters in all ranks' executors, to the last bit",
+    "scheme.class": "SCHEMES of the module that Backend.schemes names has a class of "
+    "d5suite.levels.native.FrameworkScheme for each scheme",
+    "runtime.seed": "equal seeds give equal random numbers, and different seeds different ones",
+    "runtime.threads": "no more threads run at a time than runtime.configure was told, child processes included",
 }
-"""By name: what the contract says."""
+"""What the contract says, by clause."""
 
 
 class ContractError(BackendError):
-    """An adapter does not do what the contract says; the message names the adapter and the clause.
+    """An adapter violates the contract; the message names the adapter and the clause.
 
     Parameters
     ----------
@@ -81,7 +108,7 @@ class ContractError(BackendError):
     clause : str
         A key of `CLAUSES`.
     what : str
-        What it did instead.
+        What the adapter did instead.
     """
 
     def __init__(self, backend: str, clause: str, what: str) -> None:
@@ -96,16 +123,16 @@ class ContractError(BackendError):
 def require_answer(
     executor: Executor, clause: str, answer: Mapping[str, np.ndarray], expected: Mapping[str, tuple[int, ...]]
 ) -> None:
-    """Raise `ContractError` unless all expected tensors are there, with their shapes, dtype and finite numbers.
+    """Raise `ContractError` unless an answer has all expected tensors, well formed and finite.
 
     Parameters
     ----------
     executor : Executor
-        Whose answer it is.
+        Source of the answer.
     clause : str
-        The clause that says what tensors there must be.
+        The clause for missing tensors and wrong shapes.
     answer : mapping
-        What ``executor.fetch`` gave.
+        Result of ``executor.fetch``.
     expected : mapping of str to tuple of int
         Shapes by tensor name.
     """
@@ -122,4 +149,4 @@ def require_answer(
         if value.dtype != dtype:
             raise ContractError(backend, "executor.fetch", f"tensor {name!r} is {value.dtype}, not {dtype}")
         if not np.isfinite(value).all():
-            raise ContractError(backend, "executor.finite", f"tensor {name!r} holds numbers that are not finite")
+            raise ContractError(backend, "executor.finite", f"tensor {name!r} holds non-finite numbers")

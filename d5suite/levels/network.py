@@ -1,24 +1,24 @@
 """Level 1: a network as native code of a framework.
 
-Arrays cross this interface as NumPy arrays in the neutral form (images NCHW, convolution weights OIHW, Gemm weights as
-the ONNX graph has them). Inside, an adapter keeps whatever layout, fusion and compilation its framework does best;
-`feed`, `fetch`, `parameters` and `load_parameters` convert, and are never timed.
+NumPy arrays cross this interface in the neutral layout (images NCHW, convolution weights OIHW, Gemm
+weights as in the ONNX graph). Inside, an adapter chooses the layout, fusion and compilation that
+suit its framework; `feed`, `fetch`, `parameters` and `load_parameters` convert and are never timed.
 
-Precision, the same for every backend:
+Precisions, the same for every backend:
 
 ``fp32``
-    everything in float32. Reduced-precision shortcuts (TF32) are off.
+    everything in float32, without reduced-precision shortcuts (TF32).
 ``fp64``
     everything in float64; for validation.
 ``bf16``
-    parameters, their gradients, running statistics and the optimizer are float32. Weights are rounded to bfloat16
-    where they are used and activations are bfloat16 from the input on; BatchNormalization's statistics and the loss are
-    computed in float32. `fetch` returns float32.
+    parameters, gradients, running statistics and the optimizer in float32. Weights are rounded to
+    bfloat16 at each use, and activations are bfloat16 from the input on; BatchNormalization's
+    statistics and the loss are computed in float32. `fetch` returns float32.
 ``fp16``
-    as ``bf16``, with float16 in place of bfloat16. Its smallest number is 6e-8, so that small gradients would vanish:
-    the loss is multiplied by a scale before it is differentiated and the gradients, in float32 again, are divided by it
-    (Micikevicius et al., "Mixed precision training", ICLR 2018). `Executor.forward_backward` takes `GRADIENT_SCALE`, a
-    trainer a scale of its own that follows the gradients (`d5suite.levels.training.LossScaling`).
+    as ``bf16``, with float16. Its smallest number is 6e-8, so small gradients would vanish: the
+    loss is scaled before differentiation and the gradients, in float32, are divided by the scale
+    (Micikevicius et al., "Mixed precision training", ICLR 2018). `Executor.forward_backward` uses
+    `GRADIENT_SCALE`, a trainer a dynamic scale (`d5suite.optimizers.settings.LossScaling`).
 
 Imports NumPy, `d5suite.errors` and `d5suite.network`; no framework.
 """
@@ -40,24 +40,24 @@ Arrays = Mapping[str, np.ndarray]
 """NumPy arrays by tensor name, in the neutral layout."""
 
 Native = Mapping[str, Any]
-"""The framework's own tensors by tensor name; opaque to everything but their adapter."""
+"""The framework's own tensors by tensor name; only the adapter knows what they are."""
 
 GRADIENT_SCALE = 1024.0
-"""What `Executor.forward_backward` multiplies the loss by in ``fp16``, and divides the gradients by."""
+"""The loss scale of `Executor.forward_backward` in ``fp16``."""
 
 
 class Executor(ABC):
-    """One network, built for one mode, device and precision of a framework.
+    """A network built for one mode, device and precision of a framework.
 
-    A constructor takes ``(network, *, mode, device, precision)``, all already checked against the backend's
-    declaration, and starts from the network's own initializers.
+    The constructor takes ``(network, *, mode, device, precision)``, already checked against the
+    backend's declaration, and starts from the network's own initializers.
 
     Attributes
     ----------
     network : Network
     mode, device, precision : str
     backend : str
-        The name of the backend that made it, set by `Backend.executor`.
+        Name of the backend, set by `Backend.executor`.
     """
 
     backend = ""
@@ -69,20 +69,21 @@ class Executor(ABC):
         self.precision = precision
 
     def check_feed(self, arrays: Arrays) -> None:
-        """Raise `NetworkError` for an input that is missing or unknown, or one of another shape.
+        """Raise `NetworkError` for a missing or unknown input or a wrong shape.
 
-        The label may be missing: inference does without.
+        The label may be missing: inference does not need it.
         """
         network = self.network
         for name, array in arrays.items():
-            if name not in (network.input, network.label):
+            if name not in (*network.inputs, network.label):
                 raise NetworkError(f"there is no input {name!r}", where=network.name)
             self._check_shape(name, np.shape(array), network.shapes[name])
-        if network.input not in arrays:
-            raise NetworkError(f"input {network.input!r} is missing", where=network.name)
+        missing = [name for name in network.inputs if name not in arrays]
+        if missing:
+            raise NetworkError(f"input {missing[0]!r} is missing", where=network.name)
 
     def check_parameters(self, values: Arrays) -> None:
-        """Raise `NetworkError` for a parameter or statistic that the network does not have, or one of another shape."""
+        """Raise `NetworkError` for an unknown parameter or statistic or a wrong shape."""
         network = self.network
         for name, value in values.items():
             if name not in network.parameters and name not in network.statistics:
@@ -96,89 +97,98 @@ class Executor(ABC):
 
     @abstractmethod
     def feed(self, arrays: Arrays) -> Native:
-        """Put input arrays on the device, in the native layout and dtype.
+        """Copy input arrays to the device, in the native layout and dtype.
+
+        The caller may overwrite the arrays once this returns.
 
         Parameters
         ----------
         arrays : mapping
-            The network's image input, float32 of shape (N, C, H, W), and for training its label input, int64 (N,).
+            The network's inputs, such as images, float32 (N, C, H, W), or token ids, int64 (N, T),
+            and for training its label input, int64 (N,).
         """
 
     @abstractmethod
     def forward(self, feed: Native) -> Native:
-        """Run in inference mode: BatchNormalization uses running statistics, Dropout is the identity.
+        """Run in inference mode.
+
+        BatchNormalization uses running statistics; Dropout is the identity.
 
         Returns
         -------
         mapping
-            The network's output. The work may still be pending on the device.
+            The network's outputs, possibly still pending on the device. They keep their values for
+            as long as the caller holds them.
         """
 
     @abstractmethod
     def forward_backward(self, feed: Native) -> Native:
         """Run in training mode and differentiate the loss.
 
-        BatchNormalization uses the batch's statistics and moves its running statistics; parameters do not change.
+        BatchNormalization uses the batch's statistics and updates its running statistics;
+        parameters do not change.
 
         Returns
         -------
         mapping
-            The loss under `Network.loss` and, under each name of `Network.parameters`, the loss's gradient.
+            The loss under `Network.loss`, and its gradient under each name of
+            `Network.parameters`. The loss keeps its value for as long as the caller holds it,
+            gradients until the next call: to copy them would cost a training step's time.
         """
 
     @abstractmethod
     def fetch(self, values: Native) -> dict[str, np.ndarray]:
-        """Bring native tensors back to NumPy, in the neutral layout, as float64 for ``fp64`` and float32 otherwise."""
+        """Convert native tensors to NumPy, neutral layout: float64 for ``fp64``, else float32."""
 
     @abstractmethod
     def parameters(self) -> dict[str, np.ndarray]:
-        """Copy out all parameters and running statistics (`Network.parameters`, `Network.statistics`)."""
+        """Copy all of `Network.parameters` and `Network.statistics` to NumPy."""
 
     @abstractmethod
     def load_parameters(self, values: Arrays) -> None:
-        """Overwrite the named parameters and running statistics; names not given stay as they are."""
+        """Overwrite the named parameters and running statistics; keep the others."""
 
     def random_state(self) -> dict[str, np.ndarray]:
-        """Copy out what Dropout draws its next numbers from; nothing, unless the adapter says otherwise.
+        """Copy the state of Dropout's random generator.
 
         Returns
         -------
         dict
-            Arrays under names of the adapter's own, of no meaning to others: only an executor of the same backend,
-            mode, device and network can go on from them. Empty for a network that draws nothing.
+            Arrays that only an executor of the same backend, mode, device and network understands;
+            empty for a network that draws nothing, and by default.
         """
         return {}
 
     def load_random_state(self, values: Arrays) -> None:
-        """Draw from here on what the executor would have drawn whose `random_state` this is.
+        """Continue from the `random_state` of another executor.
 
         Raises
         ------
         NetworkError
-            If it is none of this adapter's, or of a network that draws otherwise; see `check_random_state`.
+            If the state does not fit; see `check_random_state`.
         """
         self.check_random_state(values)
 
     def check_random_state(self, values: Arrays) -> None:
-        """Raise `NetworkError` unless the values have the names, shapes and types of this executor's `random_state`."""
+        """Raise `NetworkError` unless the values look like this executor's `random_state`."""
         own, given = (
             {name: (value.shape, value.dtype) for name, value in arrays.items()}
             for arrays in (self.random_state(), values)
         )
         if own != given:
             raise NetworkError(
-                f"the random state holds {', '.join(given) or 'nothing'}, not {', '.join(own) or 'nothing'}, or in "
-                "another form",
+                f"the random state holds {', '.join(given) or 'nothing'}, not {', '.join(own) or 'nothing'}, or "
+                "arrays of other shapes or types",
                 where=self.network.name,
-                hint="Only the same backend, mode and device can go on from it.",
+                hint="Only the same backend, mode and device can continue from it.",
             )
 
     @property
     def drops(self) -> bool:
-        """Whether a training pass draws random numbers: whether the loss depends on a Dropout."""
+        """Whether the loss depends on a Dropout, so that a training pass draws random numbers."""
         network = self.network
         return network.loss is not None and any(node.op_type == "Dropout" for node in network.nodes_for([network.loss]))
 
     @abstractmethod
     def synchronize(self) -> None:
-        """Return only when all work issued so far on the device has finished."""
+        """Return only after all work issued on the device has finished."""

@@ -1,7 +1,11 @@
 """The neutral network: an ONNX graph with names for its image, label, output and loss.
 
-`model` holds the network, `builder` and `zoo` write networks, `analysis` counts parameters, multiply-accumulates and
-bytes. Imports ONNX and NumPy; no framework, and nothing of d5suite but `d5suite.errors`.
+- `model`, `normalise`, `rewrites`: the network, its one form, its changes.
+- `builder`, `zoo`: write networks.
+- `operation`, `tensor`, `validity`, `custom`: one node with its inputs, and custom operators.
+- `nodes`: what a node's attributes mean. `analysis`, `work`: what networks and operations cost.
+
+May import ONNX, NumPy and, from d5suite, `errors`; no framework.
 """
 
 from d5suite.network.model import Network, Node

@@ -1,6 +1,6 @@
-"""What a network costs: output shapes, parameters, multiply-accumulates and activation bytes, per node and in total.
+"""The cost of a network, per node and in total: parameters, multiply-accumulates, activation bytes.
 
-Imports `d5suite.network.model` and NumPy.
+May import `d5suite.network` and `d5suite.errors`.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from d5suite.errors import NetworkError
 from d5suite.network.model import Network, Node
+from d5suite.network.work import PRODUCTS, product_macs
 
 IN_PLACE = frozenset(
     {
@@ -19,8 +20,9 @@ IN_PLACE = frozenset(
 )  # fmt: skip
 """Operators whose output needs no memory of its own.
 
-The rule is convnet-burden's (github.com/albanie/convnet-burden, core/burden.m): every layer's output counts, a
-concatenation's too, but ReLUs work in place; Dropout is the identity in inference and changes of shape are views.
+The rule is convnet-burden's (github.com/albanie/convnet-burden, core/burden.m): every layer's
+output counts, including concatenations, but ReLUs work in place; Dropout is the identity in
+inference, and reshapes are views.
 """
 
 
@@ -34,15 +36,17 @@ class NodeCost:
     output_shape : tuple of int
         Shape of its first output.
     parameters : int
-        Trainable values read here for the first time; a shared weight counts once.
+        Trainable values; a shared weight counts at its first use.
     macs : int
-        Multiply-accumulates of convolutions and matrix products; 1 MAC is 2 floating-point operations.
+        Multiply-accumulates of convolutions and matrix products; 1 MAC is 2 floating-point
+        operations.
     activation_bytes : int
-        Size of its first output, 0 where the operator works in place.
+        Size of its first output, 0 if the operator works in place.
 
     Notes
     -----
-    A node that only the loss needs, such as an auxiliary classifier's, has parameters and neither MACs nor bytes.
+    A node that only the loss needs, such as an auxiliary classifier's, has parameters but no MACs
+    and no bytes.
     """
 
     name: str
@@ -55,7 +59,7 @@ class NodeCost:
 
 @dataclass(frozen=True)
 class NetworkCost:
-    """The costs of all nodes, and their sums as properties."""
+    """The costs of all nodes and their sums."""
 
     nodes: tuple[NodeCost, ...]
 
@@ -66,12 +70,12 @@ class NetworkCost:
 
     @property
     def macs(self) -> int:
-        """Multiply-accumulates of one forward pass in inference."""
+        """Multiply-accumulates of one inference pass."""
         return sum(node.macs for node in self.nodes)
 
     @property
     def activation_bytes(self) -> int:
-        """Bytes of all activations of one forward pass in inference, nothing reused."""
+        """Bytes of all activations of one inference pass, without reuse."""
         return sum(node.activation_bytes for node in self.nodes)
 
 
@@ -82,16 +86,16 @@ def analyse(network: Network, *, batch_size: int = 1, bytes_per_value: int = 4) 
     ----------
     network : Network
     batch_size : int
-        Images in the batch; a network fixed to another batch size keeps its own.
+        Images in the batch; a network with a fixed batch size keeps its own.
     bytes_per_value : int
         4 for float32, 2 for bfloat16, 8 for float64.
 
     Raises
     ------
     NetworkError
-        If a tensor's size cannot be told from the graph.
+        If the graph does not determine a tensor's size.
     """
-    inferred = {node.name for node in network.nodes_for([network.output])}
+    inferred = {node.name for node in network.nodes_for(network.outputs)}
     seen: set[str] = set()
     costs = []
     for node in network.nodes:
@@ -120,13 +124,7 @@ def _shape(network: Network, node: Node, tensor: str, batch_size: int) -> tuple[
 
 
 def _macs(network: Network, node: Node, output: tuple[int, ...], batch_size: int) -> int:
-    if node.op_type == "Conv":
-        weight = _shape(network, node, node.inputs[1], batch_size)
-        return math.prod(output) * math.prod(weight[1:])
-    if node.op_type == "ConvTranspose":
-        image = _shape(network, node, node.inputs[0], batch_size)
-        return math.prod(image) * math.prod(_shape(network, node, node.inputs[1], batch_size)[1:])
-    if node.op_type in ("Gemm", "MatMul"):
-        left = _shape(network, node, node.inputs[0], batch_size)
-        return math.prod(output) * left[0 if node.attributes.get("transA") else -1]
-    return 0
+    if node.op_type not in PRODUCTS:
+        return 0
+    first, second = (_shape(network, node, name, batch_size) for name in node.inputs[:2])
+    return product_macs(node, first, second, output)

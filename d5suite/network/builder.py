@@ -1,7 +1,8 @@
 """Write a `Network` layer by layer.
 
-Every layer takes the name of its parameters, in the field's usual form (``layer1.0.conv1``), so that published weights
-fit. Initial values depend only on the seed and the parameter's name. Imports ONNX and NumPy.
+Layers are named like their parameters, in the field's usual form (``layer1.0.conv1``), so that
+published weights fit. Initial values depend only on the seed and the parameter's name. May import
+ONNX, NumPy and, from d5suite, `network` and `errors`.
 """
 
 from __future__ import annotations
@@ -15,14 +16,15 @@ import numpy as np
 from onnx import TensorProto, helper, numpy_helper
 
 from d5suite.errors import NetworkError
-from d5suite.network.model import IR_VERSION, OPSET, Network
+from d5suite.network.model import Network
+from d5suite.network.normalise import IR_VERSION, OPSET
 
 Pair = int | tuple[int, int]
-"""A size in pixels, of height and width alike or of each."""
+"""A size in pixels: one for both, or (height, width)."""
 
 
 class Builder:
-    """Collects layers; each method appends one and returns its output's tensor name.
+    """Collect layers; each method appends one and returns its output's tensor name.
 
     Parameters
     ----------
@@ -35,12 +37,12 @@ class Builder:
     channels : int
         Channels of the input.
     smallest : int
-        The least ``image_size`` at which every window of the network fits its input.
+        The smallest ``image_size`` at which every window fits its input.
 
     Raises
     ------
     NetworkError
-        If the image is smaller than that.
+        If the image is smaller.
     """
 
     image = "image"
@@ -69,32 +71,38 @@ class Builder:
         operator : str
             Its name in ONNX's own domain.
         name : str
-            Of the node and of its output.
+            The name of the node and of its output.
         inputs : sequence of str
             Tensor names, ``""`` for an omitted one.
         channels : int
             Length of the output's axis 1.
         **attributes
-            The operator's.
+            The operator's attributes.
         """
         self._nodes.append(helper.make_node(operator, list(inputs), [name], name=name, **attributes))
         self._channels[name] = channels
         return name
 
     def parameter(self, name: str, value: np.ndarray) -> str:
-        """Add a float32 initializer; with at least one axis it is trained."""
+        """Add a float32 initializer; it is trained if it has an axis."""
         self._initializers.append(numpy_helper.from_array(value.astype(np.float32, copy=False), name))
         return name
 
     def constant(self, name: str, value: np.ndarray) -> str:
-        """Add an initializer of its own dtype, such as int64 axes."""
+        """Add an initializer in its own dtype, such as int64 axes."""
         self._initializers.append(numpy_helper.from_array(value, name))
         return name
 
-    def _normal(self, name: str, shape: tuple[int, ...], deviation: float) -> str:
+    def draw(self, name: str, shape: tuple[int, ...], deviation: float, *, uniform: bool = False) -> str:
+        """Add a parameter with mean 0 and this standard deviation, normal or uniform."""
         generator = np.random.default_rng([self.seed, zlib.crc32(name.encode())])
-        value = generator.standard_normal(shape, dtype=np.float32)
-        value *= np.float32(deviation)
+        if uniform:
+            value = generator.random(shape, dtype=np.float32)
+            value -= np.float32(0.5)
+            value *= np.float32(deviation * 12**0.5)
+        else:
+            value = generator.standard_normal(shape, dtype=np.float32)
+            value *= np.float32(deviation)
         return self.parameter(name, value)
 
     def conv(
@@ -111,11 +119,12 @@ class Builder:
         fan: Literal["in", "out"] = "out",
         deviation: float | None = None,
     ) -> str:
-        """2-D convolution with He-normal weights: variance 2 / (kernel height · width · channels / groups).
+        """2-D convolution with He-normal weights.
 
-        He et al., "Delving deep into rectifiers" (ICCV 2015). With ``fan="out"`` the channels are the output's: the
-        backward form, which the published ResNets use; with ``fan="in"`` the input's: the forward form. A
-        ``deviation`` is the weights' standard deviation instead. ``padding`` defaults to ``kernel // 2`` on every side.
+        Their variance is 2 / (kernel height · width · channels / groups) (He et al., "Delving deep
+        into rectifiers", ICCV 2015). The channels are the output's for ``fan="out"`` (the backward
+        form, as in the published ResNets) and the input's for ``fan="in"`` (the forward form).
+        ``deviation`` sets the standard deviation instead. ``padding`` defaults to ``kernel // 2``.
         """
         inputs = self._channels[x]
         height, width = (kernel, kernel) if isinstance(kernel, int) else kernel
@@ -125,7 +134,7 @@ class Builder:
         if deviation is None:
             fed = height * width * (inputs if fan == "in" else channels) // groups
             deviation = float(np.sqrt(2.0 / fed))
-        weights = [self._normal(f"{name}.weight", (channels, inputs // groups, height, width), deviation)]
+        weights = [self.draw(f"{name}.weight", (channels, inputs // groups, height, width), deviation)]
         if bias:
             weights.append(self.parameter(f"{name}.bias", np.zeros(channels)))
         return self.node(
@@ -142,7 +151,7 @@ class Builder:
     def batch_norm(self, x: str, name: str, *, epsilon: float = 1e-5, momentum: float = 0.9, scale: float = 1.0) -> str:
         """Batch normalisation with initial scale ``scale``.
 
-        ``momentum`` is the weight of the old running statistics (ONNX's meaning).
+        ``momentum`` is the weight of the old running statistics, as in ONNX.
         """
         channels = self._channels[x]
         weights = [
@@ -159,10 +168,11 @@ class Builder:
 
     def relu6(self, x: str) -> str:
         """Rectified linear unit with an upper bound of 6."""
-        bounds = [self._scalar("relu6.lower", 0.0), self._scalar("relu6.upper", 6.0)]
+        bounds = [self.scalar("relu6.lower", 0.0), self.scalar("relu6.upper", 6.0)]
         return self.node("Clip", f"{x}.relu6", [x, *bounds], self._channels[x])
 
-    def _scalar(self, name: str, value: float) -> str:
+    def scalar(self, name: str, value: float) -> str:
+        """Add a float32 constant without axes, which is not trained; once per name."""
         if all(name != tensor.name for tensor in self._initializers):
             self.constant(name, np.array(value, np.float32))
         return name
@@ -171,12 +181,44 @@ class Builder:
         """Hyperbolic tangent."""
         return self.node("Tanh", f"{x}.tanh", [x], self._channels[x])
 
+    def sigmoid(self, x: str) -> str:
+        """Logistic function."""
+        return self.node("Sigmoid", f"{x}.sigmoid", [x], self._channels[x])
+
+    def silu(self, x: str) -> str:
+        """``x · sigmoid(x)`` (Elfwing et al., 2017; also called swish)."""
+        return self.multiply(x, self.sigmoid(x), f"{x}.silu")
+
+    def hard_swish(self, x: str) -> str:
+        """``x · max(0, min(1, x / 6 + 1 / 2))`` (Howard et al., ICCV 2019, section 5.2)."""
+        return self.node("HardSwish", f"{x}.hardswish", [x], self._channels[x])
+
+    def hard_sigmoid(self, x: str) -> str:
+        """``max(0, min(1, x / 6 + 1 / 2))``."""
+        return self.node("HardSigmoid", f"{x}.hardsigmoid", [x], self._channels[x], alpha=1 / 6, beta=0.5)
+
+    def gelu(self, x: str) -> str:
+        """``x · Φ(x)`` with the normal distribution function, not its approximation."""
+        return self.node("Gelu", f"{x}.gelu", [x], self._channels[x])
+
+    def softmax(self, x: str) -> str:
+        """Softmax along the last axis."""
+        return self.node("Softmax", f"{x}.softmax", [x], self._channels[x], axis=-1)
+
+    def layer_norm(self, x: str, name: str, features: int, *, epsilon: float) -> str:
+        """Layer normalisation of the last axis, which has length ``features``."""
+        weights = [
+            self.parameter(f"{name}.weight", np.ones(features)),
+            self.parameter(f"{name}.bias", np.zeros(features)),
+        ]
+        return self.node("LayerNormalization", name, [x, *weights], self._channels[x], axis=-1, epsilon=epsilon)
+
     def dropout(self, x: str, name: str, *, ratio: float = 0.5) -> str:
-        """Zeros in place of a share ``ratio`` of the values while training, the others scaled up; else the identity."""
-        return self.node("Dropout", name, [x, self._scalar(f"{name}.ratio", ratio)], self._channels[x])
+        """Dropout: in training zero a share ``ratio`` of the values and scale up the others."""
+        return self.node("Dropout", name, [x, self.scalar(f"{name}.ratio", ratio)], self._channels[x])
 
     def average_pool(self, x: str, name: str, kernel: int, *, stride: int, padding: int = 0) -> str:
-        """Mean over kernel × kernel windows, in which the zeros of the padding count."""
+        """Mean over kernel × kernel windows, including the padding's zeros."""
         attributes = {"pads": [padding] * 4, "count_include_pad": 1} if padding else {}
         return self.node(
             "AveragePool",
@@ -189,7 +231,7 @@ class Builder:
         )
 
     def max_pool(self, x: str, name: str, kernel: int, *, stride: int, padding: int = 0, partial: bool = False) -> str:
-        """Maximum over kernel × kernel windows; with ``partial``, also over a last one that reaches past the image."""
+        """Maximum over kernel × kernel windows; ``partial`` includes a last incomplete one."""
         attributes = {"ceil_mode": 1} if partial else {}
         return self.node(
             "MaxPool",
@@ -203,11 +245,12 @@ class Builder:
         )
 
     def adaptive_average_pool(self, x: str, name: str, size: int, *, side: Callable[[int], int]) -> str:
-        """Mean over size × size windows that together cover the image, as PyTorch's AdaptiveAvgPool2d.
+        """Mean over size × size windows that cover the image, like PyTorch's AdaptiveAvgPool2d.
 
-        A network that was made for one image size takes others through it. Window ``i`` of an image of ``n`` pixels
-        runs from ``⌊i n / size⌋`` to ``⌈(i + 1) n / size⌉``. ONNX has a node for it where the windows are all of one
-        size and step; an image of one pixel is repeated; an image of ``size`` pixels is passed on.
+        It adapts a network made for one image size to others. Window ``i`` of an image of ``n``
+        pixels runs from ``⌊i n / size⌋`` to ``⌈(i + 1) n / size⌉``. ONNX can express it if all
+        windows have one size and step; an image of one pixel is repeated; an image of ``size``
+        pixels is passed on.
 
         Parameters
         ----------
@@ -216,12 +259,12 @@ class Builder:
         size : int
             Height and width of the output.
         side : callable
-            The height and width of ``x`` at an image size of the network.
+            Maps an image size of the network to the height and width of ``x``.
 
         Raises
         ------
         NetworkError
-            If the windows differ; it names the nearest image sizes that fit.
+            If the windows differ; the error names the nearest image sizes that fit.
         """
         given = side(self.image_size)
         windows = _even_windows(given, size)
@@ -249,37 +292,77 @@ class Builder:
         """Element-wise sum."""
         return self.node("Add", name, [x, y], self._channels[x])
 
+    def multiply(self, x: str, y: str, name: str) -> str:
+        """Element-wise product; ``y`` may be repeated along axes of length 1."""
+        return self.node("Mul", name, [x, y], self._channels[x])
+
+    def reshape(self, x: str, name: str, shape: Sequence[int]) -> str:
+        """Reshape; a 0 keeps the length of this axis. The length of axis 1 must be given."""
+        return self.node("Reshape", name, [x, self.constant(f"{name}.shape", np.array(shape))], shape[1])
+
+    def transpose(self, x: str, name: str, order: Sequence[int], channels: int) -> str:
+        """Reorder the axes; axis 1 then has length ``channels``."""
+        return self.node("Transpose", name, [x], channels, perm=list(order))
+
+    def part(self, x: str, name: str, start: int, end: int, *, axis: int = 1) -> str:
+        """Elements ``start`` to ``end``, exclusive, of an axis."""
+        limits = [
+            self.constant(f"{name}.{what}", np.array([value]))
+            for what, value in (("start", start), ("end", end), ("axis", axis))
+        ]
+        return self.node("Slice", name, [x, *limits], end - start if axis == 1 else self._channels[x])
+
     def concat(self, tensors: Sequence[str], name: str) -> str:
-        """The channels of all tensors, one after another."""
+        """Concatenation along the channels."""
         return self.node("Concat", name, tensors, sum(self._channels[x] for x in tensors), axis=1)
 
     def flatten(self, x: str, name: str, *, size: int = 1) -> str:
         """(N, C, size, size) to (N, C · size²)."""
         return self.node("Flatten", name, [x], self._channels[x] * size * size, axis=1)
 
-    def linear(self, x: str, name: str, features: int, *, deviation: float | None = None) -> str:
-        """Fully connected layer, its weights stored (output, input).
+    def linear(self, x: str, name: str, features: int, *, deviation: float | None = None, uniform: bool = False) -> str:
+        """Fully connected layer with weights (output, input) of standard deviation ``deviation``.
 
-        They are normal with standard deviation ``deviation``, by default He's: variance 2 / input features.
+        The default is He's: variance 2 / input features. They are normal, or uniform.
         """
         inputs = self._channels[x]
         deviation = float(np.sqrt(2.0 / inputs)) if deviation is None else deviation
         weights = [
-            self._normal(f"{name}.weight", (features, inputs), deviation),
+            self.draw(f"{name}.weight", (features, inputs), deviation, uniform=uniform),
             self.parameter(f"{name}.bias", np.zeros(features)),
         ]
         return self.node("Gemm", name, [x, *weights], features, transB=1)
 
-    def classifier(self, logits: str, *, auxiliary: str | None = None, weight: float = 0.0) -> Network:
-        """Finish a network that ends in these logits, with mean softmax cross-entropy as its loss.
+    def dense(
+        self,
+        x: str,
+        name: str,
+        inputs: int,
+        features: int,
+        *,
+        deviation: float,
+        uniform: bool = False,
+        bias: float = 0.0,
+    ) -> str:
+        """Fully connected layer along the last axis: MatMul and Add, with weights (input, output).
 
-        With ``auxiliary`` logits, their cross-entropy times ``weight`` is added to the loss.
+        The weights have standard deviation ``deviation``, normal or ``uniform``; the biases are
+        normal with deviation ``bias``.
+        """
+        weight = self.draw(f"{name}.weight", (inputs, features), deviation, uniform=uniform)
+        product = self.node("MatMul", f"{name}.product", [x, weight], self._channels[x])
+        return self.node("Add", name, [product, self.draw(f"{name}.bias", (features,), bias)], self._channels[x])
+
+    def classifier(self, logits: str, *, auxiliary: str | None = None, weight: float = 0.0) -> Network:
+        """Finish the network: these logits are its output, mean softmax cross-entropy its loss.
+
+        The cross-entropy of ``auxiliary`` logits, times ``weight``, is added to the loss.
         """
         losses = [(logits, "loss")] if auxiliary is None else [(logits, "loss.main"), (auxiliary, "loss.auxiliary")]
         for values, name in losses:
             self.node("SoftmaxCrossEntropyLoss", name, [values, self.label], 1, reduction="mean")
         if auxiliary is not None:
-            self.node("Mul", "loss.weighted", ["loss.auxiliary", self._scalar("loss.weight", weight)], 1)
+            self.node("Mul", "loss.weighted", ["loss.auxiliary", self.scalar("loss.weight", weight)], 1)
             self.node("Add", "loss", ["loss.main", "loss.weighted"], 1)
         graph = helper.make_graph(
             self._nodes,
@@ -293,12 +376,12 @@ class Builder:
         model = helper.make_model(
             graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=IR_VERSION, producer_name="d5suite"
         )
-        model.graph.initializer.extend(self._initializers)  # not through `make_graph`, whose graph is copied once more
+        model.graph.initializer.extend(self._initializers)  # `make_graph` would copy them again
         return Network(model, name=self.name, input=self.image, output=logits, label=self.label, loss="loss")
 
 
 def _even_windows(given: int, size: int) -> tuple[int, int] | None:
-    """Kernel and stride of windows that cover ``given`` pixels, if ``size`` adaptive windows are alike."""
+    """Return kernel and stride of ``size`` adaptive windows over ``given`` pixels if alike."""
     starts = [i * given // size for i in range(size)]
     kernels = {-(-(i + 1) * given // size) - start for i, start in enumerate(starts)}
     strides = {after - before for before, after in itertools.pairwise(starts)}

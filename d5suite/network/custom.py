@@ -1,6 +1,6 @@
-"""What a custom operator is, neutrally: its code, its inputs and outputs, and its meaning in ONNX operators.
+"""A custom operator, neutrally: its code, its inputs and outputs, its meaning in ONNX operators.
 
-Imports ONNX, NumPy, `d5suite.errors` and `d5suite.network.model`.
+May import ONNX, NumPy and, from d5suite, `network` and `errors`.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 import difflib
 import hashlib
 import re
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,20 +17,20 @@ import numpy as np
 import onnx
 from onnx import helper
 
-from d5suite.errors import ConfigurationError, DataError, NetworkError
-from d5suite.network.model import IR_VERSION
+from d5suite.errors import ConfigurationError, DataError, NetworkError, calling_file
+from d5suite.network.normalise import IR_VERSION
 
 DOMAIN = "custom"
-"""The ONNX domain of custom operators: they are ``custom::Name``."""
+"""The ONNX domain of custom operators: ``custom::Name``."""
 
 INTERFACE = "d5suite_operator.h"
-"""The header that sources include; it declares what they define."""
+"""The header that sources include; it declares the functions they define."""
 
 Formula = Callable[..., "np.ndarray | tuple[np.ndarray, ...]"]
 """A function of NumPy arrays."""
 
 WIDEST_FIRST = ("fp64", "fp32", "fp16", "bf16")
-"""Precisions, the one with the smallest unit roundoff first."""
+"""Precisions, smallest unit roundoff first."""
 
 _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*["<]([^">]+)[">]', re.MULTILINE)
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
@@ -41,7 +40,8 @@ _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 class CustomOperator:
     """An operator that no framework has.
 
-    Its code is either a source file with the C interface of ``d5suite_operator.h`` or Python functions on NumPy arrays.
+    Its code is either a source file with the C interface of ``d5suite_operator.h`` or Python
+    functions on NumPy arrays.
 
     Parameters
     ----------
@@ -50,36 +50,36 @@ class CustomOperator:
     inputs, outputs : sequence of str
         Names of the tensors.
     meaning : sequence of tuple
-        ONNX nodes ``(operator, inputs, outputs, attributes)`` that compute the same: the reference that answers are
-        checked against, and what tells the outputs' shapes and types.
+        ONNX nodes ``(operator, inputs, outputs, attributes)`` that compute the same: the reference
+        for answers, and the source of the outputs' shapes and types.
     source : str or Path, optional
-        A ``.cc``, ``.cpp`` or, for a GPU, ``.cu`` file, from the folder of the file that describes the operator.
+        A ``.cc``, ``.cpp`` or, for a GPU, ``.cu`` file, relative to the folder of ``file``.
     cuda_source : str or Path, optional
         The same operator for GPUs.
     has_backward : bool, optional
-        Whether the source defines ``d5_backward``; by default whether it, or a file of yours that it includes, names
-        it. Say so where preprocessor conditions decide.
+        Whether the source defines ``d5_backward``; by default whether it, or a file of yours that
+        it includes, names it. Set it if preprocessor conditions decide.
     forward : callable, optional
-        From input arrays to the output array, or a tuple of several: a Python operator.
+        A Python operator: from input arrays to the output array or a tuple of several.
     backward : callable, optional
-        From a tuple of input arrays, one of output arrays and one of the outputs' gradients to a tuple of the inputs'
+        From the tuples of input arrays, output arrays and output gradients to a tuple of input
         gradients, None for an input without.
     attributes : mapping of str to number or list of numbers
-        Fixed settings, which the source finds in ``d5_call`` and Python functions get by name.
+        Fixed settings, in ``d5_call`` for a source and by keyword for Python functions.
     flags : sequence of str
         Further compiler flags.
     precisions : sequence of str
-        What the code can do, of fp64, fp32, bf16 and fp16.
+        The supported ones of fp64, fp32, bf16 and fp16.
     file : Path
-        The Python file that describes it; by default the one that this is called in.
+        The Python file that describes it, by default the caller's.
 
     Raises
     ------
     ConfigurationError
-        If it has no code, or two codes, or a name that is no identifier, or if its meaning uses what is no ONNX
-        operator, reads what nothing computes, or leaves out an output.
+        If it has no code or two, or a name that is not an identifier, or if its meaning uses an
+        unknown ONNX operator, reads an unknown tensor, or omits an output.
     DataError
-        If there is no such source file.
+        If a source file is missing.
     """
 
     name: str
@@ -94,7 +94,7 @@ class CustomOperator:
     attributes: Mapping[str, Any] = field(default_factory=dict)
     flags: Sequence[str] = ()
     precisions: Sequence[str] = ("fp64", "fp32")
-    file: Path = field(default_factory=lambda: _caller())
+    file: Path = field(default_factory=lambda: calling_file(__file__).resolve())
 
     def __post_init__(self) -> None:
         if not self.name.isidentifier():
@@ -124,7 +124,7 @@ class CustomOperator:
             if not onnx.defs.has(kind):
                 alike = difflib.get_close_matches(kind, {s.name for s in onnx.defs.get_all_schemas() if not s.domain})
                 raise ConfigurationError(
-                    f"its meaning uses {kind!r}, which is no ONNX operator",
+                    f"its meaning uses {kind!r}, which is not an ONNX operator",
                     where=self.where,
                     hint=f"Did you mean {' or '.join(alike)}?" if alike else None,
                 )
@@ -144,12 +144,12 @@ class CustomOperator:
 
     @property
     def where(self) -> str:
-        """What errors about it name: the file that describes it, and the operator."""
+        """Its place in error messages: its file and its name."""
         return f"{self.file}, {self.op_type}"
 
     @property
     def op_type(self) -> str:
-        """What ONNX nodes call it."""
+        """Its name in ONNX nodes."""
         return f"{DOMAIN}::{self.name}"
 
     @property
@@ -163,15 +163,15 @@ class CustomOperator:
 
     @property
     def widest(self) -> str:
-        """The widest of its precisions, whose answers are proved and vouch for those of the others."""
+        """The widest of its precisions, whose answers are the reference for the others."""
         return next(precision for precision in WIDEST_FIRST if precision in self.precisions)
 
     @property
     def identifier(self) -> str:
-        """A name to register it under, different for operators with other code or settings.
+        """A name to register it under, unique to its code and settings.
 
-        Of a source it is the same in every process, and another if the source or a file of yours that it includes
-        changes. Python functions, of which nothing is stored, have a name for as long as they exist.
+        For a source it is the same in every process, and changes with the source and the files of
+        yours that it includes. For Python functions it is valid as long as they exist.
         """
         settings = (
             sorted(self.attributes.items()), list(self.flags), self.differentiable, len(self.inputs), len(self.outputs),
@@ -180,7 +180,7 @@ class CustomOperator:
         return f"{self.name}_{hashlib.sha256(repr((code, settings)).encode()).hexdigest()[:8]}"
 
     def _texts(self) -> Iterator[str]:
-        """The sources, and the files in their folders or the flags' that they include, the interface excepted."""
+        """Yield the sources and the local files that they include, except the interface."""
         folders = [Path(flag[2:]) for flag in self.flags if flag.startswith("-I") and flag != "-I"]
         folders += [Path(after) for flag, after in zip(self.flags, self.flags[1:], strict=False) if flag == "-I"]
         waiting = [self.file.parent / s for s in (self.source, self.cuda_source) if s is not None]
@@ -195,12 +195,12 @@ class CustomOperator:
             waiting += [folder / name for name in _INCLUDE.findall(text) for folder in (path.parent, *folders)]
 
     def code(self, device: str) -> Path:
-        """The source file for a device.
+        """Return the source file for a device.
 
         Raises
         ------
         ConfigurationError
-            If it has none for it.
+            If there is none.
         """
         source = self.source if device == "cpu" else self.cuda_source
         if source is None:
@@ -208,7 +208,7 @@ class CustomOperator:
         return (self.file.parent / source).resolve()
 
     def lacks(self, precision: str, device: str = "cpu", *, backward: bool = False) -> str | None:
-        """Why it is not run in a precision, on a device, or backwards, or None."""
+        """Return why it cannot run in a precision, on a device, or backward, or None."""
         if device != "cpu" and self.forward is None and self.cuda_source is None:
             return f"{self.op_type} has no source for {device}"
         if precision not in self.precisions:
@@ -218,38 +218,34 @@ class CustomOperator:
         return None
 
     def require_tensors(self, inputs: Sequence[str], outputs: int) -> None:
-        """Raise unless a node of it has the inputs and as many outputs as it takes.
+        """Raise a `NetworkError` unless a node has its inputs and its number of outputs.
 
         Parameters
         ----------
         inputs : sequence of str
-            The node's names of them, which may be its own; ``""`` where one is omitted.
+            The node's names for them; ``""`` for an omitted one.
         outputs : int
-
-        Raises
-        ------
-        NetworkError
         """
         for what, found, names in (("inputs", len(inputs), self.inputs), ("outputs", outputs, self.outputs)):
             if found != len(names):
                 raise NetworkError(
-                    f"it is used with {found} {what}, and has {len(names)}: {', '.join(names)}", where=self.where
+                    f"it is used with {found} {what}, but has {len(names)}: {', '.join(names)}", where=self.where
                 )
         if "" in inputs:
             raise NetworkError(f"its input {self.inputs[list(inputs).index('')]!r} is omitted", where=self.where)
         if {*inputs} == {*self.inputs} and list(inputs) != list(self.inputs):
             raise NetworkError(
-                f"its inputs are {', '.join(self.inputs)}, and it is given {', '.join(inputs)}, in another order",
+                f"its inputs are {', '.join(self.inputs)}, but are given in another order: {', '.join(inputs)}",
                 where=self.where,
             )
 
     def function(self, opset: int) -> onnx.FunctionProto:
-        """Its meaning as an ONNX function.
+        """Return its meaning as an ONNX function.
 
         Raises
         ------
         ConfigurationError
-            If a node of it is not valid in this operator set.
+            If a node is not valid in this operator set.
         """
         context = onnx.checker.C.CheckerContext()
         context.ir_version = IR_VERSION
@@ -268,36 +264,35 @@ class CustomOperator:
         opsets = [helper.make_opsetid("", opset)]
         return helper.make_function(DOMAIN, self.name, list(self.inputs), list(self.outputs), nodes, opsets)
 
-    # What the Python functions give, for adapters.
-
     def call_forward(
         self, inputs: Sequence[np.ndarray], shapes: Sequence[Sequence[int]], dtypes: Sequence[np.dtype]
     ) -> list[np.ndarray]:
-        """What a Python operator's ``forward`` gives for these inputs, in the outputs' types.
+        """Call a Python operator's ``forward``; return arrays in the outputs' types.
 
         Raises
         ------
         ConfigurationError
-            If these are not as many arrays as there are outputs, or an array's shape is not the output's.
+            If the number of arrays or a shape differs from the outputs'.
         """
         assert self.forward is not None  # not asked of a source
         found = self.forward(*inputs, **self.attributes)
         arrays = found if isinstance(found, tuple) else (found,)
         self._check_count("forward", len(arrays), "outputs", self.outputs)
         return [
-            self._of_shape(f"forward gives output {name!r}", np.asarray(array, dtype), shape)
+            self._of_shape(f"forward returns output {name!r}", np.asarray(array, dtype), shape)
             for name, array, shape, dtype in zip(self.outputs, arrays, shapes, dtypes, strict=True)
         ]
 
     def call_backward(
         self, inputs: Sequence[np.ndarray], outputs: Sequence[np.ndarray], gradients: Sequence[np.ndarray]
     ) -> list[np.ndarray]:
-        """What a Python operator's ``backward`` gives, in the inputs' types; zeros for an input without a gradient.
+        """Call a Python operator's ``backward``; return arrays in the inputs' types, 0 for None.
 
         Raises
         ------
         ConfigurationError
-            If it has no backward pass, or that does not give an array of the right shape, or None, for each input.
+            If it has no backward pass, or does not return None or an array of the right shape for
+            each input.
         """
         if self.backward is None:
             raise ConfigurationError("it has no backward pass", where=self.where)
@@ -307,7 +302,7 @@ class CustomOperator:
         return [
             np.zeros_like(x)
             if answer is None
-            else self._of_shape(f"backward gives the gradient of {name!r}", np.asarray(answer, x.dtype), x.shape)
+            else self._of_shape(f"backward returns the gradient of {name!r}", np.asarray(answer, x.dtype), x.shape)
             for name, x, answer in zip(self.inputs, inputs, answers, strict=True)
         ]
 
@@ -319,7 +314,7 @@ class CustomOperator:
         *,
         backward: bool = False,
     ) -> None:
-        """Call a Python operator's functions once, outside of any framework: several hide the exceptions of theirs.
+        """Call a Python operator's functions outside frameworks, some of which hide exceptions.
 
         Parameters
         ----------
@@ -327,12 +322,12 @@ class CustomOperator:
         shapes, dtypes : sequence
             The outputs'.
         backward : bool
-            Whether the backward pass is called too, with gradients of zero.
+            Call the backward pass, too, with gradients of zero.
 
         Raises
         ------
         ConfigurationError
-            As `call_forward` and `call_backward`. What else the functions raise comes as it is.
+            As `call_forward` and `call_backward`; other exceptions pass through.
         """
         outputs = self.call_forward(inputs, shapes, dtypes)
         if backward:
@@ -341,19 +336,11 @@ class CustomOperator:
     def _check_count(self, direction: str, found: int, what: str, names: Sequence[str]) -> None:
         if found != len(names):
             raise ConfigurationError(
-                f"{direction} gives {found} arrays for {len(names)} {what} ({', '.join(names)})", where=self.where,
-                hint="Several are a tuple." if direction == "forward" else "One for each input, None for one without.",
+                f"{direction} returns {found} arrays for {len(names)} {what} ({', '.join(names)})", where=self.where,
+                hint="Return several as a tuple." if direction == "forward" else "Return one for each input, or None.",
             )  # fmt: skip
 
     def _of_shape(self, what: str, array: np.ndarray, shape: Sequence[int]) -> np.ndarray:
         if array.shape != tuple(shape):
-            raise ConfigurationError(f"{what} the shape {array.shape}, and it must be {tuple(shape)}", where=self.where)
+            raise ConfigurationError(f"{what} with shape {array.shape}, not {tuple(shape)}", where=self.where)
         return array
-
-
-def _caller() -> Path:
-    """The file that describes an operator."""
-    frame = sys._getframe(2)
-    while frame.f_code.co_filename in (__file__, "<string>") and frame.f_back is not None:
-        frame = frame.f_back
-    return Path(frame.f_code.co_filename).resolve()

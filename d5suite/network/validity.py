@@ -1,22 +1,24 @@
-"""What ONNX's checker and shape inference let pass in a single node, though it has no meaning or another one.
+"""Refuse invalid nodes that ONNX's checker and shape inference accept.
 
-Shapes of weights, states, masks and labels that do not fit each other, windows larger than their image, indices out of
-range, words that an attribute does not know. Meaning: ONNX operator specification, the operator of each rule. Imports
-`d5suite.network.model` and `d5suite.network.windows`.
+Inconsistent shapes of weights, states, masks and labels, windows larger than their image, indices
+out of range, unknown attribute values. Source of each rule: the operator's ONNX specification. May
+import NumPy and, from d5suite, `network` and `errors`. One file, because it is one table of rules.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
 import numpy as np
 
 from d5suite.errors import NetworkError
-from d5suite.network.model import Node
-from d5suite.network.windows import window
+from d5suite.network.model import Network, Node
+from d5suite.network.nodes.equation import expand_equation
+from d5suite.network.nodes.windows import Window, window
+from d5suite.network.operators import REDUCTIONS
 
 _PADDING = ("NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID")
 
@@ -27,23 +29,56 @@ CHOICES: Mapping[str, Mapping[str, tuple[object, ...]]] = {
     "ConvTranspose": {"auto_pad": _PADDING},
     "GRU": {"direction": ("forward", "reverse", "bidirectional"), "layout": (0, 1), "linear_before_reset": (0, 1)},
     "Gelu": {"approximate": ("none", "tanh")},
+    "GridSample": {
+        "mode": ("linear", "nearest", "cubic", "bilinear", "bicubic"),
+        "padding_mode": ("zeros", "border", "reflection"),
+    },
     "LSTM": {"direction": ("forward", "reverse", "bidirectional"), "layout": (0, 1), "input_forget": (0, 1)},
+    "LpNormalization": {"p": (2, 1)},
     "MaxPool": {"auto_pad": _PADDING, "storage_order": (0, 1)},
     "Pad": {"mode": ("constant", "reflect", "edge", "wrap")},
+    "Resize": {
+        "mode": ("nearest", "linear", "cubic"),
+        "nearest_mode": ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil"),
+        "keep_aspect_ratio_policy": ("stretch", "not_larger", "not_smaller"),
+        "coordinate_transformation_mode": (
+            "half_pixel",
+            "half_pixel_symmetric",
+            "pytorch_half_pixel",
+            "align_corners",
+            "asymmetric",
+            "tf_crop_and_resize",
+        ),
+    },
+    "ScatterElements": {"reduction": ("none", "add", "mul", "max", "min")},
+    "ScatterND": {"reduction": ("none", "add", "mul", "max", "min")},
     "SoftmaxCrossEntropyLoss": {"reduction": ("none", "sum", "mean")},
 }
-"""Values that attributes may have, which ONNX's checker does not look at."""
+"""Allowed values of attributes that ONNX's checker does not check."""
 
 ACTIVATIONS = frozenset({
     "relu", "tanh", "sigmoid", "affine", "leakyrelu", "thresholdedrelu", "scaledtanh", "hardsigmoid", "elu", "softsign",
     "softplus",
 })  # fmt: skip
-"""Functions that a recurrence's gates may use; ONNX does not tell upper from lower case."""
+"""Activation functions of a recurrence; ONNX ignores their case."""
+
+
+LARGEST_TENSOR = 1 << 31
+"""Values of one tensor for one image; the largest in the zoo has 3 million, at 224 pixels."""
+
+LARGEST_PADDING = 64
+"""Cells on a side of an image that is smaller; ASPP with its largest rate pads 36."""
+
+_PER_IMAGE = frozenset({
+    "AveragePool", "Clip", "Conv", "ConvTranspose", "Dropout", "GlobalAveragePool", "GlobalMaxPool", "LRN",
+    "LayerNormalization", "MaxPool", "Transpose",
+})  # fmt: skip
+"""Operators whose rules do not depend on the batch size, which a network may leave open."""
 
 
 @dataclass(frozen=True)
 class _Case:
-    """One node with all that is known before it runs."""
+    """One node with everything known before it runs."""
 
     node: Node
     shapes: Mapping[str, tuple[int, ...]]
@@ -54,7 +89,7 @@ class _Case:
         raise NetworkError(f"{self.node.op_type}: {what}", where=self.node.name)
 
     def given(self, index: int) -> str | None:
-        """The name of an input, None where it is omitted."""
+        """Return the name of an input, None if it is omitted."""
         names = self.node.inputs
         return names[index] if index < len(names) and names[index] else None
 
@@ -62,13 +97,13 @@ class _Case:
         return self.shapes[self.node.inputs[index]]
 
     def expect(self, index: int, *wanted: int) -> None:
-        """Refuse an input of another shape; an omitted one is right."""
+        """Refuse an input of another shape; accept an omitted one."""
         name = self.given(index)
         if name is not None and self.shapes[name] != wanted:
             self.refuse(f"input {name!r} has shape {list(self.shapes[name])}, not {list(wanted)}")
 
     def expect_broadcast(self, index: int, *wanted: int) -> None:
-        """Refuse an input that does not stretch to a shape."""
+        """Refuse an input that does not broadcast to a shape."""
         name = self.given(index)
         if name is None:
             return
@@ -77,10 +112,10 @@ class _Case:
             n in (1, m) for n, m in zip(reversed(shape), reversed(wanted), strict=False)
         )
         if not fits:
-            self.refuse(f"input {name!r} of shape {list(shape)} does not stretch to {list(wanted)}")
+            self.refuse(f"input {name!r} of shape {list(shape)} does not broadcast to {list(wanted)}")
 
     def expect_within(self, index: int, low: int, high: int, *, ignored: int | None = None) -> None:
-        """Refuse integers that are, or may be drawn, below ``low`` or above ``high``."""
+        """Refuse integers that are, or can be drawn, below ``low`` or above ``high``."""
         name = self.given(index)
         if name is None:
             return
@@ -103,18 +138,18 @@ def require_valid(
     values: Mapping[str, np.ndarray],
     bounds: Mapping[str, tuple[int, int]],
 ) -> None:
-    """Raise `NetworkError`, naming the node, if it cannot mean anything.
+    """Raise a `NetworkError` that names the node if it is invalid.
 
     Parameters
     ----------
     node : Node
-        That ONNX's checker and shape inference have nothing against.
+        Accepted by ONNX's checker and shape inference.
     shapes : mapping
-        Of its inputs and wanted outputs.
+        Shapes of its inputs and wanted outputs.
     values : mapping
-        Fixed inputs.
+        Its fixed inputs.
     bounds : mapping
-        The least and the largest value that integer inputs can be drawn with.
+        Smallest and largest possible value of drawn integer inputs.
     """
     case = _Case(node, shapes, values, bounds)
     for key, allowed in CHOICES.get(node.op_type, {}).items():
@@ -128,6 +163,54 @@ def require_valid(
             case.refuse(f"output {name!r} would have shape {list(shapes[name])}")
 
 
+def require_sound(network: Network) -> None:
+    """Raise a `NetworkError` for weights that are not finite and for nodes that make no sense.
+
+    Such a network would fail in every backend, and backends would be blamed.
+
+    Parameters
+    ----------
+    network : Network
+        Accepted by ONNX's checker and shape inference.
+    """
+    for name in (*network.parameters, *network.statistics):
+        values = network.initializers[name]
+        wrong = values.size - int(np.isfinite(values).sum())
+        if wrong:
+            raise NetworkError(
+                f"{wrong:,} of {values.size:,} values of initializer {name!r} are NaN or infinite",
+                where=network.name,
+                hint="Was the network saved after its training diverged?",
+            )
+    for node in network.nodes:
+        tensors = [name for name in (*node.inputs, *node.outputs) if name]
+        if node.op_type == "BatchNormalization" and node.inputs[4] in network.initializers:
+            least = network.initializers[node.inputs[4]].min(initial=0.0)
+            if least < 0:
+                raise NetworkError(f"BatchNormalization: the variance {node.inputs[4]!r} has {least}", where=node.name)
+        for key, value in node.attributes.items():
+            if isinstance(value, float) and not (math.isfinite(value) and (key != "epsilon" or value >= 0)):
+                raise NetworkError(f"{node.op_type}: {key} is {value}", where=node.name)
+        _require_size(network, node, node.inputs)
+        stated = {name: network.shapes.get(name, (None, None)) for name in tensors}
+        whole = all(None not in shape for shape in stated.values())
+        if whole or (node.op_type in _PER_IMAGE and all(None not in shape[1:] for shape in stated.values())):
+            shapes = {name: tuple(n or 1 for n in shape) for name, shape in stated.items()}
+            require_valid(node, shapes, network.initializers, {})
+        _require_size(network, node, node.outputs)
+
+
+def _require_size(network: Network, node: Node, tensors: Sequence[str]) -> None:
+    for name in tensors:
+        sizes = [size for size in network.shapes.get(name, ()) if size is not None]
+        # An empty constant means something: a Reshape to a scalar, no axes.
+        if 0 in sizes and name not in network.constants:
+            raise NetworkError(f"{node.op_type}: {name!r} of shape {sizes} is empty", where=node.name)
+        if math.prod(sizes) > LARGEST_TENSOR:
+            what = f"{node.op_type}: {name!r} of shape {sizes} has more than {LARGEST_TENSOR:,} values"
+            raise NetworkError(what, where=node.name)
+
+
 def _convolution(case: _Case) -> None:
     node, image, weight = case.node, case.shape(0), case.shape(1)
     groups, transposed = node.attributes["group"], node.op_type == "ConvTranspose"
@@ -138,12 +221,12 @@ def _convolution(case: _Case) -> None:
         case.refuse(f"with {groups} group(s): the image has {image[1]} channels and the weight is for {expected}")
     kernel = list(node.attributes.get("kernel_shape") or weight[2:])
     if kernel != list(weight[2:]):
-        case.refuse(f"kernel_shape is {kernel}, and the weight's is {list(weight[2:])}")
+        case.refuse(f"kernel_shape is {kernel}, but the weight's is {list(weight[2:])}")
     if min(kernel, default=1) < 1:
         case.refuse(f"a window of {kernel}")
     case.expect(2, weight[1] * groups if transposed else weight[0])
     if not transposed:
-        window(node, image[2:], weight[2:])
+        _window(case, weight[2:])
         return
     output = case.shapes[node.outputs[0]]
     if len(output) != len(image):
@@ -157,17 +240,28 @@ def _convolution(case: _Case) -> None:
         case.refuse(f"output_padding {list(added)} is not below strides {list(strides)} or dilations {list(dilations)}")
 
 
+def _window(case: _Case, kernel: tuple[int, ...] = ()) -> Window:
+    """Resolve a window; refuse padding that nobody means, and that would fill the memory."""
+    found = window(case.node, case.shape(0)[2:], kernel)
+    for size, *pads in zip(found.image, found.pads_begin, found.pads_end, strict=True):
+        if max(pads) > max(size, LARGEST_PADDING):
+            case.refuse(f"pads {pads} of an image of {size}")
+    return found
+
+
 def _pool(case: _Case) -> None:
-    found = window(case.node, case.shape(0)[2:])
+    found = _window(case)
     spans = [(k - 1) * d + 1 for k, d in zip(found.kernel, found.dilations, strict=True)]
     pads = [max(both) for both in zip(found.pads_begin, found.pads_end, strict=True)]
     if any(pad >= span for pad, span in zip(pads, spans, strict=True)):
-        case.refuse(f"a window of {spans} would see nothing but padding, of {pads}")
+        case.refuse(f"a window of {spans} would see only padding, of {pads}")
 
 
 def _image(case: _Case) -> None:
     if len(case.shape(0)) < 3:
-        case.refuse(f"input {case.node.inputs[0]!r} of shape {list(case.shape(0))} is no image: it has no space")
+        case.refuse(
+            f"input {case.node.inputs[0]!r} of shape {list(case.shape(0))} is not an image: it has no spatial axes"
+        )
     if case.node.attributes.get("size", 1) < 1:
         case.refuse(f"size is {case.node.attributes['size']}")
 
@@ -195,22 +289,118 @@ def _gather(case: _Case) -> None:
     case.expect_within(1, -rows, rows - 1)
 
 
+def _elements(case: _Case) -> None:
+    shape, indices, axis = case.shape(0), case.shape(1), case.node.attributes["axis"]
+    rank = len(shape)
+    if len(indices) != rank or not -rank <= axis < rank:
+        case.refuse(f"axis {axis} of {rank}, and indices of {len(indices)} axes")
+    if any(m > n for a, (n, m) in enumerate(zip(shape, indices, strict=True)) if a != axis % rank):
+        case.refuse(f"indices of shape {list(indices)} reach beyond data of shape {list(shape)}")
+    case.expect(2, *indices)
+    case.expect_within(1, -shape[axis], shape[axis] - 1)
+
+
+def _tuples(case: _Case) -> None:
+    shape, indices, batch = case.shape(0), case.shape(1), case.node.attributes.get("batch_dims", 0)
+    if not indices or not 0 <= batch < min(len(shape), len(indices)) or indices[:batch] != shape[:batch]:
+        case.refuse(f"indices of shape {list(indices)} share no {batch} axes with data of shape {list(shape)}")
+    sizes = shape[batch : batch + indices[-1]]
+    if len(sizes) != indices[-1]:
+        case.refuse(f"indices name {indices[-1]} axes of data of shape {list(shape)}")
+    case.expect(2, *indices[:-1], *shape[len(sizes) :])
+    name = case.node.inputs[1]
+    if name in case.values:
+        beyond = np.abs(case.values[name] + 0.5) > np.array(sizes)  # from -size to size - 1
+        if beyond.any():
+            case.refuse(f"an index in {name!r} reaches beyond data of shape {list(shape)}")
+    else:
+        case.expect_within(1, -min(sizes), min(sizes) - 1)
+
+
+def _top_k(case: _Case) -> None:
+    size, name = case.shape(0)[case.node.attributes["axis"]], case.given(1)
+    if name is not None and name in case.values and not 0 <= case.values[name].item() <= size:
+        case.refuse(f"{case.values[name].item()} of {size} values")
+
+
+def _einsum(case: _Case) -> None:
+    shapes = [case.shape(index) for index in range(len(case.node.inputs))]
+    terms = expand_equation(case.node.attributes["equation"], [len(shape) for shape in shapes]).inputs
+    sizes: dict[str, int] = {}
+    for term, shape in zip(terms, shapes, strict=True):
+        if len(term) != len(shape):
+            case.refuse(f"{term!r} names {len(term)} of {len(shape)} axes")
+        for letter, size in zip(term, shape, strict=True):
+            if sizes.setdefault(letter, size) != size:
+                case.refuse(f"{letter!r} names axes of {sizes[letter]} and {size} in {terms}")
+
+
+def _one_hot(case: _Case) -> None:
+    case.expect(2, 2)
+
+
 def _gemm(case: _Case) -> None:
     case.expect_broadcast(2, *case.shapes[case.node.outputs[0]])
+
+
+def _slope(case: _Case) -> None:
+    case.expect_broadcast(1, *case.shape(0))
 
 
 def _transpose(case: _Case) -> None:
     rank, order = len(case.shape(0)), case.node.attributes.get("perm")
     if order is not None and sorted(order) != list(range(rank)):
-        case.refuse(f"perm {list(order)} is no order of {rank} axes")
+        case.refuse(f"perm {list(order)} is not an order of {rank} axes")
 
 
 def _reduce(case: _Case) -> None:
     name, rank = case.given(1), len(case.shape(0))
-    if name is not None:
+    if name is not None and name in case.values:
         axes = [int(axis) % rank for axis in case.values[name].reshape(-1)] if rank else []
         if len(set(axes)) < len(axes):
-            case.refuse(f"axes {case.values[name].tolist()} name one twice")
+            case.refuse(f"axes {case.values[name].tolist()} repeat one")
+
+
+def _blocks(case: _Case) -> None:
+    shape, size = case.shape(0), case.node.attributes["blocksize"]
+    to_space = case.node.op_type == "DepthToSpace"
+    divided, by = (shape[1:2], size * size) if to_space else (shape[2:], size)
+    if size < 1 or any(n % by for n in divided):
+        case.refuse(f"input {case.node.inputs[0]!r} of shape {list(shape)} is not made of blocks of {size}")
+
+
+def _instance_normalization(case: _Case) -> None:
+    shape = case.shape(0)
+    if len(shape) < 3:
+        case.refuse(f"input {case.node.inputs[0]!r} has shape {list(shape)}, without spatial axes")
+    case.expect(1, shape[1])
+    case.expect(2, shape[1])
+
+
+def _grid_sample(case: _Case) -> None:
+    image, grid = case.shape(0), case.shape(1)
+    if len(image) < 3 or len(grid) != len(image) or grid[-1] != len(image) - 2 or grid[0] != image[0]:
+        case.refuse(f"a grid of shape {list(grid)} does not fit an image of shape {list(image)}")
+
+
+def _group_normalization(case: _Case) -> None:
+    channels, groups = case.shape(0)[1], case.node.attributes["num_groups"]
+    if groups < 1 or channels % groups:
+        case.refuse(f"{channels} channels are not {groups} groups")
+    case.expect(1, channels)
+    case.expect(2, channels)
+
+
+def _slice(case: _Case) -> None:
+    named = [case.given(index) for index in (1, 2, 3, 4)]
+    counts = {case.shapes[name] for name in named if name is not None}
+    if len(counts) != 1 or len(next(iter(counts))) != 1:
+        case.refuse(f"starts, ends, axes and steps have shapes {sorted(map(list, counts))}, not one")
+    if named[3] is not None and not case.values[named[3]].all():
+        case.refuse("a step is 0")
+    rank, axes = len(case.shape(0)), () if named[2] is None else case.values[named[2]]
+    if any(not -rank <= axis < rank for axis in axes) or len({int(axis) % rank for axis in axes}) < len(axes):
+        case.refuse(f"axes {list(map(int, axes))} are not different axes of {rank}")
 
 
 def _clip(case: _Case) -> None:
@@ -221,14 +411,14 @@ def _clip(case: _Case) -> None:
 def _dropout(case: _Case) -> None:
     name = case.given(1)
     case.expect(1)
-    if name is not None and not 0 <= float(case.values[name]) < 1:
+    if name is not None and name in case.values and not 0 <= float(case.values[name]) < 1:
         case.refuse(f"ratio {float(case.values[name])} is not from 0 to below 1")
 
 
 def _reshape(case: _Case) -> None:
     before, after = case.shape(0), case.shapes[case.node.outputs[0]]
     if math.prod(before) != math.prod(after):
-        case.refuse(f"{list(before)} has {math.prod(before)} values, and {list(after)} has {math.prod(after)}")
+        case.refuse(f"{list(before)} has {math.prod(before)} values, but {list(after)} has {math.prod(after)}")
 
 
 def _recurrent(case: _Case) -> None:
@@ -276,13 +466,13 @@ def _attention(case: _Case) -> None:
         case.refuse(f"{heads} heads of queries cannot share {kv_heads} of keys evenly")
     past_key, past_value = case.given(4), case.given(5)
     if (past_key is None) != (past_value is None):
-        case.refuse("past keys come with past values, or not at all")
+        case.refuse("give both past keys and past values, or neither")
     past = case.shapes[past_key][2] if past_key is not None and len(case.shapes[past_key]) == 4 else 0
     case.expect(4, batch, kv_heads, past, size)
     case.expect(5, batch, kv_heads, past, value_size)
     mask = case.given(3)
     if mask is not None:
-        # A mask may name fewer keys than there are; those behind it are not attended to.
+        # A mask may be shorter than the keys; those beyond it are not attended to.
         shape = case.shapes[mask]
         if not shape or (shape[-1] > past + keys):
             case.refuse(f"mask {mask!r} of shape {list(shape)} is for more than {past + keys} keys")
@@ -297,20 +487,33 @@ _RULES: Mapping[str, Callable[[_Case], None]] = {
     "Clip": _clip,
     "Conv": _convolution,
     "ConvTranspose": _convolution,
+    "DepthToSpace": _blocks,
     "Dropout": _dropout,
+    "Einsum": _einsum,
     "GRU": _recurrent,
     "Gather": _gather,
+    "GatherElements": _elements,
+    "GatherND": _tuples,
     "Gemm": _gemm,
     "GlobalAveragePool": _image,
     "GlobalMaxPool": _image,
+    "GridSample": _grid_sample,
+    "GroupNormalization": _group_normalization,
+    "InstanceNormalization": _instance_normalization,
     "LRN": _image,
     "LSTM": _recurrent,
     "LayerNormalization": _layer_normalization,
+    "RMSNormalization": _layer_normalization,
     "MaxPool": _pool,
-    "ReduceMax": _reduce,
-    "ReduceMean": _reduce,
-    "ReduceSum": _reduce,
+    "PRelu": _slope,
+    **dict.fromkeys(REDUCTIONS, _reduce),
+    "OneHot": _one_hot,
     "Reshape": _reshape,
+    "ScatterElements": _elements,
+    "ScatterND": _tuples,
+    "Slice": _slice,
     "SoftmaxCrossEntropyLoss": _loss,
+    "SpaceToDepth": _blocks,
+    "TopK": _top_k,
     "Transpose": _transpose,
 }

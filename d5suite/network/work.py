@@ -1,70 +1,99 @@
-"""What one operation costs: floating-point operations and bytes, forward and backward, counted from its shapes.
+"""The cost of one operation from its shapes: floating-point operations and bytes, both directions.
 
 Counting rules
 --------------
-Matrix products, convolutions, attention and recurrences: 2 operations per multiply-accumulate and nothing else; their
-backward pass takes one product of the same size per differentiated factor. Attention multiplies every query with every
-key, past ones included, also where a mask or causality leaves some out: many kernels compute those too, and what a
-mask leaves out is a matter of its values; PyTorch's FLOP counter does the same. A kernel that skips them may
-seem up to twice as fast. Other operators cost what `PER_ELEMENT` says per element, and their backward pass is not
-counted.
+Matrix products, convolutions, attention and recurrences cost 2 operations per multiply-accumulate
+and nothing else; their backward pass costs one product of the same size per differentiated factor.
+Attention multiplies every query with every key, past ones included, even those that a mask or
+causality excludes: many kernels compute them, too, and a mask's effect depends on its values;
+PyTorch's FLOP counter does the same. A kernel that skips them may seem up to twice as fast. Other
+operators cost `PER_ELEMENT` per element, and their backward pass is not counted.
 
-Bytes are compulsory traffic, as in Williams, Waterman and Patterson, "Roofline" (CACM 2009): what any implementation
-has to read and write at least once. Forward, every input is read and every output written, but of a table only what is
-looked up (`LOOKED_UP`). Backward, the gradients of outputs are read and the gradients of inputs written, whole, and
-with them are read the inputs that the gradient's formula needs (`BACKWARD_READS`, `FROM_GRADIENTS_ALONE`). What a
-framework keeps besides, such as masks and statistics, is not counted, and neither is an answer that is a view.
+Bytes are compulsory traffic, as in Williams, Waterman and Patterson, "Roofline" (CACM 2009): what
+any implementation must read and write at least once. Forward reads every input and writes every
+output, but of a table only the elements looked up (`LOOKED_UP`). Backward reads the outputs'
+gradients and the inputs that the gradient's formula needs (`BACKWARD_READS`,
+`FROM_GRADIENTS_ALONE`), and writes the inputs' gradients in full. What a framework stores besides,
+such as masks and statistics, does not count, nor does an output that is a view.
 
-Imports `d5suite.network.operation`.
+May import `d5suite.network`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+from d5suite.network.model import Node
+from d5suite.network.nodes.equation import expand_equation
 from d5suite.network.operation import Operation
 
 PER_ELEMENT = {
-    "Add": 1, "AveragePool": 1, "BatchNormalization": 4, "Clip": 2, "Div": 1, "Elu": 2, "Exp": 1, "Gelu": 5,
-    "GlobalAveragePool": 1, "GlobalMaxPool": 1, "HardSwish": 4, "LRN": 6, "LayerNormalization": 7, "LeakyRelu": 1,
-    "LogSoftmax": 4, "MaxPool": 1, "Mul": 1, "ReduceMax": 1, "ReduceMean": 1, "ReduceSum": 1, "Relu": 1, "Sigmoid": 3,
-    "Softmax": 5, "SoftmaxCrossEntropyLoss": 5, "Sqrt": 1, "Sub": 1, "Sum": 1, "Tanh": 1,
+    "Abs": 1, "Add": 1, "And": 1, "ArgMax": 1, "ArgMin": 1, "AveragePool": 1, "BatchNormalization": 4, "Ceil": 1,
+    "Clip": 2, "Cos": 1, "CumSum": 1, "Div": 1, "Elu": 2, "Equal": 1, "Erf": 1, "Exp": 1, "Floor": 1, "Gelu": 5,
+    "GlobalAveragePool": 1, "GlobalMaxPool": 1, "Greater": 1, "GreaterOrEqual": 1, "GridSample": 8,
+    "GroupNormalization": 7, "HardSigmoid": 4, "HardSwish": 4, "InstanceNormalization": 7, "IsNaN": 1, "LRN": 6,
+    "LayerNormalization": 7, "LeakyRelu": 1, "Less": 1, "LessOrEqual": 1, "Log": 1, "LogSoftmax": 4,
+    "LpNormalization": 3, "Max": 1, "MaxPool": 1, "Mean": 1, "Min": 1, "Mish": 5, "Mul": 1, "Neg": 1, "Not": 1,
+    "Or": 1, "PRelu": 1, "Pow": 1, "RMSNormalization": 5, "Reciprocal": 1, "ReduceL1": 2, "ReduceL2": 2,
+    "ReduceLogSumExp": 2, "ReduceMax": 1, "ReduceMean": 1, "ReduceMin": 1, "ReduceProd": 1, "ReduceSum": 1,
+    "ReduceSumSquare": 2, "Relu": 1, "Resize": 8, "Round": 1, "Selu": 3, "Sigmoid": 3, "Sign": 1, "Sin": 1,
+    "Softmax": 5, "SoftmaxCrossEntropyLoss": 5, "Softplus": 3, "Softsign": 3, "Sqrt": 1, "Sub": 1, "Sum": 1, "Tanh": 1,
+    "ThresholdedRelu": 1, "Xor": 1,
 }  # fmt: skip
-"""Operations per element of the largest input or, where that is larger, the output; an elementary function counts 1."""
+"""Operations per element of the largest input or output; an elementary function counts 1."""
 
-LOOKED_UP = {"Gather": 0}
-"""Operators that read of this input only the elements that become output."""
+LOOKED_UP = {"Gather": 0, "GatherElements": 0, "GatherND": 0}
+"""By operator, the input of which only the elements that become output are read."""
 
 FROM_GRADIENTS_ALONE = frozenset({
-    "Add", "AveragePool", "Concat", "Dropout", "Flatten", "GlobalAveragePool", "GlobalMaxPool", "Identity", "MaxPool",
-    "Pad", "ReduceMax", "ReduceMean", "ReduceSum", "Reshape", "Squeeze", "Sub", "Sum", "Transpose", "Unsqueeze",
+    "Add", "AveragePool", "Cast", "Concat", "CumSum", "DepthToSpace", "Dropout", "Expand", "Flatten",
+    "GlobalAveragePool", "GlobalMaxPool", "Identity", "Max", "MaxPool", "Mean", "Min", "Neg", "Pad", "ReduceMax",
+    "ReduceMean", "ReduceMin", "ReduceSum", "Reshape", "Resize", "Slice", "SpaceToDepth", "Split", "Squeeze", "Sub",
+    "Sum", "Tile", "TopK", "Transpose", "Trilu", "Unsqueeze",
 })  # fmt: skip
-"""Operators whose gradient needs no input: they are linear in it, or choose elements; what was chosen, or dropped, is
-kept in less than a float an element, which is not counted."""
+"""Operators whose gradient needs no input: they are linear in it, or select elements. The record of
+the selection takes less than a float per element and does not count."""
 
 _OWN_INPUT = {0: (0,)}
 _OTHER_FACTOR = {0: (1,), 1: (0,), 2: ()}
 _NORMALISED = {0: (0, 1), 1: (0,), 2: ()}
 
 BACKWARD_READS: Mapping[str, Mapping[int, tuple[int, ...]]] = {
-    # A function of one tensor: its slope follows from the input, or from the output, which is as large.
+    # Functions of one tensor: the slope follows from the input, or from the equally large output.
     **dict.fromkeys(
-        ("Clip", "Elu", "Exp", "Gelu", "HardSwish", "LeakyRelu", "LogSoftmax", "Relu", "Sigmoid", "Softmax", "Sqrt",
-         "Tanh"), _OWN_INPUT,
+        ("Abs", "Clip", "Cos", "Elu", "Erf", "Exp", "Gelu", "HardSigmoid", "HardSwish", "LeakyRelu", "Log",
+         "LogSoftmax", "LpNormalization", "Mish", "Reciprocal", "ReduceL1", "ReduceL2", "ReduceLogSumExp", "ReduceProd",
+         "ReduceSumSquare", "Relu", "Selu", "Sigmoid", "Sin", "Softmax", "Softplus", "Softsign", "Sqrt", "Tanh",
+         "ThresholdedRelu"), _OWN_INPUT,
     ),
-    # A product: each factor's gradient takes the other factor; an addend's takes nothing.
+    # Products: each factor's gradient takes the other factor; an addend's takes none.
     **dict.fromkeys(("Conv", "ConvTranspose", "Gemm", "MatMul", "Mul"), _OTHER_FACTOR),
     "Div": {0: (1,), 1: (0, 1)},
+    "PRelu": {0: (0, 1), 1: (0,)},
+    "GridSample": {0: (1,), 1: (0, 1)},
+    "Where": {1: (0,), 2: (0,)},
     "BatchNormalization": _NORMALISED,
+    "GroupNormalization": _NORMALISED,
+    "InstanceNormalization": _NORMALISED,
     "LayerNormalization": _NORMALISED,
-    # The table's gradient is written whole, zeros included; what is added where follows from the indices.
+    "RMSNormalization": _NORMALISED,
+    # The table's gradient is written in full, zeros included; the indices say what is added where.
     "Gather": {0: (1,)},
+    "GatherElements": {0: (1,)},
+    "GatherND": {0: (1,)},
+    "ScatterElements": {0: (1,), 2: (1,)},
+    "ScatterND": {0: (1,), 2: (1,)},
+    "OneHot": {2: (0,)},
     "SoftmaxCrossEntropyLoss": {0: (0, 1, 2)},
 }  # fmt: skip
-"""By operator and input: the inputs that the gradient of that input is computed from, beside the gradients of outputs.
-Of an operator neither here nor in `FROM_GRADIENTS_ALONE`, all inputs are: attention, recurrences, custom operators."""
+"""By operator and input: the inputs that the gradient of that input needs, besides the outputs'
+gradients. Operators neither here nor in `FROM_GRADIENTS_ALONE` need all inputs: attention,
+recurrences, custom operators."""
+
+PRODUCTS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
+"""Convolutions and matrix products."""
 
 _POOLS = ("AveragePool", "MaxPool")
 
@@ -78,13 +107,13 @@ class Work:
     flops : int
         Floating-point operations forward; 0 for an operator that only moves data.
     backward_flops : int or None
-        The same backward; None where they are not counted.
+        The same backward; None if not counted.
     bytes, backward_bytes : int
         Compulsory traffic.
     terms, backward_terms : int
-        The longest sum behind one element of an output, or of a gradient: what its rounding error grows with.
+        The longest sum behind one element of an output or gradient; rounding errors grow with it.
     steps : int
-        How many roundings follow one another: the time steps of a recurrence, otherwise 1.
+        Consecutive roundings: the time steps of a recurrence, otherwise 1.
     """
 
     flops: int
@@ -97,7 +126,7 @@ class Work:
 
 
 def work(operation: Operation) -> Work:
-    """Count an operation."""
+    """Count the cost of an operation."""
     node = operation.node
     inputs = [name for name in node.inputs if name]
     outputs = list(operation.outputs)
@@ -107,7 +136,7 @@ def work(operation: Operation) -> Work:
     macs = multiply_accumulates(operation)
     if macs:
         flops = 2 * macs
-        both = node.op_type in ("Attention", "GRU", "LSTM")  # each of their products has two differentiated factors
+        both = node.op_type in ("Attention", "GRU", "LSTM")  # both factors of their products are differentiated
         backward: int | None = flops * (2 if both else sum(index < 2 for index in operation.differentiable))
         terms = -(-macs // max(sizes[outputs[0]], 1))
         backward_terms = max((-(-macs // max(sizes[name], 1)) for name in gradients), default=1)
@@ -118,7 +147,7 @@ def work(operation: Operation) -> Work:
         backward = 0 if flops == 0 else None
         terms = max(-(-largest // max(sizes[outputs[0]], 1)), _normalised(operation))
         backward_terms = max([terms, *(-(-largest // max(sizes[name], 1)) for name in gradients)])
-        if node.op_type in LOOKED_UP:  # nothing is added up but the gradients of an element that is looked up often
+        if node.op_type in LOOKED_UP:  # only gradients of repeated indices are summed
             terms, backward_terms = 1, sizes[node.inputs[1]]
     return Work(
         flops=flops,
@@ -132,15 +161,15 @@ def work(operation: Operation) -> Work:
 
 
 def traffic(operation: Operation, *, backward: bool = False, views: Collection[str] = ()) -> int:
-    """Bytes that one call has to move.
+    """Return the bytes that one call must move.
 
     Parameters
     ----------
     operation : Operation
     backward : bool
-        Whether the backward pass is meant.
+        Count the backward pass.
     views : collection of str
-        Outputs, or inputs whose gradients, a framework gives as views of what it was given, so that nothing is moved.
+        Outputs, or inputs whose gradients, that a framework returns as views: nothing moves.
     """
     node = operation.node
     if not backward:
@@ -165,23 +194,37 @@ def traffic(operation: Operation, *, backward: bool = False, views: Collection[s
 
 
 def multiply_accumulates(operation: Operation) -> int:
-    """Multiply-accumulates of the forward pass; 0 for operators that are no products."""
+    """Return the multiply-accumulates of the forward pass; 0 for operators without products."""
     node, shapes = operation.node, operation.shapes
-    kind, a = node.op_type, node.attributes
-    if kind not in ("Attention", "Conv", "ConvTranspose", "GRU", "Gemm", "LSTM", "MatMul"):
+    if node.op_type == "Attention":
+        return _attention(operation)
+    if node.op_type == "Einsum":
+        return _einsum(operation)
+    if node.op_type not in (*PRODUCTS, "GRU", "LSTM"):
         return 0
     first, second = shapes[node.inputs[0]], shapes[node.inputs[1]]
-    output = shapes[operation.outputs[0]]
-    if kind == "Conv":
-        return math.prod(output) * math.prod(second[1:])
-    if kind == "ConvTranspose":
-        return math.prod(first) * math.prod(second[1:])
-    if kind in ("Gemm", "MatMul"):
-        return math.prod(output) * first[0 if a.get("transA") else -1]
-    if kind == "Attention":
-        return _attention(operation)
+    if node.op_type in PRODUCTS:
+        return product_macs(node, first, second, shapes[operation.outputs[0]])
     steps_times_batch = first[0] * first[1]
     return steps_times_batch * (math.prod(second) + math.prod(shapes[node.inputs[2]]))
+
+
+def product_macs(node: Node, first: Sequence[int], second: Sequence[int], output: Sequence[int]) -> int:
+    """Count the multiply-accumulates of a node in `PRODUCTS` from its shapes."""
+    if node.op_type == "Conv":
+        return math.prod(output) * math.prod(second[1:])
+    if node.op_type == "ConvTranspose":
+        return math.prod(first) * math.prod(second[1:])
+    return math.prod(output) * first[0 if node.attributes.get("transA") else -1]
+
+
+def _einsum(operation: Operation) -> int:
+    shapes = [operation.shapes[name] for name in operation.node.inputs]
+    terms = expand_equation(operation.node.attributes["equation"], [len(shape) for shape in shapes]).inputs
+    if len(terms) < 2:
+        return 0
+    sizes = {a: n for term, shape in zip(terms, shapes, strict=True) for a, n in zip(term, shape, strict=True)}
+    return math.prod(sizes.values()) * (len(terms) - 1)
 
 
 def _attention(operation: Operation) -> int:
@@ -197,14 +240,18 @@ def _attention(operation: Operation) -> int:
 
 
 def _normalised(operation: Operation) -> int:
-    """Values that one sum of a normalisation, a softmax or a window takes in."""
+    """Return the terms in one sum of a normalisation, softmax or window."""
     node = operation.node
     shape = operation.shapes[node.inputs[0]]
     if node.op_type == "BatchNormalization":
         return math.prod(shape) // max(shape[1], 1)
-    if node.op_type == "LayerNormalization":
+    if node.op_type == "InstanceNormalization":
+        return math.prod(shape[2:])
+    if node.op_type == "GroupNormalization":
+        return math.prod(shape[1:]) // node.attributes["num_groups"]
+    if node.op_type in ("LayerNormalization", "RMSNormalization"):
         return math.prod(shape[node.attributes["axis"] % len(shape) :])
-    if node.op_type in ("Softmax", "LogSoftmax"):
+    if node.op_type in ("LogSoftmax", "LpNormalization", "Softmax"):
         return shape[node.attributes["axis"]]
     if node.op_type == "SoftmaxCrossEntropyLoss":
         return math.prod(shape)

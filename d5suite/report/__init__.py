@@ -1,1 +1,1 @@
-"""What people read: comparison tables and files beside the results. Knows results, never adapters."""
+"""What people read: tables, plots and the schema of results. Knows results, never adapters."""

@@ -1,4 +1,7 @@
-"""The table of backends: what is known, what is installed, what each can do. Imports rich and the backends' data."""
+"""The table of backends: installed or not, and what each can do.
+
+Imports rich and the backends' data.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from d5suite.backends import discover
 
 
 def show_backends(console: Console) -> None:
-    """Print every backend with its modes, devices, precisions and operators, and every faulty plug-in."""
+    """Print every backend with what it can do, and every faulty plug-in."""
     backends, faults = discover()
     for backend in backends.values():
         problem = backend.problem()
@@ -30,6 +33,8 @@ def show_backends(console: Console) -> None:
         table.add_row("", f"operators: {', '.join(sorted(backend.operators))}")
         for missing, why in backend.absent.items():
             table.add_row("", f"no {missing}: {why}")
+        if backend.on_request:
+            table.add_row("", f"measured on request: {backend.on_request}")
         if backend.reduced:
             table.add_row("", f"measured at reduced size: {backend.reduced}")
         console.print(table)

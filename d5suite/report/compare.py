@@ -1,79 +1,58 @@
 """Tables from result files: one file read by a person, or several side by side.
 
-Imports rich and the standard library; knows results, never adapters.
+Imports rich and its neighbours; knows results, never adapters.
 """
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rich import box
 from rich.console import Console
-from rich.table import Table
+from rich.measure import Measurement
+from rich.table import Table as RichTable
 
-from d5suite.errors import ConfigurationError
-from d5suite.files import read_json
-
-Key = tuple[str, str, str]
-"""Group (recipe/measurement), preset with device, precision and data, and backend."""
+from d5suite.measurements.tables import Column, Table
+from d5suite.report.formats import text_of
+from d5suite.report.reading import Conditions, Key, data_of, load_results
+from d5suite.report.reading import read_benchmarks as read_benchmarks
 
 Row = tuple[str, str, str, dict[str, Any]]
-"""Measurement, backend, number of the file, and the result."""
+"""Measurement, backend, number of the file, and the record."""
 
-Cell = Callable[[dict[str, Any]], str]
+Place = tuple[str, Conditions]
+"""A table's title and the conditions of all its results."""
 
+_SIZES = ("preset", "batch", "image size", "classes")
+"""Conditions that differ at a reduced size, and the optimizer's."""
 
-def load_results(path: Path) -> dict[Key, dict[str, Any]]:
-    """Read the d5suite benchmarks of a result file.
+WIDE = 100
+"""Columns of a terminal from which on tables show more."""
 
-    Raises
-    ------
-    JobError
-        If the file cannot be read.
-    ConfigurationError
-        If it holds none.
-    """
-    content = read_json(path)
-    benchmarks = content.get("benchmarks", []) if isinstance(content, dict) else []
-    found = {}
-    for bench in benchmarks:
-        info = bench.get("extra_info", {}).get("d5suite")
-        if info is not None:
-            setting = f"{info['preset']}, {info['device']}, {info['precision']}"
-            backend = bench["param"]
-            if info["level"] == 0:
-                backend = backend.partition("-")[2]  # the problem's name, which has no -, comes first
-            else:
-                setting += f", batch {info['batch_size']}{_data(info)}"
-            found[bench["group"], setting, backend] = {**info, "data": bench["stats"]["data"]}
-    if not found:
-        raise ConfigurationError(
-            "no d5suite results here",
-            where=str(path),
-            hint="Make some: pytest recipes/ (or operators/) --benchmark-json FILE",
-        )
-    return found
+MOST_COLUMNS = 10_000
+"""Of a terminal in which every table fits."""
 
-
-def _data(info: dict[str, Any]) -> str:
-    """Which data a result is from; empty where it does not say, as results of d5suite before 0.2 do not."""
-    if "dataset" not in info:
-        return ""
-    data = info["dataset"]
-    stored = f", {data['format']}" if data.get("format", "folder") != "folder" else ""
-    return f", {'drawn ' if data['synthetic'] else ''}{data['kind']} {data['digest'][:6]}{stored}"
+_SHOWN = {
+    "always": lambda wide, several: True,
+    "wide": lambda wide, several: wide,
+    "one file": lambda wide, several: not several,
+    "wide, one file": lambda wide, several: wide and not several,
+    "wide or one file": lambda wide, several: wide or not several,
+}
+"""`Column.shown` by name."""
 
 
 def show(paths: Sequence[Path], console: Console) -> None:
-    """Print one table per recipe or family of operators, with the backends of one file or of several side by side.
+    """Print one table per recipe or family of operators, with the backends side by side.
 
     Parameters
     ----------
     paths : sequence of Path
-        Result files. With more than one, each row also gives its median divided by the first file's.
+        Result files. With more than one, each row also gives its median divided by the first
+        file's.
     console : rich.console.Console
     """
     files = [(f"({number})", load_results(path)) for number, path in enumerate(paths, 1)]
@@ -81,228 +60,152 @@ def show(paths: Sequence[Path], console: Console) -> None:
         for (number, _), path in zip(files, paths, strict=True):
             console.print(f"{number} {path}", highlight=False)
         console.print()
-    for (title, setting), rows in _grouped(files).items():
-        console.print(f"{title}  ({setting})", style="bold", highlight=False)
-        for kind in dict.fromkeys(_kind(info) for *_, info in rows):
-            chosen = [row for row in rows if _kind(row[3]) == kind]
-            table = _table(kind, chosen, several=len(files) > 1, wide=console.width >= _WIDE)
-            console.print(table, highlight=False)
-    reduced = {(b, i["batch_size"]) for _, found in files for (_, _, b), i in found.items() if _is_reduced(i)}
+    show_results(files, console)
+
+
+def show_results(files: Sequence[tuple[str, dict[Key, dict[str, Any]]]], console: Console) -> None:
+    """Print the tables of results.
+
+    Parameters
+    ----------
+    files : sequence
+        What each file is called, and `read_benchmarks` of it.
+    console : rich.console.Console
+    """
+    several = len(files) > 1
+    tables = _grouped(files)
+    for (title, conditions), rows in tables.items():
+        info = rows[0][3]
+        setting = [info["preset"], info["device"], info["precision"]]
+        if "batch_size" in info:
+            setting += [f"batch {info['batch_size']}", *filter(None, [data_of(info, 6)])]
+        console.print(f"{title}  ({', '.join(setting)})", style="bold", highlight=False)
+        apart = _apart(dict(conditions), [dict(other) for its_title, other in tables if its_title == title])
+        if apart:
+            console.print(f"apart from others by: {', '.join(apart)}", highlight=False)
+        for table in dict.fromkeys(info["table"] for *_, info in rows):
+            chosen = [row for row in rows if row[3]["table"] == table]
+            console.print(_drawn(table, chosen, console, several=several), highlight=False)
+    _show_notes(files, console)
+
+
+def _apart(own: Mapping[str, str], all_of_title: Sequence[Mapping[str, str]]) -> list[str]:
+    """The conditions in which the tables of a title differ, with a table's own values."""
+    names = dict.fromkeys(name for each in all_of_title for name in each)
+    return [f"{name} {own.get(name, 'none')}" for name in names if len({each.get(name) for each in all_of_title}) > 1]
+
+
+def _show_notes(files: Sequence[tuple[str, dict[Key, dict[str, Any]]]], console: Console) -> None:
+    shown = [(f"{group}, {backend}", info) for _, found in files for (group, _, backend), info in found.items()]
+    reduced = {(name.rpartition(", ")[2], info.get("batch_size")) for name, info in shown if _is_reduced(info)}
     for backend, size in sorted(reduced):
         console.print(f"† {backend} is measured at a reduced size, batch {size}: compare its images/s", highlight=False)
-    notes: dict[str, None] = {}
-    for _, found in files:
-        for (group, _, backend), info in found.items():
-            for reason in info["machine"]["reasons"]:
-                notes[f"{group}, {backend}: {reason}"] = None
-    if notes:
-        console.print("* disturbed while measured; compare with care:")
-        for note in notes:
-            console.print(f"  {note}", highlight=False)
-    kinds_shown = {_kind(info) for _, found in files for info in found.values()}
+    for heading, reasons in (
+        ("✗ failed validation, so that its times mean nothing:", failures),
+        ("* disturbed while measured; compare with care:", lambda info: info["machine"]["reasons"]),
+        ("! with reasons to doubt it:", lambda info: info.get("warnings", [])),
+    ):
+        notes = dict.fromkeys(f"  {name}: {reason}" for name, info in shown for reason in reasons(info))
+        if notes:
+            console.print("\n".join([heading, *notes]), highlight=False)
     console.print("interval: of the median, 95% sure; of 5 samples 94%, of 4 88%, of 3 75%", style="dim")
     console.print("err/tol: the worst validation error as a part of what is accepted", style="dim")
-    for kind, note in _NOTES.items():
-        if kind in kinds_shown:
-            console.print(note, style="dim")
+    for note in dict.fromkeys(info["table"].note for _, info in shown if info["table"].note):
+        console.print(note, style="dim")
 
 
-def _grouped(files: Sequence[tuple[str, dict[Key, dict[str, Any]]]]) -> dict[tuple[str, str], list[Row]]:
-    """The rows of each table, by its title and setting; those of a reduced size stand beside the others."""
-    tables: dict[tuple[str, str], list[Row]] = {}
+def failures(info: Mapping[str, Any]) -> list[str]:
+    """Why a result failed its validation, whatever it says of itself; empty if it did not."""
+    validation = info["validation"]
+    wrong = [
+        f"{each['name']}: error {each['error']:.3g} of {each['tolerance']:.3g} accepted"
+        for each in validation["checks"]
+        if not each.get("passed", True) or each["error"] > each["tolerance"]
+    ]
+    return wrong or ([] if validation["passed"] else ["it says so itself"])
+
+
+def _grouped(files: Sequence[tuple[str, dict[Key, dict[str, Any]]]]) -> dict[Place, list[Row]]:
+    """The rows of each table; those of a reduced size join the others, if these are of one kind."""
+    tables: dict[Place, list[Row]] = {}
     for name, found in files:
-        for (group, setting, backend), info in found.items():
+        for (group, conditions, backend), info in found.items():
             title, _, row = group.partition("." if info["level"] == 0 else "/")
-            tables.setdefault((title, setting), []).append((row, backend, name, info))
+            tables.setdefault((title, conditions), []).append((row, backend, name, info))
     for key, rows in list(tables.items()):
         if _is_reduced(rows[0][3]):
-            alike = [
-                other
-                for other, others in tables.items()
-                if other != key and other[0] == key[0] and _conditions(others[0][3]) == _conditions(rows[0][3])
-            ]
+            alike = [other for other in tables if other != key and _but_for_size(other) == _but_for_size(key)]
             if len(alike) == 1:
                 tables[alike[0]] += tables.pop(key)
     return tables
 
 
-def _conditions(info: dict[str, Any]) -> tuple[str, str, str]:
-    return info["device"], info["precision"], _data(info)
+def _but_for_size(place: Place) -> tuple[str, dict[str, str]]:
+    title, conditions = place
+    return title, {name: value for name, value in conditions if name not in _SIZES and not name.startswith("optimizer")}
 
 
-def _is_reduced(info: dict[str, Any]) -> bool:
+def _is_reduced(info: Mapping[str, Any]) -> bool:
     return bool(info["preset"] == "reduced")
 
 
-_NAME_WIDTH = {"operator": 20, "time": 20, "ratio": 20, "loading": 21, "breakdown": 14, "accuracy": 16}
-"""Of the first column, at least, by kind of table."""
+def _drawn(table: Table, chosen: Sequence[Row], console: Console, *, several: bool) -> RichTable:
+    """A table that fits: a wide terminal's columns give way to names, which are divided at last."""
+    names = [_name(row, several) for row in chosen]
+    longest = max(map(len, names))
+    for wide in (True, False) if console.width >= WIDE else (False,):
+        drawn = _filled(table, chosen, names, several=several, wide=wide)
+        room = max(longest, table.width) - (_width(drawn, console) - console.width)
+        if room >= table.width:
+            break
+    if room < longest:
+        return _filled(table, chosen, [_divided(name, room) for name in names], several=several, wide=wide)
+    return drawn
 
-_NOTES = {
-    "operator": "of peak: of the fastest large matrix product of that run, whose ever it was",
-    "time": "MiB: peak memory; needed: by definition, in a terminal of 100 columns or more",
-    "accuracy": "medians of the runs; the interval is of the time, with its confidence",
-    "loading": "per core: images/s by cores of the job; wait: for a batch, without its feeding",
-    "breakdown": "parts of a step in ms; feed: from host to device; !: they sum to more than 2% off the step",
-}
-"""By kind of table: what its headings mean."""
+
+def _name(row: Row, several: bool) -> str:
+    _, backend, file, info = row
+    mark = "✗" * bool(failures(info)) + "†" * _is_reduced(info) + "*" * info["machine"]["disturbed"]
+    mark += "!" * bool(info.get("warnings"))
+    return f"  {backend}{mark}" + (f" {file}" if several else "")
 
 
-def _table(kind: str, chosen: Sequence[Row], *, several: bool, wide: bool) -> Table:
-    columns = _columns(kind, several=several, wide=wide)
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    table.add_column("", overflow="fold", min_width=_NAME_WIDTH[kind])
-    for name in columns:
-        table.add_column(name, justify="right", no_wrap=True)
+def _divided(name: str, room: int) -> str:
+    """A name in lines, which begin with one of its hyphens or spaces where they can."""
+    lines = [""]
+    for part in re.split(r"(?<=[^- ])(?=[- ])", name):
+        if lines[-1] and len(lines[-1] + part) > room:
+            lines.append(f"    {part.strip()}")
+        else:
+            lines[-1] += part
+    return "\n".join(lines)
+
+
+def _width(drawn: RichTable, console: Console) -> int:
+    """What a table would have in a terminal that is wide enough."""
+    return Measurement.get(console, console.options.update_width(MOST_COLUMNS), drawn).maximum
+
+
+def _filled(table: Table, chosen: Sequence[Row], names: Sequence[str], *, several: bool, wide: bool) -> RichTable:
+    columns = [column for column in table.columns if _SHOWN[column.shown](wide, several)]
+    if several:  # before the column of errors, which is the last
+        place = len(columns) - (columns[-1].value == "validation.checks")
+        columns.insert(place, Column("÷ first", "over_first", "thousandths"))
+    divided = any("\n" in name for name in names)
+    drawn = RichTable(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    drawn.add_column("", overflow="fold", min_width=None if divided else table.width)
+    for column in columns:
+        drawn.add_column(column.heading, justify="right", no_wrap=True)
     first: dict[tuple[str, str], float] = {}
     for measurement in dict.fromkeys(measurement for measurement, *_ in chosen):
-        table.add_row(measurement, style="bold")
-        for its_measurement, backend, file, info in chosen:
+        drawn.add_row(measurement, style="bold")
+        for name, (its_measurement, backend, _, info) in zip(names, chosen, strict=True):
             if its_measurement != measurement:
                 continue
-            mark = "†" * _is_reduced(info) + "*" * info["machine"]["disturbed"] + "!" * _is_off(info)
+            if failures(info):
+                drawn.add_row(name, "failed", *("–" for _ in columns[1:]), style="red")
+                continue
             first.setdefault((measurement, backend), info["median_s"])
-            shown = {**info, "over_first": info["median_s"] / first[measurement, backend]}
-            name = f"  {backend}{mark}" + (f" {file}" if several else "")
-            table.add_row(name, *(cell(shown) for cell in columns.values()))
-    return table
-
-
-def _kind(info: dict[str, Any]) -> str:
-    """Which columns a result has: see `_columns`."""
-    if info["level"] == 0:
-        return "operator"
-    kinds = {"ratio": "ratio", "breakdown_s": "breakdown", "wait_s": "loading", "target": "accuracy"}
-    return next((kind for key, kind in kinds.items() if key in info), "time")
-
-
-def _columns(kind: str, *, several: bool, wide: bool) -> dict[str, Cell]:
-    """Heading to what it shows."""
-    if kind == "accuracy":
-        return _columns_of_accuracy(several=several, wide=wide)
-    unit, factor = ("µs", 1e6) if kind == "operator" else ("ms", 1e3)
-    columns: dict[str, Cell] = {f"median {unit}": lambda info: _figure(factor * info["median_s"])}
-    if wide or kind in ("operator", "time"):
-        columns["interval"] = lambda info: _interval(info["median_ci95"], factor) + _less_sure(info, wide)
-    if kind == "operator":
-        columns["GFLOP/s"] = lambda info: _rate(info["achieved"]["flops_per_s"])
-        columns["of peak"] = lambda info: _part(info["fraction_of_ceiling"]["flops_per_s"])
-        columns["GB/s"] = lambda info: _rate(info["achieved"]["bytes_per_s"])
-    elif kind == "ratio":
-        columns["÷ native"] = lambda info: f"{info['ratio']['median']:.3f}"
-        columns["its interval"] = lambda info: "–".join(f"{bound:.3f}" for bound in info["ratio"]["ci95"])
-    elif kind == "breakdown":
-        columns.update({heading: _part_of_step(key) for heading, key in _PARTS.items()})
-        if several:
-            del columns["other"]
-        else:
-            columns["sum"] = lambda info: _milliseconds(sum(info["breakdown_s"].values()))
-    else:
-        columns["images/s"] = lambda info: _figure(info["throughput"]["value"])
-    if kind == "loading":
-        columns["per core"] = lambda info: _figure(info["images_per_s_per_core"])
-        columns["wait ms"] = lambda info: _figure(1e3 * info["wait_s"])
-    if kind == "time" and not several:
-        columns["first s"] = lambda info: f"{info['first_call_s']:.2f}"
-        columns["MiB"] = lambda info: _mebibytes(info["peak_memory_bytes"])
-        if wide:
-            columns["needed"] = lambda info: _mebibytes(_needed_bytes(info))
-    if several:
-        columns["÷ first"] = lambda info: f"{info['over_first']:.3f}"
-    if wide or kind != "breakdown":
-        columns["err/tol"] = lambda info: f"{_worst_share(info):.2g}"
-    return columns
-
-
-def _columns_of_accuracy(*, several: bool, wide: bool) -> dict[str, Cell]:
-    columns: dict[str, Cell] = {"target": lambda info: _figure(info["target"]["value"])}
-    if wide or not several:
-        columns["runs"] = lambda info: f"{sum('seconds' in run for run in info['runs'])} of {len(info['runs'])}"
-    columns["median s"] = lambda info: _figure(info["median_s"])
-    columns["interval"] = lambda info: f"{_interval(info['median_ci95'], 1.0)} ({info['median_ci_confidence']:.0%})"
-    columns["steps"] = lambda info: _median_of(info, "steps")
-    if wide:
-        columns["images"] = lambda info: _median_of(info, "samples")
-    if wide or not several:
-        columns["epochs"] = lambda info: _median_of(info, "epochs")
-    if several:
-        columns["÷ first"] = lambda info: f"{info['over_first']:.3f}"
-    return columns
-
-
-def _median_of(info: dict[str, Any], key: str) -> str:
-    return _figure(statistics.median(run[key] for run in info["runs"] if key in run))
-
-
-def _is_off(info: dict[str, Any]) -> bool:
-    """Whether the parts of a step do not add up to it."""
-    parts = info.get("breakdown_s")
-    return parts is not None and abs(sum(parts.values()) / info["median_s"] - 1) > _SUM_TOLERANCE
-
-
-_CONFIDENCE = 0.95
-"""Of intervals, where there are samples enough."""
-
-_SUM_TOLERANCE = 0.02
-"""Of the sum of a step's parts; see docs/training.md."""
-
-_WIDE = 100
-"""Columns of a terminal from which on tables show more."""
-
-_PARTS = {
-    "wait": "data_wait",
-    "feed": "host_to_device",
-    "forward": "forward",
-    "backward": "backward",
-    "update": "update",
-    "other": "other",
-}
-"""Heading by part of a step."""
-
-
-def _part_of_step(key: str) -> Cell:
-    return lambda info: _milliseconds(info["breakdown_s"][key])
-
-
-def _milliseconds(seconds: float) -> str:
-    """With one decimal, so that parts and their sum can be compared."""
-    return f"{1e3 * seconds:.1f}"
-
-
-def _needed_bytes(info: dict[str, Any]) -> int | None:
-    """What a network needs by its definition: see ``results/schema.json``."""
-    parts = ("parameters_bytes", "gradients_bytes", "optimizer_state_bytes", "activations_bytes")
-    memory = info.get("memory", {})
-    return sum(memory.get(part, 0) for part in parts) or None
-
-
-def _mebibytes(value: int | None) -> str:
-    return "–" if value is None else f"{value / 2**20:.0f}"
-
-
-def _interval(bounds: Sequence[float], factor: float) -> str:
-    return "–".join(_figure(factor * bound) for bound in bounds)
-
-
-def _less_sure(info: dict[str, Any], wide: bool) -> str:
-    """What an interval covers where samples are too few for 95%, if there is room for it."""
-    confidence = info["median_ci_confidence"]
-    return f" ({confidence:.0%})" if wide and confidence < _CONFIDENCE else ""
-
-
-def _rate(value: float | None) -> str:
-    return "–" if value is None else _figure(value / 1e9)
-
-
-def _part(value: float | None) -> str:
-    return "–" if value is None else f"{100 * value:.0f}%"
-
-
-def _worst_share(info: dict[str, Any]) -> float:
-    """The largest error as a part of its tolerance; where nothing is tolerated, the error itself."""
-    checks = info["validation"]["checks"]
-    return max(float(c["error"] / c["tolerance"] if c["tolerance"] else c["error"]) for c in checks)
-
-
-def _figure(value: float) -> str:
-    """Four significant digits, without an exponent."""
-    return f"{value:.0f}" if value >= 1000 else f"{value:.4g}"
+            record = {**info, "over_first": info["median_s"] / first[measurement, backend]}
+            drawn.add_row(name, *(text_of(column, record, wide) for column in columns))
+    return drawn

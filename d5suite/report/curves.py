@@ -5,21 +5,32 @@ Imports matplotlib (late) and the standard library; knows results, never adapter
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from d5suite.files import atomic_path
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+LEAST_DISTANCE = 0.1
+"""Of two numbers, as a part of the axis: eight characters at the picture's size."""
+
 
 class Curve(NamedTuple):
-    """One backend's runs: for each, its training times in seconds and its metric there."""
+    """One backend's runs: for each, its training times in seconds, or its bytes, and its metric."""
 
     name: str
     runs: Sequence[tuple[Sequence[float], Sequence[float]]]
 
 
-def save_curves(path: Path, title: str, metric: str, target: float, curves: Sequence[Curve]) -> None:
+def save_curves(
+    path: Path, title: str, metric: str, target: float, curves: Sequence[Curve], over_bytes: Sequence[Curve] = ()
+) -> None:
     """Draw them into a PNG file, atomically.
 
     Parameters
@@ -31,35 +42,77 @@ def save_curves(path: Path, title: str, metric: str, target: float, curves: Sequ
         Drawn as a line across.
     curves : sequence of Curve
         A colour each.
+    over_bytes : sequence of Curve, optional
+        The same over the bytes that all ranks sent, for a second picture beside.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
+    save_figure(path, draw_curves(title, metric, target, curves, over_bytes))
 
-    figure = Figure(figsize=(8, 5), layout="constrained")
-    axes = figure.add_subplot()
-    for number, curve in enumerate(curves):
-        for index, (seconds, values) in enumerate(curve.runs):
-            axes.plot(
-                [0.0, *seconds], [float("nan"), *values], marker="o", markersize=3, linewidth=1.2,
-                color=f"C{number}", label=curve.name if index == 0 else None,
-            )  # fmt: skip
-    axes.axhline(target, color="black", linestyle="--", linewidth=0.8)
-    axes.annotate(f"target {target:g}", (0.01, target), xycoords=("axes fraction", "data"), va="bottom")
-    axes.set(title=title, xlabel="training time in s, evaluation not counted", ylabel=metric, xscale="log")
-    for axis in (axes.xaxis.set_major_formatter, axes.xaxis.set_minor_formatter):
-        axis("{x:g}")
-    axes.legend()
+
+def save_figure(path: Path, figure: Figure) -> None:
+    """Write a picture into a PNG file, atomically."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
     with atomic_path(path) as temporary:
         FigureCanvasAgg(figure).print_png(str(temporary))
 
 
-def curves_of(found: Mapping[str, Mapping[str, Sequence[float]]], metric: str) -> list[Curve]:
-    """Curves from series as `d5suite.workload.Workload.measure_time_to_accuracy` leaves them, by backend."""
+def draw_curves(
+    title: str, metric: str, target: float, curves: Sequence[Curve], over_bytes: Sequence[Curve] = ()
+) -> Figure:
+    """Return the picture of `save_curves`."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(16, 5) if over_bytes else (8, 5), layout="constrained")
+    drawn = [(curves, "training time in s, evaluation not counted")]
+    drawn += [(over_bytes, "bytes sent by all ranks")] if over_bytes else []
+    for place, (shown, what) in enumerate(drawn, start=1):
+        axes = figure.add_subplot(1, len(drawn), place)
+        _draw(axes, target, shown)
+        axes.set(title=title, xlabel=what, ylabel=metric)
+    return figure
+
+
+def _draw(axes: Axes, target: float, curves: Sequence[Curve]) -> None:
+    for number, curve in enumerate(curves):
+        for index, (places, values) in enumerate(curve.runs):
+            axes.plot(
+                [0.0, *places], [float("nan"), *values], marker="o", markersize=3, linewidth=1.2,
+                color=f"C{number}", label=curve.name if index == 0 else None,
+            )  # fmt: skip
+    axes.axhline(target, color="black", linestyle="--", linewidth=0.8)
+    axes.annotate(f"target {target:g}", (0.01, target), xycoords=("axes fraction", "data"), va="bottom")
+    if any(place > 0 for curve in curves for places, _ in curve.runs for place in places):
+        axes.set_xscale("log")
+        _label(axes)
+    axes.legend()
+
+
+def _label(axes: Axes) -> None:
+    """Choose as many numbers of the logarithmic axis as stand side by side."""
+    from matplotlib.ticker import FixedLocator, LogLocator, MaxNLocator, NullFormatter
+
+    low, high = axes.get_xlim()
+    decades = math.log10(high / low)
+    if decades > 1:
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if decades < 3 else (1,)))
+    else:  # as on a linear axis, but for those that crowd at its end
+        ticks = [tick for tick in MaxNLocator(8).tick_values(low, high) if low <= tick <= high]
+        chosen: list[float] = []
+        for tick in ticks:
+            if not chosen or math.log10(tick / chosen[-1]) > decades * LEAST_DISTANCE:
+                chosen.append(tick)
+        axes.xaxis.set_major_locator(FixedLocator(chosen))
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.xaxis.set_minor_formatter(NullFormatter())
+
+
+def curves_of(found: Mapping[str, Mapping[str, Sequence[float]]], metric: str, over: str = "seconds") -> list[Curve]:
+    """Curves from series as the measurement of time to accuracy leaves them, by backend."""
     curves = []
     for name, series in found.items():
         runs: list[tuple[Sequence[float], Sequence[float]]] = []
-        while f"run_{len(runs)}_seconds" in series:
+        while f"run_{len(runs)}_{over}" in series:
             prefix = f"run_{len(runs)}"
-            runs.append((series[f"{prefix}_seconds"], series[f"{prefix}_{metric}"]))
+            runs.append((series[f"{prefix}_{over}"], series[f"{prefix}_{metric}"]))
         curves.append(Curve(name, runs))
     return curves

@@ -1,7 +1,7 @@
 """What ``d5suite doctor`` prints: what is installed, what is usable, and how quiet the machine is.
 
-Each framework is tried in a process of its own, so that one that crashes on import costs only its line. Imports rich,
-`d5suite.measure` and the backends' data.
+Each framework is tried in a process of its own, so that one that crashes on import costs only its
+line. Imports rich, `d5suite.instruments` and the backends' data.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from rich.console import Console
 from rich.table import Table
 
 from d5suite.backends import Backend, discover
-from d5suite.measure.environment import describe
-from d5suite.measure.quiet import probe_noise
+from d5suite.instruments.environment import describe
+from d5suite.instruments.quiet import probe_noise
 
 IMPORT_LIMIT_S = 120
 """A framework that takes longer to import is reported as not usable."""

@@ -9,11 +9,12 @@ from rich.table import Table
 from d5suite.backends import Backend, discover
 
 SIGNS = {"fp64": "8", "fp32": "4", "bf16": "b", "fp16": "h"}
-"""How a precision is shown: by the bytes of a value; of two, bfloat16 and half precision by their first letters."""
+"""How a precision is shown: by the bytes of a value; of two, bfloat16 and half precision by their
+first letters."""
 
 
 def coverage(backend: Backend, operator: str) -> str:
-    """``FB 84bh``: forward, backward, and the precisions by `SIGNS`; empty where the backend lacks the operator."""
+    """``FB 84bh``: forward, backward, precisions by `SIGNS`; empty if the operator is lacking."""
     precisions = [p for p in backend.precisions if backend.lacks_operator(operator, p) is None]
     if not precisions:
         return ""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+from d5suite.errors import JobError
 from d5suite.files import atomic_hdf5
 
 
-def save_series(path: Path, series: Mapping[str, Mapping[str, list[float]]]) -> None:
+def save_series(path: Path, series: Mapping[str, Mapping[str, list[float]]], token: str = "") -> None:
     """Write one group per benchmark, atomically.
 
     Parameters
@@ -16,8 +18,11 @@ def save_series(path: Path, series: Mapping[str, Mapping[str, list[float]]]) -> 
     path : Path
         The HDF5 file.
     series : mapping
-        Benchmark's full name to its series; each becomes a float64 dataset in the group of that name (``/`` is kept as
-        ``|``), the full name itself the group's attribute ``fullname``. Times are in seconds.
+        Benchmark's full name to its series; each becomes a float64 dataset in the group of that
+        name (``/`` is kept as ``|``), the full name itself the group's attribute ``fullname``.
+        Times are in seconds.
+    token : str
+        Becomes an attribute of the file; the JSON of the same run has it, too.
 
     Raises
     ------
@@ -27,8 +32,40 @@ def save_series(path: Path, series: Mapping[str, Mapping[str, list[float]]]) -> 
     import numpy as np
 
     with atomic_hdf5(path) as file:
+        file.attrs["token"] = token
         for name, arrays in series.items():
             group = file.create_group(name.replace("/", "|"))
             group.attrs["fullname"] = name
             for key, values in arrays.items():
                 group.create_dataset(key, data=np.asarray(values, np.float64))
+
+
+def check_pair(path: Path, facts: Mapping[str, Any]) -> None:
+    """Raise `JobError` if the series beside a result file are another run's.
+
+    They are replaced one after the other, and power may fail in between.
+
+    Parameters
+    ----------
+    path : Path
+        The JSON file.
+    facts : mapping
+        What it says of its files: see ``results/schema.json``. Series may be missing.
+    """
+    import h5py
+
+    name, token = facts.get("series", ""), facts.get("series_token")
+    beside = path.resolve().parent / Path(name).name
+    if not name or token is None or not beside.is_file():
+        return
+    try:
+        with h5py.File(beside, "r") as file:
+            found = file.attrs.get("token")
+    except OSError as error:
+        raise JobError(f"the series beside it cannot be read: {error}", where=str(beside)) from error
+    if found != token:
+        raise JobError(
+            f"it and its series, {beside.name}, come from different runs",
+            where=str(path),
+            hint=f"Repeat the run if it was cut off while it saved, or remove {beside.name}: the JSON is whole.",
+        )

@@ -1,4 +1,4 @@
-"""Operators one by one: the cases that every adapter must answer as ONNX's reference evaluator does.
+"""Single-operator networks that every adapter must compute as ONNX's reference evaluator does.
 
 Imports NumPy, ONNX and `d5suite.network`.
 """
@@ -13,6 +13,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from d5suite.network import Network
+from d5suite.network.normalise import infer
 
 
 class Case(NamedTuple):
@@ -21,13 +22,13 @@ class Case(NamedTuple):
     Attributes
     ----------
     operator : str
-        In ONNX's own domain, operator set 21.
+        In ONNX's default domain, operator set 23.
     shape : tuple of int
-        Of the first input, whose values are standard normal.
+        Of the first input, drawn from the standard normal distribution.
     inputs : dict of str to numpy.ndarray or None
-        The further inputs, fixed; None for an omitted one.
+        Further inputs, constant; None for an omitted one.
     attributes : dict
-        The operator's.
+        Attributes of the node.
     """
 
     operator: str
@@ -40,35 +41,56 @@ class Case(NamedTuple):
         return text.replace(" ", "")
 
 
+_OF_BOOLEANS = ("And", "Not", "Or", "Where", "Xor")
+_TO_BOOLEANS = (
+    "And", "Equal", "Greater", "GreaterOrEqual", "IsNaN", "Less", "LessOrEqual", "Not", "Or", "Xor",
+)  # fmt: skip
+
+
 def one_operator(
-    operator: str, shape: tuple[int, ...], inputs: Mapping[str, Any] | None = None, opset: int = 21, **attributes: Any
+    operator: str, shape: tuple[int, ...], inputs: Mapping[str, Any] | None = None, opset: int = 23, **attributes: Any
 ) -> Network:
-    """A network of one node: an image input ``x``, then initializers; an omitted input is None."""
+    """Build a one-node network: image input ``x``, then initializers, of which None is omitted.
+
+    An operator of Booleans gets ``x > 0``, and a result that is not floating point is cast.
+    """
     arrays = {name: None if value is None else np.asarray(value) for name, value in (inputs or {}).items()}
     names = ["x", *("" if value is None else name for name, value in arrays.items())]
+    results = ["y", "indices"] if operator == "TopK" else ["y"]
+    nodes = [helper.make_node(operator, names, results, "node", **attributes)]
+    if operator in _OF_BOOLEANS:
+        arrays["zero"] = f32(0)
+        nodes.insert(0, helper.make_node("Greater", ["x", "zero"], ["x.true"], "true"))
+        nodes[1].input[0] = "x.true"
+    if operator in _TO_BOOLEANS or attributes.get("to", TensorProto.FLOAT) != TensorProto.FLOAT:
+        nodes[-1].output[0] = "y.other"
+        nodes.append(helper.make_node("Cast", ["y.other"], ["y"], "number", to=TensorProto.FLOAT))
     graph = helper.make_graph(
-        [helper.make_node(operator, names, ["y"], "node", **attributes)],
+        nodes,
         operator,
         [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", *shape[1:]])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+        [helper.make_empty_tensor_value_info("y")],
         [numpy_helper.from_array(value, name) for name, value in arrays.items() if value is not None],
     )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10)
-    return Network(onnx.shape_inference.infer_shapes(model))
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=11)
+    inferred = onnx.ModelProto()
+    inferred.CopyFrom(model)
+    model.graph.output[0].CopyFrom(infer(inferred).graph.output[0])
+    return Network(model)
 
 
 def values(*shape: int, seed: int = 0) -> np.ndarray:
-    """Standard normal numbers, float32."""
+    """Draw standard normal float32 numbers."""
     return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
 
 
 def i64(*numbers: int) -> np.ndarray:
-    """An int64 vector."""
+    """Return an int64 vector."""
     return np.array(numbers, np.int64)
 
 
 def f32(number: float) -> np.ndarray:
-    """A float32 scalar."""
+    """Return a float32 scalar."""
     return np.array(number, np.float32)
 
 
@@ -108,6 +130,7 @@ _CASES: list[tuple[str, tuple[int, ...], dict[str, Any], dict[str, Any]]] = [
     ("Clip", IMAGE, {"low": None, "high": f32(0.25)}, {}),
     ("Clip", IMAGE, {}, {}),
     ("Add", IMAGE, {"y2": values(4, 1, 1)}, {}),
+    ("Add", (4, 4), {"y2": values(4, 1)}, {}),  # not a bias of the last axis
     ("Sub", IMAGE, {"y2": values(10)}, {}),
     ("Mul", IMAGE, {"y2": f32(1.5)}, {}),
     ("Div", IMAGE, {"y2": values(2, 4, 9, 10, seed=9) + 4}, {}),
@@ -133,7 +156,7 @@ _CASES: list[tuple[str, tuple[int, ...], dict[str, Any], dict[str, Any]]] = [
     ("MatMul", (2, 4, 5), {"w": values(2, 5, 3)}, {}),
     ("Softmax", IMAGE, {}, {"axis": 1}),
     ("LogSoftmax", (2, 5), {}, {}),
-    # As many images as channels: ONNX's evaluator (1.23) confuses the two.
+    # As many images as channels, because ONNX's evaluator (1.23) confuses the two.
     ("LRN", (6, 6, 3, 4), {}, {"size": 5, "alpha": 0.3, "beta": 0.6, "bias": 2.0}),
     ("LRN", (6, 6, 3, 4), {}, {"size": 4, "alpha": 0.3}),
     ("Dropout", IMAGE, {"ratio": f32(0.7)}, {}),
@@ -145,6 +168,74 @@ _CASES: list[tuple[str, tuple[int, ...], dict[str, Any], dict[str, Any]]] = [
     ("Exp", IMAGE, {}, {}),
     ("Gelu", IMAGE, {}, {}),
     ("HardSwish", IMAGE, {}, {}),
+    ("InstanceNormalization", IMAGE, {"s": values(4), "b": values(4, seed=1)}, {}),
+    *[(name, IMAGE, {}, {}) for name in ("Abs", "Erf", "HardSigmoid", "Mish", "Neg", "Selu", "Softplus")],
+    *[(name, IMAGE, {}, {})
+      for name in ("Ceil", "Cos", "Floor", "IsNaN", "Not", "Round", "Sign", "Sin", "Softsign", "ThresholdedRelu")],
+    ("Pow", IMAGE, {"y2": f32(2)}, {}),
+    ("PRelu", IMAGE, {"slope": values(4, 1, 1)}, {}),
+    ("PRelu", IMAGE, {"slope": values(10)}, {}),
+    ("Equal", IMAGE, {"y2": np.where(values(*IMAGE) > 0, values(*IMAGE, seed=7), 0)}, {}),
+    ("Less", IMAGE, {"y2": values(4, 1, 1)}, {}),
+    ("LessOrEqual", IMAGE, {"y2": f32(0.1)}, {}),
+    ("Greater", IMAGE, {"y2": values(10)}, {}),
+    ("GreaterOrEqual", IMAGE, {"y2": values(4, 1, 1)}, {}),
+    *[(name, IMAGE, {"y2": values(4, 1, 1) > 0}, {}) for name in ("And", "Or", "Xor")],
+    ("Where", IMAGE, {"y2": values(4, 1, 1), "y3": values(10)}, {}),
+    ("Where", IMAGE, {"y2": f32(-1), "y3": values(*IMAGE)}, {}),
+    ("Max", IMAGE, {"y2": values(4, 1, 1), "y3": values(10)}, {}),
+    ("Min", IMAGE, {"y2": f32(0.1)}, {}),
+    ("Min", IMAGE, {}, {}),
+    ("Mean", IMAGE, {"y2": values(4, 1, 1), "y3": values(10)}, {}),
+    *[("Cast", IMAGE, {}, {"to": kind}) for kind in (TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL)],
+    ("Expand", IMAGE, {"shape": i64(3, 1, 4, 1, 1)}, {}),
+    ("Expand", (2, 4, 1, 1), {"shape": i64(9, 10)}, {}),
+    ("Tile", IMAGE, {"repeats": i64(1, 2, 1, 3)}, {}),
+    *[("DepthToSpace", (2, 8, 3, 5), {}, {"blocksize": 2, "mode": mode}) for mode in ("DCR", "CRD")],
+    ("SpaceToDepth", (2, 3, 4, 6), {}, {"blocksize": 2}),
+    *[("Resize", (2, 4, 5, 6), {"roi": None, "scales": np.array([1, 1, 2, 1.5], np.float32)},
+       {"mode": mode, "coordinate_transformation_mode": coordinates})
+      for mode in ("nearest", "linear", "cubic")
+      for coordinates in ("half_pixel", "pytorch_half_pixel", "align_corners", "asymmetric")],
+    ("Resize", (2, 4, 5, 6), {"roi": None, "scales": np.array([1, 1, 2, 3], np.float32)},
+     {"mode": "nearest", "coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}),
+    ("Resize", (2, 4, 5, 6), {"roi": None, "scales": None, "sizes": i64(3, 10)}, {"mode": "linear", "axes": [2, 3]}),
+    ("Resize", (2, 4, 5, 6), {"roi": None, "scales": None, "sizes": i64(3, 4)},
+     {"mode": "cubic", "axes": [2, 3], "antialias": 1}),
+    ("Trilu", IMAGE, {}, {}),
+    ("LpNormalization", IMAGE, {}, {"axis": 1}),
+    ("LpNormalization", IMAGE, {}, {"p": 1}),
+    ("Trilu", IMAGE, {"k": np.array(-1)}, {"upper": 0}),
+    ("ReduceL1", IMAGE, {"axes": i64(1)}, {}),
+    ("ReduceLogSumExp", IMAGE, {"axes": i64(1, 3)}, {"keepdims": 0}),
+    ("ReduceL2", IMAGE, {"axes": i64(1)}, {}),
+    ("ReduceMin", IMAGE, {"axes": i64(1, 3)}, {"keepdims": 0}),
+    ("ReduceProd", IMAGE, {"axes": i64(2)}, {}),
+    ("ReduceSumSquare", IMAGE, {"axes": i64(1)}, {}),
+    ("Slice", IMAGE, {"s": i64(1, -1), "e": i64(3, -9), "a": i64(1, 3), "t": i64(1, -2)}, {}),
+    ("Slice", IMAGE, {"s": i64(1), "e": i64(2**40), "a": i64(-2)}, {}),
+    ("GroupNormalization", IMAGE, {"s": values(4), "b": values(4, seed=1)}, {"num_groups": 2}),
+    ("GroupNormalization", (2, 6, 5), {"s": values(6), "b": values(6, seed=1)}, {"num_groups": 3, "epsilon": 1e-3}),
+    ("ArgMax", IMAGE, {}, {"axis": 1}),
+    ("ArgMin", IMAGE, {}, {"axis": -1, "keepdims": 0, "select_last_index": 1}),
+    ("CumSum", IMAGE, {"axis": np.array(1)}, {"exclusive": 1}),
+    ("Einsum", IMAGE, {"w": values(4, 6, seed=1)}, {"equation": "nchw,cd->nhwd"}),
+    ("Gather", IMAGE, {"i": np.array([[2, -1], [0, 3]])}, {"axis": 1}),
+    ("GatherElements", IMAGE, {"i": np.random.default_rng(0).integers(-9, 9, (2, 4, 3, 10))}, {"axis": 2}),
+    ("ScatterElements", IMAGE, {"i": i64(3, 0, -1).reshape(1, 3, 1, 1), "u": values(1, 3, 1, 1)}, {"axis": 3}),
+    ("GatherND", IMAGE, {"i": np.array([[[0, 3], [1, 1]]])}, {}),
+    ("GatherND", (2, 5, 6), {"i": np.array([[1, 3, 0]])}, {}),
+    ("ScatterND", IMAGE, {"i": np.array([[0, 3], [1, 1]]), "u": values(2, 9, 10)}, {}),
+    ("ScatterND", IMAGE, {"i": np.array([[1, 2], [1, 2]]), "u": values(2, 9, 10)}, {"reduction": "add"}),
+    ("Shape", IMAGE, {}, {}),
+    ("TopK", IMAGE, {"k": i64(3)}, {"axis": 1}),
+    ("RMSNormalization", IMAGE, {"s": values(10)}, {}),
+    ("RMSNormalization", IMAGE, {"s": values(9, 1)}, {"axis": 2, "epsilon": 1e-3}),
+    ("Attention", (2, 6, 32), {"k": values(2, 9, 16), "v": values(2, 9, 16, seed=1)},
+     {"q_num_heads": 4, "kv_num_heads": 2}),
+    ("Attention", (2, 4, 6, 8), {"k": values(2, 4, 6, 8), "v": values(2, 4, 6, 8, seed=1)}, {"is_causal": 1}),
+    ("Attention", (2, 4, 6, 8),
+     {"k": values(2, 4, 9, 8), "v": values(2, 4, 9, 8, seed=1), "m": values(6, 9, seed=2)}, {"softcap": 2.0}),
     ("LayerNormalization", IMAGE, {"s": values(10), "b": values(10)}, {}),
     ("LayerNormalization", IMAGE, {"s": values(4, 9, 10)}, {"axis": 1}),
     ("ReduceMax", IMAGE, {"axes": i64(1)}, {}),
@@ -153,4 +244,4 @@ _CASES: list[tuple[str, tuple[int, ...], dict[str, Any], dict[str, Any]]] = [
 ]  # fmt: skip
 
 CASES = [Case(*case) for case in _CASES]
-"""The cases; operators that appear in none have tests of their own."""
+"""Operators that are in no case here have their own tests."""

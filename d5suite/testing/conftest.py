@@ -1,4 +1,4 @@
-"""The backend under test as a fixture, expected failures as data, and the table at the end."""
+"""The backend under test as a fixture, expected failures as data, and the closing table."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ import pytest
 from d5suite.errors import D5Error
 from d5suite.levels.contract import ContractError
 from d5suite.testing import subject as subjects
+from d5suite.testing.progress import Progress, case_name
+from d5suite.testing.raised import broken_clause
 from d5suite.testing.subject import Subject
 
 LEVELS = {
@@ -19,20 +21,24 @@ LEVELS = {
     "test_onnx_nodes": "ONNX node tests",
     "test_operators": "level 1: operators",
     "test_networks": "level 1: networks",
+    "test_answers": "levels 1 and 2: answers",
     "test_gradients": "level 1: gradients",
     "whole_zoo": "level 1: the zoo",
     "test_training": "level 2: training",
+    "test_distributed": "level 3: replicas",
+    "test_native": "level 3: own schemes",
     "test_process": "process",
 }
-"""Rows of the table by test file."""
+"""Rows of the table, by test file."""
 
 _CLAIMS = {
     "level 0": ["level 0: operators"],
     "level 1": ["ONNX node tests", "level 1: operators", "level 1: networks"],
     "gradient": ["level 1: gradients"],
     "level 2": ["level 2: training"],
+    "level 3": ["level 3: replicas"],
 }
-"""What a backend may declare, and the rows that prove it."""
+"""Declarations of a backend, and the rows that prove them."""
 
 _OUTCOMES = ("passed", "failed", "expected failure", "skipped")
 
@@ -43,28 +49,32 @@ _whole = pytest.StashKey[bool]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Find the backend under test before anything is collected."""
+    """Find the backend under test before collection."""
     try:
         subjects.choose(config.getoption("backend"), config.getoption("device"), config.getoption("threads"))
     except D5Error as error:
-        # Not a UsageError, which pytest keeps to itself where it loads this file as late as it collects.
+        # With --pyargs pytest loads this file while it collects, and then hides a UsageError.
         pytest.exit(f"error: {error}", returncode=pytest.ExitCode.USAGE_ERROR)
+    config.addinivalue_line("markers", "slow: repeats a clause on more cases; --quick leaves it out")
     config.stash[_rows] = {}
     config.stash[_explained] = {}
     config.stash[_skips] = {}
     config.stash[_whole] = True
+    reporter = config.pluginmanager.get_plugin("terminalreporter")
+    if reporter is not None and config.get_verbosity() == 0:
+        config.pluginmanager.register(Progress(reporter, lambda: subjects.chosen().note), "d5suite-progress")
 
 
 @pytest.fixture(scope="session")
 def subject() -> Subject:
-    """The backend under test, its framework configured."""
+    """Return the backend under test with its framework configured."""
     chosen = subjects.chosen()
     chosen.configure()
     return chosen
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the cases that the backend declares to fail."""
+    """Mark the cases that the backend expects to fail."""
     for item in items:
         reason = expected_failure(item)
         if reason:
@@ -72,7 +82,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def expected_failure(item: pytest.Item) -> str:
-    """Why a case is declared to fail, in every mode or in this one, or an empty text."""
+    """Return why the backend expects a case to fail in this mode, or an empty text."""
     subject = subjects.chosen()
     for pattern, reason in subject.backend.expected_failures.items():
         if any(fnmatch.fnmatchcase(name, pattern) for name in (item.name, f"{subject.mode}:{item.name}")):
@@ -81,21 +91,23 @@ def expected_failure(item: pytest.Item) -> str:
 
 
 def pytest_deselected(items: list[pytest.Item]) -> None:
-    """Remember that the run is not of the whole kit."""
-    if items:
-        items[0].config.stash[_whole] = False
+    """Note that the run is of chosen cases; without the slow ones it still covers every level."""
+    for item in items:
+        if item.get_closest_marker("slow") is None:
+            item.config.stash[_whole] = False
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Tell the subject which case its errors are of."""
+    subjects.chosen().begin(case_name(str(item.path), item.nodeid))
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Any:
-    """Count each case once, under its level; of a broken clause the message is enough."""
+    """Count each case once, under its level; show only the message of a broken clause."""
     report: pytest.TestReport = yield
-    error = call.excinfo.value if call.excinfo is not None else None
-    if call.excinfo is not None and isinstance(error, ContractError) and not item.config.option.fulltrace:
-        shown = call.excinfo.getrepr(style="value")
-        if shown.reprcrash is not None:
-            shown.reprcrash.message = error.what
-        report.longrepr = shown
+    if call.excinfo is not None and report.outcome == "failed" and not item.config.option.fulltrace:
+        _shorten(report, call.excinfo)
     outcome = None
     if report.outcome == "skipped":
         outcome = "expected failure" if hasattr(report, "wasxfail") else "skipped"
@@ -114,16 +126,29 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     return report
 
 
+def _shorten(report: pytest.TestReport, raised: pytest.ExceptionInfo[BaseException]) -> None:
+    """Replace a traceback through our files by the broken clause and the adapter's own lines."""
+    error, backend = raised.value, subjects.chosen().backend
+    inner = error.__cause__ if isinstance(error, ContractError) else error
+    found, lines = broken_clause(inner, backend) if isinstance(inner, Exception) else (None, "")
+    broken = error if isinstance(error, ContractError) else found
+    if broken is not None:
+        shown: Any = raised.getrepr(style="native")
+        shown.reprcrash.message = broken.what
+        shown.reprtraceback.reprentries[0].lines = [f"{broken}{lines}\n"]
+        report.longrepr = shown
+
+
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_sessionfinish(session: pytest.Session) -> Any:
-    """A run in which nothing passed proves nothing, nor does one of the whole kit for what it passed nothing of."""
+    """Fail a run that proves nothing, or nothing of a level that the backend declares."""
     if session.exitstatus == 0 and _unproved(session.config):
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
     return (yield)
 
 
 def _unproved(config: pytest.Config) -> list[str]:
-    """Why the run proves nothing of what the backend declares: a sentence for each claim."""
+    """Return a sentence for each declared claim that the run does not prove."""
     rows, backend = config.stash[_rows], subjects.chosen().backend
     if not any(row["passed"] for row in rows.values()):
         return ["no case passed: nothing is proved"]
@@ -140,7 +165,7 @@ def _unproved(config: pytest.Config) -> list[str]:
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    """The table: cases passed, failed, failing as expected and skipped, per level, with the reasons."""
+    """Write the table of outcomes per level, with the reasons of skips and expected failures."""
     rows = config.stash[_rows]
     if config.getoption("collectonly"):
         return
@@ -155,6 +180,10 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
         total.update(rows[level])
         _write_row(write, level, rows[level])
     _write_row(write, "total", total)
+    if subjects.chosen().seen.worst:
+        write("")
+        for line in subjects.chosen().seen.lines(subjects.chosen().backend):
+            write(line)
     for reason, names in config.stash[_explained].items():
         write("")
         write(f"expected to fail ({len(names)}): {reason}")

@@ -1,4 +1,7 @@
-"""The networks of the conformance kit. Imports NumPy, ONNX, `d5suite.network` and `d5suite.data`."""
+"""The networks of the conformance kit.
+
+Imports NumPy, ONNX, `d5suite.network` and `d5suite.data`.
+"""
 
 from __future__ import annotations
 
@@ -12,17 +15,18 @@ from onnx import TensorProto, helper, numpy_helper
 
 from d5suite.network import Network
 from d5suite.network.builder import Builder
-from d5suite.network.zoo import build
+from d5suite.network.given import ranges
+from d5suite.network.zoo import build, convnext, efficientnet, shufflenet, vit
 from d5suite.testing.cases import f32, i64, values
 
 LIGHT = sorted((Path(onnx.__file__).parent / "backend/test/data/light").glob("light_*.onnx"))
-"""The networks that ONNX ships, their weights all equal."""
+"""The networks shipped with ONNX; all weights are equal."""
 
 Batch = tuple[np.ndarray, np.ndarray]
 
 
 def classifier() -> Network:
-    """Convolutions, normalisations, a shortcut whose input is read twice, and pooling; 3×10×10 pixels, 5 classes."""
+    """Build a small residual network whose shortcut is read twice; 3×10×10 pixels, 5 classes."""
     b = Builder("classifier", image_size=10)
     x = b.relu(b.batch_norm(b.conv(b.image, "conv1", 6, 3, bias=True), "bn1", momentum=0.75))
     y = b.batch_norm(b.conv(x, "conv2", 6, 3, groups=2), "bn2", epsilon=1e-3)
@@ -31,15 +35,34 @@ def classifier() -> Network:
     return b.classifier(b.linear(b.flatten(b.global_average_pool(p, "average"), "flatten"), "fc", 5))
 
 
+def sharing() -> Network:
+    """Use weights twice, as exporters do that write equal ones once; 3×8×8 pixels, 5 classes."""
+    b = Builder("sharing", image_size=8)
+    x = b.conv(b.image, "stem", 6, 3)
+    for part in ("first", "second"):
+        x = b.relu(b.batch_norm(b.conv(x, f"{part}.conv", 6, 3, bias=True), f"{part}.bn"))
+    x = b.flatten(b.global_average_pool(x, "average"), "flatten")
+    x = b.linear(b.linear(x, "first.fc", 6), "second.fc", 6)
+    network = b.classifier(b.linear(x, "fc", 5))
+    model = onnx.ModelProto()
+    model.CopyFrom(network.model)
+    for node in model.graph.node:
+        for index, name in enumerate(node.input):
+            if name in network.parameters:
+                same = name.replace("second.", "first.")
+                node.input[index] = "first.bn.bias" if same == "first.conv.bias" else same
+    return Network(model, input=network.input, output=network.output, label=network.label, loss=network.loss)
+
+
 def layers() -> Network:
-    """Two layers and nothing between: no kink to cross, and no sum to cancel; 3×4×4 pixels, 5 classes."""
+    """Build two linear layers, without kinks or sums that cancel; 3×4×4 pixels, 5 classes."""
     b = Builder("layers", image_size=4)
     x = b.linear(b.flatten(b.image, "flatten", size=4), "fc1", 8)
     return b.classifier(b.linear(x, "fc2", 5))
 
 
 def with_idle_parameter(network: Network | None = None) -> Network:
-    """A network, by default `classifier`, and a parameter that its loss does not depend on, which decay moves."""
+    """Add to a network (default `classifier`) a parameter that only weight decay changes."""
     network = network or classifier()
     model = onnx.ModelProto()
     model.CopyFrom(network.model)
@@ -50,7 +73,7 @@ def with_idle_parameter(network: Network | None = None) -> Network:
 
 
 def every_operator() -> Network:
-    """Every operator that the zoo and ONNX's light networks use, on one way to a loss; 3×16×16 pixels, 5 classes."""
+    """Chain every operator of the zoo and of ONNX's light networks; 3×16×16 pixels, 5 classes."""
     b = Builder("every_operator", image_size=16)
     six = b.parameter("offset", values(6, 1, 1, seed=21) * f32(0.1))
     scale = b.parameter("divisor", np.full((6, 1, 1), 1.5))
@@ -87,9 +110,10 @@ def every_operator() -> Network:
 
 
 def through(operator: str) -> Network:
-    """A convolution, one further operator, and a loss; 3×10×10 pixels, 5 classes.
+    """Build a convolution, the given operator and a loss; 3×10×10 pixels, 5 classes.
 
-    For LRN with as many channels as `random_batch` has images, because ONNX's evaluator (1.23) confuses the two.
+    There are as many channels as images in `random_batch`, because ONNX's evaluator (1.23) confuses
+    the two in LRN.
     """
     b = Builder(f"through_{operator}", image_size=10)
     x = b.conv(b.image, "conv", 6, 3, bias=True)
@@ -109,11 +133,11 @@ def through(operator: str) -> Network:
 
 
 THROUGH = ("AveragePool", "Clip", "Concat", "LRN", "MaxPool", "Mul", "Pad", "Softmax")
-"""What `through` can be asked for: operators whose gradients are easily wrong."""
+"""Operators that `through` accepts; their gradients are easy to get wrong."""
 
 
 def with_dropout() -> Network:
-    """A Dropout on either side of a BatchNormalization; 3×10×10 pixels, 5 classes."""
+    """Build a Dropout on either side of a BatchNormalization; 3×10×10 pixels, 5 classes."""
     b = Builder("with_dropout", image_size=10)
     x = b.dropout(b.conv(b.image, "conv1", 8, 3, bias=True), "drop1", ratio=0.25)
     x = b.dropout(b.relu(b.batch_norm(x, "bn1", momentum=0.75)), "drop2")
@@ -121,16 +145,16 @@ def with_dropout() -> Network:
 
 
 def dropping() -> Network:
-    """A Dropout and as little else as makes a classifier; 3×10×10 pixels, 5 classes."""
+    """Build the smallest classifier with a Dropout; 3×10×10 pixels, 5 classes."""
     b = Builder("dropping", image_size=10)
     x = b.dropout(b.conv(b.image, "conv", 32, 3), "dropped")
     return b.classifier(b.linear(b.flatten(b.global_average_pool(x, "average"), "flatten"), "fc", 5))
 
 
 def with_small_gradients() -> Network:
-    """One layer whose outputs are divided by 2^20, so that in float16 their gradients for 32 images are all 0.
+    """Build one layer whose gradients underflow in float16; 3×4×4 pixels, 5 classes.
 
-    3×4×4 pixels, 5 classes.
+    Its outputs are divided by 2^20, so that the gradients of 32 images are all 0.
     """
     b = Builder("with_small_gradients", image_size=4)
     x, part = b.linear(b.flatten(b.image, "flatten", size=4), "fc", 5), b.constant("part", f32(2.0**-10))
@@ -138,7 +162,7 @@ def with_small_gradients() -> Network:
 
 
 def heavy() -> Network:
-    """A network that keeps a processor busy for tens of milliseconds a batch; 3×64×64 pixels, 5 classes."""
+    """Build a network that takes tens of milliseconds a batch; 3×64×64 pixels, 5 classes."""
     b = Builder("heavy", image_size=64)
     x = b.image
     for index in range(6):
@@ -147,18 +171,21 @@ def heavy() -> Network:
 
 
 def random_batch(network: Network, size: int = 6, seed: int = 0) -> Batch:
-    """Standard normal images, float32 (size, C, H, W), and random labels, int64 (size,) or, of -1, 0, 1, (size, K)."""
+    """Draw float32 images or int64 words, and labels; several labels of an image are -1, 0 or 1."""
     generator = np.random.default_rng(seed)
     shape = tuple(n or 1 for n in network.shapes[network.input][1:])
     classes = network.shapes[network.output][-1] or 1
-    images = generator.standard_normal((size, *shape)).astype(np.float32)
-    if network.label is not None and len(network.shapes[network.label]) == 2:
-        return images, generator.integers(-1, 2, (size, classes))
-    return images, generator.integers(0, classes, size)
+    if network.dtypes[network.input].kind == "i":
+        images = generator.integers(*ranges(network)[network.input], (size, *shape))
+    else:
+        images = generator.standard_normal((size, *shape)).astype(np.float32)
+    cells = network.shapes[network.label] if network.label is not None else (None,)
+    least, most = (-1, 2) if cells == network.shapes[network.output] else (0, classes)
+    return images, generator.integers(least, most, (size, *(n or 1 for n in cells[1:])))
 
 
 class Course(NamedTuple):
-    """A training run that all backends must agree on.
+    """A training run on which all backends must agree.
 
     Attributes
     ----------
@@ -167,12 +194,104 @@ class Course(NamedTuple):
     batches : callable
         ``(network, steps)`` to one pair of images and labels per step.
     learning_rate : float
-        Exact in float32, because some frameworks hold it so.
+        Exact in float32, because some frameworks store it so.
     """
 
     network: Callable[[], Network]
     batches: Callable[[Network, int], list[Batch]]
     learning_rate: float
+
+
+def today() -> Network:
+    """Chain a block of each of today's networks; 3×8×8 pixels, 5 classes."""
+    b = Builder("today", image_size=8)
+    x = b.hard_swish(b.batch_norm(b.conv(b.image, "conv", 6, 3), "bn"))
+    x = efficientnet.block(b, x, "excited", inputs=6, hidden=8, kernel=3, stride=2, outputs=6)
+    x = b.multiply(x, b.hard_sigmoid(b.global_average_pool(x, "average")), "gated")
+    halves = [b.part(x, "right", 3, 6), b.part(x, "left", 0, 3)]
+    x = shufflenet.shuffled(b, b.concat(halves, "exchanged"), "shuffle", 6, 4)
+    x = vit.embedded(b, convnext.block(b, x, "next", 6, 4), pixels=16, width=6)
+    x = vit.layer(b, x, "layer", tokens=17, width=6, heads=2, hidden=8)
+    return b.classifier(b.linear(vit.representation(b, x, 6), "fc", 5))
+
+
+def transformer() -> Network:
+    """Build a causal transformer of one layer; 6 numbers of words below 11, 5 classes."""
+    shapes = {
+        "words": (11, 8), "positions": (6, 8), "norm.scale": (8,), "norm.bias": (8,), "query": (8, 8), "key": (8, 4),
+        "value": (8, 4), "out": (8, 8), "rms.scale": (8,), "up": (8, 16), "up.bias": (16,), "down": (16, 8),
+        "fc": (8, 5),
+    }  # fmt: skip
+    parameters = {name: values(*shape, seed=index) * f32(0.5) for index, (name, shape) in enumerate(shapes.items())}
+    node = helper.make_node
+    nodes = [
+        node("Gather", ["words", "tokens"], ["embedded"], "embedded"),
+        node("Add", ["embedded", "positions"], ["placed"], "placed"),
+        node("LayerNormalization", ["placed", "norm.scale", "norm.bias"], ["normal"], "normal", axis=-1),
+        *(node("MatMul", ["normal", part], [f"{part}s"], f"{part}s") for part in ("query", "key", "value")),
+        node("Attention", ["querys", "keys", "values"], ["attended"], "attended", is_causal=1, q_num_heads=4,
+             kv_num_heads=2),
+        node("MatMul", ["attended", "out"], ["projected"], "projected"),
+        node("Add", ["placed", "projected"], ["summed"], "summed"),
+        node("RMSNormalization", ["summed", "rms.scale"], ["scaled"], "scaled", axis=-1),
+        node("MatMul", ["scaled", "up"], ["wide"], "wide"),
+        node("Add", ["wide", "up.bias"], ["shifted"], "shifted"),
+        node("Gelu", ["shifted"], ["active"], "active"),
+        node("MatMul", ["active", "down"], ["narrow"], "narrow"),
+        node("Add", ["summed", "narrow"], ["encoded"], "encoded"),
+        node("Gather", ["encoded", "last"], ["representation"], "representation", axis=1),
+        node("MatMul", ["representation", "fc"], ["scores"], "scores"),
+    ]  # fmt: skip
+    graph = helper.make_graph(
+        nodes,
+        "transformer",
+        [helper.make_tensor_value_info("tokens", TensorProto.INT64, ["N", 6])],
+        [helper.make_tensor_value_info("scores", TensorProto.FLOAT, ["N", 5])],
+        [numpy_helper.from_array(value, name) for name, value in {**parameters, "last": np.array(-1)}.items()],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 23)], ir_version=11)
+    return Network(model, name="transformer").with_classification_loss()
+
+
+def tagger() -> Network:
+    """Score 5 classes for each of 6 words below 11, by recurrences and the largest of 8 gates."""
+    shapes = {
+        "words": (11, 8), "w": (2, 16, 8), "r": (2, 16, 4), "b": (2, 32), "gru.w": (1, 24, 8), "gru.r": (1, 24, 8),
+        "gru.b": (1, 48), "experts": (8, 3), "fc": (3, 5), "states.fc": (8, 5),
+    }  # fmt: skip
+    parameters = {name: values(*shape, seed=index) * f32(0.5) for index, (name, shape) in enumerate(shapes.items())}
+    constants = {"rows": i64(6, -1, 8), "state": i64(-1, 1, 8), "one": i64(1), "four": i64(4)}
+    node = helper.make_node
+    nodes = [
+        node("Gather", ["words", "tokens"], ["embedded"], "embedded"),
+        node("Transpose", ["embedded"], ["steps"], "steps", perm=[1, 0, 2]),
+        node("LSTM", ["steps", "w", "r", "b"], ["both", "", "cells"], "lstm", hidden_size=4, direction="bidirectional"),
+        node("Transpose", ["both"], ["turned"], "turned", perm=[0, 2, 1, 3]),
+        node("Reshape", ["turned", "rows"], ["joined"], "joined"),
+        node("GRU", ["joined", "gru.w", "gru.r", "gru.b"], ["backwards", "last"], "gru", hidden_size=8,
+             direction="reverse", linear_before_reset=1),
+        node("Add", ["backwards", "last"], ["states"], "states"),
+        node("Squeeze", ["states", "one"], ["squeezed"], "squeezed"),
+        node("Transpose", ["squeezed"], ["tokenwise"], "tokenwise", perm=[1, 0, 2]),
+        node("TopK", ["tokenwise", "four"], ["largest", "places"], "largest", axis=-1),
+        node("Softmax", ["largest"], ["gates"], "gates", axis=-1),
+        node("Gather", ["experts", "places"], ["chosen"], "chosen"),
+        node("Einsum", ["gates", "chosen"], ["mixed"], "mixed", equation="ntk,ntkc->ntc"),
+        node("MatMul", ["mixed", "fc"], ["plain"], "plain"),
+        node("Transpose", ["cells"], ["ends"], "ends", perm=[1, 0, 2]),
+        node("Reshape", ["ends", "state"], ["end"], "end"),
+        node("MatMul", ["end", "states.fc"], ["shift"], "shift"),
+        node("Add", ["plain", "shift"], ["scores"], "scores"),
+    ]  # fmt: skip
+    graph = helper.make_graph(
+        nodes,
+        "tagger",
+        [helper.make_tensor_value_info("tokens", TensorProto.INT64, ["N", 6])],
+        [helper.make_tensor_value_info("scores", TensorProto.FLOAT, ["N", 6, 5])],
+        [numpy_helper.from_array(value, name) for name, value in {**parameters, **constants}.items()],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    return Network(model, name="tagger").with_classification_loss(axis=2)
 
 
 def _random_batches(network: Network, steps: int) -> list[Batch]:
@@ -191,5 +310,6 @@ COURSES = {
     "lenet5_digits": Course(lambda: build("lenet5", classes=10, image_size=32), _digit_batches, 2.0**-5),
     "every_operator": Course(every_operator, _random_batches, 2.0**-5),
     "resnet18": Course(lambda: build("resnet18", classes=10, image_size=32), _random_batches, 2.0**-9),
+    "transformer": Course(transformer, _random_batches, 2.0**-9),
 }
-"""By name."""
+"""Courses by name."""

@@ -1,6 +1,6 @@
-"""Single operators: the operations that an adapter of level 0 must get right, forward and backward.
+"""Operations that every adapter with level 0 must compute, forward and backward.
 
-Imports NumPy and `d5suite.network`.
+Imports ONNX, NumPy and `d5suite.network`.
 """
 
 from __future__ import annotations
@@ -8,9 +8,11 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from onnx import TensorProto
+from onnx.defs import onnx_opset_version
 
-from d5suite.levels.backend import MORE_OPERATORS
-from d5suite.network.operation import STATIC_INPUTS, Operation, Tensor
+from d5suite.network.operation import OPERATION_OPSET, STATIC_INPUTS, Operation, Tensor
+from d5suite.network.operators import MORE_OPERATORS
 from d5suite.testing.cases import CASES, i64
 
 
@@ -23,11 +25,11 @@ def _positive(*shape: int) -> Tensor:
 
 
 def _from_cases() -> list[Operation]:
-    """The cases of level 1, their further floating-point inputs drawn."""
+    """Turn the cases of level 1 into operations; further floating-point inputs are drawn."""
     made = []
     for case in CASES:
         if case.operator in MORE_OPERATORS:
-            continue  # they have cases of their own below
+            continue  # listed below
         inputs: dict[str, Any] = {"x": case.shape}
         for index, (name, value) in enumerate(case.inputs.items(), start=1):
             if value is None or index in STATIC_INPUTS.get(case.operator, ()) or value.ndim == 0:
@@ -48,7 +50,9 @@ _STATES = {"h": (1, 2, 16), "c": (1, 2, 16)}
 def _operation(
     case: str, operator: str, inputs: dict[str, Any], attributes: dict[str, Any] | None = None, outputs: int = 1
 ) -> Operation:
-    return Operation(operator, inputs, attributes, name=f"{operator}-{case}", outputs=[True] * outputs)
+    # ONNX has these for bfloat16 in its newest operator sets only.
+    opset = onnx_opset_version() if operator in ("Einsum", "OneHot", "TopK") else OPERATION_OPSET
+    return Operation(operator, inputs, attributes, name=f"{operator}-{case}", outputs=[True] * outputs, opset=opset)
 
 
 OPERATIONS = [
@@ -71,14 +75,68 @@ OPERATIONS = [
     _operation("training-statistics", "BatchNormalization", {"X": (4, 4, 6, 5), **_BN},
                {"training_mode": 1, "momentum": 0.75}, 3),
     _operation("vectors", "BatchNormalization", {"X": (16, 4), **_BN}, {"training_mode": 1}),
+    _operation("image", "InstanceNormalization", {"X": (3, 4, 6, 5), "s": (4,), "b": (4,)}),
+    _operation("1d", "InstanceNormalization", {"X": (3, 4, 16), "s": (4,), "b": (4,)}, {"epsilon": 1e-3}),
     _operation("last", "LayerNormalization", {"X": (4, 3, 16), "s": (16,), "b": (16,)}),
     _operation("two-axes", "LayerNormalization", {"X": (4, 3, 16), "s": (3, 16)}, {"axis": 1, "epsilon": 1e-3}),
+    _operation("image", "GroupNormalization", {"X": (3, 6, 5, 4), "s": (6,), "b": (6,)}, {"num_groups": 3}),
+    _operation("sequence", "GroupNormalization", {"X": (3, 4, 7), "s": (4,), "b": (4,)},
+               {"num_groups": 2, "epsilon": 1e-3}),
+    _operation("euclidean", "LpNormalization", {"X": (3, 4, 6)}, {"axis": 1}),
+    _operation("sum", "LpNormalization", {"X": (4, 7)}, {"p": 1}),
+    _operation("last", "RMSNormalization", {"X": (4, 3, 16), "s": (16,)}),
+    _operation("broadcast", "RMSNormalization", {"X": (4, 3, 16), "s": (3, 1)}, {"axis": 1, "epsilon": 1e-3}),
     _operation("exact", "Gelu", {"X": (4, 50)}),
     _operation("tanh", "Gelu", {"X": (4, 50)}, {"approximate": "tanh"}),
     _operation("alpha", "Elu", {"X": (4, 50)}, {"alpha": 0.7}),
     _operation("plain", "HardSwish", {"X": Tensor((4, 50), scale=3.0)}),
     _operation("plain", "Exp", {"X": (4, 50)}),
     _operation("plain", "Sqrt", {"X": _positive(4, 50)}),
+    *[_operation("plain", name, {"X": (4, 50)})
+      for name in ("Abs", "Erf", "Mish", "Neg", "Selu", "Softplus")],
+    *[_operation("plain", name, {"X": _positive(4, 50)}) for name in ("Log", "Reciprocal")],
+    _operation("plain", "HardSigmoid", {"X": Tensor((4, 50), low=-2.0, high=2.0)}),
+    _operation("settings", "HardSigmoid", {"X": (4, 50)}, {"alpha": 0.3, "beta": 0.4}),
+    _operation("both", "Pow", {"A": _positive(4, 1, 3), "B": (5, 1)}),
+    *[_operation("plain", name, {"X": (4, 50)})
+      for name in ("Ceil", "Cos", "Floor", "Round", "Sign", "Sin", "Softsign", "ThresholdedRelu")],
+    _operation("channels", "PRelu", {"X": (2, 4, 6, 5), "s": (4, 1, 1)}),
+    _operation("last", "PRelu", {"X": (2, 4, 6, 5), "s": (5,)}),
+    *[_operation("both", name, {"A": Tensor((4, 1, 3), "int64", 0, 3), "B": Tensor((5, 1), "int64", 0, 3)})
+      for name in ("Equal", "GreaterOrEqual", "LessOrEqual")],
+    *[_operation("both", name, {"A": (4, 1, 3), "B": (5, 1)}) for name in ("Greater", "Less")],
+    *[_operation("both", name, {"A": Tensor((4, 1, 3), "bool"), "B": Tensor((5, 1), "bool")})
+      for name in ("And", "Or", "Xor")],
+    _operation("plain", "Not", {"X": Tensor((4, 50), "bool")}),
+    _operation("plain", "IsNaN", {"X": np.array([0, np.nan, np.inf, -1], np.float32)}),
+    _operation("both", "Where", {"c": Tensor((4, 1, 3), "bool"), "A": (4, 5, 1), "B": (5, 1)}),
+    _operation("same", "Where", {"c": Tensor((4, 50), "bool"), "A": (4, 50), "B": (4, 50)}),
+    *[_operation("three", name, {"A": (4, 1, 3), "B": (5, 1), "C": (3,)}) for name in ("Max", "Mean", "Min")],
+    _operation("double", "Cast", {"X": (4, 50)}, {"to": TensorProto.DOUBLE}),
+    _operation("whole", "Cast", {"X": Tensor((4, 50), scale=10.0)}, {"to": TensorProto.INT64}),
+    _operation("bool", "Cast", {"X": Tensor((4, 50), "int64", 0, 3)}, {"to": TensorProto.BOOL}),
+    _operation("both", "Expand", {"X": (4, 1, 3), "s": i64(2, 1, 5, 1)}),
+    _operation("plain", "Tile", {"X": (4, 5, 3), "r": i64(2, 1, 3)}),
+    _operation("parts", "Split", {"X": (4, 9, 3), "s": i64(2, 3, 4)}, {"axis": 1}, 3),
+    *[_operation(mode, "DepthToSpace", {"X": (2, 8, 3, 5)}, {"blocksize": 2, "mode": mode}) for mode in ("DCR", "CRD")],
+    _operation("plain", "SpaceToDepth", {"X": (2, 3, 4, 6)}, {"blocksize": 2}),
+    _operation("linear", "Resize", {"X": (2, 4, 5, 6), "r": None, "s": None, "n": i64(2, 4, 10, 9)},
+               {"mode": "linear"}),
+    _operation("corners", "Resize", {"X": (2, 4, 5, 6), "r": None, "s": None, "n": i64(2, 4, 8, 9)},
+               {"mode": "linear", "coordinate_transformation_mode": "align_corners"}),
+    _operation("cubic", "Resize", {"X": (2, 4, 5, 6), "r": None, "s": None, "n": i64(2, 4, 10, 3)}, {"mode": "cubic"}),
+    _operation("repeat", "Resize", {"X": (2, 4, 5, 6), "r": None, "s": None, "n": i64(2, 4, 10, 18)},
+               {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}),
+    _operation("nearest", "Resize", {"X": (2, 4, 5, 6), "r": None, "s": None, "n": i64(2, 4, 8, 4)}),
+    *[_operation(f"{mode}-{padding}-{'corners' if aligned else 'edges'}", "GridSample",
+                 {"X": (2, 2, 4, 3), "g": (2, 3, 2, 2)},
+                 {"mode": mode, "padding_mode": padding, "align_corners": aligned})
+      for mode in ("linear", "cubic", "nearest")
+      for padding in ("zeros", "border", "reflection")
+      for aligned in (0, 1)],
+    _operation("volume", "GridSample", {"X": (1, 2, 3, 4, 3), "g": (1, 2, 1, 3, 3)}),
+    _operation("upper", "Trilu", {"X": (2, 5, 6), "k": np.array(1)}),
+    _operation("lower", "Trilu", {"X": (2, 6, 5)}, {"upper": 0}),
     _operation("labels", "SoftmaxCrossEntropyLoss", {"X": (6, 5), "l": _indices(6, below=5)}),
     _operation("none", "SoftmaxCrossEntropyLoss", {"X": (6, 5), "l": _indices(6, below=5)}, {"reduction": "none"}),
     _operation("segmentation", "SoftmaxCrossEntropyLoss", {"X": (2, 5, 3, 4), "l": _indices(2, 3, 4, below=5)}),
@@ -90,10 +148,41 @@ OPERATIONS = [
     _operation("all", "ReduceMean", {"X": (4, 5, 3)}),
     _operation("axis", "ReduceMax", {"X": (4, 5, 3), "a": i64(1)}),
     _operation("all", "ReduceMax", {"X": (4, 5, 3)}, {"keepdims": 0}),
+    _operation("axis", "ReduceMin", {"X": (4, 5, 3), "a": i64(1)}),
+    _operation("axes", "ReduceProd", {"X": _positive(4, 5, 3), "a": i64(0, -1)}),
+    _operation("axes", "ReduceL1", {"X": (4, 5, 3), "a": i64(0, 2)}, {"keepdims": 0}),
+    _operation("axes", "ReduceLogSumExp", {"X": (4, 5, 3), "a": i64(0, 2)}, {"keepdims": 0}),
+    _operation("axes", "ReduceL2", {"X": (4, 5, 3), "a": i64(0, 2)}, {"keepdims": 0}),
+    _operation("all", "ReduceSumSquare", {"X": (4, 5, 3)}),
+    _operation("steps", "Slice", {"X": (4, 9, 6), "s": i64(7, 1), "e": i64(-100, 5), "a": i64(1, 2), "t": i64(-2, 3)}),
     _operation("three", "Concat", {"A": (4, 5, 3), "B": (4, 2, 3), "C": (4, 1, 3)}, {"axis": 1}),
     _operation("embedding", "Gather", {"data": (40, 5), "i": _indices(6, 7, below=40)}),
     _operation("axis", "Gather", {"data": (4, 9, 3), "i": _indices(6, below=9)}, {"axis": 1}),
     _operation("negative", "Gather", {"data": (9, 3), "i": np.array([[0, -1], [-9, 4]])}),
+    _operation("rows", "GatherElements", {"X": (4, 5, 3), "i": _indices(2, 7, 3, below=5)}, {"axis": 1}),
+    _operation("negative", "GatherElements", {"X": (4, 5), "i": np.array([[0, -4, 2, 1, -1]])}),
+    _operation("add", "ScatterElements", {"X": (4, 5), "i": _indices(3, 5, below=4), "u": (3, 5)},
+               {"reduction": "add"}),
+    _operation("none", "ScatterElements", {"X": (4, 5), "i": np.array([[0, 2, -1]]), "u": (1, 3)}, {"axis": 1}),
+    _operation("batch", "GatherND", {"X": (3, 5, 4, 2), "i": _indices(3, 7, 2, below=4)}, {"batch_dims": 1}),
+    _operation("negative", "GatherND", {"X": (4, 5), "i": np.array([[[0, -5]], [[-1, 4]]])}),
+    _operation("add", "ScatterND", {"X": (4, 5, 2), "i": _indices(7, 2, below=4), "u": (7, 2)}, {"reduction": "add"}),
+    _operation("none", "ScatterND", {"X": (4, 5), "i": np.array([[0], [-2]]), "u": (2, 5)}),
+    _operation("product", "Einsum", {"A": (3, 4, 5), "B": (3, 5, 2)}, {"equation": "bij, bjk -> bik"}),
+    _operation("implicit", "Einsum", {"A": (2, 3, 4), "B": (4, 5)}, {"equation": "...i,ij"}),
+    _operation("sums", "Einsum", {"A": (3, 4, 5), "B": (4,)}, {"equation": "abc,b->b"}),
+    _operation("trace", "Einsum", {"A": (3, 4, 4)}, {"equation": "aii->a"}),
+    _operation("three", "Einsum", {"A": (3, 4), "B": (4, 5), "C": (5, 2)}, {"equation": "ab,bc,cd->ad"}),
+    _operation("plain", "CumSum", {"X": (4, 5, 3), "a": np.array(1)}),
+    _operation("reverse", "CumSum", {"X": (4, 5, 3), "a": np.array(-1)}, {"reverse": 1, "exclusive": 1}),
+    _operation("largest", "TopK", {"X": (4, 9, 3), "k": i64(4)}, {"axis": 1}, 2),
+    _operation("smallest", "TopK", {"X": (4, 9), "k": i64(1)}, {"largest": 0}, 2),
+    _operation("middle", "ArgMax", {"X": (4, 9, 3)}, {"axis": 1, "keepdims": 0}),
+    _operation("last", "ArgMin", {"X": (4, 9, 3)}, {"axis": -1, "select_last_index": 1}),
+    _operation("middle", "OneHot", {"i": _indices(4, 5, below=7), "d": np.array(7), "v": (2,)}, {"axis": 1}),
+    _operation("integers", "Range", {"a": np.array(3), "b": np.array(20), "c": np.array(4)}),
+    _operation("zeros", "ConstantOfShape", {"s": i64(3, 4)}),
+    _operation("part", "Shape", {"X": (4, 5, 3)}, {"start": 1}),
     _operation("plain", "LSTM", _LSTM, {"hidden_size": 16}),
     _operation("states", "LSTM", {**_LSTM, "lengths": None, **_STATES}, {"hidden_size": 16}, 3),
     _operation("reverse", "LSTM", _LSTM, {"hidden_size": 16, "direction": "reverse"}, 3),
@@ -113,3 +202,7 @@ OPERATIONS = [
                {"softcap": 2.0}),
 ]  # fmt: skip
 """The operations; `Operation.name` names the case."""
+
+REPRESENTATIVE = ("Add", "Attention", "BatchNormalization", "Conv", "Gemm", "LSTM", "MaxPool", "Softmax")
+"""Operators, one of each family, that the short form of the kit runs in every precision, and of
+which it has one of ONNX's node tests."""

@@ -1,9 +1,10 @@
-"""Recorded training runs: 20 steps in float64, as independent backends agreed on them to 1e-8.
+"""Recorded training runs: 20 steps in float64, on which independent backends agree to 1e-8.
 
-A recorded run holds the loss of every step and, of every final parameter and running statistic, its norm, two
-projections on fixed noise (a wrong element moves both), and the norm of what training added to it.
-``python -m d5suite.testing.reference BACKEND[:MODE] FOLDER`` runs all courses and leaves their whole trajectories, for
-comparing two backends tensor by tensor; ``--record`` writes the recording that the kit ships.
+A recorded run holds the loss of every step. For every final parameter and running statistic it
+holds the norm, two projections on fixed noise (a wrong element changes both), and the norm of its
+change. ``python -m d5suite.testing.reference BACKEND[:MODE] FOLDER`` runs all courses and saves the
+complete trajectories, to compare two backends tensor by tensor; ``--record`` writes the recording
+that the kit ships.
 
 Imports NumPy, the contract and `d5suite.validate`.
 """
@@ -22,10 +23,12 @@ import numpy as np
 
 from d5suite.backends import Backend, select
 from d5suite.files import write_json
-from d5suite.levels.training import SGD
+from d5suite.optimizers.settings import SGD
 from d5suite.testing.networks import COURSES
-from d5suite.validate import checks, trajectories
-from d5suite.validate.checks import Check, Trajectory
+from d5suite.validate.check import Check
+from d5suite.validate.network.reference import NEGLIGIBLE
+from d5suite.validate.training import trajectory
+from d5suite.validate.training.trajectory import ROUNDING, Trajectory
 
 STEPS = 20
 RECORDS = Path(__file__).with_name("trajectories.json")
@@ -39,29 +42,30 @@ class Recorded:
     Attributes
     ----------
     losses : list of float
-        One per step, before its update.
+        One per step, before the update.
     tensors : mapping of str to list of float
-        Of every parameter and statistic after the last update: norm, projections, and the norm of its change.
+        For every parameter and statistic after the last update: norm, projections, and the norm
+        of its change.
     """
 
     losses: list[float]
     tensors: Mapping[str, list[float]]
 
     def compare(self, found: Trajectory, tolerance: float, precision: str) -> list[Check]:
-        """Checks of a run against this one.
+        """Compare a run with this one.
 
-        Errors are relative to each loss, and to each tensor's norm; in less than float64 to the norm of its change,
-        beside which what training added would be small.
+        Errors are relative to each loss and to each tensor's norm. Below float64 they are relative
+        to the norm of the tensor's change, which is small beside the tensor.
 
         Parameters
         ----------
         found : Trajectory
-            Of `STEPS` steps.
+            `STEPS` steps.
         tolerance : float
         precision : str
-            In which it was found.
+            Precision of ``found``.
         """
-        scale, floor = (0, checks.ROUNDING) if precision == "fp64" else (-1, checks.NEGLIGIBLE)
+        scale, floor = (0, ROUNDING) if precision == "fp64" else (-1, NEGLIGIBLE)
         errors = [abs(a - b) / abs(b) for a, b in zip(found.losses, self.losses, strict=True)]
         worst = int(np.argmax(np.nan_to_num(errors, nan=math.inf)))
         made = [Check(f"losses of {STEPS} steps vs the recorded run", errors[worst], tolerance, f"at step {worst + 1}")]
@@ -83,26 +87,26 @@ def _summary(name: str, value: np.ndarray) -> list[float]:
 
 
 def load(course: str) -> Recorded:
-    """The recorded run of one of `COURSES`."""
+    """Read the recorded run of one of `COURSES`."""
     recorded = json.loads(RECORDS.read_text(encoding="utf-8"))["courses"][course]
     return Recorded(recorded["losses"], recorded["tensors"])
 
 
 def train(backend: Backend, course: str, *, mode: str, device: str, precision: str) -> Trajectory:
-    """Run one of `COURSES` on a backend: `STEPS` steps of SGD with Nesterov momentum and weight decay."""
+    """Train one of `COURSES` for `STEPS` steps of SGD with Nesterov momentum and weight decay."""
     chosen = COURSES[course]
     network = chosen.network()
     executor = backend.executor(network, mode=mode, device=device, precision=precision)
     optimizer = SGD(chosen.learning_rate, momentum=0.875, nesterov=True, weight_decay=2.0**-10)
-    (found,) = checks.train(backend.trainer(executor, optimizer), chosen.batches(network, STEPS))
+    (found,) = trajectory.train(backend.trainer(executor, optimizer), chosen.batches(network, STEPS))
     return found
 
 
 def main() -> None:
-    """Run all courses on one backend."""
+    """Train all courses on one backend."""
     parser = argparse.ArgumentParser(prog="python -m d5suite.testing.reference")
     parser.add_argument("backend", metavar="BACKEND[:MODE]")
-    parser.add_argument("folder", type=Path, help="where the trajectories go, one COURSE.h5 each")
+    parser.add_argument("folder", type=Path, help="folder for the trajectories, one COURSE.h5 each")
     parser.add_argument("--record", action="store_true", help="write the recording that the kit ships")
     options = parser.parse_args()
     selection = select(options.backend)
@@ -111,7 +115,7 @@ def main() -> None:
     found = {course: train(backend, course, mode=selection.mode, device="cpu", precision="fp64") for course in COURSES}
     options.folder.mkdir(parents=True, exist_ok=True)
     for course, run in found.items():
-        trajectories.save(options.folder / f"{course}.h5", run, str(selection))
+        run.save(options.folder / f"{course}.h5", str(selection))
     if options.record:
         courses = {
             course: {

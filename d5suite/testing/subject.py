@@ -1,24 +1,27 @@
-"""The backend under test. Imports d5suite's contract, and the framework only through it."""
+"""The backend under test. Imports d5suite's contract and reaches the framework only through it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
 
 from d5suite.backends import Backend, select
 from d5suite.errors import BackendError, ConfigurationError, D5Error, NetworkError
+from d5suite.instruments.threads import allowed_cpus
 from d5suite.levels.contract import ContractError, require_answer
+from d5suite.levels.distributed import Replica
 from d5suite.levels.network import Arrays, Executor
 from d5suite.levels.operator import Operator
-from d5suite.levels.training import Optimizer, Trainer
-from d5suite.measure.threads import allowed_cpus
+from d5suite.levels.training import Trainer
 from d5suite.network import Network
 from d5suite.network.operation import Operation
-from d5suite.validate.checks import Check
+from d5suite.optimizers.settings import Optimizer
+from d5suite.testing.bounds import Seen, explained, with_bounds
+from d5suite.validate.check import Check
 from d5suite.validate.norms import relative_l2
 
 SEED = 0
@@ -33,20 +36,33 @@ class Subject:
     backend : Backend
     mode, device : str
     threads : int
-        Budget of this process.
+        Thread budget of this process.
+    seen : Seen
+        The errors so far under each declared tolerance.
+    case, note : str
+        The running case, and the largest of its errors beside its tolerance.
     """
 
     backend: Backend
     mode: str
     device: str
     threads: int
+    seen: Seen = field(default_factory=Seen)
+    case: str = ""
+    note: str = ""
+    _largest: float = 0.0
+    _precision: str = ""
     _configured: bool = False
+
+    def begin(self, case: str) -> None:
+        """Note which case runs now."""
+        self.case, self.note, self._largest, self._precision = case, "", 0.0, ""
 
     def __str__(self) -> str:
         return f"{self.backend.name}:{self.mode} on {self.device}"
 
     def configure(self) -> None:
-        """Set threads and seed, once.
+        """Set threads and seed once.
 
         Raises
         ------
@@ -63,25 +79,25 @@ class Subject:
 
     @property
     def exact(self) -> str:
-        """The most precise precision that is declared."""
+        """Return the most precise precision that is declared."""
         return next(p for p in ("fp64", "fp32", "fp16", "bf16") if p in self.backend.precisions)
 
     @property
     def rounding(self) -> float:
-        """What outputs may be off by in `exact`: a small multiple of roundoff, or the backend's own tolerance."""
+        """Return the tolerance of outputs in `exact`: 1e-12, or the backend's own below float64."""
         return 1e-12 if self.exact == "fp64" else self.backend.tolerances[self.exact].outputs
 
     def require(
         self, network: Network | None = None, *, gradient: bool = False, level: int = 1, precision: str = ""
     ) -> None:
-        """Skip the test, with the reason, unless the backend declares what it needs.
+        """Skip the test with the reason unless the backend declares what the test needs.
 
         Parameters
         ----------
         network : Network, optional
-            All its operators.
+            All its operators are needed.
         gradient : bool
-            The pass backwards.
+            Whether the backward pass is needed.
         level : int
         precision : str
         """
@@ -98,33 +114,62 @@ class Subject:
             pytest.skip(f"no {precision}: {absent.get(precision, 'not declared')}")
 
     def hold(self, clause: str, condition: bool, what: str) -> None:
-        """Raise `ContractError` unless the condition holds; ``what`` says what is so instead."""
+        """Raise `ContractError` with the finding ``what`` unless the condition holds."""
         if not condition:
             raise ContractError(self.backend.name, clause, what)
 
-    def prove(self, clause: str, checks: Iterable[Check]) -> None:
-        """Raise `ContractError`, with the figures, at the first check that fails."""
-        for check in checks:
-            self.hold(clause, check.passed, check.finding)
+    def prove(self, clause: str, checks: Iterable[Check], fault: Callable[[], str] | None = None) -> None:
+        """Raise `ContractError` with the figures of the first check that fails.
 
-    def close(self, clause: str, what: str, found: np.ndarray, expected: np.ndarray, tolerance: float) -> None:
-        """Raise `ContractError` unless an array has the expected shape and values, to a relative L2 error."""
+        ``fault`` is then asked for the node at fault.
+        """
+        made = list(checks)
+        for check in made:
+            self.seen.add(check, self.case)
+            part = check.error / check.tolerance if check.tolerance else 0.0
+            if not part < self._largest:
+                self._largest, self.note = part, f"{check.error:.1e} of {float(check.tolerance):.1e}"
+        wrong = next((check for check in made if not check.passed), None)
+        if wrong is not None:
+            finding = explained(wrong, self._precision)
+            raise ContractError(self.backend.name, clause, f"{finding}; {fault()}" if fault is not None else finding)
+
+    def close(
+        self,
+        clause: str,
+        what: str,
+        found: np.ndarray,
+        expected: np.ndarray,
+        tolerance: float,
+        fault: Callable[[], str] | None = None,
+    ) -> None:
+        """Raise `ContractError` unless shapes are equal and values within a relative L2 error."""
         self.hold(clause, found.shape == expected.shape, f"{what} has shape {found.shape}, not {expected.shape}")
-        self.prove(clause, [Check(what, relative_l2(found, expected), tolerance)])
+        self.prove(clause, [Check(what, relative_l2(found, expected), tolerance)], fault)
 
     def same(self, clause: str, what: str, found: Arrays, expected: Arrays) -> None:
-        """Raise `ContractError` unless arrays have the expected names and, to the last bit, values."""
+        """Raise `ContractError` unless names and values are equal to the last bit."""
         for name in [*expected, *(name for name in found if name not in expected)]:
             if name not in found or name not in expected:
                 is_there = "is missing" if name in expected else "should not be there"
                 raise ContractError(self.backend.name, clause, f"{what}: {name!r} {is_there}")
             error = relative_l2(found[name], expected[name])
             same = np.array_equal(found[name], expected[name])
-            self.hold(clause, same, f"{what}: {name!r} differs, relative error {error:.3g}")
+            where = f" in {self._precision}" if self._precision else ""
+            self.hold(clause, same, f"{what}: {name!r} differs{where}, relative error {error:.3g}")
+
+    def repeated(self, clause: str, what: str, found: Arrays, expected: Arrays, precision: str) -> None:
+        """Raise `ContractError` unless a repetition is the same, within `Tolerance.repeats`."""
+        tolerance = self.backend.tolerances[precision].repeats
+        if not tolerance:
+            self.same(clause, what, found, expected)
+            return
+        for name, value in expected.items():
+            self.close(clause, f"{what}: {name!r}", found[name], value, tolerance)
 
     @contextmanager
     def refuses(self, clause: str, what: str, *names: str, error: type[D5Error] = NetworkError) -> Iterator[None]:
-        """Raise `ContractError` unless the block raises this error, its message with all the names in it."""
+        """Raise `ContractError` unless the block raises this error with all names in its text."""
         try:
             yield
         except error as raised:
@@ -134,25 +179,31 @@ class Subject:
         except Exception as raised:
             found = f"{type(raised).__name__}, not a {error.__name__}: {raised}"
             raise ContractError(self.backend.name, clause, f"{what} ends in a {found}") from raised
-        raise ContractError(self.backend.name, clause, f"{what} is taken without an error")
+        raise ContractError(self.backend.name, clause, f"{what} is accepted without an error")
 
     def executor(self, network: Network, precision: str | None = None) -> Executor:
-        """The network on the backend, by default in its most precise precision."""
+        """Build the network on the backend, by default in its most precise precision."""
         self.configure()
-        return self.backend.executor(network, mode=self.mode, device=self.device, precision=precision or self.exact)
+        self._precision = precision or self.exact
+        return self.backend.executor(network, mode=self.mode, device=self.device, precision=self._precision)
 
     def operator(self, operation: Operation) -> Operator:
-        """One node on the backend."""
+        """Build one node on the backend."""
         self.configure()
+        self._precision = operation.precision
         return self.backend.operator(operation, mode=self.mode, device=self.device)
 
     def trainer(self, executor: Executor, optimizer: Optimizer) -> Trainer:
-        """The backend's native optimizer on an executor."""
+        """Build the backend's native optimizer on an executor."""
         return self.backend.trainer(executor, optimizer)
+
+    def replica(self, trainer: Trainer) -> Replica:
+        """Make a trainer one rank's replica."""
+        return self.backend.replica(trainer)
 
 
 def output(executor: Executor, images: np.ndarray) -> np.ndarray:
-    """The network's output for a batch of images, under the contract."""
+    """Compute the network's output for a batch and check the form of the answer."""
     network = executor.network
     name = network.output
     answer = executor.fetch(executor.forward(executor.feed({network.input: images})))
@@ -164,7 +215,7 @@ def output(executor: Executor, images: np.ndarray) -> np.ndarray:
 
 
 def difference(executor: Executor, images: np.ndarray, labels: np.ndarray) -> dict[str, np.ndarray]:
-    """The loss and its gradients for a batch, under the contract; running statistics move."""
+    """Compute the loss and its gradients, and check their form; running statistics change."""
     network = executor.network
     label, loss = network.require_loss()
     answer = executor.fetch(executor.forward_backward(executor.feed({network.input: images, label: labels})))
@@ -177,26 +228,26 @@ _chosen: Subject | None = None
 
 
 def choose(text: str | None, device: str, threads: int | None) -> Subject:
-    """Take the backend that the command line names as the one under test.
+    """Choose the backend named on the command line as the one under test.
 
     Raises
     ------
     D5Error
-        If it names none or several, or there is no such backend, or its framework is not installed.
+        If there is not exactly one name, no such backend, or its framework is not installed.
     """
     global _chosen
     if not text or "," in text:
-        raise ConfigurationError("the conformance kit takes one backend", hint="Give --backend NAME[:MODE].")
+        raise ConfigurationError("the conformance kit tests one backend at a time", hint="Give --backend NAME[:MODE].")
     selection = select(text)
     selection.backend.check(device=device)
     problem = selection.backend.problem(selection.mode)
     if problem:
         raise BackendError(problem)
-    _chosen = Subject(selection.backend, selection.mode, device, threads or len(allowed_cpus()))
+    _chosen = Subject(with_bounds(selection.backend), selection.mode, device, threads or len(allowed_cpus()))
     return _chosen
 
 
 def chosen() -> Subject:
-    """The backend under test."""
-    assert _chosen is not None  # pytest_configure has seen to it
+    """Return the backend under test."""
+    assert _chosen is not None  # set by pytest_configure
     return _chosen

@@ -1,4 +1,4 @@
-"""A plug-in is found, is data until it is loaded, and says of itself what is so."""
+"""Discovery: the plug-in is found, is data until it is loaded, and declares what it has."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ OFFERED = {
     "custom": ("factory",),
     "network": ("Executor",),
     "training": ("Trainer",),
+    "distributed": ("Replica",),
     "baseline": ("resnet50_training_step", "operator_call", "lenet5_epoch"),
     "loader": ("native_loader", "NAMES"),
 }
@@ -30,7 +31,7 @@ def test_it_is_found_under_its_name(subject: Subject) -> None:
     name = subject.backend.name
     if name in faults:
         raise faults[name]
-    subject.hold("backend.name", found[name] is find(name), "it is another Backend each time it is looked for")
+    subject.hold("backend.name", found[name] is find(name), "each discovery returns another Backend")
 
 
 def test_importing_the_description_imports_no_framework(subject: Subject) -> None:
@@ -39,7 +40,7 @@ def test_importing_the_description_imports_no_framework(subject: Subject) -> Non
     code = "import sys, d5suite.backends as b; b.backend(sys.argv[1]); print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code, backend.name], capture_output=True, text=True, check=True)
     loaded = frameworks & set(done.stdout.split())
-    subject.hold("backend.hygiene", not loaded, f"it imports {', '.join(sorted(loaded))}")
+    subject.hold("backend.hygiene", not loaded, f"importing it imports {', '.join(sorted(loaded))}")
 
 
 def test_it_declares_known_things(subject: Subject) -> None:
@@ -51,7 +52,8 @@ def test_it_declares_known_things(subject: Subject) -> None:
     subject.hold(data, bool(backend.modes), "it has no mode")
     subject.hold(data, bool(backend.operators), "it has no operator")
     subject.hold(data, all(backend.modes.values()), "a mode has no description")
-    subject.hold(data, 1 in levels and backend.levels <= {0, 1, 2}, f"levels are 1 and, perhaps, 0 and 2, not {levels}")
+    known = 1 in levels and backend.levels <= {0, 1, 2, 3} and (2 in levels or 3 not in levels)
+    subject.hold(data, known, f"levels are 1 and, perhaps, 0, 2 and, with 2, 3, not {levels}")
     for mode in (*backend.environment, *backend.mode_requires):
         subject.hold(data, mode in backend.modes, f"there is no mode {mode!r}")
 
@@ -67,14 +69,12 @@ def test_what_is_absent_has_a_reason(subject: Subject) -> None:
 
 
 @pytest.mark.parametrize("module", MODULES)
-def test_its_modules_offer_what_they_are_to_offer(subject: Subject, module: str) -> None:
+def test_its_modules_offer_their_interface(subject: Subject, module: str) -> None:
     backend = subject.backend
     if module in backend.absent:
         pytest.skip(f"no {module}: {backend.absent[module]}")
-    if module == "training":
-        subject.require(level=2)
-    if module == "baseline":
-        subject.require(level=2)
+    if module in ("training", "baseline", "distributed"):
+        subject.require(level=3 if module == "distributed" else 2)
     loaded = backend.load(module, subject.mode)
     offered = (*OFFERED[module], "Operator") if module == "operators" and 0 in backend.levels else OFFERED[module]
     for name in offered:
@@ -87,7 +87,7 @@ def test_it_implements_the_operators_it_declares(subject: Subject) -> None:
         pytest.skip(f"no operators module: {backend.absent['operators']}")
     implemented = set(backend.load("operators", subject.mode).OPERATORS)
     difference = ", ".join(sorted(implemented ^ (backend.operators | backend.single_operators)))
-    subject.hold("backend.operators", not difference, f"only declared or only there: {difference}")
+    subject.hold("backend.operators", not difference, f"declared or implemented, not both: {difference}")
 
 
 def test_every_precision_has_tolerances_with_a_reason(subject: Subject) -> None:
@@ -115,7 +115,7 @@ def test_it_refuses_operators_that_it_does_not_declare(subject: Subject) -> None
 
     unknown = [o for o in ("Sinh", "Erf", "Atan") if o not in subject.backend.operators]
     if len(unknown) < 2:
-        pytest.skip("it knows every operator that this test asks for")
+        pytest.skip("the backend has every operator that this test uses")
     tensors = ["x", "a", "y"]
     graph = helper.make_graph(
         [helper.make_node(o, [tensors[i]], [tensors[i + 1]], f"node{i}") for i, o in enumerate(unknown[:2])],
@@ -129,7 +129,7 @@ def test_it_refuses_operators_that_it_does_not_declare(subject: Subject) -> None
         subject.backend.executor(network, mode=subject.mode, precision=subject.exact)
 
 
-def test_the_runtime_says_what_it_is(subject: Subject) -> None:
+def test_the_runtime_describes_itself(subject: Subject) -> None:
     runtime = subject.backend.load("runtime", subject.mode)
     device, modules = subject.device, "backend.modules"
     problem, memory = runtime.device_problem(device), runtime.device_memory(device)
@@ -137,4 +137,4 @@ def test_the_runtime_says_what_it_is(subject: Subject) -> None:
     subject.hold(modules, problem is None, f"runtime.device_problem({device!r}) is {problem!r}")
     subject.hold(modules, bool(runtime.device_name(device)), f"runtime.device_name({device!r}) is empty")
     callables = memory is None or all(callable(each) for each in memory)
-    subject.hold(modules, callables, f"runtime.device_memory({device!r}) holds what cannot be called")
+    subject.hold(modules, callables, f"runtime.device_memory({device!r}) is not a pair of functions")

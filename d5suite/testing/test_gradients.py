@@ -1,4 +1,4 @@
-"""The loss and its gradients: against ONNX's reference evaluator and central differences in float64."""
+"""The loss and its gradients, against ONNX's reference evaluator and central differences."""
 
 from __future__ import annotations
 
@@ -9,28 +9,53 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
+from d5suite.levels.backend import PRECISIONS
+from d5suite.levels.network import Executor
 from d5suite.network import Network
 from d5suite.network.zoo import build
 from d5suite.testing.cases import one_operator, values
-from d5suite.testing.networks import THROUGH, classifier, dropping, every_operator, random_batch, through
+from d5suite.testing.fault import node_of_gradient
+from d5suite.testing.networks import (
+    THROUGH,
+    classifier,
+    dropping,
+    every_operator,
+    random_batch,
+    sharing,
+    tagger,
+    through,
+    today,
+    transformer,
+)
 from d5suite.testing.subject import Subject, difference, output
-from d5suite.validate.checks import check_gradient, check_gradient_float64, check_gradient_without_float64
-from d5suite.validate.oracle import Oracle
+from d5suite.validate.check import Check
+from d5suite.validate.network.gradient import check_gradient, check_gradient_float64, check_gradient_without_float64
+from d5suite.validate.network.oracle import Oracle
 
 MEANING = "gradient.meaning"
 
 
-def _prove(subject: Subject, network: Network, size: int = 6, precision: str = "") -> None:
-    """In the precision given or else the most precise one, which without float64 has its own tolerances."""
+def _prove(
+    subject: Subject, network: Network, size: int = 6, precision: str = "", proved: Executor | None = None
+) -> None:
+    """Check gradients in the given precision, by default the most precise one.
+
+    They are compared with those of ``proved``, in float64, if that is given.
+    """
     subject.require(network, gradient=True)
     precision = precision or subject.exact
     images, labels = random_batch(network, size)
-    executor = subject.executor(network, precision)
-    if precision == "fp64":
-        subject.prove(MEANING, check_gradient_float64(executor, images, labels))
-    else:
-        tolerance = subject.backend.tolerances[precision]
-        subject.prove(MEANING, check_gradient_without_float64(executor, images, labels, tolerance))
+
+    def checks(part: Network, images: np.ndarray, labels: np.ndarray) -> list[Check]:
+        vouching = proved if proved is None or part is network else subject.executor(part, "fp64")
+        executor, tolerance = subject.executor(part, precision), subject.backend.tolerances[precision]
+        if vouching is not None:
+            return check_gradient(executor, vouching, images, labels, tolerance)
+        if precision == "fp64":
+            return check_gradient_float64(executor, images, labels)
+        return check_gradient_without_float64(executor, images, labels, tolerance)
+
+    subject.prove(MEANING, checks(network, images, labels), lambda: node_of_gradient(network, images, checks))
 
 
 @pytest.mark.parametrize("operator", THROUGH)
@@ -42,46 +67,67 @@ def test_gradient_through_operator(subject: Subject, operator: str) -> None:
     "network",
     [
         classifier(),
-        classifier().at_generic_point(),
+        pytest.param(classifier().at_generic_point(), marks=pytest.mark.slow),
+        sharing().at_generic_point(),
         classifier().with_label_smoothing(0.1).at_generic_point(),
         classifier().with_multilabel_loss().at_generic_point(),
-        every_operator(),
+        pytest.param(every_operator(), marks=pytest.mark.slow),
         every_operator().at_generic_point(),
+        pytest.param(today().at_generic_point(), marks=pytest.mark.slow),
+        transformer(),
+        tagger(),
     ],
     ids=[
         "classifier",
         "classifier, generic",
+        "sharing, generic",
         "classifier, smoothed labels",
         "classifier, several labels",
         "every_operator",
         "every_operator, generic",
+        "today, generic",
+        "transformer",
+        "tagger",
     ],
 )
 def test_gradient_of_network(subject: Subject, network: Network) -> None:
     _prove(subject, network)
 
 
+@pytest.mark.slow
 def test_gradient_of_resnet18(subject: Subject) -> None:
     _prove(subject, build("resnet18", classes=10, image_size=32).at_generic_point(), 4)
 
 
-def test_timed_precisions_are_within_their_tolerances(subject: Subject) -> None:
+@pytest.fixture(scope="module")
+def proved(subject: Subject) -> Executor | None:
+    """An executor in float64, compiled once, that gives the other precisions their gradients."""
+    return subject.executor(classifier().at_generic_point(), "fp64") if subject.exact == "fp64" else None
+
+
+@pytest.mark.parametrize(
+    "precision",
+    [pytest.param(each, marks=() if each == "fp32" else pytest.mark.slow) for each in PRECISIONS],
+)
+def test_timed_precisions_are_within_their_tolerances(
+    subject: Subject, precision: str, request: pytest.FixtureRequest
+) -> None:
+    """In 16 bits the short form has them in `test_answers` only."""
     network = classifier().at_generic_point()
-    subject.require(network, gradient=True)
-    images, labels = random_batch(network)
-    proved = subject.executor(network, "fp64") if subject.exact == "fp64" else None
-    for precision in subject.backend.precisions:
-        if proved is None:
-            _prove(subject, network, precision=precision)
-        else:
-            tolerance = subject.backend.tolerances[precision]
-            executor = subject.executor(network, precision)
-            subject.prove(MEANING, check_gradient(executor, proved, images, labels, tolerance))
+    subject.require(network, gradient=True, precision=precision)
+    _prove(subject, network, precision=precision, proved=request.getfixturevalue("proved"))
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
-@pytest.mark.parametrize("weighted", [False, True], ids=["", "weighted"])
-@pytest.mark.parametrize("ignored", [None, 2], ids=["", "ignore_index"])
+@pytest.mark.parametrize(
+    ("ignored", "weighted"),
+    [
+        pytest.param(None, False, id="plain"),
+        pytest.param(None, True, id="weighted", marks=pytest.mark.slow),
+        pytest.param(2, False, id="ignore_index", marks=pytest.mark.slow),
+        pytest.param(2, True, id="ignore_index-weighted"),
+    ],
+)
 def test_loss_means_what_onnx_says(subject: Subject, reduction: str, weighted: bool, ignored: int | None) -> None:
     scores, labels = values(6, 4), np.array([0, 1, 2, 3, 2, 1])
     weight = [values(4, seed=8) ** 2] if weighted else []
@@ -106,17 +152,17 @@ def test_loss_means_what_onnx_says(subject: Subject, reduction: str, weighted: b
 
 
 def test_running_statistics_are_the_neutral_ones_over_batches_of_changing_size(subject: Subject) -> None:
-    """Also where parameters are read in between."""
+    """Read the parameters in between, too."""
     network = classifier()
     subject.require(network, gradient=True)
     executor = subject.executor(network)
     statistics = {name: network.initializers[name].astype(np.float64) for name in network.statistics}
     oracle = Oracle(network, training=True)
-    for step, size in enumerate((6, 6, 3, 2)):
+    for step, size in enumerate((6, 6, 2)):
         images, labels = random_batch(network, size, seed=step)
         difference(executor, images, labels)
         _, statistics = oracle.run(images, labels, statistics)
-        if step == 2:
+        if step == 1:
             executor.parameters()
     found = executor.parameters()
     for name, value in statistics.items():

@@ -1,38 +1,38 @@
-"""Every operator by itself at level 0: forward, backward, in every precision that is declared."""
+"""Single operators at level 0: forward and backward, in every declared precision."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 
+from d5suite.levels.backend import PRECISIONS
 from d5suite.levels.operator import Operator
 from d5suite.network.operation import Operation, Tensor
-from d5suite.testing.operations import OPERATIONS
+from d5suite.testing.operations import OPERATIONS, REPRESENTATIVE
 from d5suite.testing.subject import Subject
 from d5suite.testing.waiting import ENOUGH_S, LEAST_S, elapsed, lasting, require_waiting
-from d5suite.validate.operators import (
-    DIRECTIONS,
-    Oracle,
-    Reference,
-    check_backward,
-    check_backward_float64,
-    check_forward,
-    direction,
-    reference,
-)
+from d5suite.validate.operator.backward import check_backward, check_backward_float64
+from d5suite.validate.operator.forward import check_forward
+from d5suite.validate.operator.oracle import Oracle, direction
+from d5suite.validate.operator.reference import DIRECTIONS, Reference, reference
 
 SEED = 1
 
 FIRST = {operation.node.op_type: operation.name for operation in reversed(OPERATIONS)}
-"""By operator: the operation that is tried in every precision; the others in float64 only."""
+"""The operation of each operator that runs in every precision; the others run in float64 only."""
 
-
-def _is_first(operation: Operation) -> bool:
-    return FIRST[operation.node.op_type] == operation.name
+CASES = [
+    pytest.param(operation, precision, id=f"{operation.name}-{precision}", marks=() if quick else pytest.mark.slow)
+    for operation in OPERATIONS
+    for first in (operation.name == FIRST[operation.node.op_type],)
+    for precision in (("fp64", "fp32", "bf16", "fp16") if first else ("fp64",))
+    for quick in (first and (precision == "fp64" or operation.node.op_type in REPRESENTATIVE),)
+]
+"""Operations and precisions; ``fp64`` stands for the most precise one that the backend declares."""
 
 
 def _require(subject: Subject, operation: Operation, *, backward: bool = False) -> None:
@@ -44,19 +44,9 @@ def _require(subject: Subject, operation: Operation, *, backward: bool = False) 
         pytest.skip(lacking)
 
 
-@pytest.mark.parametrize(
-    ("operation", "precision"),
-    [
-        pytest.param(operation, precision, id=f"{operation.name}-{precision}")
-        for operation in OPERATIONS
-        for precision in ("fp64", "fp32", "bf16", "fp16")
-        if precision == "fp64" or _is_first(operation)
-    ],
-)
+@pytest.mark.parametrize(("operation", "precision"), CASES)
 def test_forward(subject: Subject, operation: Operation, precision: str) -> None:
-    if precision == "fp64":  # or the most precise that there is
-        precision = subject.exact
-    operation = operation.with_precision(precision)
+    operation = operation.with_precision(subject.exact if precision == "fp64" else precision)
     _require(subject, operation)
     known = reference(operation, SEED, backward=False)
     found = check_forward(subject.operator(operation), known, SEED)
@@ -64,31 +54,51 @@ def test_forward(subject: Subject, operation: Operation, precision: str) -> None
     subject.hold("operator.forward", found.repeatability["identical"], f"{operation.name} changes from call to call")
 
 
-@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.name)
-def test_backward(subject: Subject, operation: Operation) -> None:
+@pytest.fixture(scope="module")
+def proved(subject: Subject) -> Callable[[Operation], Operator]:
+    """Prove an operation's gradient in the most precise precision, once for its cases in a row."""
+    last: list[tuple[Operation, Operator]] = []
+
+    def prove(operation: Operation) -> Operator:
+        if not last or last[0][0] is not operation:
+            last.clear()
+            exact = operation.with_precision(subject.exact)
+            operator = subject.operator(exact)
+            subject.prove("operator.backward", check_backward_float64(operator, _known(exact, SEED), SEED))
+            last.append((operation, operator))
+        return last[0][1]
+
+    return prove
+
+
+@pytest.mark.parametrize(("operation", "precision"), CASES)
+def test_backward(
+    subject: Subject, proved: Callable[[Operation], Operator], operation: Operation, precision: str
+) -> None:
     exact = operation.with_precision(subject.exact)
     _require(subject, exact, backward=True)
     if not operation.differentiable:
         pytest.skip("nothing to differentiate by")
-    proved = subject.operator(exact)
-    vouched = exact.precision == "fp64"
-    known = reference(exact, SEED, backward=True) if vouched else _differences(exact)
-    subject.prove("operator.backward", check_backward_float64(proved, known, SEED))
-    for precision in subject.backend.precisions if _is_first(operation) else ():
-        timed = operation.with_precision(precision)
-        if precision != exact.precision and subject.backend.lacks(timed, backward=True) is None:
-            operator = subject.operator(timed)
-            found = (
-                check_backward(operator, proved, SEED).checks
-                if vouched
-                else check_backward_float64(operator, _differences(timed), SEED)
-            )
-            subject.prove("operator.backward", found)
+    vouching = proved(operation)
+    if precision in ("fp64", exact.precision):
+        return
+    timed = operation.with_precision(precision)
+    _require(subject, timed, backward=True)
+    operator = subject.operator(timed)
+    if exact.precision == "fp64":
+        found = check_backward(operator, vouching, SEED)
+        subject.prove("operator.backward", found.checks)
+        same = found.repeatability["identical"]
+        subject.hold("operator.backward", same, f"the gradient of {operation.name} changes from call to call")
+    else:
+        subject.prove("operator.backward", check_backward_float64(operator, _known(timed, SEED), SEED))
 
 
-def _differences(operation: Operation) -> Reference:
-    """Central differences at the inputs of the operation's own precision, where no float64 operator vouches for it."""
-    oracle, arrays, heads = Oracle(operation), operation.draw(SEED), operation.draw_gradients(SEED)
+def _known(operation: Operation, seed: int) -> Reference:
+    """Return central differences, below float64 at inputs of the operation's own precision."""
+    if operation.precision == "fp64":
+        return reference(operation, seed, backward=True)
+    oracle, arrays, heads = Oracle(operation), operation.draw(seed), operation.draw_gradients(seed)
     return Reference(
         whole=True,
         outputs=[],
@@ -101,7 +111,7 @@ def _differences(operation: Operation) -> Reference:
 
 
 def test_inputs_stay_as_they_are(subject: Subject) -> None:
-    """Forward and backward, on tensors that several operators may share."""
+    """Inputs may be shared by several operators."""
     statistics = {"s": (4,), "b": (4,), "m": (4,), "v": Tensor((4,), low=0.5, high=2.0)}
     operation = Operation("BatchNormalization", {"X": (4, 4, 6, 5), **statistics}, {"training_mode": 1})
     _require(subject, operation)
@@ -114,6 +124,94 @@ def test_inputs_stay_as_they_are(subject: Subject) -> None:
     subject.same("operator.forward", "on the inputs used before", {"output": again[0]}, {"output": first[0]})
 
 
+FEEDS = 6
+"""Feeds of one operator with different values."""
+
+FED = [
+    pytest.param(
+        operation, precision, id=f"{kind}-{precision}", marks=() if kind in ("Conv", "Softmax") else pytest.mark.slow
+    )
+    for kind in REPRESENTATIVE
+    for operation in OPERATIONS
+    if operation.name == FIRST[kind]
+    for precision in PRECISIONS
+]
+
+
+def _copies(arrays: Sequence[np.ndarray | None]) -> list[np.ndarray | None]:
+    return [None if array is None else array.copy() for array in arrays]
+
+
+def _by_name(values: Sequence[np.ndarray | None]) -> dict[str, np.ndarray]:
+    return {str(index): value for index, value in enumerate(values) if value is not None}
+
+
+@pytest.mark.parametrize(("operation", "precision"), FED)
+def test_every_feed_of_an_operator_is_answered_and_its_answer_kept(
+    subject: Subject, operation: Operation, precision: str
+) -> None:
+    operation = operation.with_precision(precision)
+    _require(subject, operation)
+    operator = subject.operator(operation)
+    draws = [operation.draw(SEED + index) for index in range(FEEDS)]
+    given = [_copies(draw) for draw in draws]
+    feeds = [operator.feed(arrays) for arrays in given]
+    held = [operator.forward(*feed) for feed in feeds]
+    once = []
+    for index in range(FEEDS):
+        found = check_forward(operator, reference(operation, SEED + index, backward=False), SEED + index, reruns=1)
+        subject.prove("operators.meaning", found.checks)
+        subject.hold("operator.forward", found.repeatability["identical"], f"feed {index + 1} is answered differently")
+        once.append(_by_name(operator.fetch(operator.forward(*feeds[index]))))
+    for index, native in enumerate(held):
+        what = f"the answer to feed {index + 1}, fetched after others,"
+        subject.same("operator.lifetime", what, _by_name(operator.fetch(native)), once[index])
+    for arrays, draw in zip(given, draws, strict=True):
+        subject.same("operator.copy", "the arrays fed, after all calls", _by_name(arrays), _by_name(draw))
+    feed = operator.feed(given[0])
+    for array, other in zip(given[0], draws[1], strict=True):
+        if array is not None:
+            array[...] = other
+    found_copy = _by_name(operator.fetch(operator.forward(*feed)))
+    subject.same("operator.copy", "the answer after the arrays fed were overwritten", found_copy, once[0])
+
+
+@pytest.mark.parametrize(("operation", "precision"), FED)
+def test_every_backward_pass_of_an_operator_is_made_anew(
+    subject: Subject, proved: Callable[[Operation], Operator], operation: Operation, precision: str
+) -> None:
+    exact, timed = operation.with_precision(subject.exact), operation.with_precision(precision)
+    for each in (exact, timed):
+        _require(subject, each, backward=True)
+    vouching, operator = proved(operation), subject.operator(timed)
+    for seed in range(SEED, SEED + FEEDS):
+        if precision == "fp64" or exact.precision != "fp64":
+            subject.prove("operator.backward", check_backward_float64(operator, _known(timed, seed), seed))
+        else:
+            checked = check_backward(operator, vouching, seed, reruns=1)
+            subject.prove("operator.backward", checked.checks)
+            same = checked.repeatability["identical"]
+            subject.hold("operator.backward", same, f"the gradient of {operation.name} changes from call to call")
+
+    seeds = range(SEED, SEED + FEEDS)
+    above = [timed.draw_gradients(seed) for seed in seeds]
+    given = [[array.copy() for array in arrays] for arrays in above]
+    heads = [operator.feed_gradients(arrays) for arrays in given]
+    one, two, fresh = (operator.backward(operator.feed(timed.draw(seed))) for seed in (SEED, SEED + 1, SEED))
+    found = [_by_name(operator.fetch_gradients(one(*each))) for each in heads]
+    expected = _by_name(operator.fetch_gradients(fresh(*heads[-1])))
+    subject.same("operator.backward", f"the gradient of call {FEEDS} of one function", found[-1], expected)
+    subject.same("operator.copy", "the outputs' gradients fed, after a call", _by_name(given[0]), _by_name(above[0]))
+    two(*heads[1])
+    again = _by_name(operator.fetch_gradients(one(*heads[0])))
+    subject.same("operator.lifetime", "the gradient after another function's call", again, found[0])
+    head = operator.feed_gradients(given[0])
+    for array, other in zip(given[0], above[1], strict=True):
+        array[...] = other
+    again = _by_name(operator.fetch_gradients(one(*head)))
+    subject.same("operator.copy", "the gradient after the arrays fed were overwritten", again, found[0])
+
+
 @pytest.mark.parametrize(
     "operation",
     [
@@ -124,7 +222,7 @@ def test_inputs_stay_as_they_are(subject: Subject) -> None:
     ids=lambda operation: operation.name,
 )
 def test_an_operator_keeps_nothing_of_an_earlier_feed(subject: Subject, operation: Operation) -> None:
-    """Weights that a kernel has packed for itself, for example."""
+    """A kernel may have packed the weights, for example."""
     _require(subject, operation)
     operator = subject.operator(operation)
 
@@ -154,7 +252,8 @@ def test_synchronize_waits_for_an_operator(subject: Subject) -> None:
         operator, call = prepared(size)
         return elapsed(lambda: operator.fetch(call()))
 
-    # Long beside the time to issue it, and then many; a result of 16 MB and more takes long to fetch from a device.
+    # Many products, each long beside the time to issue it. One large product would do, but fetching
+    # a result of 16 MB takes long from a device.
     operator, call = prepared(lasting(seconds, 512, 2048, LEAST_S / 10))
     times = math.ceil(ENOUGH_S / elapsed(lambda: operator.fetch(call())))
 
@@ -166,14 +265,14 @@ def test_synchronize_waits_for_an_operator(subject: Subject) -> None:
     require_waiting(subject, "operator.synchronize", work, operator.synchronize, operator.fetch)
 
 
-def test_views_are_told_from_results_in_memory_of_their_own(subject: Subject) -> None:
-    """So that nobody takes a view, for which nothing was moved, for the fastest of all copies."""
+def test_views_are_told_from_copies(subject: Subject) -> None:
+    """A view moves no bytes and must not count as a fast copy."""
     operation = Operation("Mul", {"A": (2, 3), "B": (2, 3)})
     _require(subject, operation)
     operator = subject.operator(operation)
     a, b = operator.feed(operation.draw(SEED))
     if operator.extent(a) is None:
-        pytest.skip(f"{subject.backend.name} does not tell where its tensors lie")
+        pytest.skip(f"{subject.backend.name} does not report where tensors lie in memory")
     product = operator.forward(a, b)
     for results, arguments, backward, wanted in (
         (product, [a, b], False, []),
@@ -181,7 +280,7 @@ def test_views_are_told_from_results_in_memory_of_their_own(subject: Subject) ->
         ([a, b], [b], True, ["B"]),
     ):
         found = operator.views(results, arguments, backward=backward)
-        subject.hold("operator.extent", found == wanted, f"views {found} are found where {wanted} are")
+        subject.hold("operator.extent", found == wanted, f"views {found} are reported, not {wanted}")
 
 
 def test_wrong_arrays_are_refused(subject: Subject) -> None:
@@ -199,5 +298,5 @@ def test_every_declared_operator_is_in_an_operation(subject: Subject) -> None:
     subject.require(level=0)
     tried = {operation.node.op_type for operation in OPERATIONS}
     untried = sorted((subject.backend.operators | subject.backend.single_operators) - tried)
-    what = f"nothing here tries {', '.join(untried)}: d5suite/testing/operations.py has no operation of it"
+    what = f"no operation in d5suite/testing/operations.py tests {', '.join(untried)}"
     subject.hold("backend.operators", not untried, what)

@@ -1,4 +1,4 @@
-"""Every operator by itself: what it computes is what ONNX says."""
+"""One-operator networks, against ONNX's reference evaluator."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 
 from d5suite.testing.cases import CASES, Case, one_operator, values
 from d5suite.testing.subject import Subject, output
-from d5suite.validate.oracle import Oracle
+from d5suite.validate.network.oracle import Oracle
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)

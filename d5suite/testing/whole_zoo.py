@@ -1,7 +1,7 @@
-"""Every network of the zoo: its output, and its gradients in float64 and as they are timed.
+"""Every network of the zoo: its output, and its gradients in float64 and in the timed precision.
 
-Not part of the kit's usual run, which it would triple: ``d5suite conformance NAME --zoo``. The reference evaluator
-takes minutes for some networks, so its answers are kept in d5suite's cache for the next backend.
+Not part of the usual run, which it would triple: ``d5suite conformance NAME --zoo``. ONNX's
+evaluator takes minutes for some networks, so d5suite's cache keeps its answers.
 """
 
 from __future__ import annotations
@@ -15,19 +15,20 @@ from d5suite.files import cache_folder
 from d5suite.network.zoo import NETWORKS, build
 from d5suite.testing.networks import random_batch
 from d5suite.testing.subject import Subject
-from d5suite.validate.checks import check_gradient, check_gradient_float64, check_inference
+from d5suite.validate.network.gradient import check_gradient, check_gradient_float64
+from d5suite.validate.network.inference import check_inference
 
 IMAGES = 4
 
 SIZES = {"lenet5": 32, "alexnet": 63, "vgg16": 63, "vgg19": 63, "inception_v3": 139}
-"""Image sizes that differ from `SIZE`: those that AlexNet and VGG can pool, and Inception's first with 3 x 3 maps."""
+"""Image sizes other than `SIZE`: the smallest for AlexNet and VGG, 3×3 maps for Inception."""
 
 SIZE = 64
 
 
 @pytest.mark.parametrize("name", NETWORKS)
 def test_network_of_the_zoo(subject: Subject, name: str) -> None:
-    """The checks that stand before a timing, on a small image."""
+    """Run the checks that precede a timing, on a small image."""
     network = build(name, classes=10, image_size=SIZES.get(name, SIZE)).without_dropout().at_generic_point()
     subject.require(network, gradient=True, precision="fp64")
     images, labels = random_batch(network, IMAGES)
@@ -48,7 +49,7 @@ def test_network_of_the_zoo(subject: Subject, name: str) -> None:
 
 
 def _answers(name: str) -> Path:
-    """Where the evaluator's answers are kept; they are used for the same weights and images only."""
+    """Return the file of the evaluator's answers, used for equal weights and images only."""
     folder = cache_folder() / "zoo"
     folder.mkdir(parents=True, exist_ok=True)
     return folder / f"{name}.h5"

@@ -1,9 +1,9 @@
-"""Checkpoints: everything a run needs to go on, in neutral form, in one HDF5 file.
+"""Checkpoints: all that a run needs to resume, in neutral form, in one HDF5 file.
 
-A run that goes on from a checkpoint in the same backend, mode and device makes the same steps to the last bit, because
-the data's order depends on (seed, epoch) only and what Dropout draws from is kept. Another backend can load it too:
-parameters and optimizer state are neutral; there, Dropout draws anew from the run's seed. Imports h5py, NumPy and its
-neighbours.
+A run resumed in the same backend, mode and device makes bit-identical steps, because the data's
+order depends on (seed, epoch) only and the state of Dropout's generator is saved. Any backend can
+load a checkpoint: parameters and optimizer state are neutral; Dropout then draws from the run's
+seed. Imports h5py, NumPy and its neighbours.
 """
 
 from __future__ import annotations
@@ -32,23 +32,23 @@ _Arrays = Mapping[str, np.ndarray]
 FORMAT = "d5suite-checkpoint-2"
 
 INTERVAL_S = 600.0
-"""Training time between checkpoints: at most ten minutes are lost, and a second of writing costs 0.2%."""
+"""Training time between checkpoints: at most ten minutes are lost; 1 s of writing costs 0.2%."""
 
 
 def save(path: Path, trainer: Trainer, progress: Progress) -> None:
-    """Write a checkpoint; the file appears whole or not at all.
+    """Write a checkpoint atomically.
 
     Parameters
     ----------
     path : Path
     trainer : Trainer
     progress : Progress
-        Of a run, its `Run.snapshot`.
+        From `Run.snapshot`.
 
     Raises
     ------
     DataError
-        If it cannot be written; an older checkpoint of that name is then as it was.
+        If it cannot be written; an older checkpoint of that name is kept.
     """
     _save(path, trainer, progress, trainer.executor.parameters(), trainer.state())
 
@@ -73,7 +73,7 @@ def _save(path: Path, trainer: Trainer, progress: Progress, parameters: _Arrays,
 
 
 def _checksum(groups: Mapping[str, _Arrays]) -> int:
-    """HDF5 keeps none for arrays as they are, and a file that rots on disk must not train on."""
+    """Return a checksum of all arrays, which HDF5 lacks; corrupt files must not load."""
     total = 0
     for group, values in groups.items():
         for name, value in values.items():
@@ -87,13 +87,13 @@ def _operators(executor: Executor) -> dict[str, int]:
 
 
 def _graph(executor: Executor) -> str:
-    """A digest of what a network computes, the same in every framework and for every batch size.
+    """Return a digest of what a network computes, for any framework and batch size.
 
-    It is of nodes, attributes and constants, and of the weights' names and shapes, not of their values.
+    It covers nodes, attributes, constants and the weights' names and shapes, not their values.
     """
     network = executor.network
     weights = {*network.parameters, *network.statistics}
-    digest = hashlib.sha256(repr((network.input, network.label, network.output, network.loss)).encode())
+    digest = hashlib.sha256(repr((network.inputs, network.label, network.outputs, network.loss)).encode())
     for node in network.nodes:
         attributes = [(name, _plain(value)) for name, value in sorted(node.attributes.items())]
         digest.update(repr((node.op_type, node.inputs, node.outputs, attributes)).encode())
@@ -109,7 +109,7 @@ def _plain(value: Any) -> Any:
 
 
 def _drawn_by(executor: Executor) -> dict[str, str]:
-    """To whom alone a random state has a meaning."""
+    """Return the owner of a random state, which alone can load it."""
     return {"backend": executor.backend, "mode": executor.mode, "device": executor.device}
 
 
@@ -124,10 +124,10 @@ def _read(group: h5py.Group) -> dict[str, np.ndarray]:
 
 
 def load(path: Path, trainer: Trainer) -> Progress:
-    """Put a checkpoint's parameters and optimizer state into a trainer of any backend.
+    """Load a checkpoint's parameters and optimizer state into a trainer of any backend.
 
-    The random state is loaded where backend, mode and device are those that wrote it. In ``fp16``, what was trained in
-    another precision starts with the initial scale of the loss; another precision ignores the scale.
+    The random state is loaded if backend, mode and device are the same. A run in ``fp16`` that
+    resumes from another precision starts with the initial loss scale; other precisions ignore it.
 
     Returns
     -------
@@ -137,20 +137,20 @@ def load(path: Path, trainer: Trainer) -> Progress:
     Raises
     ------
     DataError
-        If the file is missing, damaged, cut short or no checkpoint.
+        If the file is missing, damaged, truncated or not a checkpoint.
     ConfigurationError
-        If it is of another network or optimizer; the trainer is then as it was.
+        If it is of another network or optimizer; the trainer is unchanged.
     """
     try:
         with h5py.File(path, "r") as file:
             if file.attrs.get("format") != FORMAT:
                 raise DataError(
-                    f"this is not a checkpoint that this version of d5suite can read: {file.attrs.get('format')!r}",
+                    f"not a checkpoint of this version of d5suite: {file.attrs.get('format')!r}",
                     where=str(path),
                 )
             groups = {name: _read(file[name]) for name in ("parameters", "state", "random", "about")}
             if file.attrs["checksum"] != _checksum(groups):
-                raise ValueError("its checksum is another one")
+                raise ValueError("its checksum is wrong")
         about = json.loads(groups["about"]["json"].tobytes())
         progress = Progress(**{**about["progress"], "stopped": ""})
         progress.losses = [(step, loss) for step, loss in progress.losses]
@@ -158,9 +158,9 @@ def load(path: Path, trainer: Trainer) -> Progress:
         raise DataError("there is no such checkpoint", where=str(path)) from error
     except (OSError, KeyError, TypeError, ValueError, RuntimeError) as error:
         raise DataError(
-            f"the checkpoint is damaged or cut short: {str(error).splitlines()[0]}",
+            f"the checkpoint is damaged or truncated: {str(error).splitlines()[0]}",
             where=str(path),
-            hint="Go on from an older one, or start anew.",
+            hint="Resume from an older one, or start again.",
         ) from error
     executor, network, settings = trainer.executor, about["network"], about["optimizer"]
     parameters, state = groups["parameters"], groups["state"]
@@ -183,10 +183,10 @@ def load(path: Path, trainer: Trainer) -> Progress:
             + (
                 f"they have {operators.get(kind, 0)} and {own.get(kind, 0)} nodes {kind}"
                 if kind
-                else "their nodes have other attributes, other constants or other connections"
+                else "their nodes differ in attributes, constants or connections"
             ),
             where=str(path),
-            hint="Build the network as it was built then, label smoothing and the kind of its loss included.",
+            hint="Build the network as before, including label smoothing and the loss.",
         )
     ours = trainer.optimizer.to_dict()
     if settings != ours:
@@ -210,24 +210,24 @@ def load(path: Path, trainer: Trainer) -> Progress:
 
 
 class Checkpoints(Event):
-    """Writes a checkpoint at regular training times and at the end of the run, off the clock.
+    """Write a checkpoint at regular training times and at the end of the run, off the clock.
 
-    After an error, and of a run that has diverged, none is written: the last good one stays. Values that are not finite
-    end the run.
+    None is written after an error or a divergence: the last good one is kept. Non-finite values end
+    the run.
 
     Parameters
     ----------
     path : Path
-        Each checkpoint replaces the one before.
+        Each checkpoint replaces the previous one.
     every_s : float
         Seconds of training time.
     every_steps : int, optional
-        Updates, in place of seconds.
+        Updates, instead of seconds.
 
     Raises
     ------
     DataError
-        From a run: if a checkpoint cannot be written; as far as an empty file tells, before the first step.
+        From a run, if a checkpoint cannot be written; most causes show before the first step.
     """
 
     def __init__(self, path: Path, *, every_s: float = INTERVAL_S, every_steps: int | None = None) -> None:
@@ -262,5 +262,5 @@ class Checkpoints(Event):
                 run.stop(f"{what} (learning rate {run.trainer.learning_rate:g})", diverged=True)
                 return
         if progress.losses and not math.isfinite(progress.losses[-1][1]):
-            return  # one step's overflow in fp16, or the beginning of a divergence: the next time tells
+            return  # an overflow in fp16 or the start of a divergence: wait for the next time
         _save(self.path, run.trainer, progress, parameters, state)

@@ -1,4 +1,4 @@
-"""What can happen during a run beside training: progress shown, series written, reasons to stop.
+"""Events of a run: a progress bar, series, and reasons to stop.
 
 Imports h5py, rich, the contract and its neighbours.
 """
@@ -25,11 +25,11 @@ from d5suite.training.loop import Event, Run
 from d5suite.validate.metrics import Metric
 
 LOSS_EVERY_STEPS = 50
-"""Losses are fetched so often: each time waits for the device, which on a GPU leaves it idle for a moment."""
+"""Steps between fetches of the loss: each waits for the device and leaves a GPU idle briefly."""
 
 
 class ProgressBar(Event):
-    """A bar of the epoch's steps on standard error, if that is a terminal."""
+    """Show a bar of the epoch's steps on standard error, if it is a terminal."""
 
     def __init__(self) -> None:
         self._bar: Progress | None = None
@@ -54,12 +54,12 @@ class ProgressBar(Event):
 
 
 class StopOnDivergence(Event):
-    """Ends a run whose loss is no longer a number, and says so before anything is evaluated.
+    """End a run whose loss is not finite, before anything is evaluated.
 
     Parameters
     ----------
     every_steps : int
-        How often the losses are fetched; they are also fetched after the last step of each epoch, off the clock.
+        Steps between fetches of the losses, which are also fetched after each epoch, off the clock.
     """
 
     def __init__(self, every_steps: int = LOSS_EVERY_STEPS) -> None:
@@ -76,7 +76,7 @@ class StopOnDivergence(Event):
         losses = run.losses()
         for number, (step, loss) in enumerate(losses):
             if step > self._seen and not math.isfinite(loss):
-                before = f", that of the step before is {losses[number - 1][1]:.6g}" if number else ""
+                before = f", that of the previous step is {losses[number - 1][1]:.6g}" if number else ""
                 run.stop(
                     f"training diverged: the loss of step {step} is {loss}{before} "
                     f"(learning rate {run.learning_rate(step):g})",
@@ -87,7 +87,7 @@ class StopOnDivergence(Event):
 
 
 class StopAtTime(Event):
-    """Ends a run after so many seconds of training."""
+    """End a run after this many seconds of training."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
@@ -98,14 +98,14 @@ class StopAtTime(Event):
 
 
 class StopEarly(Event):
-    """Ends a run whose metric has not become better for some epochs.
+    """End a run whose metric has not improved for some epochs.
 
     Parameters
     ----------
     metric : Metric
-        One that is evaluated.
+        One of the evaluated metrics.
     patience : int
-        Epochs without a better value.
+        Epochs without improvement.
     """
 
     def __init__(self, metric: Metric, patience: int) -> None:
@@ -121,7 +121,7 @@ class StopEarly(Event):
             return
         self._waited += 1
         if self._waited >= self._patience:
-            run.stop(f"{self._metric.name} has not become better than {self._best:g} for {self._patience} epochs")
+            run.stop(f"{self._metric.name} has not improved on {self._best:g} for {self._patience} epochs")
 
     def state(self) -> dict[str, Any]:
         return {"metric": self._metric.name, "best": self._best, "waited": self._waited}
@@ -132,7 +132,7 @@ class StopEarly(Event):
 
 
 class Target(Event):
-    """Ends a run when its metric reaches the metric's acceptance bound, and remembers where that was.
+    """End a run when a metric reaches its acceptance bound, and remember when it did.
 
     Attributes
     ----------
@@ -172,12 +172,13 @@ Row = dict[str, float]
 
 
 class Series(Event):
-    """The run's series in memory: one row per epoch, and the loss of every step.
+    """The run's series in memory: one row per epoch and the loss of every step.
 
     Attributes
     ----------
     epochs : list of dict
-        ``epoch``, ``step``, ``samples``, ``seconds``, ``learning_rate``, the mean ``loss`` and the metrics.
+        ``epoch``, ``step``, ``samples``, ``seconds``, ``learning_rate``, the mean ``loss`` and the
+        metrics.
     losses : list of (int, float)
         By step.
     """
@@ -211,10 +212,10 @@ def _row(run: Run, epoch: int, losses: Sequence[tuple[int, float]]) -> Row:
 
 
 class _FileSeries(Series):
-    """`Series` in a file that is written anew after every epoch.
+    """`Series` in a file that is rewritten after every epoch.
 
-    A run that is resumed keeps the file's rows of the epochs before. The epoch in which a run ends before its time has
-    a row too, without metrics.
+    A resumed run keeps the rows of earlier epochs. An epoch in which a run ends early has a row
+    without metrics.
 
     Parameters
     ----------
@@ -223,7 +224,7 @@ class _FileSeries(Series):
     Raises
     ------
     DataError
-        From a run: if the file cannot be written, or is no such series when the run is resumed.
+        From a run, if the file cannot be written or is not a series that can be resumed.
     """
 
     def __init__(self, path: Path) -> None:
@@ -238,9 +239,9 @@ class _FileSeries(Series):
                 self._read()
             except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, csv.Error) as error:
                 raise DataError(
-                    f"this is no series of a run that can go on: {error}",
+                    f"not a series of a run that can be resumed: {error}",
                     where=str(self._path),
-                    hint="Move it away, and the series begins here; or name another file.",
+                    hint="Move it away to begin a new series, or name another file.",
                 ) from error
         super().on_start(run)
 
@@ -263,11 +264,11 @@ class _FileSeries(Series):
 
     @abstractmethod
     def _read(self) -> None:
-        """Read what `_write` wrote into `epochs` and `losses`."""
+        """Read the file into `epochs` and `losses`."""
 
 
 class CSVSeries(_FileSeries):
-    """`Series` as a CSV file, one row per epoch; what a row has no value for is empty."""
+    """`Series` as a CSV file, one row per epoch; missing values are empty."""
 
     def _write(self, rows: list[Row], losses: list[tuple[int, float]], columns: list[str]) -> None:
         text = io.StringIO(newline="")

@@ -1,8 +1,8 @@
 """Epochs of steps with a backend's native optimizer.
 
-Time is training time: evaluation, checkpoints and other events stand still on the run's clock. Losses stay on the
-device until an event asks for them, because fetching one waits for the step. Imports NumPy, the contract, measuring
-and its neighbours.
+Time is training time: the run's clock stops during evaluation, checkpoints and other events. Losses
+stay on the device until an event asks for them, because a fetch waits for the step. Imports NumPy,
+the contract, `d5suite.optimizers`, the clock and metrics.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from typing import Any, Protocol
 import numpy as np
 
 from d5suite.errors import ConfigurationError
+from d5suite.instruments.clock import now
 from d5suite.levels.network import Executor, Native
-from d5suite.levels.schedule import Constant, Schedule
 from d5suite.levels.training import Trainer
-from d5suite.measure.clock import now
+from d5suite.optimizers.schedules import Constant, Schedule
 from d5suite.validate.metrics import Metric
 
 Batch = tuple[np.ndarray, np.ndarray]
@@ -33,29 +33,29 @@ Batch = tuple[np.ndarray, np.ndarray]
 
 
 class Batches(Protocol):
-    """What the loop asks of its data.
+    """The loop's data.
 
-    Where they have a ``batch_size``, a ``seed`` or a ``sampler`` with a ``describe``, as `ArrayBatches` and `Loader`
-    do, a run goes on only with the same ones.
+    A ``batch_size``, ``seed`` or ``sampler`` with ``describe``, as in `ArrayBatches` and `Loader`,
+    must be the same in a resumed run.
     """
 
     def __len__(self) -> int:
-        """Batches per epoch."""
+        """Return the number of batches per epoch."""
 
     def epoch(self, number: int, *, start: int = 0) -> Iterator[Batch]:
-        """The batches of an epoch from 0 on, without its first ``start``."""
+        """Yield the batches of an epoch, counted from 0, without its first ``start``."""
 
 
 @dataclass
 class Progress:
-    """Where a run is.
+    """The position of a run.
 
     Attributes
     ----------
     epoch : int
         Epochs completed.
     batch : int
-        Batches taken of the epoch that is running; a multiple of the batches per step.
+        Batches taken in the current epoch; a multiple of the batches per step.
     step : int
         Updates made.
     samples : int
@@ -65,11 +65,11 @@ class Progress:
     metrics : dict of str to float
         The last evaluation's.
     stopped : str
-        Why the run ended before its last epoch; empty if it did not.
+        Why the run ended before its last epoch; otherwise empty.
     losses : list of (int, float)
-        In a `Run.snapshot`: those of the epoch that is running, by step.
+        In a `Run.snapshot`: the current epoch's, by step.
     events : dict of str to dict
-        In a `Run.snapshot`: what the events remember, each under its class's name and number.
+        In a `Run.snapshot`: the events' states, each under its class's name and number.
     settings : dict
         In a `Run.snapshot`: `Run.settings`.
     """
@@ -94,31 +94,32 @@ class Run:
     trainer : Trainer
     batches : Batches
     epochs : int
-        At most so many, counted from the run's beginning, also when it is resumed.
+        At most this many, counted from the run's first start.
     schedule : Schedule
         Of the learning rate.
     accumulate : int
-        Batches per update; what an epoch has beyond a multiple is left out.
+        Batches per update; an epoch's remainder is dropped.
     events : sequence of Event
-        Told what happens, in this order.
+        Notified in this order.
     evaluate : callable, optional
-        Gives the metrics, by name; called at the end of every epoch, off the clock, before the events.
+        Returns metrics by name; called after every epoch, off the clock, before the events.
     progress : Progress, optional
-        Where a resumed run goes on; the run has a copy of its own.
+        Where to resume; the run copies it.
 
     Attributes
     ----------
     resumable : bool
-        Whether the weights are those after a whole step, and worth going on from: not after an error or a divergence.
+        Whether the run can be resumed from these weights: after a complete step, without error or
+        divergence.
 
     Raises
     ------
     ConfigurationError
-        If an epoch has no step, or the run that is to go on took its images otherwise.
+        If an epoch has no step, or a resumed run's data settings differ.
 
     Notes
     -----
-    Ctrl-C waits until the step that is running is over, so that it leaves a whole step; a second one does not wait.
+    Ctrl-C waits for the current step to complete; a second one does not.
     """
 
     def __init__(
@@ -146,7 +147,7 @@ class Run:
         self._pending: deque[tuple[int, Any]] = deque()
         self._evaluate = evaluate
         self._running_since: float | None = None
-        self._whole = True  # no step and no epoch's events are half done
+        self._whole = True  # neither a step nor an epoch's events are in progress
         self._interrupted = False
         if accumulate < 1 or self.steps_per_epoch < 1:
             raise ConfigurationError(
@@ -156,9 +157,9 @@ class Run:
         self._check_settings(before.settings)
         if self.progress.batch % accumulate or self.progress.batch > self.batches_per_epoch:
             raise ConfigurationError(
-                f"the run that is to go on is at batch {self.progress.batch} of its epoch, and an epoch has "
+                f"the resumed run is at batch {self.progress.batch} of its epoch, and an epoch has "
                 f"{self.batches_per_epoch} here, in steps of {accumulate}",
-                hint="Go on with the same data, batch size and accumulation.",
+                hint="Resume with the same data, batch size and accumulation.",
             )
         for name, event in self._named_events():
             if name in before.events:
@@ -166,7 +167,7 @@ class Run:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What decides which images a step takes, as far as the batches tell, and the schedule; JSON-able."""
+        """The settings that decide a step's images, and the schedule; JSON-able."""
         sampler = getattr(self.batches, "sampler", None)
         describe = getattr(sampler, "describe", dict)
         found = {f"the sampler's {name}": value for name, value in describe().items()}
@@ -178,18 +179,18 @@ class Run:
     def _check_settings(self, before: dict[str, Any]) -> None:
         ours = self.settings
         differing = [name for name in before if name in ours and before[name] != ours[name]]
-        if "schedule" in differing:  # which may be on purpose
+        if "schedule" in differing:  # may be intended
             differing.remove("schedule")
             warnings.warn(
-                f"the run that goes on had the schedule {before['schedule']}, and has {ours['schedule']} from here on",
+                f"the resumed run had the schedule {before['schedule']}, and continues with {ours['schedule']}",
                 stacklevel=3,
             )
         if differing:
             name = differing[0]
             raise ConfigurationError(
-                f"the run that is to go on had {name} {before[name]!r}, and this one has {ours[name]!r}",
-                hint="Go on with the same data, batch size and accumulation, or begin a new run from these parameters: "
-                "leave `progress` out.",
+                f"the resumed run had {name} {before[name]!r}, and this one has {ours[name]!r}",
+                hint="Resume with the same data, batch size and accumulation, or omit `progress` to begin a new run "
+                "from these parameters.",
             )
 
     def _named_events(self) -> Iterator[tuple[str, Event]]:
@@ -200,7 +201,7 @@ class Run:
             seen[kind] += 1
 
     def snapshot(self) -> Progress:
-        """Where the run is, with all that going on from here needs beside parameters and optimizer state.
+        """Return all that a resumed run needs besides parameters and optimizer state.
 
         Waits for the device.
         """
@@ -213,7 +214,7 @@ class Run:
 
     @property
     def batches_per_epoch(self) -> int:
-        """Batches that an epoch's steps take."""
+        """Batches taken per epoch."""
         return self.steps_per_epoch * self.accumulate
 
     @property
@@ -223,21 +224,21 @@ class Run:
 
     @property
     def seconds(self) -> float:
-        """Training time until now."""
+        """Training time so far."""
         running = 0.0 if self._running_since is None else now() - self._running_since
         return self.progress.seconds + running
 
     def learning_rate(self, step: int) -> float:
-        """The learning rate of a step, from 1 on."""
+        """Return the learning rate of a step, counted from 1."""
         return self.trainer.optimizer.learning_rate * self.schedule.factor(step - 1, self.steps_per_epoch)
 
     def stop(self, why: str, *, diverged: bool = False) -> None:
-        """End the run after the event that is being told now; what has diverged is not worth going on from."""
+        """End the run after the current event; a diverged run cannot be resumed."""
         self.progress.stopped = self.progress.stopped or why
         self.resumable = self.resumable and not diverged
 
     def losses(self) -> list[tuple[int, float]]:
-        """The losses of the epoch's steps until now, by step, its earlier lives included; waits for the device."""
+        """Return the epoch's losses so far, by step; waits for the device."""
         _, loss = self.trainer.executor.network.require_loss()
         while self._pending:
             step, native = self._pending[0]
@@ -246,12 +247,7 @@ class Run:
         return self._losses
 
     def train(self) -> Progress:
-        """Run until the last epoch is over or an event stops it.
-
-        Returns
-        -------
-        Progress
-        """
+        """Run until the last epoch or until an event stops the run."""
         error: BaseException | None = None
         started: list[Event] = []
         with self._whole_steps():
@@ -310,7 +306,7 @@ class Run:
             group: list[Native] = []
             samples = 0
             for images, labels in itertools.islice(stream, self.accumulate):
-                group.append(executor.feed({network.input: images, label: labels}))
+                group.append(executor.feed({**network.arrays(images), label: labels}))
                 samples += len(images)
                 for tell in on_batch:
                     tell(self)
@@ -349,7 +345,7 @@ class Run:
         self._running_since = None
 
     def off_the_clock(self, work: Callable[[], None]) -> None:
-        """Do something during a step's events that is no training."""
+        """Do work other than training during a step's events."""
         self.trainer.executor.synchronize()
         was_running = self._running_since is not None
         self._pause()
@@ -359,53 +355,53 @@ class Run:
 
 
 class Event:
-    """Something that happens during a run; a subclass overrides what it needs.
+    """Callbacks of a run; a subclass overrides what it needs.
 
-    ``on_batch`` and ``on_step`` are called on the clock: what takes long there belongs into `Run.off_the_clock`.
+    ``on_batch`` and ``on_step`` run on the clock: use `Run.off_the_clock` for slow work.
     """
 
     def on_start(self, run: Run) -> None:
-        """Before the first step of a run or of a resumed run."""
+        """Called before the first step of a new or resumed run."""
 
     def on_batch(self, run: Run) -> None:
-        """After each batch has been handed to the framework, before its update."""
+        """Called after each batch was fed, before its update."""
 
     def on_step(self, run: Run) -> None:
-        """After each update."""
+        """Called after each update."""
 
     def on_epoch(self, run: Run) -> None:
-        """After each epoch and its evaluation."""
+        """Called after each epoch and its evaluation."""
 
     def on_end(self, run: Run) -> None:
-        """After the last epoch, a stop or an error; every event that was started is told, whatever others raise."""
+        """Called after the last epoch, a stop or an error, for every started event."""
 
     def state(self) -> dict[str, Any]:
-        """What the event must remember when the run is resumed, JSON-able; it is kept in checkpoints."""
+        """Return the JSON-able state that checkpoints keep for a resumed run."""
         return {}
 
     def load_state(self, values: dict[str, Any]) -> None:
-        """Go on from what `state` gave; called before `on_start`, in a resumed run only."""
+        """Restore the `state`; called before `on_start`, in a resumed run only."""
 
 
 def evaluator(
     batches: Batches, metrics: Sequence[Metric], *, limit: int | None = None
 ) -> Callable[[Executor], dict[str, float]]:
-    """A function that gives an executor's metrics on a dataset in inference mode.
+    """Return a function from an executor to its metrics on a dataset in inference mode.
 
     Parameters
     ----------
     batches : Batches
-        Their first epoch is used.
+        The first epoch is used.
     metrics : sequence of Metric
     limit : int, optional
-        Use the first so many batches only.
+        Number of batches to use; by default all.
     """
 
     def evaluate(executor: Executor) -> dict[str, float]:
         network = executor.network
         outputs, labels = [], []
         for images, wanted in itertools.islice(batches.epoch(0), limit):
-            outputs.append(executor.fetch(executor.forward(executor.feed({network.input: images})))[network.output])
+            outputs.append(executor.fetch(executor.forward(executor.feed(network.arrays(images))))[network.output])
             labels.append(wanted)
         answer, wanted = np.concatenate(outputs), np.concatenate(labels)
         return {metric.name: metric.compute(answer, wanted) for metric in metrics}

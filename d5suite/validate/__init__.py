@@ -1,4 +1,6 @@
-"""Is the answer right? Error norms, the independent oracle, and the checks that run before anything is timed.
+"""Checks of answers against independent references, made before anything is timed.
 
-Imports NumPy, ONNX and the contract (`d5suite.levels`, `d5suite.network`); no framework.
+`check` says what a check is; `norms`, `oracle` and `metrics` serve every level; `operator`,
+`network` and `training` hold each level's checks. Imports NumPy, ONNX and the contract
+(`d5suite.levels`, `d5suite.network`); no framework.
 """

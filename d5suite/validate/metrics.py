@@ -1,7 +1,7 @@
-"""How good is what a network has learnt: accuracy, and average precision where labels are partly unknown.
+"""Metrics of a trained network: accuracy, and average precision for partly known labels.
 
-All in float64 on the host, from the logits (N, C) of a whole evaluation set, so that a figure means the same whatever
-framework the logits come from. Imports NumPy, and scikit-learn late.
+They are computed in float64 on the host from the logits (N, C) of a whole evaluation set, alike for
+every framework. Imports NumPy, and scikit-learn lazily.
 """
 
 from __future__ import annotations
@@ -18,20 +18,21 @@ from d5suite.errors import ConfigurationError, ValidationError
 
 @dataclass(frozen=True)
 class Metric:
-    """A figure of merit; ``dataclasses.replace(metric, bound=0.97)`` makes it a condition of acceptance.
+    """A figure of merit; ``dataclasses.replace(metric, bound=0.97)`` sets an acceptance bound.
 
     Attributes
     ----------
     name : str
-        As it is printed.
+        As printed.
     better : {"higher", "lower"}
-        Which way is better.
+        Better direction.
     unit : str
-        Like ``"1"`` for a fraction.
+        Such as ``"1"`` for a fraction.
     compute : callable
-        ``(logits, labels)`` of an evaluation set to the figure; see `top_k_accuracy`, `mean_average_precision`.
+        From ``(logits, labels)`` of an evaluation set to the figure; see `top_k_accuracy`,
+        `mean_average_precision`.
     bound : float, optional
-        The worst value that is accepted; any is, by default.
+        The worst accepted value; by default any.
     """
 
     name: str
@@ -41,14 +42,14 @@ class Metric:
     bound: float | None = None
 
     def accepts(self, value: float) -> bool:
-        """Whether a value is as good as the bound; NaN never is."""
+        """Tell whether a value is as good as the bound; NaN never is."""
         if self.bound is None:
             return not np.isnan(value)
         return value >= self.bound if self.better == "higher" else value <= self.bound
 
 
 def top_k_accuracy(logits: np.ndarray, labels: np.ndarray, k: int = 1) -> float:
-    """The fraction of images whose class is among the k of largest logit.
+    """Return the fraction of images whose class has one of the k largest logits.
 
     Parameters
     ----------
@@ -57,7 +58,7 @@ def top_k_accuracy(logits: np.ndarray, labels: np.ndarray, k: int = 1) -> float:
     labels : numpy.ndarray
         Integer (N,): the class of each image.
     k : int
-        From 1 to C. Of equal logits the one of the smaller class number is the larger, as in ``numpy.argmax``.
+        From 1 to C. Equal logits rank by class number, the smaller first, as in ``numpy.argmax``.
 
     Returns
     -------
@@ -67,9 +68,9 @@ def top_k_accuracy(logits: np.ndarray, labels: np.ndarray, k: int = 1) -> float:
     Raises
     ------
     ConfigurationError
-        Shapes, `k` or a class number do not fit.
+        If shapes, `k` or a class number do not fit.
     ValidationError
-        A logit is not finite.
+        If a logit is not finite.
     """
     logits = _checked(logits)
     count, classes = logits.shape
@@ -85,17 +86,19 @@ def top_k_accuracy(logits: np.ndarray, labels: np.ndarray, k: int = 1) -> float:
 
 
 def mean_average_precision(logits: np.ndarray, labels: np.ndarray) -> float:
-    """The mean over classes of the average precision with which each class's logits rank its verified images.
+    """Return the mean over classes of the average precision on each class's verified images.
 
-    For labels like those of Open Images, verified as present or as absent or not at all (Kuznetsova et al., "The Open
-    Images Dataset V4", IJCV 2020): a class is evaluated on the images for which it is verified, and not at all if it is
-    present in none of them. Average precision is the sum over recall steps of precision (no interpolation), as
-    ``sklearn.metrics.average_precision_score`` computes it; equal logits have one rank.
+    For labels that are verified as present, verified as absent or unverified (Open Images;
+    Kuznetsova et al., "The Open Images Dataset V4", IJCV 2020): a class is evaluated on its
+    verified images, and skipped if it is present in none. Average precision is the sum of precision
+    over recall steps, without interpolation, by ``sklearn.metrics.average_precision_score``; equal
+    logits have one rank.
 
     Parameters
     ----------
     logits : numpy.ndarray
-        Floating point (N, C), N > 0. Any increasing function of them, such as a sigmoid, gives the same figure.
+        Floating point (N, C), N > 0. An increasing function of them, such as a sigmoid, gives the
+        same figure.
     labels : numpy.ndarray
         Integer (N, C): 1 present, 0 verified as absent, -1 not verified.
 
@@ -107,9 +110,9 @@ def mean_average_precision(logits: np.ndarray, labels: np.ndarray) -> float:
     Raises
     ------
     ConfigurationError
-        Shapes or label values do not fit, or no class is present in any image.
+        If shapes or label values do not fit, or no class is present in any image.
     ValidationError
-        A logit is not finite.
+        If a logit is not finite.
     """
     from sklearn.metrics import average_precision_score
 
@@ -120,7 +123,7 @@ def mean_average_precision(logits: np.ndarray, labels: np.ndarray) -> float:
         raise ConfigurationError(f"labels must be -1, 0 or 1, not {labels.min()} to {labels.max()}")
     present = np.flatnonzero((labels == 1).any(axis=0))
     if not len(present):
-        raise ConfigurationError("no class is present in any image; there is nothing to rank")
+        raise ConfigurationError("no class is present in any image")
     precisions = []
     for number in present:
         verified = labels[:, number] >= 0
@@ -133,7 +136,7 @@ def _checked(logits: np.ndarray) -> np.ndarray:
         raise ConfigurationError(f"logits have shape {logits.shape}, not (images, classes)")
     if not np.isfinite(logits).all():
         raise ValidationError(
-            "some logits are not finite: the network has no opinion that could be scored",
+            "some logits are not finite",
             hint="Training may have diverged; lower the learning rate.",
         )
     return logits.astype(np.float64)
@@ -147,4 +150,4 @@ METRICS: Mapping[str, Metric] = {
         Metric("mean average precision", "higher", "1", mean_average_precision),
     )
 }
-"""By name."""
+"""Metrics by name."""

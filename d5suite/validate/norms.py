@@ -1,14 +1,25 @@
-"""Error norms between an answer and its reference. Imports NumPy only."""
+"""Error norms between an answer and its reference; units of roundoff. Imports NumPy only."""
 
 from __future__ import annotations
 
+import math
+from dataclasses import asdict, dataclass
+from typing import Any
+
 import numpy as np
+
+UNIT_ROUNDOFF = {"fp64": 2.0**-53, "fp32": 2.0**-24, "bf16": 2.0**-8, "fp16": 2.0**-11}
+"""Largest relative error of one rounding to nearest (IEEE 754; bfloat16 has 8 significant bits,
+float16 11)."""
+
+FLOAT64 = 1e-8
+"""Accepted relative L2 error between two float64 computations of the same quantity."""
 
 
 def relative_l2(answer: np.ndarray, reference: np.ndarray, *, floor: float = 0.0) -> float:
     """``norm(answer - reference) / max(norm(reference), floor)`` in float64.
 
-    Infinity where shapes differ or the answer holds a number that is not finite; 0 where both are zero.
+    Infinity if the shapes differ or the answer is not finite; 0 if both are zero.
     """
     a, b = np.asarray(answer, np.float64), np.asarray(reference, np.float64)
     if a.shape != b.shape or not np.isfinite(a).all():
@@ -16,3 +27,48 @@ def relative_l2(answer: np.ndarray, reference: np.ndarray, *, floor: float = 0.0
     difference = float(np.linalg.norm((a - b).ravel()))
     scale = max(float(np.linalg.norm(b.ravel())), floor)
     return difference / scale if scale > 0 else (0.0 if difference == 0 else float("inf"))
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """The errors of an answer.
+
+    Attributes
+    ----------
+    relative_l2 : float
+        ``norm(answer - reference) / norm(reference)``.
+    l_inf : float
+        Largest absolute difference.
+    ulp_max, ulp_median : float
+        Differences in units in the last place of the reference, in the answer's type (Goldberg,
+        "What every computer scientist should know about floating-point arithmetic", 1991). Large
+        if sums cancel.
+    """
+
+    relative_l2: float
+    l_inf: float
+    ulp_max: float
+    ulp_median: float
+
+    def to_dict(self) -> dict[str, float]:
+        """Return the errors as JSON-able values."""
+        return asdict(self)
+
+
+def accuracy(answer: np.ndarray, reference: np.ndarray) -> Accuracy:
+    """Compare an answer, in its own type, with a float64 reference."""
+    if answer.shape != reference.shape or not np.isfinite(answer.astype(np.float64)).all():
+        return Accuracy(math.inf, math.inf, math.inf, math.inf)
+    if not answer.size:
+        return Accuracy(0.0, 0.0, 0.0, 0.0)
+    difference = np.abs(answer.astype(np.float64) - reference)
+    rounded = np.abs(reference).astype(answer.dtype)
+    unit = np.spacing(np.maximum(rounded, _smallest(answer.dtype))).astype(np.float64)
+    ulps = difference / unit
+    return Accuracy(relative_l2(answer, reference), float(difference.max()), float(ulps.max()), float(np.median(ulps)))
+
+
+def _smallest(dtype: np.dtype) -> Any:
+    import ml_dtypes
+
+    return ml_dtypes.finfo(dtype).smallest_normal

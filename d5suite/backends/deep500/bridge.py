@@ -1,4 +1,4 @@
-"""The way back: any d5suite operator or executor as one of deep500's, for deep500's own tests, metrics and optimizers.
+"""Any d5suite operator or executor as deep500's, for deep500's tests, metrics and optimizers.
 
 ::
 
@@ -11,11 +11,13 @@
     deep500.test_op_gradient(bridged, bridged.draw(seed=0), metrics=[deep500.MaxError()])
 
     bridged = BridgedExecutor(backend("torch").executor(network))
-    deep500.test_executor_inference(bridged, {"image": images}, expected, metrics=[deep500.MaxError()])
+    metrics = [deep500.MaxError()]
+    deep500.test_executor_inference(bridged, {"image": images}, expected, metrics=metrics)
 
-deep500 is best taken from here, because importing it by itself fails. Give its tests their metrics: the default ones
-are shared between calls, and keep counting. Its gradient test moves every input by a step that suits float64: give it
-float64 operations, whose integer inputs are fixed. Imports deep500 (through `repairs`), NumPy and `d5suite.levels`.
+Import deep500 from here, as a plain import fails. Pass metrics to its tests: the default ones are
+shared between calls and accumulate. Its gradient test uses float64 steps on every input: give it
+float64 operations with fixed integer inputs. Imports deep500 (through `repairs`), NumPy,
+`d5suite.errors`, `d5suite.levels` and `d5suite.network`.
 """
 
 from __future__ import annotations
@@ -35,16 +37,16 @@ __all__ = ["BridgedExecutor", "BridgedNetwork", "BridgedOperator", "deep500"]
 
 
 class BridgedOperator(deep500.CustomPythonOp):
-    """A d5suite operator as deep500's custom operator: NumPy arrays in and out, whatever the framework.
+    """A d5suite operator as deep500's custom operator: NumPy arrays in and out.
 
-    Its inputs are the node's that are neither omitted nor fixed, its outputs the wanted ones. Every call takes the
-    arrays to the device and back, and the pass backwards begins with one forwards: times that deep500 takes are times
-    of all that.
+    Its inputs are the node's that are neither omitted nor fixed, its outputs the wanted ones. Every
+    call copies arrays to the device and back, and the backward pass starts with a forward pass:
+    times that deep500 measures include both.
 
     Parameters
     ----------
     operator : Operator
-        Of any backend.
+        An operator of any backend.
     """
 
     def __init__(self, operator: Operator) -> None:
@@ -60,7 +62,7 @@ class BridgedOperator(deep500.CustomPythonOp):
         )
 
     def draw(self, seed: int) -> list[np.ndarray]:
-        """Random inputs for deep500's tests, as `Operation.draw` has them."""
+        """Return random inputs for deep500's tests, by `Operation.draw`."""
         drawn = self.operator.operation.draw(seed)
         return [np.asarray(drawn[i]) for i in self._positions]
 
@@ -72,14 +74,16 @@ class BridgedOperator(deep500.CustomPythonOp):
         )
 
     def forward(self, *inputs: np.ndarray) -> Any:
-        """The output, or a list of several."""
+        """Return the output, or a list of several."""
         outputs = self.operator.fetch(self.operator.forward(*self._feed(inputs)))
         return outputs[0] if self.num_outputs == 1 else outputs
 
     def backward(
         self, grads: Sequence[np.ndarray], fwd_inputs: Sequence[np.ndarray], fwd_outputs: Sequence[np.ndarray]
     ) -> list[np.ndarray]:
-        """The inputs' gradients by the first output, then by the next, as deep500's gradient test reads them.
+        """Return the inputs' gradients by the first output, then by the next, and so on.
+
+        deep500's gradient test reads them in this order.
 
         Raises
         ------
@@ -114,12 +118,12 @@ class BridgedOperator(deep500.CustomPythonOp):
 
 
 class BridgedNetwork(deep500.Network):
-    """An executor's parameters and last gradients under the names that deep500 expects.
+    """An executor's parameters and last gradients, under deep500's names.
 
     Parameters
     ----------
     executor : Executor
-        Of any backend.
+        An executor of any backend.
     """
 
     def __init__(self, executor: Executor) -> None:
@@ -129,34 +133,33 @@ class BridgedNetwork(deep500.Network):
         self._parameters: dict[str, np.ndarray] | None = None
 
     def run(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """The output in inference mode; further inputs, such as labels, are passed over."""
+        """Return the outputs in inference mode; other inputs, such as labels, are ignored."""
         executor = self.executor
-        name = executor.network.input
-        return executor.fetch(executor.forward(executor.feed({name: inputs[name]})))
+        return executor.fetch(executor.forward(executor.feed({name: inputs[name] for name in executor.network.inputs})))
 
     def differentiate(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """The loss and, as ``<parameter>_grad``, its gradients; running statistics move."""
+        """Return the loss and, as ``<parameter>_grad``, its gradients; running statistics move."""
         executor = self.executor
         network = executor.network
         label, loss = network.require_loss()
-        feed = executor.feed({name: inputs[name] for name in (network.input, label)})
+        feed = executor.feed({name: inputs[name] for name in (*network.inputs, label)})
         answer = executor.fetch(executor.forward_backward(feed))
         self._parameters = None
         self._gradients = {f"{name}_grad": answer[name] for name in network.parameters}
         return {loss: answer[loss], **self._gradients}
 
     def get_params(self) -> list[str]:
-        """Names of the parameters."""
+        """Return the parameters' names."""
         return list(self.executor.network.parameters)
 
     def gradient(self, y: str = "loss") -> list[tuple[str, str]]:
-        """Pairs of names, parameter and gradient, whatever the loss is called."""
+        """Return pairs of names, parameter and gradient, for any name of the loss."""
         if not self._gradients:
             raise NetworkError("nothing has been differentiated yet", where=self.executor.network.name)
         return [(name, f"{name}_grad") for name in self.executor.network.parameters]
 
     def fetch_tensors(self, names: Sequence[str]) -> list[np.ndarray]:
-        """Parameters, running statistics and gradients by name."""
+        """Return parameters, running statistics and gradients by name."""
         if self._parameters is None:
             self._parameters = self.executor.parameters()
         known = {**self._parameters, **self._gradients}
@@ -168,7 +171,7 @@ class BridgedNetwork(deep500.Network):
         return [known[name] for name in names]
 
     def fetch_tensor(self, name: str) -> np.ndarray:
-        """One of `fetch_tensors`."""
+        """Return one tensor of `fetch_tensors`."""
         return self.fetch_tensors([name])[0]
 
     def feed_tensor(
@@ -180,18 +183,18 @@ class BridgedNetwork(deep500.Network):
             self._parameters[name] = new_value
 
     def add_output(self, name: str) -> None:
-        """Refused: what an executor gives is fixed when it is built."""
+        """Raise `NetworkError`: an executor's outputs are fixed when it is built."""
         raise NetworkError(f"the executor cannot give {name!r} besides its output", where=self.executor.network.name)
 
     def get_input_nodes(self) -> list[str]:
-        """Names of the image input and, where there is one, the label input."""
+        """Return the names of the inputs and, if there is one, of the label input."""
         network = self.executor.network
-        return [name for name in (network.input, network.label) if name is not None]
+        return [name for name in (*network.inputs, network.label) if name is not None]
 
     def get_output_nodes(self) -> list[str]:
-        """Names of the output and, where there is one, the loss."""
+        """Return the names of the outputs and, if there is one, of the loss."""
         network = self.executor.network
-        return [name for name in (network.output, network.loss) if name is not None]
+        return [name for name in (*network.outputs, network.loss) if name is not None]
 
 
 class BridgedExecutor(deep500.GraphExecutor):
@@ -200,16 +203,16 @@ class BridgedExecutor(deep500.GraphExecutor):
     Parameters
     ----------
     executor : Executor
-        Of any backend.
+        An executor of any backend.
     events : sequence of deep500.ExecutorEvent
     batch_size : int
-        Images per batch where deep500 makes up inputs itself and the network takes any number.
+        Images per batch if deep500 draws inputs itself and the network takes any number.
 
     Attributes
     ----------
     network : BridgedNetwork
     model : deep500.ops.OnnxModel
-        Inputs and outputs only: deep500's tests ask for no more, and it cannot read today's operators.
+        Inputs and outputs only: deep500's tests need no more, and it cannot read today's operators.
     """
 
     def __init__(self, executor: Executor, events: Sequence[Any] = (), *, batch_size: int = 1) -> None:
@@ -217,7 +220,7 @@ class BridgedExecutor(deep500.GraphExecutor):
         self.model = _describe(executor, self.network, batch_size)
 
     def inference(self, input: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """The network's output."""
+        """Return the network's output."""
         for event in self.events:
             event.before_executor(input)
         answer: dict[str, np.ndarray] = self.network.run(input)
@@ -226,7 +229,7 @@ class BridgedExecutor(deep500.GraphExecutor):
         return answer
 
     def inference_and_backprop(self, input: Mapping[str, np.ndarray], y: str = "loss") -> dict[str, np.ndarray]:
-        """The loss, and every parameter's gradient as ``<parameter>_grad``."""
+        """Return the loss, and every parameter's gradient as ``<parameter>_grad``."""
         network = self.network.executor.network
         if y != network.loss:
             raise NetworkError(f"only the loss {network.loss!r} can be differentiated, not {y!r}", where=network.name)
@@ -243,7 +246,7 @@ def _describe(executor: Executor, names: BridgedNetwork, batch_size: int) -> Any
     network = executor.network
 
     def info(name: str) -> Any:
-        kind = ops.TensorDataType.INT64 if name == network.label else ops.TensorDataType.FLOAT
+        kind = ops.TensorDataType.FLOAT if network.dtypes[name].kind == "f" else ops.TensorDataType.INT64
         shape = [batch_size if n is None else n for n in network.shapes[name]]
         return ops.OnnxValueInfo(name, ops.OnnxTensorType(kind, ops.OnnxTensorShape(shape)), None)
 

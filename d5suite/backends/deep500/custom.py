@@ -1,7 +1,7 @@
 """Custom operators as deep500's custom Python operators.
 
-deep500's own C++ operators corrupt memory, so a C++ source is called through ctypes, and needs no glue. Imports deep500
-(through `repairs`), NumPy and `d5suite.custom`.
+deep500's own C++ operators corrupt memory, so ctypes calls a C++ source without glue. Imports
+deep500 (through `repairs`), NumPy, `d5suite.custom` and `d5suite.errors`.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ _CODES = {
 
 
 def factory(custom: CustomOperator) -> Callable[[Any, Any], Any]:
-    """A factory, like those of `operators.OPERATORS`, for a custom operator.
+    """Return a factory, as in `operators.OPERATORS`, for a custom operator.
 
     Raises
     ------
     CompileError
         If its source does not compile.
     ConfigurationError
-        If its source gives outputs other shapes than its meaning does.
+        If its source and its description disagree on the outputs' shapes.
     NetworkError
-        If not all its outputs are wanted.
+        If an output is not wanted.
     """
 
     def build(node: Any, context: Any) -> Any:
@@ -52,7 +52,7 @@ def factory(custom: CustomOperator) -> Callable[[Any, Any], Any]:
 
 
 class _Operator(deep500.CustomPythonOp):
-    """What the two kinds of custom operators share: which of their gradients there are."""
+    """What both kinds of custom operators share: the backward pass's arguments."""
 
     def __init__(
         self,
@@ -67,7 +67,9 @@ class _Operator(deep500.CustomPythonOp):
     def backward(
         self, grads: Sequence[Any], fwd_inputs: Sequence[np.ndarray], fwd_outputs: Sequence[np.ndarray]
     ) -> list[np.ndarray]:
-        """The inputs' gradients, 0 for an input that has none; a gradient of 0 will do for an output, too.
+        """Return the inputs' gradients, zeros for an input without one.
+
+        An unused output's gradient may be 0.
 
         Raises
         ------
@@ -89,10 +91,10 @@ class _Operator(deep500.CustomPythonOp):
 
 
 class _PythonOperator(_Operator):
-    """Two functions of NumPy arrays, called as they are."""
+    """Two functions of NumPy arrays."""
 
     def forward(self, *inputs: np.ndarray) -> Any:
-        """The output, or a list of several."""
+        """Return the output, or a list of several."""
         found = self._custom.call_forward(inputs, self._shapes, self._types)
         return found if self.num_outputs > 1 else found[0]
 
@@ -103,7 +105,7 @@ class _PythonOperator(_Operator):
 
 
 class _SourceOperator(_Operator):
-    """A compiled source, whose C functions are called."""
+    """The C functions of a compiled source."""
 
     def __init__(self, *descriptors: list[Any], library: Path, **settings: Any) -> None:
         super().__init__(*descriptors, **settings)
@@ -118,7 +120,7 @@ class _SourceOperator(_Operator):
         }
 
     def forward(self, *inputs: np.ndarray) -> Any:
-        """The output, or a list of several."""
+        """Return the output, or a list of several."""
         given = [np.asarray(x, order="C") for x in inputs]
         call = Call(inputs=self._tensors(given), **self._fixed)
         outputs = [np.empty(s, t) for s, t in zip(self._shapes, self._types, strict=True)]
@@ -145,7 +147,7 @@ class _SourceOperator(_Operator):
         return answers
 
     def _tensors(self, arrays: Sequence[np.ndarray]) -> Any:
-        """Descriptions of arrays, which must outlive them."""
+        """Return C descriptions of arrays; the arrays must outlive them."""
         described = (Tensor * len(arrays))()
         for one, array in zip(described, arrays, strict=True):
             code = _CODES.get(array.dtype.name)

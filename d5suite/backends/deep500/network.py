@@ -1,11 +1,13 @@
-"""Level 1 on deep500: a network as two graphs of deep500's reference executor, for inference and for training.
+"""Level 1 on deep500: a network as two graphs of its reference executor, inference and training.
 
-deep500's own reader of ONNX files stops at operator set 8, so the graphs are built here, node by node, from
-`OPERATORS`. Every tensor is a NumPy array. Imports deep500 (through `repairs`), NumPy and `d5suite.levels`.
+deep500's own ONNX reader stops at operator set 8, so the graphs are built here from `OPERATORS`.
+Every tensor is a NumPy array. Imports deep500 (through `repairs`), NumPy, `d5suite.levels`,
+`d5suite.network` and this adapter's `operators`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -17,6 +19,8 @@ from d5suite.errors import NetworkError
 from d5suite.levels import network as level
 from d5suite.levels.network import Arrays, Native
 from d5suite.network import Network
+from d5suite.network.nodes.schedule import check_statistics, schedule
+from d5suite.network.operation import is_floating
 
 
 class Executor(level.Executor):
@@ -27,68 +31,59 @@ class Executor(level.Executor):
     inference : ReferenceGraphExecutor
         The graph of the output.
     training : ReferenceGraphExecutor or None
-        The graph of the loss; its tensors are the valid ones where there is one.
+        The graph of the loss. If there is one, its tensors are the current ones.
     """
 
     def __init__(self, network: Network, *, mode: str, device: str, precision: str) -> None:
         super().__init__(network, mode=mode, device=device, precision=precision)
         self._dtype = np.float64 if precision == "fp64" else np.float32
         _check_names(network)
-        start = {name: np.array(value, self._type_of(value), order="C") for name, value in network.initializers.items()}
-        self.inference = self._graph(network.output, start, training=False)
-        self.training = self._graph(network.loss, start, training=True) if network.loss is not None else None
+        start = {
+            name: np.array(value, self._type_of(value.dtype), order="C") for name, value in network.initializers.items()
+        }
+        self.inference = self._graph(network.outputs, start, training=False)
+        self.training = self._graph([network.loss], start, training=True) if network.loss is not None else None
         self._tensors = (self.training or self.inference).network
         self._stale = False
 
-    def _type_of(self, value: np.ndarray) -> Any:
-        return self._dtype if value.dtype.kind == "f" else value.dtype
+    def _type_of(self, dtype: np.dtype) -> Any:
+        return self._dtype if is_floating(dtype) else dtype
 
-    def _graph(self, wanted: str, start: Arrays, *, training: bool) -> Any:
-        """The nodes that one tensor needs, as deep500's executor takes them, with the values to start from."""
+    def _graph(self, wanted: Sequence[str], start: Arrays, *, training: bool) -> Any:
+        """Return deep500's executor for the nodes that some tensors need, with initial values."""
         network = self.network
         graph_executor = ReferenceGraphExecutor(None, deep500.CPUDevice(), events=[], use_python_ops=True)
         target = graph_executor.network
-        for name, value in start.items():  # both graphs hold the same arrays, which are replaced and never written to
+        for name, value in start.items():  # graphs share these arrays, which they only replace
             target.feed_tensor(name, value, is_param=name in network.parameters)
-        context = Context(
-            network.shapes, network.initializers, training, self._dtype, vectorised=self.mode == "vectorised"
+        vectorised = self.mode == "vectorised"
+        context = Context.of_network(
+            network, training=training, activations=self.precision, dtype=self._dtype, vectorised=vectorised
         )
         producers: dict[str, str] = {}
-        known = {network.input, network.label, *network.initializers}
-        for node in network.nodes_for([wanted]):
-            operator, inputs, outputs = OPERATORS[node.op_type](node, context), operands(node), [node.outputs[0]]
-            for name in inputs:
-                if name not in known:
-                    raise NetworkError(
-                        f"tensor {name!r} is not a first output, and only those are computed", where=node.name
-                    )
-            known.update(outputs)
+        for step in schedule(network, wanted, training=training):
+            node, inputs, outputs = step.node, operands(step.node), list(step.node.outputs)
+            operator = OPERATORS[node.op_type](node, context)
             if training and node.op_type == "BatchNormalization":
-                outputs += node.inputs[3:5]  # running statistics are moved where they are
+                outputs += node.inputs[3:5]  # running statistics move in place
             record = deep500.ops.OnnxNode(inputs, outputs, node.name, node.op_type, "", {}, None)
-            if training and wanted in outputs:
-                target.losses[wanted] = (operator, record, node.name)
+            if training and outputs[0] in wanted:
+                target.losses[outputs[0]] = (operator, record, node.name)
                 continue
             target.graph.add_node(node.name, operator=record, attribute={}, custom_op=operator)
             target.graph.add_edges_from((producers[name], node.name) for name in inputs if name in producers)
-            producers[outputs[0]] = node.name
-        if wanted not in known:
-            raise NetworkError(f"no node computes {wanted!r} as its first output", where=network.name)
-        if not training:
-            target.add_output(wanted)
+            producers.update((name, node.name) for name in node.outputs if name)
+        for name in () if training else wanted:
+            target.add_output(name)
         target.nodes_sorted_fwd = list(target.graph.nodes)
         target.nodes_sorted_bwd = target.nodes_sorted_fwd[::-1]
         target.built_graph = True
         return graph_executor
 
-    # Weights and data, in and out.
-
     def feed(self, arrays: Arrays) -> Native:
-        """An array that needs no conversion is not copied: it must stay unchanged while the feed is used."""
         self.check_feed(arrays)
         return {
-            name: np.ascontiguousarray(array, self._dtype if name == self.network.input else np.int64)
-            for name, array in arrays.items()
+            name: np.array(array, self._type_of(self.network.dtypes[name]), order="C") for name, array in arrays.items()
         }
 
     def fetch(self, values: Native) -> dict[str, np.ndarray]:
@@ -105,7 +100,7 @@ class Executor(level.Executor):
         self._stale = True
 
     def random_state(self) -> dict[str, np.ndarray]:
-        """The generator's, of which the process has one."""
+        """Return the state of the process's generator."""
         return {"generator": operators.random_state()} if self.drops else {}
 
     def load_random_state(self, values: Arrays) -> None:
@@ -113,24 +108,22 @@ class Executor(level.Executor):
         if "generator" in values:
             operators.load_random_state(values["generator"])
 
-    # The measured paths; like any framework they say nothing of infinities.
-
-    @np.errstate(all="ignore")
+    @np.errstate(all="ignore")  # frameworks do not warn about infinities
     def forward(self, feed: Native) -> Native:
         if self._stale:
             self._refresh()
-        output: Native = self.inference.inference({self.network.input: feed[self.network.input]})
-        return output
+        outputs: Native = self.inference.inference({name: feed[name] for name in self.network.inputs})
+        return outputs
 
     def _refresh(self) -> None:
-        """Let inference see what training or loading has changed."""
+        """Copy changed parameters and statistics to the inference graph."""
         names = (*self.network.parameters, *self.network.statistics)
         for name, value in zip(names, self._tensors.fetch_tensors(names), strict=True):
             self.inference.network.feed_tensor(name, value)
         self._stale = False
 
     def trained(self) -> Any:
-        """The training graph's executor, whose parameters or running statistics the caller is about to change.
+        """Return the training graph's executor for a caller that changes its parameters.
 
         Raises
         ------
@@ -145,20 +138,18 @@ class Executor(level.Executor):
     def forward_backward(self, feed: Native) -> Native:
         label, loss = self.network.require_loss()
         training = self.trained()
-        answer = training.inference_and_backprop({name: feed[name] for name in (self.network.input, label)}, loss)
+        answer = training.inference_and_backprop({name: feed[name] for name in (*self.network.inputs, label)}, loss)
         names = dict(training.network.gradient(loss))
         gradients = training.network.fetch_tensors([names[name] for name in self.network.parameters])
         return {**answer, **dict(zip(self.network.parameters, gradients, strict=True))}
 
     def synchronize(self) -> None:
-        """Nothing is ever pending."""
+        """Return at once: NumPy is synchronous."""
 
 
 def _check_names(network: Network) -> None:
-    """Raise `NetworkError` for tensors that could not be told apart, or statistics that could not be moved."""
-    computed = [name for name in network.statistics if name not in network.initializers]
-    if computed:
-        raise NetworkError(f"running statistics must be initializers: {', '.join(computed)}", where=network.name)
+    """Raise `NetworkError` for ambiguous tensor names, or statistics that cannot move."""
+    check_statistics(network)
     moved = [node.inputs[4] for node in network.nodes if node.op_type == "BatchNormalization"]
     if len(set(moved)) < len(moved):
         raise NetworkError("two BatchNormalization nodes share their running statistics", where=network.name)

@@ -1,7 +1,7 @@
-"""deep500 0.2.0 with its faults repaired: the other modules take deep500 from here, so that none can forget to.
+"""deep500 0.2.0 with its faults repaired; the other modules import deep500 from here.
 
-Each function puts one thing right, and says what was wrong. Nothing else of deep500 is touched: its operators stay as
-they are, and `operators` replaces those that answer wrongly. Imports deep500 and NumPy.
+Each function repairs one fault and describes it. The rest of deep500 is unchanged: `operators`
+replaces its wrong operators. Imports deep500 and NumPy.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ _DISTRIBUTED = "deep500.frameworks.reference.distributed_optimizers"
 
 @contextlib.contextmanager
 def _importable() -> Iterator[None]:
-    """Give deep500 what its import asks for, and take it back afterwards.
+    """Provide what deep500's import needs, and undo it afterwards.
 
-    It takes ``Iterator`` from `collections`, where Python 3.10 no longer has it. Its reference package imports its
-    distributed optimizers, which fail without mpi4py: an empty module stands in. mpi4py itself is hidden, so that
-    importing deep500 never loads MPI into a process that only computes, and its printed warning is swallowed.
+    deep500 imports ``Iterator`` from `collections`, which Python 3.10 removed. Its reference
+    package imports its distributed optimizers, which fail without mpi4py: an empty module replaces
+    them. mpi4py is hidden, so that importing deep500 never loads MPI, and deep500's printed warning
+    is dropped.
     """
     stubs: dict[str, Any] = {"mpi4py": None}  # None makes an import fail
     if _DISTRIBUTED not in sys.modules:
@@ -60,7 +61,7 @@ __all__ = ["ReferenceGraphExecutor", "custom_op_python", "deep500", "metrics", "
 
 
 def _numpy_names() -> None:
-    """``np.string_``, gone with NumPy 2, in the one module that reads it; NumPy itself stays as it is."""
+    """Provide ``np.string_``, which NumPy 2 removed, in the one module that reads it."""
     if not hasattr(np, "string_"):
         names = types.ModuleType("numpy")
         names.__dict__.update(np.__dict__, string_=np.bytes_)
@@ -68,20 +69,20 @@ def _numpy_names() -> None:
 
 
 def _silence() -> None:
-    """The reference network prints two lines per operator and pass, into whatever is being timed."""
+    """Stop the reference network from printing two lines per operator and pass."""
     reference_network.print = lambda *_: None
 
 
 _Pass = tuple[Any, Any, list[Any], list[Any]]
-"""One operator's run: the custom operator, its node, its inputs and all its outputs."""
+"""One call: the custom operator, its node, its inputs and all its outputs."""
 
 
 def _forward(network: Any) -> list[_Pass]:
     """Run the nodes in order.
 
-    The original stored an operator's several outputs as a list under the first one's name (BatchNormalization in
-    training has five), and passed that list on to the next operator. The C++ operators, which corrupt memory, are
-    refused.
+    The original stored several outputs, as BatchNormalization has in training, as a list under the
+    first one's name, and passed that list to the next operator. C++ operators are refused, as they
+    corrupt memory.
     """
     passes = []
     nodes = network.graph.nodes
@@ -92,13 +93,13 @@ def _forward(network: Any) -> list[_Pass]:
         inputs = [network.variables[key] for key in node.input]
         found = operator.forward(*inputs)
         outputs = [found] if operator.num_outputs == 1 else list(found)
-        network.variables.update(zip(node.output, outputs, strict=False))  # deep500's own graphs name the first only
+        network.variables.update(zip(node.output, outputs, strict=False))  # deep500 names only the first
         passes.append((operator, node, inputs, outputs))
     return passes
 
 
 def _inference(self: Any, input_dict: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """`ReferenceNetwork.inference` with `_forward`."""
+    """Replace `ReferenceNetwork.inference`, with `_forward`."""
     self.setup()
     self.variables.update(input_dict)
     _forward(self)
@@ -106,12 +107,12 @@ def _inference(self: Any, input_dict: Mapping[str, np.ndarray]) -> dict[str, np.
 
 
 def _inference_and_backprop(self: Any, input_dict: Mapping[str, np.ndarray], y: str = "loss") -> dict[str, np.ndarray]:
-    """`ReferenceNetwork.inference_and_backprop`, put right.
+    """Replace `ReferenceNetwork.inference_and_backprop`.
 
-    The original ran the loss on the inputs of whatever node came last, gave gradients only to the loss's first input,
-    overwrote a tensor's gradient where the tensor has several readers, and never cleared gradients between passes. Here
-    gradients start from nothing, add up, have their tensor's type, and are zero for parameters that the loss does not
-    depend on.
+    The original ran the loss on the inputs of the last node, gave gradients only to the loss's
+    first input, overwrote the gradient of a tensor with several readers, and never cleared
+    gradients. Here gradients start empty, add up, have their tensor's type, and are zero for
+    parameters that the loss does not depend on.
     """
     self.setup()
     self.variables.update(input_dict)
@@ -124,9 +125,10 @@ def _inference_and_backprop(self: Any, input_dict: Mapping[str, np.ndarray], y: 
 
     gradients: dict[str, np.ndarray] = {y: np.ones_like(loss)}
     for operator, node, inputs, outputs in reversed(passes):
-        if node.output[0] not in gradients:
+        if gradients.keys().isdisjoint(node.output):
             continue  # the loss does not depend on it
         above = [gradients.get(name, 0) for name in node.output]
+        above += [0] * (operator.num_outputs - len(above))  # of outputs that nobody reads
         for name, value, gradient in zip(node.input, inputs, operator.backward(above, inputs, outputs), strict=True):
             if value.dtype.kind == "f":
                 total = gradients[name] + gradient if name in gradients else gradient
@@ -136,17 +138,17 @@ def _inference_and_backprop(self: Any, input_dict: Mapping[str, np.ndarray], y: 
     self.gradients = gradients
     self.variables.update((f"{name}_grad", gradient) for name, gradient in gradients.items())
     pairs = [(name, f"{name}_grad") for name in self.get_params()]
-    self.grad_names = {y: pairs, "loss": pairs}  # optimizers ask for "loss", whatever it is called
+    self.grad_names = {y: pairs, "loss": pairs}  # optimizers ask for "loss" by that name
     return {y: loss}
 
 
 def _get_params(self: Any) -> list[str]:
-    """`ReferenceNetwork.get_params`: the original listed every tensor, data and activations too."""
+    """Replace `ReferenceNetwork.get_params`, which listed data and activations too."""
     return [name for name, value in self.params.items() if value.dtype.kind == "f"]
 
 
 def _network() -> None:
-    """Inference, backpropagation and `get_params`; with the gradients' names kept, `gradient` no longer raises."""
+    """Repair inference, backpropagation and `get_params`; `gradient` no longer raises."""
     network = reference_network.ReferenceNetwork
     network.inference = _inference
     network.inference_and_backprop = _inference_and_backprop
@@ -154,7 +156,10 @@ def _network() -> None:
 
 
 def _adam() -> None:
-    """Adam's second moment decayed with beta1, and its step count stayed 0, which divides by zero."""
+    """Repair Adam.
+
+    Its second moment decayed with beta1, and its step count stayed 0, a division by zero.
+    """
 
     def update_rule(self: Any, grad: np.ndarray, old_param: np.ndarray, param_name: str) -> np.ndarray:
         first = self.beta1 * self.get_first_momentum(param_name) + (1 - self.beta1) * grad
@@ -165,11 +170,14 @@ def _adam() -> None:
         return old_param - self.lr * corrected_first / np.sqrt(corrected_second + self.epsilon)
 
     optimizers.AdamOptimizer.update_rule = update_rule
-    optimizers.AdamOptimizer.step = ThreeStepOptimizer.step  # the one that calls new_input
+    optimizers.AdamOptimizer.step = ThreeStepOptimizer.step  # which calls new_input
 
 
 def _adagrad() -> None:
-    """AdaGrad had its rule under a name that nothing calls, summed whole norms, and made parameters float64."""
+    """Repair AdaGrad.
+
+    Its rule had a name that nothing calls, summed whole norms, and made parameters float64.
+    """
 
     def update_rule(self: Any, grad: np.ndarray, old_param: np.ndarray, param_name: str) -> np.ndarray:
         self.squares[param_name] = self.squares.get(param_name, np.zeros_like(grad)) + grad**2
@@ -179,7 +187,7 @@ def _adagrad() -> None:
 
 
 def _variance() -> None:
-    """`VarHeatmap` took the variance of the first run alone, which is 0."""
+    """Repair `VarHeatmap`, which took the variance of the first run alone: 0."""
 
     def measure(self: Any, inputs: Any, outputs: Any, reference_outputs: Any) -> list[np.ndarray]:
         return [np.var(np.stack(runs), axis=0) for runs in zip(*self._results, strict=True)]

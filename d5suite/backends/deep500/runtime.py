@@ -1,4 +1,4 @@
-"""The process-wide settings of deep500's reference, which is NumPy, and what it runs on."""
+"""Process-wide settings of deep500's reference, which is NumPy, and the libraries it uses."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ from d5suite.backends.deep500 import operators
 
 
 def configure(*, threads: int, seed: int, device: str) -> None:
-    """Set threads and seed; called once, before anything else.
+    """Set threads and seed. Call it once, before anything else.
 
     Parameters
     ----------
     threads : int
-        Threads of NumPy's linear algebra, which matrix products use and nothing else. NumPy takes their number from the
-        environment when it is imported, which the worker has seen to; threadpoolctl, if there, sets it now too.
+        Threads of NumPy's linear algebra; only matrix products use them. NumPy reads their number
+        from the environment on import, which the worker sets; threadpoolctl, if installed, sets it
+        again.
     seed : int
-        Of the generator that Dropout draws from.
+        Seed of Dropout's generator.
     device : str
         ``cpu``.
     """
@@ -32,7 +33,7 @@ def configure(*, threads: int, seed: int, device: str) -> None:
 
 
 def versions() -> dict[str, str]:
-    """The framework, and the libraries that do its work."""
+    """Return versions of the framework and of the libraries it uses."""
     blas = np.show_config("dicts")["Build Dependencies"]["blas"]
     return {
         "deep500": version("deep500"),
@@ -43,12 +44,12 @@ def versions() -> dict[str, str]:
 
 
 def device_problem(device: str) -> str | None:
-    """Why a device cannot be used, or None."""
+    """Return why a device cannot be used, or None."""
     return None if device == "cpu" else "deep500's reference operators run on the CPU only"
 
 
 def device_name(device: str) -> str:
-    """The device as its maker calls it."""
+    """Return the vendor's name of the device."""
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as lines:
             return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
@@ -57,5 +58,5 @@ def device_name(device: str) -> str:
 
 
 def device_memory(device: str) -> tuple[Callable[[], None], Callable[[], int]] | None:
-    """None: the CPU's memory is measured outside."""
+    """Return None, as on every CPU."""
     return None

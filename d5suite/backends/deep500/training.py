@@ -1,6 +1,7 @@
 """Level 2 on deep500: its reference optimizers on an executor's training graph.
 
-Imports deep500 (through `repairs`), NumPy and `d5suite.levels`.
+Imports deep500 (through `repairs`), NumPy, `d5suite.levels`, `d5suite.optimizers` and this
+adapter's `network`.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from d5suite.backends.deep500.network import Executor
 from d5suite.backends.deep500.repairs import deep500, optimizers
 from d5suite.levels import training
 from d5suite.levels.network import Arrays, Native
-from d5suite.levels.training import LEARNING_RATE, SGD, STEPS, Adagrad, Adam, AdamW, Optimizer, RMSProp
+from d5suite.levels.training import LEARNING_RATE, STEPS
+from d5suite.optimizers.settings import SGD, Adagrad, Adam, AdamW, Optimizer, RMSProp
 
 _SLOTS: Mapping[str, Mapping[str, str]] = {
     "sgd": {"velocity": "accumulation"},
@@ -24,13 +26,14 @@ _SLOTS: Mapping[str, Mapping[str, str]] = {
     "adam": {"moment": "first_momentum", "square": "second_momentum"},
     "adamw": {"moment": "first_momentum", "square": "second_momentum"},
 }
-"""By optimizer: deep500's names of the arrays it keeps."""
+"""By optimizer: deep500's names of its state arrays."""
 
 
 class PreparedGradients(deep500.GraphExecutor):
-    """A training graph's executor for deep500's optimizers, which know neither accumulation, clipping nor decay.
+    """A training graph's executor that accumulates, clips and decays for deep500's optimizers.
 
-    It takes a sequence of batches, and leaves averaged, clipped and decayed gradients where optimizers look for them.
+    It takes a sequence of batches, and stores averaged, clipped and decayed gradients where
+    optimizers read them.
 
     Parameters
     ----------
@@ -45,15 +48,15 @@ class PreparedGradients(deep500.GraphExecutor):
         self._decay = 0.0 if isinstance(settings, AdamW) else settings.weight_decay
 
     def inference(self, input: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """The network's output."""
+        """Return the network's output."""
         answer: dict[str, np.ndarray] = self._executor.inference(input)
         return answer
 
     def inference_and_backprop(self, input: Sequence[Mapping[str, np.ndarray]], y: str = "loss") -> Any:
-        """The mean loss."""
+        """Return the mean loss; of a sequence of no batch, prepare the gradients that are there."""
         network, settings = self.network, self._settings
-        answer = self._executor.inference_and_backprop(input[0], y)
-        if len(input) == 1 and not (settings.clip_value or settings.clip_norm or self._decay):
+        answer: Any = self._executor.inference_and_backprop(input[0], y) if input else {y: None}
+        if len(input) <= 1 and not (settings.clip_value or settings.clip_norm or self._decay):
             return answer
         names, sources = zip(*network.gradient(y), strict=True)
         loss, gradients = answer[y], network.fetch_tensors(sources)
@@ -77,17 +80,17 @@ class PreparedGradients(deep500.GraphExecutor):
 
 
 class NesterovOptimizer(optimizers.MomentumOptimizer):
-    """deep500's momentum with Nesterov's step, which it has not."""
+    """deep500's momentum with Nesterov's step, which deep500 lacks."""
 
     def update_rule(self, grad: np.ndarray, old_param: np.ndarray, param_name: str) -> np.ndarray:
-        """One parameter's new value."""
-        super().update_rule(grad, old_param, param_name)  # which moves the velocity
+        """Return a parameter's new value."""
+        super().update_rule(grad, old_param, param_name)  # updates the velocity
         moved: np.ndarray = old_param - self.lr * (grad + self.momentum * self.accumulation[param_name])
         return moved
 
 
 class RMSPropOptimizer(deep500.UpdateRuleOptimizer):
-    """RMSProp, which deep500 has not."""
+    """RMSProp, which deep500 lacks."""
 
     def __init__(self, executor: Any, loss: str, settings: RMSProp) -> None:
         super().__init__(executor, loss)
@@ -97,7 +100,7 @@ class RMSPropOptimizer(deep500.UpdateRuleOptimizer):
         self._settings = settings
 
     def update_rule(self, grad: np.ndarray, old_param: np.ndarray, param_name: str) -> np.ndarray:
-        """One parameter's new value."""
+        """Return a parameter's new value."""
         settings = self._settings
         square = settings.decay * self.squares[param_name] + (1 - settings.decay) * grad**2
         step: np.ndarray = grad / np.sqrt(square + settings.epsilon)
@@ -108,14 +111,14 @@ class RMSPropOptimizer(deep500.UpdateRuleOptimizer):
 
 
 class AdamOptimizer(optimizers.AdamOptimizer):
-    """deep500's Adam with epsilon outside the root, where deep500 has it inside, and decoupled weight decay."""
+    """deep500's Adam with epsilon outside the root, not inside, and decoupled weight decay."""
 
     def __init__(self, executor: Any, loss: str, settings: Adam) -> None:
         super().__init__(executor, loss, settings.learning_rate, settings.beta1, settings.beta2, settings.epsilon)
         self._decay = settings.weight_decay if isinstance(settings, AdamW) else 0.0
 
     def update_rule(self, grad: np.ndarray, old_param: np.ndarray, param_name: str) -> np.ndarray:
-        """One parameter's new value."""
+        """Return a parameter's new value."""
         first = self.beta1 * self.first_momentum[param_name] + (1 - self.beta1) * grad
         second = self.beta2 * self.second_momentum[param_name] + (1 - self.beta2) * grad**2
         self.first_momentum[param_name], self.second_momentum[param_name] = first, second
@@ -127,7 +130,7 @@ class AdamOptimizer(optimizers.AdamOptimizer):
 
 
 def _native(executor: Any, loss: str, settings: Optimizer) -> Any:
-    """deep500's optimizer, whose formula is the neutral one on gradients that are prepared."""
+    """Return deep500's optimizer with the neutral formula, for prepared gradients."""
     rate = settings.learning_rate
     if isinstance(settings, SGD):
         if not settings.momentum:
@@ -143,7 +146,7 @@ def _native(executor: Any, loss: str, settings: Optimizer) -> Any:
 
 
 class Trainer(training.Trainer):
-    """deep500's optimizers where it has them and their formulas are the neutral ones; else others in its own form."""
+    """deep500's optimizers or, if it lacks the formula, ours in its form."""
 
     executor: Executor
 
@@ -160,10 +163,20 @@ class Trainer(training.Trainer):
     @np.errstate(all="ignore")
     def step(self, feed: Native, *more: Native) -> Native:
         self.executor.trained()
-        names = (self.executor.network.input, self._label)
+        names = (*self.executor.network.inputs, self._label)
         loss: Native = self._optimizer.step([{name: each[name] for name in names} for each in (feed, *more)])
         self._steps += 1
         return loss
+
+    @np.errstate(all="ignore")
+    def apply(self, gradients: Native) -> None:
+        network = self.executor.trained().network
+        pairs = [(name, f"{name}_grad") for name in self.executor.network.parameters]
+        network.grad_names = {self._loss: pairs, "loss": pairs}
+        for name, source in pairs:
+            network.feed_tensor(source, gradients[name])
+        self._optimizer.step([])
+        self._steps += 1
 
     def _change_rate(self, rate: float) -> None:
         self._optimizer.lr = rate
@@ -182,5 +195,5 @@ class Trainer(training.Trainer):
             held.update({name: np.array(values[f"{slot}/{name}"], value.dtype) for name, value in held.items()})
 
     def _slots(self) -> dict[str, dict[str, np.ndarray]]:
-        """deep500's arrays by parameter, for each of `Optimizer.slots`."""
+        """Return deep500's arrays by parameter, for each of `Optimizer.slots`."""
         return {slot: getattr(self._optimizer, _SLOTS[self.optimizer.name][slot]) for slot in self.optimizer.slots}

@@ -1,8 +1,8 @@
-"""Written by hand as users of JAX write it: the yardstick for what d5suite adds.
+"""Handwritten JAX programs, as its users write them: the baseline for d5suite's overhead.
 
-Two operators, an epoch of LeNet-5, and a training step of ResNet-50 v1.5: pure functions of nested dicts, one jitted
-and donating training step, Optax, images N, H, W, C. Shares no code with the adapter. Imports JAX, Optax, NumPy and
-`d5suite.levels.baseline`.
+Two operators, an epoch of LeNet-5, and a training step of ResNet-50 v1.5: pure functions of nested
+dicts, one jitted training step that donates its arguments, Optax, images N, H, W, C. Shares no code
+with the adapter. Imports JAX, Optax, NumPy, `d5suite.errors` and `d5suite.levels.baseline`.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from d5suite.errors import NetworkError
 from d5suite.levels.baseline import Baseline, Epoch, OperatorCall
 
 if TYPE_CHECKING:
-    from d5suite.levels.training import SGD
     from d5suite.network import Network
+    from d5suite.optimizers.settings import SGD
 
 STAGE_SIZES = (3, 4, 6, 3)
 
 MOMENTUM = 0.9
 
 EPSILON = float(np.float32(1e-5))
-"""BatchNormalization's 1e-5 as an ONNX file holds it: with it, both steps agree in float64."""
+"""BatchNormalization's 1e-5 as the float32 of an ONNX file, so that both steps agree in float64."""
 
 Tree = dict[str, Any]
 
@@ -50,7 +50,7 @@ def operator_call(name: str, arrays: Sequence[np.ndarray], *, mode: str, device:
 
 
 def lenet5(params: Tree, x: jax.Array, *, precision: Any) -> jax.Array:
-    """(N, 32, 32, 1) to (N, classes), with tanh and means."""
+    """LeNet-5 with tanh and average pooling: (N, 32, 32, 1) to (N, classes)."""
 
     def conv_tanh(x: jax.Array, name: str) -> jax.Array:
         y = lax.conv_general_dilated(
@@ -104,7 +104,7 @@ def lenet5_epoch(network: Network, optimizer: SGD, *, mode: str, device: str) ->
 
 
 def native_sgd(settings: SGD) -> optax.GradientTransformation:
-    """Optax's optimizer."""
+    """Return Optax's SGD."""
     return optax.chain(
         optax.add_decayed_weights(settings.weight_decay),
         optax.sgd(settings.learning_rate, momentum=settings.momentum or None, nesterov=settings.nesterov),
@@ -112,7 +112,7 @@ def native_sgd(settings: SGD) -> optax.GradientTransformation:
 
 
 def conv(x: jax.Array, kernel: jax.Array, stride: int = 1, *, precision: Any) -> jax.Array:
-    """Convolution without bias, padded by half the kernel; (N, H, W, I) and (h, w, I, O) to (N, H', W', O)."""
+    """Convolve (N, H, W, I) with (h, w, I, O) to (N, H', W', O), padded by half the kernel."""
     margin = kernel.shape[0] // 2
     return lax.conv_general_dilated(
         x,
@@ -125,7 +125,7 @@ def conv(x: jax.Array, kernel: jax.Array, stride: int = 1, *, precision: Any) ->
 
 
 def batch_norm(x: jax.Array, p: Tree, s: Tree) -> tuple[jax.Array, Tree]:
-    """Batch normalisation in float32 or wider, and the moved running statistics."""
+    """Normalize by the batch in float32 or wider; return the updated running statistics too."""
     wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
     mean, var = wide.mean((0, 1, 2)), wide.var((0, 1, 2))
     y = (wide - mean) * (lax.rsqrt(var + EPSILON) * p["scale"]) + p["bias"]
@@ -134,7 +134,7 @@ def batch_norm(x: jax.Array, p: Tree, s: Tree) -> tuple[jax.Array, Tree]:
 
 
 def bottleneck(x: jax.Array, p: Tree, s: Tree, stride: int, *, precision: Any) -> tuple[jax.Array, Tree]:
-    """1×1, 3×3 (with the stride, v1.5) and 1×1 convolution beside a shortcut."""
+    """1×1, 3×3 (strided, v1.5) and 1×1 convolution with a shortcut."""
     new: Tree = {}
     y, new["bn1"] = batch_norm(conv(x, p["conv1"], precision=precision), p["bn1"], s["bn1"])
     y, new["bn2"] = batch_norm(conv(jax.nn.relu(y), p["conv2"], stride, precision=precision), p["bn2"], s["bn2"])
@@ -145,7 +145,7 @@ def bottleneck(x: jax.Array, p: Tree, s: Tree, stride: int, *, precision: Any) -
 
 
 def resnet50(params: Tree, stats: Tree, x: jax.Array, *, precision: Any) -> tuple[jax.Array, Tree]:
-    """(N, H, W, 3) to (N, classes), and the moved running statistics."""
+    """(N, H, W, 3) to (N, classes), and the updated running statistics."""
     new: Tree = {}
     x, new["bn1"] = batch_norm(conv(x, params["conv1"], 2, precision=precision), params["bn1"], stats["bn1"])
     x = lax.reduce_window(
@@ -161,7 +161,7 @@ def resnet50(params: Tree, stats: Tree, x: jax.Array, *, precision: Any) -> tupl
 
 
 def _parameter_places() -> dict[str, tuple[str, ...]]:
-    """Where each parameter of a published checkpoint lies among `resnet50`'s."""
+    """Map each parameter name of a published checkpoint to its place in `resnet50`'s tree."""
     places: dict[str, tuple[str, ...]] = {"fc.weight": ("fc",), "fc.bias": ("bias",)}
 
     def add(inside: tuple[str, ...], prefix: str, conv: str, norm: str, own_conv: str, own_norm: str) -> None:
@@ -192,7 +192,7 @@ def _get(tree: Tree, place: tuple[str, ...]) -> Any:
 
 _INWARD = {4: (2, 3, 1, 0), 2: (1, 0), 1: (0,)}
 _OUTWARD = {4: (3, 2, 0, 1), 2: (1, 0), 1: (0,)}
-"""Axis orders from neutral layouts to JAX's usual ones and back, by rank."""
+"""Axis orders from neutral layouts to JAX's usual ones, and back, by rank."""
 
 
 def resnet50_training_step(
@@ -205,12 +205,12 @@ def resnet50_training_step(
     device: str,
     precision: str,
 ) -> Baseline:
-    """Build the step.
+    """Build the training step.
 
     Parameters
     ----------
     network : Network
-        A ResNet-50 of the zoo; gives the number of classes and the starting weights.
+        A ResNet-50 of the zoo: gives the number of classes and the initial weights.
     optimizer : SGD
     images, labels : numpy.ndarray
         The batch: float32 (N, 3, H, W) and int64 (N,).
@@ -256,7 +256,7 @@ def resnet50_training_step(
             grads = jax.tree.map(lambda g: g / scale, grads)
         updates, moved = sgd.update(grads, state, params)
         updated = optax.apply_updates(params, updates)
-        if half:  # the loss's scale halves where a gradient is not finite, and doubles after 2000 updates
+        if half:  # halve the loss scale if a gradient is not finite; double it after 2000 updates
             finite = jnp.isfinite(optax.global_norm(grads))
             updated, moved = jax.tree.map(
                 lambda new, old: jnp.where(finite, new, old), (updated, moved), (params, state)

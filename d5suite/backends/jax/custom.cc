@@ -1,5 +1,5 @@
-// A custom operator as two handlers of XLA's foreign function interface; D5_INPUTS and D5_OUTPUTS say how many tensors
-// it has. For CUDA where D5_CUDA is defined, for Python functions where D5_PYTHON is.
+// A custom operator as two handlers of XLA's foreign function interface. D5_INPUTS and D5_OUTPUTS are its numbers of
+// tensors; D5_CUDA builds it for CUDA, D5_PYTHON for Python functions.
 #include <array>
 #include <cstdint>
 #include <string>
@@ -15,7 +15,7 @@ namespace {
 
 namespace ffi = xla::ffi;
 
-// 0 for a type that the C interface does not have; the operator then refuses it.
+// Returns 0 for a type that the C interface lacks; the operator then rejects it.
 int32_t Dtype(ffi::DataType type) {
     switch (type) {
         case ffi::DataType::F32: return D5_FLOAT32;
@@ -36,7 +36,7 @@ d5_tensor Describe(const ffi::AnyBuffer &buffer) {
     return {buffer.untyped_data(), shape.begin(), static_cast<int32_t>(shape.size()), Dtype(buffer.element_type())};
 }
 
-// Tensors in a row of the arguments.
+// Describes N consecutive arguments.
 template <size_t N>
 std::array<d5_tensor, N> Arguments(const ffi::RemainingArgs &arguments, size_t first) {
     std::array<d5_tensor, N> described;
@@ -52,7 +52,7 @@ ffi::Error Answer(int code) {
 
 ffi::Error Mismatch() {
     return ffi::Error(ffi::ErrorCode::kInvalidArgument, std::string("custom operator ") + d5_operator_name +
-                                                            " is called with another number of tensors");
+                                                            " is called with the wrong number of tensors");
 }
 
 ffi::Error Forward(void *stream, ffi::RemainingArgs arguments, ffi::RemainingRets results) {
@@ -76,7 +76,7 @@ bool IsFloating(int32_t dtype) {
     return dtype == D5_FLOAT32 || dtype == D5_FLOAT64 || dtype == D5_FLOAT16 || dtype == D5_BFLOAT16;
 }
 
-// Inputs, outputs and the outputs' gradients to the gradients of the floating-point inputs.
+// Maps inputs, outputs and the outputs' gradients to the gradients of the floating-point inputs.
 ffi::Error Backward(void *stream, ffi::RemainingArgs arguments, ffi::RemainingRets results) {
     if (arguments.size() != D5_INPUTS + 2 * D5_OUTPUTS) return Mismatch();
     const auto inputs = Arguments<D5_INPUTS>(arguments, 0);
@@ -110,7 +110,7 @@ ffi::Error Backward(void *stream, ffi::RemainingArgs arguments, ffi::RemainingRe
 auto Bind() { return ffi::Ffi::Bind().Ctx<ffi::PlatformStream<void *>>().RemainingArgs().RemainingRets(); }
 #define D5_HANDLER(function) function
 #elif defined(D5_PYTHON)
-// The address of the function to call stands in the place of the stream.
+// The stream argument carries the address of the function to call.
 auto Bind() { return ffi::Ffi::Bind().Attr<uint64_t>("function").RemainingArgs().RemainingRets(); }
 #define D5_HANDLER(function)                                                                 \
     [](uint64_t address, ffi::RemainingArgs arguments, ffi::RemainingRets results) {         \

@@ -1,7 +1,8 @@
-"""Custom operators through XLA's foreign function interface, differentiable where they have a backward pass.
+"""Custom operators through XLA's foreign function interface (FFI), with their gradients.
 
-`custom.cc` makes a C++ source a pair of XLA's handlers; a Python operator's source is `python.cc`, which calls back.
-Imports JAX, NumPy, ONNX's numbers of types, `d5suite.custom` and `d5suite.errors`.
+`custom.cc` wraps a C++ source in two XLA handlers, forward and backward. For a Python operator the
+source is `python.cc`, which calls back. Imports JAX, NumPy, ONNX's type numbers, `d5suite.custom`
+and `d5suite.errors`.
 """
 
 from __future__ import annotations
@@ -26,30 +27,30 @@ from d5suite.errors import NetworkError
 Function = Callable[..., Any]
 
 _registered: dict[str, tuple[Path, list[Any]]] = {}
-"""The library of each of XLA's targets, and the functions that it calls if the operator is a Python operator."""
+"""Library and, for a Python operator, its callbacks, by XLA target."""
 
 _FUNCTION = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(Call))
 
 
 def factory(custom: CustomOperator) -> Callable[[Any, Any], Function]:
-    """A factory, like those of `operators.OPERATORS`, for a custom operator.
+    """Return a factory, like those of `operators.OPERATORS`, for a custom operator.
 
     Raises
     ------
     CompileError
         If its source does not compile.
     ConfigurationError
-        If its source gives outputs other shapes than its meaning does.
+        If the output shapes of its source differ from those of its meaning.
     NetworkError
         If not all its outputs are wanted.
     """
 
     def build(node: Any, context: Any) -> Function:
         if not all(node.outputs) or len(node.outputs) != len(custom.outputs):
-            raise NetworkError("every output of a custom operator must be wanted", where=custom.name)
+            raise NetworkError("all outputs of a custom operator must be requested", where=custom.name)
         name = custom.identifier + ("" if context.device == "cpu" else f"_{context.device}")
         shapes = [context.shapes[output] for output in node.outputs]
-        if custom.source is None:  # its answers' shapes are checked, so that they are part of it
+        if custom.source is None:  # its callbacks check the outputs' shapes
             name += "".join(f"_{'x'.join(map(str, shape))}" for shape in shapes)
         if name not in _registered:
             _registered[name] = _register(custom, name, context.device, shapes)
@@ -78,7 +79,7 @@ def factory(custom: CustomOperator) -> Callable[[Any, Any], Function]:
 
 
 def _differentiable(forward: Function, backward: Function) -> Function:
-    """The forward pass with the other as its gradient."""
+    """Return the forward pass with the backward pass as its gradient."""
     operator = jax.custom_vjp(forward)
 
     def record(*inputs: Any) -> Any:
@@ -88,7 +89,7 @@ def _differentiable(forward: Function, backward: Function) -> Function:
     def pull(recorded: Any, gradients: Any) -> tuple[Any, ...]:
         inputs, outputs = recorded
         heads = tuple(
-            g if _is_floating(y) else jnp.zeros(y.shape, y.dtype)  # an integer's gradient has no type of its own
+            g if _is_floating(y) else jnp.zeros(y.shape, y.dtype)  # an integer's is float0, which FFI lacks
             for y, g in zip(outputs, gradients, strict=True)
         )
         found = iter(backward(inputs, outputs, heads))
@@ -127,14 +128,15 @@ def _compiled(custom: CustomOperator, name: str, device: str) -> Path:
     if custom.source is not None:
         return compile_operator(custom, device=device, glue=glue, identifier=name)
     if device != "cpu":
-        raise NetworkError("its Python functions are called for arrays in the CPU's memory only", where=custom.name)
+        raise NetworkError("a Python operator runs on the CPU only", where=custom.name)
     return compile_library(custom.name, Path(__file__).with_name("python.cc"), glue=glue)
 
 
 def _functions(custom: CustomOperator, shapes: Sequence[Sequence[int]]) -> list[Any]:
-    """Both directions as C functions, which must be kept as long as they may be called.
+    """Return both passes as C functions; keep a reference as long as they may be called.
 
-    JAX's own callbacks bring their arguments to JAX first, for which they may need the thread that waits for them.
+    JAX's own callbacks convert their arguments to JAX arrays first, which can deadlock: it may need
+    the thread that waits for the callback.
     """
 
     def forward(call: Any) -> None:
@@ -155,7 +157,7 @@ def _functions(custom: CustomOperator, shapes: Sequence[Sequence[int]]) -> list[
 
 
 def _guarded(function: Function, call: Any) -> int:
-    """D5_OK, or D5_FAILED with the exception on standard error: none can pass through XLA."""
+    """Return D5_OK, or print the exception and return D5_FAILED: XLA propagates no exceptions."""
     try:
         function(call.contents)
     except Exception:
@@ -165,7 +167,7 @@ def _guarded(function: Function, call: Any) -> int:
 
 
 def _arrays(tensors: Any, count: int) -> tuple[np.ndarray, ...]:
-    """Tensors to be read."""
+    """Return tensors as read-only arrays."""
     arrays = tuple(_array(tensor) for tensor in tensors[:count])
     for array in arrays:
         array.flags.writeable = False
@@ -173,7 +175,7 @@ def _arrays(tensors: Any, count: int) -> tuple[np.ndarray, ...]:
 
 
 def _array(tensor: Any) -> np.ndarray:
-    """The memory of a tensor."""
+    """Return a view of a tensor's memory."""
     shape, dtype = tensor.shape[: tensor.rank], np.dtype(helper.tensor_dtype_to_np_dtype(tensor.dtype))
     size = math.prod(shape) * dtype.itemsize
     return np.ndarray(shape, dtype, (ctypes.c_char * size).from_address(tensor.data) if size else None)
@@ -184,7 +186,7 @@ def _is_floating(x: Any) -> bool:
 
 
 def _native_type(custom: CustomOperator, dtype: Any) -> np.dtype:
-    """The type of an output, refused if it would be shortened: the operator writes the whole."""
+    """Return an output's type; raise if JAX would narrow it, as the operator writes all bits."""
     native: np.dtype = jax.dtypes.canonicalize_dtype(dtype)
     if native != dtype:
         raise NetworkError(f"an output of {dtype} needs JAX's 64-bit types", where=custom.name)

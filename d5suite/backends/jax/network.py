@@ -1,15 +1,15 @@
-"""Level 1 on JAX: a network as pure functions of its parameters, compiled by XLA, and their gradients.
+"""Level 1 on JAX: a network as pure functions of its parameters, compiled by XLA.
 
-Parameters are a dict of arrays under their neutral names; running statistics and the random key are a second pytree,
-which a training pass returns anew. Imports JAX, NumPy, `d5suite.errors`, `d5suite.levels` and `d5suite.network`.
+Parameters are a dict of arrays by neutral name. Running statistics and the random key are a second
+pytree, and a training pass returns a new one. Imports JAX, NumPy, `d5suite.levels`,
+`d5suite.network` and the adapter's `runtime` and `operators`.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
 from typing import Any
 
 import jax
@@ -18,17 +18,16 @@ import numpy as np
 from jax import lax
 
 from d5suite.backends.jax import runtime
-from d5suite.backends.jax.operators import OPERATORS, Context, Layout, channels_last, identity, weight_layout
-from d5suite.errors import NetworkError
+from d5suite.backends.jax.operators import OPERATORS, Context
 from d5suite.levels import network as level
 from d5suite.levels.network import GRADIENT_SCALE, Arrays, Native
-from d5suite.network import Network, Node
-
-_FLOAT32_INPUTS = {"BatchNormalization": (1, 2, 3, 4), "SoftmaxCrossEntropyLoss": (2,)}
-"""Weights that stay in float32 where the others are rounded to 16 bits."""
+from d5suite.network import Network
+from d5suite.network.nodes.layouts import channels_last, weight_layouts
+from d5suite.network.nodes.schedule import by_name, check_statistics, is_rounded, schedule
+from d5suite.network.operation import is_floating
 
 _NARROW = {"bf16": np.dtype(jnp.bfloat16), "fp16": np.dtype(np.float16)}
-"""By precision: the type of activations and of weights where they are used, in place of the parameters' own."""
+"""Type of activations, and of weights where they are used, by precision."""
 
 ArrayTree = dict[str, jax.Array]
 
@@ -41,25 +40,24 @@ class Executor(level.Executor):
     trained : dict of str to jax.Array
         The parameters in their storage layouts.
     state : tuple
-        Running statistics by name, and the random key of the next training pass or None without Dropout.
+        Running statistics by name, and the random key of the next training pass (None without
+        Dropout).
     native_device : jax.Device
     """
 
     def __init__(self, network: Network, *, mode: str, device: str, precision: str) -> None:
         super().__init__(network, mode=mode, device=device, precision=precision)
-        computed = [name for name in network.statistics if name not in network.initializers]
-        if computed:
-            raise NetworkError(f"running statistics must be initializers: {', '.join(computed)}", where=network.name)
+        check_statistics(network)
         self._array = np.float64 if precision == "fp64" else np.float32
         self._activations = _NARROW.get(precision, np.dtype(self._array))
         self.native_device = runtime.native_device(device)
-        self._layouts = _weight_layouts(network)
-        self._layouts[network.input] = channels_last(len(network.shapes[network.input]))
+        self._layouts = weight_layouts(network)
+        self._layouts.update({name: channels_last(len(network.shapes[name])) for name in network.inputs})
         inference = self._context(training=False)
-        self._infer = _Program(network, network.output, inference, self._activations)
-        self._layouts[network.output] = inference.layout(network.output)
+        self._infer = _Program(network, network.outputs, inference, self._activations)
+        self._layouts.update({name: inference.layout(name) for name in network.outputs})
         if network.loss is not None:
-            self._train = _Program(network, network.loss, self._context(training=True), self._activations)
+            self._train = _Program(network, [network.loss], self._context(training=True), self._activations)
         random = network.loss is not None and self._train.random
         with self.scope():
             self.trained = {name: self.native(name, network.initializers[name]) for name in network.parameters}
@@ -72,64 +70,56 @@ class Executor(level.Executor):
         self._pending: deque[Any] = deque()
 
     def _context(self, *, training: bool) -> Context:
-        network = self.network
         # On the CPU float32 is always float32; on GPUs XLA's default is TF32.
-        exact = self.device == "cuda" and self.precision not in _NARROW
-        return Context(
-            shapes=network.shapes,
-            constants={name: network.initializers[name] for name in network.constants},
-            layouts=dict(self._layouts),
-            training=training,
-            precision=lax.Precision.HIGHEST if exact else None,
+        exact = lax.Precision.HIGHEST if self.device == "cuda" and self.precision not in _NARROW else None
+        return Context.of_network(
+            self.network, training=training, activations=self.precision, layouts=dict(self._layouts), precision=exact
         )
 
     def scope(self) -> AbstractContextManager[None]:
-        """Where this executor's arrays can be made and its functions called: float64 needs JAX's 64-bit types."""
+        """Return the scope for arrays and calls; float64 needs JAX's 64-bit types."""
         return runtime.double_precision() if self.precision == "fp64" else nullcontext()
 
     def compiled(self, function: Callable[..., Any], *, donate: tuple[int, ...] = ()) -> Callable[..., Any]:
-        """The function as this mode runs it; ``donate`` numbers the arguments whose memory the results may take."""
+        """Return the function as this mode runs it; results may reuse memory of ``donate``."""
         if self.mode == "eager":
             return function
         jitted: Callable[..., Any] = jax.jit(function, donate_argnums=donate)
         return jitted
 
-    def _run(self, trained: ArrayTree, statistics: ArrayTree, images: jax.Array) -> jax.Array:
-        output, _ = self._infer({**trained, **statistics, self.network.input: images}, None)
-        return output
+    def _run(self, trained: ArrayTree, statistics: ArrayTree, inputs: ArrayTree) -> list[jax.Array]:
+        outputs, _ = self._infer({**trained, **statistics, **inputs}, None)
+        return outputs
 
-    def loss(self, trained: ArrayTree, state: Any, images: jax.Array, labels: jax.Array) -> tuple[jax.Array, Any]:
-        """The loss in training mode and the next state; a pure function, for differentiation and tracing."""
+    def loss(self, trained: ArrayTree, state: Any, inputs: ArrayTree) -> tuple[jax.Array, Any]:
+        """Return the loss in training mode and the next state. Pure, for tracing."""
         statistics, key = state
-        label, _ = self.network.require_loss()
         key, now = (None, None) if key is None else jax.random.split(key)
-        values = {**trained, **statistics, self.network.input: images, label: labels}
-        loss, moved = self._train(values, now)
+        (loss,), moved = self._train({**trained, **statistics, **inputs}, now)
         return loss, ({**statistics, **moved}, key)
 
-    def gradient(self, trained: ArrayTree, state: Any, images: jax.Array, labels: jax.Array, scale: Any = None) -> Any:
-        """The loss, the next state and the gradients, as ``((loss, state), gradients)``; a pure function.
+    def gradient(self, trained: ArrayTree, state: Any, inputs: ArrayTree, scale: Any = None) -> Any:
+        """Return ``((loss, next state), gradients)``. Pure, for tracing.
 
-        With ``scale``, the loss is multiplied by it before it is differentiated, and the gradients are divided by it.
+        With ``scale``, the loss is multiplied by it before differentiation, and the gradients are
+        divided by it.
         """
         if scale is None:
-            return jax.value_and_grad(self.loss, has_aux=True)(trained, state, images, labels)
+            return jax.value_and_grad(self.loss, has_aux=True)(trained, state, inputs)
 
         def scaled(trained: ArrayTree) -> Any:
-            loss, moved = self.loss(trained, state, images, labels)
+            loss, moved = self.loss(trained, state, inputs)
             return loss * scale, (loss, moved)
 
         (_, found), gradients = jax.value_and_grad(scaled, has_aux=True)(trained)
         return found, jax.tree.map(lambda gradient: gradient / scale, gradients)
 
-    # Weights and data, in and out.
-
     def native(self, name: str, value: np.ndarray) -> jax.Array:
-        """An array of our own with a parameter's or statistic's value."""
+        """Copy a parameter's or statistic's value to the device."""
         return jax.device_put(self._stored(name, value, self._array), self.native_device)
 
     def _stored(self, name: str, value: np.ndarray, dtype: Any) -> np.ndarray:
-        """A copy in storage layout, which JAX may keep without copying it again."""
+        """Copy an array into its storage layout; JAX may keep the copy as its own memory."""
         layout = self._layouts.get(name)
         return np.array(value.transpose(layout) if layout else value, dtype, order="C")
 
@@ -138,7 +128,9 @@ class Executor(level.Executor):
         fed = {}
         with self.scope():
             for name, array in arrays.items():
-                stored = self._stored(name, array, self._activations if name == self.network.input else np.int32)
+                dtype = self.network.dtypes[name]
+                floating, index = is_floating(dtype), dtype == np.int64  # JAX's own indices are int32
+                stored = self._stored(name, array, self._activations if floating else np.int32 if index else dtype)
                 fed[name] = jax.device_put(stored, self.native_device)
                 self.issued(fed[name])
         return fed
@@ -172,25 +164,27 @@ class Executor(level.Executor):
             key = jax.random.wrap_key_data(np.asarray(values["key"]))
             self.state = (self.state[0], jax.device_put(key, self.native_device))
 
-    # The measured paths.
-
     def forward(self, feed: Native) -> Native:
         with self.scope():
-            output = self._forward(self.trained, self.state[0], feed[self.network.input])
-        self.issued(output)
-        return {self.network.output: output}
+            outputs = self._forward(self.trained, self.state[0], {name: feed[name] for name in self.network.inputs})
+        self.issued(*outputs)
+        return dict(zip(self.network.outputs, outputs, strict=True))
+
+    def training_inputs(self, feed: Native) -> ArrayTree:
+        """Return the inputs and the label of a feed."""
+        return {name: feed[name] for name in (*self.network.inputs, self.network.require_loss()[0])}
 
     def forward_backward(self, feed: Native) -> Native:
-        label, name = self.network.require_loss()
+        _, name = self.network.require_loss()
         with self.scope():
             (loss, self.state), gradients = self._gradient(
-                self.trained, self.state, feed[self.network.input], feed[label], self._scale
+                self.trained, self.state, self.training_inputs(feed), self._scale
             )
         self.issued(loss, gradients)
         return {name: loss, **gradients}
 
     def issued(self, result: jax.Array, *others: Any) -> None:
-        """Remember what `synchronize` has to wait for: one result of a program stands for the others."""
+        """Record what `synchronize` waits for; one result of a compiled program stands for all."""
         while self._pending and self._pending[0][0].is_ready():
             self._pending.popleft()
         self._pending.append((result, others) if self.mode == "eager" else (result,))
@@ -201,7 +195,7 @@ class Executor(level.Executor):
 
 
 class _Program:
-    """The nodes that one output needs, each as a native call, in order.
+    """The nodes that some outputs need, as native calls in order.
 
     Attributes
     ----------
@@ -209,34 +203,22 @@ class _Program:
         Whether a node draws random numbers.
     """
 
-    def __init__(self, network: Network, wanted: str, context: Context, activations: np.dtype) -> None:
+    def __init__(self, network: Network, wanted: Sequence[str], context: Context, activations: np.dtype) -> None:
         self._wanted = wanted
         self._activations = activations
-        nodes = network.nodes_for([wanted])
-        self.random = context.training and any(node.op_type == "Dropout" for node in nodes)
+        steps = schedule(network, wanted, training=context.training)
+        self.random = context.training and any(step.node.op_type == "Dropout" for step in steps)
         self._constants = {name: _constant(context.constants[name], activations) for name in network.constants}
-        known = {"", network.input, *network.initializers, *([network.label] if context.training else [])}
-        last_use = {name: index for index, node in enumerate(nodes) for name in node.inputs}
-        kept = {"", wanted, *network.initializers}
         rounds = activations in _NARROW.values()
         self._steps = []
-        for index, node in enumerate(nodes):
-            for name in node.inputs:
-                if name not in known:
-                    raise NetworkError(
-                        f"tensor {name!r} is not a first output, and only those are computed", where=node.name
-                    )
-            call = OPERATORS[node.op_type](replace(node, outputs=node.outputs[:1]), context)
-            known.add(node.outputs[0])
-            rounded = [rounds and _is_rounded(network, node, i) for i in range(len(node.inputs))]
-            dead = [name for name in {*node.inputs} - kept if last_use[name] == index]
-            self._steps.append((node, call, rounded, dead))
+        for step in steps:
+            node = step.node
+            rounded = [rounds and is_rounded(network, node, i) for i in range(len(node.inputs))]
+            self._steps.append((node, OPERATORS[node.op_type](node, context), rounded, step.dead))
         self._training = context.training
-        if wanted not in known:
-            raise NetworkError(f"no node computes {wanted!r} as its first output", where=network.name)
 
-    def __call__(self, given: Mapping[str, Any], key: jax.Array | None) -> tuple[Any, ArrayTree]:
-        """The wanted output, and in training mode the running statistics that moved."""
+    def __call__(self, given: Mapping[str, Any], key: jax.Array | None) -> tuple[list[Any], ArrayTree]:
+        """Return the wanted outputs and, in training mode, the updated running statistics."""
         values = {**self._constants, **given, "": None}
         moved: ArrayTree = {}
         for index, (node, call, rounded, dead) in enumerate(self._steps):
@@ -250,29 +232,16 @@ class _Program:
                 result = call(*arguments)
             if node.op_type == "BatchNormalization" and self._training:
                 result, moved[node.inputs[3]], moved[node.inputs[4]] = result
-            values[node.outputs[0]] = result
+            values.update(by_name(node, result))
             for name in dead:
                 del values[name]
-        return values[self._wanted], moved
+        return [values[name] for name in self._wanted], moved
 
 
 def _constant(value: np.ndarray, activations: np.dtype) -> np.ndarray:
-    """A constant as operators use it: numbers in the activations' type."""
-    return value.astype(activations) if value.dtype.kind == "f" else value
+    """Copy a constant, of floating point in the activations' type.
 
-
-def _is_rounded(network: Network, node: Node, index: int) -> bool:
-    """Whether a node's input is a weight that is rounded where the precision has 16 bits."""
-    return node.inputs[index] in network.parameters and index not in _FLOAT32_INPUTS.get(node.op_type, ())
-
-
-def _weight_layouts(network: Network) -> dict[str, Layout]:
-    layouts: dict[str, Layout] = {}
-    for node in network.nodes:
-        for index, name in enumerate(node.inputs):
-            if name in network.parameters and name not in layouts:
-                rank = len(network.shapes[name])
-                layout = weight_layout(node, index, rank)
-                if layout != identity(rank):
-                    layouts[name] = layout
-    return layouts
+    JAX remembers an array's type by its identity: one that both a float32 and a float64 program
+    hold would have 32-bit integers in both.
+    """
+    return value.astype(activations) if value.dtype.kind == "f" else value.copy()

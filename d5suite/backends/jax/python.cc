@@ -1,4 +1,4 @@
-// The source of every Python operator: the function to call is where the stream would be.
+// The source of every Python operator: calls the function whose address the stream argument carries.
 #include "d5suite_operator.h"
 
 namespace {

@@ -1,4 +1,4 @@
-"""The process-wide settings of JAX, and what it runs on. Imports JAX and NumPy."""
+"""Process-wide settings of JAX, and the devices and libraries it uses. Imports JAX and NumPy."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ _LIBRARIES = (
     "nvidia-cudnn-cu12",
     "nvidia-cudnn-cu13",
 )
-"""Distributions that do JAX's work, where they are installed."""
+"""Distributions whose versions matter to results, if installed."""
 
 _seed = 0
 
 
 def configure(*, threads: int, seed: int, device: str) -> None:
-    """Set thread pools and the seed; called once, before anything else.
+    """Set thread pools and the seed. Call it once, before anything else.
 
     Parameters
     ----------
     threads : int
-        Size of XLA's thread pool on the CPU. XLA reads it when JAX is first used; later it keeps its size.
+        Size of XLA's thread pool on the CPU; XLA reads it only when JAX is first used.
     seed : int
-        Of the keys that executors built from now on start with (Dropout).
+        Seed of the random keys (Dropout) of executors built from now on.
     device : str
-        ``cpu`` leaves GPUs alone; ``cuda`` makes GPU memory grow with need.
+        ``cpu`` keeps JAX off GPUs; ``cuda`` allocates GPU memory on demand.
     """
     global _seed
     _seed = seed
@@ -48,12 +48,12 @@ def configure(*, threads: int, seed: int, device: str) -> None:
 
 
 def initial_key() -> jax.Array:
-    """The random key of the configured seed."""
+    """Return the random key of the configured seed."""
     return jax.random.key(_seed % 2**31)
 
 
 def double_precision() -> AbstractContextManager[None]:
-    """A scope in which JAX has 64-bit types; elsewhere it keeps its default, which is not to have them."""
+    """Return a scope in which JAX has 64-bit types, which it lacks by default."""
     if hasattr(jax, "enable_x64"):
         scope: AbstractContextManager[None] = jax.enable_x64(True)
         return scope
@@ -64,12 +64,12 @@ def double_precision() -> AbstractContextManager[None]:
 
 
 def native_device(device: str) -> jax.Device:
-    """JAX's first device of this kind."""
-    return jax.devices(device)[0]
+    """Return JAX's first device of this kind."""
+    return jax.local_devices(backend=device)[0]
 
 
 def versions() -> dict[str, str]:
-    """The framework, and the libraries that do its work, as far as they are there."""
+    """Return the versions of JAX and of the libraries it uses."""
     found = {"jax": jax.__version__, "numpy": np.__version__}
     for name in _LIBRARIES:
         try:
@@ -80,7 +80,7 @@ def versions() -> dict[str, str]:
 
 
 def device_problem(device: str) -> str | None:
-    """Why a device cannot be used, or None."""
+    """Return why a device cannot be used, or None."""
     try:
         native_device(device)
     except RuntimeError as error:
@@ -93,7 +93,7 @@ def device_problem(device: str) -> str | None:
 
 
 def device_name(device: str) -> str:
-    """The device as its maker calls it."""
+    """Return the device's model name."""
     if device == "cuda":
         return str(native_device(device).device_kind)
     try:
@@ -104,9 +104,9 @@ def device_name(device: str) -> str:
 
 
 def device_memory(device: str) -> tuple[Callable[[], None], Callable[[], int]] | None:
-    """Functions that reset and read the peak of arrays' memory on the device in bytes; None on the CPU.
+    """Return functions that reset and read the peak of device memory in bytes; None on the CPU.
 
-    JAX cannot reset its peak: the figure is of the whole process.
+    JAX cannot reset its peak, so the figure covers the whole process.
     """
     if device == "cpu":
         return None

@@ -1,4 +1,7 @@
-"""Level 2 on JAX: an Optax optimizer on an executor's parameters. Imports JAX, Optax, NumPy and `d5suite.levels`."""
+"""Level 2 on JAX: an Optax optimizer on an executor's parameters.
+
+Imports JAX, Optax, NumPy, `d5suite.levels`, `d5suite.optimizers` and the adapter's `network`.
+"""
 
 from __future__ import annotations
 
@@ -13,19 +16,8 @@ import optax
 from d5suite.backends.jax.network import Executor
 from d5suite.levels import training
 from d5suite.levels.network import Arrays, Native
-from d5suite.levels.training import (
-    LEARNING_RATE,
-    LOSS_SCALE,
-    LOSS_SCALING,
-    SGD,
-    STEPS,
-    UNSCALED_STEPS,
-    Adagrad,
-    Adam,
-    AdamW,
-    Optimizer,
-    RMSProp,
-)
+from d5suite.levels.training import LEARNING_RATE, LOSS_SCALE, STEPS, UNSCALED_STEPS
+from d5suite.optimizers.settings import LOSS_SCALING, SGD, Adagrad, Adam, AdamW, Optimizer, RMSProp
 
 _SLOTS: Mapping[str, Mapping[str, str]] = {
     "sgd": {"velocity": "trace"},
@@ -34,11 +26,11 @@ _SLOTS: Mapping[str, Mapping[str, str]] = {
     "adam": {"moment": "mu", "square": "nu"},
     "adamw": {"moment": "mu", "square": "nu"},
 }
-"""By optimizer: Optax's names of the arrays it keeps."""
+"""Optax's names of an optimizer's arrays, by optimizer and slot."""
 
 
 def scale_by_root_of_sum(settings: Adagrad) -> optax.GradientTransformation:
-    """Adagrad with epsilon outside the root, as ``optax.scale_by_rss``, which has it inside."""
+    """Return Adagrad with epsilon outside the root; ``optax.scale_by_rss`` has it inside."""
 
     def initial(trained: Any) -> optax.ScaleByRssState:
         return optax.ScaleByRssState(jax.tree.map(lambda p: jnp.full_like(p, settings.initial_square), trained))
@@ -52,7 +44,7 @@ def scale_by_root_of_sum(settings: Adagrad) -> optax.GradientTransformation:
 
 
 def direction(settings: Optimizer) -> optax.GradientTransformation:
-    """What turns gradients into what the learning rate multiplies; Optax's formulas are the neutral ones."""
+    """Return the transformation of gradients to directions, which the learning rate multiplies."""
     chain = [optax.identity()]
     if settings.clip_value:
         chain.append(optax.clip(settings.clip_value))
@@ -75,14 +67,14 @@ def direction(settings: Optimizer) -> optax.GradientTransformation:
 
 
 class Scaling(NamedTuple):
-    """What `d5suite.levels.training.LossScaling` remembers, on the device: scalars.
+    """State of `d5suite.optimizers.settings.LossScaling` as scalars on the device.
 
     Attributes
     ----------
     scale : jax.Array
         float32.
     kept : jax.Array
-        int32, the updates since the scale last changed.
+        int32, updates since the scale last changed.
     updates : jax.Array
         int32, all updates.
     """
@@ -92,7 +84,7 @@ class Scaling(NamedTuple):
     updates: jax.Array
 
     def after(self, finite: jax.Array) -> Scaling:
-        """What comes after gradients that are finite, or are not."""
+        """Return the next state, given whether all gradients are finite."""
         kept = jnp.where(finite, self.kept + 1, 0)
         grows = kept == LOSS_SCALING.interval
         factor = jnp.where(finite, jnp.where(grows, LOSS_SCALING.factor, 1.0), 1 / LOSS_SCALING.factor)
@@ -102,38 +94,45 @@ class Scaling(NamedTuple):
 class Trainer(training.Trainer):
     """Optax's transformations of the gradients; forward, backward and update are one program.
 
-    The program takes over the memory of parameters, running statistics and the optimizer's arrays. The learning rate is
-    an argument that stays on the device. In a step of several batches, a program of its own adds up the gradients of
-    all but the last. In ``fp16`` the program follows the scale of the loss too.
+    The program donates the memory of parameters, running statistics and the optimizer's arrays. The
+    learning rate is an argument that stays on the device. In a step of several batches, a second
+    program adds up the gradients of all but the last. In ``fp16`` the program also updates the loss
+    scale.
+
+    Attributes
+    ----------
+    slots : tuple
+        The optimizer's arrays.
+    rate : jax.Array
+        The learning rate.
     """
 
     executor: Executor
 
     def __init__(self, executor: Executor, optimizer: Optimizer) -> None:
         super().__init__(executor, optimizer)
-        self._label, self._loss = executor.network.require_loss()
+        _, self._loss = executor.network.require_loss()
         self._direction = direction(optimizer)
         self._steps = 0
         self._scaling = self._placed(LOSS_SCALING.initial, 0, 0) if executor.precision == "fp16" else None
         with executor.scope():
             slots = executor.compiled(self._direction.init)(executor.trained)
-            # Like the parameters bound to their device, or the second step would be compiled anew.
-            self._slots = jax.device_put(slots, executor.native_device)
+            # Committed to the device like the parameters: otherwise the second step recompiles.
+            self.slots = jax.device_put(slots, executor.native_device)
         self._change_rate(optimizer.learning_rate)
         self._step = executor.compiled(self._update, donate=(0, 1, 2))
-        self._add = executor.compiled(self._gather, donate=(1, 4))
+        self._given = executor.compiled(self.move, donate=(0, 1))
+        self._add = executor.compiled(self._gather, donate=(1, 3))
 
     def _placed(self, scale: float, kept: int, updates: int) -> Scaling:
         scaling = Scaling(np.float32(scale), np.int32(kept), np.int32(updates))
         placed: Scaling = jax.device_put(scaling, self.executor.native_device)
         return placed
 
-    def _gather(
-        self, trained: Any, state: Any, images: jax.Array, labels: jax.Array, gathered: Any, scaling: Scaling | None
-    ) -> Any:
-        """The next running statistics; and loss and gradients, added to those gathered before."""
+    def _gather(self, trained: Any, state: Any, inputs: Any, gathered: Any, scaling: Scaling | None) -> Any:
+        """Return the next state, and loss and gradients added to those gathered so far."""
         scale = None if scaling is None else scaling.scale
-        (loss, state), gradients = self.executor.gradient(trained, state, images, labels, scale)
+        (loss, state), gradients = self.executor.gradient(trained, state, inputs, scale)
         found = (loss, gradients)
         return state, found if gathered is None else jax.tree.map(jnp.add, gathered, found)
 
@@ -143,18 +142,16 @@ class Trainer(training.Trainer):
         state: Any,
         slots: Any,
         rate: jax.Array,
-        images: jax.Array,
-        labels: jax.Array,
+        inputs: Any,
         gathered: Any,
         count: float | None,
         scaling: Scaling | None,
     ) -> Any:
-        state, found = self._gather(trained, state, images, labels, gathered, scaling)
+        state, found = self._gather(trained, state, inputs, gathered, scaling)
         if gathered is not None:
             found = jax.tree.map(lambda total: total / count, found)
         loss, gradients = found
-        directions, moved = self._direction.update(gradients, slots, trained)
-        updated = jax.tree.map(lambda p, v: p - rate * v, trained, directions)
+        updated, moved, _ = self.move(trained, slots, rate, gradients)
         if scaling is not None:
             finite = jnp.all(jnp.array([jnp.isfinite(gradient).all() for gradient in jax.tree.leaves(gradients)]))
             updated, moved = jax.tree.map(
@@ -163,30 +160,39 @@ class Trainer(training.Trainer):
             scaling = scaling.after(finite)
         return loss, updated, state, moved, scaling
 
+    def move(self, trained: Any, slots: Any, rate: jax.Array, gradients: Any) -> Any:
+        """Return new parameters and optimizer arrays, and a number to wait for."""
+        directions, moved = self._direction.update(gradients, slots, trained)
+        return jax.tree.map(lambda p, v: p - rate * v, trained, directions), moved, rate * 1
+
     def step(self, feed: Native, *more: Native) -> Native:
         executor = self.executor
-        image, label = executor.network.input, self._label
-        *earlier, last = (feed, *more)
+        *earlier, last = (executor.training_inputs(each) for each in (feed, *more))
         gathered = None
         with executor.scope():
             for each in earlier:
-                executor.state, gathered = self._add(
-                    executor.trained, executor.state, each[image], each[label], gathered, self._scaling
-                )
+                executor.state, gathered = self._add(executor.trained, executor.state, each, gathered, self._scaling)
             count = 1.0 + len(more) if more else None
-            loss, executor.trained, executor.state, self._slots, self._scaling = self._step(
-                executor.trained, executor.state, self._slots, self._rate, last[image], last[label], gathered, count,
-                self._scaling,
+            loss, executor.trained, executor.state, self.slots, self._scaling = self._step(
+                executor.trained, executor.state, self.slots, self.rate, last, gathered, count, self._scaling,
             )  # fmt: skip
         self._steps += 1
         executor.issued(loss)
         return {self._loss: loss}
 
+    def apply(self, gradients: Native) -> None:
+        executor = self.executor
+        given = {name: gradients[name] for name in executor.trained}
+        with executor.scope():
+            executor.trained, self.slots, done = self._given(executor.trained, self.slots, self.rate, given)
+        self._steps += 1
+        executor.issued(done)
+
     def _change_rate(self, rate: float) -> None:
         executor = self.executor
         dtype = np.float64 if executor.precision == "fp64" else np.float32
         with executor.scope():
-            self._rate = jax.device_put(np.array(rate, dtype), executor.native_device)
+            self.rate = jax.device_put(np.array(rate, dtype), executor.native_device)
 
     def state(self) -> dict[str, np.ndarray]:
         found = {STEPS: np.array(self._steps), LEARNING_RATE: np.array(self.learning_rate)}
@@ -196,7 +202,7 @@ class Trainer(training.Trainer):
             found[UNSCALED_STEPS] = np.array(self._scaling.kept, np.int64)
         for slot in self.optimizer.slots:
             native = _SLOTS[self.optimizer.name][slot]
-            (arrays,) = (getattr(each, native) for each in self._slots if native in each._fields)
+            (arrays,) = (getattr(each, native) for each in self.slots if native in each._fields)
             found.update({f"{slot}/{name}": array for name, array in self.executor.fetch(arrays).items()})
         return found
 
@@ -213,7 +219,7 @@ class Trainer(training.Trainer):
                 loaded[_SLOTS[self.optimizer.name][slot]] = {
                     name: executor.native(name, np.asarray(values[f"{slot}/{name}"])) for name in executor.trained
                 }
-        self._slots = tuple(
+        self.slots = tuple(
             each._replace(**{native: array for native, array in loaded.items() if native in each._fields})
-            for each in self._slots
+            for each in self.slots
         )

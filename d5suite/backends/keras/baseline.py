@@ -1,7 +1,8 @@
-"""Two operators, an epoch of LeNet-5, and a training step of ResNet-50 v1.5: what d5suite's neutral layer costs.
+"""Hand-written Keras to compare with, which shows what d5suite's neutral layer costs.
 
-Written by hand in plain Keras: functional models of layers, ``compile``, and the train function that ``fit`` calls for
-every batch. Nothing of the adapter is used. (`keras.applications.ResNet50` is another network, v1 with biased
+Two operators, an epoch of LeNet-5 and a training step of ResNet-50 v1.5 in plain Keras: functional
+models of layers, ``compile``, and the train function that ``fit`` calls for every batch. Uses
+nothing of the adapter. (`keras.applications.ResNet50` is another network: v1, with biased
 convolutions.) Imports Keras, its backend late, NumPy and `d5suite.levels`.
 """
 
@@ -17,14 +18,14 @@ from keras import layers, ops
 
 from d5suite.errors import NetworkError
 from d5suite.levels.baseline import Baseline, Epoch, OperatorCall
-from d5suite.levels.training import SGD
 from d5suite.network import Network
+from d5suite.optimizers.settings import SGD
 
 STAGES = ((64, 3, 1), (128, 4, 2), (256, 6, 2), (512, 3, 2))
 """Width, blocks and stride of the four stages (He et al., CVPR 2016, table 1)."""
 
 EPSILON = float(np.float32(1e-5))
-"""1e-5 as an ONNX attribute holds it, so that float64 can be compared exactly."""
+"""1e-5 rounded to float32, as ONNX attributes are, so that float64 compares exactly."""
 
 POLICIES = {"fp32": "float32", "bf16": "mixed_bfloat16", "fp16": "mixed_float16", "fp64": "float64"}
 
@@ -32,7 +33,7 @@ POLICIES = {"fp32": "float32", "bf16": "mixed_bfloat16", "fp16": "mixed_float16"
 def operator_call(name: str, arrays: Sequence[np.ndarray], *, mode: str, device: str) -> OperatorCall:
     """See `d5suite.levels.baseline`; compiled as Keras compiles a model's prediction."""
     with keras.device(_place(mode, device)):
-        # On PyTorch nothing is compiled, and what is called is a layer and a function, as in a Keras user's own loop.
+        # PyTorch compiles nothing: call a layer and a function, as in a Keras user's own loop.
         call: Any = {"Relu": layers.ReLU() if mode == "torch" else ops.relu, "Gemm": ops.matmul}[name]
         arguments = tuple(ops.convert_to_tensor(array) for array in arrays)
     if mode == "tensorflow":
@@ -48,7 +49,7 @@ def operator_call(name: str, arrays: Sequence[np.ndarray], *, mode: str, device:
 
 
 def lenet5(classes: int, data_format: str) -> Any:
-    """LeNet-5 with tanh and means; the layers have the names of the neutral parameters."""
+    """Build LeNet-5 with tanh and average pooling, with layers named as the neutral parameters."""
     image = keras.Input((32, 32, 1) if data_format == "channels_last" else (1, 32, 32))
     x = layers.Conv2D(6, 5, data_format=data_format, activation="tanh", name="c1")(image)
     x = layers.AveragePooling2D(2, data_format=data_format)(x)
@@ -60,7 +61,7 @@ def lenet5(classes: int, data_format: str) -> Any:
 
 
 def lenet5_epoch(network: Network, optimizer: SGD, *, mode: str, device: str) -> Epoch:
-    """See `d5suite.levels.baseline`; as ``fit`` goes through an epoch, without its callbacks."""
+    """See `d5suite.levels.baseline`; runs an epoch as ``fit`` does, without callbacks."""
     weights = network.initializers
     data_format = "channels_first" if mode == "torch" else "channels_last"
     with keras.device(_place(mode, device)):
@@ -83,7 +84,7 @@ def lenet5_epoch(network: Network, optimizer: SGD, *, mode: str, device: str) ->
                 batch = ops.convert_to_tensor(stored), ops.convert_to_tensor(labels, dtype="int32")
                 means.append(run(batch)["loss"])
             give_back()
-        # What Keras calls the loss is its mean over all steps so far.
+        # Keras's loss is the mean over all steps so far.
         sums = [count * float(mean) for count, mean in enumerate(means, start=1)]
         return [now - before for before, now in zip([0.0, *sums], sums, strict=False)]
 
@@ -91,7 +92,7 @@ def lenet5_epoch(network: Network, optimizer: SGD, *, mode: str, device: str) ->
 
 
 def native_sgd(settings: SGD) -> Any:
-    """Keras's optimizer."""
+    """Return Keras's optimizer with these settings."""
     return coupled_sgd(
         settings.weight_decay,
         learning_rate=settings.learning_rate,
@@ -105,7 +106,7 @@ def _place(mode: str, device: str) -> str:
 
 
 def _wait(mode: str, device: str, last: Any) -> None:
-    """Wait for a result, and on a GPU for all that came before it."""
+    """Wait for a result, and on a GPU for everything before it."""
     if mode == "jax":
         import jax
 
@@ -121,8 +122,8 @@ def _wait(mode: str, device: str, last: Any) -> None:
 
 
 def coupled_sgd(decay: float, **settings: Any) -> Any:
-    """Keras's SGD with an L2 penalty in the gradient, as other frameworks have it; the loss stays without it."""
-    native = type(keras.optimizers.SGD())  # the subclass that updates all variables at once on PyTorch
+    """Return Keras's SGD with weight decay in the gradient, not in the loss."""
+    native = type(keras.optimizers.SGD())  # on PyTorch, a subclass that updates all variables at once
 
     class CoupledSGD(native):  # type: ignore[misc, valid-type]
         def apply(self, grads: Any, trainable_variables: Any = None) -> Any:
@@ -133,7 +134,7 @@ def coupled_sgd(decay: float, **settings: Any) -> Any:
 
 
 def resnet50(image_size: int, classes: int, data_format: str, dtype: str) -> Any:
-    """ResNet-50 v1.5: each block's 3×3 convolution has the stride."""
+    """Build ResNet-50 v1.5: each block's 3×3 convolution has the stride."""
     axis = -1 if data_format == "channels_last" else 1
 
     def convolution(x: Any, name: str, norm: str, filters: int, kernel: int, stride: int = 1) -> Any:
@@ -167,7 +168,7 @@ def resnet50(image_size: int, classes: int, data_format: str, dtype: str) -> Any
 
 
 def variables_by_name(model: Any) -> dict[str, tuple[Any, tuple[int, ...]]]:
-    """Variables by their torchvision names, each with the order of its axes in ONNX's layout."""
+    """Return variables by torchvision name, each with its order of ONNX's axes."""
     found: dict[str, tuple[Any, tuple[int, ...]]] = {}
     for layer in model.layers:
         base, *rest = layer.name.split("_")
@@ -185,7 +186,7 @@ def variables_by_name(model: Any) -> dict[str, tuple[Any, tuple[int, ...]]]:
 
 @contextlib.contextmanager
 def default_dtype(precision: str) -> Iterator[None]:
-    """Keras's global settings for a precision, for as long as the model is made or run."""
+    """Set Keras's global types for a precision while the model is built or run."""
     floatx, policy = keras.config.floatx(), keras.config.dtype_policy()
     keras.config.set_floatx("float64" if precision == "fp64" else "float32")
     keras.config.set_dtype_policy(POLICIES[precision])
@@ -211,14 +212,15 @@ def resnet50_training_step(
     Parameters
     ----------
     network : Network
-        The zoo's ``resnet50``, for its initial weights.
+        The zoo's ``resnet50``, which gives the initial weights.
     optimizer : SGD
     images : numpy.ndarray
         float32 (N, 3, H, W).
     labels : numpy.ndarray
         int64 (N,).
     mode, device, precision : str
-        As for an executor of this backend. On PyTorch and JAX, Keras computes part of ``fp64`` in float32.
+        As for this backend's executor. On PyTorch and JAX, Keras computes part of ``fp64`` in
+        float32.
 
     Raises
     ------
@@ -251,7 +253,7 @@ def resnet50_training_step(
         for name, (variable, order) in named.items():
             variable.assign(weights[name].transpose(np.argsort(order)))
         model.compile(native_sgd(optimizer), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-        model.optimizer.build(model.trainable_variables)  # in fp16 Keras has put one that scales the loss around it
+        model.optimizer.build(model.trainable_variables)  # in fp16, Keras's wrapper that scales the loss
         model.make_train_function()
         stored = images if data_format == "channels_first" else images.transpose(0, 2, 3, 1)
         batch = (
@@ -274,7 +276,7 @@ def resnet50_training_step(
         count += 1
 
     def loss() -> float:
-        # What Keras calls the loss is its mean over all steps so far.
+        # Keras's loss is the mean over all steps so far.
         before, now = (float(ops.convert_to_numpy(mean)) for mean in means)
         return count * now - (count - 1) * before
 
@@ -290,7 +292,7 @@ def resnet50_training_step(
 
 
 def _steps(model: Any, mode: str) -> tuple[Callable[[Any], Any], Callable[[], None]]:
-    """What runs a step on a batch as ``fit`` does, and what brings the variables up to date."""
+    """Return functions that run a step as ``fit`` does and that update the variables."""
     if mode != "jax":
         return lambda batch: model.train_function([batch]), lambda: None
     groups = [

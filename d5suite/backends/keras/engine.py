@@ -1,6 +1,6 @@
-"""What Keras leaves to its backends: the device, float64, and how one call is compiled and differentiated.
+"""What Keras leaves to its backends: devices, float64, compilation and gradients.
 
-Imports Keras, and the chosen backend late.
+Imports Keras, NumPy and, late, the chosen backend.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import keras
 import numpy as np
 
 Call = Callable[..., Any]
-"""From the backend's tensors to a tensor, or to a tuple of tensors and None."""
+"""Takes the backend's tensors; returns a tensor, or a tuple of tensors and None."""
 
 
 @contextlib.contextmanager
 def scope(mode: str, device: str, *, exact: bool) -> Iterator[None]:
-    """The device and, for float64, Keras's default type and JAX's switch, while layers are made or run."""
+    """Select the device and, if exact, float64, while layers are built and run."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(keras.device(_device(mode, device)))
         if exact:
@@ -29,7 +29,10 @@ def scope(mode: str, device: str, *, exact: bool) -> Iterator[None]:
 
 
 def _device(mode: str, device: str) -> str:
-    """Keras's name for a device; on PyTorch a numbered CPU is another device, to which it would copy everything."""
+    """Return Keras's name for a device.
+
+    PyTorch treats a numbered CPU as another device, to which it would copy everything.
+    """
     if device == "cpu":
         return "cpu" if mode == "torch" else "cpu:0"
     return "gpu:0"
@@ -37,10 +40,10 @@ def _device(mode: str, device: str) -> str:
 
 @contextlib.contextmanager
 def _float64() -> Iterator[None]:
-    """Keras's default type as float64, and type promotion that keeps float64.
+    """Make float64 Keras's default type, and keep it in type promotion.
 
-    On PyTorch and JAX, Keras promotes float64 to float32 in half of its operations (`keras.ops.matmul`, `mean`,
-    `tanh`), by a table that has no public switch (Keras 3.15).
+    On PyTorch and JAX, half of Keras's operations turn float64 into float32 (`keras.ops.matmul`,
+    `mean`, `tanh`), by a table without a public switch (Keras 3.15).
     """
     from keras.src.backend.common import dtypes
 
@@ -55,7 +58,7 @@ def _float64() -> Iterator[None]:
 
 
 def _jax_float64() -> Any:
-    """JAX's switch to 64-bit types for a while, without which it has none."""
+    """Return a context in which JAX has 64-bit types."""
     import jax
 
     if hasattr(jax, "enable_x64"):
@@ -66,24 +69,25 @@ def _jax_float64() -> Any:
 
 
 class Engine:
-    """One call as its backend runs it by itself: compiled where Keras compiles, and differentiated.
+    """Runs one operator on its Keras backend, compiled where Keras compiles, and differentiates it.
 
     Parameters
     ----------
     call : callable
-        The pure function: from the flat list of the operator's tensors to a tuple of all outputs.
+        The pure function from the flat list of the operator's tensors to a tuple of all outputs.
     eager : callable
-        The same for a backend that runs operators one by one, and does not change what it computes with.
+        The same function for a backend that runs one operator at a time and does not modify its
+        weights.
     mode, device : str
     exact : bool
-        Whether there is float64.
+        Whether the operator computes in float64.
     compiled : bool
         Whether Keras would have TensorFlow use XLA.
 
     Attributes
     ----------
     forward : callable
-        `call`, or `eager`, as it is measured.
+        `call` or `eager`, as measured.
     """
 
     forward: Call
@@ -105,20 +109,23 @@ class Engine:
         raise NotImplementedError
 
     def backward(self, inputs: Sequence[Any], sources: Sequence[int], heads: Sequence[int]) -> Call:
-        """Record a forward pass; the callable goes from gradients of outputs `heads` to those of inputs `sources`."""
+        """Record a forward pass; return a function that takes and returns gradients.
+
+        It maps gradients of the outputs ``heads`` to those of the inputs ``sources``.
+        """
         raise NotImplementedError
 
     def synchronize(self, results: Sequence[Any]) -> None:
-        """Wait for the device; `results` are what the last call returned."""
+        """Wait for the device; ``results`` is the last call's result."""
         raise NotImplementedError
 
     def extent(self, value: Any) -> tuple[int, int] | None:
-        """Where a tensor lies in the device's memory, as `d5suite.levels.operator.Operator.extent` has it."""
+        """See `d5suite.levels.operator.Operator.extent`."""
         raise NotImplementedError
 
 
 def _chosen(outputs: Any, heads: Sequence[int]) -> list[Any]:
-    """Some of a call's outputs, which is a tuple if there are several."""
+    """Return some outputs of a call, which returns a tuple if it has several."""
     return [outputs[index] if isinstance(outputs, tuple) else outputs for index in heads]
 
 
@@ -126,7 +133,7 @@ class _TensorFlow(Engine):
     def _prepare(self) -> None:
         import tensorflow as tf
 
-        # The scope is inside, for a function is traced again where the device around it is another.
+        # The scope is inside: a function is traced again under another device.
         self.forward = tf.function(self._scoped(self._call), autograph=False, jit_compile=self._compiled)
 
     def backward(self, inputs: Sequence[Any], sources: Sequence[int], heads: Sequence[int]) -> Call:
@@ -138,7 +145,7 @@ class _TensorFlow(Engine):
             of = _chosen(self.forward(*inputs), heads)
         gradient, zero = tape.gradient, tf.UnconnectedGradients.ZERO
         found = gradient(of, by, [tf.zeros_like(y) for y in of], unconnected_gradients=zero)
-        if any(isinstance(each, tf.IndexedSlices) for each in found):  # as if the scatter were somebody else's work
+        if any(isinstance(each, tf.IndexedSlices) for each in found):  # the scatter is part of the gradient
             dense = tf.convert_to_tensor
             return lambda *gradients: [dense(g) for g in gradient(of, by, gradients, unconnected_gradients=zero)]
         return lambda *gradients: gradient(of, by, gradients, unconnected_gradients=zero)
@@ -146,7 +153,8 @@ class _TensorFlow(Engine):
     def synchronize(self, results: Sequence[Any]) -> None:
         import tensorflow as tf
 
-        # On the CPU, TensorFlow's functions return when they are done, unless asynchronous execution is chosen.
+        # On the CPU, TensorFlow's functions return when they are done, unless execution is
+        # asynchronous.
         if self.device != "cpu" or not tf.config.experimental.get_synchronous_execution():
             tf.test.experimental.sync_devices()
 
@@ -155,9 +163,9 @@ class _TensorFlow(Engine):
 
         if self.device != "cpu" or not isinstance(value, tf.Tensor):
             return None
-        if value.dtype == tf.bfloat16:  # which Python's buffers do not have
+        if value.dtype == tf.bfloat16:  # not a type of Python's buffers
             value = tf.bitcast(value, tf.uint16)
-        array = np.asarray(memoryview(value))  # of the tensor's own memory
+        array = np.asarray(memoryview(value))  # the tensor's own memory
         return array.ctypes.data, array.nbytes
 
 
@@ -217,14 +225,14 @@ class _Jax(Engine):
         others = [None if index in sources else value for index, value in enumerate(inputs)]
         with self._scope():
             _, pullback = self._record([inputs[index] for index in sources], others, tuple(sources), tuple(heads))
-        replay = self._replay  # what the pass forwards left for it is among its arguments
+        replay = self._replay  # the forward pass's residuals are arguments
         run: Call = lambda *gradients: replay(pullback, list(gradients))  # noqa: E731
         return self._scoped(run) if self.exact else run
 
     def synchronize(self, results: Sequence[Any]) -> None:
         import jax
 
-        jax.block_until_ready(results)  # the device runs calls in order, and JAX can wait for nothing else
+        jax.block_until_ready(results)  # calls run in order, and JAX can wait for nothing else
 
     def extent(self, value: Any) -> tuple[int, int] | None:
         import jax

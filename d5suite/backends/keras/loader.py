@@ -1,8 +1,9 @@
-"""Keras's own image loader, as its users write it: a `keras.utils.PyDataset` over Pillow, read ahead by threads.
+"""Keras's own image loader, as its users write it: a `keras.utils.PyDataset` over Pillow.
 
-The yardstick for d5suite's input pipeline, whose code it does not use. ``Model.fit`` reads such a dataset through
-Keras's queue of batches in order; so does this. The encoded images come from files, or from an HDF5 file through h5py.
-Imports Keras, NumPy, h5py, Pillow and, for the transform's definition and for what lies where only, `d5suite.data`.
+The yardstick for d5suite's input pipeline, whose code it does not use. Like ``Model.fit``, it reads
+batches through Keras's ordered queue, which threads fill ahead. The encoded images come from files,
+or from an HDF5 file through h5py. Imports Keras, NumPy, h5py, Pillow and `d5suite.data` (the
+transform's definition and the files' places only).
 """
 
 from __future__ import annotations
@@ -28,22 +29,22 @@ Transform = TrainTransform | EvalTransform
 Open = Callable[[int], Image.Image]
 
 NAMES: Mapping[str, str] = {"folder": "keras.utils.PyDataset", "hdf5": "keras.utils.PyDataset over h5py"}
-"""What reports call the loader, by the format that it reads."""
+"""The loader's name in reports, by storage format."""
 
 
 class ImageBatches(keras.utils.PyDataset):
-    """Batches of decoded, augmented and normalised images, epoch after epoch without end.
+    """Batches of decoded, augmented and normalized images, without end.
 
     Parameters
     ----------
     open_image : callable
-        The encoded image of a number, open.
+        Takes an image's number; returns the encoded image, open.
     labels : numpy.ndarray
-        Of each image.
+        Label of each image.
     transform : TrainTransform or EvalTransform
     batch_size : int
     seed : int
-        Of the order and of the augmentation.
+        Seed of the order and of the augmentation.
     channels_first : bool
     **queue
         ``workers`` and ``max_queue_size`` of `keras.utils.PyDataset`.
@@ -70,7 +71,7 @@ class ImageBatches(keras.utils.PyDataset):
         return np.random.default_rng([self.seed, epoch]).permutation(len(self.labels))
 
     def __getitem__(self, index: int) -> tuple[np.ndarray, np.ndarray]:
-        """The images float32 (N, size, size, 3), or (N, 3, size, size), and the labels int32 (N,)."""
+        """Return float32 images (N, size, size, 3) or (N, 3, size, size), and int32 labels (N,)."""
         places = range(index * self.batch_size, (index + 1) * self.batch_size)
         chosen = [self.order(place // len(self.labels))[place % len(self.labels)] for place in places]
         size = self.transform.size
@@ -99,7 +100,7 @@ class ImageBatches(keras.utils.PyDataset):
 
     @property
     def num_batches(self) -> None:
-        """No number: the dataset has no end."""
+        """None: the dataset has no end."""
         return None
 
 
@@ -109,7 +110,7 @@ def _files(dataset: ImageNet) -> tuple[Open, np.ndarray]:
 
 
 def _hdf5(path: Path, split: str, classes: int) -> tuple[Open, np.ndarray]:
-    """One file for all threads: h5py lets them in one by one."""
+    """Open one file for all threads; h5py serializes their reads."""
     group = h5py.File(path)[split]
     labels = group["labels"][...]
     chosen = labels < classes
@@ -125,18 +126,19 @@ def _hdf5(path: Path, split: str, classes: int) -> tuple[Open, np.ndarray]:
 def native_loader(
     dataset: ImageNet | Store, transform: Transform, *, batch_size: int, workers: int, seed: int
 ) -> Generator[tuple[Any, Any], None, None]:
-    """Batches without end, in random order.
+    """Yield batches without end, in random order.
 
     Parameters
     ----------
     dataset : ImageNet or Store
-        Of a format in `NAMES`.
+        In a format of `NAMES`.
     transform : TrainTransform or EvalTransform
     batch_size : int
     workers : int
-        Threads that decode, which Pillow lets work side by side; 0 works in this one.
+        Decoding threads, which run in parallel because Pillow releases the GIL; 0 decodes in the
+        calling thread.
     seed : int
-        Of the order and of the augmentation.
+        Seed of the order and of the augmentation.
 
     Yields
     ------
@@ -172,7 +174,7 @@ def _one_by_one(batches: ImageBatches) -> Generator[Any, None, None]:
 
 
 def _read_ahead(batches: ImageBatches) -> Generator[Any, None, None]:
-    """The batches through the queue of ``Model.fit``, which has no public name of its own."""
+    """Yield the batches through the queue of ``Model.fit``, which has no public name."""
     from keras.src.trainers.data_adapters.py_dataset_adapter import OrderedEnqueuer
 
     queue = OrderedEnqueuer(batches, workers=batches.workers, max_queue_size=batches.max_queue_size)

@@ -1,8 +1,9 @@
 """Level 1 in Keras: a network as functional models over one graph of layers.
 
-The layers and the models are the same on every backend of Keras. Keras has no gradient of its own, and leaves it to
-users how a call is compiled: one small class per backend says both. Imports Keras, the chosen backend late, NumPy,
-`d5suite.levels` and `d5suite.network`.
+Layers and models are the same on every Keras backend. Keras has no gradients of its own and leaves
+compilation to the caller, so one small class per backend does both. Imports Keras, the chosen
+backend late, NumPy, `d5suite.levels`, `d5suite.network` and this adapter's `engine` and
+`operators`.
 """
 
 from __future__ import annotations
@@ -17,11 +18,14 @@ import numpy as np
 from keras import ops
 
 from d5suite.backends.keras.engine import scope
-from d5suite.backends.keras.operators import OPERATORS, Calculation, Context, identity, require_backend
+from d5suite.backends.keras.operators import OPERATORS, Calculation, Context, require_backend
 from d5suite.errors import NetworkError
 from d5suite.levels import network as levels
 from d5suite.levels.network import GRADIENT_SCALE, Arrays, Native
 from d5suite.network import Network
+from d5suite.network.nodes.layouts import identity
+from d5suite.network.nodes.schedule import by_name, check_statistics, schedule
+from d5suite.network.operation import is_floating
 
 _POLICIES = {"fp32": "float32", "bf16": "mixed_bfloat16", "fp16": "mixed_float16", "fp64": "float64"}
 """Dtype policy of the layers by precision."""
@@ -31,19 +35,20 @@ _ACTIVATIONS = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "fp64"
 
 
 class LossModel(keras.Model):
-    """A functional model from image and label to the loss, which Keras's own training step minimises.
+    """A functional model from image and label to the loss, for Keras's own training step.
 
-    The loss is a node of the network, and any function of its tensors; so the model's output is the loss itself.
+    A network's loss is one of its nodes and may be any function of its tensors, so the model
+    outputs the loss itself.
     """
 
     def compute_loss(
         self, x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None, training: bool = True
     ) -> Any:
-        """The model's output."""
+        """Return the model's output, which is the loss."""
         return y_pred
 
     def compute_metrics(self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None) -> dict[str, Any]:
-        """The loss of this batch alone; Keras's own metric is its mean since the last reset, and always float32."""
+        """Return this batch's loss; Keras's own metric is a float32 mean since the last reset."""
         return {"loss": ops.stop_gradient(y_pred)}
 
 
@@ -58,6 +63,7 @@ class Executor(levels.Executor):
 
     def __init__(self, network: Network, *, mode: str, device: str, precision: str) -> None:
         super().__init__(network, mode=mode, device=device, precision=precision)
+        check_statistics(network)
         require_backend(mode)
         self._array = np.float64 if precision == "fp64" else np.float32
         self._names = (*network.parameters, *network.statistics)
@@ -68,41 +74,36 @@ class Executor(levels.Executor):
         self.load_parameters({name: network.initializers[name] for name in self._names})
 
     def _build(self) -> None:
-        """Lay out the network's layers, and make models of them."""
+        """Build the network's layers and the models over them."""
         network = self.network
-        wanted = [name for name in (network.output, network.loss) if name is not None]
         wide = "float64" if self.precision == "fp64" else "float32"
-        context = Context(
-            shapes=network.shapes,
-            initializers=network.initializers,
-            weights=frozenset(self._names),
+        context = Context.of_network(
+            network,
+            training=False,  # the call says whether layers train
+            activations=self.precision,
+            weights={name: network.initializers[name] for name in self._names},
             uses=Counter(name for node in network.nodes for name in node.inputs),
             policy=_POLICIES[self.precision],
             wide_policy=wide,
             backend=self.mode,
         )
-        rank = len(network.shapes[network.input])
-        layout = context.image_layout(rank) if rank > 2 else identity(rank)
-        context.layouts[network.input] = layout
-        image = _input(context, network.input, _ACTIVATIONS[self.precision])
-        inputs = [image]
+        for name in network.inputs:
+            rank = len(network.shapes[name])
+            context.layouts[name] = context.image_layout(rank) if rank > 2 else identity(rank)
+        inputs = [_input(context, name, self._input_type(name)) for name in network.inputs]
+        data = list(inputs)
         if network.label is not None:
-            inputs.append(_input(context, network.label, "int32"))
-        for node in network.nodes_for(wanted):
-            absent = [name for name in node.inputs if name not in ("", *context.tensors, *network.initializers)]
-            if absent:
-                raise NetworkError(
-                    f"{node.op_type} needs {absent[0]!r}, an optional output that this backend does not give",
-                    where=node.name,
-                )
-            context.tensors[node.outputs[0]] = OPERATORS[node.op_type](node, context)
-        absent = [name for name in wanted if name not in context.tensors]
-        if absent:
-            raise NetworkError(f"no node of the network gives its output {absent[0]!r}", where=network.name)
+            inputs.append(_input(context, network.label, self._input_type(network.label)))
+        losses = [] if network.loss is None else [network.loss]
+        for wanted in (network.outputs, losses):
+            for step in schedule(network, wanted, training=wanted is losses):
+                if any(name and name not in context.tensors for name in step.node.outputs):
+                    context.tensors.update(by_name(step.node, OPERATORS[step.node.op_type](step.node, context)))
         self.variables = {name: context.variable(name) for name in self._names}
         self._trained = [self.variables[name] for name in network.parameters]
         self._layouts = context.layouts
-        self._inference = keras.Model(image, context.tensors[network.output])
+        found = [context.tensors[name] for name in network.outputs]
+        self._inference = keras.Model(data, found if len(found) > 1 else found[0])
         self._training = None
         if network.loss is not None:
             self._graph = inputs, context.tensors[network.loss]
@@ -114,18 +115,21 @@ class Executor(levels.Executor):
                 self._training = self.loss_model()
 
     def loss_model(self) -> LossModel:
-        """A new model of the loss over the executor's layers, to be compiled with an optimizer."""
+        """Return a new loss model over the executor's layers, to compile with an optimizer."""
         return LossModel(*self._graph)
 
     def scope(self) -> contextlib.AbstractContextManager[None]:
-        """The device, and for float64 Keras's default type and JAX's switch, while layers are made or run."""
+        """Return the context in which layers are built and run; see `engine.scope`."""
         return scope(self.mode, self.device, exact=self.precision == "fp64")
 
     def hold(self, give_back: Callable[[], None] | None) -> None:
-        """Let a trainer keep the variables' values until somebody else needs them; None takes them back now."""
+        """Let a trainer hold the variables' values until they are read; None returns them now."""
         self._engine.hold(give_back)
 
-    # Weights and data, in and out.
+    def _input_type(self, name: str) -> str:
+        """Return the type of an input; indices are int32, which every backend has."""
+        dtype = self.network.dtypes[name]
+        return _ACTIVATIONS[self.precision] if is_floating(dtype) else "int32" if dtype == np.int64 else str(dtype)
 
     def stored(self, name: str, array: np.ndarray) -> np.ndarray:
         layout = self._layouts.get(name)
@@ -133,14 +137,13 @@ class Executor(levels.Executor):
 
     def feed(self, arrays: Arrays) -> Native:
         self.check_feed(arrays)
-        network, fed = self.network, {}
+        fed = {}
         with self.scope():
             for name, array in arrays.items():
-                dtype = self._array if name == network.input else np.int32
+                wanted = self._input_type(name)
+                dtype = self._array if is_floating(self.network.dtypes[name]) else wanted
                 value = np.array(self.stored(name, np.asarray(array)), dtype, order="C")
-                fed[name] = ops.convert_to_tensor(
-                    value, dtype=_ACTIVATIONS[self.precision] if name == network.input else "int32"
-                )
+                fed[name] = ops.convert_to_tensor(value, dtype=wanted)
         return fed
 
     def fetch(self, values: Native) -> dict[str, np.ndarray]:
@@ -173,24 +176,26 @@ class Executor(levels.Executor):
         with self.scope():
             self._engine.load_random_state(values)
 
-    # The measured paths.
-
     def forward(self, feed: Native) -> Native:
         with self.scope():
-            return {self.network.output: self._engine.forward(feed[self.network.input])}
+            found = self._engine.forward([feed[name] for name in self.network.inputs])
+        outputs = self.network.outputs
+        return dict(zip(outputs, found if len(outputs) > 1 else [found], strict=True))
 
     def forward_backward(self, feed: Native) -> Native:
         return self.loss_and_gradients(feed)
 
     def loss_and_gradients(self, feed: Native, scale: Any = None) -> Native:
-        """What `forward_backward` gives, or with a scale the loss and the gradients of the scaled loss."""
+        """Return the loss and its gradients; with a scale, the gradients of the scaled loss."""
         label, loss_name = self.network.require_loss()
         with self.scope():
-            loss, gradients = self._engine.forward_backward([feed[self.network.input], feed[label]], scale)
+            loss, gradients = self._engine.forward_backward(
+                [feed[name] for name in (*self.network.inputs, label)], scale
+            )
         return {loss_name: loss, **dict(zip(self.network.parameters, gradients, strict=True))}
 
     def pending(self, values: Any) -> None:
-        """Note results that `synchronize` must wait for."""
+        """Add results for `synchronize` to wait for."""
         self._engine.pending["step"] = values
 
     def synchronize(self) -> None:
@@ -206,7 +211,7 @@ def _input(context: Context, name: str, dtype: str) -> Any:
 
 
 def _with_zero_gradients(loss: Any, unused: list[Any], policy: str) -> Any:
-    """The loss plus 0 times parameters without part in it, so that the optimizer decays these too."""
+    """Return the loss plus 0 times unused parameters, so that the optimizer decays these too."""
     layer = Calculation(
         lambda loss, *parameters: loss + sum(ops.sum(p) * 0 for p in parameters), [..., *unused], (), dtype=policy
     )
@@ -214,14 +219,15 @@ def _with_zero_gradients(loss: Any, unused: list[Any], policy: str) -> Any:
 
 
 class _Engine:
-    """How a backend of Keras compiles a call and differentiates it.
+    """Compiles and differentiates models on one Keras backend.
 
     Parameters
     ----------
     inference, training : keras.Model
     trained : list of keras.Variable
     scale : float or None
-        What the loss is multiplied by before it is differentiated, and its gradients divided by.
+        Factor by which the loss is multiplied before, and its gradients divided after, the backward
+        pass.
     """
 
     def __init__(self, inference: Any, training: Any, trained: list[Any], scale: float | None) -> None:
@@ -229,21 +235,21 @@ class _Engine:
         self.pending: dict[str, Any] = {}
 
     def hold(self, give_back: Callable[[], None] | None) -> None:
-        """Variables are always up to date where they can be changed in place."""
+        """Do nothing: variables that change in place are always up to date."""
 
-    def forward(self, image: Any) -> Any:
+    def forward(self, inputs: list[Any]) -> Any:
         raise NotImplementedError
 
     def forward_backward(self, inputs: list[Any], scale: Any) -> tuple[Any, list[Any]]:
-        """The loss and its gradients or, with a scale, those of the scaled loss."""
+        """Return the loss and its gradients; with a scale, the gradients of the scaled loss."""
         raise NotImplementedError
 
     def unscaled(self, gradients: list[Any]) -> list[Any]:
-        """Gradients of the loss from those of the loss times `scale`."""
+        """Divide gradients by `scale`."""
         return gradients if self.scale is None else [ops.divide(gradient, self.scale) for gradient in gradients]
 
     def _generators(self) -> dict[str, Any]:
-        """The variables that Dropout's layers draw from."""
+        """Return the random states of the Dropout layers, by layer."""
         layers = [layer for layer in self.training.layers if isinstance(layer, keras.layers.Dropout)]
         return {layer.name: layer.seed_generator.state for layer in layers}
 
@@ -280,7 +286,7 @@ class _TensorFlow(_Engine):
             return loss, self.unscaled(gradients)
 
         self._forward = tf.function(
-            lambda image: inference(image, training=False), autograph=False, jit_compile=inference.jit_compile
+            lambda inputs: inference(inputs, training=False), autograph=False, jit_compile=inference.jit_compile
         )
         if training is not None:
             self._gradient, self._scaled_gradient = (
@@ -290,23 +296,23 @@ class _TensorFlow(_Engine):
         self._wait = tf.test.experimental.sync_devices
         self._asynchronous = not tf.config.experimental.get_synchronous_execution()
 
-    def forward(self, image: Any) -> Any:
-        return self._forward(image)
+    def forward(self, inputs: list[Any]) -> Any:
+        return self._forward(inputs)
 
     def forward_backward(self, inputs: list[Any], scale: Any) -> tuple[Any, list[Any]]:
         return self._gradient(*inputs) if scale is None else self._scaled_gradient(scale, *inputs)
 
     def synchronize(self, device: str) -> None:
-        if device != "cpu" or self._asynchronous:  # else TensorFlow's functions return when they are done
+        if device != "cpu" or self._asynchronous:  # else functions return when they are done
             self._wait()
 
 
 class _Torch(_Engine):
-    def forward(self, image: Any) -> Any:
+    def forward(self, inputs: list[Any]) -> Any:
         import torch
 
         with torch.no_grad():
-            return self.inference(image, training=False)
+            return self.inference(inputs, training=False)
 
     def forward_backward(self, inputs: list[Any], scale: Any) -> tuple[Any, list[Any]]:
         import torch
@@ -319,7 +325,7 @@ class _Torch(_Engine):
             gradients = list(torch._foreach_div(gradients, self.scale))
         return loss.detach(), gradients
 
-    # Here Keras's Dropout leaves its own generator alone, and draws from PyTorch's of the whole process.
+    # On PyTorch, Keras's Dropout draws from PyTorch's process-wide generator, not from its own.
 
     def random_state(self, device: str) -> dict[str, np.ndarray]:
         import torch
@@ -349,8 +355,8 @@ class _Jax(_Engine):
         self._give_back: Callable[[], None] | None = None
         self._inference_variables = inference.trainable_variables, inference.non_trainable_variables
 
-        def forward(parameters: list[Any], others: list[Any], image: Any) -> Any:
-            return inference.stateless_call(parameters, others, image, training=False)[0]
+        def forward(parameters: list[Any], others: list[Any], inputs: list[Any]) -> Any:
+            return inference.stateless_call(parameters, others, inputs, training=False)[0]
 
         self._forward = jax.jit(forward)
         if training is not None:
@@ -378,10 +384,10 @@ class _Jax(_Engine):
             self._give_back()
         self._give_back = give_back
 
-    def forward(self, image: Any) -> Any:
+    def forward(self, inputs: list[Any]) -> Any:
         self.hold(None)
         parameters, others = self._inference_variables
-        output = self._forward([v.value for v in parameters], [v.value for v in others], image)
+        output = self._forward([v.value for v in parameters], [v.value for v in others], inputs)
         self.pending["forward"] = output
         return output
 
@@ -394,7 +400,7 @@ class _Jax(_Engine):
         )
         for variable, value in zip(others, moved, strict=True):
             variable.assign(value)
-        self.pending["gradient"] = loss, gradients  # not what moved, which a training step may consume
+        self.pending["gradient"] = loss, gradients  # not `moved`: a training step may donate it
         return loss, gradients
 
     def synchronize(self, device: str) -> None:

@@ -1,8 +1,9 @@
-"""Process-wide settings, versions and devices of Keras and of the backend that it computes with.
+"""Process-wide settings, versions and devices of Keras and of its backend.
 
-Which one that is stands in the environment variable ``KERAS_BACKEND``, which `d5suite.levels.backend.Backend.load` sets
-before this is imported. Keras says nothing of threads, devices' names and memory, so each is asked of its backend.
-Imports Keras and its backend, when a function is called.
+The environment variable ``KERAS_BACKEND`` names the backend;
+`d5suite.levels.backend.Backend.load` sets it before importing this module. Keras does not manage
+threads, device names or device memory, so its backend does. Imports Keras and its backend only when
+a function is called.
 """
 
 from __future__ import annotations
@@ -24,15 +25,15 @@ def _backend() -> str:
 
 
 def configure(*, threads: int, seed: int, device: str) -> None:
-    """Set up Keras and its backend for one measurement; call it before anything else uses them.
+    """Configure Keras and its backend for one measurement, before anything else uses them.
 
     Parameters
     ----------
     threads : int
-        CPU threads. TensorFlow and PyTorch are told; JAX sizes its pool by ``NPROC`` when it first computes, and the
-        process's CPU affinity bounds it in any case.
+        CPU threads. TensorFlow and PyTorch have settings for them; JAX sizes its pool by ``NPROC``
+        when it first computes, and the process's CPU affinity bounds it in any case.
     seed : int
-        Of all of Keras's and its backend's generators, which Dropout draws from.
+        Seed of Keras's and its backend's generators, which Dropout draws from.
     device : str
         ``cpu`` or ``cuda``.
     """
@@ -47,8 +48,9 @@ def configure(*, threads: int, seed: int, device: str) -> None:
     configure_backend = {"tensorflow": _configure_tensorflow, "torch": _configure_torch, "jax": _configure_jax}
     configure_backend[_backend()](threads, seed, device)
     keras.config.disable_interactive_logging()
-    # Layers that draw take their seeds from Python's generator. `keras.utils.set_random_seed` would do, but imports
-    # TensorFlow wherever that is installed, whose memory and threads do not belong to a run on another backend.
+    # Random layers take their seeds from Python's generator. `keras.utils.set_random_seed` imports
+    # TensorFlow wherever it is installed, and its memory and threads do not belong to a run on
+    # another backend.
     random.seed(seed)
     if _backend() == "tensorflow":
         keras.utils.set_random_seed(seed)
@@ -73,7 +75,7 @@ def _configure_torch(threads: int, seed: int, device: str) -> None:
 
     torch.set_num_threads(threads)
     if torch.get_num_interop_threads() != threads:
-        with contextlib.suppress(RuntimeError):  # once started, the pool keeps its size; nothing here runs in it
+        with contextlib.suppress(RuntimeError):  # a started pool keeps its size; nothing here uses it
             torch.set_num_interop_threads(threads)
     torch.manual_seed(seed)
     torch.backends.cuda.matmul.allow_tf32 = False
@@ -84,11 +86,11 @@ def _configure_torch(threads: int, seed: int, device: str) -> None:
 def _configure_jax(threads: int, seed: int, device: str) -> None:
     import jax
 
-    jax.config.update("jax_default_matmul_precision", "highest")  # true float32, also on a GPU
+    jax.config.update("jax_default_matmul_precision", "highest")  # no TensorFloat-32
 
 
 def versions() -> dict[str, str]:
-    """Versions of Keras and of the backend that it computes with."""
+    """Return the versions of Keras and of its backend."""
     import keras
 
     backend = _backend()
@@ -99,7 +101,7 @@ def versions() -> dict[str, str]:
 
 
 def device_problem(device: str) -> str | None:
-    """Why this device cannot be used, or None."""
+    """Return why this device cannot be used, or None."""
     if device == "cpu":
         return None
     backend = _backend()
@@ -115,11 +117,11 @@ def device_problem(device: str) -> str | None:
         found = _jax_gpu() is not None
     if found:
         return None
-    return f"Keras's backend {backend} sees no CUDA GPU; has its build CUDA support, and does nvidia-smi show a GPU?"
+    return f"Keras's backend {backend} finds no CUDA GPU; does its build support CUDA, and does nvidia-smi show a GPU?"
 
 
 def _jax_gpu() -> Any:
-    """The first CUDA device of JAX, or None."""
+    """Return JAX's first CUDA device, or None."""
     import jax
 
     with contextlib.suppress(RuntimeError):
@@ -128,7 +130,7 @@ def _jax_gpu() -> Any:
 
 
 def device_name(device: str) -> str:
-    """The device as its maker calls it."""
+    """Return the device's product name."""
     if device == "cuda":
         backend = _backend()
         if backend == "tensorflow":
@@ -149,9 +151,9 @@ def device_name(device: str) -> str:
 
 
 def device_memory(device: str) -> tuple[Callable[[], None], Callable[[], int]] | None:
-    """Two functions that reset and read the peak of device memory in bytes; None on the CPU.
+    """Return functions that reset and read the peak of device memory in bytes; None on the CPU.
 
-    JAX cannot reset its peak: there, the first does nothing.
+    JAX cannot reset its peak: there, the first function does nothing.
     """
     if device == "cpu":
         return None

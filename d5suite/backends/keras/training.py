@@ -16,19 +16,8 @@ from keras import ops
 from d5suite.backends.keras.network import Executor
 from d5suite.levels import training as levels
 from d5suite.levels.network import Arrays, Native
-from d5suite.levels.training import (
-    LEARNING_RATE,
-    LOSS_SCALE,
-    LOSS_SCALING,
-    SGD,
-    STEPS,
-    UNSCALED_STEPS,
-    Adagrad,
-    Adam,
-    AdamW,
-    Optimizer,
-    RMSProp,
-)
+from d5suite.levels.training import LEARNING_RATE, LOSS_SCALE, STEPS, UNSCALED_STEPS
+from d5suite.optimizers.settings import LOSS_SCALING, SGD, Adagrad, Adam, AdamW, Optimizer, RMSProp
 
 _SLOTS: Mapping[str, Mapping[str, str]] = {
     "sgd": {"velocity": "momentums"},
@@ -37,20 +26,21 @@ _SLOTS: Mapping[str, Mapping[str, str]] = {
     "adam": {"moment": "_momentums", "square": "_velocities"},
     "adamw": {"moment": "_momentums", "square": "_velocities"},
 }
-"""By optimizer: Keras's names of the variables it keeps."""
+"""Keras's names of its state variables, by optimizer and neutral slot."""
 
 _VELOCITY_SIGN = {"sgd": -1.0, "rmsprop": 1.0}
-"""By optimizer: Keras's velocity is the neutral one times the learning rate and this."""
+"""Keras's velocity is the neutral one times the learning rate and this sign, by optimizer."""
 
 
 def _optimizer(settings: Optimizer, variables: Sequence[Any]) -> Any:
-    """Keras's optimizer of the variables, its gradients clipped and decayed as the formulas have it.
+    """Return Keras's optimizer, with gradients clipped and decayed by the neutral formulas.
 
-    Keras's own ``weight_decay`` is decoupled, which is AdamW's; its clipping is by value or by norm, not by both.
+    Keras's own ``weight_decay`` is decoupled, as in AdamW; its clipping is by value or by norm, but
+    not both.
     """
     kind, arguments = _native(settings)
     rate = settings.learning_rate
-    native = type(kind(rate))  # on PyTorch, a class that updates all variables in a few calls
+    native = type(kind(rate))  # on PyTorch, a subclass that updates all variables at once
     prepare = _clipped_and_decayed if keras.backend.backend() != "torch" else _clipped_and_decayed_on_torch
 
     class Conforming(native):  # type: ignore[misc, valid-type]
@@ -61,14 +51,14 @@ def _optimizer(settings: Optimizer, variables: Sequence[Any]) -> Any:
         if isinstance(settings, Adam):
 
             def _backend_update_step(self, grads: Any, trainable_variables: Any, learning_rate: Any) -> None:
-                """Keras adds epsilon before the correction by b2^t ("epsilon hat" in the paper): correct it, too."""
+                """Correct epsilon by b2^t: Keras's is the paper's "epsilon hat"."""
                 dtype = variables[0].dtype
                 power = ops.power(ops.cast(self.beta_2, dtype), ops.cast(self.iterations + 1, dtype))
                 self.epsilon = ops.multiply(settings.epsilon, ops.sqrt(1 - power))
                 super()._backend_update_step(grads, trainable_variables, learning_rate)
                 self.epsilon = settings.epsilon
 
-        if isinstance(settings, Adagrad):  # whose epsilon Keras has inside the root
+        if isinstance(settings, Adagrad):  # Keras has its epsilon inside the root
 
             def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
                 square = self._accumulators[self._get_variable_index(variable)]
@@ -77,7 +67,7 @@ def _optimizer(settings: Optimizer, variables: Sequence[Any]) -> Any:
                 self.assign_sub(variable, ops.divide(step, ops.add(ops.sqrt(square), settings.epsilon)))
 
             def _parallel_update_step(self, grads: Any, variables: Any, learning_rate: Any) -> None:
-                """The same on PyTorch."""
+                """Do the same on PyTorch, for all variables at once."""
                 import torch
 
                 squares = [self._accumulators[self._get_variable_index(variable)].value for variable in variables]
@@ -94,7 +84,7 @@ def _optimizer(settings: Optimizer, variables: Sequence[Any]) -> Any:
 
 
 def _native(settings: Optimizer) -> tuple[Any, dict[str, Any]]:
-    """Keras's class and its arguments but the learning rate."""
+    """Return Keras's class and its arguments except the learning rate."""
     if isinstance(settings, SGD):
         return keras.optimizers.SGD, {"momentum": settings.momentum, "nesterov": settings.nesterov}
     if isinstance(settings, RMSProp):
@@ -114,7 +104,7 @@ def _clipped_and_decayed(gradients: list[Any], variables: list[Any], settings: O
     if keras.backend.backend() == "tensorflow":
         import tensorflow as tf
 
-        gradients = [tf.convert_to_tensor(gradient) for gradient in gradients]  # slices, whose rows may repeat
+        gradients = [tf.convert_to_tensor(gradient) for gradient in gradients]  # slices may repeat rows
     limit = settings.clip_value
     if limit:
         gradients = [ops.clip(gradient, -limit, limit) for gradient in gradients]
@@ -148,8 +138,8 @@ def _clipped_and_decayed_on_torch(gradients: list[Any], variables: list[Any], se
 class Trainer(levels.Trainer):
     """The step that ``Model.fit`` repeats, without its progress bar and callbacks.
 
-    ``fit`` would accumulate gradients over steps of one batch, counted by the optimizer. Here a step of several batches
-    sums the executor's gradients, and the optimizer is compiled by itself.
+    ``fit`` would accumulate gradients over steps of one batch that the optimizer counts. Here, a
+    step of several batches sums the executor's gradients, and the optimizer is compiled separately.
     """
 
     executor: Executor
@@ -158,13 +148,14 @@ class Trainer(levels.Trainer):
         super().__init__(executor, optimizer)
         self._label, self._loss = executor.network.require_loss()
         self._scales = executor.precision == "fp16"
-        # Keras on TensorFlow takes Python's own floats by way of float32.
+        # Keras on TensorFlow rounds Python floats to float32.
         self._number: Callable[[float], float] = np.float64 if executor.precision == "fp64" else float
         numbers = {each.name: getattr(optimizer, each.name) for each in fields(optimizer)}
         settings = replace(optimizer, **{k: self._number(v) for k, v in numbers.items() if not isinstance(v, bool)})
         with executor.scope():
             self._model = executor.loss_model()
-            # What remembers the slots; in fp16 within what scales the loss, by the same rule as `levels.LossScaling`.
+            # `_inner` holds the slots. In fp16 an optimizer that scales the loss wraps it, by the
+            # rule of `LossScaling`.
             self._inner = self._optimizer = _optimizer(settings, self._model.trainable_variables)
             if self._scales:
                 self._optimizer = keras.optimizers.LossScaleOptimizer(
@@ -193,15 +184,20 @@ class Trainer(levels.Trainer):
     def step(self, feed: Native, *more: Native) -> Native:
         if more:
             return {self._loss: self._run_several((feed, *more))}
-        batch = ([feed[self.executor.network.input], feed[self._label]],)
+        batch = ([feed[name] for name in (*self.executor.network.inputs, self._label)],)
         with self.executor.scope():
             return {self._loss: self._run(batch)["loss"]}
+
+    def apply(self, gradients: Native) -> None:
+        self.executor.hold(None)
+        with self.executor.scope():
+            self._apply([None, *(gradients[name] for name in self._trained)], 1)
 
     def _run_in_place(self, batch: Any) -> Any:
         return self._model.train_function([batch])
 
     def _run_stateless(self, batch: Any) -> Any:
-        """As ``fit`` on JAX: the state goes from step to step, and into the variables only when these are read."""
+        """Step as ``fit`` on JAX: state passes from step to step; variables get it when read."""
         self.executor.hold(self._taken_back)
         if self._state is None:
             self._state = tuple([variable.value for variable in group] for group in self._variables)
@@ -215,9 +211,8 @@ class Trainer(levels.Trainer):
                 variable.assign(value)
         self._state = None
 
-    # Several batches: sums of the loss and the gradients, which an update divides by their number.
-
     def _run_several(self, feeds: Sequence[Native]) -> Any:
+        """Sum the loss and the gradients of several batches, and update with their means."""
         self.executor.hold(None)
         scale = self._optimizer.dynamic_scale.value if self._scales else None
         sums: list[Any] = []
@@ -244,7 +239,7 @@ class Trainer(levels.Trainer):
         return torch._foreach_add, torch.no_grad()(self._apply_in_place)
 
     def _apply_in_place(self, sums: list[Any], count: int) -> Any:
-        loss, *gradients = [ops.divide(each, count) for each in sums]
+        loss, *gradients = _means(sums, count)
         self._optimizer.apply(gradients, self._model.trainable_variables)
         return loss
 
@@ -252,11 +247,11 @@ class Trainer(levels.Trainer):
         import jax
 
         def update(held: tuple[list[Any], list[Any]], sums: list[Any], count: int) -> tuple[Any, Any]:
-            loss, *gradients = [ops.divide(each, count) for each in sums]
+            loss, *gradients = _means(sums, count)
             trained, kept = held
             return loss, self._optimizer.stateless_apply(kept, gradients, trained)
 
-        compiled = jax.jit(update, donate_argnums=0)
+        compiled = jax.jit(update, donate_argnums=0, static_argnums=2)
         groups = self._model.trainable_variables, self._optimizer.variables
 
         def apply(sums: list[Any], count: int) -> Any:
@@ -269,8 +264,6 @@ class Trainer(levels.Trainer):
             return loss
 
         return jax.jit(_sums), apply
-
-    # What the optimizer remembers.
 
     def _change_rate(self, rate: float) -> None:
         self.executor.hold(None)
@@ -289,7 +282,7 @@ class Trainer(levels.Trainer):
         for slot, variables in self._slots().items():
             held = {name: variable.value for name, variable in zip(self._trained, variables, strict=True)}
             for name, value in self.executor.fetch(held).items():
-                # In float64, for what is divided by the rate here is multiplied by it again on loading.
+                # In float64: loading multiplies by the rate again.
                 velocity = slot == "velocity"
                 found[f"{slot}/{name}"] = value.astype(np.float64) / self._velocity_factor() if velocity else value
         return found
@@ -314,9 +307,13 @@ class Trainer(levels.Trainer):
         return _VELOCITY_SIGN[self.optimizer.name] * self.learning_rate
 
     def _slots(self) -> dict[str, list[Any]]:
-        """Keras's variables by neutral slot, in the order of the model's trained variables."""
+        """Return Keras's variables by neutral slot, in the order of the trained variables."""
         names = _SLOTS[self.optimizer.name]
         return {slot: getattr(self._inner, names[slot]) for slot in self.optimizer.slots}
+
+
+def _means(sums: list[Any], count: int) -> list[Any]:
+    return sums if count == 1 else [ops.divide(each, count) for each in sums]
 
 
 def _sums(sums: list[Any], terms: list[Any]) -> list[Any]:

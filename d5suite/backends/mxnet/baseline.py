@@ -1,8 +1,8 @@
-"""Written by hand as users of MXNet write it: the yardstick for what d5suite adds.
+"""Handwritten MXNet programs, as its users write them: the baseline for d5suite's overhead.
 
-Two operators, an epoch of LeNet-5, and a training step of ResNet-50 v1.5: Gluon layers, a hybridized network, a
-`gluon.Trainer`. Shares no code with the adapter but the mending of NumPy in `runtime`. Imports MXNet, NumPy and
-`d5suite.levels`.
+Two operators, an epoch of LeNet-5, and a training step of ResNet-50 v1.5: Gluon layers, a
+hybridized network, a `gluon.Trainer`. Shares only the import of MXNet in `runtime` with the
+adapter. Imports MXNet, NumPy, `d5suite.errors` and `d5suite.levels.baseline`.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from d5suite.errors import NetworkError
 from d5suite.levels.baseline import Baseline, Epoch, OperatorCall
 
 if TYPE_CHECKING:
-    from d5suite.levels.training import SGD
     from d5suite.network import Network
+    from d5suite.optimizers.settings import SGD
 
 nn = mx.gluon.nn
 
 EPSILON = float(np.float32(1e-5))
-"""BatchNormalization's 1e-5 as an ONNX file holds it: with it, both steps agree to the last bit."""
+"""BatchNormalization's 1e-5 as the float32 of an ONNX file, so that both steps agree exactly."""
 
 LAYERS = (3, 4, 6, 3)
 """Blocks of the four stages (He et al., CVPR 2016, table 1)."""
 
 
 def operator_call(name: str, arrays: Sequence[np.ndarray], *, mode: str, device: str) -> OperatorCall:
-    """See `d5suite.levels.baseline`; in mode ``hybrid`` the cached graph itself, which a Gluon block calls."""
+    """See `d5suite.levels.baseline`; ``hybrid`` calls the cached graph that a Gluon block would."""
     context = mx.cpu() if device == "cpu" else mx.gpu()
     if mode == "hybrid":
         x, y = mx.sym.var("x"), mx.sym.var("y")
-        # As Gluon's layer has it; `relu` is another kernel.
+        # Gluon's layer uses this kernel; `relu` is a different one.
         graph = mx.sym.Activation(x, act_type="relu") if name == "Relu" else mx.sym.dot(x, y)
         call = mx.nd.CachedOp(graph, (("static_alloc", True), ("static_shape", True)))
     else:
@@ -49,7 +49,7 @@ def operator_call(name: str, arrays: Sequence[np.ndarray], *, mode: str, device:
 
 
 class LeNet5(mx.gluon.HybridBlock):
-    """LeNet-5 with tanh and means, and its loss, so that one cached graph holds both."""
+    """LeNet-5 with tanh and average pooling, and its loss, so that one cached graph holds both."""
 
     def __init__(self, classes: int) -> None:
         super().__init__()
@@ -95,7 +95,7 @@ def lenet5_epoch(network: Network, optimizer: SGD, *, mode: str, device: str) ->
 
 
 def native_sgd(settings: SGD) -> Any:
-    """MXNet's optimizer."""
+    """Return MXNet's SGD."""
     numbers = {"learning_rate": settings.learning_rate, "momentum": settings.momentum}
     if settings.nesterov:
         return NAG(decay=settings.weight_decay, **numbers)
@@ -103,17 +103,17 @@ def native_sgd(settings: SGD) -> Any:
 
 
 def conv(channels: int, kernel: int, strides: int = 1) -> Any:
-    """A convolution without bias that keeps the image size, but for its stride."""
+    """Return a convolution without bias, padded by half the kernel."""
     return nn.Conv2D(channels, kernel, strides=strides, padding=kernel // 2, use_bias=False)
 
 
 def batch_norm() -> Any:
-    """The layer as it is everywhere in ResNet."""
+    """Return ResNet's batch normalization layer."""
     return nn.BatchNorm(epsilon=EPSILON)
 
 
 class Bottleneck(mx.gluon.HybridBlock):
-    """1×1, 3×3 (with the stride, v1.5) and 1×1 convolution beside a shortcut."""
+    """1×1, 3×3 (strided, v1.5) and 1×1 convolution with a shortcut."""
 
     def __init__(self, channels: int, strides: int, *, downsample: bool) -> None:
         super().__init__()
@@ -133,7 +133,7 @@ class Bottleneck(mx.gluon.HybridBlock):
         return F.Activation(self.body(x) + shortcut, act_type="relu")
 
     def named(self) -> list[tuple[str, Any]]:
-        """The layers that have parameters, by the names of published checkpoints."""
+        """Return the layers with parameters, with their names in published checkpoints."""
         layers = [
             (name, self.body[i]) for i, name in enumerate(("conv1", "bn1", "", "conv2", "bn2", "", "conv3", "bn3"))
         ]
@@ -163,7 +163,7 @@ class ResNet50(mx.gluon.HybridBlock):
         return F.mean(self.criterion(self.output(self.features(x)), labels))
 
     def named(self) -> dict[str, Any]:
-        """All Gluon parameters by the names of published checkpoints."""
+        """Return all Gluon parameters by their names in published checkpoints."""
         layers = [("conv1", self.features[0]), ("bn1", self.features[1]), ("fc", self.output)]
         blocks = iter(list(self.features)[4:-1])
         for stage, count in enumerate(LAYERS, start=1):
@@ -182,14 +182,13 @@ class ResNet50(mx.gluon.HybridBlock):
 
 
 class NAG(mx.optimizer.NAG):
-    """Nesterov momentum with weight decay of the old weights; MXNet's kernel takes that of the new ones."""
+    """Nesterov momentum that decays the old weights; MXNet's kernel decays the new ones."""
 
     def __init__(self, *, decay: float, **settings: float) -> None:
         super().__init__(**settings)
         self.decay = decay
 
     def update_multi_precision(self, index: int, weight: Any, grad: Any, state: Any) -> None:
-        """Update one parameter."""
         if self.decay:
             grad += self.decay * weight
         super().update_multi_precision(index, weight, grad, state)
@@ -205,12 +204,12 @@ def resnet50_training_step(
     device: str,
     precision: str,
 ) -> Baseline:
-    """Build the step.
+    """Build the training step.
 
     Parameters
     ----------
     network : Network
-        A ResNet-50 of the zoo; gives the number of classes and the starting weights.
+        A ResNet-50 of the zoo: gives the number of classes and the initial weights.
     optimizer : SGD
     images, labels : numpy.ndarray
         The batch: float32 (N, 3, H, W) and int64 (N,).

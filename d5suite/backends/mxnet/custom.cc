@@ -1,6 +1,6 @@
-// A custom operator as an MXNet library operator. Nothing here depends on the operator, because MXNet's lib_api.cc,
-// which every library must hold, takes long to compile: the caller says in attributes how many `inputs` there are, the
-// outputs' `types` as MXNet's numbers, and ONNX's `ranks` of the inputs and then the outputs, because MXNet has no
+// A custom operator as an MXNet library operator. This file does not depend on the operator, because it includes
+// MXNet's lib_api.cc, which is slow to compile. The caller passes attributes instead: the number of `inputs`, the
+// outputs' `types` as MXNet's numbers, and the ONNX `ranks` of inputs and outputs, because MXNet has no
 // tensors without axes.
 #include <lib_api.cc>
 
@@ -12,7 +12,7 @@
 
 #include "d5suite_operator.h"
 
-// Null where the source has none; hidden, so that no other library's is taken for it.
+// Null if the source has none. Hidden, so that it never resolves to another library's symbol.
 extern "C" int d5_backward(const d5_call *) __attribute__((weak, visibility("hidden")));
 
 extern "C" const char d5_operator_name[];
@@ -90,7 +90,7 @@ MXReturnValue InferShape(const Attributes &attributes, Shapes *inputs, Shapes *o
     std::vector<std::vector<int64_t>> shapes;
     std::vector<d5_tensor> described;
     for (const auto &shape : *inputs) {
-        // Not known yet: MXNet asks again.
+        // Unknown so far: MXNet calls again.
         if (shape.empty() || std::count(shape.begin(), shape.end(), 0)) return MX_SUCCESS;
         shapes.emplace_back(shape.begin(), shape.end());
         described.push_back({nullptr, shapes.back().data(), ranks[described.size()], D5_FLOAT32});
@@ -115,10 +115,10 @@ MXReturnValue Forward(const Attributes &attributes, Tensors *inputs, Tensors *ou
     return Check(d5_forward(&call));
 }
 
-// MXNet gives the outputs' gradients, the inputs and the outputs, in this order.
+// MXNet passes the outputs' gradients, the inputs and the outputs, in this order.
 MXReturnValue Backward(const Attributes &attributes, Tensors *given, Tensors *gradients, const OpResource &) {
     if (d5_backward == nullptr) {
-        // MXNet makes a graph of operators with a gradient only, though it be never asked for.
+        // MXNet accepts only operators with a gradient into a graph, even if the gradient is never used.
         MX_ERROR_MSG << "custom operator " << d5_operator_name << " has no backward pass";
         return MX_FAIL;
     }

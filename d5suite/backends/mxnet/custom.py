@@ -1,7 +1,7 @@
-"""Custom operators as MXNet library operators or, in Python, as MXNet's `CustomOp`, both with autograd.
+"""Custom operators as MXNet library operators or, in Python, as `CustomOp`, both with autograd.
 
-`custom.cc` has a C++ source loaded as a library of MXNet's, whose operators stand beside its own in ``mx.nd`` and
-``mx.sym``. Imports MXNet, NumPy, `d5suite.custom` and `d5suite.errors`.
+`custom.cc` makes a C++ source an MXNet extension library, whose operators appear in ``mx.nd`` and
+``mx.sym`` like MXNet's own. Imports MXNet, NumPy, `d5suite.custom` and `d5suite.errors`.
 """
 
 from __future__ import annotations
@@ -19,31 +19,32 @@ from d5suite.custom.interface import require_output_shapes
 from d5suite.errors import NetworkError
 
 PREFIX = "d5suite_"
-"""Of the operators: ``mx.nd.d5suite_Name``."""
+"""Prefix of the operators' names: ``mx.nd.d5suite_Name``."""
 
 _TYPES = ("float32", "float64", "float16", "uint8", "int32", "int8", "int64")
-"""The types that library operators can have; their places are MXNet's numbers for them."""
+"""Types that library operators support; an index is MXNet's number of the type."""
 
 _registered: dict[str, Path | None] = {}
-"""The operators that MXNet has, with the library of those that have a source."""
+"""Library of each registered operator; None for a Python operator."""
 
 
 def factory(custom: CustomOperator) -> Callable[[Any, Any], Callable[..., Any]]:
-    """A factory, like those of `operators.OPERATORS`, for a custom operator.
+    """Return a factory, like those of `operators.OPERATORS`, for a custom operator.
 
     Raises
     ------
     CompileError
         If its source does not compile.
     ConfigurationError
-        If its source gives outputs other shapes than its meaning does.
+        If the output shapes of its source differ from those of its meaning.
     NetworkError
-        If it has tensors of a type that MXNet's library operators cannot have, or not all its outputs are wanted.
+        If MXNet's library operators do not support the type of a tensor, or not all its outputs are
+        wanted.
     """
 
     def build(node: Any, context: Any) -> Callable[..., Any]:
         if not all(context.wanted(node)) or len(node.outputs) != len(custom.outputs):
-            raise NetworkError("MXNet must know the types of all outputs; ask for all of them", where=node.name)
+            raise NetworkError("all outputs of a custom operator must be requested", where=custom.name)
         name = PREFIX + custom.identifier
         if name not in _registered:
             if custom.source is not None:
@@ -73,10 +74,10 @@ def factory(custom: CustomOperator) -> Callable[[Any, Any], Callable[..., Any]]:
 
 
 def _source_settings(custom: CustomOperator, shapes: Sequence[Any], types: Sequence[str]) -> dict[str, str]:
-    """The attributes that `custom.cc` reads."""
+    """Return the attributes that `custom.cc` reads."""
     for name in types:
         if name not in _TYPES:
-            raise NetworkError(f"MXNet's library operators take no arrays of {name}", where=custom.name)
+            raise NetworkError(f"MXNet's library operators do not support arrays of {name}", where=custom.name)
     numbers = {
         "inputs": [len(custom.inputs)],
         "types": [_TYPES.index(name) for name in types[len(custom.inputs) :]],
@@ -99,7 +100,7 @@ def _register_source(custom: CustomOperator, name: str) -> Path:
 
 def _register_python(custom: CustomOperator, name: str) -> None:
     class Operator(mx.operator.CustomOp):
-        """The functions on arrays of NumPy's, with the shapes that ONNX has: MXNet has no arrays without axes."""
+        """Calls the functions on NumPy arrays of ONNX's shapes; MXNet has no 0-d arrays."""
 
         def __init__(self, shapes: list[list[int]]) -> None:
             super().__init__()
@@ -120,7 +121,7 @@ def _register_python(custom: CustomOperator, name: str) -> None:
 
     @mx.operator.register(name)
     class Properties(mx.operator.CustomOpProp):
-        """Names, shapes and types of the operator's tensors; from the caller, as JSON."""
+        """Names, shapes and types of the operator's tensors, passed as JSON."""
 
         def __init__(self, shapes: str, types: str) -> None:
             super().__init__(need_top_grad=True)

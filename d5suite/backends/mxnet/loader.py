@@ -1,10 +1,10 @@
-"""MXNet's own image loaders, as its users write them.
+"""MXNet's native image loaders, as its users write them: the baseline for d5suite's input pipeline.
 
-RecordIO files are read by `ImageRecordIter`, which is C++ with threads. For files, and for HDF5 through h5py, it is a
-Gluon dataset over OpenCV, and a `DataLoader` with processes. The yardstick for d5suite's input pipeline, whose code it
-does not use. Images that shrink are resized by OpenCV's area averaging, its way of antialiasing, so pixels are alike
-and not equal to the neutral ones; OpenCV follows a JPEG's EXIF rotation; and `ImageRecordIter` rounds the place of a
-central crop down. Imports MXNet, NumPy, h5py and, for the transform's definition and for what lies where only,
+`ImageRecordIter`, which is C++ with threads, reads RecordIO files. A Gluon dataset over OpenCV and
+a `DataLoader` with processes read image files and, through h5py, HDF5. Pixels resemble the neutral
+ones but differ: OpenCV antialiases by area averaging when images shrink and applies a JPEG's EXIF
+rotation, and `ImageRecordIter` rounds the position of a central crop down. Imports MXNet, NumPy,
+h5py, the adapter's `runtime` and, only for the transforms' definitions and the files' layouts,
 `d5suite.data`.
 """
 
@@ -33,17 +33,17 @@ NAMES: Mapping[str, str] = {
     "hdf5": "mx.gluon.data.DataLoader over h5py",
     "recordio": "mx.io.ImageRecordIter",
 }
-"""What reports call the loader, by the format that it reads."""
+"""Name of the loader in reports, by the format that it reads."""
 
 _BILINEAR, _AREA = 1, 3
-"""OpenCV's numbers of its interpolations."""
+"""OpenCV's interpolation codes."""
 
 _AUTOMATIC = 9
-"""MXNet's number for area averaging of images that shrink."""
+"""MXNet's interpolation code for area averaging of images that shrink."""
 
 
 class ImageFolder(mx.gluon.data.Dataset):
-    """Decoded, augmented and normalised images with their labels, asked for by (number of the draw, index)."""
+    """Decoded, augmented and normalized images with labels; a key is (draw number, index)."""
 
     def __init__(self, labels: list[int], transform: Transform, seed: int, files: list[str]) -> None:
         self.labels, self.transform, self.seed, self.files = labels, transform, seed, files
@@ -52,11 +52,11 @@ class ImageFolder(mx.gluon.data.Dataset):
         return len(self.labels)
 
     def decode(self, index: int) -> Any:
-        """The pixels of an image: uint8 (height, width, 3)."""
+        """Return the pixels of an image: uint8 (height, width, 3)."""
         return mx.image.imread(self.files[index])
 
     def __getitem__(self, draw: tuple[int, int]) -> tuple[Any, int]:
-        """One image, float32 (3, size, size), and its label."""
+        """Return one image, float32 (3, size, size), and its label."""
         number, index = draw
         image = self.decode(index)
         size, flip = self.transform.size, False
@@ -76,7 +76,7 @@ class ImageFolder(mx.gluon.data.Dataset):
 
 
 class ImageStore(ImageFolder):
-    """The same from an HDF5 file, which each process opens for itself: the library does not survive a fork."""
+    """The same from an HDF5 file, opened once per process: HDF5 does not survive a fork."""
 
     def __init__(self, path: Path, split: str, classes: int, transform: Transform, seed: int) -> None:
         self.path, self.split = path, split
@@ -89,7 +89,7 @@ class ImageStore(ImageFolder):
         self.content: h5py.Dataset | None = None
 
     def decode(self, index: int) -> Any:
-        """The pixels of an image, its bytes read by the HDF5 library."""
+        """Return the pixels of an image, whose bytes the HDF5 library reads."""
         if self.content is None:
             self.content = h5py.File(self.path)[self.split]["bytes"]
         begin = self.offsets[index]
@@ -97,7 +97,7 @@ class ImageStore(ImageFolder):
 
 
 class EndlessSampler(mx.gluon.data.Sampler):
-    """Epoch after epoch without a pause: the workers of a small dataset would otherwise idle at each end."""
+    """Endless epochs: otherwise the workers of a small dataset would idle at the end of each."""
 
     def __init__(self, length: int, seed: int) -> None:
         self.length, self.seed = length, seed
@@ -112,7 +112,7 @@ class EndlessSampler(mx.gluon.data.Sampler):
 
 
 def _batch(samples: list[tuple[Any, int]], context: Any) -> list[Any]:
-    """Images and labels, each as one array."""
+    """Collate images and labels into one array each."""
     images, labels = zip(*samples, strict=True)
     together = mx.nd.empty((len(images), *images[0].shape), ctx=context)
     mx.nd.stack(*images, out=together)
@@ -122,23 +122,23 @@ def _batch(samples: list[tuple[Any, int]], context: Any) -> list[Any]:
 def native_loader(
     dataset: ImageNet | Store, transform: Transform, *, batch_size: int, workers: int, seed: int
 ) -> Generator[tuple[np.ndarray, np.ndarray], None, None]:
-    """Batches without end, in random order.
+    """Yield batches endlessly, in random order.
 
     Parameters
     ----------
     dataset : ImageNet or Store
-        Of a format in `NAMES`; record files are read whole, whatever classes are chosen.
+        In a format of `NAMES`. RecordIO files are read completely, whatever classes are chosen.
     transform : TrainTransform or EvalTransform
     batch_size : int
     workers : int
-        Worker processes, or threads for record files; 0 works in this process, or is one thread.
+        Worker processes, or threads for RecordIO files. 0 means this process, or one thread.
     seed : int
-        Of the order and of the augmentation.
+        Seed of the order and of the augmentation.
 
     Yields
     ------
     images : numpy.ndarray
-        float32 (batch_size, 3, size, size): a copy of MXNet's array, which NumPy cannot read, and so complete.
+        float32 (batch_size, 3, size, size): a copy of MXNet's array, and so complete.
     labels : numpy.ndarray
         int64 (batch_size,).
     """
@@ -195,7 +195,7 @@ def _records(
     colours = ("r", "g", "b")
     records = mx.io.ImageRecordIter(
         path_imgrec=str(file),
-        # Without an index, images are shuffled within pieces of the file only.
+        # Without an index, images are shuffled only within chunks of the file.
         **({"path_imgidx": str(index)} if index.exists() else {}),
         data_shape=(3, transform.size, transform.size),
         batch_size=batch_size,

@@ -1,42 +1,45 @@
-"""Level 1 on MXNet: a network as Gluon blocks, and MXNet's autograd.
+"""Level 1 on MXNet: a network as Gluon blocks, differentiated by MXNet's autograd.
 
-Inference and training are one `HybridBlock` each, whose `hybrid_forward` calls one native operator per ONNX node; mode
-``hybrid`` has Gluon make a cached graph of each at its first call, mode ``imperative`` runs them as they are. Both
-share one set of Gluon parameters. Imports MXNet, NumPy and `d5suite.levels`.
+Inference and training are one `HybridBlock` each, whose `hybrid_forward` calls one native operator
+per ONNX node. In mode ``hybrid`` Gluon builds a cached graph of each block on its first call; in
+mode ``imperative`` the blocks run as they are. Both share one set of Gluon parameters. Imports
+MXNet, NumPy, `d5suite.levels`, `d5suite.network` and the adapter's `runtime` and `operators`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from d5suite.backends.mxnet.operators import OPERATORS, Context
 from d5suite.backends.mxnet.runtime import CONTEXTS, mx
-from d5suite.errors import NetworkError
 from d5suite.levels import network as level
 from d5suite.levels.network import Arrays, Native
 from d5suite.network import Network
+from d5suite.network.nodes.schedule import by_name, check_statistics, schedule
+from d5suite.network.operation import STATIC_INPUTS, is_floating
 
 
 class Executor(level.Executor):
     """A network on MXNet.
 
-    The gradients that `forward_backward` returns are MXNet's own arrays of gradients: the next call, and a training
-    step, overwrite them.
+    `forward_backward` returns MXNet's own gradient arrays: the next call or training step
+    overwrites them.
 
     Attributes
     ----------
     weights : dict of str to gluon.Parameter
-        Parameters and running statistics by neutral name; the latter have no gradient and are moved by MXNet in the
-        backward pass.
+        Parameters and running statistics by neutral name. The latter have no gradient; MXNet
+        updates them in the backward pass.
+    unused_parameters : list of gluon.Parameter
+        Parameters on which the loss does not depend.
     """
 
     def __init__(self, network: Network, *, mode: str, device: str, precision: str) -> None:
         super().__init__(network, mode=mode, device=device, precision=precision)
-        computed = [name for name in network.statistics if name not in network.initializers]
-        if computed:
-            raise NetworkError(f"running statistics must be initializers: {', '.join(computed)}", where=network.name)
+        check_statistics(network)
         self._context = CONTEXTS[device]()
         self._dtype = "float64" if precision == "fp64" else "float32"
         self.weights = {
@@ -44,44 +47,44 @@ class Executor(level.Executor):
             for name in (*network.parameters, *network.statistics)
         }
         self._moving = False
-        self._infer = self._block(network.output, training=False)
+        self._infer = self._block(network.outputs, training=False)
         self._inputs: list[str] = []
         self.unused_parameters: list[Any] = []
         if network.loss is not None:
             label, loss = network.require_loss()
-            self._train = self._block(loss, training=True)
-            self._inputs = [network.input, label]
+            self._train = self._block([loss], training=True)
+            self._inputs = [*network.inputs, label]
             used = set(self._train.weights)
             self._differentiable = any(name in used for name in network.parameters)
             self.unused_parameters = [self.weights[name] for name in network.parameters if name not in used]
-        # What seeds each training pass: a number that follows MXNet's own seed, and how many there were before.
+        # Each training pass is seeded by a number drawn from MXNet's own seed and by its index.
         self._seed, self._passes, self._drops = 0, 0, self.drops
         if self._drops:
             self._seed = int(mx.nd.random.randint(0, 2**31 - 1, ctx=self._context).asscalar())
 
     def _weight(self, name: str, value: np.ndarray, *, trained: bool) -> Any:
-        """A Gluon parameter with an initializer's value."""
+        """Create a Gluon parameter with an initializer's value."""
+        dtype = self._dtype if is_floating(value.dtype) else value.dtype.name
         weight = mx.gluon.Parameter(
-            f"{self.network.name}_{name}",  # with the block's name in front, as Gluon has it
+            f"{self.network.name}_{name}",  # Gluon expects the block's name as prefix
             grad_req="write" if trained else "null",
             shape=value.shape,
-            dtype=self._dtype,
+            dtype=dtype,
             differentiable=trained,
         )
         weight.initialize(mx.init.Zero(), ctx=self._context)
-        weight.set_data(self._array(value))
+        weight.set_data(self._array(value, dtype))
         return weight
 
     def _array(self, value: np.ndarray, dtype: str | None = None) -> Any:
-        # Not `mx.nd.array`, which asks SciPy for names that it deprecates.
+        # `mx.nd.array` would use names that SciPy deprecates.
         return mx.nd.ndarray.array(value, ctx=self._context, dtype=dtype or self._dtype)
 
-    def _block(self, output: str, *, training: bool) -> _Graph:
+    def _block(self, outputs: Sequence[str], *, training: bool) -> _Graph:
         network = self.network
-        constants = {name: network.initializers[name] for name in network.constants}
-        context = Context(network.shapes, constants, training, self._dtype)
-        block = _Graph(network, output, context)
-        kept = {_kept(node): self._weight(_kept(node), value, trained=False) for node, value in context.kept.items()}
+        context = Context.of_network(network, training=training, activations=self.precision, dtype=self._dtype)
+        block = _Graph(network, outputs, context)
+        kept = {name: self._weight(name, value, trained=False) for name, value in block.kept.items()}
         block.register({**self.weights, **kept})
         if self.mode == "hybrid":
             block.hybridize(static_alloc=True, static_shape=True)
@@ -91,7 +94,8 @@ class Executor(level.Executor):
         self.check_feed(arrays)
         fed = {}
         for name, array in arrays.items():
-            fed[name] = self._array(array, self._dtype if name == self.network.input else "int64")
+            dtype = self.network.dtypes[name]
+            fed[name] = self._array(array, self._dtype if is_floating(dtype) else dtype.name)
         return fed
 
     def fetch(self, values: Native) -> dict[str, np.ndarray]:
@@ -121,22 +125,21 @@ class Executor(level.Executor):
         if values:
             self._seed, self._passes = int(values["seed"]), int(values["passes"])
 
-    # The measured paths.
-
     def _reseed(self) -> None:
-        """Have this pass draw numbers of its own: MXNet's generators cannot be read, so they start anew with each.
+        """Seed MXNet's generators for one pass, because their state cannot be read.
 
-        MXNet seeds 1024 generators with a number and its successors, so the numbers of two passes must lie far apart.
+        MXNet seeds 1024 generators with consecutive numbers, so the seeds of two passes must lie
+        far apart.
         """
         (number,) = np.random.SeedSequence([self._seed, self._passes]).generate_state(1)
         mx.random.seed(int(number) >> 1, ctx=self._context)
         self._passes += 1
 
     def _settle(self) -> None:
-        """Wait for the running statistics.
+        """Wait until the running statistics are updated.
 
-        MXNet's engine does not know that the backward pass of a cached graph writes them: read at once, they were old
-        in 141 of 150 runs of a small network.
+        MXNet's engine does not track that the backward pass of a cached graph writes them: read
+        immediately, they were stale in 141 of 150 runs of a small network.
         """
         if self._moving:
             mx.nd.waitall()
@@ -144,10 +147,14 @@ class Executor(level.Executor):
 
     def forward(self, feed: Native) -> Native:
         self._settle()
-        return {self.network.output: self._infer(feed[self.network.input])}
+        found = self._infer(*[feed[name] for name in self.network.inputs])
+        return dict(zip(self.network.outputs, found if isinstance(found, (list, tuple)) else [found], strict=True))
 
     def loss(self, feed: Native) -> Any:
-        """The loss in training mode, recorded by autograd; its backward pass moves the running statistics."""
+        """Return the loss in training mode, recorded by autograd.
+
+        Its backward pass updates the running statistics.
+        """
         self.network.require_loss()
         self._moving = True
         if self._drops:
@@ -167,56 +174,54 @@ class Executor(level.Executor):
 
 
 class _Graph(mx.gluon.HybridBlock):
-    """The nodes that one output needs.
+    """The nodes that some outputs need.
 
     Attributes
     ----------
     weights : list of str
-        The names of the parameters and statistics they read.
+        Names of the parameters and statistics that the nodes read, and of `kept`.
+    kept : dict of str to numpy.ndarray
+        Further arrays: constants that operators take as arrays, and those of `Context.keep`.
     """
 
-    def __init__(self, network: Network, output: str, context: Context) -> None:
+    def __init__(self, network: Network, outputs: Sequence[str], context: Context) -> None:
         super().__init__(prefix=f"{network.name}_")
-        nodes = network.nodes_for([output])
-        self._inputs = [network.input, *([network.require_loss()[0]] if context.training else [])]
-        self._output = output
+        steps = schedule(network, outputs, training=context.training)
+        self._inputs = [*network.inputs, *([network.require_loss()[0]] if context.training else [])]
+        self._outputs = outputs
         self._numbers = {name: value.item() for name, value in context.constants.items() if value.ndim == 0}
         weights = {*network.parameters, *network.statistics}
-        self.weights = [n for n in dict.fromkeys(n for node in nodes for n in node.inputs) if n in weights]
-        known = {"", *self._inputs, *network.initializers}
-        last_use = {name: index for index, node in enumerate(nodes) for name in node.inputs}
+        self.weights = [n for n in dict.fromkeys(n for step in steps for n in step.node.inputs) if n in weights]
         self._steps = []
-        for index, node in enumerate(nodes):
+        self.kept: dict[str, np.ndarray] = {}
+        for step in steps:
+            node = step.node
             operator = OPERATORS[node.op_type](node, context)
-            for name in node.inputs:
-                if name not in known:
-                    raise NetworkError(
-                        f"tensor {name!r} is not a first output, and only those are computed", where=node.name
-                    )
-            known.add(node.outputs[0])
+            for index, name in enumerate(node.inputs):
+                if context.constants.get(name, np.array(0)).ndim and index not in STATIC_INPUTS.get(node.op_type, ()):
+                    self.kept[name] = context.constants[name]
             reads = (*node.inputs, *([_kept(node.name)] if node.name in context.kept else []))
-            dead = [name for name in dict.fromkeys(node.inputs) if last_use[name] == index and name not in ("", output)]
-            self._steps.append((operator, reads, node.outputs[0], dead))
-        if output not in known:
-            raise NetworkError(f"no node computes {output!r} as its first output", where=network.name)
-        self.weights += [_kept(name) for name in context.kept]
+            self._steps.append((operator, reads, node, step.dead))
+        self.kept.update((_kept(name), array) for name, array in context.kept.items())
+        self.weights += self.kept
 
     def register(self, weights: dict[str, Any]) -> None:
-        """Make those of the weights that the nodes read this block's own."""
+        """Register the weights that the nodes read as this block's parameters."""
         for name in self.weights:
             self._reg_params[name] = weights[name]
             self.params._params[weights[name].name] = weights[name]
 
     def hybrid_forward(self, F: Any, *inputs: Any, **weights: Any) -> Any:
-        """Run the nodes on arrays or, to be traced, on symbols."""
+        """Run the nodes on arrays or, for tracing, on symbols."""
         values: dict[str, Any] = {**self._numbers, **weights, **dict(zip(self._inputs, inputs, strict=True))}
-        for operator, reads, result, dead in self._steps:
-            values[result] = operator(F, *[values.get(name) for name in reads])
+        for operator, reads, node, dead in self._steps:
+            values.update(by_name(node, operator(F, *[values.get(name) for name in reads])))
             for name in dead:
-                values.pop(name, None)
-        return values[self._output]
+                del values[name]
+        found = [values[name] for name in self._outputs]
+        return found if len(found) > 1 else found[0]
 
 
 def _kept(node: str) -> str:
-    """The name of the array that a node's operator keeps."""
+    """Return the name of the array that `Context.keep` stores for a node."""
     return f"{node}/kept"

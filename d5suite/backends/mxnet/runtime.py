@@ -1,8 +1,8 @@
-"""The process-wide settings of MXNet, and what it runs on. Imports MXNet, and mends NumPy for it first.
+"""Process-wide settings of MXNet, and the devices and libraries it uses.
 
-The other modules take MXNet from here (``from d5suite.backends.mxnet.runtime import mx``), because MXNet 1.9.1, the
-last release, asks on import for names that NumPy has dropped since. They are put back in the process that runs MXNet
-only.
+Other modules import MXNet from here (``from d5suite.backends.mxnet.runtime import mx``): MXNet
+1.9.1, the last release, needs names on import that NumPy has since removed. This module restores
+them, in processes that run MXNet only. Imports MXNet and NumPy.
 """
 
 from __future__ import annotations
@@ -18,17 +18,12 @@ import numpy as np
 
 
 def _absent(*_: Any, **__: Any) -> None:
-    """Stands for a financial function, which MXNet lists and never calls.
-
-    Raises
-    ------
-    NotImplementedError
-    """
-    raise NotImplementedError("NumPy has no financial functions any more")
+    """Stand in for a financial function, which MXNet lists and never calls."""
+    raise NotImplementedError("NumPy no longer has financial functions")
 
 
 def _supply_numpy_names() -> None:
-    """Put back what MXNet 1.9.1 expects of NumPy: names removed in NumPy 1.20 and 2.0 to 2.4."""
+    """Restore the names that MXNet 1.9.1 needs and NumPy removed in 1.20 and 2.0 to 2.4."""
     names: dict[str, Any] = {
         "PZERO": 0.0,
         "NZERO": -0.0,
@@ -56,7 +51,7 @@ def _supply_numpy_names() -> None:
 
 _supply_numpy_names()
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # of distutils, and of invalid escapes in docstrings
+    warnings.simplefilter("ignore")  # about distutils, and invalid escapes in docstrings
     import mxnet as mx
 
 __all__ = ["CONTEXTS", "configure", "device_memory", "device_name", "device_problem", "mx", "versions"]
@@ -66,25 +61,25 @@ CONTEXTS = {"cpu": mx.cpu, "cuda": mx.gpu}
 
 
 def configure(*, threads: int, seed: int, device: str) -> None:
-    """Set the thread budget and seeds; called once, before anything else.
+    """Set the thread budget and the seed. Call it once, before anything else.
 
     Parameters
     ----------
     threads : int
-        OpenMP threads of one operator. MXNet's engine runs operators on one worker thread (`BACKEND.environment`), so
-        that no two of them have their threads at work at a time.
+        OpenMP threads of one operator. MXNet's engine runs operators on a single worker thread
+        (`BACKEND.environment`), so operators never compete for threads.
     seed : int
-        Of MXNet's generators on every device (Dropout).
+        Seed of MXNet's generators on every device (Dropout).
     device : str
         ``cpu`` or ``cuda``.
     """
-    # MXNet reads OMP_NUM_THREADS at its import only; this holds the budget where it came earlier.
+    # MXNet reads OMP_NUM_THREADS on import only, which may have come before the budget.
     mx.base.check_call(mx.base._LIB.MXSetNumOMPThreads(ctypes.c_int(threads)))
     mx.random.seed(seed)
 
 
 def versions() -> dict[str, str]:
-    """The framework, and the libraries that do its work, as far as they are there."""
+    """Return the versions of MXNet and NumPy, and the libraries in MXNet's build."""
     features = mx.runtime.Features()
     found = {"mxnet": str(mx.__version__), "numpy": np.__version__}
     found["onednn"] = "in the build" if features.is_enabled("MKLDNN") else "none"
@@ -97,7 +92,7 @@ def versions() -> dict[str, str]:
 
 
 def device_problem(device: str) -> str | None:
-    """Why a device cannot be used, or None."""
+    """Return why a device cannot be used, or None."""
     if device == "cpu":
         return None
     if not mx.runtime.Features().is_enabled("CUDA"):
@@ -108,7 +103,7 @@ def device_problem(device: str) -> str | None:
 
 
 def device_name(device: str) -> str:
-    """The device as its maker calls it; of a GPU MXNet knows no name."""
+    """Return the device's model name; MXNet reports none for a GPU."""
     if device == "cuda":
         return "cuda"
     try:
@@ -119,5 +114,5 @@ def device_name(device: str) -> str:
 
 
 def device_memory(device: str) -> tuple[Callable[[], None], Callable[[], int]] | None:
-    """Functions that reset and read the peak of device memory in bytes; None, because MXNet keeps no peak."""
+    """Return None: MXNet does not record peak memory."""
     return None

@@ -1,4 +1,8 @@
-"""Level 2 on MXNet: a Gluon trainer on an executor's parameters. Imports MXNet, NumPy and `d5suite.levels`."""
+"""Level 2 on MXNet: a Gluon trainer on an executor's parameters.
+
+Imports MXNet, NumPy, `d5suite.levels`, `d5suite.optimizers` and the adapter's `runtime` and
+`network`.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +15,16 @@ from d5suite.backends.mxnet.network import Executor
 from d5suite.backends.mxnet.runtime import mx
 from d5suite.levels import training
 from d5suite.levels.network import Arrays, Native
-from d5suite.levels.training import LEARNING_RATE, SGD, STEPS, Adagrad, Adam, AdamW, Optimizer, RMSProp
+from d5suite.levels.training import LEARNING_RATE, STEPS
+from d5suite.optimizers.settings import SGD, Adagrad, Adam, AdamW, Optimizer, RMSProp
 
 
 class Formula(mx.optimizer.Optimizer):
     """The neutral formulas in MXNet's array operations.
 
-    For float64, where MXNet's kernels round their settings to float32, and for Adagrad, whose epsilon MXNet has inside
-    the root. The state is a tuple of arrays in the order of `Optimizer.slots`.
+    Used for float64, where MXNet's kernels round their settings to float32, and for Adagrad, where
+    MXNet has epsilon inside the root. The state is a tuple of arrays in the order of
+    `Optimizer.slots`.
     """
 
     def __init__(self, settings: Optimizer) -> None:
@@ -26,13 +32,11 @@ class Formula(mx.optimizer.Optimizer):
         self.settings: Any = settings
 
     def create_state(self, index: int, weight: Any) -> tuple[Any, ...]:
-        """The state of one parameter."""
         settings = self.settings
         like = {"ctx": weight.context, "dtype": weight.dtype}
         return tuple(mx.nd.full(weight.shape, settings.initial, **like) for _ in settings.slots)
 
     def update(self, index: int, weight: Any, grad: Any, state: tuple[Any, ...]) -> None:
-        """Update one parameter."""
         self._update_count(index)
         decay = self.settings.weight_decay
         if isinstance(self.settings, AdamW):
@@ -42,7 +46,7 @@ class Formula(mx.optimizer.Optimizer):
         weight -= self.lr * self._direction(grad, state, self._index_update_count[index])
 
     def _direction(self, grad: Any, state: tuple[Any, ...], step: int) -> Any:
-        """What the learning rate multiplies; the state moves."""
+        """Return what the learning rate multiplies, and update the state."""
         settings = self.settings
         if isinstance(settings, Adam):
             moment, square = state
@@ -72,10 +76,10 @@ class Formula(mx.optimizer.Optimizer):
 
 
 class NAG(mx.optimizer.NAG):
-    """MXNet's, with the weight decay that its formula has.
+    """MXNet's NAG with correct weight decay.
 
-    Its kernel stores the new weights before it moves the velocity, so that the velocity takes its decay from the new
-    ones. Here the decay goes into the gradient beforehand.
+    Its kernel stores the new weights before it updates the velocity, so the velocity would decay
+    the new weights. Here the decay is added to the gradient beforehand.
     """
 
     def __init__(self, *, decay: float, **settings: float) -> None:
@@ -83,20 +87,18 @@ class NAG(mx.optimizer.NAG):
         self.decay = decay
 
     def update_multi_precision(self, index: int, weight: Any, grad: Any, state: Any) -> None:
-        """Update one parameter."""
         if self.decay:
             grad += self.decay * weight
         super().update_multi_precision(index, weight, grad, state)
 
 
 class RMSPropMomentum(Formula):
-    """RMSProp with momentum, which MXNet has only around the mean (``centered``).
+    """RMSProp with momentum, which MXNet has in its ``centered`` variant only.
 
-    The kernel of the plain one runs on the velocity in the place of the weights, with a learning rate of -1.
+    The plain kernel runs on the velocity in place of the weights, with a learning rate of -1.
     """
 
     def update(self, index: int, weight: Any, grad: Any, state: tuple[Any, ...]) -> None:
-        """Update one parameter."""
         settings, (square, velocity) = self.settings, state
         if settings.weight_decay:
             grad = grad + settings.weight_decay * weight
@@ -108,29 +110,26 @@ class RMSPropMomentum(Formula):
 
 
 class CorrectedAdam(mx.optimizer.Adam):
-    """MXNet's, with epsilon after the correction of the mean square instead of before."""
+    """MXNet's Adam, with epsilon added after bias correction instead of before."""
 
     def __init__(self, settings: Adam) -> None:
         super().__init__(settings.learning_rate, settings.beta1, settings.beta2, wd=settings.weight_decay)
         self.settings = settings
 
     def update(self, index: int, weight: Any, grad: Any, state: Any) -> None:
-        """Update one parameter."""
         step = self._index_update_count.get(index, self.begin_num_update) + 1
         self.epsilon = self.settings.epsilon * math.sqrt(1 - self.settings.beta2**step)
         super().update(index, weight, grad, state)
 
 
 class DecoupledAdam(Formula):
-    """AdamW by MXNet's kernel, for which MXNet has no optimizer."""
+    """AdamW by MXNet's kernel, which no optimizer of MXNet uses."""
 
     def create_state(self, index: int, weight: Any) -> tuple[Any, ...]:
-        """The state of one parameter."""
-        self.unit = mx.nd.ones((1,), ctx=weight.context)  # the factor of the gradient, where the kernel reads it
+        self.unit = mx.nd.ones((1,), ctx=weight.context)  # the kernel reads the gradient's scale from an array
         return super().create_state(index, weight)
 
     def update(self, index: int, weight: Any, grad: Any, state: tuple[Any, ...]) -> None:
-        """Update one parameter."""
         self._update_count(index)
         settings, step = self.settings, self._index_update_count[index]
         root = math.sqrt(1 - settings.beta2**step)
@@ -150,7 +149,7 @@ class DecoupledAdam(Formula):
 
 
 def _native(settings: Optimizer, *, exact: bool) -> Any:
-    """MXNet's optimizer, whose formula is the neutral one but for the learning rate inside the velocity of SGD."""
+    """Return MXNet's optimizer; its formula is the neutral one, but SGD's velocity has the rate."""
     rate, decay = settings.learning_rate, settings.weight_decay
     if exact or isinstance(settings, Adagrad):
         return Formula(settings)
@@ -167,15 +166,15 @@ def _native(settings: Optimizer, *, exact: bool) -> Any:
 
 
 class Trainer(training.Trainer):
-    """`gluon.Trainer` with the native optimizer, which decays every parameter (``wd_mult`` is 1 unless set)."""
+    """`gluon.Trainer` with the native optimizer, which decays every parameter."""
 
     executor: Executor
 
     def __init__(self, executor: Executor, optimizer: Optimizer) -> None:
         super().__init__(executor, optimizer)
         _, self._loss = executor.network.require_loss()
-        # MXNet updates several tensors in one kernel, as long as the longest of them: with neighbours of one size the
-        # update of ResNet-50 takes half as long as in the network's own order.
+        # MXNet updates several tensors in one kernel, which takes as long as its largest tensor.
+        # Sorted by size, the update of ResNet-50 takes half as long as in the network's order.
         sizes = {name: int(np.prod(executor.weights[name].shape)) for name in executor.network.parameters}
         self._names = sorted(sizes, key=lambda name: sizes[name], reverse=True)
         self._weights = [executor.weights[name] for name in self._names]
@@ -183,7 +182,7 @@ class Trainer(training.Trainer):
         self._velocity_has_rate = isinstance(self._rule, (mx.optimizer.SGD, mx.optimizer.NAG))
         self._trainer = mx.gluon.Trainer(self._weights, self._rule, kvstore=None)
         (updater,) = self._trainer._updaters
-        for index, weight in enumerate(self._weights):  # otherwise made in the first step
+        for index, weight in enumerate(self._weights):  # otherwise created in the first step
             updater.states[index] = self._rule.create_state_multi_precision(index, weight.data())
             updater.states_synced[index] = True
         self._clips = bool(optimizer.clip_value or optimizer.clip_norm)
@@ -195,18 +194,28 @@ class Trainer(training.Trainer):
         loss.backward()
         if more:
             loss = self._accumulate(loss, more)
-        if self._clips:
-            self._clip()
-        for weight in self._unused:  # whose gradients stay zero, but weight decay applies to every parameter
-            weight._fresh_grad = True
-        self._trainer.step(1)  # the loss is the batch's mean already
-        for weight in self._unused:  # of which no backward pass rids the decay
-            weight.grad[:] = 0
-        self._steps += 1
+        self._update()
         return {self._loss: loss}
 
+    def apply(self, gradients: Native) -> None:
+        for name, weight in zip(self._names, self._weights, strict=True):
+            if gradients[name] is not weight.grad():
+                gradients[name].copyto(weight.grad())
+            weight.data()._fresh_grad = True  # or Gluon takes it for a gradient that was used before
+        self._update()
+
+    def _update(self) -> None:
+        if self._clips:
+            self._clip()
+        for weight in self._unused:  # weight decay applies to them, though their gradients stay zero
+            weight._fresh_grad = True
+        self._trainer.step(1)  # the loss is already the batch's mean
+        for weight in self._unused:  # the update added the decay, and no backward pass overwrites it
+            weight.grad[:] = 0
+        self._steps += 1
+
     def _accumulate(self, loss: Any, more: tuple[Native, ...]) -> Any:
-        """The mean loss of all batches; the gradients become their mean."""
+        """Return the mean loss of all batches, and average the gradients."""
         gradients = [weight.grad() for weight in self._weights]
         totals = [each.copy() for each in (loss, *gradients)]
         for feed in more:
@@ -222,11 +231,11 @@ class Trainer(training.Trainer):
         return mean
 
     def _clip(self) -> None:
-        """Gluon's own ``clip_global_norm`` adds 1e-8 to the norm, waits for it, and rounds to float32."""
+        """Clip gradients; Gluon's ``clip_global_norm`` adds 1e-8, synchronizes and rounds."""
         gradients = [weight.grad() for weight in self._weights]
         limit = self.optimizer.clip_value
         if limit:
-            for gradient in gradients:  # `mx.nd.clip` rounds its limits to float32
+            for gradient in gradients:  # `mx.nd.clip` would round the limits to float32
                 mx.nd._internal._maximum_scalar(gradient, -limit, out=gradient)
                 mx.nd._internal._minimum_scalar(gradient, limit, out=gradient)
         if self.optimizer.clip_norm:
@@ -246,7 +255,7 @@ class Trainer(training.Trainer):
         found = {STEPS: np.array(self._steps), LEARNING_RATE: np.array(self.learning_rate)}
         for slot, name, array in self._slots():
             value = self.executor.fetch({name: array})[name]
-            if self._velocity_has_rate:  # and the sign
+            if self._velocity_has_rate:  # and the opposite sign
                 value = value.astype(np.float64) / -self.learning_rate
             found[f"{slot}/{name}"] = value
         return found
@@ -255,7 +264,7 @@ class Trainer(training.Trainer):
         self.check_state(values)
         self.set_learning_rate(float(values[LEARNING_RATE]))
         self._steps = int(values[STEPS])
-        self._rule.begin_num_update = self._steps  # from which a parameter that has no count yet begins
+        self._rule.begin_num_update = self._steps  # start of parameters without a count
         for counts in self._rule._all_index_update_counts.values():
             counts.clear()
         for slot, name, array in self._slots():
@@ -265,7 +274,7 @@ class Trainer(training.Trainer):
             array[:] = value.astype(array.dtype).reshape(array.shape)
 
     def _slots(self) -> list[tuple[str, str, Any]]:
-        """Each of `Optimizer.slots` of each parameter: its name, the parameter's, and MXNet's array."""
+        """Return (slot, parameter name, MXNet's array) for each slot of each parameter."""
         (updater,) = self._trainer._updaters
         found = []
         for index, name in enumerate(self._names):

@@ -1,7 +1,8 @@
-"""Two operators, an epoch of LeNet-5, and a training step of ResNet-50 v1.5: what d5suite's neutral layer costs.
+"""Hand-written TensorFlow to compare with, which shows what d5suite's neutral layer costs.
 
-Written by hand in plain TensorFlow: variables, ``tf.nn`` layers, a gradient tape and one ``tf.function``, channels
-last, weights in TensorFlow's own layouts. Nothing of the adapter is used. Imports TensorFlow, NumPy and
+Two operators, an epoch of LeNet-5 and a training step of ResNet-50 v1.5 in plain TensorFlow:
+variables, ``tf.nn`` layers, a gradient tape and one ``tf.function``, channels last, weights in
+TensorFlow's own layouts. Uses nothing of the adapter. Imports TensorFlow, NumPy and
 `d5suite.levels`.
 """
 
@@ -15,14 +16,14 @@ import numpy as np
 import tensorflow as tf
 
 from d5suite.levels.baseline import Baseline, Epoch, OperatorCall
-from d5suite.levels.training import SGD
 from d5suite.network import Network
+from d5suite.optimizers.settings import SGD
 
 STAGES = ((64, 3, 1), (128, 4, 2), (256, 6, 2), (512, 3, 2))
 """Width, blocks and stride of the four stages (He et al., CVPR 2016, table 1)."""
 
 EPSILON = float(np.float32(1e-5))
-"""1e-5 as an ONNX attribute holds it, so that float64 can be compared exactly."""
+"""1e-5 rounded to float32, as ONNX attributes are, so that float64 compares exactly."""
 
 
 def operator_call(name: str, arrays: Sequence[np.ndarray], *, mode: str, device: str) -> OperatorCall:
@@ -37,7 +38,7 @@ def operator_call(name: str, arrays: Sequence[np.ndarray], *, mode: str, device:
 
 
 class LeNet5(tf.Module):
-    """LeNet-5 on images N, 32, 32, 1, with tanh and means."""
+    """LeNet-5 with tanh and average pooling, on images N, 32, 32, 1."""
 
     def __init__(self, weights: dict[str, np.ndarray]) -> None:
         super().__init__()
@@ -54,12 +55,12 @@ class LeNet5(tf.Module):
         return self.dense(tf.tanh(self.dense(x, "f6")), "output")
 
     def convolution(self, x: Any, name: str) -> Any:
-        """A convolution and its bias, bent by tanh."""
+        """Return tanh of a convolution with bias."""
         y = tf.nn.conv2d(x, self.weights[f"{name}.weight"], 1, "VALID")
         return tf.tanh(tf.nn.bias_add(y, self.weights[f"{name}.bias"]))
 
     def dense(self, x: Any, name: str) -> Any:
-        """A matrix product and its bias."""
+        """Return a matrix product plus bias."""
         return tf.nn.bias_add(tf.matmul(x, self.weights[f"{name}.weight"]), self.weights[f"{name}.bias"])
 
 
@@ -90,7 +91,7 @@ def lenet5_epoch(network: Network, optimizer: SGD, *, mode: str, device: str) ->
 
 
 class NativeSGD(tf.Module):
-    """TensorFlow's own kernel for momentum; weight decay is part of the gradient."""
+    """SGD by TensorFlow's momentum kernel; weight decay is added to the gradient."""
 
     def __init__(self, variables: Sequence[Any], settings: SGD) -> None:
         super().__init__()
@@ -98,7 +99,7 @@ class NativeSGD(tf.Module):
         self.velocities = [tf.Variable(tf.zeros_like(v), trainable=False) for v in variables if settings.momentum]
 
     def apply(self, gradients: Sequence[Any]) -> None:
-        """One update."""
+        """Update every variable once."""
         rate, momentum, decay = self.settings.learning_rate, self.settings.momentum, self.settings.weight_decay
         for i, (variable, gradient) in enumerate(zip(self.trained, gradients, strict=True)):
             if decay:
@@ -117,13 +118,13 @@ def _place(device: str) -> str:
 
 
 def synchronize(device: str) -> None:
-    """Wait for the device; TensorFlow's functions return when they are done on the CPU."""
+    """Wait for the device; on the CPU, TensorFlow's functions return when they are done."""
     if device != "cpu":
         tf.test.experimental.sync_devices()
 
 
 class BatchNorm(tf.Module):
-    """Batch normalisation with TensorFlow's own running statistics (the variance is the unbiased one)."""
+    """Batch normalization with TensorFlow's running statistics (unbiased variance)."""
 
     def __init__(self, scale: np.ndarray, offset: np.ndarray) -> None:
         super().__init__()
@@ -132,7 +133,7 @@ class BatchNorm(tf.Module):
         self.variance = tf.Variable(np.ones_like(scale), trainable=False)
 
     def __call__(self, x: Any) -> Any:
-        if x.dtype == tf.float64:  # the fused kernel knows float32 and shorter only
+        if x.dtype == tf.float64:  # the fused kernel takes float32 and shorter only
             mean, variance = tf.nn.moments(x, [0, 1, 2])
             self.mean.assign(0.9 * self.mean + 0.1 * mean)
             self.variance.assign(0.9 * self.variance + 0.1 * variance)
@@ -146,7 +147,7 @@ class BatchNorm(tf.Module):
 
 
 class Convolution(tf.Module):
-    """A convolution without bias, followed by batch normalisation."""
+    """A convolution without bias, followed by batch normalization."""
 
     def __init__(self, weights: dict[str, np.ndarray], convolution: str, normalisation: str, stride: int = 1) -> None:
         super().__init__()
@@ -154,7 +155,7 @@ class Convolution(tf.Module):
         self.kernel = tf.Variable(np.ascontiguousarray(weight.transpose(2, 3, 1, 0)))
         self.stride = stride
         margin = weight.shape[2] // 2
-        # As TensorFlow's own ResNets have it: at stride 2 "SAME" would pad by one side more than the other.
+        # As in TensorFlow's own ResNets: at stride 2, "SAME" would pad one side more.
         self.margins = [[0, 0], [margin, margin], [margin, margin], [0, 0]] if margin and stride > 1 else None
         self.norm = BatchNorm(weights[f"{normalisation}.weight"], weights[f"{normalisation}.bias"])
 
@@ -166,7 +167,7 @@ class Convolution(tf.Module):
 
 
 class Bottleneck(tf.Module):
-    """1×1, 3×3 (which has the stride) and 1×1 convolution around a shortcut."""
+    """1×1, 3×3 (with the stride) and 1×1 convolutions beside a shortcut."""
 
     def __init__(self, weights: dict[str, np.ndarray], name: str, stride: int) -> None:
         super().__init__()
@@ -201,7 +202,7 @@ class ResNet50(tf.Module):
     def __call__(self, x: Any) -> Any:
         x = tf.nn.relu(self.stem(x))
         margins = [[0, 0], [1, 1], [1, 1], [0, 0]]
-        if self.xla:  # which has no pooling with explicit padding
+        if self.xla:  # XLA has no pooling with explicit padding
             x = tf.nn.max_pool2d(tf.pad(x, margins, constant_values=tf.cast(-math.inf, x.dtype)), 3, 2, "VALID")
         else:
             x = tf.nn.max_pool2d(x, 3, 2, margins)
@@ -211,7 +212,7 @@ class ResNet50(tf.Module):
         return tf.nn.bias_add(tf.matmul(x, tf.cast(self.dense, x.dtype)), tf.cast(self.bias, x.dtype))
 
     def named(self) -> dict[str, tf.Variable]:
-        """The trained variables by their torchvision names."""
+        """Return the trained variables by torchvision name."""
         names = {"fc.weight": self.dense, "fc.bias": self.bias}
 
         def add(layer: Convolution, convolution: str, normalisation: str) -> None:
@@ -244,14 +245,14 @@ def resnet50_training_step(
     Parameters
     ----------
     network : Network
-        The zoo's ``resnet50``, for its initial weights.
+        The zoo's ``resnet50``, which gives the initial weights.
     optimizer : SGD
     images : numpy.ndarray
         float32 (N, 3, H, W).
     labels : numpy.ndarray
         int64 (N,).
     mode, device, precision : str
-        As for an executor of this backend.
+        As for this backend's executor.
 
     Returns
     -------
@@ -264,7 +265,7 @@ def resnet50_training_step(
         model = ResNet50(weights, xla=mode == "xla")
         variables = model.trainable_variables
         sgd = NativeSGD(variables, optimizer)
-        # In float16 the loss is scaled, by as much as keeps the gradients finite.
+        # In float16 the loss is scaled by as much as keeps the gradients finite.
         scale = tf.Variable(2.0**15 if precision == "fp16" else 1.0, trainable=False, dtype=tf.float32)
         streak = tf.Variable(0, trainable=False)
         batch = tf.constant(np.ascontiguousarray(images.transpose(0, 2, 3, 1)), activation)

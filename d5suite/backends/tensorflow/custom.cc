@@ -1,5 +1,5 @@
-// A custom operator as a TensorFlow operator named d5_operator_name, and a second one for its gradient; D5_INPUTS and
-// D5_OUTPUTS say how many. For CUDA where D5_CUDA is defined.
+// A custom operator as the TensorFlow operator d5_operator_name, with D5_INPUTS inputs and D5_OUTPUTS outputs, and a
+// second operator for its gradient. Runs on CUDA if D5_CUDA is defined, else on the CPU.
 #ifdef D5_CUDA
 #define EIGEN_USE_GPU
 #endif
@@ -26,7 +26,7 @@ using tf::shape_inference::ShapeHandle;
 
 using Sizes = std::vector<int64_t>;
 
-// 0 for a type that the C interface does not have; the operator then refuses it.
+// Returns 0 for a type that the C interface lacks; the operator then rejects it.
 int32_t Dtype(tf::DataType type) {
     switch (type) {
         case tf::DT_FLOAT: return D5_FLOAT32;
@@ -56,7 +56,7 @@ d5_call NewCall() {
     return call;
 }
 
-// Tensors of a kernel, and the memory of their shapes.
+// A kernel's tensors, and their shapes.
 template <size_t N>
 struct Described {
     std::array<d5_tensor, N> tensors;
@@ -132,7 +132,7 @@ tf::Status OutputShapes(InferenceContext *context) {
 }
 
 #ifdef D5_HAS_BACKWARD
-// Inputs, outputs and the outputs' gradients to the gradients of the floating-point inputs.
+// Takes inputs, outputs and the outputs' gradients; returns the gradients of the floating-point inputs.
 class Backward : public tf::OpKernel {
   public:
     using OpKernel::OpKernel;

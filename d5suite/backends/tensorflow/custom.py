@@ -1,7 +1,7 @@
-"""Custom operators as TensorFlow operators, with a registered gradient where they have a backward pass.
+"""Custom operators as TensorFlow operators, with a registered gradient if they have one.
 
-`custom.cc` makes a C++ source a TensorFlow operator library; a Python operator is called from the graph. Imports
-TensorFlow, NumPy, `d5suite.custom` and `d5suite.errors`.
+`custom.cc` turns a C++ source into a TensorFlow operator library; the graph calls a Python operator
+through ``tf.numpy_function``. Imports TensorFlow, NumPy, `d5suite.custom` and `d5suite.errors`.
 """
 
 from __future__ import annotations
@@ -21,31 +21,31 @@ from d5suite.errors import NetworkError
 Call = Callable[..., Any]
 
 _registered: dict[str, tuple[Call, Path]] = {}
-"""TensorFlow's functions for operators with a source, and their libraries."""
+"""Registered operators with a source: TensorFlow's function and the library's path."""
 
 
 def factory(custom: CustomOperator) -> Callable[[Any, Any], Call]:
-    """A factory, like those of `operators.OPERATORS`, for a custom operator.
+    """Return a factory, like those of `operators.OPERATORS`, for a custom operator.
 
     Raises
     ------
     CompileError
         If its source does not compile.
     ConfigurationError
-        If its source gives outputs other shapes than its meaning does.
+        If its source and its meaning disagree on the outputs' shapes.
     NetworkError
-        If it is to be compiled by XLA, or not all its outputs are wanted.
+        If XLA is to compile it, or not all its outputs are wanted.
     """
 
     def build(node: Any, context: Any) -> Call:
         if context.xla:
             raise NetworkError(
-                "TensorFlow's XLA compiles only its own operators, not kernels and callbacks added to it",
+                "TensorFlow's XLA compiles only its own operators, not added kernels and callbacks",
                 where=custom.name,
                 hint="Choose the mode 'graph' or 'eager'.",
             )
         if not all(node.outputs) or len(node.outputs) != len(custom.outputs):
-            raise NetworkError("every output of a custom operator must be wanted", where=custom.name)
+            raise NetworkError("all outputs of a custom operator must be requested", where=custom.name)
         types = [tf.as_dtype(context.dtypes[output]) for output in node.outputs]
         if custom.source is not None:
             call, library = _from_source(custom, context.device, types)
@@ -60,7 +60,7 @@ def factory(custom: CustomOperator) -> Callable[[Any, Any], Call]:
 
 
 def _from_source(custom: CustomOperator, device: str, types: Sequence[Any]) -> tuple[Call, Path]:
-    # TensorFlow wants a capital letter first.
+    # TensorFlow requires a capital letter first.
     name = f"D5{custom.identifier}" + ("" if device == "cpu" else f"_{device}")
     if name not in _registered:
         _registered[name] = _register(custom, name, device)
@@ -83,7 +83,9 @@ def _compiled(custom: CustomOperator, name: str, device: str) -> Path:
         **({"D5_HAS_BACKWARD": "1"} if custom.differentiable else {}),
         **({"D5_CUDA": "1", "GOOGLE_CUDA": "1"} if device == "cuda" else {}),
     }
-    flags = [flag.replace("-I", "-isystem", 1) for flag in tf.sysconfig.get_compile_flags()]  # quiet about warnings
+    # -isystem: no warnings from TensorFlow's headers.
+    flags = [flag.replace("-I", "-isystem", 1) for flag in tf.sysconfig.get_compile_flags()]
+    flags.append("-U__AVX512FP16__")  # the half-precision code of TensorFlow 2.21's Eigen does not compile with g++ 12
     if device == "cuda":
         compiler = Path(shutil.which("nvcc") or "/usr/local/cuda/bin/nvcc").resolve()
         flags += ["-isystem", str(compiler.parent.parent / "include")]
@@ -144,21 +146,21 @@ def _from_python(custom: CustomOperator, shapes: Sequence[Any], types: Sequence[
 
 
 def _called(host: Call, inputs: Sequence[Any], kinds: Sequence[Any], shapes: Sequence[Any]) -> list[Any]:
-    """The tensors that a function of arrays gives, with their shapes where these are known."""
+    """Call a function of arrays; return its tensors, with their shapes where these are known."""
     found = tf.numpy_function(host, list(inputs), kinds, stateful=False)
-    found = [found] if isinstance(found, tf.Tensor) else list(found)  # of a list of one, eager mode gives that one
+    found = [found] if isinstance(found, tf.Tensor) else list(found)  # eager mode unpacks a list of one
     for tensor, shape in zip(found, shapes, strict=True):
         tensor.set_shape(shape)
     return found
 
 
 def _heads(outputs: Sequence[Any], gradients: Sequence[Any]) -> list[Any]:
-    """A gradient for each output: zeros for those that nothing depends on."""
+    """Return a gradient for each output, zeros where nothing depends on it."""
     return [tf.zeros_like(y) if g is None else tf.convert_to_tensor(g) for y, g in zip(outputs, gradients, strict=True)]
 
 
 def _read_only(arrays: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
-    """The same memory, which is a graph's own."""
+    """Return read-only views: the memory belongs to the graph."""
     views = tuple(np.asarray(array).view() for array in arrays)
     for view in views:
         view.flags.writeable = False

@@ -1,10 +1,11 @@
-"""TensorFlow's own image loader, as its users write it: a tf.data pipeline that decodes and resizes in TensorFlow.
+"""TensorFlow's own image loader, as its users write it: a tf.data pipeline.
 
-The yardstick for d5suite's input pipeline, whose code it does not use. Crops have the neutral transform's
-distribution, drawn by TensorFlow's generator, and only their part of a file is decoded. Images are resized with
-antialiasing as there, without the rounding to 8 bits between the passes: pixels agree to one level of 255. The encoded
-images come from files, or from TFRecord files through TensorFlow's own reader. Imports TensorFlow and, for the
-transform's definition and for what lies where only, `d5suite.data`.
+The yardstick for d5suite's input pipeline, whose code it does not use. TensorFlow decodes and
+resizes. Crops follow the neutral transform's distribution, drawn by TensorFlow's generator, and
+only their part of a file is decoded. Images are resized with antialiasing as in the neutral
+transform, but not rounded to 8 bits between the two passes: pixels agree to one level of 255. The
+encoded images come from files, or from TFRecord files through TensorFlow's own reader. Imports
+TensorFlow and `d5suite.data` (the transform's definition and the files' places only).
 """
 
 from __future__ import annotations
@@ -23,19 +24,22 @@ from d5suite.data.transforms import MEAN, STD, EvalTransform, TrainTransform
 Transform = TrainTransform | EvalTransform
 
 NAMES: Mapping[str, str] = {"folder": "tf.data", "tfrecord": "tf.data.TFRecordDataset"}
-"""What reports call the loader, by the format that it reads."""
+"""The loader's name in reports, by storage format."""
 
 _DCT = "INTEGER_ACCURATE"
 
 _MOST_SHUFFLED = 10_000
-"""Records among which the next is drawn, as in TensorFlow's own ResNet-50 for ImageNet: they are held in memory."""
+"""Size of the shuffle buffer, which is in memory: as in TensorFlow's own ResNet-50 for ImageNet."""
 
 _FILES_AT_ONCE = 10
-"""Record files that are read in turn, likewise."""
+"""Record files that are interleaved: as in TensorFlow's own ResNet-50 for ImageNet."""
 
 
 def _random_resized_crop(height: Any, width: Any) -> Any:
-    """Top, left, height and width: the first of ten random crops that fits, else the largest in the centre."""
+    """Return the first of ten random crops that fits, else the largest centred one.
+
+    As top, left, height and width.
+    """
     tall, wide = tf.cast(height, tf.float32), tf.cast(width, tf.float32)
     area = tall * wide * tf.random.uniform([10], 0.08, 1.0)
     ratio = tf.exp(tf.random.uniform([10], math.log(3 / 4), math.log(4 / 3)))
@@ -83,7 +87,7 @@ def _evaluation_image(content: Any, size: int, resize: int) -> Any:
 
 
 def _items(dataset: ImageNet | Store, seed: int) -> tuple[Any, Callable[..., tuple[Any, Any]]]:
-    """Files with labels, or records, in random order; and what makes an encoded image and its label of one."""
+    """Return shuffled files or records, and a function that reads image and label from one."""
     if isinstance(dataset, ImageNet):
         files = tf.data.Dataset.from_tensor_slices((dataset.files, dataset.labels))
         return files.shuffle(len(dataset), seed=seed), lambda file, label: (tf.io.read_file(file), label)
@@ -106,18 +110,18 @@ def _items(dataset: ImageNet | Store, seed: int) -> tuple[Any, Callable[..., tup
 def native_loader(
     dataset: ImageNet | Store, transform: Transform, *, batch_size: int, workers: int, seed: int
 ) -> Generator[tuple[tf.Tensor, tf.Tensor], None, None]:
-    """Batches without end, in random order.
+    """Yield batches without end, in random order.
 
     Parameters
     ----------
     dataset : ImageNet or Store
-        Of a format in `NAMES`; record files are read whole, whatever classes are chosen.
+        In a format of `NAMES`; record files are read whole, whichever classes are chosen.
     transform : TrainTransform or EvalTransform
     batch_size : int
     workers : int
-        Threads that decode; 0 is one.
+        Decoding threads; 0 means one.
     seed : int
-        Of the order; the augmentation follows TensorFlow's global seed.
+        Seed of the order; the augmentation follows TensorFlow's global seed.
 
     Yields
     ------

@@ -1,32 +1,31 @@
 """Level 1 in TensorFlow: a network as variables and traced functions.
 
-Imports TensorFlow, NumPy, `d5suite.levels` and `d5suite.network`.
+Imports TensorFlow, NumPy, `d5suite.levels`, `d5suite.network` and this adapter's `operators`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from d5suite.backends.tensorflow.operators import (
+from d5suite.backends.tensorflow.operators import OPERATORS, Context
+from d5suite.backends.tensorflow.operators.context import (
     IMAGES_LAST,
-    OPERATORS,
-    Context,
-    Layout,
+    KERNELS,
     compiled,
-    identity,
     is_asynchronous,
     native_device,
-    weight_layout,
 )
-from d5suite.errors import NetworkError
 from d5suite.levels import network as levels
 from d5suite.levels.network import GRADIENT_SCALE, Arrays, Native
 from d5suite.network import Network
+from d5suite.network.nodes.layouts import Layout, channels_last, identity, weight_layouts
+from d5suite.network.nodes.schedule import by_name, check_statistics, schedule
+from d5suite.network.operation import is_floating
 
 ACTIVATIONS = {"fp32": tf.float32, "bf16": tf.bfloat16, "fp16": tf.float16, "fp64": tf.float64}
 """Dtype of the activations by precision."""
@@ -35,44 +34,24 @@ _NORMALISATION = "BatchNormalization"
 
 
 class _Program:
-    """The nodes that one output needs, each as a native callable, in order."""
+    """Native callables of the nodes that some outputs need, in order."""
 
-    def __init__(self, network: Network, wanted: str, context: Context, keep_float32: frozenset[str]) -> None:
+    def __init__(self, network: Network, wanted: Sequence[str], context: Context, keep_float32: frozenset[str]) -> None:
         self.wanted = wanted
-        nodes = network.nodes_for([wanted])
-        read = {name for node in nodes for name in node.inputs}
+        steps = schedule(network, wanted, training=context.training)
+        read = {name for step in steps for name in step.node.inputs}
         self.weights = [name for name in (*network.parameters, *network.statistics) if name in read]
         self.cast = [name for name in self.weights if name not in keep_float32]
         self.constants = [name for name in network.constants if name in read]
-        known = {"", network.input, network.label, *self.weights, *self.constants}
-        last_use = {name: i for i, node in enumerate(nodes) for name in node.inputs}
-        self.steps: list[tuple[Callable[..., Any], tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = []
-        self.moving: dict[int, tuple[str, str]] = {}
-        for i, node in enumerate(nodes):
-            absent = [name for name in node.inputs if name not in known]
-            if absent:
-                raise NetworkError(
-                    f"{node.op_type} needs {absent[0]!r}, an optional output that this backend does not give",
-                    where=node.name,
-                )
-            outputs = asked = node.outputs if node.op_type == "SoftmaxCrossEntropyLoss" else node.outputs[:1]
-            if node.op_type == _NORMALISATION and context.training:
-                self.moving[i] = (node.inputs[3], node.inputs[4])
-                asked = (*outputs, *self.moving[i])
-            call = OPERATORS[node.op_type](replace(node, outputs=asked), context)
-            known.update(outputs)
-            inputs = tuple(node.inputs)
-            dead = tuple(
-                name
-                for name in dict.fromkeys(inputs)
-                if last_use[name] == i and name not in (wanted, "", *self.weights)
-            )
-            self.steps.append((call, inputs, outputs, dead))
-        if wanted not in known:
-            raise NetworkError(f"no node of the network gives its output {wanted!r}", where=network.name)
+        self.steps = []
+        for step in steps:
+            node = step.node
+            moving = node.inputs[3:5] if node.op_type == _NORMALISATION and context.training else ()
+            call = OPERATORS[node.op_type](replace(node, outputs=(*node.outputs, *moving)), context)
+            self.steps.append((call, node, moving, step.dead))
 
     def __call__(self, executor: Executor, inputs: dict[str, Any]) -> Any:
-        """Run the nodes on native inputs, moving the running statistics if the context is a training one."""
+        """Run the nodes on native inputs; in training, update the running statistics."""
         values: dict[str, Any] = {"": None, **inputs}
         for name in self.weights:
             values[name] = executor.variables[name]
@@ -81,19 +60,16 @@ class _Program:
                 values[name] = tf.cast(executor.variables[name], executor.activation)
         for name in self.constants:
             values[name] = executor.constants[name]
-        for i, (call, names, outputs, dead) in enumerate(self.steps):
-            result = call(*[values[name] for name in names])
-            if i in self.moving:
+        for call, node, moving, dead in self.steps:
+            result = call(*[values[name] for name in node.inputs])
+            if moving:
                 result, mean, variance = result
-                executor.variables[self.moving[i][0]].assign(mean)
-                executor.variables[self.moving[i][1]].assign(variance)
-            if len(outputs) == 1:
-                values[outputs[0]] = result
-            else:
-                values.update(zip(outputs, result, strict=True))
+                executor.variables[moving[0]].assign(mean)
+                executor.variables[moving[1]].assign(variance)
+            values.update(by_name(node, result))
             for name in dead:
                 del values[name]
-        return values[self.wanted]
+        return [values[name] for name in self.wanted]
 
 
 class Executor(levels.Executor):
@@ -109,26 +85,27 @@ class Executor(levels.Executor):
 
     def __init__(self, network: Network, *, mode: str, device: str, precision: str) -> None:
         super().__init__(network, mode=mode, device=device, precision=precision)
+        check_statistics(network)
         self.activation = ACTIVATIONS[precision]
         self._tf_device = native_device(device)
         self._array = np.float64 if precision == "fp64" else np.float32
         stored = tf.float64 if precision == "fp64" else tf.float32
-        self._layouts: dict[str, Layout] = _weight_layouts(network)
+        self._layouts = weight_layouts(network, kernels=KERNELS)
         normalisation = frozenset(
             name for node in network.nodes if node.op_type == _NORMALISATION for name in node.inputs[1:]
         )
         self._generator: Any = None
         self._images_last = IMAGES_LAST.get((device, precision), True)
         if self._images_last:
-            self._layouts[network.input] = _image_layout(network)
+            self._layouts.update({name: _layout(len(network.shapes[name])) for name in network.inputs})
         inference, training = self._context(training=False), self._context(training=True)
         if self.drops:
             training.generator = self._generator = self._new_generator()
-        self._inference = _Program(network, network.output, inference, normalisation)
+        self._inference = _Program(network, network.outputs, inference, normalisation)
         self._training = {
-            name: _Program(network, name, training, normalisation) for name in [network.loss] if name is not None
+            name: _Program(network, [name], training, normalisation) for name in [network.loss] if name is not None
         }
-        self._layouts.update({name: inference.layouts[name] for name in [network.output] if name in inference.layouts})
+        self._layouts.update({name: inference.layouts[name] for name in network.outputs if name in inference.layouts})
         with tf.device(self._tf_device):
             self.variables = {
                 name: tf.Variable(
@@ -140,7 +117,8 @@ class Executor(levels.Executor):
                 for name in (*network.parameters, *network.statistics)
             }
             self.constants = {
-                name: tf.constant(network.initializers[name], self._constant_dtype(name)) for name in network.constants
+                name: tf.constant(network.initializers[name], self._activation_dtype(name))
+                for name in network.constants
             }
         self.trained = [self.variables[name] for name in network.parameters]
         self._forward = self.compiled(self._run_forward)
@@ -148,55 +126,56 @@ class Executor(levels.Executor):
         self._asynchronous = is_asynchronous(device)
 
     def _new_generator(self) -> Any:
-        """One that follows TensorFlow's global seed."""
+        """Return a generator that follows TensorFlow's global seed."""
         with tf.device(self._tf_device):
             seed = tf.random.uniform((), maxval=2**31 - 1, dtype=tf.int32)
             return tf.random.Generator.from_seed(int(seed), alg="philox")
 
     def _context(self, *, training: bool) -> Context:
-        network = self.network
-        return Context(
-            shapes=network.shapes,
-            constants={name: network.initializers[name] for name in network.constants},
-            layouts=dict(self._layouts),
+        return Context.of_network(
+            self.network,
             training=training,
+            activations=self.precision,
+            layouts=dict(self._layouts),
             gradients=training,
             native_gradients=self.mode == "xla" or self.device == "cuda",
             xla=self.mode == "xla",
             images_last=self._images_last,
         )
 
-    def _constant_dtype(self, name: str) -> Any:
-        kind = self.network.initializers[name].dtype
-        return self.activation if kind.kind == "f" else tf.as_dtype(kind)
+    def _activation_dtype(self, name: str) -> Any:
+        """Return the type of an input or constant."""
+        dtype = self.network.dtypes[name]
+        return self.activation if is_floating(dtype) else tf.as_dtype(dtype)
 
     def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The function as this mode runs it."""
+        """Return the function as this mode runs it."""
         return compiled(function, self.mode)
 
-    def _run_forward(self, image: Any) -> Any:
+    def _run_forward(self, *inputs: Any) -> Any:
         with tf.device(self._tf_device):
-            return self._inference(self, {self.network.input: image})
+            return self._inference(self, dict(zip(self.network.inputs, inputs, strict=True)))
 
-    def _run_backward(self, image: Any, label: Any) -> tuple[Any, list[Any]]:
+    def _run_backward(self, *inputs: Any) -> tuple[Any, list[Any]]:
         if self.precision != "fp16":
-            return self.loss_and_gradients(image, label)
-        loss, gradients = self.loss_and_gradients(image, label, GRADIENT_SCALE)
+            return self.loss_and_gradients(inputs)
+        loss, gradients = self.loss_and_gradients(inputs, GRADIENT_SCALE)
         return loss, [gradient / GRADIENT_SCALE for gradient in gradients]
 
-    def loss_and_gradients(self, image: Any, label: Any, scale: Any = None) -> tuple[Any, list[Any]]:
-        """The loss and its gradient, times a scale if there is one, by each of `trained`, for tracing.
+    def loss_and_gradients(self, inputs: Sequence[Any], scale: Any = None) -> tuple[Any, list[Any]]:
+        """Return the loss and its gradient for each of `trained`, times ``scale`` if given.
 
-        Moves the running statistics.
+        Takes `training_inputs`. Updates the running statistics. Callers trace this function.
         """
         network = self.network
         label_name, loss_name = network.require_loss()
         with tf.device(self._tf_device):
             with tf.GradientTape() as tape:
-                loss = self._training[loss_name](self, {network.input: image, label_name: label})
+                fed = dict(zip((*network.inputs, label_name), inputs, strict=True))
+                (loss,) = self._training[loss_name](self, fed)
                 scaled = loss if scale is None else loss * scale
             gradients = tape.gradient(scaled, self.trained, unconnected_gradients=tf.UnconnectedGradients.ZERO)
-            return loss, [tf.convert_to_tensor(gradient) for gradient in gradients]  # tf.gather's come as slices
+            return loss, [tf.convert_to_tensor(gradient) for gradient in gradients]  # tf.gather's are slices
 
     def stored(self, name: str, array: np.ndarray) -> np.ndarray:
         layout = self._layouts.get(name)
@@ -206,18 +185,21 @@ class Executor(levels.Executor):
         self.check_feed(arrays)
         with tf.device(self._tf_device):
             return {
-                name: tf.constant(
-                    self.stored(name, np.asarray(array)), self.activation if name == self.network.input else tf.int64
-                )
+                name: tf.constant(self.stored(name, np.asarray(array)), self._activation_dtype(name))
                 for name, array in arrays.items()
             }
 
     def forward(self, feed: Native) -> Native:
-        return {self.network.output: self._forward(feed[self.network.input])}
+        found = self._forward(*(feed[name] for name in self.network.inputs))
+        return dict(zip(self.network.outputs, found, strict=True))
+
+    def training_inputs(self, feed: Native) -> list[Any]:
+        """Return the inputs of a feed, in order, and the label."""
+        return [feed[name] for name in (*self.network.inputs, self.network.require_loss()[0])]
 
     def forward_backward(self, feed: Native) -> Native:
-        label, loss_name = self.network.require_loss()
-        loss, gradients = self._gradient(feed[self.network.input], feed[label])
+        _, loss_name = self.network.require_loss()
+        loss, gradients = self._gradient(*self.training_inputs(feed))
         return {loss_name: loss, **dict(zip(self.network.parameters, gradients, strict=True))}
 
     def fetch(self, values: Native) -> dict[str, np.ndarray]:
@@ -249,19 +231,6 @@ class Executor(levels.Executor):
             tf.test.experimental.sync_devices()
 
 
-def _weight_layouts(network: Network) -> dict[str, Layout]:
-    layouts: dict[str, Layout] = {}
-    for node in network.nodes:
-        for i, name in enumerate(node.inputs):
-            if name in network.parameters and name not in layouts:
-                rank = len(network.shapes[name])
-                layout = weight_layout(node, i, rank)
-                if layout != identity(rank):
-                    layouts[name] = layout
-    return layouts
-
-
-def _image_layout(network: Network) -> Layout:
-    """Channels last, if the image is an image."""
-    rank = len(network.shapes[network.input])
-    return (0, *range(2, rank), 1) if rank > 2 else identity(rank)
+def _layout(rank: int) -> Layout:
+    """Return channels last for inputs that have spatial axes."""
+    return channels_last(rank) if rank > 2 else identity(rank)

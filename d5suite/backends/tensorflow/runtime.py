@@ -1,4 +1,7 @@
-"""TensorFlow's process-wide settings, versions and devices. Imports TensorFlow, when a function is called."""
+"""TensorFlow's process-wide settings, versions and devices.
+
+Imports TensorFlow only when a function is called.
+"""
 
 from __future__ import annotations
 
@@ -10,18 +13,18 @@ _TF_DEVICES = {"cpu": "CPU", "cuda": "GPU"}
 
 
 def configure(*, threads: int, seed: int, device: str) -> None:
-    """Set up TensorFlow for one measurement; call it before anything else uses TensorFlow.
+    """Configure TensorFlow for one measurement, before anything else uses it.
 
     Parameters
     ----------
     threads : int
-        CPU threads, for kernels (intra-op) and for independent operators (inter-op) alike, as TensorFlow does by
-        default; about a tenth faster on ResNet-50 than one operator at a time. The process's CPU affinity bounds what
-        both use together.
+        Size of both thread pools, intra-op and inter-op, as TensorFlow's default is; about a tenth
+        faster on ResNet-50 than one operator at a time. The process's CPU affinity bounds both
+        together.
     seed : int
-        Of TensorFlow's own generators, which Dropout draws from.
+        Seed of TensorFlow's generators, which Dropout draws from.
     device : str
-        ``cpu`` hides the GPUs; ``cuda`` makes GPU memory grow with need.
+        ``cpu`` hides the GPUs; ``cuda`` lets GPU memory grow on demand.
     """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     import tensorflow as tf
@@ -39,7 +42,7 @@ def configure(*, threads: int, seed: int, device: str) -> None:
 
 
 def versions() -> dict[str, str]:
-    """Versions of TensorFlow and of the libraries it computes with."""
+    """Return the versions of TensorFlow and of the libraries it computes with."""
     import tensorflow as tf
 
     build = tf.sysconfig.get_build_info()
@@ -47,12 +50,12 @@ def versions() -> dict[str, str]:
     if build.get("is_cuda_build"):
         found["cuda"] = str(build.get("cuda_version", "unknown"))
         found["cudnn"] = str(build.get("cudnn_version", "unknown"))
-    found["onednn"] = "off" if os.environ.get("TF_ENABLE_ONEDNN_OPTS", "1") == "0" else "on where the build has it"
+    found["onednn"] = "off" if os.environ.get("TF_ENABLE_ONEDNN_OPTS", "1") == "0" else "on if the build has it"
     return found
 
 
 def device_problem(device: str) -> str | None:
-    """Why this device cannot be used, or None."""
+    """Return why this device cannot be used, or None."""
     import tensorflow as tf
 
     if device == "cpu" or tf.config.list_physical_devices(_TF_DEVICES[device]):
@@ -60,13 +63,13 @@ def device_problem(device: str) -> str | None:
     if not tf.test.is_built_with_cuda():
         return (
             f"this build of TensorFlow {tf.version.VERSION} has no CUDA support; "
-            "install one that has: pip install 'd5suite[tensorflow-gpu]'"
+            "install one that does: pip install 'd5suite[tensorflow-gpu]'"
         )
-    return "TensorFlow sees no GPU; is one present, and do its driver and CUDA libraries fit this build of TensorFlow?"
+    return "TensorFlow finds no GPU; is one present, and do its driver and CUDA libraries match this TensorFlow build?"
 
 
 def device_name(device: str) -> str:
-    """The device as its maker calls it; for the CPU TensorFlow knows no better name than ``cpu``."""
+    """Return the device's product name; ``cpu`` for the CPU, which TensorFlow does not name."""
     import tensorflow as tf
 
     if device == "cpu":
@@ -76,7 +79,7 @@ def device_name(device: str) -> str:
 
 
 def device_memory(device: str) -> tuple[Callable[[], None], Callable[[], int]] | None:
-    """Two functions that reset and read the peak of device memory in bytes; None on the CPU."""
+    """Return functions that reset and read the peak of device memory in bytes; None on the CPU."""
     if device == "cpu":
         return None
     import tensorflow as tf

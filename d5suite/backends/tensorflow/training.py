@@ -12,40 +12,30 @@ import numpy as np
 import tensorflow as tf
 
 from d5suite.backends.tensorflow.network import Executor
-from d5suite.backends.tensorflow.operators import native_device
+from d5suite.backends.tensorflow.operators.context import native_device
 from d5suite.levels import training as levels
 from d5suite.levels.network import Arrays, Native
-from d5suite.levels.training import (
-    LEARNING_RATE,
-    LOSS_SCALE,
-    LOSS_SCALING,
-    SGD,
-    STEPS,
-    UNSCALED_STEPS,
-    Adagrad,
-    Adam,
-    AdamW,
-    Optimizer,
-    RMSProp,
-)
+from d5suite.levels.training import LEARNING_RATE, LOSS_SCALE, STEPS, UNSCALED_STEPS
+from d5suite.optimizers.settings import LOSS_SCALING, SGD, Adagrad, Adam, AdamW, Optimizer, RMSProp
 
 
 class Trainer(levels.Trainer):
-    """The optimizer kernels ``ResourceApply...``, in one function with the gradient; see `levels.Trainer`.
+    """Gradients and optimizer kernels ``ResourceApply...`` in one function; see `levels.Trainer`.
 
-    Their formulas are the neutral ones, but for two things that are put right around them. RMSProp's velocity has the
-    learning rate in it, so it is scaled when the rate changes. Adam's epsilon is added to the root of the square as it
-    is, before the correction by b2^t ("epsilon hat" in section 2 of the paper), so it is given one that changes with t.
-    ``tf.keras.optimizers`` are further away; SGD's velocity, too, has the learning rate in it.
+    Two of the kernels' formulas differ from the neutral ones and are corrected here. RMSProp's
+    velocity contains the learning rate, so it is rescaled when the rate changes. Adam's epsilon is
+    added to the root before the correction by b2^t ("epsilon hat" in section 2 of the paper), so
+    the kernel is given an epsilon that changes with t. ``tf.keras.optimizers`` differ more: SGD's
+    velocity contains the learning rate, too.
     """
 
     executor: Executor
 
     def __init__(self, executor: Executor, optimizer: Optimizer) -> None:
         super().__init__(executor, optimizer)
-        self._label, self._loss = executor.network.require_loss()
+        _, self._loss = executor.network.require_loss()
         self._scales = executor.precision == "fp16"
-        # RMSProp's kernel always writes a velocity, also where momentum is 0.
+        # RMSProp's kernel writes a velocity even if momentum is 0.
         slots = ("square", "velocity") if isinstance(optimizer, RMSProp) else optimizer.slots
         stored = tf.float64 if executor.precision == "fp64" else tf.float32
         with tf.device(native_device(executor.device)):
@@ -58,7 +48,7 @@ class Trainer(levels.Trainer):
             }
             self._rate = tf.Variable(tf.constant(optimizer.learning_rate, stored), trainable=False)
             self._counts = self._scales or isinstance(optimizer, Adam)
-            if self._counts:  # steps may be skipped, or the formula has their number in it
+            if self._counts:  # fp16 skips steps, and Adam's formula contains their number
                 self._count = tf.Variable(tf.constant(0, tf.int64), trainable=False)
             if self._scales:
                 self._scale = tf.Variable(tf.constant(LOSS_SCALING.initial, stored), trainable=False)
@@ -66,20 +56,48 @@ class Trainer(levels.Trainer):
         self._steps = 0
         self._scaled = ["velocity"] if isinstance(optimizer, RMSProp) and optimizer.momentum else []
         self._step = executor.compiled(self._update)
+        self._given = executor.compiled(self._update_given)
 
     def step(self, feed: Native, *more: Native) -> Native:
-        image = self.executor.network.input
-        further = [(each[image], each[self._label]) for each in more]
-        loss = self._step(feed[image], feed[self._label], *further)
+        loss = self._step(*(self.executor.training_inputs(each) for each in (feed, *more)))
         self._steps += 1
         return {self._loss: loss}
 
-    def _update(self, image: Any, label: Any, *more: tuple[Any, Any]) -> Any:
+    def apply(self, gradients: Native) -> None:
+        self._given([gradients[name] for name in self.executor.network.parameters])
+        self._steps += 1
+
+    def _update_given(self, gradients: list[Any]) -> None:
+        with tf.device(native_device(self.executor.device)):
+            self._apply(self._clipped(gradients))
+
+    def stepping(self, change: Callable[[list[Any]], list[Any]]) -> Callable[[Native], Any]:
+        """Return a compiled step on one batch that changes the mean gradients before they are used.
+
+        It returns the loss. Not in ``fp16``.
+        """
+
+        def update(inputs: list[Any]) -> Any:
+            loss, gradients = self.executor.loss_and_gradients(inputs)
+            with tf.device(native_device(self.executor.device)):
+                self._apply(self._clipped(change(gradients)))
+            return loss
+
+        compiled = self.executor.compiled(update)
+
+        def step(feed: Native) -> Any:
+            loss = compiled(self.executor.training_inputs(feed))
+            self._steps += 1
+            return loss
+
+        return step
+
+    def _update(self, inputs: list[Any], *more: list[Any]) -> Any:
         scale = self._scale.read_value() if self._scales else None
-        loss, gradients = self.executor.loss_and_gradients(image, label, scale)
+        loss, gradients = self.executor.loss_and_gradients(inputs, scale)
         for batch in more:
-            with tf.control_dependencies([loss, *gradients]):  # one batch after the other, in the memory of one
-                further, added = self.executor.loss_and_gradients(*batch, scale)
+            with tf.control_dependencies([loss, *gradients]):  # one batch at a time, in the memory of one
+                further, added = self.executor.loss_and_gradients(batch, scale)
             loss = loss + further
             gradients = [total + gradient for total, gradient in zip(gradients, added, strict=True)]
         if more:
@@ -93,7 +111,7 @@ class Trainer(levels.Trainer):
         return loss
 
     def _apply_if_finite(self, gradients: list[Any], scale: Any) -> None:
-        """The update, unless a gradient is not finite; and the next scale (`levels.LossScaling`)."""
+        """Update unless a gradient is not finite, and set the next scale (`LossScaling`)."""
         finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(gradient)) for gradient in gradients])
         tf.cond(finite, lambda: self._apply(self._clipped(gradients)), lambda: None)
         steps = tf.where(finite, self._unscaled + 1, tf.zeros_like(self._unscaled))
@@ -127,7 +145,7 @@ class Trainer(levels.Trainer):
             kernel(parameter.handle, gradient, *[variables[i].handle for variables in self._slots.values()])
 
     def _kernel(self, rate: Any) -> Callable[..., None]:
-        """From the handle of a parameter, its gradient and the handles of its slots; it has its scalars already."""
+        """Return the update of one parameter, given its handle, gradient and slots' handles."""
         settings, kernels = self.optimizer, tf.raw_ops
 
         def scalar(value: float) -> Any:
@@ -149,7 +167,7 @@ class Trainer(levels.Trainer):
             epsilon = scalar(settings.epsilon)
             return lambda p, g, s: kernels.ResourceApplyAdagradV2(var=p, accum=s, lr=rate, epsilon=epsilon, grad=g)
         assert isinstance(settings, Adam)
-        # The kernel's corrections are in the rate and in epsilon already: 1 - b2^t loses digits in float32.
+        # Rate and epsilon hold the bias corrections, in float64: 1 - b2^t loses digits in float32.
         step = tf.cast(self._count.read_value(), tf.float64)
         root = tf.sqrt(1 - tf.pow(tf.constant(settings.beta2, tf.float64), step))
         corrected = rate * tf.cast(root / (1 - tf.pow(tf.constant(settings.beta1, tf.float64), step)), rate.dtype)
@@ -175,7 +193,7 @@ class Trainer(levels.Trainer):
         for slot in self.optimizer.slots:
             values = self.executor.fetch(dict(zip(self.executor.network.parameters, self._slots[slot], strict=True)))
             for name, value in values.items():
-                # In float64, for what is divided by the rate here is multiplied by it again on loading.
+                # In float64: loading multiplies by the rate again.
                 scaled = slot in self._scaled
                 found[f"{slot}/{name}"] = value.astype(np.float64) / self.learning_rate if scaled else value
         return found

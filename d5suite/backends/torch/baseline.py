@@ -1,8 +1,7 @@
-"""Written by hand as users of PyTorch write it: the yardstick for what d5suite adds.
+"""Two operators, an epoch of LeNet-5 and a training step of ResNet-50 v1.5, in plain PyTorch.
 
-Two operators, an epoch of LeNet-5, and a training step of ResNet-50 v1.5.
-
-Shares no code with the adapter. Imports PyTorch, NumPy and `d5suite.levels.baseline`.
+The baseline of d5suite's overhead, with which it shares no code. Imports PyTorch, NumPy and
+`d5suite.levels.baseline`.
 """
 
 from __future__ import annotations
@@ -19,12 +18,12 @@ from d5suite.errors import NetworkError
 from d5suite.levels.baseline import Baseline, Epoch, OperatorCall
 
 if TYPE_CHECKING:
-    from d5suite.levels.training import SGD
     from d5suite.network import Network
+    from d5suite.optimizers.settings import SGD
 
 
 EPSILON = float(np.float32(1e-5))
-"""BatchNormalization's 1e-5 as an ONNX file holds it: with it, both steps agree to the last bit."""
+"""BatchNormalization's 1e-5 as float32, as in ONNX; with it both steps agree to the last bit."""
 
 
 def operator_call(name: str, arrays: Sequence[np.ndarray], *, mode: str, device: str) -> OperatorCall:
@@ -39,7 +38,7 @@ def operator_call(name: str, arrays: Sequence[np.ndarray], *, mode: str, device:
 
 
 class LeNet5(nn.Module):
-    """LeNet-5 of (N, 1, 32, 32), with tanh and means."""
+    """LeNet-5 with tanh and average pooling."""
 
     def __init__(self, num_classes: int) -> None:
         super().__init__()
@@ -51,7 +50,7 @@ class LeNet5(nn.Module):
         self.pool = nn.AvgPool2d(kernel_size=2)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """(N, 1, 32, 32) to (N, num_classes)."""
+        """Map (N, 1, 32, 32) to (N, num_classes)."""
         x = self.pool(torch.tanh(self.c1(x)))
         x = self.pool(torch.tanh(self.c3(x)))
         x = torch.flatten(torch.tanh(self.c5(x)), 1)
@@ -85,7 +84,7 @@ def lenet5_epoch(network: Network, optimizer: SGD, *, mode: str, device: str) ->
 
 
 def native_sgd(model: nn.Module, settings: SGD) -> torch.optim.SGD:
-    """PyTorch's optimizer of a model's parameters."""
+    """Return PyTorch's optimizer of a model's parameters."""
     return torch.optim.SGD(
         model.parameters(),
         lr=settings.learning_rate,
@@ -96,12 +95,12 @@ def native_sgd(model: nn.Module, settings: SGD) -> torch.optim.SGD:
 
 
 def batch_norm(channels: int) -> nn.BatchNorm2d:
-    """The layer as it is everywhere in ResNet."""
+    """Return ResNet's layer."""
     return nn.BatchNorm2d(channels, eps=EPSILON)
 
 
 class Bottleneck(nn.Module):
-    """1×1, 3×3 (with the stride, v1.5) and 1×1 convolution beside a shortcut."""
+    """1×1, 3×3 (with the stride, as in v1.5) and 1×1 convolution, and a shortcut."""
 
     expansion = 4
 
@@ -117,7 +116,7 @@ class Bottleneck(nn.Module):
         self.downsample = downsample
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """(N, inplanes, H, W) to (N, 4 planes, H / stride, W / stride)."""
+        """Map (N, inplanes, H, W) to (N, 4 planes, H / stride, W / stride)."""
         identity = x if self.downsample is None else self.downsample(x)
         out = self.relu(self.bn1(self.conv1(x)))
         out = self.relu(self.bn2(self.conv2(out)))
@@ -127,7 +126,7 @@ class Bottleneck(nn.Module):
 
 
 class ResNet(nn.Module):
-    """A ResNet of bottlenecks, with the parameter names of published checkpoints."""
+    """A ResNet of bottlenecks with the parameter names of published checkpoints."""
 
     def __init__(self, layers: tuple[int, int, int, int], num_classes: int) -> None:
         super().__init__()
@@ -154,7 +153,7 @@ class ResNet(nn.Module):
         return nn.Sequential(*layers)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """(N, 3, H, W) to (N, num_classes)."""
+        """Map (N, 3, H, W) to (N, num_classes)."""
         x = self.maxpool(self.relu(self.bn1(self.conv1(x))))
         x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
         return self.fc(torch.flatten(self.avgpool(x), 1))
@@ -175,10 +174,10 @@ def resnet50_training_step(
     Parameters
     ----------
     network : Network
-        A ResNet-50 of the zoo; gives the number of classes and the starting weights.
+        A ResNet-50 of the zoo: source of the number of classes and the initial weights.
     optimizer : SGD
     images, labels : numpy.ndarray
-        The batch: float32 (N, 3, H, W) and int64 (N,).
+        The batch, float32 (N, 3, H, W) and int64 (N,).
     mode, device, precision : str
         As for the backend.
 

@@ -1,7 +1,7 @@
-"""Custom operators as PyTorch library operators, with autograd where they have a backward pass.
+"""Custom operators as PyTorch library operators, with autograd if they have a backward pass.
 
-`custom.cc` registers a C++ source with PyTorch's dispatcher; a Python operator is registered from here. Imports
-PyTorch, NumPy and `d5suite.custom`.
+`custom.cc` registers a C++ source with PyTorch's dispatcher; this module registers Python
+operators. Imports PyTorch, NumPy, ONNX's type numbers, `d5suite.custom` and `d5suite.errors`.
 """
 
 from __future__ import annotations
@@ -20,32 +20,32 @@ from d5suite.custom.interface import require_output_shapes
 from d5suite.errors import NetworkError
 
 NAMESPACE = "d5suite"
-"""Of the operators: ``torch.ops.d5suite.Name``."""
+"""Namespace of the operators: ``torch.ops.d5suite.Name``."""
 
 _library = torch.library.Library(NAMESPACE, "FRAGMENT")
 _registered: dict[str, Path | None] = {}
-"""The operators in PyTorch's dispatcher, with the library of those that have a source."""
+"""Registered operators, with the library of those that have a source."""
 
 
 def factory(custom: CustomOperator) -> Callable[[Any, Any], Callable[..., Any]]:
-    """A factory, like those of `operators.OPERATORS`, for a custom operator.
+    """Return a factory, as in `operators.OPERATORS`, for a custom operator.
 
     Raises
     ------
     CompileError
         If its source does not compile.
     ConfigurationError
-        If its source gives outputs other shapes than its meaning does.
+        If its source and its description disagree on the outputs' shapes.
     NetworkError
-        If not all its outputs are wanted.
+        If an output is not wanted.
     """
 
     def build(node: Any, context: Any) -> Callable[..., Any]:
         if not all(node.outputs):
-            raise NetworkError("every output of a custom operator must be wanted", where=custom.name)
+            raise NetworkError("all outputs of a custom operator must be requested", where=custom.name)
         name = custom.identifier + ("" if context.device == "cpu" else f"_{context.device}")
         shapes = [context.shapes[output] for output in node.outputs]
-        if custom.source is None:  # its answers' shapes are checked, so that they are part of it
+        if custom.source is None:  # it checks its outputs' shapes, so they are part of its name
             name += "".join(f"_{'x'.join(map(str, shape))}" for shape in shapes)
         if name not in _registered:
             if custom.source is not None:

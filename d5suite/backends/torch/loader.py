@@ -1,8 +1,8 @@
-"""PyTorch's own image loader, as its users write it: a map-style dataset over Pillow, and a DataLoader.
+"""PyTorch's own image loader: a map-style dataset over Pillow, and a DataLoader.
 
-The yardstick for d5suite's input pipeline, whose code it does not use. The encoded images come from files, or from an
-HDF5 file through h5py. Imports PyTorch, NumPy, h5py, Pillow and, for the transform's definition and for what lies
-where only, `d5suite.data`.
+The baseline of d5suite's input pipeline, with which it shares no code. Encoded images come from
+files, or from an HDF5 file through h5py. Imports PyTorch, NumPy, h5py, Pillow and, for the
+definition of transforms and the location of images only, `d5suite.data`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ NAMES: Mapping[str, str] = {
     "folder": "torch.utils.data.DataLoader",
     "hdf5": "torch.utils.data.DataLoader over h5py",
 }
-"""What reports call the loader, by the format that it reads."""
+"""Name of the loader in reports, by the format that it reads."""
 
 
 class ImageFolder(Dataset):
@@ -44,12 +44,12 @@ class ImageFolder(Dataset):
         return len(self.labels)
 
     def open(self, index: int) -> Image.Image:
-        """The file of an image."""
+        """Open an encoded image."""
         return Image.open(self.paths[index])
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
-        """One image, float32 (3, size, size), and its label."""
-        if self.rng is None:  # in each worker, whose seed PyTorch has set
+        """Return an image, float32 (3, size, size), and its label."""
+        if self.rng is None:  # PyTorch seeds each worker
             self.rng = np.random.default_rng(torch.initial_seed() % 2**63)
         with self.open(index) as file:
             image = file.convert("RGB")
@@ -68,7 +68,7 @@ class ImageFolder(Dataset):
 
 
 class ImageStore(ImageFolder):
-    """The same from an HDF5 file, which each process opens for itself: the library does not survive a fork."""
+    """The same from an HDF5 file, which each process opens: the library is not fork-safe."""
 
     def __init__(self, path: Path, split: str, classes: int, transform: Transform) -> None:
         self.path, self.split = path, split
@@ -81,7 +81,7 @@ class ImageStore(ImageFolder):
         self.content: h5py.Dataset | None = None
 
     def open(self, index: int) -> Image.Image:
-        """The bytes of an image, read by the HDF5 library."""
+        """Open an encoded image, read by the HDF5 library."""
         if self.content is None:
             self.content = h5py.File(self.path)[self.split]["bytes"]
         begin = self.offsets[index]
@@ -91,18 +91,18 @@ class ImageStore(ImageFolder):
 def native_loader(
     dataset: ImageNet | Store, transform: Transform, *, batch_size: int, workers: int, seed: int
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Batches without end, in random order.
+    """Yield batches without end, in random order.
 
     Parameters
     ----------
     dataset : ImageNet or Store
-        Of a format in `NAMES`.
+        In a format of `NAMES`.
     transform : TrainTransform or EvalTransform
     batch_size : int
     workers : int
-        Worker processes; 0 works in this one.
+        Worker processes; 0 loads in this one.
     seed : int
-        Of the order and of the augmentation.
+        Seed of the order and the augmentation.
 
     Yields
     ------
@@ -116,7 +116,7 @@ def native_loader(
         images = ImageFolder(dataset.labels.tolist(), transform, dataset.paths)
     else:
         images = ImageStore(dataset.path, dataset.split, len(dataset.label_names), transform)
-    # Epoch after epoch without a pause: the workers of a small dataset would otherwise idle at each end.
+    # One endless epoch: workers would idle at the end of each.
     sampler = RandomSampler(images, num_samples=sys.maxsize // 2 // len(images) * len(images), generator=generator)
     yield from DataLoader(
         images, batch_size=batch_size, sampler=sampler, num_workers=workers, drop_last=True, generator=generator

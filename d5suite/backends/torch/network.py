@@ -1,15 +1,17 @@
-"""Level 1 on PyTorch: a network as a straight line of native calls, and its autograd.
+"""Level 1 on PyTorch: a network as a sequence of native calls, and its autograd.
 
-Parameters are plain leaf tensors under their neutral names. Inference and training are one `torch.fx.GraphModule` each,
-whose forward function calls one native function per ONNX node and drops every tensor after its last use; eager modes
-call it, mode ``compile`` gives it to `torch.compile`. Imports PyTorch, NumPy and `d5suite.levels`.
+Parameters are plain leaf tensors under their neutral names. Inference and training are one
+`torch.fx.GraphModule` each. Its forward function calls one native function per ONNX node and drops
+every tensor after its last use. Eager modes call it; mode ``compile`` passes it to `torch.compile`.
+Imports PyTorch, NumPy, `d5suite.levels`, `d5suite.network` and this adapter's `operators`.
 """
 
 from __future__ import annotations
 
 import math
+import operator
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -20,15 +22,14 @@ from d5suite.errors import NetworkError
 from d5suite.levels import network as level
 from d5suite.levels.network import GRADIENT_SCALE, Arrays, Native
 from d5suite.network import Network, Node
+from d5suite.network.nodes.schedule import check_statistics, is_rounded, schedule
+from d5suite.network.operation import is_floating
 
 _FRESH = frozenset({"Add", "BatchNormalization", "Concat", "Conv", "Gemm", "MatMul", "Mul", "Sub"})
-"""Operators whose output is memory of its own that their gradient does not read, so that it may be overwritten."""
-
-_FLOAT32_INPUTS = {"BatchNormalization": (1, 2, 3, 4), "SoftmaxCrossEntropyLoss": (2,)}
-"""Weights that stay in float32 where the others are rounded to 16 bits."""
+"""Operators whose output may be overwritten: it is memory of its own that no gradient reads."""
 
 _NARROW = {"bf16": torch.bfloat16, "fp16": torch.float16}
-"""By precision: the type of activations and of weights where they are used, in place of the parameters' own."""
+"""By precision: the type of activations and of weights in use, if not the parameters' own."""
 
 
 class Executor(level.Executor):
@@ -37,62 +38,59 @@ class Executor(level.Executor):
     Attributes
     ----------
     tensors : dict of str to torch.Tensor
-        Every initializer by neutral name; parameters require gradients, running statistics are moved in place.
+        Every initializer by neutral name. Parameters require gradients; running statistics move in
+        place.
     """
 
     def __init__(self, network: Network, *, mode: str, device: str, precision: str) -> None:
         super().__init__(network, mode=mode, device=device, precision=precision)
         if mode == "compile":
             require_compiler()
-        computed = [name for name in network.statistics if name not in network.initializers]
-        if computed:
-            raise NetworkError(f"running statistics must be initializers: {', '.join(computed)}", where=network.name)
+        check_statistics(network)
         self._dtype = torch.float64 if precision == "fp64" else torch.float32
         self._activations = _NARROW.get(precision, self._dtype)
         self.tensors = {name: self._native(value) for name, value in network.initializers.items()}
         self._parameters = [self.tensors[name].requires_grad_() for name in network.parameters]
 
-        inference = self._plan(network.output, training=False)
+        inference = self._plan(network.outputs, training=False)
         self._inference_weights: list[torch.Tensor] = []
         self._inference_sources = inference.weights
         self._infer = self._compiled(inference)
         self._training_names: list[str] = []
         if network.loss is not None:
             self._label, loss = network.require_loss()
-            training = self._plan(loss, training=True)
+            training = self._plan([loss], training=True)
             self._training_names = [name for name, _ in training.weights]
             self._training_weights = [self.tensors[name] for name in self._training_names]
             self._train = self._compiled(training)
         self._statistics = _Statistics(network, self.tensors)
         self._stale = True
 
-    def _plan(self, output: str, *, training: bool) -> _Plan:
+    def _plan(self, outputs: Sequence[str], *, training: bool) -> _Plan:
         return _Plan(
             self.network,
-            output,
+            outputs,
             training=training,
             device=self.device,
             dtype=self._dtype,
-            narrow=_NARROW.get(self.precision),
+            precision=self.precision,
         )
 
-    def _compiled(self, plan: _Plan) -> Callable[..., torch.Tensor]:
+    def _compiled(self, plan: _Plan) -> Callable[..., tuple[torch.Tensor, ...]]:
         if self.mode != "compile":
-            run: Callable[..., torch.Tensor] = plan.module.forward
+            run: Callable[..., tuple[torch.Tensor, ...]] = plan.module.forward
             return run
-        compiled: Callable[..., torch.Tensor] = torch.compile(plan.module, dynamic=False, fullgraph=True)
+        compiled: Callable[..., tuple[torch.Tensor, ...]] = torch.compile(plan.module, dynamic=False, fullgraph=True)
         return compiled
 
     @property
     def unused_parameters(self) -> list[torch.Tensor]:
-        """Parameters that the loss does not depend on."""
+        """The parameters that the loss does not depend on."""
         used = set(self._training_names)
         return [self.tensors[name] for name in self.network.parameters if name not in used]
 
-    # Weights and data, in and out.
-
     def _native(self, value: np.ndarray) -> torch.Tensor:
-        """A tensor of our own with an initializer's value, in the parameters' type and the mode's layout."""
+        """Return a copy of an initializer in the parameters' type and the mode's layout."""
         tensor = torch.tensor(value)
         return self._placed(tensor, self._dtype if tensor.is_floating_point() else tensor.dtype)
 
@@ -101,12 +99,15 @@ class Executor(level.Executor):
         return tensor.to(self.device, dtype, memory_format=layout or torch.contiguous_format)
 
     def feed(self, arrays: Arrays) -> Native:
-        """An array that needs no conversion is not copied on the CPU: it must stay unchanged while the feed is used."""
         self.check_feed(arrays)
         fed = {}
         for name, array in arrays.items():
             tensor = torch.from_numpy(np.require(array, requirements=["C", "W"]))
-            fed[name] = self._placed(tensor, self._activations if name == self.network.input else torch.int64)
+            dtype = self.network.dtypes[name]
+            fed[name] = self._placed(tensor, self._activations if is_floating(dtype) else getattr(torch, dtype.name))
+            if fed[name].data_ptr() == tensor.data_ptr():
+                # By NumPy: PyTorch's threads would spin on the cores of the loader's processes.
+                fed[name] = torch.from_numpy(np.array(array, order="C"))
         return fed
 
     def fetch(self, values: Native) -> dict[str, np.ndarray]:
@@ -126,16 +127,15 @@ class Executor(level.Executor):
         self._statistics.restart()
         self._stale = True
 
-    # The measured paths.
-
     def forward(self, feed: Native) -> Native:
         if self._stale:
             self._refresh()
         with torch.inference_mode():
-            return {self.network.output: self._infer(*self._inference_weights, feed[self.network.input])}
+            found = self._infer(*self._inference_weights, *(feed[name] for name in self.network.inputs))
+            return dict(zip(self.network.outputs, found, strict=True))
 
     def _refresh(self) -> None:
-        """Bring what inference reads up to date with the parameters: running variances and rounded weights."""
+        """Update what inference reads: running variances and rounded weights."""
         self._statistics.settle()
         with torch.inference_mode():
             self._inference_weights = [
@@ -144,12 +144,22 @@ class Executor(level.Executor):
             ]
         self._stale = False
 
-    def loss(self, feed: Native) -> torch.Tensor:
-        """The loss in training mode, with its autograd graph; running statistics move."""
-        images, labels = feed[self.network.input], feed[self._label]
+    def changed(self) -> None:
+        """Note that a caller has overwritten parameters: inference reads copies of some."""
         self._stale = True
-        self._statistics.count(len(images))
-        return self._train(*self._training_weights, images, labels)
+
+    def loss(self, feed: Native, weights: Mapping[str, torch.Tensor] | None = None) -> torch.Tensor:
+        """Return the loss in training mode, with its autograd graph; running statistics move.
+
+        ``weights`` stand for parameters of these names.
+        """
+        inputs = [feed[name] for name in (*self.network.inputs, self._label)]
+        self._stale = True
+        self._statistics.count(len(inputs[-1]))
+        own = self._training_weights
+        used = own if weights is None else [weights.get(name, self.tensors[name]) for name in self._training_names]
+        (loss,) = self._train(*used, *inputs)
+        return loss
 
     def forward_backward(self, feed: Native) -> Native:
         _, name = self.network.require_loss()
@@ -160,10 +170,8 @@ class Executor(level.Executor):
             gradients = torch._foreach_div(gradients, GRADIENT_SCALE)
         return {name: loss.detach(), **dict(zip(self.network.parameters, gradients, strict=True))}
 
-    # What Dropout draws from: PyTorch's generators, of which the process has one for each device. Compiled code draws
-    # the seeds of its own numbers from them.
-
     def random_state(self) -> dict[str, np.ndarray]:
+        """Return the states of PyTorch's generators; compiled code draws its seeds from them."""
         if not self.drops:
             return {}
         states = {"cpu": torch.get_rng_state()}
@@ -184,71 +192,70 @@ class Executor(level.Executor):
 
 
 class _Plan:
-    """The nodes that one output needs, as a module of native calls.
+    """The nodes that some outputs need, as a module of native calls.
 
     Attributes
     ----------
     weights : list of (str, bool)
-        The module's first arguments: initializer names, and whether each is used in 16 bits. The image and, in
-        training, the label follow. In training the module rounds the weights itself, so that gradients reach the
-        originals; in inference it takes them rounded.
+        The module's first arguments: initializer names, and whether each is rounded to 16 bits. The
+        inputs and, in training, the label follow. In training the module itself rounds, so that
+        gradients reach the originals; in inference it takes rounded weights.
     module : torch.fx.GraphModule
     """
 
     def __init__(
         self,
         network: Network,
-        output: str,
+        outputs: Sequence[str],
         *,
         training: bool,
         device: str,
         dtype: torch.dtype,
-        narrow: torch.dtype | None,
+        precision: str,
     ) -> None:
-        nodes = network.nodes_for([output])
-        context = Context(
-            network.shapes, network.initializers, _overwrites(nodes, network, output), training, device, dtype
+        narrow = _NARROW.get(precision)
+        nodes = [step.node for step in schedule(network, outputs, training=training)]
+        context = Context.of_network(
+            network,
+            training=training,
+            activations=precision,
+            overwrites=_overwrites(nodes, network, outputs),
+            device=device,
+            dtype=dtype,
         )
         graph = torch.fx.Graph()
         values: dict[tuple[str, bool], torch.fx.Node] = {}
         uses = [
-            [(name, narrow is not None and _is_rounded(network, node, index)) for index, name in enumerate(node.inputs)]
+            [(name, narrow is not None and is_rounded(network, node, index)) for index, name in enumerate(node.inputs)]
             for node in nodes
         ]
         self.weights = list(dict.fromkeys(key for use in uses for key in use if key[0] in network.initializers))
         for index, key in enumerate(self.weights):
             values[key] = graph.placeholder(f"weight_{index}")
-        values[network.input, False] = graph.placeholder("images")
+        for index, name in enumerate(network.inputs):
+            values[name, False] = graph.placeholder(f"input_{index}")
         if training:
             values[network.require_loss()[0], False] = graph.placeholder("labels")
             for key in self.weights:
                 if key[1]:
                     values[key] = graph.call_function(torch.Tensor.to, (values[key], narrow))
         for node, use in zip(nodes, uses, strict=True):
-            operator = OPERATORS[node.op_type](node, context)
-            for name, rounded in use:
-                if name and (name, rounded) not in values:
-                    raise NetworkError(
-                        f"tensor {name!r} is not a first output, and only those are computed", where=node.name
-                    )
             arguments = tuple(values[key] if key[0] else None for key in use)
-            values[node.outputs[0], False] = graph.call_function(operator, arguments)
-        if (output, False) not in values:
-            raise NetworkError(f"no node computes {output!r} as its first output", where=network.name)
-        graph.output(values[output, False])
+            result = graph.call_function(OPERATORS[node.op_type](node, context), arguments)
+            if len(node.outputs) == 1:
+                values[node.outputs[0], False] = result
+                continue
+            for index, name in enumerate(node.outputs):
+                values[name, False] = graph.call_function(operator.getitem, (result, index))
+        graph.output(tuple(values[name, False] for name in outputs))
         self.module = torch.fx.GraphModule(torch.nn.Module(), graph)
 
 
-def _is_rounded(network: Network, node: Node, index: int) -> bool:
-    """Whether a node's input is a weight that is rounded where the precision has 16 bits."""
-    name = node.inputs[index]
-    return name in network.parameters and index not in _FLOAT32_INPUTS.get(node.op_type, ())
+def _overwrites(nodes: Sequence[Node], network: Network, outputs: Sequence[str]) -> dict[str, int]:
+    """Return which outputs overwrite which of their node's inputs.
 
-
-def _overwrites(nodes: tuple[Node, ...], network: Network, output: str) -> dict[str, int]:
-    """Where a hand-written network has ``relu(inplace=True)`` and ``x += y``: output tensor to the input it overwrites.
-
-    Safe if nobody else reads that input, neither another node nor the gradient of the one that made it.
+    These are the places where a hand-written network has ``relu(inplace=True)`` and ``x += y``. It
+    is safe if neither another node nor the gradient of the input's own node reads that input.
     """
     uses = Counter(name for node in nodes for name in node.inputs)
     producers = {node.outputs[0]: node for node in nodes}
@@ -259,18 +266,19 @@ def _overwrites(nodes: tuple[Node, ...], network: Network, output: str) -> dict[
         for index, name in enumerate(node.inputs):
             fresh = name in producers and producers[name].op_type in _FRESH
             same_shape = network.shapes.get(name) == network.shapes.get(node.outputs[0])
-            if fresh and same_shape and uses[name] == 1 and name != output:
+            if fresh and same_shape and uses[name] == 1 and name not in outputs:
                 found[node.outputs[0]] = index
                 break
     return found
 
 
 class _Statistics:
-    """Keeps running variances neutral.
+    """Running variances, corrected when they are read.
 
-    PyTorch's kernel moves them by the batch's unbiased variance, ONNX by the biased one. With momentum m and n values
-    per channel in each of k steps from v0, the kernel holds ``m^k v0 + s n / (n - 1)`` where ONNX has ``m^k v0 + s``;
-    `settle` puts the latter in its place. So a step keeps the native kernel, and only readers pay.
+    PyTorch's kernel moves them by the batch's unbiased variance, ONNX by the biased one. After k
+    steps from v0 with momentum m and n values per channel, the kernel holds ``m^k v0 + s n / (n -
+    1)`` and ONNX ``m^k v0 + s``; `settle` replaces the former by the latter. So a step is the
+    native kernel alone.
     """
 
     def __init__(self, network: Network, tensors: dict[str, torch.Tensor]) -> None:
@@ -286,17 +294,17 @@ class _Statistics:
         self.restart()
 
     def restart(self) -> None:
-        """Take the variances as they are for neutral."""
+        """Take the variances as correct."""
         self._steps = 0
         self._starts = [variance.clone() for variance in self._variances]
 
     def count(self, batch: int) -> None:
-        """Note that a training pass over so many images follows.
+        """Count a training pass over a batch of this size.
 
         Raises
         ------
         NetworkError
-            If a channel has fewer than two values, which have no variance, or their number is not known.
+            If a channel has fewer than two values, or their number is unknown.
         """
         if batch != self._batch:
             self.settle()
@@ -314,7 +322,7 @@ class _Statistics:
         return size
 
     def settle(self) -> None:
-        """Make the variances neutral."""
+        """Correct the variances."""
         if not self._steps:
             return
         with torch.no_grad():

@@ -1,4 +1,7 @@
-"""The process-wide settings of PyTorch, and what it runs on. Imports PyTorch and NumPy."""
+"""Process-wide settings of PyTorch, and the devices and libraries it uses.
+
+Imports PyTorch and NumPy.
+"""
 
 from __future__ import annotations
 
@@ -13,20 +16,21 @@ import torch
 
 
 def configure(*, threads: int, seed: int, device: str) -> None:
-    """Set thread pools, seeds and true float32; called once, before anything else.
+    """Set thread pools and seeds and disable TF32. Call it once, before anything else.
 
     Parameters
     ----------
     threads : int
-        Threads of one operator. Operators run one after another, so the pool between operators gets as many and idles.
+        Threads of one operator. The pool between operators gets as many and idles, as operators run
+        one after another.
     seed : int
-        Of PyTorch's generators on every device (Dropout).
+        Seed of PyTorch's generators on every device (Dropout).
     device : str
         ``cpu`` or ``cuda``.
     """
     torch.set_num_threads(threads)
     if torch.get_num_interop_threads() != threads:
-        with contextlib.suppress(RuntimeError):  # once started, the pool keeps its size; nothing here runs in it
+        with contextlib.suppress(RuntimeError):  # a started pool keeps its size
             torch.set_num_interop_threads(threads)
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(threads))
     torch.manual_seed(seed)
@@ -36,7 +40,7 @@ def configure(*, threads: int, seed: int, device: str) -> None:
 
 
 def versions() -> dict[str, str]:
-    """The framework, and the libraries that do its work, as far as they are there."""
+    """Return versions of the framework and of the libraries it uses."""
     found = {"torch": str(torch.__version__), "numpy": np.__version__}
     onednn = re.search(r"MKL-DNN v([\d.]+)", torch.__config__.show())
     if onednn:
@@ -53,7 +57,7 @@ def versions() -> dict[str, str]:
 
 
 def device_problem(device: str) -> str | None:
-    """Why a device cannot be used, or None."""
+    """Return why a device cannot be used, or None."""
     if device == "cpu":
         return None
     if not torch.backends.cuda.is_built():
@@ -66,7 +70,7 @@ def device_problem(device: str) -> str | None:
 
 
 def device_name(device: str) -> str:
-    """The device as its maker calls it."""
+    """Return the vendor's name of the device."""
     if device == "cuda":
         return str(torch.cuda.get_device_name())
     try:
@@ -77,7 +81,7 @@ def device_name(device: str) -> str:
 
 
 def device_memory(device: str) -> tuple[Callable[[], None], Callable[[], int]] | None:
-    """Functions that reset and read the peak of tensors' memory on the device in bytes; None on the CPU."""
+    """Return functions that reset and read the peak tensor memory in bytes; None on the CPU."""
     if device == "cpu":
         return None
     return torch.cuda.reset_peak_memory_stats, torch.cuda.max_memory_allocated

@@ -1,4 +1,7 @@
-"""Level 2 on PyTorch: `torch.optim` on an executor's parameters. Imports PyTorch and `d5suite.levels`."""
+"""Level 2 on PyTorch: `torch.optim` on an executor's parameters.
+
+Imports PyTorch, NumPy, `d5suite.levels`, `d5suite.optimizers` and this adapter's `network`.
+"""
 
 from __future__ import annotations
 
@@ -11,19 +14,8 @@ import torch
 from d5suite.backends.torch.network import Executor
 from d5suite.levels import training
 from d5suite.levels.network import Arrays, Native
-from d5suite.levels.training import (
-    LEARNING_RATE,
-    LOSS_SCALE,
-    LOSS_SCALING,
-    SGD,
-    STEPS,
-    UNSCALED_STEPS,
-    Adagrad,
-    Adam,
-    AdamW,
-    Optimizer,
-    RMSProp,
-)
+from d5suite.levels.training import LEARNING_RATE, LOSS_SCALE, STEPS, UNSCALED_STEPS
+from d5suite.optimizers.settings import LOSS_SCALING, SGD, Adagrad, Adam, AdamW, Optimizer, RMSProp
 
 _SLOTS: Mapping[str, Mapping[str, str]] = {
     "sgd": {"velocity": "momentum_buffer"},
@@ -32,13 +24,13 @@ _SLOTS: Mapping[str, Mapping[str, str]] = {
     "adam": {"moment": "exp_avg", "square": "exp_avg_sq"},
     "adamw": {"moment": "exp_avg", "square": "exp_avg_sq"},
 }
-"""By optimizer: PyTorch's names of the arrays it keeps."""
+"""By optimizer: PyTorch's names of its state arrays."""
 
 
 class RootedRMSProp(torch.optim.Optimizer):
     """RMSProp with epsilon inside the root; PyTorch's own has it outside.
 
-    Its calls are those of PyTorch's own over all parameters at once (``foreach``).
+    Like PyTorch's own it updates all parameters at once (``foreach``).
     """
 
     def __init__(self, tensors: Sequence[torch.Tensor], settings: RMSProp) -> None:
@@ -49,7 +41,7 @@ class RootedRMSProp(torch.optim.Optimizer):
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
     def step(self, closure: Callable[[], Any] | None = None) -> None:
-        """One update."""
+        """Update the parameters."""
         settings, group = self._settings, self.param_groups[0]
         tensors = group["params"]
         squares = [self.state[tensor]["square"] for tensor in tensors]
@@ -69,8 +61,8 @@ class RootedRMSProp(torch.optim.Optimizer):
             torch._foreach_addcdiv_(tensors, gradients, roots, -group["lr"])
 
 
-def _native(settings: Optimizer, tensors: Sequence[torch.Tensor]) -> torch.optim.Optimizer:
-    """PyTorch's optimizer, whose formula is the neutral one."""
+def native_optimizer(settings: Optimizer, tensors: Sequence[torch.Tensor]) -> torch.optim.Optimizer:
+    """Return PyTorch's optimizer with the neutral formula."""
     common: dict[str, Any] = {"lr": settings.learning_rate, "weight_decay": settings.weight_decay}
     if isinstance(settings, SGD):
         return torch.optim.SGD(tensors, momentum=settings.momentum, nesterov=settings.nesterov, **common)
@@ -86,7 +78,7 @@ def _native(settings: Optimizer, tensors: Sequence[torch.Tensor]) -> torch.optim
 
 
 class Trainer(training.Trainer):
-    """The native optimizer, in ``fp16`` under PyTorch's `torch.amp.GradScaler`, which otherwise does nothing."""
+    """The native optimizer, in ``fp16`` with `torch.amp.GradScaler`."""
 
     executor: Executor
 
@@ -94,7 +86,7 @@ class Trainer(training.Trainer):
         super().__init__(executor, optimizer)
         _, self._loss = executor.network.require_loss()
         self._tensors = [executor.tensors[name] for name in executor.network.parameters]
-        self._optimizer = _native(optimizer, self._tensors)
+        self._optimizer = native_optimizer(optimizer, self._tensors)
         self._clips = bool(optimizer.clip_value or optimizer.clip_norm)
         self._scaler = torch.amp.GradScaler(
             executor.device,
@@ -106,17 +98,21 @@ class Trainer(training.Trainer):
         )
         self._steps = 0
         self._optimizer.register_step_post_hook(self._count)
-        # The optimizer passes over parameters without a gradient, but weight decay applies to every one.
+        # The optimizer skips parameters without a gradient, but weight decay applies to them too.
         self._unused = [(tensor, torch.zeros_like(tensor)) for tensor in executor.unused_parameters]
 
     def step(self, feed: Native, *more: Native) -> Native:
+        return self.step_of(self.executor.loss, feed, *more)
+
+    def step_of(self, loss_of: Callable[[Native], torch.Tensor], feed: Native, *more: Native) -> Native:
+        """Make a step in which something else computes the executor's loss, with its gradients."""
         self._optimizer.zero_grad(set_to_none=True)
-        loss = self.executor.loss(feed)
+        loss = loss_of(feed)
         self._scaler.scale(loss).backward()
         loss = loss.detach()
         if more:
             for each in more:
-                further = self.executor.loss(each)
+                further = loss_of(each)
                 self._scaler.scale(further).backward()
                 loss = loss + further.detach()
             loss = loss / (1 + len(more))
@@ -125,18 +121,36 @@ class Trainer(training.Trainer):
         self._scaler.unscale_(self._optimizer)
         if more:
             torch._foreach_div_([tensor.grad for tensor in self._tensors], 1 + len(more))
+        self._update()
+        return {self._loss: loss}
+
+    def gradients(self, feed: Native) -> Native:
+        """Return gradients that `torch.Tensor.backward` left: no two share memory."""
+        self._optimizer.zero_grad(set_to_none=True)
+        loss = self.executor.loss(feed)
+        loss.backward()
+        for tensor, _ in self._unused:
+            tensor.grad = torch.zeros_like(tensor)
+        found = zip(self.executor.network.parameters, (tensor.grad for tensor in self._tensors), strict=True)
+        return {self._loss: loss.detach(), **dict(found)}
+
+    def apply(self, gradients: Native) -> None:
+        for name, tensor in zip(self.executor.network.parameters, self._tensors, strict=True):
+            tensor.grad = gradients[name]
+        self._update()
+
+    def _update(self) -> None:
         if self._clips:
             self._clip()
         self._scaler.step(self._optimizer)
         self._scaler.update()
-        return {self._loss: loss}
 
     def _count(self, *_: Any) -> None:
-        """Called after each update that is made."""
+        """Count an update; a skipped one does not call this hook."""
         self._steps += 1
 
     def _clip(self) -> None:
-        """PyTorch's own ``clip_grad_norm_`` adds 1e-6 to the norm, and would miss the formula by as much."""
+        """Clip by the formula; PyTorch's ``clip_grad_norm_`` adds 1e-6 to the norm."""
         gradients = [tensor.grad for tensor in self._tensors]
         limit = self.optimizer.clip_value
         if limit:

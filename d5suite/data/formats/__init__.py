@@ -1,15 +1,16 @@
-"""The formats that sites store image datasets in, all read to one `Store` and written by `d5suite.data.convert`.
+"""The storage formats of image datasets, all read into one `Store`; `d5suite.data.convert` writes.
 
-One module per format, with the same names in each: ``splits(path)``, ``read(path, split)`` and ``Writer``; those of
-record files, which have an index, also ``scan(path, split)``, which does not believe it.
+One module per format, with the same names in each: ``splits(path)``, ``read(path, split)`` and
+``Writer``. Those of record files, which have an index, also have ``scan(path, split)``, which
+ignores it.
 
 - `folder`: ImageNet's and Open Images' folders of JPEG files;
 - `hdf5`: one HDF5 file;
 - `tfrecord`: TensorFlow's record files, as the scripts that prepare ImageNet for it write them;
 - `recordio`: MXNet's record files.
 
-``docs/datasets.md`` describes the layouts. No framework is needed: the bytes are read and written here. Imports NumPy,
-h5py and, of d5suite, `data`, `errors` and `files`.
+``docs/datasets.md`` describes the layouts. No framework is needed to read or write them. May import
+NumPy, h5py and, from d5suite, `data`, `errors` and `files`.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from typing import Any
 from d5suite.data.formats.store import SPLITS, Store, sniff
 from d5suite.data.imagenet import ImageNet
 from d5suite.data.openimages import OpenImages
+from d5suite.data.reading import check_classes
 from d5suite.errors import ConfigurationError, DataError
 
 KINDS = ("folder", "hdf5", "tfrecord", "recordio")
@@ -36,7 +38,7 @@ def format_module(kind: str) -> Any:
     Raises
     ------
     ConfigurationError
-        There is no such format.
+        If the format is unknown.
     """
     if kind not in KINDS:
         raise ConfigurationError(f"unknown format {kind!r}", hint=f"The formats are {', '.join(KINDS)}.")
@@ -44,18 +46,18 @@ def format_module(kind: str) -> Any:
 
 
 def kind_of(path: str | os.PathLike[str]) -> str:
-    """Which format a dataset is stored in, by what is there; see `KINDS`.
+    """Return the format of a dataset, one of `KINDS`, by its content.
 
     Raises
     ------
     DataError
-        There is nothing, or a file that is not HDF5.
+        If there is nothing, or a file that is not HDF5.
     """
     where = Path(path)
     if where.is_dir():
         found = [kind for kind in ("tfrecord", "recordio") if format_module(kind).splits(where)]
         if len(found) > 1:
-            raise DataError("holds both TFRecord and RecordIO files", where=str(where), hint="Part them.")
+            raise DataError("holds both TFRecord and RecordIO files", where=str(where), hint="Separate them.")
         return found[0] if found else "folder"
     if not where.exists():
         raise DataError("does not exist", where=str(where))
@@ -67,17 +69,17 @@ def kind_of(path: str | os.PathLike[str]) -> str:
 
 
 def stored_as(dataset: ImageNet | OpenImages | Store) -> str:
-    """Which format a split that is open is stored in; see `KINDS`."""
+    """Return the format of an open split, one of `KINDS`."""
     return kind_of(dataset.path) if isinstance(dataset, Store) else "folder"
 
 
 def splits_of(path: str | os.PathLike[str]) -> list[str]:
-    """The splits of a dataset, a part of ``train, val, validation, test``.
+    """Return the splits of a dataset, some of ``train, val, validation, test``.
 
     Raises
     ------
     DataError
-        As `kind_of`, or there is none.
+        As `kind_of`, or if there is none.
     """
     found: list[str] = format_module(kind_of(path)).splits(Path(os.path.abspath(path)))
     if not found:
@@ -86,14 +88,14 @@ def splits_of(path: str | os.PathLike[str]) -> list[str]:
 
 
 def read_split(path: str | os.PathLike[str], split: str) -> Store:
-    """One split of a dataset in any format, a folder of images included.
+    """Read one split of a dataset in any format, including a folder of images.
 
     Raises
     ------
     DataError
-        There is no such split, or its files are damaged, unsafe or do not fit each other.
+        If there is no such split, or its files are damaged, unsafe or inconsistent.
     ConfigurationError
-        No dataset has a split of this name.
+        If no dataset has a split of this name.
     """
     module = format_module(kind_of(path))
     root = Path(os.path.abspath(path))
@@ -102,14 +104,14 @@ def read_split(path: str | os.PathLike[str], split: str) -> Store:
 
 
 def scan_split(path: str | os.PathLike[str], split: str) -> Store:
-    """One split of a dataset, as its frameworks' own readers see it: record files are read, and indexes compared.
+    """Read one split of a dataset as frameworks' own readers do: record files, not their index.
 
-    `read_split` believes the index of record files where it has one of the right size.
+    `read_split` trusts an index of the right size; here it is compared with the records.
 
     Raises
     ------
     DataError, ConfigurationError
-        As `read_split`, or an index says anything else than the records.
+        As `read_split`, or if an index disagrees with the records.
     """
     module = format_module(kind_of(path))
     root = Path(os.path.abspath(path))
@@ -118,7 +120,7 @@ def scan_split(path: str | os.PathLike[str], split: str) -> Store:
 
 
 def _split_there(root: Path, found: list[str], split: str) -> str:
-    """The split under the name that it has there."""
+    """Return the name of the split there; ``val`` and ``validation`` are the same."""
     if split not in SPLITS:
         raise ConfigurationError(f"unknown split {split!r}", hint=f"The splits are {', '.join(SPLITS)}.")
     for name in (split, _OTHER_NAMES.get(split)):
@@ -130,16 +132,16 @@ def _split_there(root: Path, found: list[str], split: str) -> str:
 def open_store(
     path: str | os.PathLike[str], split: str, *, classes: int | None = None
 ) -> ImageNet | OpenImages | Store:
-    """One split of a dataset in any format, ready for `Loader`.
+    """Open one split of a dataset in any format, ready for `Loader`.
 
     Parameters
     ----------
     path : path
         A folder of images, a folder of TFRecord or RecordIO files, or an HDF5 file.
     split : str
-        ``train``, ``val``, ``validation`` or ``test``; the middle two are the same.
+        ``train``, ``val`` or ``validation`` (the same), or ``test``.
     classes : int, optional
-        Keep only the first so many classes; all by default.
+        Keep only this many first classes; all by default.
 
     Returns
     -------
@@ -149,12 +151,11 @@ def open_store(
     Raises
     ------
     DataError
-        As `read_split`, or there are fewer classes.
+        As `read_split`, or if there are fewer classes.
     ConfigurationError
-        `classes` is less than 1, or no dataset has a split of this name.
+        If `classes` is less than 1, or no dataset has a split of this name.
     """
-    if classes is not None and classes < 1:
-        raise ConfigurationError(f"classes is {classes}; it must be at least 1")
+    check_classes(classes)
     if kind_of(path) == "folder":
         folder, root = format_module("folder"), Path(os.path.abspath(path))
         dataset: ImageNet | OpenImages = folder.dataset(root, _split_there(root, folder.splits(root), split), classes)

@@ -1,4 +1,4 @@
-"""Folders of JPEG files: ImageNet's, or Open Images' where there is a ``class-descriptions.csv``."""
+"""Folders of JPEG files: Open Images' if there is a ``class-descriptions.csv``, else ImageNet's."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from d5suite.data.formats.store import SPLITS, Store
+from d5suite.data.formats.writing import StoreWriter
 from d5suite.data.imagenet import MAPPING_FILE, VAL_LABELS_FILE, ImageNet
 from d5suite.data.openimages import (
     DESCRIPTIONS_FILE,
@@ -26,12 +27,12 @@ _KAGGLE = Path("ILSVRC") / "Data" / "CLS-LOC"
 
 
 def splits(path: Path) -> list[str]:
-    """The splits in the folder."""
+    """Return the splits in the folder."""
     return [split for split in SPLITS if (path / split).is_dir() or (path / _KAGGLE / split).is_dir()]
 
 
 def dataset(path: Path, split: str, classes: int | None = None) -> ImageNet | OpenImages:
-    """The dataset as it is used elsewhere.
+    """Open a split as `ImageNet` or `OpenImages`.
 
     Raises
     ------
@@ -60,58 +61,48 @@ def read(path: Path, split: str) -> Store:
 
 
 def _name(file: str, split: str) -> str:
-    """The part of a path from the split's folder on, which has at most a class folder in it."""
+    """Return a path relative to the dataset: the split, perhaps a class folder, the file."""
     above, _, last = file.rpartition("/")
     above, _, parent = above.rpartition("/")
     return f"{split}/{last}" if parent == split else f"{split}/{parent}/{last}"
 
 
-class Writer:
-    """Write all splits into folders, from the beginning or on from an interruption: see `hdf5.Writer`."""
+class Writer(StoreWriter):
+    """Write one file per image."""
 
-    def __init__(
-        self,
-        target: Path,
-        stores: Mapping[str, Store],
-        image_sizes: Mapping[str, np.ndarray],
-        kept: Mapping[str, int] | None = None,
-    ) -> None:
-        self._target = target
-        self._stores = stores
-        for store in stores.values():
+    def open(self, kept: Mapping[str, int] | None) -> None:
+        """Make the folders."""
+        for store in self.stores.values():
             for folder in {os.path.dirname(name) for name in store.names}:
-                (target / folder).mkdir(parents=True, exist_ok=True)
+                (self.target / folder).mkdir(parents=True, exist_ok=True)
 
     def write(self, split: str, number: int, content: bytes) -> None:
-        """Write one image."""
-        with open(self._target / self._stores[split].names[number], "wb") as file:
+        """See `StoreWriter.write`."""
+        with open(self.target / self.stores[split].names[number], "wb") as file:
             file.write(content)
 
     def sync(self) -> dict[str, int]:
-        """Make durable what was written. There is a file per image, so all are asked for at once."""
+        """Flush all files of the system: one call for a file per image."""
         os.sync()
         return {}
 
     def finish(self) -> None:
-        """Complete the store with the files that hold the labels."""
-        first = next(iter(self._stores.values()))
+        """Write the files that hold the labels."""
+        first = next(iter(self.stores.values()))
         if first.several:
-            with open(self._target / DESCRIPTIONS_FILE, "w", encoding="utf-8", newline="") as file:
+            with open(self.target / DESCRIPTIONS_FILE, "w", encoding="utf-8", newline="") as file:
                 described = [(label, first.class_names.get(label, "")) for label in first.label_names]
                 csv.writer(file, lineterminator="\n").writerows(described)
-            (self._target / TRAINABLE_FILE).write_text("".join(f"{label}\n" for label in first.label_names))
-            for split, store in self._stores.items():
-                _write_verified(self._target / labels_file(split), store)
+            (self.target / TRAINABLE_FILE).write_text("".join(f"{label}\n" for label in first.label_names))
+            for split, store in self.stores.items():
+                _write_verified(self.target / labels_file(split), store)
         else:
             if first.class_names:
                 lines = (f"{label} {first.class_names.get(label, '')}".rstrip() + "\n" for label in first.label_names)
-                (self._target / MAPPING_FILE).write_text("".join(lines), encoding="utf-8")
-            if "val" in self._stores:
-                _write_val_labels(self._target / VAL_LABELS_FILE, self._stores["val"])
+                (self.target / MAPPING_FILE).write_text("".join(lines), encoding="utf-8")
+            if "val" in self.stores:
+                _write_val_labels(self.target / VAL_LABELS_FILE, self.stores["val"])
         self.sync()
-
-    def close(self) -> None:
-        """Nothing is open."""
 
 
 def _write_verified(file: Path, store: Store) -> None:
@@ -127,7 +118,7 @@ def _write_verified(file: Path, store: Store) -> None:
 
 
 def _write_val_labels(file: Path, store: Store) -> None:
-    """Write the labels of the images that lie in ``val`` itself, as Kaggle's file has them."""
+    """Write the labels of the images in a flat ``val``, like Kaggle's file."""
     labels = store.labels
     assert isinstance(labels, np.ndarray)
     flat = [number for number, name in enumerate(store.names) if name.count("/") == 1]

@@ -1,8 +1,8 @@
-"""One HDF5 file for all splits: a group per split, the encoded images in one array of bytes, and where each begins.
+"""One HDF5 file for all splits: per split a group with the encoded images in one array of bytes.
 
-The array is cut into chunks of 1 MiB that are set aside when the file is made, so the place of every byte in the file
-is known: images are read and written there directly, without the HDF5 library, and a conversion that was interrupted
-goes on in a file that is sound. ``docs/datasets.md`` has the layout.
+The array has chunks of 1 MiB that are allocated when the file is made, so the place of every byte
+is known: images are read and written there directly, without the HDF5 library, and an interrupted
+conversion resumes in a sound file. ``docs/datasets.md`` describes the layout.
 """
 
 from __future__ import annotations
@@ -17,17 +17,19 @@ import numpy as np
 
 from d5suite.data.formats import tables
 from d5suite.data.formats.store import SPLITS, Store
+from d5suite.data.formats.writing import StoreWriter
 from d5suite.data.openimages import SparseLabels
 from d5suite.data.reading import Pieces
 from d5suite.errors import DataError
+from d5suite.files import atomic_path
 
 _FORMAT = "d5suite images"
 _CHUNK_BYTES = 1 << 20
-_NUMBERS_BYTES = 64  # at most, of an image or class: all of the table but names
+_NUMBERS_BYTES = 64  # at most, in the table per image or class, without names
 
 
 def splits(path: Path) -> list[str]:
-    """The splits in the file."""
+    """Return the splits in the file."""
     with tables.opened(path, _FORMAT) as file:
         return [split for split in SPLITS if split in file]
 
@@ -38,7 +40,7 @@ def read(path: Path, split: str) -> Store:
     Raises
     ------
     DataError
-        The file is truncated, damaged, compressed or of another layout.
+        If the file is truncated, damaged, compressed or of another layout.
     """
     with tables.opened(path, _FORMAT) as file:
         label_names, class_names = tables.read_classes(file)
@@ -52,15 +54,14 @@ def read(path: Path, split: str) -> Store:
         wrong = (offset < 0) | (length < 0) | (offset > images.size) | (length > images.size - offset)
         if wrong.any():
             raise DataError(
-                f"image {int(wrong.argmax())} is placed outside of the {images.size:,} bytes",
-                where=f"{path}, /{split}/offset",
+                f"image {int(wrong.argmax())} is outside of the {images.size:,} bytes", where=f"{path}, /{split}/offset"
             )
         places = _places(images, offset, length, str(path))
     return Store(path, split, label_names, class_names, names, labels, places)
 
 
 def _places(images: h5py.Dataset, offset: np.ndarray, length: np.ndarray, path: str) -> Pieces:
-    """Where in the file the images lie, from where they lie in the array."""
+    """Return the images' places in the file, from those in the array."""
     file, record = np.zeros(len(offset), np.int32), np.full(len(offset), -1, np.int64)
     each = np.arange(len(offset) + 1)
     if images.chunks is None:
@@ -69,7 +70,7 @@ def _places(images: h5py.Dataset, offset: np.ndarray, length: np.ndarray, path: 
             raise DataError("the images are not stored as one piece or in chunks", where=path)
         return Pieces([path], file, record, each, offset + begin, length)
     size = images.chunks[0]
-    shift = np.full(-(-images.size // size), -1, np.int64)  # of a chunk: from array to file; these all start after 0
+    shift = np.full(-(-images.size // size), -1, np.int64)  # chunks' file offset minus array offset; always > 0
 
     def take(chunk: h5py.h5d.StoreInfo) -> None:
         shift[chunk.chunk_offset[0] // size] = chunk.byte_offset - chunk.chunk_offset[0]
@@ -87,35 +88,18 @@ def _places(images: h5py.Dataset, offset: np.ndarray, length: np.ndarray, path: 
     return Pieces([path], file, record, start, begin + shift[chunk], end - begin)
 
 
-class Writer:
-    """Write all splits into one file, from the beginning or on from an interruption.
+class Writer(StoreWriter):
+    """Write all splits into one file."""
 
-    Parameters
-    ----------
-    target : pathlib.Path
-        The file.
-    stores : mapping of str to Store
-        What is to be written, by split.
-    image_sizes : mapping of str to numpy.ndarray
-        Bytes of each image.
-    kept : mapping of str to int, optional
-        What `sync` returned before the interruption; without it the file is made anew.
-    """
-
-    def __init__(
-        self,
-        target: Path,
-        stores: Mapping[str, Store],
-        image_sizes: Mapping[str, np.ndarray],
-        kept: Mapping[str, int] | None = None,
-    ) -> None:
+    def open(self, kept: Mapping[str, int] | None) -> None:
+        """Make the file if it is new, and open it."""
         if kept is None:
-            _make(target, stores, image_sizes)
-        self._places = {split: read(target, split).files for split in stores}
-        self._file = os.open(target, os.O_RDWR | os.O_CLOEXEC)
+            _make(self.target, self.stores, self.image_sizes)
+        self._places = {split: read(self.target, split).files for split in self.stores}
+        self._file = os.open(self.target, os.O_RDWR | os.O_CLOEXEC)
 
     def write(self, split: str, number: int, content: bytes) -> None:
-        """Write one image; images of a split come in order."""
+        """See `StoreWriter.write`."""
         at = 0
         pieces = self._places[split][number][2:]
         for offset, length in zip(pieces[::2], pieces[1::2], strict=True):
@@ -124,13 +108,9 @@ class Writer:
                 at, offset, length = at + written, offset + written, length - written
 
     def sync(self) -> dict[str, int]:
-        """Make durable what was written, and say what is needed to go on from there."""
+        """Flush to disk what was written; images have fixed places, so nothing else is needed."""
         os.fsync(self._file)
         return {}
-
-    def finish(self) -> None:
-        """Complete the store."""
-        self.sync()
 
     def close(self) -> None:
         """Close the file."""
@@ -139,8 +119,7 @@ class Writer:
 
 def _make(target: Path, stores: Mapping[str, Store], image_sizes: Mapping[str, np.ndarray]) -> None:
     _probe(target, stores, image_sizes)
-    temporary = target.with_suffix(".part")
-    with _new(temporary) as file:
+    with atomic_path(target) as temporary, _new(temporary) as file:
         file.attrs["format"], file.attrs["version"] = _FORMAT, tables.VERSION
         tables.write_classes(file, next(iter(stores.values())))
         for split, store in stores.items():
@@ -155,18 +134,17 @@ def _make(target: Path, stores: Mapping[str, Store], image_sizes: Mapping[str, n
             properties.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
             space = h5py.h5s.create_simple((total,))
             h5py.h5d.create(group.id, b"bytes", h5py.h5t.NATIVE_UINT8, space, dcpl=properties)
-    os.replace(temporary, target)
 
 
 def _probe(path: Path, stores: Mapping[str, Store], image_sizes: Mapping[str, np.ndarray]) -> None:
-    """Write and delete a file as large as the new one, because the HDF5 library does not survive a full disk.
+    """Write and delete a file as large as the new one: a full disk crashes the HDF5 library.
 
-    The place of the images stays a hole, as there.
+    The images' place stays a hole, as in the new file.
 
     Raises
     ------
     OSError
-        There is no room.
+        If the disk is full.
     """
     images = sum(int(sizes.sum()) + _CHUNK_BYTES for sizes in image_sizes.values())
     numbers = sum(_NUMBERS_BYTES * (len(store) + len(store.label_names)) for store in stores.values())
@@ -184,7 +162,7 @@ def _probe(path: Path, stores: Mapping[str, Store], image_sizes: Mapping[str, np
 
 
 def _new(path: Path) -> h5py.File:
-    """A new file in the format of HDF5 1.10, whose chunks, set aside at once, lie one after another."""
+    """Make a file in the format of HDF5 1.10, whose preallocated chunks are contiguous."""
     access = h5py.h5p.create(h5py.h5p.FILE_ACCESS)
     access.set_libver_bounds(h5py.h5f.LIBVER_V110, h5py.h5f.LIBVER_V110)
     created = _timeless(h5py.h5p.FILE_CREATE)
@@ -192,7 +170,7 @@ def _new(path: Path) -> h5py.File:
 
 
 def _timeless(kind: h5py.h5p.PropClassID) -> Any:
-    """Properties of an object that does not hold when it was made: the same dataset is the same bytes."""
+    """Return properties without timestamps, so that the same dataset gives the same bytes."""
     properties = h5py.h5p.create(kind)
     properties.set_obj_track_times(False)
     return properties

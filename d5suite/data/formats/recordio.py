@@ -1,35 +1,26 @@
-"""MXNet's record files: ``train.rec``, with ``train.idx`` (where a record begins) and ``train.lst`` (labels, name).
+"""MXNet's record files: ``train.rec``, ``train.idx`` (offsets) and ``train.lst`` (labels, name).
 
-A record is a magic number, a word with its length, a header (``IRHeader``: flag, label, two ids; then `flag` numbers if
-it is not 0), and the encoded image. As MXNet's own writer does, one that contains the magic number at a multiple of
-four bytes is split there. An image with several labels has, in the place for `flag` numbers: how many are present,
-which, and then which are verified to be absent.
+A record is a magic number, a word with its length, a header (``IRHeader``: flag, label, two ids;
+then `flag` numbers if it is not 0), and the encoded image. Like MXNet's own writer, ours splits a
+record that contains the magic number at a multiple of four bytes. An image with several labels has,
+as its `flag` numbers: how many are present, which, and then which are verified as absent.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import mmap
 import os
 import struct
 from array import array
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 
 from d5suite.data.formats import tables
-from d5suite.data.formats.records import GrowingFiles
-from d5suite.data.formats.store import (
-    RECORDIO_MAGIC,
-    SPLITS,
-    LabelReader,
-    Store,
-    full_name,
-    sniff,
-    write_classes,
-)
+from d5suite.data.formats.store import RECORDIO_MAGIC, SPLITS, LabelReader, Store, full_name, sniff
+from d5suite.data.formats.writing import RecordWriter
 from d5suite.data.openimages import SparseLabels
 from d5suite.data.reading import Pieces
 from d5suite.errors import DataError
@@ -42,44 +33,34 @@ _MOST_PARTS = 256
 _WHOLE, _FIRST, _MIDDLE, _LAST = range(4)
 
 Parts = list[tuple[int, int]]
-"""Where the parts of a record lie, begin and length in the file; joined they are the record."""
+"""Begin and length in the file of the parts that make up a record."""
 
 
 def splits(path: Path) -> list[str]:
-    """The splits in the folder."""
+    """Return the splits in the folder."""
     return [split for split in SPLITS if (path / f"{split}.rec").exists()]
 
 
 def read(path: Path, split: str) -> Store:
-    """Read the index of one split; make it, if there is none.
+    """Read the index of one split; make it if there is none.
 
     Raises
     ------
     DataError
-        The file is truncated or damaged, or does not fit its index or the classes.
+        If the file is truncated or damaged, or does not fit its index or the classes.
     """
     file = path / f"{split}.rec"
-    store = tables.indexed(path, split, [file])
-    if store is None:
-        store, _ = _scan(file, split)
-        with contextlib.suppress(
-            OSError, RuntimeError
-        ):  # the folder is somebody else's; it is scanned again the next time
-            tables.write_index(store)
-    places = store.files
-    assert isinstance(places, Pieces)
-    _check_idx(file.with_suffix(".idx"), places.record, None)
-    places.record[:] = -1  # records without a checksum
-    return store
+    store = tables.indexed(path, split, [file]) or tables.index(_scan(file, split)[0])
+    return _checked(store, file, None)
 
 
 def scan(path: Path, split: str) -> Store:
-    """Read all records of one split, and compare them with the indexes that there are: ours and MXNet's.
+    """Read all records of one split and compare them with its indexes, ours and MXNet's.
 
     Raises
     ------
     DataError
-        As `read`, or an index says anything else than the records.
+        As `read`, or an index disagrees with the records.
     """
     file = path / f"{split}.rec"
     index = tables.indexed(path, split, [file])
@@ -88,6 +69,10 @@ def scan(path: Path, split: str) -> Store:
         if not file.with_suffix(".lst").exists() and len(index) == len(store):
             store = dataclasses.replace(store, names=index.names)  # records have none
         tables.check_same(store, index)
+    return _checked(store, file, ids)
+
+
+def _checked(store: Store, file: Path, ids: np.ndarray | None) -> Store:
     places = store.files
     assert isinstance(places, Pieces)
     _check_idx(file.with_suffix(".idx"), places.record, ids)
@@ -96,7 +81,7 @@ def scan(path: Path, split: str) -> Store:
 
 
 def _check_idx(file: Path, records: np.ndarray, ids: np.ndarray | None) -> None:
-    """Compare MXNet's index, if there is one, with where the records begin and, where known, with their ids."""
+    """Compare MXNet's index, if there is one, with the records' offsets and any given ids."""
     if not file.exists():
         return
     try:
@@ -120,10 +105,10 @@ def _check_idx(file: Path, records: np.ndarray, ids: np.ndarray | None) -> None:
 
 
 def _check_keys(file: Path, keys: np.ndarray, offsets: np.ndarray, numbers: np.ndarray, ids: np.ndarray) -> None:
-    """Check that MXNet finds the right image by its key: `numbers` are those of the records that the lines name.
+    """Check that MXNet finds the right image by its key; line i names record ``numbers[i]``.
 
-    A key is the id of its record, as `im2rec` makes them. Where no list gives labels by id, keys in the order of the
-    records will do, because MXNet then takes the label from the record itself.
+    A key is the id of its record, as in `im2rec`. Without a list of labels by id, keys in the order
+    of the records suffice, because MXNet then takes the label from the record.
     """
     in_order = (np.diff(numbers[np.argsort(keys, kind="stable")]) > 0).all() and len(np.unique(keys)) == len(keys)
     wrong = ids[numbers] != keys.astype(np.uint64)
@@ -133,12 +118,12 @@ def _check_keys(file: Path, keys: np.ndarray, offsets: np.ndarray, numbers: np.n
             f"key {keys[line]} names byte {offsets[line]} of {file.with_suffix('.rec').name}, where record "
             f"{numbers[line]} begins, which has the id {ids[numbers[line]]}",
             where=f"{file}, line {line + 1}",
-            hint="The lines are exchanged, or of another file: fetch or convert it again.",
+            hint="Lines are swapped or from another file: fetch or convert it again.",
         )
 
 
 def _scan(file: Path, split: str) -> tuple[Store, np.ndarray]:
-    """Find all images, and their ids. The file is not read as a whole, only the beginnings of the records."""
+    """Find all images and their ids, reading only the beginning of each record."""
     labels = LabelReader(file.parent)
     listed = _read_list(file.with_suffix(".lst"))
     names: list[str] = []
@@ -168,19 +153,14 @@ def _scan(file: Path, split: str) -> tuple[Store, np.ndarray]:
                 starts.append(len(pieces) // 2)
     offset, length = np.array(pieces).reshape(-1, 2).T
     places = Pieces(
-        [str(file)],
-        np.zeros(len(names), np.int32),
-        np.array(records),
-        np.array(starts),
-        offset.copy(),
-        length.copy(),
+        [str(file)], np.zeros(len(names), np.int32), np.array(records), np.array(starts), offset.copy(), length.copy()
     )
     label_names, class_names, values = labels.result()
     return Store(file.parent, split, label_names, class_names, names, values, places), np.array(ids)
 
 
 def _records(content: mmap.mmap, file: Path) -> Iterator[tuple[int, Parts]]:
-    """Where each record begins, and its parts."""
+    """Yield where each record begins, and its parts."""
     at, size = 0, len(content)
     begin, parts = 0, Parts()
     while at < size:
@@ -203,7 +183,7 @@ def _records(content: mmap.mmap, file: Path) -> Iterator[tuple[int, Parts]]:
             raise DataError("the parts of a split record are not in order", where=where)
         if not parts:
             begin = at
-        # What was cut out between two parts is the magic number that the second begins with, and lies before it.
+        # The magic number before the second part was cut out of the data between the two.
         glue = 4 if flag in (_FIRST, _MIDDLE) else 0
         if glue and length % 4:
             raise DataError("a part of a split record does not end at a multiple of four bytes", where=where)
@@ -240,7 +220,7 @@ def _header(content: mmap.mmap, parts: Parts, several: bool, where: str) -> tupl
 
 
 def _take(numbers: list[int], labels: LabelReader, where: str) -> str:
-    """Take an image's labels; return the name of its label, if an image has one."""
+    """Add an image's labels; return its label's name if it has exactly one."""
     if not labels.several:
         return labels.add(numbers[0], where)
     labels.add_several(numbers[1 : numbers[0] + 1], numbers[numbers[0] + 1 :], where)
@@ -257,7 +237,7 @@ def _first_bytes(content: mmap.mmap, parts: Parts, size: int) -> bytes:
 
 
 def _without(parts: Parts, size: int) -> Parts:
-    """The parts without the first bytes of the record; at least one."""
+    """Return the parts without the first bytes of the record; at least one."""
     rest: Parts = []
     for number, (offset, length) in enumerate(parts, start=1):
         cut = min(size, length)
@@ -268,7 +248,7 @@ def _without(parts: Parts, size: int) -> Parts:
 
 
 def _same_numbers(written: list[str], numbers: list[int]) -> bool:
-    """Whether labels in a list are those of a record, which may have the first of several only."""
+    """Return whether a list's labels match a record's, which may hold only the first of several."""
     try:
         return [float(text) for text in written[: len(numbers)]] == numbers
     except ValueError:
@@ -290,52 +270,35 @@ def _read_list(file: Path) -> dict[int, str]:
     return listed
 
 
-class Writer:
-    """Write all splits into a folder, from the beginning or on from an interruption: see `hdf5.Writer`."""
+class Writer(RecordWriter):
+    """Write a ``.rec``, ``.lst`` and ``.idx`` file per split."""
 
-    def __init__(
-        self,
-        target: Path,
-        stores: Mapping[str, Store],
-        image_sizes: Mapping[str, np.ndarray],
-        kept: Mapping[str, int] | None = None,
-    ) -> None:
-        self._target = target
-        self._stores = stores
-        self._files = GrowingFiles(target, kept)
-        self.sync, self.close = self._files.sync, self._files.close
-
-    def write(self, split: str, number: int, content: bytes) -> None:
-        """Write one image; images of a split come in order."""
-        values = _labels(self._stores[split], number)
-        if self._stores[split].several:
+    def record(self, split: str, number: int, content: bytes) -> tuple[str, bytes]:
+        """See `RecordWriter.record`."""
+        values = _labels(self.stores[split], number)
+        if self.stores[split].several:
             head = _HEADER.pack(len(values), 0, number, 0) + np.array(values, "<f4").tobytes()
         else:
             head = _HEADER.pack(0, values[0], number, 0)
-        self._files.append(f"{split}.rec", framed(head + content, f"{split}, image {number}"))
+        return f"{split}.rec", framed(head + content, f"{split}, image {number}")
 
-    def finish(self) -> None:
-        """Complete the store."""
-        self.sync()
-        write_classes(self._target, next(iter(self._stores.values())))
-        for split, store in self._stores.items():
-            with (
-                atomic_path(self._target / f"{split}.lst") as temporary,
-                open(temporary, "w", encoding="utf-8") as file,
-            ):
-                for number, name in enumerate(store.names):
-                    labels = "\t".join(str(value) for value in _labels(store, number))
-                    file.write(f"{number}\t{labels}\t{name}\n")
-            found, _ = _scan(self._target / f"{split}.rec", split)
-            tables.write_index(found)
-            assert isinstance(found.files, Pieces)
-            records = found.files.record
-            with atomic_path(self._target / f"{split}.idx") as temporary, open(temporary, "w") as file:
-                file.writelines(f"{number}\t{offset}\n" for number, offset in enumerate(records.tolist()))
+    def scan(self, split: str) -> Store:
+        """Read back the records of a split, after MXNet's list and before its index are written."""
+        store = self.stores[split]
+        with atomic_path(self.target / f"{split}.lst") as temporary, open(temporary, "w", encoding="utf-8") as file:
+            for number, name in enumerate(store.names):
+                labels = "\t".join(str(value) for value in _labels(store, number))
+                file.write(f"{number}\t{labels}\t{name}\n")
+        found, _ = _scan(self.target / f"{split}.rec", split)
+        assert isinstance(found.files, Pieces)
+        records = found.files.record
+        with atomic_path(self.target / f"{split}.idx") as temporary, open(temporary, "w") as file:
+            file.writelines(f"{number}\t{offset}\n" for number, offset in enumerate(records.tolist()))
+        return found
 
 
 def _labels(store: Store, number: int) -> list[int]:
-    """The numbers that a record and the list have for an image's labels."""
+    """Return the numbers that encode an image's labels in a record and in the list."""
     labels = store.labels
     if not isinstance(labels, SparseLabels):
         return [int(labels[number])]
@@ -345,12 +308,12 @@ def _labels(store: Store, number: int) -> list[int]:
 
 
 def framed(data: bytes, where: str) -> bytes:
-    """A record, split where it contains the magic number.
+    """Return a record, split where it contains the magic number.
 
     Raises
     ------
     DataError
-        It is too long for the format.
+        If it is too long for the format.
     """
     if len(data) >= 1 << _LENGTH_BITS:
         raise DataError(f"{len(data):,} bytes are too many for a RecordIO record", where=where)

@@ -1,4 +1,4 @@
-"""One split of a dataset in any format, and what all formats share: names, classes, what a file's first bytes say."""
+"""`Store`, one split of a dataset in any format, and what formats share: names, classes, labels."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ from pathlib import Path
 
 import numpy as np
 
-from d5suite.data.crc32c import masked_crc32c_bytes
 from d5suite.data.imagenet import MAPPING_FILE, read_mapping
 from d5suite.data.openimages import SparseLabels
-from d5suite.data.reading import Location, Pieces, take_runs
+from d5suite.data.reading import Location, Pieces, first_classes, masked_crc32c_bytes, take_runs
 from d5suite.errors import DataError
 from d5suite.files import write_json
 
@@ -35,7 +34,7 @@ Labels = np.ndarray | SparseLabels
 
 @dataclass(frozen=True)
 class Store:
-    """One split of an image dataset: where its images lie, their labels, names and classes.
+    """One split of an image dataset: its images' places, labels, names and classes.
 
     Attributes
     ----------
@@ -46,14 +45,14 @@ class Store:
     label_names : list of str
         WordNet identifier or LabelName of every class; a label is a position in this list.
     class_names : dict of str to str
-        What people call the classes, by label name, of those that have such a name.
+        Display names by label name, where there are any.
     names : sequence of str
-        Of every image its path in the folder it came from, like ``train/n01440764/n01440764_18.JPEG``.
+        Path of every image in its original folder, like ``train/n01440764/n01440764_18.JPEG``.
     labels : numpy.ndarray or SparseLabels
-        int64 (images,), or several per image: ``labels[indices]`` is then int64 (n, classes), 1 present, 0 verified to
-        be absent, -1 unknown.
+        int64 (images,). With several per image ``labels[indices]`` is int64 (n, classes): 1
+        present, 0 verified as absent, -1 unknown.
     files : sequence of Location
-        Where every image lies.
+        The place of every image.
     """
 
     path: Path
@@ -75,13 +74,19 @@ class Store:
         """Whether an image has several labels."""
         return isinstance(self.labels, SparseLabels)
 
+    @property
+    def label_arrays(self) -> tuple[np.ndarray, ...]:
+        """The labels as plain arrays: one, or three if an image has several."""
+        labels = self.labels
+        return (labels.starts, labels.classes, labels.values) if isinstance(labels, SparseLabels) else (labels,)
+
     def sizes(self) -> np.ndarray:
-        """Encoded bytes of every image, int64 (images,).
+        """Return the encoded bytes of every image, int64 (images,).
 
         Raises
         ------
         DataError
-            A file is missing.
+            If a file is missing.
         """
         if isinstance(self.files, Pieces):
             return self.files.sizes()
@@ -91,7 +96,7 @@ class Store:
             raise DataError(f"cannot be read: {error.strerror}", where=str(error.filename)) from None
 
     def label_text(self, number: int) -> str:
-        """The label of an image by name; of several those that are verified, like ``+/m/01yrx -/m/0bt9lr``."""
+        """Return an image's label name, or its verified ones, like ``+/m/01yrx -/m/0bt9lr``."""
         if not isinstance(self.labels, SparseLabels):
             return self.label_names[int(self.labels[number])]
         row = slice(*self.labels.starts[number : number + 2].tolist())
@@ -104,14 +109,9 @@ class Store:
         Raises
         ------
         DataError
-            There are fewer classes, or no such image.
+            If there are fewer classes, or no such image.
         """
-        if count > len(self.label_names):
-            raise DataError(
-                f"{count} classes were asked for, but there are only {len(self.label_names)}",
-                where=str(self.path),
-                hint=f"Ask for at most {len(self.label_names)}.",
-            )
+        label_names = first_classes(self.label_names, count, self.path)
         labels: Labels
         if isinstance(self.labels, SparseLabels):
             kept = self.labels.classes < count
@@ -128,7 +128,7 @@ class Store:
         assert isinstance(self.files, Pieces)
         return dataclasses.replace(
             self,
-            label_names=self.label_names[:count],
+            label_names=label_names,
             names=[self.names[number] for number in numbers.tolist()],
             labels=labels,
             files=self.files.take(numbers),
@@ -136,12 +136,12 @@ class Store:
 
 
 def check_name(name: str, where: str) -> str:
-    """Return the name of an image if it may become a path below a folder and a line of a list.
+    """Return the name of an image if it is safe as a path below a folder and a line of a list.
 
     Raises
     ------
     DataError
-        It may not.
+        If it is not.
     """
     parts = name.split("/")
     if not name.isprintable() or len(name) > 4096 or any(p in ("", ".", "..") or len(p.encode()) > 255 for p in parts):
@@ -150,19 +150,19 @@ def check_name(name: str, where: str) -> str:
 
 
 def full_name(split: str, label: str, name: str, where: str) -> str:
-    """The name of an image, from what a record calls it, which may be its file's name only."""
+    """Return the name of an image from its name in a record, which may lack the folders."""
     if not name.startswith(f"{split}/"):
         name = f"{split}/{label}/{name.rsplit('/', 1)[-1]}" if label else f"{split}/{name}"
     return check_name(name, where)
 
 
 def sniff(path: Path) -> str:
-    """What the first bytes of a file say it is.
+    """Return the kind of a file by its first bytes.
 
     Raises
     ------
     DataError
-        It cannot be read.
+        If it cannot be read.
     """
     try:
         with open(path, "rb") as file:
@@ -187,14 +187,14 @@ def write_classes(folder: Path, store: Store) -> None:
 
 
 def read_classes(folder: Path) -> tuple[list[str], dict[str, str], bool] | None:
-    """The label names, class names and whether an image has several labels, where the folder says so.
+    """Read label names, class names and whether images have several labels; None without a list.
 
-    ImageNet's own list of classes is understood as well.
+    ImageNet's own list of classes is accepted, too.
 
     Raises
     ------
     DataError
-        The file is not a list of classes.
+        If the file is not a list of classes.
     """
     file = folder / CLASSES_FILE
     if not file.exists():
@@ -214,13 +214,13 @@ def read_classes(folder: Path) -> tuple[list[str], dict[str, str], bool] | None:
 
 
 class LabelReader:
-    """Collect the labels of records one by one, checked against the classes of their folder.
+    """Collect the labels of records one by one, checked against their folder's classes.
 
     Parameters
     ----------
     folder : pathlib.Path
-        Which may hold a list of classes. Without one, the classes are what the records name, sorted: by number where
-        all are numbers.
+        It may hold a list of classes. Without one, the classes are those that records name,
+        sorted, as numbers if all are numbers.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -228,7 +228,8 @@ class LabelReader:
         self.known = known is not None
         self.label_names, self.class_names, self.several = known or ([], {}, False)
         self._number = {name: number for number, name in enumerate(self.label_names)}
-        # Our list of classes says what a record calls them; that of others only who is who is the same throughout.
+        # Our list also fixes the classes' numbers in records; with others, records must only be
+        # consistent.
         self._called = dict(self._number) if (folder / CLASSES_FILE).exists() else {}
         self._named = {number: name for name, number in self._called.items()}
         self._labels: list[int] = []
@@ -236,7 +237,7 @@ class LabelReader:
         self._values: list[int] = []
 
     def add(self, label: int | str, where: str) -> str:
-        """Take the one label of an image, by number or name, and return its name."""
+        """Add the one label of an image, by number or name; return its name."""
         if isinstance(label, int):
             if not self.known:
                 label = str(label)
@@ -252,7 +253,7 @@ class LabelReader:
         return label
 
     def add_both(self, label: str, number: int, where: str) -> str:
-        """Take the one label of an image, by name and number, which belong together in all records; return its name."""
+        """Add the one label of an image, whose name and number must match in all records."""
         record = len(self._labels)
         self.add(label, where)
         if (other := self._called.setdefault(label, number)) != number:
@@ -266,19 +267,19 @@ class LabelReader:
         return label
 
     def add_several(self, positive: Sequence[int], negative: Sequence[int], where: str) -> None:
-        """Take the labels that are verified for an image: those that are present, and those that are not."""
+        """Add the verified labels of an image: those present, and those absent."""
         values = sorted([(label, 1) for label in positive] + [(label, 0) for label in negative])
         labels = [label for label, _ in values]
         if labels and not 0 <= labels[0] <= labels[-1] < len(self.label_names):
             raise DataError(f"labels up to {labels[-1]}, but there are {len(self.label_names)} classes", where=where)
         if len(set(labels)) < len(labels):
-            raise DataError("a label is there twice", where=where)
+            raise DataError("a label occurs twice", where=where)
         self._labels += labels
         self._values += [value for _, value in values]
         self._starts.append(len(self._labels))
 
     def result(self) -> tuple[list[str], dict[str, str], Labels]:
-        """The label names, the class names and the labels."""
+        """Return the label names, the class names and the labels."""
         if self.several:
             starts, values = np.array(self._starts, np.int64), np.array(self._values, np.int8)
             classes = np.array(self._labels, np.int32)

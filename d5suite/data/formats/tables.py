@@ -1,7 +1,8 @@
-"""The table of a split in an HDF5 group: names, labels and places, as plain arrays of numbers, read with mistrust.
+"""The table of a split in an HDF5 group: names, labels and places, as plain arrays.
 
-HDF5 image stores hold such a table beside the images; folders of record files have one as ``SPLIT.index.h5``, so that
-they need not be scanned. Lists of strings are UTF-8, one per line, in an array of bytes.
+HDF5 image stores hold such a table beside the images; folders of record files have one as
+``SPLIT.index.h5``, which saves scanning them. Lists of strings are UTF-8, one per line, in an array
+of bytes. A file is untrusted: everything read is checked.
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ _INDEX_FORMAT = "d5suite image index"
 
 @contextlib.contextmanager
 def opened(path: Path, form: str) -> Iterator[h5py.File]:
-    """Open an HDF5 file of ours for reading, and turn whatever HDF5 raises into a `DataError`.
+    """Open an HDF5 file of d5suite for reading, and turn HDF5's errors into a `DataError`.
 
     Raises
     ------
     DataError
-        It is not HDF5, truncated, damaged or of another layout.
+        If it is not HDF5, truncated, damaged or of another layout.
     """
     content = sniff(path)
     if content != "HDF5":
@@ -41,7 +42,7 @@ def opened(path: Path, form: str) -> Iterator[h5py.File]:
         with h5py.File(path, "r", locking=False) as file:
             found = file.attrs.get("format"), file.attrs.get("version")
             if found != (form, VERSION):
-                raise DataError(f"is no {form} of version {VERSION}; it says it is {found}", where=str(path))
+                raise DataError(f"is not in format {form!r}, version {VERSION}: it says {found}", where=str(path))
             if file.userblock_size:
                 raise DataError("has a user block", where=str(path))
             yield file
@@ -56,12 +57,12 @@ def opened(path: Path, form: str) -> Iterator[h5py.File]:
 
 
 def dataset(group: h5py.Group, name: str, dtype: type) -> h5py.Dataset:
-    """A one-dimensional array that lies in this very file as it is, so that its size is no larger than the file's.
+    """Return a one-dimensional uncompressed array in this file, so it is no larger than the file.
 
     Raises
     ------
     DataError
-        It is missing or anything else.
+        If it is missing or of another kind.
     """
     path = group.file.filename
     where = f"{path}, {group.name.rstrip('/')}/{name}"
@@ -82,7 +83,7 @@ def dataset(group: h5py.Group, name: str, dtype: type) -> h5py.Dataset:
 
 
 def numbers(group: h5py.Group, name: str, dtype: type, count: int | None = None) -> np.ndarray:
-    """Read an array of numbers, of a length that is known already if `count` is given."""
+    """Read an array of numbers, of length `count` if given."""
     found = dataset(group, name, dtype)
     if count is not None and len(found) != count:
         raise DataError(
@@ -105,7 +106,7 @@ def write_strings(group: h5py.Group, name: str, values: Sequence[str]) -> None:
 
 
 def write_classes(group: h5py.Group, store: Store) -> None:
-    """Write label names, and what people call the classes, beside each other; an empty one is none."""
+    """Write label names and class names; an empty class name means none."""
     write_strings(group, "label_names", store.label_names)
     write_strings(group, "class_names", [store.class_names.get(name, "") for name in store.label_names])
 
@@ -113,7 +114,7 @@ def write_classes(group: h5py.Group, store: Store) -> None:
 def read_classes(group: h5py.Group) -> tuple[list[str], dict[str, str]]:
     """Read what `write_classes` wrote."""
     labels = strings(group, "label_names")
-    # A list of one empty string reads as no string.
+    # One empty string reads as no string.
     names = strings(group, "class_names") or [""] * len(labels)
     if not labels or len(names) != len(labels) or len(set(labels)) < len(labels):
         raise DataError("the list of classes does not match their names", where=group.file.filename)
@@ -157,12 +158,19 @@ def _check_starts(starts: np.ndarray, path: str) -> None:
 
 
 def index_file(folder: Path, split: str) -> Path:
-    """The index of a split of record files."""
+    """Return the path of the index of a split of record files."""
     return folder / f"{split}.index.h5"
 
 
+def index(store: Store) -> Store:
+    """Write the index of a scanned split if its folder is writable; return the split."""
+    with contextlib.suppress(OSError, RuntimeError):
+        write_index(store)
+    return store
+
+
 def write_index(store: Store) -> None:
-    """Write the index of a split of record files beside them, so that they need not be scanned again."""
+    """Write the index of a split of record files beside them."""
     places = store.files
     assert isinstance(places, Pieces)
     with atomic_hdf5(index_file(store.path, store.split)) as file:
@@ -181,13 +189,13 @@ def read_index(files: Sequence[Path], split: str) -> Store:
     Parameters
     ----------
     files : sequence of pathlib.Path
-        The record files that there are, in order.
+        The record files, in order.
     split : str
 
     Raises
     ------
     DataError
-        It is damaged, or does not fit the files.
+        If it is damaged, or does not fit the files.
     """
     path = index_file(files[0].parent, split)
     with opened(path, _INDEX_FORMAT) as file:
@@ -225,23 +233,23 @@ def read_index(files: Sequence[Path], split: str) -> Store:
 
 
 def _again(path: Path) -> str:
-    return f"Delete {path.name}; it is made again when the store is next opened."
+    return f"Delete {path.name}; it is rebuilt when the store is next opened."
 
 
 def _right_file(path: Path) -> str:
-    return f"If the file is as it should be, delete {path.name}; it is made again when the store is next opened."
+    return f"If the file is right, delete {path.name}; it is rebuilt when the store is next opened."
 
 
 def _check_size(index: Path, file: Path, expected: int, actual: int) -> None:
     if actual < expected:
         raise DataError(
-            f"the file ends after {actual:,} bytes, and had {expected:,} when {index.name} was made",
+            f"the file ends after {actual:,} bytes, but had {expected:,} when {index.name} was made",
             where=f"{file}, byte {actual}",
             hint=f"It was cut short: fetch or convert it again. {_right_file(index)}",
         )
     if actual > expected:
         raise DataError(
-            f"the file changed since {index.name} was made: it had {expected:,} bytes, and has {actual:,}",
+            f"the file changed since {index.name} was made: from {expected:,} to {actual:,} bytes",
             where=f"{file}, byte {expected}",
             hint=_right_file(index),
         )
@@ -253,7 +261,7 @@ def indexed(folder: Path, split: str, files: Sequence[Path]) -> Store | None:
     Raises
     ------
     DataError
-        As `read_index`, or its classes are not those that the folder lists.
+        As `read_index`, or its classes differ from the folder's list.
     """
     path = index_file(folder, split)
     if not path.exists():
@@ -262,18 +270,20 @@ def indexed(folder: Path, split: str, files: Sequence[Path]) -> Store | None:
     known = read_class_list(folder)
     if known is not None and (known[0], known[2]) != (store.label_names, store.several):
         raise DataError(
-            f"the index of {split!r} has other classes than the list of classes", where=str(folder), hint=_again(path)
+            f"the index of {split!r} has different classes from the list of classes",
+            where=str(folder),
+            hint=_again(path),
         )
     return store
 
 
 def check_same(found: Store, index: Store) -> None:
-    """Compare what the records of a split say with what its index says.
+    """Compare the records of a split with its index.
 
     Raises
     ------
     DataError
-        They differ, in the place, the name or the labels of an image, or in the classes.
+        If an image's place, name or labels differ, or the classes.
     """
     path = index_file(found.path, found.split)
     places, others = found.files, index.files
@@ -283,9 +293,9 @@ def check_same(found: Store, index: Store) -> None:
         if found.files[number] != index.files[number]:
             what = f"record {number} is not where the index places it"
         elif found.names[number] != index.names[number]:
-            what = f"record {number} is {found.names[number]!r}, and in the index {index.names[number]!r}"
+            what = f"record {number} is {found.names[number]!r}, but {index.names[number]!r} in the index"
         elif (label := found.label_text(number)) != (other := index.label_text(number)):
-            what = f"record {number} has label {label}, and in the index {other}"
+            what = f"record {number} has label {label}, but {other} in the index"
         else:
             continue
         where = f"{places.files[places.file[number]]}, byte {places.record[number]}"
@@ -293,4 +303,4 @@ def check_same(found: Store, index: Store) -> None:
     if len(found) != len(index):
         raise DataError(f"has {len(index):,} images for {len(found):,} records", where=str(path), hint=_again(path))
     if (found.label_names, found.class_names) != (index.label_names, index.class_names):
-        raise DataError("has other classes than the records", where=str(path), hint=_again(path))
+        raise DataError("has different classes from the records", where=str(path), hint=_again(path))

@@ -1,80 +1,68 @@
-"""TensorFlow's record files: ``train-00000-of-00004``, with a checksum, and a ``tf.train.Example`` for each image.
+"""TensorFlow's record files ``train-00000-of-00004``: per image a checked ``tf.train.Example``.
 
-The framing is TensorFlow's (https://www.tensorflow.org/tutorials/load_data/tfrecord#tfrecords_format_details), the
-names of the features are those of the scripts that prepare ImageNet for it (``build_imagenet_data.py``), so their files
-are read as well. A class is recognised by ``image/class/synset`` where there is one, because those scripts count
-``image/class/label`` from 1; files of ours count from 0. Protocol buffers are simple enough to be handled here.
+The framing is TensorFlow's
+(https://www.tensorflow.org/tutorials/load_data/tfrecord#tfrecords_format_details). The features are
+named as in the scripts that prepare ImageNet for it (``build_imagenet_data.py``), so their files
+are read as well. ``image/class/synset`` names the class where there is one, because those scripts
+count ``image/class/label`` from 1; ours count from 0. The few protocol-buffer messages are encoded
+and decoded here.
 """
 
 from __future__ import annotations
 
-import contextlib
 import mmap
 import os
 import re
 import struct
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 
-from d5suite.data.crc32c import masked_crc32c_bytes
 from d5suite.data.decode import header
 from d5suite.data.formats import tables
-from d5suite.data.formats.records import GrowingFiles
-from d5suite.data.formats.store import (
-    SPLITS,
-    LabelReader,
-    Store,
-    full_name,
-    sniff,
-    write_classes,
-)
+from d5suite.data.formats.store import SPLITS, LabelReader, Store, full_name, sniff
+from d5suite.data.formats.writing import RecordWriter
 from d5suite.data.openimages import SparseLabels
-from d5suite.data.reading import Pieces
+from d5suite.data.reading import Pieces, masked_crc32c_bytes
 from d5suite.errors import DataError
 
 SHARD_BYTES = 256 << 20
-"""About how large a file is made."""
+"""The approximate size of a file."""
 
 _FILE = re.compile(rf"({'|'.join(SPLITS)})(?:-(\d{{5}})-of-(\d{{5}}))?(\.tfrecords?)?")
 _LONGEST_NAME = 4096
 
 Features = dict[str, tuple[int, int] | list[int]]
-"""By name: where the bytes of the first value begin and end, or the whole numbers."""
+"""By name: begin and end of the first value's bytes, or the integers."""
 
 
 def splits(path: Path) -> list[str]:
-    """The splits in the folder."""
+    """Return the splits in the folder."""
     found = {match[1] for match in map(_match, os.listdir(path)) if match}
     return [split for split in SPLITS if split in found]
 
 
 def read(path: Path, split: str) -> Store:
-    """Read the index of one split; make it, if there is none.
+    """Read the index of one split; make it if there is none.
 
     Raises
     ------
     DataError
-        A file is missing, truncated or damaged, or does not fit the index or the classes.
+        If a file is missing, truncated or damaged, or does not fit the index or the classes.
     """
     files = _shards(path, split)
-    store = tables.indexed(path, split, files)
-    if store is None:
-        store = _scan(path, split, files)
-        with contextlib.suppress(OSError):  # the folder is somebody else's; it is scanned again the next time
-            tables.write_index(store)
-    return store
+    return tables.indexed(path, split, files) or tables.index(_scan(path, split, files))
 
 
 def scan(path: Path, split: str) -> Store:
-    """Read all records of one split, and compare them with the index, if there is one.
+    """Read all records of one split and compare them with the index, if there is one.
 
     Raises
     ------
     DataError
-        As `read`, or the index says anything else than the records.
+        As `read`, or the index disagrees with the records.
     """
     files = _shards(path, split)
     index = tables.indexed(path, split, files)
@@ -99,7 +87,7 @@ def _shards(path: Path, split: str) -> list[Path]:
     if numbers != expected:
         missing = sorted(set(map(str, expected)) - set(map(str, numbers)))
         raise DataError(
-            f"the files of {split!r} are {len(found)}, and their names say {count}"
+            f"there are {len(found)} files of {split!r}, but their names say {count}"
             + (f"; missing: {len(missing)}" if missing else ""),
             where=str(path / found[0][0]),
         )
@@ -107,7 +95,7 @@ def _shards(path: Path, split: str) -> list[Path]:
 
 
 def _scan(path: Path, split: str, files: Sequence[Path]) -> Store:
-    """Find all images. The files are not read as a whole, only the beginnings of the records."""
+    """Find all images, reading only the beginning of each record."""
     labels = LabelReader(path)
     names: list[str] = []
     rows = array("q")  # numbers of 8 bytes: lists of a million images would need gigabytes
@@ -139,7 +127,7 @@ def _scan(path: Path, split: str, files: Sequence[Path]) -> Store:
 
 
 def _image(content: mmap.mmap, features: Features, labels: LabelReader, split: str, count: int, where: str) -> str:
-    """Take an image's labels and return its name."""
+    """Add an image's labels; return its name."""
     label = ""
     if labels.several:
         verified = [features.get(f"image/class/{kind}", []) for kind in ("positive", "negative")]
@@ -175,7 +163,7 @@ def _text(content: mmap.mmap, features: Features, name: str, where: str) -> str:
 
 
 def _records(content: mmap.mmap, file: Path) -> Iterator[tuple[int, int, int]]:
-    """Where each record, and the data in it, begins, and where the data ends."""
+    """Yield where each record begins, and where its data begin and end."""
     at, size = 0, len(content)
     while at < size:
         where = f"{file}, byte {at}"
@@ -197,7 +185,7 @@ def _records(content: mmap.mmap, file: Path) -> Iterator[tuple[int, int, int]]:
 
 
 def _example(content: mmap.mmap, begin: int, end: int, where: str) -> Features:
-    """Read a ``tf.train.Example``: the places of the first bytes of each feature, or its whole numbers."""
+    """Read a ``tf.train.Example``: each feature's place of its first bytes, or its integers."""
     features: Features = {}
     try:
         for _, a, b in _fields(content, begin, end, {1}):  # Example.features
@@ -221,12 +209,12 @@ def _example(content: mmap.mmap, begin: int, end: int, where: str) -> Features:
 
 
 def _fields(content: mmap.mmap, at: int, end: int, wanted: set[int]) -> Iterator[tuple[int, int, int]]:
-    """The wanted length-delimited fields of a message: number, begin, end.
+    """Yield the wanted length-delimited fields of a message: number, begin, end.
 
     Raises
     ------
     IndexError
-        The message is malformed.
+        If the message is malformed.
     """
     while at < end:
         key, at = _varint(content, at, end)
@@ -247,7 +235,7 @@ def _fields(content: mmap.mmap, at: int, end: int, wanted: set[int]) -> Iterator
 
 
 def _whole_numbers(content: mmap.mmap, at: int, end: int) -> list[int]:
-    """The values of an ``Int64List``, packed or not."""
+    """Read the values of an ``Int64List``, packed or not."""
     values = []
     while at < end:
         key, at = _varint(content, at, end)
@@ -278,48 +266,33 @@ def _varint(content: mmap.mmap, at: int, end: int) -> tuple[int, int]:
         shift += 7
 
 
-class Writer:
-    """Write all splits into a folder, from the beginning or on from an interruption: see `hdf5.Writer`."""
+class Writer(RecordWriter):
+    """Write shards of about `SHARD_BYTES`."""
 
-    def __init__(
-        self,
-        target: Path,
-        stores: Mapping[str, Store],
-        image_sizes: Mapping[str, np.ndarray],
-        kept: Mapping[str, int] | None = None,
-    ) -> None:
-        self._target = target
-        self._stores = stores
-        self._shards = {split: max(1, -(-int(sizes.sum()) // SHARD_BYTES)) for split, sizes in image_sizes.items()}
-        self._files = GrowingFiles(target, kept)
-        self.sync, self.close = self._files.sync, self._files.close
-
-    def write(self, split: str, number: int, content: bytes) -> None:
-        """Write one image; images of a split come in order."""
-        store, shards = self._stores[split], self._shards[split]
+    def record(self, split: str, number: int, content: bytes) -> tuple[str, bytes]:
+        """See `RecordWriter.record`."""
+        store = self.stores[split]
+        shards = max(1, -(-int(self.image_sizes[split].sum()) // SHARD_BYTES))
         shard = number * shards // len(store)
         data = example(store, number, content)
         length = struct.pack("<Q", len(data))
         record = b"".join([length, masked_crc32c_bytes(length), data, masked_crc32c_bytes(data)])
-        self._files.append(f"{split}-{shard:05}-of-{shards:05}", record)
+        return f"{split}-{shard:05}-of-{shards:05}", record
 
-    def finish(self) -> None:
-        """Complete the store."""
-        self.sync()
-        write_classes(self._target, next(iter(self._stores.values())))
-        for split in self._stores:
-            tables.write_index(_scan(self._target, split, _shards(self._target, split)))
+    def scan(self, split: str) -> Store:
+        """See `RecordWriter.scan`."""
+        return _scan(self.target, split, _shards(self.target, split))
 
 
 def example(store: Store, number: int, content: bytes) -> bytes:
-    """A ``tf.train.Example`` of one image, in bytes.
+    """Return the ``tf.train.Example`` of one image.
 
     Parameters
     ----------
     store : Store
-        Where the image's name and labels come from.
+        The dataset, with the image's name and labels.
     number : int
-        Of the image.
+        The image's.
     content : bytes
         The encoded image.
     """

@@ -1,6 +1,6 @@
-"""Networks that the field quotes, one file per family; `build` finds them by name.
+"""The field's standard networks, one file per family; `build` finds them by name.
 
-Imports the builder only.
+May import `d5suite.network` and `d5suite.errors`.
 """
 
 from __future__ import annotations
@@ -11,26 +11,34 @@ from d5suite.errors import NetworkError
 from d5suite.network.model import Network
 from d5suite.network.zoo import (
     alexnet,
+    convnext,
     densenet,
+    efficientnet,
     googlenet,
     inception,
     lenet,
     mobilenet,
+    regnet,
     resnet,
+    shufflenet,
     squeezenet,
     vgg,
+    vit,
 )
 
+_FAMILIES = (
+    lenet, alexnet, vgg, googlenet, inception, resnet, densenet, mobilenet, squeezenet, shufflenet, regnet,
+    efficientnet, convnext, vit,
+)  # fmt: skip
+
 NETWORKS: dict[str, Callable[..., Network]] = {
-    name: write
-    for family in (lenet, alexnet, vgg, googlenet, inception, resnet, densenet, mobilenet, squeezenet)
-    for name, write in family.NETWORKS.items()
+    name: write for family in _FAMILIES for name, write in family.NETWORKS.items()
 }
 """Name to a function ``(*, classes, image_size, seed) -> Network``."""
 
 
 def build(name: str, *, classes: int = 1000, image_size: int = 224, seed: int = 0) -> Network:
-    """Write a network of the zoo.
+    """Build a network of the zoo.
 
     Parameters
     ----------
@@ -46,7 +54,7 @@ def build(name: str, *, classes: int = 1000, image_size: int = 224, seed: int = 
     Raises
     ------
     NetworkError
-        If the zoo has no such network, or the network cannot take images of this size.
+        If the zoo has no such network, or it cannot take images of this size.
     """
     if name not in NETWORKS:
         raise NetworkError(

@@ -1,15 +1,14 @@
 """AlexNet, without groups.
 
-Krizhevsky, "One weird trick for parallelizing convolutional neural networks" (arXiv 1404.5997, 2014), section 5, as
-torchvision has it: one column of convolutions, no response normalisation, dropout before both hidden layers. Initial
-weights are He-normal, as VGG's in torchvision, and the classifier's of standard deviation 0.01. The original's 0.01
-everywhere (Krizhevsky et al., NeurIPS 2012, section 5) and PyTorch's default let the signal fade from layer to layer.
-Imports the builder only.
+Krizhevsky, "One weird trick for parallelizing convolutional neural networks" (arXiv 1404.5997,
+2014), section 5, as torchvision has it: one column of convolutions, no response normalisation,
+dropout before both hidden layers. Initial weights are He-normal, as VGG's in torchvision, and the
+classifier's of standard deviation 0.01. The original's 0.01 everywhere (Krizhevsky et al., NeurIPS
+2012, section 5) and PyTorch's default let the signal fade from layer to layer. Imports the builder
+only.
 """
 
 from __future__ import annotations
-
-from collections.abc import Callable
 
 from d5suite.network.builder import Builder
 from d5suite.network.model import Network
@@ -38,5 +37,4 @@ def _alexnet(*, classes: int, image_size: int, seed: int) -> Network:
     return b.classifier(b.linear(x, "classifier.6", classes, deviation=0.01))
 
 
-NETWORKS: dict[str, Callable[..., Network]] = {"alexnet": _alexnet}
-"""Name to network; see `d5suite.network.zoo.build`."""
+NETWORKS = {"alexnet": _alexnet}

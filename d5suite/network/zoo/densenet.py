@@ -1,12 +1,12 @@
 """DenseNet-121.
 
-Huang et al., "Densely connected convolutional networks" (CVPR 2017), table 1. Initial weights are torchvision's,
-He-normal convolutions in the forward form, with a classifier of standard deviation 0.01. Imports the builder only.
+Huang et al., "Densely connected convolutional networks" (CVPR 2017), table 1. Initial weights are
+torchvision's, He-normal convolutions in the forward form, with a classifier of standard deviation
+0.01. May import `d5suite.network` only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 
 from d5suite.network.builder import Builder
@@ -42,5 +42,4 @@ def _densenet(name: str, blocks: tuple[int, ...], *, classes: int, image_size: i
     return b.classifier(b.linear(b.flatten(x, "flatten"), "classifier", classes, deviation=0.01))
 
 
-NETWORKS: dict[str, Callable[..., Network]] = {"densenet121": partial(_densenet, "densenet121", (6, 12, 24, 16))}
-"""Name to network; see `d5suite.network.zoo.build`."""
+NETWORKS = {"densenet121": partial(_densenet, "densenet121", (6, 12, 24, 16))}

@@ -1,14 +1,13 @@
 """GoogLeNet with batch normalisation and without auxiliary classifiers.
 
-Szegedy et al., "Going deeper with convolutions" (CVPR 2015), table 1, in the form that torchvision has: batch
-normalisation (Ioffe and Szegedy, ICML 2015) after each convolution, no response normalisation, and 3×3 kernels in the
-"5×5" branch, as in the TensorFlow code from which its weights came (pytorch/vision issue 906). Initial weights are
-He-normal, the classifier's of standard deviation 0.01. Imports the builder only.
+Szegedy et al., "Going deeper with convolutions" (CVPR 2015), table 1, in the form that torchvision
+has: batch normalisation (Ioffe and Szegedy, ICML 2015) after each convolution, no response
+normalisation, and 3×3 kernels in the "5×5" branch, as in the TensorFlow code from which its weights
+came (pytorch/vision issue 906). Initial weights are He-normal, the classifier's of standard
+deviation 0.01. May import `d5suite.network` only.
 """
 
 from __future__ import annotations
-
-from collections.abc import Callable
 
 from d5suite.network.builder import Builder
 from d5suite.network.model import Network
@@ -59,5 +58,4 @@ def _googlenet(*, classes: int, image_size: int, seed: int) -> Network:
     return b.classifier(b.linear(x, "fc", classes, deviation=0.01))
 
 
-NETWORKS: dict[str, Callable[..., Network]] = {"googlenet": _googlenet}
-"""Name to network; see `d5suite.network.zoo.build`."""
+NETWORKS = {"googlenet": _googlenet}

@@ -1,24 +1,25 @@
 """Inception v3 with its auxiliary classifier.
 
-Szegedy et al., "Rethinking the Inception architecture for computer vision" (CVPR 2016), in the form of the authors'
-code and of torchvision. The images have 299 pixels. The loss is the main classifier's plus 0.4 times the auxiliary
-one's: the paper gives no weight, the authors' training code has 0.4 (tensorflow/models, inception_model.py), and the
-0.3 that is often quoted is GoogLeNet's (CVPR 2015, section 5).
+Szegedy et al., "Rethinking the Inception architecture for computer vision" (CVPR 2016), in the form
+of the authors' code and of torchvision. Images have 299 pixels. The loss is the main classifier's
+plus 0.4 times the auxiliary one's: the paper gives no weight, the authors' training code has 0.4
+(tensorflow/models, inception_model.py), and the often quoted 0.3 is GoogLeNet's (CVPR 2015, section
+5).
 
-The auxiliary classifier pools with a window of 5 and then convolves with one of 5, which needs maps of 17 pixels, so
-images of 299. In smaller images, on which torchvision cannot train, each of the two windows is as large as its map
-where that is below 5; the authors' code does so with the convolution (TF-slim, `_reduced_kernel_size_for_small_input`).
-Then published weights fit all layers but this convolution.
+The auxiliary classifier pools with a window of 5 and then convolves with one of 5, which needs maps
+of 17 pixels, so images of 299. Smaller images, on which torchvision cannot train, shrink each of
+the two windows to its map; the authors' code does so with the convolution (TF-slim,
+`_reduced_kernel_size_for_small_input`). Published weights then fit all layers but this convolution.
 
-Initial weights are those of the authors' code (TF-slim, inception_utils.py): He-normal in the forward form, and of
-standard deviation 0.01 and 0.001 in the auxiliary classifier's last two layers. The main classifier's have 0.01, as in
-the zoo's other networks. With torchvision's 0.1 everywhere, activations grow to 1e7 in inference before training has
-begun, and the first steps make the loss grow. Imports the builder only.
+Initial weights are those of the authors' code (TF-slim, inception_utils.py): He-normal in the
+forward form, with standard deviation 0.01 and 0.001 in the auxiliary classifier's last two layers,
+and 0.01 in the main classifier, as in the zoo's other networks. With torchvision's 0.1 everywhere,
+untrained activations reach 1e7 in inference, and the loss grows in the first steps.
+
+May import `d5suite.network` only.
 """
 
 from __future__ import annotations
-
-from collections.abc import Callable
 
 from d5suite.network.builder import Builder, Pair
 from d5suite.network.model import Network
@@ -142,5 +143,4 @@ def _inception_v3(*, classes: int, image_size: int, seed: int) -> Network:
     return b.classifier(b.linear(x, "fc", classes, deviation=0.01), auxiliary=auxiliary, weight=AUXILIARY_WEIGHT)
 
 
-NETWORKS: dict[str, Callable[..., Network]] = {"inception_v3": _inception_v3}
-"""Name to network; see `d5suite.network.zoo.build`."""
+NETWORKS = {"inception_v3": _inception_v3}

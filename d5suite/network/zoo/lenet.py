@@ -1,13 +1,12 @@
 """LeNet-5.
 
-LeCun et al., "Gradient-based learning applied to document recognition" (Proceedings of the IEEE, 1998), figure 2, as it
-is taught today: means without trainable coefficients in place of the subsampling layers, every feature map of the third
-layer connected to all of the second, tanh without scaling, and a softmax classifier. Imports the builder only.
+LeCun et al., "Gradient-based learning applied to document recognition" (Proceedings of the IEEE,
+1998), figure 2, in its modern form: means without trainable coefficients in place of the
+subsampling layers, every feature map of the third layer connected to all of the second, tanh
+without scaling, and a softmax classifier. May import `d5suite.network` only.
 """
 
 from __future__ import annotations
-
-from collections.abc import Callable
 
 from d5suite.errors import NetworkError
 from d5suite.network.builder import Builder
@@ -25,5 +24,4 @@ def _lenet5(*, classes: int, image_size: int, seed: int) -> Network:
     return b.classifier(b.linear(x, "output", classes, deviation=0.1))
 
 
-NETWORKS: dict[str, Callable[..., Network]] = {"lenet5": _lenet5}
-"""Name to builder."""
+NETWORKS = {"lenet5": _lenet5}

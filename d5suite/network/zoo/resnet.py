@@ -1,11 +1,12 @@
 """ResNet-18/34/50/101/152 of version 1.5, the last three of version 1 too, and ResNeXt-50 and -101.
 
-He et al., "Deep residual learning for image recognition" (CVPR 2016), table 1: version 1, which has a bottleneck's
-stride in its first 1×1 convolution. Version 1.5 has it in the 3×3 convolution (Goyal et al., "Accurate, large minibatch
-SGD", 2017, footnote 5). ResNeXt (Xie et al., "Aggregated residual transformations for deep neural networks", CVPR 2017,
-table 1) has groups there. Initial weights are Goyal et al.'s (section 5.1): He-normal convolutions, a classifier of
-standard deviation 0.01, and a scale of zero at the end of every residual branch, without which the first steps of
-training are chaotic and no two machines agree on them. Imports the builder only.
+He et al., "Deep residual learning for image recognition" (CVPR 2016), table 1: version 1, which has
+a bottleneck's stride in its first 1×1 convolution. Version 1.5 has it in the 3×3 convolution (Goyal
+et al., "Accurate, large minibatch SGD", 2017, footnote 5). ResNeXt (Xie et al., "Aggregated
+residual transformations for deep neural networks", CVPR 2017, table 1) has groups there. Initial
+weights are Goyal et al.'s (section 5.1): He-normal convolutions, a classifier of standard deviation
+0.01, and a scale of zero at the end of every residual branch, without which the first steps of
+training are chaotic and no two machines agree on them. May import `d5suite.network` only.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ _DEPTHS = {50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3)}
 
 _ORIGINAL = partial(_bottleneck, version_1=True)
 
-NETWORKS: dict[str, Callable[..., Network]] = {
+NETWORKS = {
     "resnet18": partial(_resnet, "resnet18", _basic, 1, (2, 2, 2, 2)),
     "resnet34": partial(_resnet, "resnet34", _basic, 1, (3, 4, 6, 3)),
     **{f"resnet{n}": partial(_resnet, f"resnet{n}", _bottleneck, 4, blocks) for n, blocks in _DEPTHS.items()},
@@ -76,4 +77,3 @@ NETWORKS: dict[str, Callable[..., Network]] = {
     "resnext50_32x4d": partial(_resnet, "resnext50_32x4d", partial(_bottleneck, groups=32, each=4), 4, _DEPTHS[50]),
     "resnext101_32x8d": partial(_resnet, "resnext101_32x8d", partial(_bottleneck, groups=32, each=8), 4, _DEPTHS[101]),
 }
-"""Name to network; see `d5suite.network.zoo.build`."""

@@ -1,14 +1,13 @@
 """SqueezeNet 1.0 and 1.1.
 
-Iandola et al., "SqueezeNet: AlexNet-level accuracy with 50x fewer parameters and <0.5MB model size" (arXiv 1602.07360,
-2016), table 1; version 1.1, of the authors' repository, has a smaller first layer and pools earlier. Initial weights
-follow torchvision: He's forward form, here normal, and a last convolution of standard deviation 0.01. Imports the
-builder only.
+Iandola et al., "SqueezeNet: AlexNet-level accuracy with 50x fewer parameters and <0.5MB model size"
+(arXiv 1602.07360, 2016), table 1; version 1.1, of the authors' repository, has a smaller first
+layer and pools earlier. Initial weights follow torchvision: He's forward form, here normal, and a
+last convolution of standard deviation 0.01. May import `d5suite.network` only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 
 from d5suite.network.builder import Builder
@@ -35,7 +34,7 @@ def _squeezenet(
     image_size: int,
     seed: int,
 ) -> Network:
-    """``width`` and ``kernel`` are the first convolution's, ``pools`` the places of the pooling layers."""
+    """``width`` and ``kernel`` are the first convolution's, ``pools`` the pooling layers."""
     b = Builder(name, seed=seed, image_size=image_size, smallest=smallest)
     x = b.relu(b.conv(b.image, "features.0", width, kernel, stride=2, padding=0, bias=True, fan="in"))
     fires = iter(((16, 64), (16, 64), (32, 128), (32, 128), (48, 192), (48, 192), (64, 256), (64, 256)))
@@ -48,8 +47,7 @@ def _squeezenet(
     return b.classifier(b.flatten(b.global_average_pool(x, "classifier.3"), "flatten"))
 
 
-NETWORKS: dict[str, Callable[..., Network]] = {
+NETWORKS = {
     "squeezenet1_0": partial(_squeezenet, "squeezenet1_0", 96, 7, (2, 6, 11), 29),
     "squeezenet1_1": partial(_squeezenet, "squeezenet1_1", 64, 3, (2, 5, 8), 25),
 }
-"""Name to network; see `d5suite.network.zoo.build`."""

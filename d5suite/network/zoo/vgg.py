@@ -1,13 +1,12 @@
 """VGG-16 and VGG-19.
 
-Simonyan and Zisserman, "Very deep convolutional networks for large-scale image recognition" (ICLR 2015), table 1,
-columns D and E. Initial weights are torchvision's: He-normal convolutions, linear layers of standard deviation 0.01.
-Imports the builder only.
+Simonyan and Zisserman, "Very deep convolutional networks for large-scale image recognition" (ICLR
+2015), table 1, columns D and E. Initial weights are torchvision's: He-normal convolutions, linear
+layers of standard deviation 0.01. May import `d5suite.network` only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 
 from d5suite.network.builder import Builder
@@ -29,8 +28,7 @@ def _vgg(name: str, repeats: tuple[int, ...], *, classes: int, image_size: int, 
     return b.classifier(b.linear(b.dropout(x, "classifier.5"), "classifier.6", classes, deviation=0.01))
 
 
-NETWORKS: dict[str, Callable[..., Network]] = {
+NETWORKS = {
     "vgg16": partial(_vgg, "vgg16", (2, 2, 3, 3, 3)),
     "vgg19": partial(_vgg, "vgg19", (2, 2, 4, 4, 4)),
 }
-"""Name to network; see `d5suite.network.zoo.build`."""

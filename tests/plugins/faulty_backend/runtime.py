@@ -1,12 +1,15 @@
 """The runtime of the faulty backend: nothing to configure."""
 
+import os
+
 
 def configure(*, threads: int, seed: int, device: str) -> None:
     pass
 
 
 def versions() -> dict[str, str]:
-    return {"faulty": "1.0"}
+    rank = os.environ.get("D5SUITE_RANK") or os.environ.get("OMPI_COMM_WORLD_RANK", "0")
+    return {"faulty": "1.0" if os.environ.get("RANKED_FAULT") != "disagrees" else f"1.{rank}"}
 
 
 def device_problem(device: str) -> None:

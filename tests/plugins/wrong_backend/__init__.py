@@ -1,4 +1,5 @@
-"""A backend that is right but for one deliberate mistake, chosen by the mode; the conformance kit must find each.
+"""A backend that is right but for one deliberate mistake, chosen by the mode; the conformance kit
+must find each.
 
 And the same with less to prove it by: ``single`` has float32 only, ``partial`` Softmax only.
 """
@@ -29,6 +30,38 @@ BACKEND = replace(
         "dropped": "level 0: Softmax's gradient lacks the term of the sum",
         "half": "level 0: matrix products add up in float16",
         "crash": "level 0: Softmax dies of SIGSEGV",
+        "unbiased": "running variances are of the unbiased kind",
+        "inside": "the velocity contains the learning rate",
+        "detached": "the gradient lacks the term of a sum's second operand",
+        "thousandth": "all gradients lack a term of one part in a thousand",
+        "clipped": "feed clips the array that it is given",
+        "view": "feed keeps a view of the array that it is given",
+        "wide": "float32 answers are fetched as float64",
+        "stale": "from the third call on, forward repeats an answer of that shape",
+        "stale_shape": "from the third call of one shape on, forward repeats an answer",
+        "stale_gradient": "from the third call on, forward_backward repeats an answer",
+        "stale_step": "from the third call on, a step trains on the second batch",
+        "reused": "every answer is in the memory of the one before",
+        "noisy": "float32 answers have noise of 1e-6",
+        "children": "a child process works beside every forward pass",
+        "summed": "a replica's gradients are summed over the batch instead of averaged",
+        "impatient": "a replica's gradients update the parameters, too",
+        "frozen": "the arrays of gradients are read-only",
+        "joint": "two gradients share one array",
+        "random_order": "gradients are handed out in another order each time",
+        "deaf": "an update ignores changes of its arrays",
+        "undecayed": "a replica's update forgets weight decay",
+        "unclipped": "a replica's update forgets clipping",
+        "leaking": "all replicas of a process have one velocity",
+        "keeping": "an update keeps the arrays that it is given as its velocity",
+        "live": "weights are views of the parameters",
+        "restarting": "load_weights resets the optimizer",
+        "unseen": "inference does not see the loaded weights",
+        "added": "the own scheme adds gradients instead of averaging them",
+        "lonely": "the own scheme reduces nothing",
+        "lost": "the own scheme loses the last rank's gradient",
+        "constant": "the own scheme ignores changes of the learning rate",
+        "remembering": "the own scheme goes on where an older one on the same replica ended",
     },
 )
 
@@ -41,6 +74,9 @@ SINGLE = replace(
     precisions=("fp32",),
     absent={**RIGHT.absent, **dict.fromkeys(("fp64", "bf16", "fp16"), _NO)},
 )
+
+DAMPENED = replace(BACKEND, name="dampened", modes={"dampening": BACKEND.modes["dampening"]})
+"""Wrong in float64, too, which a mode beside the right one is not."""
 
 PARTIAL = replace(
     BACKEND,

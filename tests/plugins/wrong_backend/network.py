@@ -1,13 +1,20 @@
 """The right executor with one mistake."""
 
 import copy
+import os
+import signal
+import time
+from collections import Counter
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
+from unittest.mock import patch
 
+import numpy as np
 import torch
 
 from d5suite.backends.torch import network as right
+from d5suite.backends.torch.operators import OPERATORS
 from d5suite.network import Network, Node
 
 
@@ -24,20 +31,63 @@ class Executor(right.Executor):
         if mode == "padding":
             network = copy.copy(network)
             network.nodes = tuple(_swapped(node) for node in network.nodes)
-        super().__init__(network, mode=mode, device=device, precision=precision)
+        with patch.dict(OPERATORS, {"Add": lambda *_: _add} if mode == "detached" else {}):
+            super().__init__(network, mode=mode, device=device, precision=precision)
         self._pool = ThreadPoolExecutor(1)
+        self._calls: Counter[Any] = Counter()
+        self._kept: dict[Any, Any] = {}
+        if mode == "unbiased":
+            self._statistics.settle = self._statistics.restart  # type: ignore[method-assign]
 
     def check_feed(self, arrays: Any) -> None:
         if self.mode != "lenient":
             super().check_feed(arrays)
 
+    def feed(self, arrays: Any) -> Any:
+        fed = super().feed(arrays)
+        if self.mode == "clipped":
+            image = arrays[self.network.input]
+            np.clip(image, -2, 2, out=image)
+        if self.mode == "view":
+            views = {name: torch.from_numpy(array) for name, array in arrays.items()}
+            fed = {name: view if view.dtype == fed[name].dtype else fed[name] for name, view in views.items()}
+        return fed
+
+    def answered(self, kind: str, answer: Any) -> Any:
+        """Return an answer with what is wrong with all answers."""
+        if self.mode == "noisy" and self.precision == "fp32":
+            return {name: value * (1 + 1e-6 * torch.randn_like(value)) for name, value in answer.items()}
+        if self.mode != "reused":
+            return answer
+        for name, value in answer.items():
+            memory = self._kept.setdefault((kind, name, value.shape), torch.empty(value.shape, dtype=value.dtype))
+            memory.copy_(value)
+        return {name: self._kept[kind, name, value.shape] for name, value in answer.items()}
+
+    def _again(self, shape: Any, call: Any, count: Any) -> Any:
+        """Return the answer to the second call of those counted, from the third on."""
+        self._calls[count] += 1
+        if self._calls[count] < 3 or shape not in self._kept:
+            self._kept[shape] = call()
+        return self._kept[shape]
+
     def forward_backward(self, feed: Any) -> Any:
-        answer = super().forward_backward(feed)
+        if self.mode == "stale_gradient":
+            shape = feed[self.network.input].shape
+            return dict(self._again(shape, lambda: super(Executor, self).forward_backward(feed), "all"))
+        answer = self.answered("gradients", super().forward_backward(feed))
         if self.mode != "tripled":
             return answer
         return {name: value if name == self.network.loss else 3 * value for name, value in answer.items()}
 
     def forward(self, feed: Any) -> Any:
+        if self.mode in ("stale", "stale_shape"):
+            shape = feed[self.network.input].shape
+            return self._again(
+                shape, lambda: super(Executor, self).forward(feed), "all" if self.mode == "stale" else shape
+            )
+        if self.mode == "children":
+            return _beside_a_child(lambda: super(Executor, self).forward(feed))
         if self.mode == "unsynchronized":
             return self._pool.submit(super().forward, feed)
         if self.mode == "statistics":
@@ -47,11 +97,33 @@ class Executor(right.Executor):
             self._stale = True
         if self.mode == "chatty":
             print("forward")
-        return super().forward(feed)
+        return self.answered("forward", super().forward(feed))
 
-    def loss(self, feed: Any) -> Any:
+    def loss(self, feed: Any, weights: Any = None) -> Any:
         loss = super().loss(feed)
+        if self.mode == "thousandth":
+            loss = loss.detach() + 0.999 * (loss - loss.detach())
         return loss * len(feed[self.network.input]) if self.mode == "sum" else loss
 
     def fetch(self, values: Any) -> Any:
-        return super().fetch(values.result() if isinstance(values, Future) else values)
+        found = super().fetch(values.result() if isinstance(values, Future) else values)
+        wide = self.mode == "wide" and self.precision == "fp32"
+        return {name: value.astype(np.float64) for name, value in found.items()} if wide else found
+
+
+def _add(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    return one + other.detach()
+
+
+def _beside_a_child(work: Any) -> Any:
+    child = os.fork()
+    if not child:
+        end = time.monotonic() + 5
+        while time.monotonic() < end:
+            pass
+        os._exit(0)
+    try:
+        return work()
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)

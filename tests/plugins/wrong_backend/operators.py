@@ -27,13 +27,29 @@ class Operator(right.Operator):
         if mode == "axis" and kind == "Softmax":
             operation.node = replace(node, attributes={**node.attributes, "axis": node.attributes["axis"] - 1})
         super().__init__(operation, mode=mode, device=device)
+        self._first: list[Any] = []
         if mode == "half" and kind == "Gemm" and operation.precision == "fp32":
             self.forward = _half
         if mode == "unsynchronized" and kind == "MatMul":
             pool, inner = ThreadPoolExecutor(1), self.forward
             self.forward = lambda *inputs: pool.submit(inner, *inputs)
+        native, held = self.forward, self._first
+        if mode == "stale":
+            self.forward = lambda *inputs: held[1] if len(held) > 1 else _keep(held, native(*inputs))
+        if mode == "reused":
+            self.forward = lambda *inputs: _overwrite(held, native(*inputs))
+        if mode == "noisy" and operation.precision == "fp32":
+            self.forward = lambda *inputs: native(*inputs) * (1 + 1e-6 * torch.randn(()))
         if mode == "crash" and kind == "Softmax":
             self.forward = lambda *inputs: os.kill(os.getpid(), signal.SIGSEGV)
+
+    def feed(self, arrays: Any) -> Any:
+        fed = super().feed(arrays)
+        if self.mode == "view" and self.operation.precision != "bf16":
+            return [
+                value if array is None else torch.from_numpy(array) for value, array in zip(fed, arrays, strict=True)
+            ]
+        return fed
 
     def fetch(self, outputs: Any) -> Any:
         return super().fetch(outputs.result() if isinstance(outputs, Future) else outputs)
@@ -43,7 +59,18 @@ class Operator(right.Operator):
             y = self.forward(*inputs)
             return lambda dy: (y * dy,)
         call = super().backward(inputs)
+        if self.mode == "stale_gradient":
+            return lambda *dy: self._first[0] if self._first else _keep(self._first, call(*dy))
         return (lambda *dy: [3 * dx for dx in call(*dy)]) if self.mode == "tripled" else call
+
+
+def _keep(held: list[Any], answer: Any) -> Any:
+    held.append(answer)
+    return answer
+
+
+def _overwrite(held: list[Any], answer: Any) -> Any:
+    return held[0].copy_(answer) if held else _keep(held, answer)
 
 
 def _half(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:

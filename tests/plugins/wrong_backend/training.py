@@ -4,10 +4,12 @@ from typing import Any
 
 from d5suite.backends.torch import training as right
 from d5suite.backends.torch.network import Executor
-from d5suite.levels.training import Optimizer
+from d5suite.optimizers.settings import Optimizer
 
 
 class Trainer(right.Trainer):
+    executor: Any
+
     def __init__(self, executor: Executor, optimizer: Optimizer) -> None:
         super().__init__(executor, optimizer)
         if executor.mode == "dampening":
@@ -16,6 +18,22 @@ class Trainer(right.Trainer):
         if executor.mode == "uphill" and executor.precision == "fp32":
             for group in self._optimizer.param_groups:
                 group["maximize"] = True
+
+        self._second: Any = None
+        self._calls = 0
+
+    def step(self, feed: Any, *more: Any) -> Any:
+        self._calls += 1
+        if self._calls < 3:
+            self._second = feed
+        feed = self._second if self.executor.mode == "stale_step" else feed
+        return self.executor.answered("steps", super().step(feed, *more))
+
+    def _change_rate(self, rate: float) -> None:
+        if self.executor.mode == "inside":
+            for held in self._optimizer.state.values():
+                held["momentum_buffer"] *= self.learning_rate / rate
+        super()._change_rate(rate)
 
     def load_state(self, values: Any) -> None:
         if self.executor.mode == "forgetful":

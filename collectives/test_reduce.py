@@ -1,0 +1,8 @@
+"""Reduce by size, on every communicator and by every algorithm.
+
+pytest collectives/test_reduce.py --ranks 2 --benchmark-json reduce.json
+"""
+
+from d5suite.cases.collective import Collectives
+
+REDUCE = Collectives("reduce")

@@ -1,0 +1,8 @@
+"""Every rank sends to the next one and receives from the one before, by size.
+
+pytest collectives/test_send_receive.py --ranks 2 --benchmark-json send_receive.json
+"""
+
+from d5suite.cases.collective import Collectives
+
+SEND_RECEIVE = Collectives("send_receive")

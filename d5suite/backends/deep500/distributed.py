@@ -1,0 +1,37 @@
+"""Level 3 on deep500, whose gradients and weights are NumPy arrays.
+
+Imports NumPy, `d5suite.levels` and this adapter's `training`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from d5suite.backends.deep500.training import Trainer
+from d5suite.levels import distributed
+from d5suite.levels.distributed import Buffers, owned
+from d5suite.levels.network import Native
+
+
+class Replica(distributed.Replica):
+    """The arrays are deep500's own, except of gradients that share one."""
+
+    trainer: Trainer
+    shares_memory = True
+
+    def buffers(self, values: Native) -> Buffers:
+        return owned(values)
+
+    def native(self, buffers: Mapping[str, np.ndarray]) -> Native:
+        return dict(buffers)
+
+    def weights(self) -> Buffers:
+        held = self.trainer.executor.trained().network.fetch_tensors(self.names)
+        return {name: np.array(value, order="C") for name, value in zip(self.names, held, strict=True)}
+
+    def load_weights(self, weights: Mapping[str, np.ndarray]) -> None:
+        network = self.trainer.executor.trained().network
+        for name in self.names:
+            network.feed_tensor(name, np.array(weights[name], order="C"))

@@ -1,0 +1,116 @@
+"""ONNX on deep500: convolution and transposed convolution.
+
+Imports deep500 (through `repairs`), NumPy, `d5suite.network` and `context` beside it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from functools import reduce as fold
+from operator import iadd
+from typing import Any
+
+import numpy as np
+
+from d5suite.backends.deep500.operators.context import Context, CustomOperator, Factory, cropped, taps, widths
+from d5suite.backends.deep500.repairs import custom_op_python as native
+from d5suite.backends.deep500.repairs import deep500
+from d5suite.network import Node
+from d5suite.network.nodes.sliding import read_conv, read_conv_transpose
+from d5suite.network.nodes.windows import Window
+
+
+def conv(node: Node, context: Context) -> CustomOperator:
+    w = read_conv(node, context)
+    if context.vectorised:
+        return _VectorisedConv(*context.describe(node), w, node.attributes["group"])
+    return native.ConvOp(
+        *context.describe(node),
+        dilations=list(w.dilations),
+        group=node.attributes["group"],
+        kernel_shape=list(w.kernel),
+        pads=[*w.pads_begin, *w.pads_end],
+        strides=list(w.strides),
+    )
+
+
+class _VectorisedConv(deep500.CustomPythonOp):
+    """Convolution as a sum over the kernel's cells of matrix products of weights and pixels."""
+
+    def __init__(self, inputs: list[Any], outputs: list[Any], w: Window, groups: int) -> None:
+        super().__init__(inputs, outputs)
+        self._window, self._groups = w, groups
+        self._widths, self._taps = widths(w), taps(w)
+
+    def _cells(self, weight: np.ndarray) -> Iterator[tuple[Any, np.ndarray]]:
+        """Yield the pixels of each cell and its weights, (groups, outputs, inputs)."""
+        by_group = weight.reshape(self._groups, -1, weight.shape[1], math.prod(self._window.kernel))
+        return ((tap, by_group[..., index]) for index, tap in enumerate(self._taps))
+
+    def _matrices(self, images: np.ndarray) -> np.ndarray:
+        """Return (images, groups, channels, pixels)."""
+        return images.reshape(len(images), self._groups, images.shape[1] // self._groups, -1)
+
+    def forward(self, x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None = None) -> np.ndarray:
+        """Convolve."""
+        padded = np.pad(x, self._widths)
+        y = fold(iadd, (weights @ self._matrices(padded[tap]) for tap, weights in self._cells(weight)))
+        y = y.reshape(len(x), len(weight), *self._window.outputs)
+        return y if bias is None else y + bias.reshape(-1, *[1] * (y.ndim - 2))
+
+    def by_image(self, above: np.ndarray, weight: np.ndarray, sizes: Sequence[int]) -> np.ndarray:
+        """Return the gradient of an image of these spatial sizes."""
+        padded = [n + before + after for n, (before, after) in zip(sizes, self._widths[2:], strict=True)]
+        found = np.zeros((len(above), weight.shape[1] * self._groups, *padded), np.result_type(above, weight))
+        matrices = self._matrices(above)
+        for tap, weights in self._cells(weight):
+            found[tap] += (weights.swapaxes(1, 2) @ matrices).reshape(found[tap].shape)
+        return cropped(found, self._widths)
+
+    def by_weight(self, above: np.ndarray, x: np.ndarray, weight: np.ndarray) -> np.ndarray:
+        """Return the gradient of the weight."""
+        padded, matrices = np.pad(x, self._widths), self._matrices(above)
+        cells = [(matrices @ self._matrices(padded[tap]).swapaxes(2, 3)).sum(0) for tap in self._taps]
+        return np.stack(cells, -1).reshape(weight.shape)
+
+    def backward(self, grads: Any, fwd_inputs: Any, fwd_outputs: Any) -> list[np.ndarray]:
+        """Return the gradients of image, weight and, if there is one, bias."""
+        above = grads[0]
+        x, weight, *bias = fwd_inputs
+        found = [self.by_image(above, weight, x.shape[2:]), self.by_weight(above, x, weight)]
+        return [*found, above.sum((0, *range(2, x.ndim)))] if bias else found
+
+
+class _TransposedConv(deep500.CustomPythonOp):
+    """The gradient of a convolution by its image, as an operator; deep500 has none."""
+
+    def __init__(
+        self, inputs: list[Any], outputs: list[Any], convolution: _VectorisedConv, sizes: Sequence[int]
+    ) -> None:
+        super().__init__(inputs, outputs)
+        self._convolution, self._sizes = convolution, sizes
+
+    def forward(self, x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None = None) -> np.ndarray:
+        """Convolve, transposed."""
+        y = self._convolution.by_image(x, weight, self._sizes)
+        return y if bias is None else y + bias.reshape(-1, *[1] * (y.ndim - 2))
+
+    def backward(self, grads: Any, fwd_inputs: Any, fwd_outputs: Any) -> list[np.ndarray]:
+        """Return the gradients of image, weight and, if there is one, bias."""
+        above = grads[0]
+        x, weight, *bias = fwd_inputs
+        found = [self._convolution.forward(above, weight), self._convolution.by_weight(x, above, weight)]
+        return [*found, above.sum((0, *range(2, x.ndim)))] if bias else found
+
+
+def conv_transpose(node: Node, context: Context) -> CustomOperator:
+    w = read_conv_transpose(node, context)
+    convolution = _VectorisedConv([], [], w.convolution, node.attributes["group"])
+    return _TransposedConv(*context.describe(node), convolution, w.outputs)
+
+
+OPERATORS: dict[str, Factory] = {
+    "Conv": conv,
+    "ConvTranspose": conv_transpose,
+}

@@ -1,0 +1,212 @@
+"""ONNX on deep500: operators that look up, rank, count and generate values.
+
+Imports deep500 (through `repairs`), NumPy, `d5suite.network` and `context` beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from d5suite.backends.deep500.operators.context import Context, CustomOperator, Factory, Formula
+from d5suite.backends.deep500.repairs import deep500
+from d5suite.network import Node
+from d5suite.network.nodes.indexing import (
+    Elements,
+    Extreme,
+    Tuples,
+    read_constant_of_shape,
+    read_cumulative,
+    read_elements,
+    read_extreme,
+    read_one_hot,
+    read_range,
+    read_shape,
+    read_tuples,
+)
+
+
+def _cells(indices: np.ndarray, plan: Elements) -> Any:
+    """Return the data's cells that indices along an axis name."""
+    places: list[Any] = list(np.indices(indices.shape, sparse=True))
+    places[plan.axis] = indices
+    return tuple(places)
+
+
+def gather_elements(node: Node, context: Context) -> CustomOperator:
+    plan = read_elements(node, context)
+
+    def backward(gradient: np.ndarray, inputs: Sequence[np.ndarray], _: np.ndarray) -> list[np.ndarray]:
+        x, indices = inputs
+        found = np.zeros_like(x)
+        np.add.at(found, _cells(np.where(indices < 0, indices + plan.size, indices), plan), gradient)
+        return [found, np.zeros_like(indices)]
+
+    return Formula(context.describe(node), lambda x, indices: x[_cells(indices, plan)], backward)
+
+
+def gather_nd(node: Node, context: Context) -> CustomOperator:
+    plan = read_tuples(node, context)
+
+    def backward(gradient: np.ndarray, inputs: Sequence[np.ndarray], _: np.ndarray) -> list[np.ndarray]:
+        x, indices = inputs
+        found = np.zeros_like(x)
+        np.add.at(found, _named_cells(indices, plan), gradient)
+        return [found, np.zeros_like(indices)]
+
+    return Formula(context.describe(node), lambda x, indices: x[_named_cells(indices, plan)], backward)
+
+
+def _named_cells(indices: np.ndarray, plan: Tuples) -> Any:
+    """Return the data's cells that tuples of indices name."""
+    places = np.indices(indices.shape[:-1], sparse=True)[: plan.batch]
+    return (*places, *np.moveaxis(indices, -1, 0))
+
+
+def scatter_elements(node: Node, context: Context) -> CustomOperator:
+    plan = read_elements(node, context)
+    return _scatter(node, context, lambda i: _cells(np.where(i < 0, i + plan.size, i), plan))
+
+
+def scatter_nd(node: Node, context: Context) -> CustomOperator:
+    plan = read_tuples(node, context)
+    return _scatter(node, context, lambda indices: _named_cells(indices, plan))
+
+
+def _scatter(node: Node, context: Context, cells_of: Callable[[np.ndarray], Any]) -> CustomOperator:
+    """Return an operator that changes the cells that indices name."""
+    reduction = node.attributes["reduction"]
+    combine: Any = {"add": np.add, "mul": np.multiply, "max": np.maximum, "min": np.minimum}.get(reduction)
+
+    def forward(x: np.ndarray, indices: np.ndarray, updates: np.ndarray) -> np.ndarray:
+        found, cells = x.copy(), cells_of(indices)
+        if combine is None:
+            found[cells] = updates
+        else:
+            combine.at(found, cells, updates)
+        return found
+
+    def backward(gradient: np.ndarray, inputs: Sequence[np.ndarray], output: np.ndarray) -> list[np.ndarray]:
+        x, indices, updates = inputs
+        cells, by_x = cells_of(indices), gradient.copy()
+        by_updates = gradient[cells]
+        if reduction == "none":
+            by_x[cells] = 0
+        elif reduction == "mul":
+            by_x, by_updates = gradient * output / x, gradient[cells] * output[cells] / updates
+        elif reduction in ("max", "min"):
+            by_x, by_updates = gradient * (output == x), gradient[cells] * (output[cells] == updates)
+        return [by_x, np.zeros_like(indices), by_updates]
+
+    return Formula(context.describe(node), forward, backward)
+
+
+def cum_sum(node: Node, context: Context) -> CustomOperator:
+    axis, exclusive, reverse = read_cumulative(node, context)
+
+    def sums(x: np.ndarray, *, reverse: bool) -> np.ndarray:
+        x = np.flip(x, axis) if reverse else x
+        y = np.cumsum(x, axis, x.dtype)
+        if exclusive:
+            y = np.roll(y, 1, axis)
+            np.moveaxis(y, axis, 0)[0] = 0
+        return np.flip(y, axis) if reverse else y
+
+    return Formula(
+        context.describe(node),
+        lambda x: sums(x, reverse=reverse),
+        lambda gradient, *_: [sums(gradient, reverse=not reverse)],
+    )
+
+
+class _TopK(deep500.CustomPythonOp):
+    """A custom operator with ONNX's two outputs; deep500 has none."""
+
+    def __init__(self, *descriptors: list[Any], plan: Extreme) -> None:
+        super().__init__(*descriptors)
+        self._plan = plan
+
+    def forward(self, x: np.ndarray) -> list[np.ndarray]:
+        """Return the values and their indices; of equal values, the first."""
+        axis, count = self._plan.axis, self._plan.count
+        backwards = np.flip(x, axis) if self._plan.largest else x
+        order = np.argsort(backwards, axis, kind="stable")
+        if self._plan.largest:
+            order = x.shape[axis] - 1 - np.flip(order, axis)
+        indices = np.take(order, range(count), axis)
+        return [np.take_along_axis(x, indices, axis), indices]
+
+    def backward(self, grads: Any, fwd_inputs: Any, fwd_outputs: Any) -> list[np.ndarray]:
+        """Return the gradient of the values alone."""
+        found = np.zeros_like(fwd_inputs[0])
+        np.put_along_axis(found, fwd_outputs[1], grads[0], self._plan.axis)
+        return [found]
+
+
+def top_k(node: Node, context: Context) -> CustomOperator:
+    return _TopK(*context.describe(node, outputs=2), plan=read_extreme(node, context))
+
+
+def _without_gradient(gradient: np.ndarray, inputs: Sequence[np.ndarray], _: np.ndarray) -> list[np.ndarray]:
+    return [np.zeros_like(x) for x in inputs]
+
+
+def extreme(node: Node, context: Context) -> CustomOperator:
+    plan = read_extreme(node, context)
+    axis, function = plan.axis, np.argmax if plan.largest else np.argmin
+
+    def forward(x: np.ndarray) -> np.ndarray:
+        found = function(np.flip(x, axis) if plan.last else x, axis, keepdims=plan.keep)
+        return x.shape[axis] - 1 - found if plan.last else found
+
+    return Formula(context.describe(node), forward, _without_gradient)
+
+
+def one_hot(node: Node, context: Context) -> CustomOperator:
+    axis, depth = read_one_hot(node, context)
+
+    def hits(indices: np.ndarray) -> np.ndarray:
+        rows = np.expand_dims(np.where(indices < 0, indices + depth, indices), axis)
+        return rows == np.arange(depth).reshape(-1, *[1] * (indices.ndim - axis))
+
+    def backward(gradient: np.ndarray, inputs: Sequence[np.ndarray], _: np.ndarray) -> list[np.ndarray]:
+        hot = hits(inputs[0])
+        by_values = np.array([gradient[~hot].sum(), gradient[hot].sum()], gradient.dtype)
+        return [np.zeros_like(inputs[0]), by_values]
+
+    return Formula(
+        context.describe(node), lambda indices, values: np.where(hits(indices), values[1], values[0]), backward
+    )
+
+
+def range_(node: Node, context: Context) -> CustomOperator:
+    start, limit, delta, dtype = read_range(node, context)
+    return Formula(context.describe(node), lambda: np.arange(start, limit, delta, dtype=dtype), _without_gradient)
+
+
+def constant_of_shape(node: Node, context: Context) -> CustomOperator:
+    sizes, value, dtype = read_constant_of_shape(node, context)
+    return Formula(context.describe(node), lambda: np.full(sizes, value, dtype), _without_gradient)
+
+
+def shape(node: Node, context: Context) -> CustomOperator:
+    axes = list(read_shape(node, context))
+    return Formula(context.describe(node), lambda x: np.array(x.shape, np.int64)[axes], _without_gradient)
+
+
+OPERATORS: dict[str, Factory] = {
+    "ArgMax": extreme,
+    "ArgMin": extreme,
+    "ConstantOfShape": constant_of_shape,
+    "CumSum": cum_sum,
+    "GatherElements": gather_elements,
+    "GatherND": gather_nd,
+    "OneHot": one_hot,
+    "Range": range_,
+    "ScatterElements": scatter_elements,
+    "ScatterND": scatter_nd,
+    "Shape": shape,
+    "TopK": top_k,
+}

@@ -1,0 +1,84 @@
+"""ONNX on deep500: matrix products.
+
+Imports deep500 (through `repairs`), NumPy, `d5suite.network` and `context` beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from d5suite.backends.deep500.operators.context import Context, CustomOperator, Factory, Formula, collapsed
+from d5suite.backends.deep500.repairs import custom_op_python as native
+from d5suite.network import Node
+from d5suite.network.nodes.matrix import read_einsum, read_gemm
+
+
+class _Gemm(native.GemmOp):
+    """deep500's, with an optional third input whose gradient works for a batch of one."""
+
+    def forward(self, a: np.ndarray, b: np.ndarray, c: np.ndarray | None = None) -> np.ndarray:
+        product: np.ndarray = super().forward(a, b, a.dtype.type(0) if c is None else c)
+        return product
+
+    def backward(self, grads: Any, fwd_inputs: Any, fwd_outputs: Any) -> list[np.ndarray]:
+        above = grads[0]
+        gradients = super().backward(grads, [*fwd_inputs[:2], above], fwd_outputs)[:2]
+        added = [native.AddOp([], []).backward([self.beta * above], [above, c], fwd_outputs)[1] for c in fwd_inputs[2:]]
+        return [*gradients, *added]
+
+
+def gemm(node: Node, context: Context) -> CustomOperator:
+    plan = read_gemm(node, context)
+    return _Gemm(*context.describe(node), plan.alpha, plan.beta, plan.trans_a, plan.trans_b)
+
+
+def mat_mul(node: Node, context: Context) -> CustomOperator:
+    """deep500's for two matrices; of stacks its gradient transposes all axes."""
+    if [context.rank(name) for name in node.inputs] == [2, 2]:
+        return native.MatMulOp(*context.describe(node))
+
+    def backward(gradient: np.ndarray, inputs: Sequence[np.ndarray], output: np.ndarray) -> list[np.ndarray]:
+        a, b = inputs
+        left, right = a.ndim == 1, b.ndim == 1  # a vector is a row on the left, a column on the right
+        gradient = gradient[..., None] if right else gradient
+        gradient = gradient[..., None, :] if left else gradient
+        rows, columns = (a[None, :] if left else a), (b[:, None] if right else b)
+        by_rows, by_columns = gradient @ columns.swapaxes(-1, -2), rows.swapaxes(-1, -2) @ gradient
+        return [
+            collapsed(by_rows, rows.shape).reshape(a.shape),
+            collapsed(by_columns, columns.shape).reshape(b.shape),
+        ]
+
+    return Formula(context.describe(node), np.matmul, backward)
+
+
+def einsum(node: Node, context: Context) -> CustomOperator:
+    plan = read_einsum(node, context)
+    terms, output, equation = plan.inputs, plan.output, plan.equation
+
+    def backward(gradient: np.ndarray, inputs: Sequence[np.ndarray], _: np.ndarray) -> list[np.ndarray]:
+        found = []
+        for index, (term, x) in enumerate(zip(terms, inputs, strict=True)):
+            others = [*terms[:index], output, *terms[index + 1 :]]
+            known = "".join(letter for letter in dict.fromkeys(term) if any(letter in other for other in others))
+            arrays = [*inputs[:index], gradient, *inputs[index + 1 :]]
+            part = np.einsum(f"{','.join(others)}->{known}", *arrays)
+            axes = "".join(dict.fromkeys(term))
+            whole = np.zeros_like(x)
+            # The output's gradient is that of each cell summed over, and of the diagonal alone.
+            cells = np.einsum(f"{term}->{axes}", whole)
+            cells[...] = part.reshape([n if a in known else 1 for a, n in zip(axes, cells.shape, strict=True)])
+            found.append(whole)
+        return found
+
+    return Formula(context.describe(node), lambda *xs: np.einsum(equation, *xs), backward)
+
+
+OPERATORS: dict[str, Factory] = {
+    "Einsum": einsum,
+    "Gemm": gemm,
+    "MatMul": mat_mul,
+}

@@ -1,0 +1,132 @@
+"""ONNX on deep500: reductions and softmax.
+
+Imports deep500 (through `repairs`), NumPy, `d5suite.network` and `context` beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from d5suite.backends.deep500.operators.context import (
+    Context,
+    CustomOperator,
+    Factory,
+    Formula,
+    highest,
+    identity,
+    log_softmax_of,
+    lowest,
+)
+from d5suite.backends.deep500.repairs import custom_op_python as native
+from d5suite.network import Node
+from d5suite.network.nodes.reduction import read_reduce
+
+
+def reduce(
+    forward: Callable[..., np.ndarray], backward: Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
+) -> Factory:
+    """Return a factory for a reduction.
+
+    Parameters
+    ----------
+    forward : callable
+        (x, axes, keepdims=True) to the reduced tensor.
+    backward : callable
+        Gradient of the output, input and output to the gradient of the input; gradient and output
+        have all axes.
+    """
+
+    def factory(node: Node, context: Context) -> CustomOperator:
+        plan = read_reduce(node, context)
+        if plan is None:
+            return identity(node, context)
+        axes, keep = plan.axes, plan.keep
+
+        def gradient_of(gradient: np.ndarray, inputs: Sequence[np.ndarray], output: np.ndarray) -> list[np.ndarray]:
+            (x,) = inputs
+            shape = [1 if axis in axes else n for axis, n in enumerate(x.shape)]
+            return [backward(np.reshape(gradient, shape), x, np.reshape(output, shape))]
+
+        return Formula(context.describe(node), lambda x: forward(x, axes, keepdims=keep), gradient_of)
+
+    return factory
+
+
+def _maximum(x: np.ndarray, axes: tuple[int, ...], *, keepdims: bool) -> np.ndarray:
+    return np.max(x, axes, keepdims=keepdims, initial=lowest(x.dtype))
+
+
+def _minimum(x: np.ndarray, axes: tuple[int, ...], *, keepdims: bool) -> np.ndarray:
+    return np.min(x, axes, keepdims=keepdims, initial=highest(x.dtype))
+
+
+def _sum_square(x: np.ndarray, axes: tuple[int, ...], *, keepdims: bool) -> np.ndarray:
+    return np.sum(np.square(x), axes, keepdims=keepdims)
+
+
+def _norm(x: np.ndarray, axes: tuple[int, ...], *, keepdims: bool) -> np.ndarray:
+    return np.sqrt(_sum_square(x, axes, keepdims=keepdims))
+
+
+def _extreme_gradient(gradient: np.ndarray, x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Share the gradient among all cells that hold the maximum, or the minimum."""
+    hits = x == y
+    axes = tuple(axis for axis, (n, m) in enumerate(zip(x.shape, y.shape, strict=True)) if n != m)
+    return gradient * hits / hits.sum(axes, keepdims=True, dtype=x.dtype)
+
+
+class _Softmax(native.SoftmaxOp):
+    """deep500's along one axis; deep500 flattens all from the given one on, as ONNX 12."""
+
+    def __init__(self, *descriptors: list[Any], along: int, rank: int) -> None:
+        super().__init__(*descriptors, axis=rank - 1)
+        self._along = along
+
+    def forward(self, x: np.ndarray) -> np.ndarray:
+        return np.moveaxis(super().forward(np.moveaxis(x, self._along, -1)), -1, self._along)
+
+    def backward(self, grads: Any, fwd_inputs: Any, fwd_outputs: Any) -> list[np.ndarray]:
+        moved = ([np.moveaxis(values[0], self._along, -1)] for values in (grads, fwd_inputs, fwd_outputs))
+        return [np.moveaxis(super().backward(*moved)[0], -1, self._along)]
+
+
+def softmax(node: Node, context: Context) -> CustomOperator:
+    return _Softmax(*context.describe(node), along=node.attributes["axis"], rank=context.rank(node.inputs[0]))
+
+
+def log_softmax(node: Node, context: Context) -> CustomOperator:
+    axis = node.attributes["axis"]
+    return Formula(
+        context.describe(node),
+        lambda x: log_softmax_of(x, axis),
+        lambda gradient, _, output: [gradient - np.exp(output) * gradient.sum(axis, keepdims=True)],
+    )
+
+
+def _sum_absolute(x: np.ndarray, axes: tuple[int, ...], *, keepdims: bool) -> np.ndarray:
+    return np.sum(np.abs(x), axes, keepdims=keepdims)
+
+
+def _log_sum_exp(x: np.ndarray, axes: tuple[int, ...], *, keepdims: bool) -> np.ndarray:
+    most = _maximum(x, axes, keepdims=True)
+    with np.errstate(divide="ignore"):  # the sum of nothing
+        total = np.log(np.sum(np.exp(x - most), axes, keepdims=keepdims))
+    return total + most.reshape(total.shape)
+
+
+OPERATORS: dict[str, Factory] = {
+    "LogSoftmax": log_softmax,
+    "ReduceL1": reduce(_sum_absolute, lambda gradient, x, y: gradient * np.sign(x)),
+    "ReduceL2": reduce(_norm, lambda gradient, x, y: gradient * x / y),
+    "ReduceLogSumExp": reduce(_log_sum_exp, lambda gradient, x, y: gradient * np.exp(x - y)),
+    "ReduceMax": reduce(_maximum, _extreme_gradient),
+    "ReduceMean": reduce(np.mean, lambda gradient, x, y: np.broadcast_to(gradient * (y.size / x.size), x.shape)),
+    "ReduceMin": reduce(_minimum, _extreme_gradient),
+    "ReduceProd": reduce(np.prod, lambda gradient, x, y: gradient * y / x),
+    "ReduceSum": reduce(np.sum, lambda gradient, x, y: np.broadcast_to(gradient, x.shape)),
+    "ReduceSumSquare": reduce(_sum_square, lambda gradient, x, y: 2 * gradient * x),
+    "Softmax": softmax,
+}

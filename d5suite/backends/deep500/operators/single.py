@@ -1,0 +1,77 @@
+"""Level 0 on deep500: one ONNX node and its gradient.
+
+Imports NumPy, `d5suite.levels`, `d5suite.network` and the rest of the adapter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from d5suite.backends.deep500 import custom as custom_operators
+from d5suite.backends.deep500 import operators
+from d5suite.backends.deep500.operators.context import Context, positions
+from d5suite.levels import operator as level
+from d5suite.network.operation import PRECISIONS, Operation
+
+
+class Operator(level.Operator):
+    """One ONNX node as a deep500 operator, by its own ``forward`` and ``backward``.
+
+    Attributes
+    ----------
+    native : deep500.CustomPythonOp
+        Its ``forward`` may return more outputs than ONNX's: what its ``backward`` needs.
+    """
+
+    def __init__(self, operation: Operation, *, mode: str, device: str) -> None:
+        super().__init__(operation, mode=mode, device=device)
+        context = Context.of_operation(
+            operation,
+            dtype=PRECISIONS[operation.precision].type,
+            vectorised=mode == "vectorised",
+        )
+        custom = operation.custom
+        factory = operators.OPERATORS[operation.node.op_type] if custom is None else custom_operators.factory(custom)
+        self.native = factory(operation.node, context)
+        self.forward = self.native.forward
+        self._positions = positions(operation.node)
+
+    def feed(self, arrays: Sequence[np.ndarray | None]) -> Sequence[Any]:
+        self.check_feed(arrays)
+        return [np.array(arrays[index], order="C") for index in self._positions]
+
+    def feed_gradients(self, arrays: Sequence[np.ndarray]) -> Sequence[Any]:
+        """Return a gradient for every output of the operator, 0 for unused ones."""
+        above: list[Any] = [0] * self.native.num_outputs
+        for index, array in zip(self.operation.differentiated, arrays, strict=True):
+            above[index] = np.array(array, order="C")
+        return above
+
+    def backward(self, inputs: Sequence[Any]) -> Callable[..., Any]:
+        found = self.forward(*inputs)
+        outputs = [found] if self.native.num_outputs == 1 else found
+        backward = self.native.backward
+        return lambda *gradients: backward(gradients, inputs, outputs)
+
+    def fetch(self, outputs: Any) -> list[np.ndarray]:
+        found = [outputs] if self.native.num_outputs == 1 else outputs
+        names, dtypes = self.operation.node.outputs, self.operation.dtypes
+        return [np.array(value, dtypes[name], order="C") for name, value in zip(names, found, strict=False) if name]
+
+    def fetch_gradients(self, gradients: Any) -> list[np.ndarray]:
+        by_input = dict(zip(self._positions, gradients, strict=True))
+        names, dtypes = self.operation.node.inputs, self.operation.dtypes
+        return [np.array(by_input[i], dtypes[names[i]], order="C") for i in self.operation.differentiable]
+
+    def extent(self, value: Any) -> tuple[int, int] | None:
+        if not isinstance(value, np.ndarray):
+            return None
+        while isinstance(value.base, np.ndarray):
+            value = value.base
+        return value.ctypes.data, value.nbytes
+
+    def synchronize(self, *results: Any) -> None:
+        """Return at once: NumPy is synchronous."""

@@ -1,0 +1,46 @@
+"""ONNX operators as native JAX calls, by family, and level 0 on JAX.
+
+A factory ``(node, context)`` reads a node's attributes once and returns a callable. The callable
+takes the node's inputs in order, None for an omitted one, and returns the first output or, if the
+node names more, a tuple of all. BatchNormalization in training mode always returns the running
+statistics too. Inputs that the factory has read through `Context.constant` are passed and ignored.
+
+Each tensor has a storage layout: the order in which its ONNX axes are stored. Images are fed as
+N, H, W, C, for which XLA's convolutions are fastest on the CPU; on GPUs XLA chooses for itself.
+Data are moved only where an operator needs another order. Imports the families beside it.
+"""
+
+from d5suite.backends.jax.operators import (
+    attention,
+    convolution,
+    elementwise,
+    indexing,
+    loss,
+    matrix,
+    normalization,
+    pooling,
+    recurrent,
+    reduction,
+    sampling,
+    shape,
+)
+from d5suite.backends.jax.operators.context import Context, Factory
+from d5suite.backends.jax.operators.single import Operator
+
+OPERATORS: dict[str, Factory] = {
+    **attention.OPERATORS,
+    **convolution.OPERATORS,
+    **elementwise.OPERATORS,
+    **indexing.OPERATORS,
+    **loss.OPERATORS,
+    **matrix.OPERATORS,
+    **normalization.OPERATORS,
+    **pooling.OPERATORS,
+    **recurrent.OPERATORS,
+    **reduction.OPERATORS,
+    **sampling.OPERATORS,
+    **shape.OPERATORS,
+}
+"""ONNX operator name to its factory; the keys are the backend's declared operators."""
+
+__all__ = ["OPERATORS", "Context", "Factory", "Operator"]

@@ -1,0 +1,130 @@
+"""What JAX's operator factories share: their context, and native helpers.
+
+Imports JAX, NumPy and `d5suite.network`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from d5suite.network import Node
+from d5suite.network.nodes.layouts import Layout, LayoutContext, identity
+
+Call = Callable[..., Any]
+Factory = Callable[[Node, "Context"], Call]
+
+HEADS_INSIDE = (0, 2, 1, 3)
+"""The layout batch, steps, heads, size, which JAX's attention takes."""
+
+
+@dataclass(kw_only=True)
+class Context(LayoutContext):
+    """What a factory knows about its node's surroundings.
+
+    Attributes
+    ----------
+    precision : jax.lax.Precision or None
+        Precision of matrix products and convolutions; None for XLA's default.
+    device : str
+        The kind of device that custom operators are built for.
+    """
+
+    precision: lax.Precision | None = None
+    device: str = "cpu"
+
+    def convert(self, name: str, wanted: Layout) -> Call:
+        """Return a function that brings a tensor into a layout, adding leading axes if needed."""
+        found = self.conversion(name, wanted)
+        if found is None:
+            return same
+        added, order = tuple(range(found.added)), found.order
+        return lambda x: jnp.expand_dims(x, added).transpose(order)
+
+    def align(self, node: Node) -> list[Call]:
+        """Return functions that bring the inputs into layouts under which broadcasting holds."""
+        layouts = self.broadcast_layouts(node)
+        return [self.convert(name, layout) for name, layout in zip(node.inputs, layouts, strict=True)]
+
+
+def same(x: Any, *_: Any) -> Any:
+    """Return the first argument."""
+    return x
+
+
+def in_onnx(factory: Factory) -> Factory:
+    """Return a factory whose callable gets its inputs in ONNX's layout."""
+
+    def converting(node: Node, context: Context) -> Call:
+        layouts = [identity(len(context.shapes.get(name, ()))) for name in node.inputs]
+        converters = [context.convert(*pair) if pair[0] else same for pair in zip(node.inputs, layouts, strict=True)]
+        call = factory(node, context)
+        if set(converters) == {same}:
+            return call
+        return lambda *xs: call(*[convert(x) for convert, x in zip(converters, xs, strict=True)])
+
+    return converting
+
+
+def in_float32(x: Any) -> Any:
+    """Widen 16-bit activations to float32; float64 stays."""
+    return x.astype(jnp.float32) if _is_narrow(x) else x
+
+
+_NARROW = frozenset({np.dtype(np.float16), np.dtype(jnp.bfloat16)})
+"""Types too short for sums."""
+
+
+def _is_narrow(x: Any) -> bool:
+    return x.dtype in _NARROW
+
+
+def sum_type(x: Any) -> Any:
+    """Return the type for sums over a tensor."""
+    return jnp.promote_types(x.dtype, jnp.float32)
+
+
+def lowest(x: Any) -> Any:
+    """Return the neutral element of the maximum."""
+    if jnp.issubdtype(x.dtype, jnp.floating):
+        return -math.inf
+    return jnp.iinfo(x.dtype).min if jnp.issubdtype(x.dtype, jnp.integer) else False
+
+
+def highest(x: Any) -> Any:
+    """Return the neutral element of the minimum."""
+    if jnp.issubdtype(x.dtype, jnp.floating):
+        return math.inf
+    return jnp.iinfo(x.dtype).max if jnp.issubdtype(x.dtype, jnp.integer) else True
+
+
+def typed(node: Node, context: Context, *further: Any) -> list[Any]:
+    """Cast the outputs after the first to their ONNX types, None for an unwanted one; level 0."""
+    return [
+        result.astype(context.dtypes[name]) if name else None
+        for name, result in zip(node.outputs[1:], further, strict=False)
+    ]
+
+
+def broadcast(function: Call, x: Any, y: Any) -> Any:
+    """Apply a function of two tensors.
+
+    XLA sums the gradient of a broadcast tensor in the type in which it is broadcast, so narrow
+    tensors are widened first.
+    """
+    return _widened(function, x, y) if _is_narrow(x) and x.shape != y.shape else function(x, y)
+
+
+def _in_wider_type(function: Call, x: Any, y: Any) -> Any:
+    return function(in_float32(x), in_float32(y)).astype(x.dtype)
+
+
+_widened = jax.jit(_in_wider_type, static_argnums=0, inline=True)
+"""The function in float32, as one program also in mode ``eager``."""

@@ -1,0 +1,179 @@
+"""ONNX on JAX: element-wise operators. Imports JAX, `d5suite.network` and `context`."""
+
+from __future__ import annotations
+
+from functools import partial, reduce
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from d5suite.backends.jax.operators.context import Call, Context, Factory, broadcast, same
+from d5suite.network import Node
+from d5suite.network.nodes.elementwise import read_clip, read_dropout
+
+
+def unary(function: Call) -> Factory:
+    """Return a factory for a function of one tensor."""
+
+    def factory(node: Node, context: Context) -> Call:
+        context.keep_layout(node)
+        return function
+
+    return factory
+
+
+def binary(function: Call) -> Factory:
+    """Return a factory for a function of two tensors, repeated over more."""
+    each = partial(broadcast, function)
+
+    def factory(node: Node, context: Context) -> Call:
+        converters = context.align(node)
+        return lambda *xs: reduce(each, [convert(x) for convert, x in zip(converters, xs, strict=True)])
+
+    return factory
+
+
+def leaky_relu(node: Node, context: Context) -> Call:
+    alpha = node.attributes["alpha"]
+    return unary(lambda x: jax.nn.leaky_relu(x, alpha))(node, context)
+
+
+def elu(node: Node, context: Context) -> Call:
+    alpha = node.attributes["alpha"]
+    return unary(lambda x: jax.nn.elu(x, alpha))(node, context)
+
+
+def selu(node: Node, context: Context) -> Call:
+    alpha, gamma = node.attributes["alpha"], node.attributes["gamma"]  # `jax.nn.selu` has other digits
+    return unary(lambda x: gamma * jax.nn.elu(x, alpha))(node, context)
+
+
+def hard_sigmoid(node: Node, context: Context) -> Call:
+    alpha, beta = node.attributes["alpha"], node.attributes["beta"]
+    return unary(lambda x: jnp.clip(alpha * x + beta, 0, 1))(node, context)
+
+
+def _mish(x: Any) -> Any:
+    return x * jnp.tanh(jax.nn.softplus(x))
+
+
+def _pow(x: Any, y: Any) -> Any:
+    return jnp.power(x, y).astype(x.dtype)
+
+
+def gelu(node: Node, context: Context) -> Call:
+    approximate = node.attributes["approximate"] == "tanh"
+    return unary(lambda x: jax.nn.gelu(x, approximate))(node, context)
+
+
+def _divide(x: Any, y: Any) -> Any:
+    """Divide; ONNX truncates quotients of integers."""
+    if jnp.issubdtype(x.dtype, jnp.integer):
+        return lax.div(*jnp.broadcast_arrays(x, y))
+    return jnp.divide(x, y)
+
+
+def clip(node: Node, context: Context) -> Call:
+    context.keep_layout(node)
+    if context.single:  # where bounds are fixed, and not passed
+        low, high = read_clip(node, context)
+        return lambda x, *_: jnp.clip(x, low, high)
+    return lambda x, low=None, high=None: jnp.clip(x, low, high)
+
+
+def dropout(node: Node, context: Context) -> Call:
+    """In training mode the callable takes a random key as ``key``."""
+    probability = read_dropout(node, context)
+    masked = len(node.outputs) > 1
+    for output in node.outputs:
+        context.layouts[output] = context.layout(node.inputs[0])
+
+    def call(x: Any, *_: Any, key: jax.Array | None = None) -> Any:
+        if key is None or probability == 0:
+            return (x, jnp.ones_like(x, bool)) if masked else x
+        kept = jax.random.bernoulli(key, 1 - probability, x.shape)
+        y = jnp.where(kept, x / (1 - probability), 0)
+        return (y, kept) if masked else y
+
+    return call
+
+
+def thresholded_relu(node: Node, context: Context) -> Call:
+    alpha = node.attributes["alpha"]
+    return unary(lambda x: jnp.where(x > alpha, x, 0))(node, context)
+
+
+def _p_relu(x: Any, slope: Any) -> Any:
+    return jnp.where(x > 0, x, slope * x)
+
+
+def mean(node: Node, context: Context) -> Call:
+    count, total = len(node.inputs), binary(jnp.add)(node, context)
+    return lambda *xs: total(*xs) / count
+
+
+def where(node: Node, context: Context) -> Call:
+    converters = context.align(node)
+    return lambda *xs: jnp.where(*[convert(x) for convert, x in zip(converters, xs, strict=True)])
+
+
+def cast(node: Node, context: Context) -> Call:
+    dtype = context.dtypes[node.outputs[0]]
+    return unary(lambda x: x.astype(dtype))(node, context)
+
+
+OPERATORS: dict[str, Factory] = {
+    "Abs": unary(jnp.abs),
+    "Add": binary(jnp.add),
+    "And": binary(jnp.logical_and),
+    "Cast": cast,
+    "Ceil": unary(jnp.ceil),
+    "Clip": clip,
+    "Cos": unary(jnp.cos),
+    "Div": binary(_divide),
+    "Dropout": dropout,
+    "Elu": elu,
+    "Equal": binary(jnp.equal),
+    "Erf": unary(lax.erf),
+    "Exp": unary(jnp.exp),
+    "Floor": unary(jnp.floor),
+    "Gelu": gelu,
+    "Greater": binary(jnp.greater),
+    "GreaterOrEqual": binary(jnp.greater_equal),
+    "HardSigmoid": hard_sigmoid,
+    "HardSwish": unary(jax.nn.hard_swish),
+    "Identity": unary(same),
+    "IsNaN": unary(jnp.isnan),
+    "LeakyRelu": leaky_relu,
+    "Less": binary(jnp.less),
+    "LessOrEqual": binary(jnp.less_equal),
+    "Log": unary(jnp.log),
+    "Max": binary(jnp.maximum),
+    "Mean": mean,
+    "Min": binary(jnp.minimum),
+    "Mish": unary(_mish),
+    "Mul": binary(jnp.multiply),
+    "Neg": unary(jnp.negative),
+    "Not": unary(jnp.logical_not),
+    "Or": binary(jnp.logical_or),
+    "PRelu": binary(_p_relu),
+    "Pow": binary(_pow),
+    "Reciprocal": unary(jnp.reciprocal),
+    "Relu": unary(jax.nn.relu),
+    "Round": unary(jnp.round),
+    "Selu": selu,
+    "Sigmoid": unary(jax.nn.sigmoid),
+    "Sign": unary(jnp.sign),
+    "Sin": unary(jnp.sin),
+    "Softplus": unary(jax.nn.softplus),
+    "Softsign": unary(jax.nn.soft_sign),
+    "Sqrt": unary(jnp.sqrt),
+    "Sub": binary(jnp.subtract),
+    "Sum": binary(jnp.add),
+    "Tanh": unary(jnp.tanh),
+    "ThresholdedRelu": thresholded_relu,
+    "Where": where,
+    "Xor": binary(jnp.logical_xor),
+}

@@ -1,0 +1,151 @@
+"""ONNX on JAX: operators that look up, rank, count and generate values.
+
+Imports JAX, `d5suite.network` and `context`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+
+from d5suite.backends.jax.operators.context import Call, Context, Factory, in_onnx
+from d5suite.network import Node
+from d5suite.network.nodes.context import select
+from d5suite.network.nodes.indexing import (
+    Tuples,
+    read_constant_of_shape,
+    read_cumulative,
+    read_elements,
+    read_extreme,
+    read_one_hot,
+    read_range,
+    read_shape,
+    read_tuples,
+)
+
+
+@in_onnx
+def gather_elements(node: Node, context: Context) -> Call:
+    plan = read_elements(node, context)
+    # ONNX has no indices out of bounds; JAX's default would add a mask.
+    return lambda x, i: jnp.take_along_axis(x[plan.crop], _from_start(i, plan.size), plan.axis, mode="clip")
+
+
+_METHODS = {"none": "set", "add": "add", "mul": "multiply", "max": "max", "min": "min"}
+
+
+@in_onnx
+def scatter_elements(node: Node, context: Context) -> Call:
+    plan, method = read_elements(node, context), _METHODS[node.attributes["reduction"]]
+
+    def call(x: Any, indices: Any, updates: Any) -> Any:
+        cells = list(jnp.indices(indices.shape, sparse=True))
+        cells[plan.axis] = _from_start(indices, plan.size)
+        return getattr(x.at[tuple(cells)], method)(updates)
+
+    return call
+
+
+def _from_start(indices: Any, size: int) -> Any:
+    """Return indices without negative ones, which count from the end."""
+    return jnp.where(indices < 0, indices + size, indices)
+
+
+@in_onnx
+def gather_nd(node: Node, context: Context) -> Call:
+    plan = read_tuples(node, context)
+    return lambda x, indices: x.at[_cells(indices, plan)].get(mode="clip")
+
+
+@in_onnx
+def scatter_nd(node: Node, context: Context) -> Call:
+    plan, method = read_tuples(node, context), _METHODS[node.attributes["reduction"]]
+    return lambda x, indices, updates: getattr(x.at[_cells(indices, plan)], method)(updates)
+
+
+def _cells(indices: Any, plan: Tuples) -> tuple[Any, ...]:
+    """Return the data's cells that tuples of indices name; JAX, too, counts from the end."""
+    places = jnp.indices(indices.shape[:-1], sparse=True)[: plan.batch]
+    return (*places, *(indices[..., axis] for axis in range(len(plan.sizes))))
+
+
+@in_onnx
+def cum_sum(node: Node, context: Context) -> Call:
+    axis, exclusive, reverse = read_cumulative(node, context)
+
+    def call(x: Any, *_: Any) -> Any:
+        y = lax.cumsum(x, axis, reverse)
+        if not exclusive:
+            return y
+        moved = (-1, 1, 0) if reverse else (1, -1, 0)
+        return lax.pad(y, y.dtype.type(0), [moved if a == axis else (0, 0, 0) for a in range(y.ndim)])
+
+    return call
+
+
+@in_onnx
+def top_k(node: Node, context: Context) -> Call:
+    plan, wanted = read_extreme(node, context), context.wanted(node)
+
+    def call(x: Any, *_: Any) -> Any:
+        x = jnp.moveaxis(x, plan.axis, -1)
+        floating = jnp.issubdtype(x.dtype, jnp.floating)
+        _, indices = lax.top_k(x if plan.largest else -x if floating else ~x, plan.count)  # -x may overflow
+        values = jnp.take_along_axis(x, indices, -1, mode="clip")
+        return select([jnp.moveaxis(y, -1, plan.axis) for y in (values, indices)], wanted)
+
+    return call
+
+
+@in_onnx
+def extreme(node: Node, context: Context) -> Call:
+    plan = read_extreme(node, context)
+    axis, function = plan.axis, jnp.argmax if plan.largest else jnp.argmin
+    if plan.last:
+        return lambda x: x.shape[axis] - 1 - function(jnp.flip(x, axis), axis, keepdims=plan.keep)
+    return lambda x: function(x, axis, keepdims=plan.keep)
+
+
+@in_onnx
+def one_hot(node: Node, context: Context) -> Call:
+    axis, depth = read_one_hot(node, context)
+
+    def call(indices: Any, _: Any, values: Any) -> Any:
+        classes = jnp.arange(depth).reshape(-1, *[1] * (indices.ndim - axis))
+        return jnp.where(jnp.expand_dims(_from_start(indices, depth), axis) == classes, values[1], values[0])
+
+    return call
+
+
+def range_(node: Node, context: Context) -> Call:
+    start, limit, delta, dtype = read_range(node, context)
+    return lambda *_: jnp.arange(start, limit, delta, dtype)
+
+
+def constant_of_shape(node: Node, context: Context) -> Call:
+    sizes, value, dtype = read_constant_of_shape(node, context)
+    return lambda *_: jnp.full(sizes, value, dtype)
+
+
+@in_onnx
+def shape(node: Node, context: Context) -> Call:
+    axes = read_shape(node, context)
+    return lambda x: jnp.array([x.shape[axis] for axis in axes], int)
+
+
+OPERATORS: dict[str, Factory] = {
+    "ArgMax": extreme,
+    "ArgMin": extreme,
+    "ConstantOfShape": constant_of_shape,
+    "CumSum": cum_sum,
+    "GatherElements": gather_elements,
+    "GatherND": gather_nd,
+    "OneHot": one_hot,
+    "Range": range_,
+    "ScatterElements": scatter_elements,
+    "ScatterND": scatter_nd,
+    "Shape": shape,
+    "TopK": top_k,
+}

@@ -1,0 +1,50 @@
+"""ONNX on JAX: matrix products. Imports JAX, `d5suite.network` and `context`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+
+from d5suite.backends.jax.operators.context import Call, Context, Factory, broadcast, in_onnx, same
+from d5suite.network import Node
+from d5suite.network.nodes.layouts import identity
+from d5suite.network.nodes.matrix import read_einsum, read_gemm
+
+
+def gemm(node: Node, context: Context) -> Call:
+    plan, precision = read_gemm(node, context), context.precision
+    alpha, beta = plan.alpha, plan.beta
+    first, second = (context.layout(name) for name in node.inputs[:2])
+    contracted = ((first.index(0 if plan.trans_a else 1),), (second.index(1 if plan.trans_b else 0),))
+    convert = same if plan.bias is None else context.convert(node.inputs[2], identity(len(plan.bias)))
+
+    def call(x: Any, y: Any, z: Any = None) -> Any:
+        product = lax.dot_general(x, y, (contracted, ((), ())), precision=precision)
+        if alpha != 1:
+            product = alpha * product
+        if z is None:
+            return product
+        return broadcast(jnp.add, product, convert(z) if beta == 1 else beta * convert(z))
+
+    return call
+
+
+def mat_mul(node: Node, context: Context) -> Call:
+    first, second = (context.convert(name, identity(context.rank(name))) for name in node.inputs)
+    precision = context.precision
+    return lambda x, y: jnp.matmul(first(x), second(y), precision=precision)
+
+
+@in_onnx
+def einsum(node: Node, context: Context) -> Call:
+    equation, precision = read_einsum(node, context).equation, context.precision
+    return lambda *xs: jnp.einsum(equation, *xs, precision=precision)
+
+
+OPERATORS: dict[str, Factory] = {
+    "Einsum": einsum,
+    "Gemm": gemm,
+    "MatMul": mat_mul,
+}

@@ -1,0 +1,106 @@
+"""ONNX on JAX: pooling. Imports JAX, NumPy, `d5suite.network` and `context`."""
+
+from __future__ import annotations
+
+import math
+from functools import reduce
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from d5suite.backends.jax.operators.context import Call, Context, Factory, in_float32, lowest
+from d5suite.network import Node
+from d5suite.network.nodes.layouts import Layout, arrange
+from d5suite.network.nodes.sliding import read_pool
+from d5suite.network.nodes.windows import Window
+
+
+class _Pooling:
+    """A window over every stored axis, as `lax.reduce_window` takes it."""
+
+    def __init__(self, w: Window, layout: Layout) -> None:
+        self.kernel, self.strides, self.dilations = (arrange(layout, n, 1) for n in (w.kernel, w.strides, w.dilations))
+        self.pads = arrange(layout, w.pads, (0, 0))
+        self.dilated = w.dilated
+        self.taps = [arrange(layout, tap, None) for tap in w.taps()]
+
+    def reduce(self, x: Any, start: Any, function: Call) -> Any:
+        """Reduce each window; ``start`` is the function's neutral element."""
+        return lax.reduce_window(
+            x, x.dtype.type(start), function, self.kernel, self.strides, self.pads, window_dilation=self.dilations
+        )
+
+    def cells(self, x: Any, fill: Any) -> list[Any]:
+        """Return, for each cell of the kernel, the values that all windows have there."""
+        x = lax.pad(x, x.dtype.type(fill), [(begin, end, 0) for begin, end in self.pads])
+        whole = [slice(0, n, 1) for n in x.shape]
+        found = []
+        for tap in self.taps:
+            cut = [each or every for each, every in zip(tap, whole, strict=True)]
+            found.append(lax.slice(x, [c.start for c in cut], [c.stop for c in cut], [c.step for c in cut]))
+        return found
+
+
+def max_pool(node: Node, context: Context) -> Call:
+    w, layout = read_pool(node, context), context.keep_layout(node)
+    pooling = _Pooling(w, layout)
+
+    def call(x: Any) -> Any:
+        if pooling.dilated:  # for which reduce_window has no gradient
+            return reduce(jnp.maximum, pooling.cells(x, lowest(x)))
+        return pooling.reduce(x, lowest(x), lax.max)
+
+    if len(node.outputs) == 1:
+        return call
+    context.layouts[node.outputs[1]] = layout
+    order = "F" if node.attributes["storage_order"] else "C"
+    planes = [n or 0 for n in context.shape(node.inputs[0])[:2]]
+
+    def with_indices(x: Any) -> Any:
+        plane = jnp.arange(math.prod(planes)).reshape(*planes, *[1] * len(w.image))
+        within = jnp.arange(math.prod(w.image)).reshape(w.image, order=order)
+        places = (plane * within.size + within).transpose(layout)
+        seen = zip(pooling.cells(x, lowest(x)), pooling.cells(places, 0), strict=True)
+        return call(x), reduce(_higher, seen)[1]
+
+    return with_indices
+
+
+def _higher(first: tuple[Any, Any], second: tuple[Any, Any]) -> tuple[Any, Any]:
+    """Return, per element, the (value, place) with the higher value; the first one of equals."""
+    better = second[0] > first[0]
+    return jnp.where(better, second[0], first[0]), jnp.where(better, second[1], first[1])
+
+
+def average_pool(node: Node, context: Context) -> Call:
+    w, layout = read_pool(node, context), context.keep_layout(node)
+    pooling = _Pooling(w, layout)
+    counts = w.counts(include_pad=bool(node.attributes["count_include_pad"]))
+    uniform = bool((counts == counts.flat[0]).all())
+    counts = np.array(counts.flat[0]) if uniform else counts[None, None].transpose(layout)
+
+    def call(x: Any) -> Any:
+        total = pooling.reduce(in_float32(x), 0.0, lax.add)
+        return (total / counts.astype(total.dtype)).astype(x.dtype)
+
+    return call
+
+
+def global_pool(function: Call) -> Factory:
+    """Return a factory for GlobalAveragePool or GlobalMaxPool."""
+
+    def factory(node: Node, context: Context) -> Call:
+        axes = tuple(place for place, axis in enumerate(context.keep_layout(node)) if axis > 1)
+        return lambda x: function(x, axes, keepdims=True)
+
+    return factory
+
+
+OPERATORS: dict[str, Factory] = {
+    "AveragePool": average_pool,
+    "GlobalAveragePool": global_pool(jnp.mean),
+    "GlobalMaxPool": global_pool(jnp.max),
+    "MaxPool": max_pool,
+}

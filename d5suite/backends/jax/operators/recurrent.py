@@ -1,0 +1,93 @@
+"""ONNX on JAX: LSTM and GRU. Imports JAX, `d5suite.network` and `context`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from d5suite.backends.jax.operators.context import Call, Context, Factory, in_float32, same, sum_type, typed
+from d5suite.network import Node
+from d5suite.network.nodes.layouts import identity
+from d5suite.network.nodes.recurrent import Recurrent, read_recurrent
+
+
+def recurrent(node: Node, context: Context) -> Call:
+    """A scan over the steps, after one matrix product for the inputs of all steps."""
+    plan = read_recurrent(node, context)
+    layouts = [
+        (0, 2, 1) if place in (1, 2) else identity(len(context.shapes.get(name, ())))
+        for place, name in enumerate(node.inputs)
+    ]
+    converters = [context.convert(*pair) if pair[0] else same for pair in zip(node.inputs, layouts, strict=True)]
+    cell = _lstm_cell if plan.kind == "LSTM" else _gru_cell
+    precision, axis = context.precision, 1 if plan.batch_first else 0
+
+    def call(
+        x: Any, w: Any, r: Any, b: Any = None, _lengths: Any = None, initial_h: Any = None, initial_c: Any = None,
+        p: Any = None,
+    ) -> Any:  # fmt: skip
+        dot = partial(jnp.matmul, precision=precision, preferred_element_type=sum_type(x))
+        x = x.swapaxes(0, 1) if plan.batch_first else x
+        zeros = jnp.zeros((x.shape[1], plan.hidden), sum_type(x))
+        given = (initial_h, initial_c) if plan.kind == "LSTM" else (initial_h,)
+        sequences, states = [], []
+        for d in range(plan.directions):
+            start = [zeros if s is None else in_float32(lax.index_in_dim(s, d, axis, keepdims=False)) for s in given]
+            inputs, inside = dot(x, w[d]), None if p is None else in_float32(p[d])
+            if b is not None:
+                ahead, behind = jnp.split(in_float32(b[d]), 2)
+                if plan.linear_before_reset:
+                    behind, inside = behind.at[2 * plan.hidden :].set(0), behind[2 * plan.hidden :]
+                inputs = inputs + (ahead + behind)
+            step = partial(cell, plan, lambda h, matrix: dot(h.astype(x.dtype), matrix), r[d], inside)
+            last, y = lax.scan(step, tuple(start), inputs, reverse=plan.reverse or d == 1)
+            sequences.append(y.astype(x.dtype))
+            states.append(last)
+        y = jnp.stack(sequences, 1)
+        y = y.transpose(2, 0, 1, 3) if plan.batch_first else y
+        if not any(plan.wanted[1:]):
+            return y
+        return (y, *typed(node, context, *(jnp.stack(last, axis) for last in zip(*states, strict=True))))
+
+    compiled = jax.jit(call)  # otherwise each call would compile its scan, whose functions are new
+    return lambda *xs: compiled(*[convert(x) for convert, x in zip(converters, xs, strict=True)])
+
+
+def _lstm_cell(plan: Recurrent, dot: Call, r: Any, peepholes: Any, state: Sequence[Any], inputs: Any) -> Any:
+    """Take one step from (h, c) and the inputs' part of the gates to ((h, c), h)."""
+    h, c = state
+    i, o, forget, g = jnp.split(inputs + dot(h, r), 4, axis=-1)
+    if peepholes is not None:
+        p_i, p_o, p_f = jnp.split(peepholes, 3)
+        i, forget = i + p_i * c, forget + p_f * c
+    c = jax.nn.sigmoid(forget) * c + jax.nn.sigmoid(i) * jnp.tanh(g)
+    if peepholes is not None:
+        o = o + p_o * c
+    h = jax.nn.sigmoid(o) * jnp.tanh(c)
+    return (h, c), h
+
+
+def _gru_cell(plan: Recurrent, dot: Call, r: Any, bias: Any, state: Sequence[Any], inputs: Any) -> Any:
+    """Take one step from (h,) and the inputs' part of the gates to ((h,), h)."""
+    (h,) = state
+    gates, new = jnp.split(inputs, [2 * plan.hidden], axis=-1)
+    if plan.linear_before_reset:
+        by_state, again = jnp.split(dot(h, r), [2 * plan.hidden], axis=-1)
+        z, reset = jnp.split(jax.nn.sigmoid(gates + by_state), 2, axis=-1)
+        new = jnp.tanh(new + reset * (again if bias is None else again + bias))
+    else:
+        z, reset = jnp.split(jax.nn.sigmoid(gates + dot(h, r[:, : 2 * plan.hidden])), 2, axis=-1)
+        new = jnp.tanh(new + dot(reset * h, r[:, 2 * plan.hidden :]))
+    h = new - z * new + z * h
+    return (h,), h
+
+
+OPERATORS: dict[str, Factory] = {
+    "GRU": recurrent,
+    "LSTM": recurrent,
+}

@@ -1,0 +1,79 @@
+"""ONNX on JAX: reductions and softmax. Imports JAX, `d5suite.network` and `context`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from d5suite.backends.jax.operators.context import Call, Context, Factory, highest, lowest, same
+from d5suite.network import Node
+from d5suite.network.nodes.reduction import read_reduce
+from d5suite.network.nodes.shape import read_axis
+
+
+def softmax(function: Call) -> Factory:
+    """Return a factory for Softmax or LogSoftmax."""
+
+    def factory(node: Node, context: Context) -> Call:
+        axis = context.keep_layout(node).index(read_axis(node, context))
+        # XLA may recompute fused values with different rounding: logits around 1e10 (ONNX's
+        # SqueezeNet) can then exceed, by hundreds, the maximum that softmax subtracts. So it is
+        # subtracted twice.
+        return lambda x: function(x - lax.stop_gradient(x.max(axis, keepdims=True)), axis=axis)
+
+    return factory
+
+
+def reduce(function: Call, empty: Call | None = None) -> Factory:
+    """Return a factory for a reduction.
+
+    Parameters
+    ----------
+    function : callable
+    empty : callable, optional
+        Returns a tensor's reduction over nothing, if the function has none.
+    """
+
+    def factory(node: Node, context: Context) -> Call:
+        plan, layout = read_reduce(node, context), context.keep_layout(node)
+        if plan is None:
+            return same
+        keep = plan.keep
+        context.layouts[node.outputs[0]] = plan.layout(layout)
+        axes = tuple(layout.index(axis) for axis in plan.axes)
+        if empty is not None and plan.empty:
+            return lambda x, *_: function(x, axes, keepdims=keep, initial=empty(x))
+        return lambda x, *_: function(x, axes, keepdims=keep)
+
+    return factory
+
+
+def _sum_square(x: Any, axes: Sequence[int], *, keepdims: bool) -> Any:
+    return jnp.sum(jnp.square(x), axes, keepdims=keepdims)
+
+
+def _norm(x: Any, axes: Sequence[int], *, keepdims: bool) -> Any:
+    return jnp.sqrt(_sum_square(x, axes, keepdims=keepdims))
+
+
+def _sum_absolute(x: Any, axes: Sequence[int], *, keepdims: bool) -> Any:
+    return jnp.sum(jnp.abs(x), axes, keepdims=keepdims)
+
+
+OPERATORS: dict[str, Factory] = {
+    "LogSoftmax": softmax(jax.nn.log_softmax),
+    "ReduceL1": reduce(_sum_absolute),
+    "ReduceL2": reduce(_norm),
+    "ReduceLogSumExp": reduce(jax.nn.logsumexp),
+    "ReduceMax": reduce(jnp.max, lowest),
+    "ReduceMean": reduce(jnp.mean),
+    "ReduceMin": reduce(jnp.min, highest),
+    "ReduceProd": reduce(jnp.prod),
+    "ReduceSum": reduce(jnp.sum),
+    "ReduceSumSquare": reduce(_sum_square),
+    "Softmax": softmax(jax.nn.softmax),
+}

@@ -1,0 +1,68 @@
+"""Horovod in Keras: its all-reduce between Keras's gradients and Keras's optimizer.
+
+Imports Keras, the part of Horovod for the chosen backend, `d5suite.levels` and this adapter's
+`distributed`.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from typing import Any
+
+import keras
+
+from d5suite.backends.keras.distributed import Replica
+from d5suite.levels.horovod import HorovodScheme
+from d5suite.levels.native import FrameworkScheme, NativeSettings
+from d5suite.levels.network import Native
+
+hvd = importlib.import_module(f"horovod.{keras.backend.backend()}")
+
+
+class Horovod(HorovodScheme):
+    """Keras's gradients, averaged by the chosen backend's part of Horovod.
+
+    ``horovod.keras.DistributedOptimizer`` overrides methods that Keras 3 does not call: its ranks
+    train alone (docs/findings.md). XLA, which compiles Keras's step, cannot compile Horovod's
+    operations, so that they are a function of their own.
+    """
+
+    hvd = hvd
+    replica: Replica
+
+    def __init__(self, replica: Replica, settings: NativeSettings) -> None:
+        super().__init__(replica, settings)
+        if keras.backend.backend() == "tensorflow":
+            import tensorflow as tf
+
+            self._averaged = tf.function(self._average, autograph=False)
+        else:
+            self._averaged = self._average_by_handles
+
+    def step(self, feed: Native) -> Native:
+        trainer = self.replica.trainer
+        answer = dict(trainer.gradients(feed))
+        answer.update(self._averaged({name: answer[name] for name in self.replica.names}))
+        trainer.apply(answer)
+        _, loss = trainer.executor.network.require_loss()
+        return {loss: answer[loss]}
+
+    def _average(self, gradients: dict[str, Any]) -> dict[str, Any]:
+        return {
+            name: hvd.allreduce(each, op=hvd.Average, compression=self.compression, name=name, ignore_name_scope=True)
+            for name, each in gradients.items()
+        }
+
+    def _average_by_handles(self, gradients: dict[str, Any]) -> dict[str, Any]:
+        begun = {}
+        for name, each in gradients.items():
+            small, context = self.compression.compress(each.contiguous())  # it takes no others
+            begun[name] = hvd.allreduce_async_(small, op=hvd.Average, name=name), context
+        return {
+            name: self.compression.decompress(hvd.synchronize(handle), context)
+            for name, (handle, context) in begun.items()
+        }
+
+
+SCHEMES: Mapping[str, type[FrameworkScheme]] = {"horovod": Horovod}

@@ -1,0 +1,46 @@
+"""ONNX operators as layers of a functional Keras model, one file per family, and Level 0 in Keras.
+
+A factory ``(node, context)`` calls the matching Keras layer on the symbolic tensors of the node's
+inputs and returns the symbolic output, or a tuple where several are wanted. Where Keras has no such
+layer, `Calculation` wraps a function of `keras.ops`; at level 0 the factory returns the function
+itself.
+
+Every tensor has a storage layout: the order in which its ONNX axes are stored. Images are kept in
+the data format that Keras's backend is fastest in. Each factory records the layout of its output;
+data move only where a layer needs another order.
+"""
+
+from d5suite.backends.keras.operators import (
+    attention,
+    convolution,
+    elementwise,
+    indexing,
+    loss,
+    matrix,
+    normalization,
+    pooling,
+    recurrent,
+    reduction,
+    sampling,
+    shape,
+)
+from d5suite.backends.keras.operators.context import Calculation, Context, Factory, require_backend
+from d5suite.backends.keras.operators.single import Operator
+
+OPERATORS: dict[str, Factory] = {
+    **attention.OPERATORS,
+    **convolution.OPERATORS,
+    **elementwise.OPERATORS,
+    **indexing.OPERATORS,
+    **loss.OPERATORS,
+    **matrix.OPERATORS,
+    **normalization.OPERATORS,
+    **pooling.OPERATORS,
+    **recurrent.OPERATORS,
+    **reduction.OPERATORS,
+    **sampling.OPERATORS,
+    **shape.OPERATORS,
+}
+"""ONNX operator name to its factory; the keys are the backend's declared operators."""
+
+__all__ = ["OPERATORS", "Calculation", "Context", "Operator", "require_backend"]

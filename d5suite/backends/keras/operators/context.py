@@ -1,0 +1,320 @@
+"""Context of a node, and helpers that several families share, in Keras.
+
+Imports Keras, NumPy, `d5suite.errors` and `d5suite.network`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import keras
+import numpy as np
+from keras import layers, ops
+
+from d5suite.errors import BackendError, NetworkError
+from d5suite.network import Node
+from d5suite.network.model import Shape
+from d5suite.network.nodes.layouts import Layout, LayoutContext, channels_last, identity
+from d5suite.network.nodes.windows import Window
+
+Function = Callable[..., Any]
+"""A function of the backend's own tensors, by `keras.ops`."""
+
+Factory = Callable[[Node, "Context"], Any]
+
+
+@keras.saving.register_keras_serializable("d5suite")
+class Calculation(layers.Layer):
+    """A node as a function of `keras.ops`.
+
+    Parameters
+    ----------
+    function : callable
+        Takes the node's inputs in order, None for an omitted one.
+    inputs : sequence
+        The source of each input: ``...`` for the next of the layer's own inputs, a
+        `keras.Variable`, an array, or None.
+    stored : tuple of int or None
+        The output's shape as stored; None to let Keras infer it.
+    result : str, optional
+        The output's type; by default that of the layer's policy.
+    more : sequence of (tuple of int, str or None)
+        Shape and type of further outputs; the function returns a tuple, None for what is not one.
+    """
+
+    def __init__(
+        self,
+        function: Function,
+        inputs: Sequence[Any],
+        stored: Shape | None,
+        result: str | None = None,
+        more: Sequence[tuple[Shape | None, str | None]] = (),
+        **settings: Any,
+    ) -> None:
+        super().__init__(**settings)
+        self.function = function
+        self.stored = stored
+        self.result = result
+        self._more = tuple(more)
+        self.weights_held = [x for x in inputs if isinstance(x, keras.Variable)]  # Keras tracks attributes
+        self._sources = tuple(inputs)
+        self.built = True
+
+    def call(self, inputs: Any) -> Any:
+        """Return the function's value."""
+        given = iter(inputs if isinstance(inputs, list | tuple) else [inputs])
+        found = self.function(*[self._value(source, given) for source in self._sources])
+        return [value for value in found if value is not None] if self._more else found
+
+    def _value(self, source: Any, given: Any) -> Any:
+        if source is ...:
+            return next(given)
+        if isinstance(source, np.ndarray):
+            return ops.convert_to_tensor(source, dtype=self.compute_dtype if source.dtype.kind == "f" else None)
+        return None if source is None else ops.convert_to_tensor(source)
+
+    def compute_output_spec(self, inputs: Any) -> Any:
+        """Return the symbolic output."""
+        if self.stored is None:
+            return super().compute_output_spec(inputs)
+        outputs = [
+            keras.KerasTensor(stored, dtype=result or self.compute_dtype)
+            for stored, result in ((self.stored, self.result), *self._more)
+        ]
+        return outputs if self._more else outputs[0]
+
+
+@dataclass(kw_only=True)
+class Context(LayoutContext):
+    """The part of the model that is built, and what a factory knows about its node's surroundings.
+
+    ``training`` is for level 0 only; in a network, the call tells the layers.
+
+    Attributes
+    ----------
+    weights : mapping of str to numpy.ndarray
+        Values of parameters and running statistics.
+    uses : mapping of str to int
+        How many node inputs each tensor is.
+    policy : str
+        Keras's dtype policy of the layers.
+    wide_policy : str
+        The policy of layers that compute in float32 at least.
+    backend : str
+        Keras's backend.
+    tensors : dict
+        Symbolic tensors by name.
+    variables : dict
+        Weights by name, where a layer has them.
+    parts : dict
+        Inputs that are several tensors, one per index of the first stored axis: variables or
+        symbolic tensors; level 0 only.
+    """
+
+    weights: Mapping[str, np.ndarray]
+    uses: Mapping[str, int]
+    policy: str
+    wide_policy: str
+    backend: str
+    tensors: dict[str, Any] = field(default_factory=dict)
+    variables: dict[str, Any] = field(default_factory=dict)
+    parts: dict[str, list[Any]] = field(default_factory=dict)
+    _names: set[str] = field(default_factory=set)
+
+    @property
+    def images_last(self) -> bool:
+        """Whether images are stored with channels last.
+
+        Keras's layers transpose channels-last images at every convolution and pooling on PyTorch,
+        and channels-first images at every pooling on TensorFlow.
+        """
+        return self.backend != "torch"
+
+    @property
+    def data_format(self) -> str:
+        """Keras's name of the images' layout."""
+        return "channels_last" if self.images_last else "channels_first"
+
+    def image_layout(self, rank: int) -> Layout:
+        """Return the layout of images in convolution and pooling."""
+        return channels_last(rank) if self.images_last else identity(rank)
+
+    def computed(self, *names: str) -> bool:
+        """Whether all these tensors are computed, not weights or constants."""
+        return all(name in self.tensors for name in names)
+
+    def owned(self, *names: str) -> bool:
+        """Whether all these are weights that one node alone reads, so its layer may own them."""
+        return all(name in self.weights and self.uses[name] == 1 for name in names)
+
+    def name(self, node: Node, suffix: str = "") -> str:
+        """Return a layer name after the node's, unique in the model and valid in every backend."""
+        base = _identifier(f"{node.name}{suffix}").lstrip("_") or "node"
+        names = itertools.chain([base], (f"{base}_{i}" for i in itertools.count(1)))
+        chosen = next(name for name in names if name not in self._names)
+        self._names.add(chosen)
+        return chosen
+
+    def settings(self, node: Node, suffix: str = "") -> dict[str, Any]:
+        """Return the arguments that every layer gets."""
+        return {"name": self.name(node, suffix), "dtype": self.policy}
+
+    def own(self, variable: Any, name: str, layout: Layout | None = None) -> None:
+        """Record that a layer's variable is this weight, stored in this layout."""
+        self.variables[name] = variable
+        if layout is not None:
+            self.layouts[name] = layout
+
+    def own_kernel(self, layer: Any, names: Sequence[str], layout: Layout | None = None) -> None:
+        """Record a layer's kernel, stored in this layout, and its bias if there are two names."""
+        for variable, name in zip((layer.kernel, layer.bias), names, strict=False):
+            self.own(variable, name, layout if variable is layer.kernel else None)
+
+    def variable(self, name: str) -> Any:
+        """Return a weight as a variable in ONNX's layout, which several layers may share."""
+        if name not in self.variables:
+            dtype = keras.DTypePolicy(self.wide_policy).variable_dtype
+            self.variables[name] = keras.Variable(self.weights[name], dtype=dtype, name=_identifier(name))
+        return self.variables[name]
+
+    def prefer(self, name: str, layout: Layout) -> None:
+        """At level 0, choose how an input is stored; in a network, the node before has chosen."""
+        if self.single:
+            self.layouts[name] = layout
+            if name in self.tensors:
+                self.tensors[name] = self.input(name)
+
+    def input(self, name: str) -> Any:
+        """Return a new symbolic input, as stored."""
+        return keras.Input(batch_shape=self.stored(name), dtype=str(self.dtypes[name]))
+
+    def calculate(self, node: Node, function: Function, *, policy: str | None = None) -> Any:
+        """Return a `Calculation` over a node's inputs; at level 0, the function itself."""
+        if self.single:
+            return function
+        inputs: list[Any] = []
+        given = []
+        for name in node.inputs:
+            if name in self.tensors:
+                given.append(self.tensors[name])
+                inputs.append(...)
+            elif name in self.weights:
+                inputs.append(self.variable(name))
+            else:
+                inputs.append(self.constants.get(name))
+        if not given:
+            raise NetworkError(f"{node.op_type} reads weights only", where=node.name)
+        settings = {"name": self.name(node), "dtype": policy or self.policy}
+        (stored, result), *more = [(self.stored(name), self._result(name)) for name in node.outputs if name]
+        layer = Calculation(function, inputs, stored, result, more, **settings)
+        found = layer(given if len(given) > 1 else given[0])
+        if not more:
+            return found
+        several = iter(found)
+        return tuple(next(several) if name else None for name in node.outputs)
+
+    def _result(self, name: str) -> str | None:
+        """Return a tensor's type if no policy gives it: integers' and Booleans'."""
+        return str(self.dtypes[name]) if self.is_integer(name) else None
+
+    def stored(self, name: str) -> Shape | None:
+        """Return a tensor's shape as stored, if it is known except for the batch."""
+        shape = self.shapes.get(name)
+        if shape is None or None in shape[1:]:
+            return None
+        return tuple(shape[axis] for axis in self.layout(name))
+
+    def enter(self, node: Node, index: int, wanted: Layout) -> Any:
+        """Return an input of a node in a layout."""
+        name = node.inputs[index]
+        if name not in self.tensors:
+            raise NetworkError(f"input {index} of {node.op_type} must be computed", where=node.name)
+        convert = self.convert(name, wanted)
+        if convert is same:
+            return self.tensors[name]
+        stored = tuple(self.shape(name)[a] for a in wanted)
+        layer = Calculation(convert, [...], stored, self._result(name), **self.settings(node, ".layout"))
+        return layer(self.tensors[name])
+
+    def image(self, node: Node) -> Any:
+        """Return a node's first input in the images' layout, and give its output that layout."""
+        layout = self.image_layout(self.rank(node.inputs[0]))
+        self.prefer(node.inputs[0], layout)
+        self.layouts[node.outputs[0]] = layout
+        return self.enter(node, 0, layout)
+
+    def convert(self, name: str, wanted: Layout) -> Function:
+        """Return a function that brings a tensor into a layout; see `conversion`."""
+        how = self.conversion(name, wanted)
+        if how is None:
+            return same
+        added, order, shape = how
+        if shape is not None:
+            return lambda x: ops.reshape(x, shape)
+        if not added:
+            return lambda x: ops.transpose(x, order)
+        return lambda x: ops.transpose(ops.expand_dims(x, tuple(range(added))), order)
+
+    def to_onnx(self, name: str) -> Function:
+        """Return a function that brings a tensor into ONNX's layout."""
+        return self.convert(name, identity(self.rank(name)))
+
+    def spatial(self, values: Sequence[Any], rest: Any) -> list[Any]:
+        """Return values for the spatial axes, and ``rest`` for batch and channels, as stored."""
+        return [rest, *values, rest] if self.images_last else [rest, rest, *values]
+
+    def padding(self, w: Window) -> Function:
+        """Return a function of an image and a value that pads the image for a window."""
+        if not w.padded:
+            return same
+        pads = self.spatial(w.pads, (0, 0))
+        return lambda x, value: ops.pad(x, pads, constant_values=value)
+
+
+def _identifier(name: str) -> str:
+    return re.sub(r"\W+", "_", name, flags=re.ASCII)
+
+
+def same(x: Any, *_: Any) -> Any:
+    """Return the first argument."""
+    return x
+
+
+def in_onnx(factory: Callable[[Node, Context], Function]) -> Factory:
+    """Return a factory of calculations whose function gets its inputs in ONNX's layout."""
+
+    def calculating(node: Node, context: Context) -> Any:
+        function, converters = factory(node, context), [context.to_onnx(n) if n else same for n in node.inputs]
+        if set(converters) == {same}:
+            return context.calculate(node, function)
+        return context.calculate(node, lambda *xs: function(*[c(x) for c, x in zip(converters, xs, strict=True)]))
+
+    return calculating
+
+
+def aligned(node: Node, context: Context) -> list[Function]:
+    """Return, for each input, what brings it into the layout that they broadcast in."""
+    return [context.convert(*pair) for pair in zip(node.inputs, context.broadcast_layouts(node), strict=True)]
+
+
+def is_bool(x: Any) -> bool:
+    """Whether a tensor is of Booleans."""
+    return bool(keras.backend.standardize_dtype(x.dtype) == "bool")
+
+
+def in_float32(x: Any) -> Any:
+    """Widen bfloat16 and float16 to float32."""
+    return ops.cast(x, "float32") if keras.backend.standardize_dtype(x.dtype) in ("bfloat16", "float16") else x
+
+
+def require_backend(mode: str) -> None:
+    """Raise `BackendError` unless Keras runs on this backend."""
+    if keras.backend.backend() != mode:
+        raise BackendError(
+            f"this process runs Keras on {keras.backend.backend()}, not on {mode}",
+            hint=f"Set KERAS_BACKEND={mode} before Keras is imported.",
+        )

@@ -1,0 +1,233 @@
+"""ONNX in Keras: element-wise operators. Imports Keras, NumPy, `d5suite.network` and `context`."""
+
+from __future__ import annotations
+
+import math
+from functools import reduce
+from typing import Any
+
+import numpy as np
+from keras import layers, ops
+
+from d5suite.backends.keras.operators.context import Calculation, Context, Factory, Function, aligned, same
+from d5suite.network import Node
+from d5suite.network.nodes.elementwise import is_clip_fixed, read_clip, read_dropout
+
+
+def activation(layer: Any, **arguments: Any) -> Factory:
+    """Return a factory for a layer that takes one tensor in any layout."""
+
+    def factory(node: Node, context: Context) -> Any:
+        layout = context.keep_layout(node)
+        return layer(**arguments, **context.settings(node))(context.enter(node, 0, layout))
+
+    return factory
+
+
+def unary(function: Function) -> Factory:
+    """Return a factory for a function of one tensor in any layout."""
+
+    def factory(node: Node, context: Context) -> Any:
+        context.keep_layout(node)
+        return context.calculate(node, function)
+
+    return factory
+
+
+def leaky_relu(node: Node, context: Context) -> Any:
+    return activation(layers.LeakyReLU, negative_slope=node.attributes["alpha"])(node, context)
+
+
+def elu(node: Node, context: Context) -> Any:
+    alpha = node.attributes["alpha"]
+    return unary(lambda x: ops.elu(x, alpha))(node, context)
+
+
+def selu(node: Node, context: Context) -> Any:
+    alpha, gamma = node.attributes["alpha"], node.attributes["gamma"]  # `ops.selu` has other digits
+    return unary(lambda x: gamma * ops.elu(x, alpha))(node, context)
+
+
+def hard_sigmoid(node: Node, context: Context) -> Any:
+    alpha, beta = node.attributes["alpha"], node.attributes["beta"]
+    return unary(lambda x: ops.clip(alpha * x + beta, 0, 1))(node, context)
+
+
+def _mish(x: Any) -> Any:
+    return x * ops.tanh(ops.softplus(x))
+
+
+def _pow(x: Any, y: Any) -> Any:
+    return ops.cast(ops.power(x, y), x.dtype)
+
+
+def gelu(node: Node, context: Context) -> Any:
+    approximate = node.attributes["approximate"] == "tanh"
+    if context.backend == "tensorflow" and context.policy == "float64":
+        # TensorFlow's own has its constants in float32.
+        return unary(_gelu_tanh if approximate else _gelu_erf)(node, context)
+    return unary(lambda x: ops.gelu(x, approximate))(node, context)
+
+
+def _gelu_tanh(x: Any) -> Any:
+    root = np.float64(math.sqrt(2 / math.pi))
+    return 0.5 * x * (1 + ops.tanh(root * (x + np.float64(0.044715) * x * x * x)))
+
+
+def _gelu_erf(x: Any) -> Any:
+    return 0.5 * x * (1 + ops.erf(x * np.float64(math.sqrt(0.5))))
+
+
+def _add(x: Any, y: Any) -> Any:
+    """Add. On TensorFlow, `ops.add` takes a vector along any axis for a bias of the channels."""
+    rank = len(x.shape)
+    axes = [axis for axis, size in enumerate(y.shape, rank - len(y.shape)) if size != 1]
+    if len(y.shape) > rank or (len(axes) == 1 and axes != [rank - 1 if y.shape[axes[0] - rank] == x.shape[-1] else 1]):
+        return x + y
+    return ops.add(x, y)
+
+
+def binary(layer: Any, function: Function) -> Factory:
+    """Return a factory for a layer that merges equal shapes, or for its function elsewhere."""
+
+    def factory(node: Node, context: Context) -> Any:
+        converters = aligned(node, context)
+        shapes = {context.shape(name) for name in node.inputs}
+        # Keras's layers do not merge scalars.
+        mergeable = len(shapes) == 1 and shapes != {()} and len(node.inputs) > 1 and set(converters) == {same}
+        if layer and mergeable and not context.single and context.computed(*node.inputs):
+            return layer(**context.settings(node))([context.tensors[name] for name in node.inputs])
+
+        def run(*xs: Any) -> Any:
+            return reduce(function, [convert(x) for convert, x in zip(converters, xs, strict=True)])
+
+        return context.calculate(node, run)
+
+    return factory
+
+
+def div(node: Node, context: Context) -> Any:
+    return binary(None, _truncated if context.is_integer(node.outputs[0]) else ops.divide)(node, context)
+
+
+def _truncated(a: Any, b: Any) -> Any:
+    """Divide integers, rounding towards 0."""
+    whole = ops.cast(ops.floor_divide(a, b), a.dtype)  # Keras returns uint32 for uint64
+    up = ops.logical_and(ops.not_equal(whole * b, a), ops.not_equal(a < 0, b < 0))
+    return whole + ops.cast(up, whole.dtype)
+
+
+def clip(node: Node, context: Context) -> Any:
+    context.keep_layout(node)
+    if is_clip_fixed(node, context):
+        low, high = read_clip(node, context)
+        if low is not None and high is not None and low <= high:  # TensorFlow's clip is undefined elsewhere
+            return context.calculate(node, lambda x, *_: ops.clip(x, low, high))
+
+    def run(x: Any, low: Any = None, high: Any = None) -> Any:
+        x = x if low is None else ops.maximum(x, low)
+        return x if high is None else ops.minimum(x, high)
+
+    return context.calculate(node, run)
+
+
+def dropout(node: Node, context: Context) -> Any:
+    ratio = read_dropout(node, context)
+    if context.single and len(node.outputs) > 1:
+        return _dropout_with_mask(node, context, ratio)
+    factory = activation(layers.Dropout, rate=ratio) if ratio else activation(layers.Identity)
+    return factory(node, context)
+
+
+def _dropout_with_mask(node: Node, context: Context, ratio: float) -> Any:
+    """Return the mask, too: what the layer makes of ones."""
+    if not context.training or not ratio:
+        return lambda x, *_: (x, ops.ones_like(x, dtype="bool"))
+    x = context.tensors[node.inputs[0]]
+    ones = Calculation(ops.ones_like, [...], x.shape, **context.settings(node, ".ones"))(x)
+    factors = layers.Dropout(ratio, **context.settings(node))(ones)
+    apply = Calculation(lambda y, f: (y * f, f != 0), [..., ...], None, **context.settings(node, ".apply"))
+    return tuple(apply([x, factors]))
+
+
+def thresholded_relu(node: Node, context: Context) -> Any:
+    alpha = node.attributes["alpha"]
+    return unary(lambda x: ops.where(x > alpha, x, ops.zeros_like(x)))(node, context)
+
+
+def _p_relu(x: Any, slope: Any) -> Any:
+    return ops.where(x > 0, x, slope * x)
+
+
+def mean(node: Node, context: Context) -> Any:
+    converters, count = aligned(node, context), len(node.inputs)
+    return context.calculate(
+        node, lambda *xs: reduce(_add, [convert(x) for convert, x in zip(converters, xs, strict=True)]) / count
+    )
+
+
+def where(node: Node, context: Context) -> Any:
+    converters = aligned(node, context)
+    return context.calculate(
+        node, lambda *xs: ops.where(*[convert(x) for convert, x in zip(converters, xs, strict=True)])
+    )
+
+
+def cast(node: Node, context: Context) -> Any:
+    dtype = str(context.dtypes[node.outputs[0]])
+    return unary(lambda x: ops.cast(x, dtype))(node, context)
+
+
+OPERATORS: dict[str, Factory] = {
+    "Abs": unary(ops.abs),
+    "Add": binary(layers.Add, _add),
+    "And": binary(None, ops.logical_and),
+    "Cast": cast,
+    "Ceil": unary(ops.ceil),
+    "Clip": clip,
+    "Cos": unary(ops.cos),
+    "Div": div,
+    "Dropout": dropout,
+    "Elu": elu,
+    "Equal": binary(None, ops.equal),
+    "Erf": unary(ops.erf),
+    "Exp": unary(ops.exp),
+    "Floor": unary(ops.floor),
+    "Gelu": gelu,
+    "Greater": binary(None, ops.greater),
+    "GreaterOrEqual": binary(None, ops.greater_equal),
+    "HardSigmoid": hard_sigmoid,
+    "HardSwish": unary(ops.hard_silu),
+    "Identity": activation(layers.Identity),
+    "IsNaN": unary(ops.isnan),
+    "LeakyRelu": leaky_relu,
+    "Less": binary(None, ops.less),
+    "LessOrEqual": binary(None, ops.less_equal),
+    "Log": unary(ops.log),
+    "Max": binary(layers.Maximum, ops.maximum),
+    "Mean": mean,
+    "Min": binary(layers.Minimum, ops.minimum),
+    "Mish": unary(_mish),
+    "Mul": binary(layers.Multiply, ops.multiply),
+    "Neg": unary(ops.negative),
+    "Not": unary(ops.logical_not),
+    "Or": binary(None, ops.logical_or),
+    "PRelu": binary(None, _p_relu),
+    "Pow": binary(None, _pow),
+    "Reciprocal": unary(ops.reciprocal),
+    "Relu": activation(layers.ReLU),
+    "Round": unary(ops.round),
+    "Selu": selu,
+    "Sigmoid": activation(layers.Activation, activation="sigmoid"),
+    "Sign": unary(ops.sign),
+    "Sin": unary(ops.sin),
+    "Softplus": unary(ops.softplus),
+    "Softsign": unary(ops.softsign),
+    "Sqrt": unary(ops.sqrt),
+    "Sub": binary(layers.Subtract, ops.subtract),
+    "Sum": binary(layers.Add, _add),
+    "Tanh": activation(layers.Activation, activation="tanh"),
+    "ThresholdedRelu": thresholded_relu,
+    "Where": where,
+    "Xor": binary(None, ops.logical_xor),
+}

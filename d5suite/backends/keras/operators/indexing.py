@@ -1,0 +1,179 @@
+"""ONNX in Keras: operators that look up, rank, count and generate values.
+
+Imports Keras, `d5suite.errors`, `d5suite.network` and `context`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from keras import ops
+
+from d5suite.backends.keras.operators.context import Context, Factory, Function, in_onnx
+from d5suite.errors import NetworkError
+from d5suite.network import Node
+from d5suite.network.nodes.context import select
+from d5suite.network.nodes.indexing import (
+    Tuples,
+    read_constant_of_shape,
+    read_cumulative,
+    read_elements,
+    read_extreme,
+    read_one_hot,
+    read_range,
+    read_shape,
+    read_tuples,
+)
+from d5suite.network.operation import is_floating
+
+
+@in_onnx
+def gather_elements(node: Node, context: Context) -> Function:
+    plan = read_elements(node, context)
+    return lambda x, i: ops.take_along_axis(x[plan.crop], ops.where(i < 0, i + plan.size, i), plan.axis)
+
+
+@in_onnx
+def scatter_elements(node: Node, context: Context) -> Function:
+    plan, reduction = read_elements(node, context), node.attributes["reduction"]
+    name = None if reduction == "none" else reduction
+
+    def run(x: Any, i: Any, updates: Any) -> Any:
+        i = ops.where(i < 0, i + plan.size, i)
+        cells = [ops.cast(places, i.dtype) for places in ops.meshgrid(*map(ops.arange, i.shape), indexing="ij")]
+        cells[plan.axis] = i
+        cells = [ops.reshape(places, (-1,)) for places in cells]
+        return ops.scatter_update(x, ops.stack(cells, -1), ops.reshape(updates, (-1,)), name)
+
+    return run
+
+
+@in_onnx
+def gather_nd(node: Node, context: Context) -> Function:
+    plan = read_tuples(node, context)
+    first, *others = context.shape(node.inputs[0])[: plan.batch + len(plan.sizes)]
+    rest = context.shape(node.inputs[0])[plan.batch + len(plan.sizes) :]
+    if None in (*others, *rest):
+        raise NetworkError("GatherND of data of unknown size", where=node.name)
+
+    def run(x: Any, i: Any) -> Any:
+        """Keras looks up rows of one axis: count the cells through."""
+        i = ops.cast(i, "int32")
+        columns = [i[..., axis] for axis in range(len(plan.sizes))]
+        places = [
+            ops.reshape(ops.arange(i.shape[axis], dtype="int32"), (-1, *[1] * (len(i.shape) - 2 - axis)))
+            for axis in range(plan.batch)
+        ]
+        rows: Any = 0
+        for size, place in zip((first, *others), (*places, *_from_start(columns, plan)), strict=True):
+            rows = rows * (size or 1) + place  # the first row is 0
+        return ops.take(ops.reshape(x, (-1, *rest)), rows, axis=0)
+
+    return run
+
+
+@in_onnx
+def scatter_nd(node: Node, context: Context) -> Function:
+    plan, reduction = read_tuples(node, context), node.attributes["reduction"]
+    name, count = None if reduction == "none" else reduction, len(plan.sizes)
+
+    def run(x: Any, i: Any, updates: Any) -> Any:
+        columns = _from_start([i[..., axis] for axis in range(count)], plan)
+        cells = ops.stack([ops.reshape(column, (-1,)) for column in columns], -1)
+        return ops.scatter_update(x, cells, ops.reshape(updates, (-1, *x.shape[count:])), name)
+
+    return run
+
+
+def _from_start(columns: Sequence[Any], plan: Tuples) -> list[Any]:
+    """Return the indices of each axis without negative ones, which count from the end."""
+    if not plan.wraps:
+        return list(columns)
+    return [ops.where(i < 0, i + size, i) for i, size in zip(columns, plan.sizes, strict=True)]
+
+
+@in_onnx
+def cum_sum(node: Node, context: Context) -> Function:
+    axis, exclusive, reverse = read_cumulative(node, context)
+    rank = context.rank(node.inputs[0])
+    pads = [(int(exclusive), 0) if a == axis else (0, 0) for a in range(rank)]
+
+    def run(x: Any, *_: Any) -> Any:
+        y = ops.cumsum(ops.flip(x, axis) if reverse else x, axis, dtype=x.dtype)
+        if exclusive:
+            y = ops.pad(y, pads)[tuple(slice(-1) if a == axis else slice(None) for a in range(rank))]
+        return ops.flip(y, axis) if reverse else y
+
+    return run
+
+
+@in_onnx
+def top_k(node: Node, context: Context) -> Function:
+    plan, wanted = read_extreme(node, context), context.wanted(node)
+    axis, native = plan.axis, context.backend != "torch"  # PyTorch's takes any of equal values
+
+    def run(x: Any, *_: Any) -> Any:
+        x = ops.moveaxis(x, axis, -1)
+        key = -x if plan.largest != native else x
+        if native:
+            _, indices = ops.top_k(key, plan.count)
+        else:
+            indices = ops.argsort(key, -1)[..., : plan.count]
+        values = ops.take_along_axis(x, indices, -1)
+        return select((ops.moveaxis(values, -1, axis), ops.moveaxis(ops.cast(indices, "int64"), -1, axis)), wanted)
+
+    return run
+
+
+@in_onnx
+def extreme(node: Node, context: Context) -> Function:
+    plan = read_extreme(node, context)
+    axis, keep, function = plan.axis, plan.keep, ops.argmax if plan.largest else ops.argmin
+    if plan.last:
+        return lambda x: ops.cast(x.shape[axis] - 1 - function(ops.flip(x, axis), axis, keep), "int64")
+    return lambda x: ops.cast(function(x, axis, keep), "int64")
+
+
+@in_onnx
+def one_hot(node: Node, context: Context) -> Function:
+    axis, depth = read_one_hot(node, context)
+
+    def run(i: Any, _: Any, values: Any) -> Any:
+        hot = ops.one_hot(ops.cast(ops.where(i < 0, i + depth, i), "int32"), depth, axis, dtype="bool")
+        return ops.where(hot, values[1], values[0])
+
+    return run
+
+
+def range_(node: Node, context: Context) -> Any:
+    start, limit, delta, dtype = read_range(node, context)
+    wide = "float32" if dtype.itemsize == 2 and is_floating(dtype) else dtype.name  # TensorFlow has none in 16 bits
+    return context.calculate(node, lambda *_: ops.cast(ops.arange(start, limit, delta, dtype=wide), dtype.name))
+
+
+def constant_of_shape(node: Node, context: Context) -> Any:
+    sizes, value, dtype = read_constant_of_shape(node, context)
+    return context.calculate(node, lambda *_: ops.full(sizes, value, dtype=dtype.name))
+
+
+@in_onnx
+def shape(node: Node, context: Context) -> Function:
+    axes = read_shape(node, context)
+    return lambda x: ops.convert_to_tensor([ops.shape(x)[axis] for axis in axes], dtype="int64")
+
+
+OPERATORS: dict[str, Factory] = {
+    "ArgMax": extreme,
+    "ArgMin": extreme,
+    "ConstantOfShape": constant_of_shape,
+    "CumSum": cum_sum,
+    "GatherElements": gather_elements,
+    "GatherND": gather_nd,
+    "OneHot": one_hot,
+    "Range": range_,
+    "ScatterElements": scatter_elements,
+    "ScatterND": scatter_nd,
+    "Shape": shape,
+    "TopK": top_k,
+}

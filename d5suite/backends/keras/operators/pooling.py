@@ -1,0 +1,128 @@
+"""ONNX in Keras: pooling. Imports Keras, NumPy, `d5suite.network` and `context`."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from functools import reduce
+from typing import Any
+
+import numpy as np
+from keras import layers, ops
+
+from d5suite.backends.keras.operators.context import Calculation, Context, Factory, Function
+from d5suite.network import Node
+from d5suite.network.nodes.sliding import read_global_pool, read_pool
+from d5suite.network.nodes.windows import Window
+
+_MAX_POOLINGS = (layers.MaxPooling1D, layers.MaxPooling2D, layers.MaxPooling3D)
+_AVERAGE_POOLINGS = (layers.AveragePooling1D, layers.AveragePooling2D, layers.AveragePooling3D)
+_GLOBAL_AVERAGES = (layers.GlobalAveragePooling1D, layers.GlobalAveragePooling2D, layers.GlobalAveragePooling3D)
+_GLOBAL_MAXIMA = (layers.GlobalMaxPooling1D, layers.GlobalMaxPooling2D, layers.GlobalMaxPooling3D)
+"""Layers by number of spatial dimensions, less one."""
+
+
+def max_pool(node: Node, context: Context) -> Any:
+    w, x = read_pool(node, context), context.image(node)
+    integer = context.is_integer(node.inputs[0])  # no kernel pools integers
+    if w.dilated or integer or not w.same or len(node.outputs) > 1:
+        x = _padded(node, context, w, x, np.iinfo(context.dtypes[node.inputs[0]]).min if integer else -math.inf)
+    if context.single and len(node.outputs) > 1:
+        context.layouts[node.outputs[1]] = context.layout(node.outputs[0])
+        return _with_indices(node, context, w, x)
+    if integer or _by_taps(w, context):
+        return _combined(node, context, w, x, lambda taps: reduce(ops.maximum, taps))
+    settings = {"data_format": context.data_format, **context.settings(node)}
+    padding = "same" if w.padded and w.same else "valid"
+    return _MAX_POOLINGS[len(w.kernel) - 1](w.kernel, w.strides, padding, **settings)(x)
+
+
+def _with_indices(node: Node, context: Context, w: Window, x: Any) -> Any:
+    """Return maxima, and their indices in the whole tensor in ONNX's layout."""
+    batch, channels, *sizes = [size or 0 for size in context.shape(node.inputs[0])]
+    steps = w.cell_strides(column_major=bool(node.attributes["storage_order"]))
+    offsets = [np.dot(cell, np.multiply(w.dilations, steps)) for cell in itertools.product(*map(range, w.kernel))]
+    corner = np.arange(batch * channels).reshape(batch, channels, *[1] * len(sizes)) * math.prod(sizes)
+    for axis, step in enumerate(steps):
+        place = (np.arange(w.outputs[axis]) * w.strides[axis] - w.pads_begin[axis]) * step
+        corner = corner + place.reshape(-1, *[1] * (len(sizes) - 1 - axis))
+    corner = corner.transpose(context.layout(node.outputs[0]))
+    from_corner, corners = (ops.convert_to_tensor(np.asarray(n), dtype="int32") for n in (offsets, corner))
+    taps = _taps(w, context)
+
+    def pool(y: Any) -> Any:
+        seen = ops.stack(taps(y))
+        return ops.max(seen, 0), ops.take(from_corner, ops.argmax(seen, 0)) + corners
+
+    return tuple(Calculation(pool, [...], None, **context.settings(node))(x))
+
+
+def _taps(w: Window, context: Context) -> Function:
+    """Return a function from a padded image to what each cell of the window sees of it."""
+    cuts = [tuple(context.spatial(cut, slice(None))) for cut in w.taps()]
+    return lambda x: [x[cut] for cut in cuts]
+
+
+def _by_taps(w: Window, context: Context) -> bool:
+    """Whether there is no kernel: Keras's have no dilation, TensorFlow's 3-D ones only float32."""
+    return w.dilated or (len(w.kernel) == 3 and context.backend == "tensorflow" and context.policy != "float32")
+
+
+def _combined(node: Node, context: Context, w: Window, x: Any, combine: Function) -> Any:
+    """Pool a padded image cell by cell of the window."""
+    taps, shape = _taps(w, context), context.stored(node.outputs[0])
+    return Calculation(lambda y: combine(taps(y)), [...], shape, **context.settings(node))(x)
+
+
+def _padded(node: Node, context: Context, w: Window, x: Any, value: float) -> Any:
+    """Return the image, padded for a window."""
+    if not w.padded:
+        return x
+    pad, widths = context.padding(w), context.spatial(w.pads, (0, 0))
+    shape = tuple(size + sum(width) if any(width) else size for size, width in zip(x.shape, widths, strict=True))
+    return Calculation(lambda y: pad(y, value), [...], shape, **context.settings(node, ".pad"))(x)
+
+
+def average_pool(node: Node, context: Context) -> Any:
+    w, include = read_pool(node, context), bool(node.attributes["count_include_pad"])
+    x = context.image(node)
+    # On PyTorch, Keras repeats the border where `same` pads one side more, and counts it.
+    symmetric = all(before == after for before, after in w.pads)
+    native = w.same and not include and not w.dilated and (symmetric or context.backend != "torch")
+    if not _by_taps(w, context) and (native or not w.padded):
+        settings = {"data_format": context.data_format, **context.settings(node)}
+        padding = "same" if w.padded else "valid"
+        return _AVERAGE_POOLINGS[len(w.kernel) - 1](w.kernel, w.strides, padding, **settings)(x)
+    x = _padded(node, context, w, x, 0.0)
+    scale = w.divisor_correction(include_pad=include)
+    scale = scale[..., None] if context.images_last else scale
+    if _by_taps(w, context):
+        scale = scale / math.prod(w.kernel)
+        return _combined(
+            node, context, w, x, lambda taps: reduce(ops.add, taps) * ops.convert_to_tensor(scale, dtype=taps[0].dtype)
+        )
+
+    def average(y: Any) -> Any:
+        y = ops.average_pool(y, w.kernel, w.strides, "valid", context.data_format)
+        return y if np.all(scale == 1) else y * ops.convert_to_tensor(scale, dtype=y.dtype)
+
+    return Calculation(average, [...], context.stored(node.outputs[0]), **context.settings(node))(x)
+
+
+def global_pool(kinds: Sequence[Any]) -> Factory:
+    """Return a factory for a pooling over all spatial axes."""
+
+    def factory(node: Node, context: Context) -> Any:
+        kind = kinds[read_global_pool(node, context) - 1]
+        return kind(context.data_format, keepdims=True, **context.settings(node))(context.image(node))
+
+    return factory
+
+
+OPERATORS: dict[str, Factory] = {
+    "AveragePool": average_pool,
+    "GlobalAveragePool": global_pool(_GLOBAL_AVERAGES),
+    "GlobalMaxPool": global_pool(_GLOBAL_MAXIMA),
+    "MaxPool": max_pool,
+}

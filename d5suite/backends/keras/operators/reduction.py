@@ -1,0 +1,85 @@
+"""ONNX in Keras: reductions and softmax. Imports Keras, `d5suite.network` and `context`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from keras import layers, ops
+
+from d5suite.backends.keras.operators.context import Calculation, Context, Factory, Function, is_bool, same
+from d5suite.network import Node
+from d5suite.network.nodes.reduction import read_reduce
+from d5suite.network.nodes.shape import read_axis
+
+
+def softmax(node: Node, context: Context) -> Any:
+    layout = context.keep_layout(node)
+    axis, x = layout.index(read_axis(node, context)), context.enter(node, 0, layout)
+    if context.backend == "jax":
+        # XLA recomputes fused values, not always with the same rounding: a logit around 1e10, as in
+        # ONNX's SqueezeNet, may then exceed the maximum that softmax subtracts, by hundreds. So
+        # subtract it once before.
+        shift = Calculation(
+            lambda x: x - ops.max(x, axis, keepdims=True), [...], x.shape, **context.settings(node, ".shift")
+        )
+        x = shift(x)
+    return layers.Softmax(axis, **context.settings(node))(x)
+
+
+def log_softmax(node: Node, context: Context) -> Any:
+    axis = context.keep_layout(node).index(read_axis(node, context))
+    return context.calculate(node, lambda x: ops.log_softmax(x, axis))
+
+
+def reduce(function: Function, empty: float | None = None) -> Factory:
+    """Return a factory for a reduction, with its value over nothing if Keras has none."""
+
+    def factory(node: Node, context: Context) -> Any:
+        layout, plan = context.keep_layout(node), read_reduce(node, context)
+        if plan is None:
+            return context.calculate(node, same)
+        context.layouts[node.outputs[0]] = plan.layout(layout)
+        positions, keep = tuple(layout.index(axis) for axis in plan.axes), plan.keep
+        if empty is not None and plan.empty:
+            shape = context.stored(node.outputs[0])
+            return context.calculate(node, lambda x, *_: ops.full(shape, False if is_bool(x) else empty, dtype=x.dtype))
+        return context.calculate(node, lambda x, *_: function(x, positions, keepdims=keep))
+
+    return factory
+
+
+def _maximum(x: Any, axes: Sequence[int], *, keepdims: bool) -> Any:
+    return (ops.any if is_bool(x) else ops.max)(x, axes, keepdims=keepdims)
+
+
+def _minimum(x: Any, axes: Sequence[int], *, keepdims: bool) -> Any:
+    return (ops.all if is_bool(x) else ops.min)(x, axes, keepdims=keepdims)
+
+
+def _sum_square(x: Any, axes: Sequence[int], *, keepdims: bool) -> Any:
+    return ops.sum(ops.square(x), axes, keepdims=keepdims)
+
+
+def _norm(x: Any, axes: Sequence[int], *, keepdims: bool) -> Any:
+    return ops.sqrt(_sum_square(x, axes, keepdims=keepdims))
+
+
+def _sum_absolute(x: Any, axes: Sequence[int], *, keepdims: bool) -> Any:
+    return ops.sum(ops.abs(x), axes, keepdims=keepdims)
+
+
+OPERATORS: dict[str, Factory] = {
+    "LogSoftmax": log_softmax,
+    "ReduceL1": reduce(_sum_absolute),
+    "ReduceL2": reduce(_norm),
+    "ReduceLogSumExp": reduce(ops.logsumexp),
+    "ReduceMax": reduce(_maximum, -math.inf),
+    "ReduceMean": reduce(ops.mean),
+    "ReduceMin": reduce(_minimum, math.inf),
+    "ReduceProd": reduce(ops.prod),
+    "ReduceSum": reduce(ops.sum),
+    "ReduceSumSquare": reduce(_sum_square),
+    "Softmax": softmax,
+}

@@ -1,0 +1,44 @@
+"""ONNX operators as native MXNet calls, by family, and level 0 on MXNet.
+
+A factory ``(node, context)`` reads a node's attributes once and returns a callable ``(F,
+*inputs)``. ``F`` is ``mx.nd`` (arrays, at once) or ``mx.sym`` (symbols, for a graph). The callable
+returns the first output or, if `Context.wanted` names more, a tuple with None for unwanted ones.
+An input is an array or symbol, a number for a fixed scalar, or None for an omitted input and for
+one that the factory reads through `Context.constant`; an array given to `Context.keep` comes last.
+Imports the families beside it.
+"""
+
+from d5suite.backends.mxnet.operators import (
+    attention,
+    convolution,
+    elementwise,
+    indexing,
+    loss,
+    matrix,
+    normalization,
+    pooling,
+    recurrent,
+    reduction,
+    sampling,
+    shape,
+)
+from d5suite.backends.mxnet.operators.context import Context, Factory
+from d5suite.backends.mxnet.operators.single import Operator
+
+OPERATORS: dict[str, Factory] = {
+    **attention.OPERATORS,
+    **convolution.OPERATORS,
+    **elementwise.OPERATORS,
+    **indexing.OPERATORS,
+    **loss.OPERATORS,
+    **matrix.OPERATORS,
+    **normalization.OPERATORS,
+    **pooling.OPERATORS,
+    **recurrent.OPERATORS,
+    **reduction.OPERATORS,
+    **sampling.OPERATORS,
+    **shape.OPERATORS,
+}
+"""ONNX operator name to its factory; the keys are the backend's declared operators."""
+
+__all__ = ["OPERATORS", "Context", "Factory", "Operator"]

@@ -1,0 +1,189 @@
+"""ONNX on MXNet: operators that look up, rank, count and generate values.
+
+Imports `d5suite.errors`, `d5suite.network` and `context`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from d5suite.backends.mxnet.operators.context import Call, Context, Factory, places
+from d5suite.errors import NetworkError
+from d5suite.network import Node
+from d5suite.network.nodes.context import select
+from d5suite.network.nodes.indexing import (
+    Tuples,
+    choose_reduction,
+    read_constant_of_shape,
+    read_cumulative,
+    read_elements,
+    read_extreme,
+    read_one_hot,
+    read_range,
+    read_shape,
+    read_tuples,
+)
+
+
+def gather_elements(node: Node, context: Context) -> Call:
+    plan, rank = read_elements(node, context), context.rank(node.inputs[0])
+
+    def call(F: Any, x: Any, indices: Any) -> Any:
+        rows = _from_start(F, F.cast(indices, dtype="int64"), plan.size)
+        grid = [
+            rows if axis == plan.axis else places(F, rows, axis, rank)
+            for axis in range(rank)
+        ]  # fmt: skip
+        return F.gather_nd(x, F.stack(*grid, axis=0))
+
+    return call
+
+
+def gather_nd(node: Node, context: Context) -> Call:
+    plan, rank, numbers = read_tuples(node, context), context.rank(node.inputs[1]), context.numbers(node.inputs[0])
+    return lambda F, x, indices: F.gather_nd(numbers(F, x), _cells(F, indices, plan, rank))
+
+
+def scatter_elements(node: Node, context: Context) -> Call:
+    plan, shape = read_elements(node, context), _whole(node, context)
+    change = choose_reduction(node, _CHANGES)
+
+    def call(F: Any, x: Any, indices: Any, updates: Any) -> Any:
+        rows = _from_start(F, F.cast(indices, dtype="int64"), plan.size)
+        grid = [rows if axis == plan.axis else places(F, rows, axis, len(shape)) for axis in range(len(shape))]
+        return change(F, x, F.stack(*grid, axis=0), updates, shape)
+
+    return call
+
+
+def scatter_nd(node: Node, context: Context) -> Call:
+    plan, rank, shape = read_tuples(node, context), context.rank(node.inputs[1]), _whole(node, context)
+    change = choose_reduction(node, _CHANGES)
+    return lambda F, x, indices, updates: change(F, x, _cells(F, indices, plan, rank), updates, shape)
+
+
+def _whole(node: Node, context: Context) -> tuple[int, ...]:
+    """Return the data's shape, which MXNet's scatter needs."""
+    shape = tuple(n for n in context.shape(node.inputs[0]) if n is not None)
+    if len(shape) < context.rank(node.inputs[0]):
+        raise NetworkError(f"{node.op_type} into data of unknown size", where=node.name)
+    return shape
+
+
+def _added(F: Any, x: Any, cells: Any, updates: Any, shape: tuple[int, ...]) -> Any:
+    return x + _scattered(F, updates, cells, shape)
+
+
+def _replaced(F: Any, x: Any, cells: Any, updates: Any, shape: tuple[int, ...]) -> Any:
+    kept = _scattered(F, F.ones_like(updates), cells, shape) == 0
+    return x * kept + _scattered(F, updates, cells, shape)
+
+
+_CHANGES = {"add": _added, "none": _replaced}
+
+
+def _scattered(F: Any, updates: Any, cells: Any, shape: tuple[int, ...]) -> Any:
+    """Return zeros with updates added at some cells: MXNet has it as the gradient of a gather."""
+    return F._internal._backward_gather_nd(updates, cells, shape=shape)
+
+
+def _cells(F: Any, indices: Any, plan: Tuples, rank: int) -> Any:
+    """Return the data's cells that tuples of indices name, as MXNet wants them: axes first."""
+    indices = F.cast(indices, dtype="int64")
+    columns = [F.slice_axis(indices, axis=-1, begin=axis, end=axis + 1) for axis in range(len(plan.sizes))]
+    if rank > 1:
+        columns = [F.squeeze(column, axis=-1) for column in columns]
+    if plan.wraps:
+        columns = [_from_start(F, column, size or 0) for column, size in zip(columns, plan.sizes, strict=True)]
+    shared = [places(F, columns[0], axis, rank - 1) for axis in range(plan.batch)]
+    return F.stack(*shared, *columns, axis=0)
+
+
+def _from_start(F: Any, indices: Any, size: int) -> Any:
+    """Return indices without negative ones, which count from the end."""
+    return indices + F.cast(indices < 0, dtype="int64") * size
+
+
+def cum_sum(node: Node, context: Context) -> Call:
+    axis, exclusive, reverse = read_cumulative(node, context)
+
+    def call(F: Any, x: Any, *_: Any) -> Any:
+        y = F.cumsum(F.reverse(x, axis=axis) if reverse else x, axis=axis)
+        if exclusive:
+            first = F.zeros_like(F.slice_axis(y, axis=axis, begin=0, end=1))
+            y = F.slice_axis(F.concat(first, y, dim=axis), axis=axis, begin=0, end=-1)
+        return F.reverse(y, axis=axis) if reverse else y
+
+    return call
+
+
+def top_k(node: Node, context: Context) -> Call:
+    plan, wanted = read_extreme(node, context), context.wanted(node)
+    settings = {"axis": plan.axis, "k": plan.count, "is_ascend": not plan.largest, "dtype": "int64"}
+
+    def call(F: Any, x: Any, *_: Any) -> Any:
+        if any(wanted[1:]):
+            return select(list(F.topk(x, ret_typ="both", **settings)), wanted)
+        return F.topk(x, ret_typ="value", **settings)
+
+    return call
+
+
+def extreme(node: Node, context: Context) -> Call:
+    plan = read_extreme(node, context)
+    axis, name = plan.axis, "argmax" if plan.largest else "argmin"
+    size = context.shape(node.inputs[0])[axis]
+
+    def call(F: Any, x: Any) -> Any:
+        found = getattr(F, name)(F.reverse(x, axis=axis) if plan.last else x, axis=axis, keepdims=plan.keep)
+        return F.cast((size or 0) - 1 - found if plan.last else found, dtype="int64")
+
+    return call
+
+
+def one_hot(node: Node, context: Context) -> Call:
+    axis, depth = read_one_hot(node, context)
+    order = [*range(axis), context.rank(node.inputs[0]), *range(axis, context.rank(node.inputs[0]))]
+
+    def call(F: Any, indices: Any, _: Any, values: Any) -> Any:
+        rows = _from_start(F, F.cast(indices, dtype="int64"), depth)
+        hot = F.transpose(F.one_hot(rows, depth=depth, dtype=context.dtypes[node.inputs[2]].name), axes=order)
+        off, on = (F.reshape(F.slice_axis(values, axis=0, begin=n, end=n + 1), shape=[1] * len(order)) for n in (0, 1))
+        return F.broadcast_add(F.broadcast_mul(hot, on), F.broadcast_mul(1 - hot, off))
+
+    return call
+
+
+def range_(node: Node, context: Context) -> Call:
+    start, limit, delta, dtype = read_range(node, context)
+    return lambda F, *_: F.arange(start, limit, delta, dtype=dtype.name)
+
+
+def constant_of_shape(node: Node, context: Context) -> Call:
+    sizes, value, dtype = read_constant_of_shape(node, context)
+    return lambda F, *_: F.full(sizes, value, dtype=dtype.name)
+
+
+def shape(node: Node, context: Context) -> Call:
+    axes = read_shape(node, context)
+
+    def call(F: Any, x: Any) -> Any:
+        return F.slice_axis(F.shape_array(x), axis=0, begin=axes[0], end=axes[-1] + 1)
+
+    return call
+
+
+OPERATORS: dict[str, Factory] = {
+    "ArgMax": extreme,
+    "ArgMin": extreme,
+    "ConstantOfShape": constant_of_shape,
+    "CumSum": cum_sum,
+    "GatherElements": gather_elements,
+    "GatherND": gather_nd,
+    "OneHot": one_hot,
+    "Range": range_,
+    "ScatterElements": scatter_elements,
+    "ScatterND": scatter_nd,
+    "Shape": shape,
+    "TopK": top_k,
+}

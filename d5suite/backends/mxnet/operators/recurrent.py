@@ -1,0 +1,155 @@
+"""ONNX on MXNet: LSTM and GRU. Imports NumPy, `d5suite.network` and `context`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from d5suite.backends.mxnet.operators.context import Call, Context, Factory, Packed
+from d5suite.network import Node
+from d5suite.network.model import Shape
+from d5suite.network.nodes.context import select
+from d5suite.network.nodes.recurrent import CUDNN_GATES, Functions, Recurrent, read_recurrent, unrolled
+
+
+def _slices(F: Any, x: Any, count: int, *, keep: bool = False) -> list[Any]:
+    """Split a tensor along its first axis, which the slices lose unless ``keep``."""
+    if count == 1:
+        return [x if keep else F.squeeze(x, axis=0)]
+    return list(F.split(x, num_outputs=count, axis=0, squeeze_axis=not keep))
+
+
+def recurrent(node: Node, context: Context) -> Call:
+    """MXNet's kernel or, for variants that it lacks, the recurrence step by step."""
+    plan = read_recurrent(node, context)
+    if not plan.has_kernel:
+        return _step_by_step(context, plan)
+    names = plan.names
+    if context.single:
+        given = [n for n in names[1:4] if n]
+        context.packed.append(_packed_weights(plan, given, [context.shape(n) for n in names[1:3]]))
+    count, directions, hidden = len(node.inputs), plan.directions, plan.hidden
+    omitted = not names[5] or (plan.kind == "LSTM" and not names[6])
+    if omitted and plan.batch:
+        context.keep(node, np.zeros((directions, plan.batch, hidden)))
+    cells, time = plan.kind == "LSTM", 1 if plan.batch_first else 0
+    settings = {
+        "state_size": hidden,
+        "num_layers": 1,
+        "mode": plan.kind.lower(),
+        "bidirectional": directions == 2,
+        "state_outputs": any(plan.wanted[1:]),
+    }
+
+    def first_state(F: Any, x: Any, kept: Any) -> Any:
+        """Return zeros, kept or, where the batch is open, made of the input."""
+        if plan.batch:
+            return kept
+        cell = F.zeros_like(F.slice_axis(F.slice_axis(x, axis=2, begin=0, end=1), axis=time, begin=0, end=1))
+        row = F.swapaxes(cell, 0, 1) if plan.batch_first else cell
+        return F.broadcast_axis(row, axis=(0, 2), size=(directions, hidden))
+
+    def call(F: Any, x: Any, weights: Any, *rest: Any) -> Any:
+        given = [*rest[: count - 2], *[None] * 5]  # from R on
+        if not context.single:  # a network's parameters stay as ONNX has them
+            weights = _packed(F, plan, context, weights, *given[:2])
+        states = [
+            first_state(F, x, rest[-1]) if state is None else F.swapaxes(state, 0, 1) if plan.batch_first else state
+            for state in (given[3:5] if cells else given[3:4])
+        ]
+        x = F.swapaxes(x, 0, 1) if plan.batch_first else x
+        found = F.RNN(F.reverse(x, axis=0) if plan.reverse else x, weights, *states, **settings)
+        y, *last = found if settings["state_outputs"] else (found,)
+        y = F.reverse(y, axis=0) if plan.reverse else y
+        y = F.reshape(y, shape=(0, 0, directions, hidden))
+        if plan.batch_first:
+            y, last = F.swapaxes(y, 0, 1), [F.swapaxes(state, 0, 1) for state in last]
+        else:
+            y = F.swapaxes(y, 1, 2)
+        return select((y, *last), plan.wanted)
+
+    return call
+
+
+def _packed(F: Any, plan: Recurrent, context: Context, w: Any, r: Any, b: Any) -> Any:
+    """Pack W, R and B in the graph, as `_packed_weights` does."""
+    places, size = plan.places(CUDNN_GATES[plan.kind]), plan.hidden
+
+    def gates(x: Any, first: int = 0) -> Any:
+        parts = [F.slice_axis(x, axis=1, begin=(first + n) * size, end=(first + n + 1) * size) for n in places]
+        return F.concat(*parts, dim=1)
+
+    w, r = (_slices(F, gates(x), plan.directions, keep=True) for x in (w, r))
+    if b is None:
+        b = F.zeros(shape=(plan.directions, 2 * len(places) * size), dtype=context.dtype)
+    else:
+        b = F.concat(gates(b), gates(b, len(places)), dim=1)
+    parts = [part for pair in zip(w, r, strict=True) for part in pair]
+    return F.concat(*(F.reshape(part, shape=(-1,)) for part in (*parts, b)), dim=0)
+
+
+def _packed_weights(plan: Recurrent, names: Sequence[str], shapes: Sequence[Shape]) -> Packed:
+    """Pack W, R and B for the kernel: per direction W and R, then per direction B."""
+    gates, biases = plan.gates(CUDNN_GATES[plan.kind]), plan.bias_gates(CUDNN_GATES[plan.kind])
+    w_size, r_size = (math.prod(n or 0 for n in shape[1:]) for shape in shapes)
+    b_size, split = 2 * (shapes[0][1] or 0), plan.directions * (w_size + r_size)
+
+    def pack(arrays: Sequence[np.ndarray]) -> np.ndarray:
+        w, r = (gates.pack(array) for array in arrays[:2])
+        b = biases.pack(arrays[2]) if len(arrays) > 2 else np.zeros(plan.directions * b_size, w.dtype)
+        return np.concatenate([*(part[d].ravel() for d in range(plan.directions) for part in (w, r)), b.ravel()])
+
+    def unpack(vector: np.ndarray) -> list[np.ndarray]:
+        w, r = np.split(vector[:split].reshape(plan.directions, -1), [w_size], axis=1)
+        unpacked = [gates.unpack(part.reshape([n or 0 for n in s])) for part, s in zip((w, r), shapes, strict=True)]
+        return [*unpacked, biases.unpack(vector[split:].reshape(plan.directions, -1))][: len(names)]
+
+    return Packed(names, pack, unpack)
+
+
+def _step_by_step(context: Context, plan: Recurrent) -> Call:
+    """Run the recurrence in MXNet's operators, on split tensors: symbols have no indices."""
+    steps = plan.steps or 0
+    time_first = replace(plan, batch_first=False)
+
+    def call(F: Any, x: Any, w: Any, r: Any, *rest: Any) -> Any:
+        b, lengths, h, c, p = [*rest, *[None] * 5][:5]
+
+        def rows(vectors: Any) -> Any:
+            """Repeat each direction's vector as rows: sums of symbols need equal shapes."""
+            if vectors is None:
+                return None
+            return [
+                F.broadcast_axis(v, axis=0, size=plan.batch) for v in _slices(F, vectors, plan.directions, keep=True)
+            ]
+
+        def states(value: Any) -> Any:
+            if value is None:
+                return None
+            return _slices(F, F.swapaxes(value, 0, 1) if plan.batch_first else value, plan.directions)
+
+        functions = Functions(
+            F.dot, F.transpose, F.sigmoid, F.tanh, lambda t, n: F.split(t, num_outputs=n, axis=1),
+            lambda tensors, axis: F.stack(*tensors, axis=axis),
+            lambda height, width: F.zeros(shape=(height, width), dtype=context.dtype),
+        )  # fmt: skip
+        x = F.swapaxes(x, 0, 1) if plan.batch_first else x
+        w, r = _slices(F, w, plan.directions), _slices(F, r, plan.directions)
+        y, *last = unrolled(
+            time_first, functions, _slices(F, x, steps), w, r, rows(b), lengths, states(h), states(c), rows(p)
+        )
+        if plan.batch_first:  # (steps, directions, batch, hidden)
+            y, last = F.transpose(y, axes=(2, 0, 1, 3)), [F.swapaxes(state, 0, 1) for state in last]
+        return select((y, *last), plan.wanted)
+
+    return call
+
+
+OPERATORS: dict[str, Factory] = {
+    "GRU": recurrent,
+    "LSTM": recurrent,
+}

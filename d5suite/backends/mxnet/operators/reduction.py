@@ -1,0 +1,70 @@
+"""ONNX on MXNet: reductions and softmax.
+
+Imports `d5suite.network`, and `context` and `elementwise` beside it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from d5suite.backends.mxnet.operators.context import Call, Context, Factory
+from d5suite.backends.mxnet.operators.elementwise import identity
+from d5suite.network import Node
+from d5suite.network.nodes.reduction import read_reduce
+
+
+def softmax(function: str) -> Factory:
+    """Return a factory for Softmax or LogSoftmax."""
+
+    def factory(node: Node, context: Context) -> Call:
+        axis = node.attributes["axis"]
+        return lambda F, x: getattr(F, function)(x, axis=axis)
+
+    return factory
+
+
+def reduce(function: str | Call) -> Factory:
+    """Return a factory for a reduction."""
+    run = (lambda F, x, **settings: getattr(F, function)(x, **settings)) if isinstance(function, str) else function
+
+    def factory(node: Node, context: Context) -> Call:
+        plan = read_reduce(node, context)
+        if plan is None:
+            return identity(node, context)
+        axes, keep = plan.axes, plan.keep
+        return lambda F, x, *_: run(F, x, axis=axes, keepdims=keep)
+
+    return factory
+
+
+def _sum_square(F: Any, x: Any, **settings: Any) -> Any:
+    return F.sum(F.square(x), **settings)
+
+
+def _norm(F: Any, x: Any, **settings: Any) -> Any:
+    return F.sqrt(_sum_square(F, x, **settings))
+
+
+def _sum_absolute(F: Any, x: Any, **settings: Any) -> Any:
+    return F.sum(F.abs(x), **settings)
+
+
+def _log_sum_exp(F: Any, x: Any, *, axis: Any, keepdims: bool) -> Any:
+    most = F.BlockGrad(F.max(x, axis=axis, keepdims=True))
+    total = F.sum(F.exp(F.broadcast_sub(x, most)), axis=axis, keepdims=keepdims)
+    return F.log(total) + (most if keepdims else F.reshape_like(most, total))
+
+
+OPERATORS: dict[str, Factory] = {
+    "LogSoftmax": softmax("log_softmax"),
+    "ReduceL1": reduce(_sum_absolute),
+    "ReduceL2": reduce(_norm),
+    "ReduceLogSumExp": reduce(_log_sum_exp),
+    "ReduceMax": reduce("max"),
+    "ReduceMean": reduce("mean"),
+    "ReduceMin": reduce("min"),
+    "ReduceProd": reduce("prod"),
+    "ReduceSum": reduce("sum"),
+    "ReduceSumSquare": reduce(_sum_square),
+    "Softmax": softmax("softmax"),
+}

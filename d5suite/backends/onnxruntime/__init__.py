@@ -1,0 +1,76 @@
+"""Description of the ONNX Runtime backend. Importing it does not import onnxruntime."""
+
+from d5suite.levels.backend import Backend, Tolerance
+
+INFERENCE_ONLY = "onnxruntime does inference only; its training build is a separate package"
+WHOLE_GRAPH = "onnxruntime runs the whole ONNX graph, so no operator is implemented on its own"
+NEWER = "the test is written in an opset newer than onnxruntime reads; d5suite's networks are not"
+
+BACKEND = Backend(
+    name="onnxruntime",
+    title="ONNX Runtime",
+    package="d5suite.backends.onnxruntime",
+    requires=("onnxruntime",),
+    distributions=("onnxruntime", "onnxruntime-gpu"),
+    install="pip install onnxruntime",
+    modes={"all": "every graph optimization", "basic": "only those that remove redundancy"},
+    levels=frozenset({1}),
+    devices=("cpu",),
+    precisions=("fp32",),
+    operators=frozenset(
+        {
+            "Abs", "Acos", "Acosh", "Add", "And", "ArgMax", "ArgMin", "Asin", "Asinh", "Atan", "Atanh", "Attention",
+            "AveragePool", "BatchNormalization", "Cast", "Ceil", "Clip", "Concat", "ConstantOfShape", "Conv",
+            "ConvTranspose", "Cos", "Cosh", "CumSum", "DepthToSpace", "Div", "Dropout", "Einsum", "Elu", "Equal", "Erf",
+            "Exp", "Expand", "EyeLike", "Flatten", "Floor", "GRU", "Gather", "GatherElements", "GatherND", "Gelu",
+            "Gemm", "GlobalAveragePool", "GlobalMaxPool", "Greater", "GreaterOrEqual", "GridSample",
+            "GroupNormalization", "HardSigmoid", "HardSwish", "Identity", "InstanceNormalization", "IsInf", "IsNaN",
+            "LRN", "LSTM", "LayerNormalization", "LeakyRelu", "Less", "LessOrEqual", "Log", "LogSoftmax",
+            "LpNormalization", "MatMul", "Max", "MaxPool", "Mean", "Min", "Mish", "Mul", "Neg", "NonZero", "Not", "Or",
+            "PRelu", "Pad", "Pow", "RMSNormalization", "RNN", "Reciprocal", "ReduceL1", "ReduceL2", "ReduceLogSumExp",
+            "ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd", "ReduceSum", "ReduceSumSquare", "Relu", "Reshape",
+            "Resize", "Round", "ScatterElements", "ScatterND", "Selu", "Shape", "Shrink", "Sigmoid", "Sign", "Sin",
+            "Sinh", "Slice", "Softmax", "SoftmaxCrossEntropyLoss", "Softplus", "Softsign", "SpaceToDepth", "Split",
+            "Sqrt", "Squeeze", "Sub", "Sum", "Tan", "Tanh", "ThresholdedRelu", "Tile", "TopK", "Transpose", "Trilu",
+            "Unsqueeze", "Where", "Xor",
+        }
+    ),
+    tolerances={
+        "fp32": Tolerance(
+            outputs=5e-5,
+            gradients=1,
+            trajectory=1,
+            reason="float32 rounding: seen 6e-7 on single operators; there are no gradients and no training",
+        )
+    },
+    absent={
+        "cuda": "this backend is for the CPU build",
+        "bf16": "the CPU build has no bfloat16 convolution",
+        "fp16": "the CPU build has no float16 convolution",
+        "fp64": "the CPU build has no float64 convolution",
+        "gradient": INFERENCE_ONLY,
+        "level 0": WHOLE_GRAPH,
+        "level 2": INFERENCE_ONLY,
+        "level 3": INFERENCE_ONLY,
+        "training": INFERENCE_ONLY,
+        "distributed": INFERENCE_ONLY,
+        "baseline": INFERENCE_ONLY,
+        "operators": WHOLE_GRAPH,
+        "custom": WHOLE_GRAPH,
+        "loader": "onnxruntime has no image loader",
+    },
+    on_request="it does inference only, and serves as the reference of the others",
+    expected_failures={
+        "*LRN-size=4*": "onnxruntime's LRN supports odd sizes only",
+        **dict.fromkeys(
+            (
+                "*test_attention_*window*", "*test_depthtospace_*", "*test_spacetodepth_*",
+                "*test_reduce_log_sum_exp_empty_set_cpu*", "*test_reduce_log_sum_*_expanded_cpu*",
+            ),
+            NEWER,
+        ),
+        "*test_attention_4d_diff_heads_mask4d_padded_kv_cpu*": "onnxruntime takes no mask beside the lengths of keys",
+        "*test_pow_types_float32_uint*": "onnxruntime has no power of float32 and unsigned integers",
+        "*test_resize_downsample_scales_*_align_corners_cpu*": "onnxruntime aligns corners before it rounds the size",
+    },
+)  # fmt: skip

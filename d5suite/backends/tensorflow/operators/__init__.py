@@ -1,0 +1,45 @@
+"""ONNX operators as native TensorFlow code, one file per family, and Level 0 in TensorFlow.
+
+A factory ``(node, context)`` resolves a node's attributes once and returns a callable on native
+tensors. The callable returns the node's first output or, if the node names others, a tuple of all
+with None for those without a name.
+
+Every tensor has a storage layout: the order in which its ONNX axes are stored. Images are kept in
+the layout that the device's kernels are fastest in (usually N, H, W, C). Each factory records the
+layout of its output; data move only where a kernel needs another order.
+"""
+
+from d5suite.backends.tensorflow.operators import (
+    attention,
+    convolution,
+    elementwise,
+    indexing,
+    loss,
+    matrix,
+    normalization,
+    pooling,
+    recurrent,
+    reduction,
+    sampling,
+    shape,
+)
+from d5suite.backends.tensorflow.operators.context import Context, Factory
+from d5suite.backends.tensorflow.operators.single import Operator
+
+OPERATORS: dict[str, Factory] = {
+    **attention.OPERATORS,
+    **convolution.OPERATORS,
+    **elementwise.OPERATORS,
+    **indexing.OPERATORS,
+    **loss.OPERATORS,
+    **matrix.OPERATORS,
+    **normalization.OPERATORS,
+    **pooling.OPERATORS,
+    **recurrent.OPERATORS,
+    **reduction.OPERATORS,
+    **sampling.OPERATORS,
+    **shape.OPERATORS,
+}
+"""ONNX operator name to its factory; the keys are the backend's declared operators."""
+
+__all__ = ["OPERATORS", "Context", "Operator"]

@@ -1,0 +1,246 @@
+"""ONNX in TensorFlow: element-wise operators.
+
+Imports TensorFlow, `d5suite.network` and `context`.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import reduce
+from typing import Any
+
+import tensorflow as tf
+
+from d5suite.backends.tensorflow.operators.context import Call, Context, Factory, aligned, in_float32, same
+from d5suite.network import Node
+from d5suite.network.nodes.elementwise import read_clip, read_dropout
+
+
+def unary(function: Call) -> Factory:
+    """Return a factory for a function of one tensor in any layout."""
+
+    def factory(node: Node, context: Context) -> Call:
+        context.keep_layout(node)
+        return function
+
+    return factory
+
+
+def binary(function: Call) -> Factory:
+    """Return a factory for a function of two tensors that broadcasts."""
+
+    def factory(node: Node, context: Context) -> Call:
+        first, second = aligned(node, context)
+        if context.single and first is same and second is same:
+            return function
+
+        def run(x: Any, y: Any) -> Any:
+            x, y = first(x), second(y)
+            if x.dtype != y.dtype:  # a loss is float32 where activations and constants have 16 bits
+                x, y = in_float32(x), in_float32(y)
+            return function(x, y)
+
+        return run
+
+    return factory
+
+
+def sum_(node: Node, context: Context) -> Call:
+    converters = aligned(node, context)
+    if len({context.shape(name) for name in node.inputs}) == 1:
+        return lambda *xs: tf.add_n([convert(x) for convert, x in zip(converters, xs, strict=True)])
+    return lambda *xs: reduce(tf.add, [convert(x) for convert, x in zip(converters, xs, strict=True)])
+
+
+def div(node: Node, context: Context) -> Call:
+    return binary(tf.truncatediv if context.is_integer(node.inputs[0]) else tf.divide)(node, context)
+
+
+def leaky_relu(node: Node, context: Context) -> Call:
+    alpha = node.attributes["alpha"]
+    context.keep_layout(node)
+    return lambda x: tf.nn.leaky_relu(x, alpha)
+
+
+def elu(node: Node, context: Context) -> Call:
+    alpha = node.attributes["alpha"]
+    context.keep_layout(node)
+    if alpha == 1:
+        return tf.nn.elu
+
+    def run(x: Any) -> Any:
+        y = tf.nn.elu(x)
+        return tf.where(x > 0, y, alpha * y)
+
+    return run
+
+
+def selu(node: Node, context: Context) -> Call:
+    alpha, gamma = node.attributes["alpha"], node.attributes["gamma"]
+    context.keep_layout(node)
+
+    def run(x: Any) -> Any:
+        y = tf.nn.elu(x)
+        return gamma * tf.where(x > 0, y, alpha * y)
+
+    return run
+
+
+def hard_sigmoid(node: Node, context: Context) -> Call:
+    alpha, beta = node.attributes["alpha"], node.attributes["beta"]
+    context.keep_layout(node)
+    return lambda x: tf.clip_by_value(alpha * x + beta, tf.cast(0, x.dtype), tf.cast(1, x.dtype))
+
+
+def _mish(x: Any) -> Any:
+    return x * tf.tanh(tf.math.softplus(x))
+
+
+def _pow(x: Any, y: Any) -> Any:
+    if x.dtype == y.dtype:
+        return tf.pow(x, y)
+    wide = tf.float64 if x.dtype == tf.float64 or y.dtype == tf.float64 else tf.float32
+    return tf.cast(tf.pow(tf.cast(x, wide), tf.cast(y, wide)), x.dtype)
+
+
+def gelu(node: Node, context: Context) -> Call:
+    # `tf.nn.gelu` has its constants in float32, even for float64.
+    context.keep_layout(node)
+    if node.attributes["approximate"] == "tanh":
+        return lambda x: 0.5 * x * (1 + tf.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+    return lambda x: 0.5 * x * tf.math.erfc(x * -math.sqrt(0.5))
+
+
+def _hard_swish(x: Any) -> Any:
+    return x * tf.nn.relu6(x + 3) * (1 / 6)
+
+
+def clip(node: Node, context: Context) -> Call:
+    low, high = read_clip(node, context)
+    context.keep_layout(node)
+
+    def run(x: Any, *_: Any) -> Any:
+        if low is not None:
+            x = tf.maximum(x, tf.cast(float(low), x.dtype))
+        if high is not None:
+            x = tf.minimum(x, tf.cast(float(high), x.dtype))
+        return x
+
+    return run
+
+
+def dropout(node: Node, context: Context) -> Call:
+    ratio = read_dropout(node, context)
+    context.layouts.update({name: context.layout(node.inputs[0]) for name in node.outputs})
+    masked = any(node.outputs[1:])
+    if not context.training or ratio == 0:
+        return (lambda x, *_: (x, tf.ones_like(x, tf.bool))) if masked else same
+    if context.generator is not None:
+        generator = context.generator
+        return lambda x, *_: tf.nn.experimental.stateless_dropout(x, ratio, seed=generator.make_seeds(1)[:, 0])
+    if not masked:
+        return lambda x, *_: tf.nn.dropout(x, ratio)
+
+    def run(x: Any, *_: Any) -> Any:
+        kept = tf.random.uniform(x.shape) >= ratio
+        return tf.where(kept, x / (1 - ratio), 0), kept
+
+    return run
+
+
+def thresholded_relu(node: Node, context: Context) -> Call:
+    alpha = node.attributes["alpha"]
+    context.keep_layout(node)
+    return lambda x: tf.where(x > alpha, x, tf.zeros((), x.dtype))
+
+
+def _p_relu(x: Any, slope: Any) -> Any:
+    return tf.where(x > 0, x, slope * x)
+
+
+def repeated(function: Call) -> Factory:
+    """Return a factory for a function of two tensors, repeated over more."""
+
+    def factory(node: Node, context: Context) -> Call:
+        converters = aligned(node, context)
+        return lambda *xs: reduce(function, [convert(x) for convert, x in zip(converters, xs, strict=True)])
+
+    return factory
+
+
+def mean(node: Node, context: Context) -> Call:
+    count, total = len(node.inputs), sum_(node, context)
+    return lambda *xs: total(*xs) / count
+
+
+def where(node: Node, context: Context) -> Call:
+    converters = aligned(node, context)
+
+    def run(*inputs: Any) -> Any:
+        condition, x, y = (convert(x) for convert, x in zip(converters, inputs, strict=True))
+        if x.dtype != y.dtype:  # as for `binary`
+            x, y = in_float32(x), in_float32(y)
+        return tf.where(condition, x, y)
+
+    return run
+
+
+def cast(node: Node, context: Context) -> Call:
+    dtype = tf.as_dtype(context.dtypes[node.outputs[0]])
+    context.keep_layout(node)
+    return lambda x: tf.cast(x, dtype)
+
+
+OPERATORS: dict[str, Factory] = {
+    "Abs": unary(tf.abs),
+    "Add": binary(tf.add),
+    "And": binary(tf.logical_and),
+    "Cast": cast,
+    "Ceil": unary(tf.math.ceil),
+    "Clip": clip,
+    "Cos": unary(tf.cos),
+    "Div": div,
+    "Dropout": dropout,
+    "Elu": elu,
+    "Equal": binary(tf.equal),
+    "Erf": unary(tf.math.erf),
+    "Exp": unary(tf.exp),
+    "Floor": unary(tf.floor),
+    "Gelu": gelu,
+    "Greater": binary(tf.greater),
+    "GreaterOrEqual": binary(tf.greater_equal),
+    "HardSigmoid": hard_sigmoid,
+    "HardSwish": unary(_hard_swish),
+    "Identity": unary(same),
+    "IsNaN": unary(tf.math.is_nan),
+    "LeakyRelu": leaky_relu,
+    "Less": binary(tf.less),
+    "LessOrEqual": binary(tf.less_equal),
+    "Log": unary(tf.math.log),
+    "Max": repeated(tf.maximum),
+    "Mean": mean,
+    "Min": repeated(tf.minimum),
+    "Mish": unary(_mish),
+    "Mul": binary(tf.multiply),
+    "Neg": unary(tf.negative),
+    "Not": unary(tf.logical_not),
+    "Or": binary(tf.logical_or),
+    "PRelu": binary(_p_relu),
+    "Pow": binary(_pow),
+    "Reciprocal": unary(tf.math.reciprocal),
+    "Relu": unary(tf.nn.relu),
+    "Round": unary(tf.round),
+    "Selu": selu,
+    "Sigmoid": unary(tf.sigmoid),
+    "Sign": unary(tf.sign),
+    "Sin": unary(tf.sin),
+    "Softplus": unary(tf.math.softplus),
+    "Softsign": unary(tf.nn.softsign),
+    "Sqrt": unary(tf.sqrt),
+    "Sub": binary(tf.subtract),
+    "Sum": sum_,
+    "Tanh": unary(tf.tanh),
+    "ThresholdedRelu": thresholded_relu,
+    "Where": where,
+    "Xor": binary(tf.math.logical_xor),
+}

@@ -1,0 +1,175 @@
+"""ONNX in TensorFlow: operators that look up, rank, count and generate values.
+
+Imports TensorFlow, `d5suite.network` and `context`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from d5suite.backends.tensorflow.operators.context import Call, Context, Factory, in_onnx
+from d5suite.network import Node
+from d5suite.network.nodes.context import select
+from d5suite.network.nodes.indexing import (
+    Tuples,
+    choose_reduction,
+    read_constant_of_shape,
+    read_cumulative,
+    read_elements,
+    read_extreme,
+    read_one_hot,
+    read_range,
+    read_shape,
+    read_tuples,
+)
+from d5suite.network.operation import is_floating
+
+
+@in_onnx
+def gather_elements(node: Node, context: Context) -> Call:
+    plan, rank = read_elements(node, context), context.rank(node.inputs[0])
+    last = _swapped(plan.axis, rank)
+
+    def run(x: Any, indices: Any) -> Any:
+        indices = tf.transpose(_from_start(indices, plan.size), last)
+        return tf.transpose(tf.gather(tf.transpose(x[plan.crop], last), indices, batch_dims=rank - 1), last)
+
+    return run
+
+
+_SCATTERS = {
+    "none": tf.tensor_scatter_nd_update,
+    "add": tf.tensor_scatter_nd_add,
+    "max": tf.tensor_scatter_nd_max,
+    "min": tf.tensor_scatter_nd_min,
+}
+
+
+@in_onnx
+def scatter_elements(node: Node, context: Context) -> Call:
+    plan, function = read_elements(node, context), choose_reduction(node, _SCATTERS)
+
+    def run(x: Any, indices: Any, updates: Any) -> Any:
+        indices = _from_start(indices, plan.size)
+        cells = [tf.cast(places, indices.dtype) for places in tf.meshgrid(*map(tf.range, indices.shape), indexing="ij")]
+        cells[plan.axis] = indices
+        return function(x, tf.stack(cells, -1), updates)
+
+    return run
+
+
+def _swapped(axis: int, rank: int) -> list[int]:
+    """Return the permutation that swaps an axis with the last one; it is its own inverse."""
+    order = list(range(rank))
+    order[axis], order[-1] = order[-1], order[axis]
+    return order
+
+
+def _from_start(indices: Any, size: int) -> Any:
+    """Return indices without negative ones, which count from the end."""
+    return tf.where(indices < 0, indices + size, indices)
+
+
+@in_onnx
+def gather_nd(node: Node, context: Context) -> Call:
+    plan = read_tuples(node, context)
+    return lambda x, indices: tf.gather_nd(x, _tuples_from_start(indices, plan), batch_dims=plan.batch)
+
+
+@in_onnx
+def scatter_nd(node: Node, context: Context) -> Call:
+    plan, function = read_tuples(node, context), choose_reduction(node, _SCATTERS)
+    return lambda x, indices, updates: function(x, _tuples_from_start(indices, plan), updates)
+
+
+def _tuples_from_start(indices: Any, plan: Tuples) -> Any:
+    return _from_start(indices, tf.constant(plan.sizes, indices.dtype)) if plan.wraps else indices
+
+
+@in_onnx
+def cum_sum(node: Node, context: Context) -> Call:
+    axis, exclusive, reverse = read_cumulative(node, context)
+    return lambda x, *_: tf.cumsum(x, axis, exclusive, reverse)
+
+
+@in_onnx
+def top_k(node: Node, context: Context) -> Call:
+    plan, wanted, last = read_extreme(node, context), context.wanted(node), _swapped_of(node, context)
+
+    def run(x: Any, *_: Any) -> Any:
+        x = tf.transpose(x, last)
+        if plan.largest:
+            found = tf.math.top_k(x, plan.count)
+        elif x.dtype.is_floating:
+            found = tf.math.top_k(-x, plan.count)
+        else:  # without the negative of the least integer
+            found = tf.math.top_k(x.dtype.max - x if x.dtype.is_unsigned else tf.bitwise.invert(x), plan.count)
+        values = found[0] if plan.largest else tf.gather(x, found[1], batch_dims=len(last) - 1)
+        indices = tf.cast(found[1], tf.int64)
+        return select((tf.transpose(values, last), tf.transpose(indices, last)), wanted)
+
+    return run
+
+
+def _swapped_of(node: Node, context: Context) -> list[int]:
+    return _swapped(read_extreme(node, context).axis, context.rank(node.inputs[0]))
+
+
+@in_onnx
+def extreme(node: Node, context: Context) -> Call:
+    plan = read_extreme(node, context)
+    axis, keep, function = plan.axis, plan.keep, tf.argmax if plan.largest else tf.argmin
+
+    def run(x: Any) -> Any:
+        found = function(tf.reverse(x, [axis]) if plan.last else x, axis)
+        found = x.shape[axis] - 1 - found if plan.last else found
+        return tf.expand_dims(found, axis) if keep else found
+
+    return run
+
+
+@in_onnx
+def one_hot(node: Node, context: Context) -> Call:
+    axis, depth = read_one_hot(node, context)
+
+    def run(indices: Any, _: Any, values: Any) -> Any:
+        # `tf.one_hot` has no gradient by its values.
+        hot = tf.one_hot(_from_start(tf.cast(indices, tf.int64), depth), depth, True, False, axis, dtype=tf.bool)
+        return tf.where(hot, values[1], values[0])
+
+    return run
+
+
+def range_(node: Node, context: Context) -> Call:
+    start, limit, delta, dtype = read_range(node, context)
+    kind = tf.float32 if dtype.itemsize == 2 and is_floating(dtype) else tf.as_dtype(dtype)  # no kernel in 16 bits
+    return lambda *_: tf.cast(tf.range(start, limit, delta, kind), tf.as_dtype(dtype))
+
+
+def constant_of_shape(node: Node, context: Context) -> Call:
+    sizes, value, dtype = read_constant_of_shape(node, context)
+    return lambda *_: tf.fill(sizes, tf.constant(value, tf.as_dtype(dtype)))
+
+
+@in_onnx
+def shape(node: Node, context: Context) -> Call:
+    axes = read_shape(node, context)
+    return lambda x: tf.gather(tf.shape(x, tf.int64), tf.constant(axes, tf.int32))
+
+
+OPERATORS: dict[str, Factory] = {
+    "ArgMax": extreme,
+    "ArgMin": extreme,
+    "ConstantOfShape": constant_of_shape,
+    "CumSum": cum_sum,
+    "GatherElements": gather_elements,
+    "GatherND": gather_nd,
+    "OneHot": one_hot,
+    "Range": range_,
+    "ScatterElements": scatter_elements,
+    "ScatterND": scatter_nd,
+    "Shape": shape,
+    "TopK": top_k,
+}

@@ -1,0 +1,66 @@
+"""ONNX in TensorFlow: matrix products. Imports TensorFlow, `d5suite.network` and `context`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from d5suite.backends.tensorflow.operators.context import Call, Context, Factory, add_bias, in_onnx
+from d5suite.network import Node
+from d5suite.network.nodes.matrix import read_einsum, read_gemm
+
+
+def gemm(node: Node, context: Context) -> Call:
+    plan = read_gemm(node, context)
+    alpha, beta = plan.alpha, plan.beta
+    transpose_a = plan.trans_a != (context.layout(node.inputs[0]) == (1, 0))
+    transpose_b = plan.trans_b != (context.layout(node.inputs[1]) == (1, 0))
+    has_bias = plan.bias is not None and beta != 0
+    # TensorFlow's graph optimizer (2.21) fuses an added (1, features) into the product as a bias,
+    # and then rejects it.
+    row = alpha == 1 == beta and plan.bias == (1, plan.features)
+    vector = alpha == 1 and plan.has_vector
+
+    def run(x: Any, y: Any, bias: Any = None) -> Any:
+        product = tf.matmul(x, y, transpose_a=transpose_a, transpose_b=transpose_b)
+        if vector:
+            return add_bias(product, bias, context)
+        if row:
+            return add_bias(product, tf.reshape(bias, [-1]), context)
+        if alpha != 1:
+            product = product * tf.cast(alpha, product.dtype)
+        if has_bias:
+            product = product + (bias if beta == 1 else bias * tf.cast(beta, product.dtype))
+        return product
+
+    return run
+
+
+def mat_mul(node: Node, context: Context) -> Call:
+    ranks = [context.rank(name) for name in node.inputs]
+    first, second = map(context.to_onnx, node.inputs)
+    if min(ranks) > 1:
+        return lambda x, y: tf.matmul(first(x), second(y))
+
+    def run(x: Any, y: Any) -> Any:
+        x, y = first(x), second(y)
+        product = tf.matmul(x[tf.newaxis] if ranks[0] == 1 else x, y[:, tf.newaxis] if ranks[1] == 1 else y)
+        if ranks[1] == 1:
+            product = tf.squeeze(product, -1)
+        return tf.squeeze(product, -1 if ranks[1] == 1 else -2) if ranks[0] == 1 else product
+
+    return run
+
+
+@in_onnx
+def einsum(node: Node, context: Context) -> Call:
+    equation = read_einsum(node, context).equation
+    return lambda *xs: tf.einsum(equation, *xs)
+
+
+OPERATORS: dict[str, Factory] = {
+    "Einsum": einsum,
+    "Gemm": gemm,
+    "MatMul": mat_mul,
+}

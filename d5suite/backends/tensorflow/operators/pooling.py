@@ -1,0 +1,142 @@
+"""ONNX in TensorFlow: pooling.
+
+Imports TensorFlow, NumPy, `d5suite.errors`, `d5suite.network` and `context`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from d5suite.backends.tensorflow.operators.context import Call, Context, Factory, Images
+from d5suite.errors import NetworkError
+from d5suite.network import Node
+from d5suite.network.nodes.layouts import channels_last
+from d5suite.network.nodes.sliding import read_pool
+from d5suite.network.nodes.windows import Window
+
+
+def max_pool(node: Node, context: Context) -> Call:
+    if any(node.outputs[1:]):
+        return _max_pool_with_indices(node, context)
+    images, to_image = context.image(node)
+    w = images.lift(read_pool(node, context))
+    pad = images.padding(w)
+    # Like ONNX, the kernel's explicit padding requires at least one pixel in every window.
+    pads_natively = w.padded and images.dimensions == 2 and not context.xla and not w.dilated
+    padding = images.spatial(w.pads, (0, 0)) if pads_natively else "VALID"
+    pool = _pooling(tf.nn.max_pool2d, tf.nn.max_pool3d, images, w, padding)
+
+    def run(x: Any) -> Any:
+        x = images.enter(to_image(x))
+        if not pads_natively:
+            x = pad(x, -math.inf if x.dtype.is_floating else x.dtype.min)
+        return images.leave(images.undilated(x, w, pool))
+
+    return run
+
+
+def _max_pool_with_indices(node: Node, context: Context) -> Call:
+    """Pool with indices into the whole tensor; TensorFlow's are into each padded image."""
+    rank = context.rank(node.inputs[0])
+    images = Images(rank, last=True)
+    w = images.lift(read_pool(node, context))
+    if images.dimensions != 2 or w.dilated or context.xla:
+        raise NetworkError(
+            "MaxPool with indices is implemented for one or two axes, without dilation and without XLA", where=node.name
+        )
+    to_image, pad = context.convert(node.inputs[0], channels_last(rank)), images.padding(w)
+    context.layouts.update(dict.fromkeys(node.outputs, channels_last(rank)))
+    (top, left), size = w.pads_begin, math.prod(w.image)
+    down, right = w.cell_strides(column_major=bool(node.attributes["storage_order"]))
+
+    def run(x: Any) -> Any:
+        x = images.enter(to_image(x))
+        batch, channels = x.shape[0], x.shape[-1]
+        x = pad(x, -math.inf)
+        y, places = tf.nn.max_pool_with_argmax(
+            x, images.spatial(w.kernel, 1), images.spatial(w.strides, 1), "VALID", output_dtype=tf.int64
+        )
+        channel, pixel = places % channels, places // channels
+        row, column = pixel // x.shape[2] - top, pixel % x.shape[2] - left
+        plane = tf.reshape(tf.range(batch, dtype=tf.int64), [-1, 1, 1, 1]) * channels + channel
+        return images.leave(y), images.leave(plane * size + row * down + column * right)
+
+    return run
+
+
+def _pooling(pool_2d: Call, pool_3d: Call, images: Images, w: Window, padding: Any) -> Call:
+    """Return a pooling without dilation: a function of an image and strides."""
+
+    def pool(x: Any, strides: Sequence[int]) -> Any:
+        if images.dimensions == 3 and x.dtype == tf.float64:
+            return _pool_3d_float64(pool_2d, x, w.kernel, strides, last=images.last)
+        kernel = pool_3d if images.dimensions == 3 else pool_2d
+        return kernel(x, images.spatial(w.kernel, 1), images.spatial(strides, 1), padding, images.data_format)
+
+    return pool
+
+
+def _pool_3d_float64(pool: Call, x: Any, kernel: Sequence[int], strides: Sequence[int], *, last: bool) -> Any:
+    """Pool over planes, then over depth: TensorFlow's 3-D kernels have no float64."""
+    images = Images(4, last)
+
+    def pool_2d(x: Any, kernel: Sequence[int], strides: Sequence[int]) -> Any:
+        return pool(x, images.spatial(kernel, 1), images.spatial(strides, 1), "VALID", images.data_format)
+
+    batch, depth = x.shape[0], x.shape[1 if last else 2]
+    channels = x.shape[-1 if last else 1]
+    height, width = x.shape[2:4] if last else x.shape[3:5]
+    x = tf.reshape(x, [batch * depth, height, width, channels] if last else [batch, channels * depth, height, width])
+    x = pool_2d(x, kernel[1:], strides[1:])
+    height, width = x.shape[1:3] if last else x.shape[2:4]
+    x = tf.reshape(x, [batch, depth, height * width, channels] if last else [batch, channels, depth, height * width])
+    x = pool_2d(x, (kernel[0], 1), (strides[0], 1))
+    return tf.reshape(x, [batch, -1, height, width, channels] if last else [batch, channels, -1, height, width])
+
+
+def average_pool(node: Node, context: Context) -> Call:
+    images, to_image = context.image(node)
+    w = images.lift(read_pool(node, context))
+    pad, include = images.padding(w), bool(node.attributes["count_include_pad"])
+    # "SAME" averages without the padding. 3-D pooling in float64 is done in parts, which only work
+    # without padding.
+    same_padding = not include and w.padded and images.dimensions == 2 and not w.dilated and w.same
+    scale = np.ones(1) if same_padding else w.divisor_correction(include_pad=include)
+    scaled = bool((scale != 1).any())
+    if scaled:
+        scale = scale.reshape(images.spatial(scale.shape, 1))
+    pool = _pooling(tf.nn.avg_pool2d, tf.nn.avg_pool3d, images, w, "SAME" if same_padding else "VALID")
+
+    def run(x: Any) -> Any:
+        x = images.enter(to_image(x))
+        if not same_padding:
+            x = pad(x, 0.0)
+        y = images.undilated(x, w, pool)
+        if scaled:
+            y = y * tf.cast(scale, y.dtype)
+        return images.leave(y)
+
+    return run
+
+
+def global_pool(function: Call) -> Factory:
+    """Return a factory for a pooling over all spatial axes."""
+
+    def factory(node: Node, context: Context) -> Call:
+        axes = [position for position, axis in enumerate(context.keep_layout(node)) if axis > 1]
+        return lambda x: function(x, axes, keepdims=True)
+
+    return factory
+
+
+OPERATORS: dict[str, Factory] = {
+    "AveragePool": average_pool,
+    "GlobalAveragePool": global_pool(tf.reduce_mean),
+    "GlobalMaxPool": global_pool(tf.reduce_max),
+    "MaxPool": max_pool,
+}

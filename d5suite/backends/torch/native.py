@@ -1,0 +1,187 @@
+"""PyTorch's own schemes: DistributedDataParallel and FSDP over Gloo or NCCL.
+
+Imports PyTorch, NumPy, `d5suite.levels` and this adapter's `distributed` and `training`.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+import torch
+from torch import distributed as dist
+
+from d5suite.backends.torch.distributed import Replica
+from d5suite.backends.torch.training import Trainer, native_optimizer
+from d5suite.levels.distributed import Buffers
+from d5suite.levels.distributed import Replica as AnyReplica
+from d5suite.levels.native import FrameworkScheme, Meeting, NativeSettings
+from d5suite.levels.network import Native
+
+TIMEOUT = timedelta(seconds=300)
+"""How long a rank waits for another; d5suite ends the job much earlier where a rank fails."""
+
+_TRANSPORTS = {"cpu": "gloo", "cuda": "nccl"}
+
+
+def meet(meeting: Meeting) -> Callable[[], None]:
+    """Make torch's global process group, in a file if ranks share a folder, else at rank 0."""
+    shared = meeting.folder is not None
+    where = f"file://{meeting.folder}/torch" if shared else f"tcp://{meeting.addresses()[0]}"
+    if meeting.device == "cuda":
+        torch.cuda.set_device(meeting.local_rank % torch.cuda.device_count())
+    dist.init_process_group(
+        _TRANSPORTS[meeting.device], init_method=where, rank=meeting.rank, world_size=meeting.size, timeout=TIMEOUT
+    )
+    return dist.destroy_process_group
+
+
+class _Loss(torch.nn.Module):
+    """An executor's loss as a module whose parameters are the executor's."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        super().__init__()
+        self._executor = trainer.executor
+        unused = {id(tensor) for tensor in trainer.executor.unused_parameters}
+        for index, name in enumerate(trainer.executor.network.parameters):
+            if id(trainer.executor.tensors[name]) not in unused:
+                self._parameters[str(index)] = trainer.executor.tensors[name]
+
+    def forward(self, feed: Native) -> torch.Tensor:
+        """Return the loss of a batch."""
+        return self._executor.loss(feed)
+
+
+_parallel: weakref.WeakKeyDictionary[Trainer, tuple[NativeSettings, Any]] = weakref.WeakKeyDictionary()
+"""Each trainer's module of DistributedDataParallel, whose hooks stay with the parameters."""
+
+
+class DistributedDataParallel(FrameworkScheme):
+    """`torch.nn.parallel.DistributedDataParallel` around the loss, then the trainer's own update.
+
+    It averages the gradients while the backward pass goes on.
+    """
+
+    def __init__(self, replica: AnyReplica, settings: NativeSettings) -> None:
+        super().__init__(replica, settings)
+        assert isinstance(replica, Replica)
+        self._trainer = trainer = replica.trainer
+        if trainer not in _parallel:
+            _parallel[trainer] = settings, self._module(trainer, settings)
+        made, self._loss = _parallel[trainer]
+        assert made.to_dict() == settings.to_dict(), "a replica keeps its settings"
+
+    @classmethod
+    def meet(cls, meeting: Meeting, settings: NativeSettings) -> Callable[[], None]:
+        """See `FrameworkScheme.meet`."""
+        return meet(meeting)
+
+    def _module(self, trainer: Trainer, settings: Any) -> torch.nn.Module:
+        return torch.nn.parallel.DistributedDataParallel(
+            _Loss(trainer),
+            broadcast_buffers=False,
+            bucket_cap_mb=settings.bucket_mib,
+            static_graph=settings.static_graph,
+            gradient_as_bucket_view=settings.gradients_as_views,
+        )
+
+    def step(self, feed: Native) -> Native:
+        """See `FrameworkScheme.step`."""
+        return self._trainer.step_of(self._loss, feed)
+
+
+class _ShardedLoss(torch.nn.Module):
+    """An executor's loss as a module with parameters of its own, copies of the executor's."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        super().__init__()
+        self._executor, self._names = trainer.executor, trainer.executor.network.parameters
+        for index, name in enumerate(self._names):
+            self._parameters[str(index)] = torch.nn.Parameter(trainer.executor.tensors[name].detach().clone())
+
+    def forward(self, feed: Native) -> torch.Tensor:
+        """Return the loss of a batch."""
+        held = (self._parameters[str(index)] for index in range(len(self._names)))
+        return self._executor.loss(feed, dict(zip(self._names, held, strict=True)))
+
+
+class FullySharded(FrameworkScheme):
+    """`torch.distributed.fsdp.fully_shard`: each rank updates its shard of every parameter.
+
+    The network is one unit, whose parameters are gathered before the forward pass. Parameters and
+    the optimizer's state are the scheme's own, in shards; the executor gets them in the end.
+    """
+
+    def __init__(self, replica: AnyReplica, settings: NativeSettings) -> None:
+        from torch.distributed.fsdp import fully_shard  # takes a second
+
+        super().__init__(replica, settings)
+        assert isinstance(replica, Replica)
+        self._own, self._trainer = replica, replica.trainer
+        executor = replica.trainer.executor
+        _, self._name = executor.network.require_loss()
+        self._again: bool = settings.gather_again  # type: ignore[attr-defined]
+        self._loss = _ShardedLoss(replica.trainer)
+        fully_shard(self._loss, reshard_after_forward=self._again)
+        self._shards: list[Any] = list(self._loss.parameters())
+        unused = {id(tensor) for tensor in executor.unused_parameters}
+        pairs = zip(replica.names, self._shards, strict=True)
+        self._unused = [shard for name, shard in pairs if id(executor.tensors[name]) in unused]
+        self._optimizer = native_optimizer(replica.trainer.optimizer, self._shards)
+
+    @classmethod
+    def meet(cls, meeting: Meeting, settings: NativeSettings) -> Callable[[], None]:
+        """See `FrameworkScheme.meet`."""
+        return meet(meeting)
+
+    def step(self, feed: Native) -> Native:
+        """See `FrameworkScheme.step`."""
+        self._optimizer.zero_grad(set_to_none=True)
+        loss = self._loss(feed)
+        loss.backward()
+        for shard in self._unused:
+            shard.grad = torch.zeros_like(shard)
+        self._clip()
+        for group in self._optimizer.param_groups:
+            group["lr"] = self._trainer.learning_rate
+        self._optimizer.step()
+        return {self._name: loss.detach()}
+
+    def _clip(self) -> None:
+        """Clip by the formula, whose norm is of all ranks' shards."""
+        optimizer = self._trainer.optimizer
+        if not (optimizer.clip_value or optimizer.clip_norm):
+            return
+        own = [shard.grad.to_local() for shard in self._shards]
+        if optimizer.clip_value:
+            torch._foreach_clamp_min_(own, -optimizer.clip_value)
+            torch._foreach_clamp_max_(own, optimizer.clip_value)
+        if optimizer.clip_norm:
+            square = torch.stack(torch._foreach_norm(own)).square().sum()
+            dist.all_reduce(square)
+            torch._foreach_mul_(own, (optimizer.clip_norm / square.sqrt()).clamp(max=1.0))
+
+    def _whole(self) -> dict[str, torch.Tensor]:
+        return {name: shard.detach().full_tensor() for name, shard in zip(self._own.names, self._shards, strict=True)}
+
+    def weights(self) -> Buffers:
+        """See `FrameworkScheme.weights`."""
+        return {name: np.array(self._own.view(name, tensor)) for name, tensor in self._whole().items()}
+
+    def finish(self) -> None:
+        """See `FrameworkScheme.finish`."""
+        executor = self._trainer.executor
+        with torch.no_grad():
+            for name, tensor in self._whole().items():
+                executor.tensors[name].copy_(tensor)
+        executor.changed()
+
+    def bytes_per_step(self, elements: int, itemsize: int, size: int) -> float | None:
+        """See `FrameworkScheme.bytes_per_step`: parameters are gathered, gradients scattered."""
+        return (2 + self._again) * elements * itemsize * (size - 1)
+
+
+SCHEMES: Mapping[str, type[FrameworkScheme]] = {"ddp": DistributedDataParallel, "fsdp": FullySharded}

@@ -1,0 +1,159 @@
+"""ONNX on PyTorch: element-wise operators.
+
+Imports PyTorch, `d5suite.network` and `context` beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import reduce
+
+import torch
+import torch.nn.functional as F
+
+from d5suite.backends.torch.operators.context import Context, Factory, Function, native, same
+from d5suite.network import Node
+from d5suite.network.nodes.elementwise import is_clip_fixed, read_clip, read_dropout, slopes_of_channels
+
+
+def relu(node: Node, context: Context) -> Function:
+    return torch.relu_ if node.outputs[0] in context.overwrites else torch.relu
+
+
+def add(node: Node, context: Context) -> Function:
+    overwritten = context.overwrites.get(node.outputs[0])
+    if overwritten is None:
+        return torch.add
+    return torch.Tensor.add_ if overwritten == 0 else lambda a, b: b.add_(a)
+
+
+def sum_(node: Node, context: Context) -> Function:
+    if len(node.inputs) == 2:
+        return add(node, context)
+    return lambda *terms: reduce(torch.add, terms)
+
+
+def leaky_relu(node: Node, context: Context) -> Function:
+    alpha = node.attributes["alpha"]
+    return lambda x: F.leaky_relu(x, alpha)
+
+
+def elu(node: Node, context: Context) -> Function:
+    alpha = node.attributes["alpha"]
+    return lambda x: F.elu(x, alpha)
+
+
+def selu(node: Node, context: Context) -> Function:
+    alpha, gamma = node.attributes["alpha"], node.attributes["gamma"]  # `F.selu` has other digits
+    return lambda x: gamma * F.elu(x, alpha)
+
+
+def hard_sigmoid(node: Node, context: Context) -> Function:
+    alpha, beta = node.attributes["alpha"], node.attributes["beta"]
+    return lambda x: torch.clamp(alpha * x + beta, 0, 1)
+
+
+def pow_(node: Node, context: Context) -> Function:
+    return lambda x, y: torch.pow(x, y).to(x.dtype)
+
+
+def gelu(node: Node, context: Context) -> Function:
+    approximate = node.attributes["approximate"]
+    return lambda x: F.gelu(x, approximate=approximate)
+
+
+def clip(node: Node, context: Context) -> Function:
+    if not is_clip_fixed(node, context):
+        return lambda x, low=None, high=None: torch.clamp(x, low, high)
+    low, high = read_clip(node, context)
+    return same if low is high is None else lambda x, *_: torch.clamp(x, low, high)
+
+
+def dropout(node: Node, context: Context) -> Function:
+    probability, masked = read_dropout(node, context), any(context.wanted(node)[1:])
+    if not context.training or probability == 0:
+        return (lambda x, *_: (x, torch.ones_like(x, dtype=torch.bool))) if masked else same
+    if masked:
+        return lambda x, *_: torch.native_dropout(x, probability, True)
+    return lambda x, *_: F.dropout(x, probability, training=True)
+
+
+def thresholded_relu(node: Node, context: Context) -> Function:
+    alpha = node.attributes["alpha"]
+    return lambda x: F.threshold(x, alpha, 0)
+
+
+def p_relu(node: Node, context: Context) -> Function:
+    if slopes_of_channels(node, context):
+        return lambda x, slope: F.prelu(x, slope.reshape(-1))
+    return lambda x, slope: torch.where(x > 0, x, slope * x)
+
+
+def repeated(function: Callable[..., torch.Tensor]) -> Factory:
+    """Return a factory for a function of two tensors, repeated over more."""
+    return lambda node, context: lambda *xs: reduce(function, xs)
+
+
+def mean(node: Node, context: Context) -> Function:
+    count = len(node.inputs)
+    return lambda *xs: reduce(torch.add, xs) / count
+
+
+def cast(node: Node, context: Context) -> Function:
+    dtype = getattr(torch, context.dtypes[node.outputs[0]].name)
+    return lambda x: x.to(dtype)
+
+
+OPERATORS: dict[str, Factory] = {
+    "Abs": native(torch.abs),
+    "Add": add,
+    "And": native(torch.logical_and),
+    "Cast": cast,
+    "Ceil": native(torch.ceil),
+    "Clip": clip,
+    "Cos": native(torch.cos),
+    "Div": native(torch.div),
+    "Dropout": dropout,
+    "Elu": elu,
+    "Equal": native(torch.eq),
+    "Erf": native(torch.erf),
+    "Exp": native(torch.exp),
+    "Floor": native(torch.floor),
+    "Gelu": gelu,
+    "Greater": native(torch.gt),
+    "GreaterOrEqual": native(torch.ge),
+    "HardSigmoid": hard_sigmoid,
+    "HardSwish": native(F.hardswish),
+    "Identity": native(same),
+    "IsNaN": native(torch.isnan),
+    "LeakyRelu": leaky_relu,
+    "Less": native(torch.lt),
+    "LessOrEqual": native(torch.le),
+    "Log": native(torch.log),
+    "Max": repeated(torch.maximum),
+    "Mean": mean,
+    "Min": repeated(torch.minimum),
+    "Mish": native(F.mish),
+    "Mul": native(torch.mul),
+    "Neg": native(torch.neg),
+    "Not": native(torch.logical_not),
+    "Or": native(torch.logical_or),
+    "PRelu": p_relu,
+    "Pow": pow_,
+    "Reciprocal": native(torch.reciprocal),
+    "Relu": relu,
+    "Round": native(torch.round),
+    "Selu": selu,
+    "Sigmoid": native(torch.sigmoid),
+    "Sign": native(torch.sign),
+    "Sin": native(torch.sin),
+    "Softplus": native(F.softplus),
+    "Softsign": native(F.softsign),
+    "Sqrt": native(torch.sqrt),
+    "Sub": native(torch.sub),
+    "Sum": sum_,
+    "Tanh": native(torch.tanh),
+    "ThresholdedRelu": thresholded_relu,
+    "Where": native(torch.where),
+    "Xor": native(torch.logical_xor),
+}

@@ -1,0 +1,157 @@
+"""ONNX on PyTorch: operators that look up, rank, count and generate values.
+
+Imports PyTorch, `d5suite.network` and `context` beside it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from d5suite.backends.torch.operators.context import Context, Factory, Function
+from d5suite.network import Node
+from d5suite.network.nodes.context import select
+from d5suite.network.nodes.indexing import (
+    Tuples,
+    read_constant_of_shape,
+    read_cumulative,
+    read_elements,
+    read_extreme,
+    read_one_hot,
+    read_range,
+    read_shape,
+    read_tuples,
+)
+
+
+def gather_elements(node: Node, context: Context) -> Function:
+    plan = read_elements(node, context)
+    axis, size = plan.axis, plan.size
+    return lambda x, indices: torch.gather(x, axis, _from_start(indices, size))
+
+
+def scatter_elements(node: Node, context: Context) -> Function:
+    plan, reduction = read_elements(node, context), node.attributes["reduction"]
+    axis, size = plan.axis, plan.size
+    if reduction == "none":
+        return lambda x, indices, updates: x.scatter(axis, _from_start(indices, size), updates)
+    name = {"add": "sum", "mul": "prod", "max": "amax", "min": "amin"}[reduction]
+    return lambda x, indices, updates: x.scatter_reduce(axis, _from_start(indices, size), updates, name)
+
+
+def _from_start(indices: torch.Tensor, size: int) -> torch.Tensor:
+    """Return indices without negative ones, which count from the end."""
+    indices = indices.long()
+    return torch.where(indices < 0, indices + size, indices)
+
+
+def gather_nd(node: Node, context: Context) -> Function:
+    plan = read_tuples(node, context)
+    return lambda x, indices: x[_cells(indices, plan)]
+
+
+def scatter_nd(node: Node, context: Context) -> Function:
+    plan, reduction = read_tuples(node, context), node.attributes["reduction"]
+    if reduction in ("none", "add"):
+        accumulate = reduction == "add"
+        return lambda x, indices, updates: x.index_put(_cells(indices, plan), updates, accumulate)
+    name = {"mul": "prod", "max": "amax", "min": "amin"}[reduction]
+    count = len(plan.sizes)
+
+    def run(x: torch.Tensor, indices: torch.Tensor, updates: torch.Tensor) -> torch.Tensor:
+        rows = torch.zeros_like(indices[..., 0])
+        for column, size in zip(indices.long().unbind(-1), x.shape, strict=False):
+            rows = rows * size + _from_start(column, size)
+        places = rows.reshape(-1, *[1] * (x.dim() - count)).expand(-1, *x.shape[count:])
+        found = x.flatten(0, count - 1).scatter_reduce(0, places, updates.reshape(places.shape), name)
+        return found.reshape(x.shape)
+
+    return run
+
+
+def _cells(indices: torch.Tensor, plan: Tuples) -> tuple[torch.Tensor, ...]:
+    """Return the data's cells that tuples of indices name; PyTorch, too, counts from the end."""
+    places = [
+        torch.arange(size, device=indices.device).reshape(-1, *[1] * (indices.dim() - 2 - axis))
+        for axis, size in enumerate(indices.shape[: plan.batch])
+    ]
+    return (*places, *indices.long().unbind(-1))
+
+
+def cum_sum(node: Node, context: Context) -> Function:
+    axis, exclusive, reverse = read_cumulative(node, context)
+
+    def run(x: torch.Tensor, *_: Any) -> torch.Tensor:
+        x = x.flip(axis) if reverse else x
+        y = torch.cumsum(x, axis, dtype=x.dtype)
+        if exclusive:
+            y = torch.cat((torch.zeros_like(y.narrow(axis, 0, 1)), y.narrow(axis, 0, y.shape[axis] - 1)), axis)
+        return y.flip(axis) if reverse else y
+
+    return run
+
+
+def top_k(node: Node, context: Context) -> Function:
+    plan, wanted = read_extreme(node, context), context.wanted(node)
+    axis, count, largest = plan.axis, plan.count, plan.largest
+    if not any(wanted[1:]):
+        return lambda x, _: torch.topk(x, count, axis, largest).values
+
+    def ranked(x: torch.Tensor, _: Any) -> Any:
+        # Of equal values ONNX takes the first; `torch.topk` takes any.
+        values, indices = torch.sort(x, dim=axis, descending=largest, stable=True)
+        return select((values.narrow(axis, 0, count), indices.narrow(axis, 0, count)), wanted)
+
+    return ranked
+
+
+def extreme(node: Node, context: Context) -> Function:
+    plan = read_extreme(node, context)
+    axis, keep, function = plan.axis, plan.keep, torch.argmax if plan.largest else torch.argmin
+    if plan.last:
+        return lambda x: x.shape[axis] - 1 - function(x.flip(axis), axis, keep)
+    return lambda x: function(x, axis, keep)
+
+
+def one_hot(node: Node, context: Context) -> Function:
+    axis, depth = read_one_hot(node, context)
+
+    def run(indices: torch.Tensor, _: Any, values: torch.Tensor) -> torch.Tensor:
+        classes = torch.arange(depth, device=indices.device).reshape(-1, *[1] * (indices.dim() - axis))
+        return torch.where(_from_start(indices, depth).unsqueeze(axis) == classes, values[1], values[0])
+
+    return run
+
+
+def range_(node: Node, context: Context) -> Function:
+    start, limit, delta, dtype = read_range(node, context)
+    settings = {"dtype": getattr(torch, dtype.name), "device": context.device}
+    return lambda *_: torch.arange(start, limit, delta, **settings)
+
+
+def constant_of_shape(node: Node, context: Context) -> Function:
+    sizes, value, dtype = read_constant_of_shape(node, context)
+    settings = {"dtype": getattr(torch, dtype.name), "device": context.device}
+    return lambda *_: torch.full(sizes, value, **settings)
+
+
+def shape(node: Node, context: Context) -> Function:
+    axes = read_shape(node, context)
+    return lambda x: torch.tensor([x.shape[axis] for axis in axes], dtype=torch.int64)
+
+
+OPERATORS: dict[str, Factory] = {
+    "ArgMax": extreme,
+    "ArgMin": extreme,
+    "ConstantOfShape": constant_of_shape,
+    "CumSum": cum_sum,
+    "GatherElements": gather_elements,
+    "GatherND": gather_nd,
+    "OneHot": one_hot,
+    "Range": range_,
+    "ScatterElements": scatter_elements,
+    "ScatterND": scatter_nd,
+    "Shape": shape,
+    "TopK": top_k,
+}

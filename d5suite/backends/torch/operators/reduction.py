@@ -1,0 +1,81 @@
+"""ONNX on PyTorch: reductions and softmax.
+
+Imports PyTorch, `d5suite.network` and `context` beside it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+
+from d5suite.backends.torch.operators.context import Context, Factory, Function, same
+from d5suite.network import Node
+from d5suite.network.nodes.reduction import read_reduce
+
+
+def softmax(function: Function) -> Factory:
+    """Return a factory for a function along the node's axis."""
+
+    def factory(node: Node, context: Context) -> Function:
+        axis = node.attributes["axis"]
+        return lambda x: function(x, axis)
+
+    return factory
+
+
+def reduce(function: Callable[..., torch.Tensor], empty: float | None = None) -> Factory:
+    """Return a factory for a reduction; ``empty`` is that of nothing, if the function has none."""
+
+    def factory(node: Node, context: Context) -> Function:
+        plan = read_reduce(node, context)
+        if plan is None:
+            return same
+        axes, keep = plan.axes, plan.keep
+        if empty is not None and plan.empty:
+            shape = [n or 0 for n in context.shape(node.outputs[0])]
+            return lambda x, *_: x.new_full(shape, empty if x.is_floating_point() else 0)
+        return lambda x, *_: function(x, axes, keep)
+
+    return factory
+
+
+def _extreme(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    def run(x: torch.Tensor, axes: Sequence[int], keep: bool) -> torch.Tensor:
+        return function(x, axes, keep) if x.dtype != torch.bool else function(x.float(), axes, keep).bool()
+
+    return run
+
+
+def _prod(x: torch.Tensor, axes: Sequence[int], keep: bool) -> torch.Tensor:
+    for axis in sorted(axes, reverse=True):
+        x = x.prod(axis, keep)
+    return x
+
+
+def _norm(x: torch.Tensor, axes: Sequence[int], keep: bool) -> torch.Tensor:
+    return torch.linalg.vector_norm(x, 2, axes, keep)
+
+
+def _sum_square(x: torch.Tensor, axes: Sequence[int], keep: bool) -> torch.Tensor:
+    return torch.sum(torch.square(x), axes, keep)
+
+
+def _sum_absolute(x: torch.Tensor, axes: Sequence[int], keep: bool) -> torch.Tensor:
+    return torch.sum(torch.abs(x), axes, keep)
+
+
+OPERATORS: dict[str, Factory] = {
+    "LogSoftmax": softmax(torch.log_softmax),
+    "ReduceL1": reduce(_sum_absolute),
+    "ReduceL2": reduce(_norm),
+    "ReduceLogSumExp": reduce(torch.logsumexp),
+    "ReduceMax": reduce(_extreme(torch.amax), -math.inf),
+    "ReduceMean": reduce(torch.mean),
+    "ReduceMin": reduce(_extreme(torch.amin), math.inf),
+    "ReduceProd": reduce(_prod),
+    "ReduceSum": reduce(torch.sum),
+    "ReduceSumSquare": reduce(_sum_square),
+    "Softmax": softmax(torch.softmax),
+}

@@ -1,0 +1,44 @@
+"""ONNX on PyTorch: images sampled at the points of a grid.
+
+Imports PyTorch, `d5suite.network` and `context` beside it.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from d5suite.backends.torch.operators.context import Context, Factory, Function, in_float32
+from d5suite.network import Node
+from d5suite.network.nodes.sampling import Functions, read_grid_sample, taps
+
+_MODES = {"linear": "bilinear", "nearest": "nearest", "cubic": "bicubic"}
+
+_FUNCTIONS = Functions(torch.floor, torch.round, torch.abs, torch.clamp, torch.Tensor.long, torch.where)
+
+
+def grid_sample(node: Node, context: Context) -> Function:
+    """Return PyTorch's kernel or, where it has none, a sum over the cells near every point.
+
+    Its cubic kernel is for two axes, and repeats cells beyond a border where ONNX moves the point.
+    """
+    plan = read_grid_sample(node, context)
+    cubic, axes = plan.mode == "cubic", len(plan.sizes)
+    if axes in (2, 3) and not (cubic and (axes == 3 or plan.padding == "border")):
+        settings = _MODES[plan.mode], plan.padding, plan.aligned
+        return lambda x, grid: F.grid_sample(in_float32(x), in_float32(grid), *settings).to(x.dtype)
+
+    def run(x: torch.Tensor, grid: torch.Tensor) -> torch.Tensor:
+        rows, points = in_float32(x).flatten(2), in_float32(grid).flatten(1, -2).unbind(-1)
+        y = torch.zeros((), dtype=rows.dtype, device=rows.device)
+        for tap in taps(plan, _FUNCTIONS, points):
+            cells = tap.cell.unsqueeze(1).expand(-1, plan.channels, -1)
+            y = y + torch.gather(rows, 2, cells) * tap.weight.unsqueeze(1)
+        return y.reshape(*x.shape[:2], *plan.outputs).to(x.dtype)
+
+    return run
+
+
+OPERATORS: dict[str, Factory] = {
+    "GridSample": grid_sample,
+}

@@ -1,0 +1,104 @@
+"""The recipe of a user's own network: ``--network FILE.onnx``, with ``--shape`` where needed.
+
+Imports neutral settings, jobs and networks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from d5suite.cases.case import Settings, Shared, Test, absent
+from d5suite.cases.recipe import Recipe
+from d5suite.errors import ConfigurationError, UnsupportedOperatorError
+from d5suite.job import CaseJob, NetworkCase, Result, is_plain_name
+from d5suite.measurements.base import Measurement
+from d5suite.network.given import Given, load_given
+from d5suite.network.given import parse_shapes as parse_shapes
+
+if TYPE_CHECKING:
+    from d5suite.backends import Selection
+    from d5suite.levels.backend import Backend
+
+
+@dataclass(frozen=True)
+class GivenNetwork(Recipe):
+    """Any network, on inputs that are drawn; `Recipe.network` is its file.
+
+    Attributes
+    ----------
+    shapes : mapping of str to sequence of int
+        Dimensions by input, where the file leaves them open.
+    """
+
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+
+    every_backend = True
+
+    def tests(self) -> Iterator[Test]:
+        for measurement in self.kinds():
+            yield Test(f"test_{measurement.name}", measurement, lambda settings: [self._of(settings)])
+
+    def _of(self, settings: Settings) -> GivenNetwork:
+        """The recipe of the network that the options name, under its file's name."""
+        path = settings.network
+        if path is None:
+            return self
+        name = path.stem if is_plain_name(path.stem) else self.name
+        case = replace(self, name=name, network=str(path.resolve()), shapes=settings.shapes)
+        case._loaded(settings, self.preset(settings.preset)[1].batch_size)  # what is wrong with it is said at once
+        return case
+
+    def _loaded(self, settings: Settings, batch_size: int) -> Given:
+        shapes = tuple(sorted((name, tuple(shape)) for name, shape in self.shapes.items()))
+        return _load(self.network, shapes, settings.batch_size or batch_size)
+
+    def not_asked(self, measurement: type[Measurement], settings: Settings, path: Path) -> str | None:
+        return None if self.network else "measured with --network FILE.onnx"
+
+    def cannot(self, backend: Backend, measurement: type[Measurement], settings: Settings) -> str | None:
+        lacking = absent(backend, measurement)
+        if lacking or not self.network:
+            return lacking
+        given = self._loaded(settings, self.preset_for(backend, settings.preset)[1].batch_size)
+        if given.untrainable and measurement.needs:
+            return f"{self.name} has no {measurement.name}: {given.untrainable}"
+        try:
+            backend.check_operators(given.network)
+        except UnsupportedOperatorError as error:
+            return error.what
+        return None
+
+    def check(self, backend: Backend, measurement: type[Measurement], settings: Settings) -> None:
+        fixed = self._loaded(settings, self.preset_for(backend, settings.preset)[1].batch_size).network.batch_size
+        if settings.batch_size not in (None, fixed or settings.batch_size):
+            raise ConfigurationError(
+                f"the network fixes its batch size, {fixed}", where=f"--batch-size {settings.batch_size}"
+            )
+
+    def job(
+        self, selection: Selection | None, settings: Settings, measurements: list[str], files: dict[str, str],
+        shared: Shared,
+    ) -> NetworkCase:  # fmt: skip
+        part = super().job(selection, settings, measurements, files, shared)
+        fixed = self._loaded(settings, part.batch_size).network.batch_size
+        return replace(
+            part,
+            network={"given": self.network, "shapes": {name: list(shape) for name, shape in self.shapes.items()}},
+            batch_size=fixed or part.batch_size,
+        )
+
+    def _root(self, settings: Settings, classes: int) -> str:
+        return ""
+
+    def facts(self, part: CaseJob, result: Result) -> dict[str, Any]:
+        assert isinstance(part, NetworkCase)
+        return {**result.facts[self.name], "batch_size": part.batch_size, "optimizer": part.optimizer}
+
+
+@lru_cache(maxsize=2)
+def _load(path: str, shapes: tuple[tuple[str, tuple[int, ...]], ...], batch_size: int) -> Given:
+    return load_given(path, shapes=dict(shapes), batch_size=batch_size)

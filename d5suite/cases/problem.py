@@ -1,0 +1,274 @@
+"""A problem: one operator at one size, described once, for every backend.
+
+A file under ``operators/`` declares one `Problems`; the tests come from the library
+(`d5suite.pytest_plugin`). Imports the contract's neutral descriptions only.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from d5suite.cases.case import Case, Declaration, Settings, Shared, Test, declared_in
+from d5suite.custom import CustomOperator, compiler_problem
+from d5suite.errors import ConfigurationError, D5Error, NetworkError
+from d5suite.job import CaseJob, OperationCase, Result, is_plain_name
+from d5suite.measurements import find
+from d5suite.measurements.base import Measurement
+
+if TYPE_CHECKING:
+    from d5suite.backends import Selection
+    from d5suite.levels.backend import Backend
+    from d5suite.network.operation import Operation
+
+MAX_TIME_S = {"smoke": 0.06, "standard": 0.5, "full": 2.0}
+"""Sampling budget of one direction of a problem by preset, in seconds, unless
+``--benchmark-max-time`` is given."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One operator at one size.
+
+    Attributes
+    ----------
+    name : str
+        Unique within its file; without ``/`` and ``-``.
+    operator : str or CustomOperator
+        The ONNX operator, or one of your own.
+    inputs : mapping
+        As `d5suite.network.operation.Operation` takes them: shapes, `Tensor` objects, arrays, None.
+    attributes : mapping
+        The node's.
+    source : str
+        Where the size is published or taken from.
+    backward : bool
+        Whether its backward pass is measured too.
+    file : Path
+        The Python file that describes it, for errors.
+    """
+
+    name: str
+    operator: str | CustomOperator
+    inputs: Mapping[str, Any]
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+    source: str = ""
+    backward: bool = True
+    file: Path = field(default_factory=declared_in, compare=False, repr=False)
+
+    def operation(self, family: str, precision: str) -> Operation:
+        """The ONNX node.
+
+        Raises
+        ------
+        NetworkError
+            If it is not valid, with the file and the problem's name.
+        """
+        from d5suite.network.operation import Operation
+
+        custom = None if isinstance(self.operator, str) else self.operator
+        try:
+            operation = Operation(
+                self.op_type, self.inputs, self.attributes, name=f"{family}.{self.name}", precision=precision,
+                outputs=[True] * (1 if custom is None else len(custom.outputs)), custom=custom,
+            )  # fmt: skip
+        except NetworkError as error:
+            raise NetworkError(error.what, where=f"{self.file}, {error.where}", hint=error.hint) from error
+        empty = [name for name in operation.outputs if 0 in operation.shapes[name]]
+        if empty:
+            raise NetworkError(
+                f"{operation.describe()} has nothing to measure: {', '.join(empty)} is empty",
+                where=f"{self.file}, {operation.name}",
+            )
+        return operation
+
+    _operations: dict[tuple[str, str], dict[str, Any]] = field(
+        default_factory=dict, init=False, compare=False, repr=False
+    )
+
+    def describe(self, family: str, precision: str) -> dict[str, Any]:
+        """The ONNX node as a job holds it, made once.
+
+        Raises
+        ------
+        D5Error
+            If it makes no sense, whatever the description raised, with its file.
+        """
+        key = (family, precision)
+        if key not in self._operations:
+            try:
+                found = self.operation(family, precision).to_dict()
+                json.dumps(found)
+            except D5Error:
+                raise
+            except Exception as error:  # a user's description may fail in any way
+                what = f"{type(error).__name__}: {error}"
+                raise ConfigurationError(what, where=f"{self.file}, {family}.{self.name}") from error
+            self._operations[key] = found
+        return self._operations[key]
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not isinstance(self.operator, str | CustomOperator):
+            raise ConfigurationError(
+                f"a problem has a name and an operator, not {self.name!r} and {self.operator!r}", where=str(self.file)
+            )
+
+    @property
+    def op_type(self) -> str:
+        """The operator's name, with its domain if it is a custom one."""
+        return self.operator if isinstance(self.operator, str) else self.operator.op_type
+
+
+@dataclass(frozen=True)
+class Problems(Declaration):
+    """The problems of one family of operators.
+
+    Attributes
+    ----------
+    name : str
+        As reports call the family.
+    smoke, standard, full : sequence of Problem
+        The presets: seconds on a laptop, the sizes of a usual training run, and whole published
+        tables.
+    """
+
+    name: str
+    smoke: Sequence[Problem]
+    standard: Sequence[Problem]
+    full: Sequence[Problem]
+
+    def __post_init__(self) -> None:
+        if not is_plain_name(self.name):
+            raise ConfigurationError(f"a family of operators cannot be called {self.name!r}", where="Problems")
+        for preset in MAX_TIME_S:
+            names = [problem.name for problem in self.preset(preset)]
+            wrong = sorted({n for n in names if names.count(n) > 1 or set(n) & set("-[]") or not is_plain_name(n)})
+            if wrong or not names:
+                raise ConfigurationError(
+                    f"preset {preset!r} needs problems with names that differ and have no / - [ ]: "
+                    f"{', '.join(wrong) or 'it has none'}",
+                    where=self.name,
+                )
+
+    def tests(self) -> Iterator[Test]:
+        for direction in ("forward", "backward"):
+            yield Test(f"test_{direction}", find(direction), lambda settings: self.cases(settings.preset))
+
+    def custom_operators(self) -> Iterator[CustomOperator]:
+        """The custom operators of all presets, by which a worker finds one in this file."""
+        for preset in MAX_TIME_S:
+            for problem in self.preset(preset):
+                if isinstance(problem.operator, CustomOperator):
+                    yield problem.operator
+
+    def cases(self, preset: str | None) -> list[ProblemCase]:
+        """The problems of a preset as cases."""
+        return [ProblemCase(self.name, problem) for problem in self.preset(preset)]
+
+    def preset(self, name: str | None) -> Sequence[Problem]:
+        """The problems of a preset, ``smoke`` by default.
+
+        Raises
+        ------
+        ConfigurationError
+            If there is no such preset.
+        """
+        if name is not None and name not in MAX_TIME_S:
+            raise ConfigurationError(
+                f"there is no preset {name!r} of operators", where=self.name, hint=f"Presets: {', '.join(MAX_TIME_S)}."
+            )
+        found: Sequence[Problem] = getattr(self, name or "smoke")
+        return found
+
+
+@dataclass(frozen=True)
+class ProblemCase(Case):
+    """One problem of a family.
+
+    Attributes
+    ----------
+    family : str
+        Name of the `Problems`.
+    problem : Problem
+    """
+
+    family: str
+    problem: Problem
+
+    shares_references = True
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        """``family.problem``."""
+        return f"{self.family}.{self.problem.name}"
+
+    @property
+    def label(self) -> str:  # type: ignore[override]
+        """The problem's name."""
+        return self.problem.name
+
+    @property
+    def origin(self) -> str:  # type: ignore[override]
+        """The file that describes it."""
+        return str(self.problem.file)
+
+    def is_same(self, other: Case) -> bool:
+        return isinstance(other, ProblemCase) and other.problem is self.problem
+
+    @property
+    def batch(self) -> str:
+        """All problems share one job per backend."""
+        return "operators"
+
+    def not_asked(self, measurement: type[Measurement], settings: Settings, path: Path) -> str | None:
+        return None
+
+    def cannot(self, backend: Backend, measurement: type[Measurement], settings: Settings) -> str | None:
+        backward = measurement.name == "backward"
+        if backward and not self.problem.backward:
+            return f"{self.name} has no backward pass"
+        operator = self.problem.operator
+        if isinstance(operator, CustomOperator):
+            why = operator.lacks(settings.precision, settings.device, backward=backward)
+            if why is None and operator.forward is None:
+                why = compiler_problem(operator.code(settings.device))
+            if why:
+                return why
+        lacking = backend.lacks_operator(self.problem.op_type, settings.precision, backward=backward)
+        if lacking is None and backend.reduced and (settings.preset or "smoke") != "smoke":
+            return f"{backend.name} is measured at smoke only: {backend.reduced}"
+        return lacking
+
+    def job(
+        self, selection: Selection | None, settings: Settings, measurements: list[str], files: dict[str, str],
+        shared: Shared,
+    ) -> OperationCase:  # fmt: skip
+        """See `Case.job`.
+
+        Raises
+        ------
+        D5Error
+            If the problem makes no sense.
+        """
+        preset = self.preset_name(selection, settings)
+        return OperationCase(
+            name=self.name,
+            preset=preset,
+            measurements=measurements,
+            files=files,
+            sampling={"max_time_s": MAX_TIME_S[preset], **settings.sampling},
+            reference=shared.reference,
+            operation=self.problem.describe(self.family, settings.precision),
+        )
+
+    def preset_name(self, selection: Selection | None, settings: Settings) -> str:
+        return settings.preset or next(iter(MAX_TIME_S))
+
+    def check(self, backend: Backend, measurement: type[Measurement], settings: Settings) -> None:
+        """Nothing: no option contradicts a problem that `cannot` accepts."""
+
+    def facts(self, part: CaseJob, result: Result) -> dict[str, Any]:
+        return {"source": self.problem.source, "ceilings": result.ceilings}

@@ -1,0 +1,379 @@
+"""A recipe: a network on a dataset, described once for every backend.
+
+A recipe file declares one `Recipe`; the tests come from the library (`d5suite.pytest_plugin`).
+Imports neutral settings, jobs and measurements.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from d5suite.cases.case import TIME_LIMIT_S, Case, Declaration, Settings, Shared, Test, absent, declared_in
+from d5suite.errors import ConfigurationError, D5Error
+from d5suite.job import CaseJob, NetworkCase, Result, is_plain_name
+from d5suite.measurements import find
+from d5suite.measurements.base import Measurement
+from d5suite.optimizers.schedules import Constant, Schedule
+from d5suite.optimizers.settings import Optimizer
+
+if TYPE_CHECKING:
+    from d5suite.backends import Selection
+    from d5suite.levels.backend import Backend
+
+DISTRIBUTED = ("distributed_step",)
+"""What a recipe that measures training steps measures with ``--ranks``, whether it says so or
+not."""
+
+MEASUREMENTS = ("inference", "gradient", "training_step", "input_pipeline")
+"""What a recipe measures unless it says otherwise."""
+
+REDUCED = "reduced"
+"""The preset for backends that are much slower than the others."""
+
+DATASETS = ("imagenet", "openimages", "digits", "inputs")
+"""Datasets that a recipe can name; ``inputs`` are drawn, for a `GivenNetwork`."""
+
+SYNTHETIC_IMAGES = 320
+"""Training images of the small set that is drawn for a recipe, but at least `LEAST_PER_CLASS` of
+each class."""
+
+LEAST_PER_CLASS = 2
+"""See `SYNTHETIC_IMAGES`."""
+
+
+@dataclass(frozen=True)
+class Training:
+    """A training run to a target.
+
+    Attributes
+    ----------
+    target : float
+        What the metric must reach.
+    epochs : int
+        Epochs in which it must be reached.
+    schedule : Schedule
+        Of the learning rate.
+    metric : str
+        A key of `d5suite.validate.metrics.METRICS`.
+    runs : int
+        How many runs, each with weights and image order of a seed of its own.
+    accumulate : int
+        Batches per update.
+    source : str
+        Where the target is published, and with what settings it was reached, or whose it is. A
+        target with a source means the real dataset: it is not asked for on drawn images.
+    time_limit_s : float or None
+        Limit of the worker that trains, in seconds; None where nobody can say how long it takes.
+        ``--job-timeout`` goes before it.
+    """
+
+    target: float
+    epochs: int
+    schedule: Schedule = field(default_factory=Constant)
+    metric: str = "top-1 accuracy"
+    runs: int = 1
+    accumulate: int = 1
+    source: str = ""
+    time_limit_s: float | None = TIME_LIMIT_S
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-able settings, without the limit, which is not the worker's."""
+        plain = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "time_limit_s"}
+        return {**plain, "schedule": self.schedule.to_dict()}
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A size of a recipe.
+
+    Attributes
+    ----------
+    image_size : int
+        Pixels.
+    batch_size : int
+    classes : int
+        The dataset's first so many classes, and the network's outputs.
+    optimizer : Optimizer, optional
+        In place of the recipe's own.
+    max_time_s : float
+        Sampling budget of each measurement, unless ``--benchmark-max-time`` is given.
+    note : str
+        Where the setting comes from.
+    training : Training, optional
+        How ``time_to_accuracy`` is measured; without it, it is not.
+    leaves_out : mapping of str to str
+        Measurements of the recipe that this size does without, each with the reason.
+    """
+
+    image_size: int
+    batch_size: int
+    classes: int
+    optimizer: Optimizer | None = None
+    max_time_s: float = 5.0
+    note: str = ""
+    training: Training | None = None
+    leaves_out: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Acceptance:
+    """What must hold before anything is timed, beyond the backend's own tolerances.
+
+    Attributes
+    ----------
+    trajectory_steps : int
+        Training steps over which backends must agree.
+    """
+
+    trajectory_steps: int = 10
+
+
+@dataclass(frozen=True)
+class Recipe(Case, Declaration):
+    """One network on one dataset.
+
+    Attributes
+    ----------
+    name : str
+        As reports call it.
+    network : str
+        A network of the zoo, or the path of an ``.onnx`` file.
+    dataset : str
+        One of `DATASETS`.
+    optimizer : Optimizer
+        Neutral settings; ``--optimizer`` changes them.
+    presets : mapping of str to Preset
+        The first is the default. Backends that are too slow for any of them are measured at
+        ``reduced``, if there is one, whatever preset is asked for.
+    measurements : sequence of str or type of Measurement
+        Names of known measurements, or measurements of the recipe file's own.
+    acceptance : Acceptance
+    label_smoothing : float
+        Of the loss; see `d5suite.network.Network.with_label_smoothing`.
+    formats : sequence of str
+        Storage formats, keys of `d5suite.data.formats.KINDS`: the recipe is then one of each, see
+        `variants`. Without any it takes the dataset as it is stored.
+    on_request : bool
+        Whether it is measured only if its file is named on the command line.
+    file : Path
+        The Python file that declares it, for messages.
+    """
+
+    name: str
+    network: str
+    dataset: str
+    optimizer: Optimizer
+    presets: Mapping[str, Preset]
+    measurements: Sequence[str | type[Measurement]] = MEASUREMENTS
+    acceptance: Acceptance = Acceptance()
+    label_smoothing: float = 0.0
+    formats: Sequence[str] = ()
+    on_request: bool = False
+    file: Path = field(default_factory=declared_in, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.dataset not in DATASETS:
+            raise ConfigurationError(
+                f"unknown dataset {self.dataset!r}", where=self.name, hint=f"Known: {', '.join(DATASETS)}."
+            )
+        if not self.presets:
+            raise ConfigurationError("a recipe needs at least one preset", where=self.name)
+        for what, name in (("recipe", self.name), *(("preset", each) for each in self.presets)):
+            if not is_plain_name(name):
+                raise ConfigurationError(
+                    f"a {what} cannot be called {name!r}",
+                    where=str(self.file),
+                    hint="Files are named after it: no / and \\, no dot in front, at most 100 bytes.",
+                )
+
+    @property
+    def batch(self) -> str:
+        """A recipe is a job of its own on each backend."""
+        return self.name
+
+    @property
+    def origin(self) -> str:  # type: ignore[override]
+        """The file that declares it."""
+        return str(self.file)
+
+    def variants(self) -> list[Recipe]:
+        """The recipe itself, or one per storage format, such as ``input_pipeline-hdf5``."""
+        if not self.formats:
+            return [self]
+        return [replace(self, name=f"{self.name}-{each}", formats=(each,)) for each in self.formats]
+
+    def kinds(self) -> list[type[Measurement]]:
+        """Its measurements, those that its ranks make among them.
+
+        Raises
+        ------
+        ConfigurationError
+            If there is none of such a name.
+        """
+        own = [find(each) if isinstance(each, str) else each for each in self.measurements]
+        ranked = [find(name) for name in DISTRIBUTED if any(each.name == "training_step" for each in own)]
+        return list(dict.fromkeys([*own, *ranked]))
+
+    def tests(self) -> Iterator[Test]:
+        for variant in self.variants():
+            for measurement in self.kinds():
+                function = "_".join(("test", measurement.name, *variant.formats))
+                yield Test(function, measurement, lambda settings, variant=variant: [variant])  # type: ignore[misc]
+
+    def not_asked(self, measurement: type[Measurement], settings: Settings, path: Path) -> str | None:
+        if self.on_request and path not in settings.named:
+            return f"measured when its file is named: pytest {path.name}"
+        return self._stored_otherwise(settings)
+
+    def _stored_otherwise(self, settings: Settings) -> str | None:
+        """Why a recipe for one storage format does not use the user's dataset, or None."""
+        given = settings.datasets.get(self.dataset)
+        if not self.formats or given is None:
+            return None
+        from d5suite.data.formats import kind_of
+
+        try:
+            stored = kind_of(given)
+        except D5Error:  # the job says what is wrong
+            return None
+        if stored in self.formats:
+            return None
+        return f"--{self.dataset} {given} is stored as {stored}; it is not converted"
+
+    def cannot(self, backend: Backend, measurement: type[Measurement], settings: Settings) -> str | None:
+        from d5suite.levels.backend import NOT_BY_RANKS
+
+        lacking = absent(backend, measurement, format=next(iter(self.formats), None))
+        if lacking:
+            return lacking
+        if measurement.level == 3 and settings.precision in NOT_BY_RANKS:
+            return f"level 3 has no {settings.precision}: {NOT_BY_RANKS[settings.precision]}"
+        if self._is_reduced(backend) and REDUCED not in self.presets:
+            return f"{self.name} has no {REDUCED!r} preset, and {backend.name} needs one: {backend.reduced}"
+        if not self._is_reduced(backend) and settings.preset not in (None, *self.presets):
+            return None  # `check` raises
+        name, chosen = self.preset_for(backend, settings.preset)
+        if measurement.name in chosen.leaves_out:
+            return f"preset {name!r} leaves out {measurement.name}: {chosen.leaves_out[measurement.name]}"
+        if measurement.trains and chosen.training is None:
+            trained = ", ".join(name for name, each in self.presets.items() if each.training) or "none"
+            return f"{self.name} is trained to accuracy at other presets only: {trained}"
+        return None
+
+    def check(self, backend: Backend, measurement: type[Measurement], settings: Settings) -> None:
+        from d5suite.data.drawing import MAX_CLASSES
+
+        name, preset = self.preset_for(backend, settings.preset)
+        if self.dataset == "digits" or settings.datasets.get(self.dataset) is not None:
+            return
+        where = f"{self.name}, preset {name!r}"
+        if measurement.trains and preset.training is not None and preset.training.source:
+            raise ConfigurationError(
+                f"{preset.training.metric} {preset.training.target} is a target on the real {self.dataset}, and the "
+                "images that are made without one are drawn",
+                where=where,
+                hint=f"Give --{self.dataset} PATH, or leave this measurement out: -k 'not {measurement.name}'.",
+            )
+        if preset.classes > MAX_CLASSES:
+            raise ConfigurationError(
+                f"this needs a dataset of {preset.classes} classes, and drawn images have at most {MAX_CLASSES}",
+                where=where,
+                hint=f"Give --{self.dataset} PATH.",
+            )
+
+    def job(
+        self, selection: Selection | None, settings: Settings, measurements: list[str], files: dict[str, str],
+        shared: Shared,
+    ) -> NetworkCase:  # fmt: skip
+        assert selection is not None
+        name, preset = self.preset_for(selection.backend, settings.preset)
+        network = {"onnx" if self.network.endswith(".onnx") else "zoo": self.network}
+        optimizer = settings.optimizer or preset.optimizer or self.optimizer
+        return NetworkCase(
+            name=self.name,
+            preset=name,
+            measurements=measurements,
+            files=files,
+            sampling={"max_time_s": preset.max_time_s, **settings.sampling},
+            reference=shared.reference,
+            network={
+                **network,
+                "classes": preset.classes,
+                "image_size": preset.image_size,
+                "label_smoothing": self.label_smoothing,
+                "several_labels": self.dataset == "openimages",
+            },
+            dataset={"kind": self.dataset, "root": self._root(settings, preset.classes)},
+            batch_size=settings.batch_size or preset.batch_size,
+            optimizer=optimizer.to_dict(),
+            validation_steps=self.acceptance.trajectory_steps,
+            training=preset.training.to_dict() if preset.training else {},
+            peers=shared.peers,
+            trajectory=shared.trajectory,
+        )
+
+    def _root(self, settings: Settings, classes: int) -> str:
+        """Where its dataset lies; empty if it comes with a library."""
+        if self.dataset == "digits":
+            return ""
+        given = settings.datasets.get(self.dataset)
+        if given is not None:
+            return str(given.resolve())
+        from d5suite.data.synthesis import cached_conversion, cached_imagenet, cached_openimages
+
+        # Speed is measured, and a thousand classes take long to draw: few images of each.
+        train = max(LEAST_PER_CLASS, SYNTHETIC_IMAGES // classes)
+        if self.dataset == "openimages":
+            root = cached_openimages(classes)
+        else:
+            root = cached_imagenet(classes=classes, train_per_class=train, val_per_class=-(-train // 4))
+        converted = [each for each in self.formats if each != "folder"]
+        return str(cached_conversion(root, converted[0]) if converted else root)
+
+    def facts(self, part: CaseJob, result: Result) -> dict[str, Any]:
+        assert isinstance(part, NetworkCase)
+        return {
+            **result.facts[self.name],
+            "batch_size": part.batch_size,
+            "image_size": part.network["image_size"],
+            "classes": part.network["classes"],
+            "optimizer": part.optimizer,
+        }
+
+    def preset_name(self, selection: Selection | None, settings: Settings) -> str:
+        assert selection is not None
+        return self.preset_for(selection.backend, settings.preset)[0]
+
+    def time_limit_s(self, selection: Selection, settings: Settings, trains: bool) -> float:
+        _, preset = self.preset_for(selection.backend, settings.preset)
+        if preset.training is None or not trains:
+            return TIME_LIMIT_S
+        return math.inf if preset.training.time_limit_s is None else preset.training.time_limit_s
+
+    def preset_for(self, backend: Backend, name: str | None) -> tuple[str, Preset]:
+        """The preset at which a backend is measured if this one, or the default, is asked for."""
+        return self.preset(REDUCED if self._is_reduced(backend) else name)
+
+    def _is_reduced(self, backend: Backend) -> bool:
+        """Whether a backend is too slow for this recipe; none is if it runs no network."""
+        return bool(backend.reduced) and any(each.runs_network for each in self.kinds())
+
+    def preset(self, name: str | None) -> tuple[str, Preset]:
+        """The preset of this name, or the default one.
+
+        Raises
+        ------
+        ConfigurationError
+            If there is none of this name.
+        """
+        if name is None:
+            name = next(iter(self.presets))
+        if name not in self.presets:
+            raise ConfigurationError(
+                f"recipe {self.name!r} has no preset {name!r}", hint=f"Its presets: {', '.join(self.presets)}."
+            )
+        return name, self.presets[name]

@@ -1,0 +1,101 @@
+"""Inputs of any kind, drawn: numbers, token ids, masks.
+
+May import NumPy and, from d5suite, `data`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from d5suite.data.arrays import Batch, Stream
+from d5suite.data.sources import WHOLE, Source
+
+EVALUATION = 1
+"""Added to the seed of training batches: others to evaluate on."""
+
+
+@dataclass(frozen=True)
+class Input:
+    """What one input holds.
+
+    Attributes
+    ----------
+    name : str
+    shape : tuple of int
+        Of one sample.
+    dtype : numpy.dtype
+    values : tuple of int, optional
+        First value and the one past the last, drawn evenly; without them normal noise.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    values: tuple[int, int] | None = None
+
+    def draw(self, samples: int, generator: np.random.Generator) -> np.ndarray:
+        """Return so many samples."""
+        size = (samples, *self.shape)
+        found = generator.standard_normal(size) if self.values is None else generator.integers(*self.values, size)
+        return found.astype(self.dtype)
+
+
+class DrawnBatches(Stream):
+    """Batches that are a function of the seed and their number, one per epoch."""
+
+    def __init__(
+        self, inputs: Sequence[Input], classes: int, *, batch_size: int, seed: Sequence[int],
+        shard: tuple[int, int] = WHOLE, labels: tuple[int, ...] = (),
+    ) -> None:  # fmt: skip
+        self.inputs, self.classes, self.batch_size, self.seed, self.shard = inputs, classes, batch_size, seed, shard
+        self.labels = labels
+
+    def __len__(self) -> int:
+        return 1
+
+    def epoch(self, number: int, *, start: int = 0) -> Iterator[Batch]:
+        """See `Stream.epoch`."""
+        generator, count = np.random.default_rng([*self.seed, number * self.shard[1] + self.shard[0]]), self.batch_size
+        drawn = [each.draw(count, generator) for each in self.inputs]
+        labels = generator.integers(0, self.classes, (count, *self.labels))
+        if len(drawn) == 1 and self.inputs[0].shape != ():
+            batch = drawn[0]
+        else:
+            batch = np.empty(count, [(each.name, each.dtype, each.shape) for each in self.inputs])
+            for each, values in zip(self.inputs, drawn, strict=True):
+                batch[each.name] = values
+        if start == 0:
+            yield batch, labels
+
+
+class DrawnSource(Source):
+    """Batches of `DrawnBatches`, without end.
+
+    Parameters
+    ----------
+    inputs : sequence of Input
+    classes : int
+    seed : int
+    labels : tuple of int, optional
+        Shape of a sample's labels; by default it has one.
+    """
+
+    def __init__(self, inputs: Sequence[Input], *, classes: int, seed: int, labels: tuple[int, ...] = ()) -> None:
+        super().__init__(Path(), classes=classes, shape=(1, 1, 1))
+        self.inputs, self.seed, self.labels = inputs, seed, labels
+
+    def training(self, *, batch_size: int, workers: int, seed: int, shard: tuple[int, int] = WHOLE) -> Stream:
+        """See `Source.training`."""
+        return DrawnBatches(
+            self.inputs, self.classes, batch_size=batch_size, seed=[seed], shard=shard, labels=self.labels
+        )
+
+    def evaluation(self, *, batch_size: int, workers: int) -> Stream:
+        """See `Source.evaluation`."""
+        return DrawnBatches(
+            self.inputs, self.classes, batch_size=batch_size, seed=[self.seed, EVALUATION], labels=self.labels
+        )

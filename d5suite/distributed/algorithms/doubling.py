@@ -1,0 +1,91 @@
+"""Recursive doubling and halving: in each round a rank meets the one whose number differs in a bit.
+
+Of p ranks that are no power of two, the surplus r = p - 2^⌊lg p⌋ are folded in first: of the first
+2r ranks, each even one gives its array to the next, and takes the result from it in the end.
+
+Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in MPICH",
+Int. J. High Perform. Comput. Appl. 19(1), 2005, sections 4.4 and 4.5; Rabenseifner, "Optimization
+of collective reduction operations", ICCS 2004.
+
+Imports NumPy and `d5suite.levels.distributed`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from d5suite.distributed.algorithms.messages import TAG, add, exchange
+from d5suite.levels.distributed import Collective, Communicator, segments
+
+
+def _folded(
+    communicator: Communicator, array: np.ndarray, inner: Callable[[int, int, Callable[[int], int]], None]
+) -> None:
+    """Call ``inner(place, places, rank of place)`` between folding the surplus and telling it."""
+    rank, places = communicator.rank, 1 << (communicator.size.bit_length() - 1)
+    surplus = communicator.size - places
+
+    def rank_of(place: int) -> int:
+        return 2 * place + 1 if place < surplus else place + surplus
+
+    if rank < 2 * surplus and rank % 2 == 0:
+        communicator.send(array, rank + 1, TAG)
+        communicator.receive(array, rank + 1, TAG)
+        return
+    folds = rank < 2 * surplus
+    if folds:
+        taken = np.empty_like(array)
+        communicator.receive(taken, rank - 1, TAG)
+        np.add(taken, array, out=array)
+    inner(rank // 2 if folds else rank - surplus, places, rank_of)
+    if folds:
+        communicator.send(array, rank - 1, TAG)
+
+
+def recursive_doubling(communicator: Communicator, array: np.ndarray) -> None:
+    """All-reduce of whole arrays in lg p rounds: the fewest messages, for small arrays."""
+
+    def inner(place: int, places: int, rank_of: Callable[[int], int]) -> None:
+        taken, bit = np.empty_like(array), 1
+        while bit < places:
+            other = rank_of(place ^ bit)
+            exchange(communicator, array, other, taken, other)
+            add(communicator, array, taken, other)
+            bit *= 2
+
+    _folded(communicator, array, inner)
+
+
+def halving_doubling(communicator: Communicator, array: np.ndarray) -> None:
+    """All-reduce that halves what each pair adds, then doubles what each pair knows."""
+    flat = array.reshape(-1)
+
+    def inner(place: int, places: int, rank_of: Callable[[int], int]) -> None:
+        starts = [part.start for part in segments(flat.size, places)] + [flat.size]
+        spare = np.empty(starts[(places + 1) // 2], flat.dtype)
+
+        def half(of: int, bit: int) -> np.ndarray:
+            """The segments whose number agrees with a place's in this bit and all above it."""
+            first = of & -bit
+            return flat[starts[first] : starts[first + bit]]
+
+        bit = places // 2
+        while bit:
+            other, own = place ^ bit, half(place, bit)
+            taken = spare[: own.size]
+            exchange(communicator, half(other, bit), rank_of(other), taken, rank_of(other))
+            add(communicator, own, taken, rank_of(other))
+            bit //= 2
+        bit = 1
+        while bit < places:
+            other = place ^ bit
+            exchange(communicator, half(place, bit), rank_of(other), half(other, bit), rank_of(other))
+            bit *= 2
+
+    _folded(communicator, array, inner)
+
+
+RECURSIVE_DOUBLING: Mapping[str, Collective] = {"all_reduce": recursive_doubling}
+HALVING_DOUBLING: Mapping[str, Collective] = {"all_reduce": halving_doubling}

@@ -1,0 +1,34 @@
+"""What algorithms share: an exchange of two messages, and one rank's place in a group.
+
+Imports NumPy and `d5suite.levels.distributed`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from d5suite.levels.distributed import Communicator
+
+TAG = 32767
+"""Of collectives' messages: the largest that every MPI takes, so that others do not meet them."""
+
+
+def everyone(communicator: Communicator) -> Sequence[int]:
+    """The group of all ranks."""
+    return range(communicator.size)
+
+
+def exchange(communicator: Communicator, given: np.ndarray, to: int, taken: np.ndarray, source: int) -> None:
+    """Send and receive at the same time."""
+    receipt = communicator.ireceive(taken, source, TAG)
+    sent = communicator.isend(given, to, TAG)
+    receipt.wait()
+    sent.wait()
+
+
+def add(communicator: Communicator, array: np.ndarray, other: np.ndarray, source: int) -> None:
+    """Add another rank's array in place, in one order on both ranks: NaN's bits are equal, too."""
+    first, second = (array, other) if communicator.rank < source else (other, array)
+    np.add(first, second, out=array)

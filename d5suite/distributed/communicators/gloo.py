@@ -1,0 +1,238 @@
+"""Gloo, torch's transport between CPUs. Ranks meet in a file; on one host they need no network.
+
+Arrays are seen as tensors, without copies. The process group is an object of its own: torch's
+global one stays free for its users.
+
+Imports torch, as a transport only, NumPy, `d5suite.errors`, `d5suite.levels` and the algorithms.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import socket
+import warnings
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch.distributed import FileStore, ProcessGroupGloo
+from torch.distributed import distributed_c10d as c10d
+
+from d5suite.distributed.algorithms import ALGORITHMS
+from d5suite.distributed.algorithms.ring import RING
+from d5suite.errors import D5Error
+from d5suite.levels.distributed import ANY, Collective, Communicator, Request
+
+# Gloo only reads what is sent, so an array may be read-only.
+warnings.filterwarnings("ignore", message="The given NumPy array is not writable", category=UserWarning)
+
+SUMS = {"float16", "bfloat16", "float32", "float64", "int8", "uint8", "int32", "int64"}
+"""What Gloo itself can add; other types are moved as bytes."""
+
+SMALL = 2**16
+"""Bytes of an array that a communicator may hold until it gets another one."""
+
+CLOSES = timedelta(seconds=5)
+"""How long a rank that closes waits for the others, which may have failed."""
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+_opened = itertools.count()
+
+
+def named(function: Function) -> Function:
+    """Raise torch's errors as ours, with the rank."""
+
+    @functools.wraps(function)
+    def call(self: Any, *arguments: Any, **more: Any) -> Any:
+        try:
+            return function(self, *arguments, **more)
+        except RuntimeError as error:
+            where = str(arguments[0]) if function.__name__ == "_native" else function.__name__.strip("_")
+            raise failed(self, where, error) from error
+
+    return call  # type: ignore[return-value]
+
+
+def failed(of: Any, where: str, error: RuntimeError) -> D5Error:
+    """Say what torch says of a rank's call."""
+    return D5Error(
+        f"rank {of.rank}: {type(of).__module__.rpartition('.')[2]}: {str(error).splitlines()[0]}",
+        where=where,
+        hint="Another rank may have ended or called something else: look into its log.",
+    )
+
+
+def met(file: Path, rank: int, size: int, timeout_s: float) -> tuple[FileStore, list[str]]:
+    """Wait for all ranks in a file that they share, and return the names of their hosts."""
+    try:
+        store = FileStore(str(file), size)
+        store.set_timeout(timedelta(seconds=timeout_s))
+        store.set(f"host{rank}", socket.gethostname())
+        return store, [store.get(f"host{other}").decode() for other in range(size)]
+    except RuntimeError as error:
+        raise D5Error(
+            f"rank {rank} found not all {size} ranks in {timeout_s:g} s: {str(error).splitlines()[0]}", where=str(file)
+        ) from error
+
+
+class _Pending(Request):
+    def __init__(self, rank: int, peer: int, tensor: torch.Tensor, work: Any) -> None:
+        self.rank, self._peer, self._tensor, self._work = rank, peer, tensor, work
+
+    @named
+    def wait(self) -> int:
+        if self._work is not None:
+            self._work.wait()
+            if self._peer == ANY:
+                self._peer = self._work._source_rank()
+            self._work = None
+        return self._peer
+
+
+class GlooCommunicator(Communicator):
+    """A process group of Gloo."""
+
+    name = "gloo"
+
+    def __init__(
+        self, algorithm: str, rank: int, size: int, meeting: Path, timeout_s: float, hosts: Sequence[str] | None = None
+    ) -> None:
+        # A folder may see several groups, which every rank opens in the same order.
+        store, found = met(meeting / f"gloo{next(_opened)}", rank, size, timeout_s)
+        super().__init__(rank, size, hosts or found, algorithm, ALGORITHMS[algorithm])
+        self._seen: tuple[Any, Any, Any] = None, None, None
+        options = ProcessGroupGloo._Options()
+        options._timeout = timedelta(seconds=timeout_s)
+        one_host = len(set(found)) == 1
+        options._devices = [
+            ProcessGroupGloo.create_device(hostname="127.0.0.1")
+            if one_host
+            else ProcessGroupGloo.create_default_device()
+        ]
+        self._connect(store, options)
+
+    @named
+    def _connect(self, store: FileStore, options: Any) -> None:
+        self._store, self._group = store, ProcessGroupGloo(store, self.rank, self.size, options)
+
+    def close(self) -> None:
+        """Close the connections once all ranks do; the last rank's end removes the file."""
+        if self._store is not None:
+            # A connection that closes early may take a message with it that another rank waits for.
+            with contextlib.suppress(RuntimeError):
+                self._store.set(f"closes{self.rank}", "")
+                self._store.wait([f"closes{other}" for other in range(self.size)], CLOSES)
+        self._group = self._store = None
+        self._seen = None, None, None
+
+    @named
+    def _send(self, array: np.ndarray, to: int, tag: int) -> None:
+        self._group.send([as_bytes(array)], to, tag).wait()
+
+    @named
+    def _receive(self, array: np.ndarray, source: int, tag: int) -> int:
+        return self._ireceive(array, source, tag).wait()
+
+    @named
+    def _isend(self, array: np.ndarray, to: int, tag: int) -> Request:
+        tensor = as_bytes(array)
+        return _Pending(self.rank, to, tensor, self._group.send([tensor], to, tag))
+
+    @named
+    def _ireceive(self, array: np.ndarray, source: int, tag: int) -> Request:
+        tensor = as_bytes(array)
+        if source == ANY:
+            return _Pending(self.rank, source, tensor, self._group.recv_anysource([tensor], tag))
+        return _Pending(self.rank, source, tensor, self._group.recv([tensor], source, tag))
+
+    def _chosen(self, call: str, array: np.ndarray) -> Collective | None:
+        chosen = self._collectives.get(call)
+        if chosen is None and call in ("reduce_scatter", "all_gather") and array.size % self.size:
+            return RING[call]  # Gloo's segments are equal
+        return chosen
+
+    def _native(self, call: str, array: np.ndarray, **more: Any) -> None:
+        try:
+            if call == "all_reduce":
+                self._group.allreduce([self._tensor(array)]).wait()
+            else:
+                self._rarer(call, array, **more)
+        except RuntimeError as error:
+            raise failed(self, call, error) from error
+
+    def _tensor(self, array: np.ndarray) -> torch.Tensor:
+        """See an array as `as_tensor` does; a small one that comes again costs nothing."""
+        if array is self._seen[0] and array.dtype is self._seen[1]:
+            return self._seen[2]
+        tensor = as_tensor(array)
+        if array.nbytes <= SMALL:
+            self._seen = array, array.dtype, tensor
+        return tensor
+
+    def _rarer(self, call: str, array: np.ndarray, **more: Any) -> None:
+        group = self._group
+        if call == "reduce":
+            options = c10d.ReduceOptions()
+            options.rootRank = more["root"]
+            work = group.reduce([as_tensor(array)], options)
+        elif call == "broadcast":
+            options = c10d.BroadcastOptions()
+            options.rootRank, options.rootTensor = more["root"], 0
+            work = group.broadcast([as_bytes(array)], options)
+        elif call == "reduce_scatter":
+            flat = as_tensor(array).reshape(-1)
+            own = flat.chunk(self.size)[self.rank]
+            total = torch.empty_like(own)
+            group._reduce_scatter_base(total, flat).wait()
+            own.copy_(total)
+            return
+        elif call == "all_gather":
+            flat = as_bytes(array)
+            work = group._allgather_base(flat, flat.chunk(self.size)[self.rank])
+        elif call == "all_to_all":
+            work = group.alltoall_base(as_bytes(more["taken"]), as_bytes(array), [], [])
+        else:
+            work = group.barrier()
+        work.wait()
+
+
+def as_bytes(array: np.ndarray) -> torch.Tensor:
+    """See an array as bytes."""
+    if not array.flags.c_contiguous:
+        raise D5Error("a message needs a contiguous array", hint="Give it numpy.ascontiguousarray(array).")
+    return torch.from_numpy(array.reshape(-1).view(np.uint8))
+
+
+def as_tensor(array: np.ndarray) -> torch.Tensor:
+    """See an array as a tensor that can be added."""
+    summed = _summed(array.dtype)
+    if summed is None:
+        return torch.from_numpy(array)
+    return torch.from_numpy(array.view(np.int16)).view(summed)
+
+
+@functools.cache
+def _summed(dtype: np.dtype) -> torch.dtype | None:
+    """The type of torch to see an array as, if torch does not know NumPy's."""
+    if dtype.name == "bfloat16":
+        return torch.bfloat16
+    if dtype.name not in SUMS:
+        raise D5Error(f"torch's transports cannot add {dtype}", hint="Choose an algorithm, such as ring.")
+    return None
+
+
+def connect(
+    algorithm: str,
+    rank: int,
+    size: int,
+    meeting: Path,
+    timeout_s: float,
+    hosts: Sequence[str] | None,
+) -> Communicator:
+    """Open it; see `d5suite.distributed.communicators.open_communicator`."""
+    return GlooCommunicator(algorithm, rank, size, meeting, timeout_s, hosts)

@@ -1,0 +1,60 @@
+"""Ranks of a framework's own scheme meet. Imports `d5suite.levels` and its neighbours."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from d5suite.distributed.gathering import gather
+from d5suite.distributed.schemes import settings_from_dict
+from d5suite.errors import BackendError
+from d5suite.levels.backend import Backend
+from d5suite.levels.distributed import Communicator
+from d5suite.levels.native import Meeting, NativeSettings
+
+
+def meet(
+    backend: Backend,
+    mode: str,
+    scheme: str,
+    settings: Mapping[str, Any],
+    communicator: Communicator,
+    *,
+    device: str,
+    precision: str,
+    threads: int,
+    local_rank: int,
+    folder: Path | None,
+) -> Callable[[], None]:
+    """Let the framework connect the ranks; return what ends that in good order. Collective.
+
+    Parameters
+    ----------
+    backend : Backend
+    mode, scheme : str
+    settings : mapping
+        Of the scheme.
+    communicator : Communicator
+        Connects the ranks already.
+    device, precision : str
+    threads, local_rank : int
+        This rank's.
+    folder : Path or None
+        One that all ranks see.
+
+    Raises
+    ------
+    BackendError
+        If the backend lacks the scheme here.
+    """
+    lacking = backend.lacks_scheme(scheme, mode=mode, device=device, precision=precision)
+    if lacking:
+        raise BackendError(lacking)
+    chosen = settings_from_dict({"name": scheme, **settings}, backend)
+    assert isinstance(chosen, NativeSettings)
+    meeting = Meeting(
+        communicator.rank, communicator.size, local_rank, communicator.hosts, device, threads, folder,
+        lambda value: gather(communicator, value),
+    )  # fmt: skip
+    return backend.framework_scheme(scheme, mode).meet(meeting, chosen)

@@ -1,0 +1,31 @@
+"""Process-wide settings of a rank that runs no framework."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+
+def configure(*, threads: int, seed: int, device: str) -> None:
+    """Nothing: communicators take no thread budget."""
+
+
+def versions() -> dict[str, str]:
+    """Return NumPy's version, which adds what arrives."""
+    return {"numpy": np.__version__}
+
+
+def device_problem(device: str) -> str | None:
+    """Return None: a communicator says which devices it serves."""
+    return None
+
+
+def device_name(device: str) -> str:
+    """Return the device: its model is in the machine's description."""
+    return device
+
+
+def device_memory(device: str) -> tuple[Callable[[], None], Callable[[], int]] | None:
+    """Return None: it is not taken."""
+    return None

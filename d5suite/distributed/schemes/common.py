@@ -1,0 +1,109 @@
+"""What schemes share: one flat array for many, means over ranks, the end of a run.
+
+Imports NumPy, `d5suite.errors` and `d5suite.levels` only.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Mapping
+
+import numpy as np
+
+from d5suite.errors import D5Error
+from d5suite.levels.distributed import Communicator, Scheme
+from d5suite.levels.network import Native
+
+
+class Flat:
+    """Arrays one behind the other in one contiguous array.
+
+    Parameters
+    ----------
+    like : mapping of str to numpy.ndarray
+        Arrays of the shapes, order and dtype to make room for.
+    multiple : int
+        The array's length is the next multiple of it; what is too much is zero.
+
+    Attributes
+    ----------
+    array : numpy.ndarray
+        One-dimensional.
+    views : dict of str to numpy.ndarray
+        Its parts, by name, in their shapes.
+    """
+
+    def __init__(self, like: Mapping[str, np.ndarray], multiple: int = 1) -> None:
+        dtypes = {str(each.dtype) for each in like.values()}
+        if len(dtypes) != 1:
+            raise D5Error(f"gradients of one dtype can be sent together, not of {', '.join(sorted(dtypes))}")
+        count = sum(each.size for each in like.values())
+        self.array = np.zeros(math.ceil(count / multiple) * multiple, dtypes.pop())
+        self.views: dict[str, np.ndarray] = {}
+        start = 0
+        for name, each in like.items():
+            self.views[name] = self.array[start : start + each.size].reshape(each.shape)
+            start += each.size
+
+    def fill(self, values: Mapping[str, np.ndarray]) -> np.ndarray:
+        """Copy the values of its names, and return the flat array."""
+        for name, view in self.views.items():
+            np.copyto(view, values[name], casting="no")
+        return self.array
+
+
+def mean(communicator: Communicator, array: np.ndarray) -> None:
+    """Replace an array by its mean over ranks."""
+    communicator.all_reduce(array)
+    array /= communicator.size
+
+
+class Common(Scheme):
+    """A scheme whose single rank is a trainer, and which ends as its settings say."""
+
+    def step(self, feed: Native) -> Native:
+        """See `Scheme.step`."""
+        return self.replica.trainer.step(feed) if self.communicator.size == 1 else self._step(feed)
+
+    def finish(self) -> None:
+        """See `Scheme.finish`."""
+        if self.communicator.size > 1:
+            self._finish()
+            self._share_statistics()
+
+    @abstractmethod
+    def _step(self, feed: Native) -> Native:
+        """Make a step of several ranks."""
+
+    def _finish(self) -> None:
+        """Bring the replicas' parameters together; those of most schemes are."""
+        return
+
+    def _average_weights(self) -> None:
+        weights = Flat(held := self.replica.weights())
+        mean(self.communicator, weights.fill(held))
+        self.replica.load_weights(weights.views)
+
+    def _share_statistics(self) -> None:
+        """Average the running statistics of the ranks that train, or give a server those of one."""
+        executor, communicator = self.replica.trainer.executor, self.communicator
+        names = executor.network.statistics
+        if not names or (self.settings.statistics == "local" and not self._has_server):
+            return
+        held = executor.parameters()
+        flat = Flat({name: held[name] for name in names})
+        statistics = flat.fill(held)
+        if self.settings.statistics == "averaged":
+            if self.serves:
+                statistics[:] = 0
+            communicator.all_reduce(statistics)
+            statistics /= communicator.size - self._has_server
+        elif communicator.rank == 0:
+            communicator.receive(statistics, 1)
+        elif communicator.rank == 1:
+            communicator.send(statistics, 0)
+        executor.load_parameters(flat.views)
+
+    _has_server = False
+    """Whether rank 0 serves and trains nothing."""

@@ -1,0 +1,54 @@
+"""A framework's own scheme among the others.
+
+Imports NumPy and `d5suite.levels` only.
+"""
+
+from __future__ import annotations
+
+from d5suite.distributed.schemes.common import Common
+from d5suite.levels.distributed import Buffers, Communicator, Replica, SchemeSettings
+from d5suite.levels.native import FrameworkScheme, NativeSettings
+from d5suite.levels.network import Native
+
+
+class Framework(Common):
+    """What an adapter's `FrameworkScheme` does on several ranks, which met before.
+
+    The communicator lets ranks agree and averages running statistics, if that is asked for; the
+    framework moves everything else.
+
+    Parameters
+    ----------
+    replica : Replica
+    communicator : Communicator
+    settings : SchemeSettings
+    kind : type of FrameworkScheme
+    """
+
+    settings_type = NativeSettings
+
+    def __init__(
+        self, replica: Replica, communicator: Communicator, settings: SchemeSettings, kind: type[FrameworkScheme]
+    ) -> None:
+        super().__init__(replica, communicator, settings)
+        assert isinstance(settings, NativeSettings)
+        self.name, self.synchronous = settings.name, settings.described.synchronous
+        self._own = kind(replica, settings) if communicator.size > 1 else None
+
+    def _step(self, feed: Native) -> Native:
+        assert self._own is not None
+        return self._own.step(feed)
+
+    def weights(self) -> Buffers:
+        """See `Scheme.weights`."""
+        return super().weights() if self._own is None else self._own.weights()
+
+    def bytes_per_step(self, elements: int, itemsize: int) -> float | None:
+        """See `Scheme.bytes_per_step`."""
+        if self._own is None:
+            return super().bytes_per_step(elements, itemsize)
+        return self._own.bytes_per_step(elements, itemsize, self.communicator.size)
+
+    def _finish(self) -> None:
+        assert self._own is not None
+        self._own.finish()

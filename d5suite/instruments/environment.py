@@ -1,0 +1,255 @@
+"""The machine and software of a measurement: facts that do not change during a run.
+
+See `machine` for the state that does. Unreadable facts are omitted; nothing here raises. Imports
+the standard library, and psutil lazily.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import subprocess
+from collections.abc import Iterable
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from d5suite.instruments.clock import measure_clock
+from d5suite.instruments.threads import allowed_cpus
+
+VARIABLES = frozenset(
+    """
+OMP_NUM_THREADS OMP_THREAD_LIMIT OMP_DYNAMIC OMP_PROC_BIND OMP_PLACES OMP_SCHEDULE OMP_STACKSIZE OMP_WAIT_POLICY
+OMP_NESTED OMP_MAX_ACTIVE_LEVELS GOMP_CPU_AFFINITY GOMP_SPINCOUNT GOMP_STACKSIZE
+KMP_AFFINITY KMP_BLOCKTIME KMP_HW_SUBSET KMP_LIBRARY KMP_STACKSIZE KMP_DUPLICATE_LIB_OK
+MKL_NUM_THREADS MKL_DOMAIN_NUM_THREADS MKL_DYNAMIC MKL_CBWR MKL_DEBUG_CPU_TYPE MKL_ENABLE_INSTRUCTIONS
+MKL_INTERFACE_LAYER MKL_THREADING_LAYER MKL_VERBOSE
+OPENBLAS_NUM_THREADS OPENBLAS_CORETYPE GOTO_NUM_THREADS BLIS_NUM_THREADS BLIS_ARCH_TYPE VECLIB_MAXIMUM_THREADS
+NUMEXPR_NUM_THREADS NUMEXPR_MAX_THREADS
+DNNL_MAX_CPU_ISA DNNL_CPU_ISA_HINTS DNNL_DEFAULT_FPMATH_MODE DNNL_PRIMITIVE_CACHE_CAPACITY DNNL_VERBOSE
+ONEDNN_MAX_CPU_ISA ONEDNN_CPU_ISA_HINTS ONEDNN_DEFAULT_FPMATH_MODE ONEDNN_PRIMITIVE_CACHE_CAPACITY ONEDNN_VERBOSE
+CUDA_VISIBLE_DEVICES CUDA_DEVICE_ORDER CUDA_DEVICE_MAX_CONNECTIONS CUDA_LAUNCH_BLOCKING CUDA_MODULE_LOADING
+CUDA_CACHE_DISABLE CUDA_FORCE_PTX_JIT CUDA_MPS_ACTIVE_THREAD_PERCENTAGE
+CUBLAS_WORKSPACE_CONFIG CUBLASLT_WORKSPACE_SIZE NVIDIA_TF32_OVERRIDE NVIDIA_VISIBLE_DEVICES
+NCCL_ALGO NCCL_PROTO NCCL_P2P_DISABLE NCCL_SHM_DISABLE NCCL_IB_DISABLE
+MALLOC_ARENA_MAX MALLOC_CHECK_ MALLOC_CONF MALLOC_MMAP_MAX_ MALLOC_MMAP_THRESHOLD_ MALLOC_PERTURB_ MALLOC_TOP_PAD_
+MALLOC_TRIM_THRESHOLD_ GLIBC_TUNABLES LD_PRELOAD PYTHONHASHSEED PYTHONMALLOC PYTHONOPTIMIZE
+""".split()  # noqa: SIM905 (one name a line would be 70 lines)
+)
+"""Variables that affect speed or results: threads, libraries, GPUs, allocators.
+
+Exact names: results are published, and what merely begins alike may be a licence or a password.
+"""
+
+NVIDIA_SMI_LIMIT_S = 10.0
+"""nvidia-smi answers within two seconds, or never if the driver hangs."""
+
+
+def describe(distributions: Iterable[str] = (), variables: Iterable[str] = ()) -> dict[str, Any]:
+    """Describe the machine and its software as JSON-able values.
+
+    Parameters
+    ----------
+    distributions : iterable of str
+        Python distributions whose versions to record; None if not installed.
+    variables : iterable of str
+        Further environment variables to record, such as an adapter's own.
+
+    Returns
+    -------
+    dict
+        ``cpu``, ``memory``, ``os``, ``python``, ``virtualization``, ``environment_variables``,
+        ``distributions``, ``gpus``, ``clock``, ``time``; under Slurm ``slurm``.
+    """
+    listed = VARIABLES.union(variables)
+    return {
+        "cpu": _describe_cpu(),
+        "memory": _describe_memory(),
+        "os": {"system": platform.system(), "release": platform.release(), "architecture": platform.machine()}
+        | _distribution_of_os(),
+        "python": {
+            "implementation": platform.python_implementation(),
+            "version": platform.python_version(),
+            "compiler": platform.python_compiler(),
+        },
+        "virtualization": _virtualization(),
+        "environment_variables": {name: value for name, value in sorted(os.environ.items()) if name in listed},
+        "distributions": {name: _version(name) for name in distributions},
+        "gpus": describe_gpus(),
+        "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        **_slurm(),
+        "clock": measure_clock().to_dict(),
+    }
+
+
+def _slurm() -> dict[str, dict[str, str]]:
+    """The node and the job of a process that Slurm started."""
+    names = {"node": "SLURMD_NODENAME", "job": "SLURM_JOB_ID", "partition": "SLURM_JOB_PARTITION"}
+    found = {name: os.environ[variable] for name, variable in names.items() if variable in os.environ}
+    return {"slurm": found} if "node" in found else {}
+
+
+def describe_gpus() -> list[dict[str, str]]:
+    """List name, driver and memory of each NVIDIA GPU; empty without a working nvidia-smi."""
+    keys = ("name", "driver_version", "memory.total", "compute_cap", "power.limit", "mig.mode.current")
+    rows = query_nvidia_smi("gpu", keys) or query_nvidia_smi("gpu", keys[:3]) or []  # older drivers know fewer keys
+    return [{key.replace(".", "_"): value for key, value in row.items()} for row in rows]
+
+
+def query_nvidia_smi(what: str, keys: tuple[str, ...]) -> list[dict[str, str]] | None:
+    """Return the rows of ``nvidia-smi --query-<what>=<keys>``; None if it fails or hangs."""
+    command = ["nvidia-smi", f"--query-{what}={','.join(keys)}", "--format=csv,noheader,nounits"]
+    try:
+        answer = subprocess.run(
+            command, capture_output=True, text=True, timeout=NVIDIA_SMI_LIMIT_S, check=True, stdin=subprocess.DEVNULL
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    rows = [[cell.strip() for cell in line.split(",")] for line in answer.stdout.splitlines() if line.strip()]
+    return [dict(zip(keys, row, strict=True)) for row in rows if len(row) == len(keys)]
+
+
+def cpu_quota() -> float | None:
+    """Return the CPU limit of this process's control groups; None without a limit.
+
+    The least ``cpu.max`` (version 2) or ``cpu.cfs_quota_us / cpu.cfs_period_us`` (version 1) from
+    this process's group up to the root (cgroups(7)).
+    """
+    quotas: list[float] = []
+    for folder in cpu_control_groups():
+        try:
+            if (folder / "cpu.max").exists():
+                quota, period = (folder / "cpu.max").read_text().split()
+            else:
+                quota, period = (
+                    (folder / name).read_text().strip() for name in ("cpu.cfs_quota_us", "cpu.cfs_period_us")
+                )
+            if quota not in ("max", "-1"):
+                quotas.append(int(quota) / int(period))
+        except (OSError, ValueError, ZeroDivisionError):
+            continue
+    return min(quotas, default=None)
+
+
+def cpu_control_groups() -> list[Path]:
+    """List the folders of this process's CPU control groups, innermost first."""
+    lines = [line.split(":", 2) for line in (read_text("/proc/self/cgroup") or "").splitlines()]
+    folders: list[Path] = []
+    for _, controllers, path in (line for line in lines if len(line) == 3):
+        if controllers == "":
+            roots = [Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/unified")]
+        elif "cpu" in controllers.split(","):
+            roots = [Path("/sys/fs/cgroup") / controllers, Path("/sys/fs/cgroup/cpu")]
+        else:
+            continue
+        for root in roots:
+            group = root / path.lstrip("/")
+            folders += [folder for folder in (group, *group.parents) if folder.is_relative_to(root)]
+    with_cpu = [folder for folder in folders if (folder / "cpu.stat").exists()]
+    return list(dict.fromkeys(with_cpu))
+
+
+def read_text(path: str | Path) -> str | None:
+    """Return the text of a small system file; None if unreadable."""
+    try:
+        return Path(path).read_text(errors="replace").strip()
+    except OSError:
+        return None
+
+
+def current_frequency_mhz(cpus: Iterable[int]) -> float | None:
+    """Return the CPUs' current mean frequency in MHz; None if unreported, as in many VMs."""
+    values = [read_text(f"/sys/devices/system/cpu/cpu{cpu}/cpufreq/scaling_cur_freq") for cpu in cpus]
+    known = [int(value) / 1000 for value in values if value and value.isdigit()]
+    return sum(known) / len(known) if known else None
+
+
+def _describe_cpu() -> dict[str, Any]:
+    import psutil
+
+    allowed = allowed_cpus()
+    information = _first_processor()
+    cpufreq = Path("/sys/devices/system/cpu") / f"cpu{allowed[0]}" / "cpufreq"
+    frequency = {
+        "current": current_frequency_mhz(allowed),
+        "reported": _as_float(information.get("cpu MHz")),
+        "least": _kilohertz(read_text(cpufreq / "scaling_min_freq")),
+        "most": _kilohertz(read_text(cpufreq / "scaling_max_freq")),
+    }
+    flags = information.get("flags", "").split()
+    return {
+        "model": information.get("model name") or platform.processor() or platform.machine(),
+        "logical_cores": psutil.cpu_count(logical=True),
+        "physical_cores": psutil.cpu_count(logical=False),
+        "allowed_cpus": allowed,
+        "quota_cpus": cpu_quota(),
+        "frequency_mhz": {name: value for name, value in frequency.items() if value is not None},
+        "governor": read_text(cpufreq / "scaling_governor"),
+        "vector_extensions": [flag for flag in flags if flag.startswith(("avx", "amx", "sse4_2", "sve", "asimd"))],
+    }
+
+
+def _first_processor() -> dict[str, str]:
+    """Read the fields of the first processor in /proc/cpuinfo."""
+    first = (read_text("/proc/cpuinfo") or "").split("\n\n")[0]
+    pairs = (line.split(":", 1) for line in first.splitlines() if ":" in line)
+    return {key.strip(): value.strip() for key, value in pairs}
+
+
+def _describe_memory() -> dict[str, int]:
+    import psutil
+
+    try:
+        return {"total_bytes": psutil.virtual_memory().total, "swap_bytes": psutil.swap_memory().total}
+    except OSError:
+        return {}
+
+
+def _distribution_of_os() -> dict[str, str]:
+    try:
+        return {"name": platform.freedesktop_os_release()["PRETTY_NAME"]}
+    except (OSError, KeyError):
+        return {}
+
+
+def _virtualization() -> dict[str, Any]:
+    """Collect hints (files, flags) of containers and virtual machines; no proof."""
+    container = next(
+        (
+            kind
+            for kind, present in (
+                ("docker", Path("/.dockerenv").exists()),
+                ("podman", Path("/run/.containerenv").exists()),
+                (os.environ.get("container", ""), "container" in os.environ),  # noqa: SIM112 (set so by systemd)
+                ("kubernetes", "KUBERNETES_SERVICE_HOST" in os.environ),
+                ("singularity", "SINGULARITY_NAME" in os.environ or "APPTAINER_NAME" in os.environ),
+            )
+            if present
+        ),
+        None,
+    )
+    return {
+        "container": container,
+        "virtual_machine": "hypervisor" in _first_processor().get("flags", "").split(),
+        "vendor": read_text("/sys/class/dmi/id/sys_vendor"),
+    }
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _as_float(text: str | None) -> float | None:
+    try:
+        return float(text) if text else None
+    except ValueError:
+        return None
+
+
+def _kilohertz(text: str | None) -> float | None:
+    value = _as_float(text)
+    return None if value is None else value / 1000

@@ -1,0 +1,85 @@
+"""A one-second probe of the machine's noise, for ``d5suite doctor`` and before long runs.
+
+Imports the standard library and its neighbours in ``d5suite.instruments``.
+"""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from d5suite.instruments.clock import Clock, now
+from d5suite.instruments.machine import disturbance, snapshot
+
+PROBE_LOOPS = 20_000
+"""Iterations of the busy loop per sample: about 1 ms, long against the clock and short against a
+time slice."""
+
+QUIET_SPREAD = 1.10
+"""95th percentile over median below which a machine is quiet; idle virtual machines reach 1.07. A
+median of samples moves much less than their 95th percentile."""
+
+
+@dataclass(frozen=True)
+class Noise:
+    """Result of the probe.
+
+    Attributes
+    ----------
+    quiet : bool
+        Whether timings can be trusted now.
+    verdict : str
+        One line of text.
+    spread : float
+        95th percentile over median of the time of a fixed busy loop in one thread.
+    median_s : float
+        Median time of the loop in seconds.
+    samples : int
+        Number of loops timed.
+    reasons : list of str
+        What disturbed the machine (see `d5suite.instruments.machine.disturbance`).
+    details : dict
+        The figures behind the reasons: CPUs used by others, pressure, steal, competitors.
+    """
+
+    quiet: bool
+    verdict: str
+    spread: float
+    median_s: float
+    samples: int
+    reasons: list[str]
+    details: dict[str, Any]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the record as JSON-able values."""
+        return asdict(self)
+
+
+def probe_noise(duration_s: float = 1.0, *, clock: Clock = now) -> Noise:
+    """Repeat a fixed busy loop in one thread and measure how its time varies.
+
+    Parameters
+    ----------
+    duration_s : float
+        In seconds. The kernel counts busy time in ticks of 10 ms, so less than 0.5 s detects other
+        processes poorly.
+    clock : callable
+        Seconds, monotonic.
+    """
+    before = snapshot()
+    times: list[float] = []
+    end = clock() + duration_s
+    while len(times) < 2 or clock() < end:
+        start = clock()
+        for _ in range(PROBE_LOOPS):
+            pass
+        times.append(clock() - start)
+    found = disturbance(before, snapshot())
+    median = statistics.median(times)
+    spread = statistics.quantiles(times, n=20, method="inclusive")[-1] / median if median > 0 else 1.0
+    causes = list(found.reasons)
+    if spread > QUIET_SPREAD:
+        causes.append(f"a fixed loop took {spread - 1:.0%} longer than its median in its slowest twentieth")
+    verdict = f"noisy: {'; '.join(causes)}" if causes else f"quiet: a fixed loop varied by {spread - 1:.1%}"
+    return Noise(not causes, verdict, spread, median, len(times), found.reasons, found.details)

@@ -1,0 +1,163 @@
+"""Thread budget and CPU affinity: one rule for every framework.
+
+Call `set_affinity` before anything starts threads. Set `thread_environment` before a process
+starts, because libraries read it when they load. An adapter sets its framework's own thread
+settings.
+
+Imports the standard library only.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from d5suite.errors import ConfigurationError
+
+THREAD_VARIABLES = (
+    "OMP_NUM_THREADS",  # OpenMP runtimes (GNU, LLVM, Intel) and most numerical libraries
+    "MKL_NUM_THREADS",  # Intel MKL
+    "OPENBLAS_NUM_THREADS",
+    "BLIS_NUM_THREADS",
+    "VECLIB_MAXIMUM_THREADS",  # Apple Accelerate
+    "NUMEXPR_NUM_THREADS",
+)
+"""Framework-neutral variables for the number of threads."""
+
+
+def thread_environment(threads: int) -> dict[str, str]:
+    """Return the environment variables that give a process its thread budget.
+
+    Raises
+    ------
+    ConfigurationError
+        If threads is not at least 1.
+    """
+    _check_threads(threads)
+    return {name: str(threads) for name in THREAD_VARIABLES}
+
+
+def allowed_cpus() -> list[int]:
+    """List the logical CPUs this process may use, ascending; all if the system has no affinity."""
+    if hasattr(os, "sched_getaffinity"):
+        return sorted(os.sched_getaffinity(0))
+    return list(range(os.cpu_count() or 1))
+
+
+def choose_cpus(threads: int, allowed: Iterable[int] | None = None) -> list[int]:
+    """Choose CPUs: one per physical core, package by package, then the cores' second threads.
+
+    Cores of one package share a cache and a memory controller; two threads of one core share
+    everything.
+
+    Parameters
+    ----------
+    threads : int
+        At least 1.
+    allowed : iterable of int, optional
+        The CPUs to choose from; by default `allowed_cpus`.
+
+    Returns
+    -------
+    list of int
+        ``threads`` CPUs, ascending; fewer if fewer are allowed.
+
+    Raises
+    ------
+    ConfigurationError
+        If threads is not at least 1.
+    """
+    _check_threads(threads)
+    cores: dict[tuple[int, int], list[int]] = {}
+    for cpu in sorted(allowed_cpus() if allowed is None else allowed):
+        cores.setdefault(_core_of(cpu), []).append(cpu)
+    ranked = sorted(
+        (place_in_core, core, cpu) for core, cpus in cores.items() for place_in_core, cpu in enumerate(cpus)
+    )
+    return sorted(cpu for _, _, cpu in ranked[:threads])
+
+
+def share_cpus(threads: int, ranks: int, rank: int, allowed: Iterable[int] | None = None) -> list[int]:
+    """Choose one rank's CPUs: disjoint from those of the others, whole cores as far as possible.
+
+    Ranks share CPUs only if there are more ranks than CPUs; each then has one.
+
+    Parameters
+    ----------
+    threads : int
+        Of all ranks of this machine together.
+    ranks, rank : int
+        How many there are, and which one, from 0.
+    allowed : iterable of int, optional
+        As for `choose_cpus`.
+    """
+    cpus = sorted(choose_cpus(threads, allowed), key=lambda cpu: (_core_of(cpu), cpu))
+    each = len(cpus) // ranks
+    return sorted(cpus[rank * each : (rank + 1) * each]) if each else [cpus[rank % len(cpus)]]
+
+
+def set_affinity(threads: int, notes: list[str] | None = None, cpus: list[int] | None = None) -> list[int]:
+    """Confine all threads of this process to the CPUs of `choose_cpus`, or others.
+
+    Parameters
+    ----------
+    threads : int
+        At least 1.
+    notes : list of str, optional
+        Receives a sentence for each shortfall, to be recorded with the result.
+    cpus : list of int, optional
+
+    Returns
+    -------
+    list of int
+        The CPUs; empty if affinity cannot be set.
+
+    Raises
+    ------
+    ConfigurationError
+        If threads is not at least 1.
+    """
+    notes = notes if notes is not None else []
+    cpus = choose_cpus(threads) if cpus is None else cpus
+    if not hasattr(os, "sched_setaffinity"):
+        notes.append("CPU affinity was not set: this operating system does not support it")
+        return []
+    try:
+        os.sched_setaffinity(0, cpus)
+    except OSError as error:
+        notes.append(f"CPU affinity was not set: {error.strerror}")
+        return []
+    for thread in _other_threads():
+        try:
+            os.sched_setaffinity(thread, cpus)
+        except OSError:  # it has ended
+            continue
+    if len(cpus) < threads:
+        notes.append(f"{threads} threads share {len(cpus)} CPUs, all that this process may use")
+    return cpus
+
+
+def _other_threads() -> list[int]:
+    try:
+        return [int(name) for name in os.listdir("/proc/self/task") if int(name) != os.getpid()]
+    except OSError:
+        return []
+
+
+def _core_of(cpu: int) -> tuple[int, int]:
+    """Return (package, core) of a logical CPU; by default a core of its own."""
+    topology = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology")
+    try:
+        return int((topology / "physical_package_id").read_text()), int((topology / "core_id").read_text())
+    except (OSError, ValueError):
+        return 0, cpu
+
+
+def _check_threads(threads: int) -> None:
+    if isinstance(threads, bool) or not isinstance(threads, int) or threads < 1:
+        raise ConfigurationError(
+            f"a thread budget of {threads!r} is not a whole number, at least 1",
+            where="threads",
+            hint="Give --threads the number of CPU threads that each framework may use.",
+        )

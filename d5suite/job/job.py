@@ -1,0 +1,379 @@
+"""A job: what one worker is asked to measure, as names and numbers.
+
+It holds no code, but may name Python files that the worker imports: those that define a measurement
+or describe a custom operator. It states their SHA-256, and the worker runs no other content. So a
+job from elsewhere is to be trusted as far as the files it names. What it writes lies in its own
+folder.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+from d5suite.errors import JobError
+from d5suite.files import write_json
+from d5suite.job import schema
+
+SCHEMA = "d5suite-job-2"
+
+LONGEST_NAME = 100
+"""Bytes of a case's or preset's name: two of them and an ending make the name of a file."""
+
+
+@dataclass(frozen=True)
+class CaseJob:
+    """What a job asks of one case; its subclasses add their workload.
+
+    Attributes
+    ----------
+    name : str
+        The case's name; unique within the job.
+    preset : str
+    measurements : list of str
+        Names of measurements.
+    sampling : dict
+        Fields of `d5suite.instruments.sampling.SamplingSettings`.
+    files : dict of str to str
+        By measurement: the Python file that defines it, if d5suite does not.
+    reference : str or None
+        Where reference answers are shared between backends (HDF5).
+    """
+
+    name: str
+    preset: str
+    measurements: list[str]
+    sampling: dict[str, Any] = field(default_factory=dict)
+    files: dict[str, str] = field(default_factory=dict)
+    reference: str | None = None
+
+    kind: ClassVar[str] = ""
+
+    def keys(self) -> list[str]:
+        """Names of its measurements within the job: ``case/measurement``."""
+        return [key_of(self.name, each) for each in self.measurements]
+
+    def imports(self) -> list[str]:
+        """The Python files that the worker imports for it."""
+        return list(self.files.values())
+
+
+@dataclass(frozen=True)
+class NetworkCase(CaseJob):
+    """A network on a dataset.
+
+    Attributes
+    ----------
+    network : dict
+        ``zoo`` (a name) or ``onnx`` (a path), with ``classes``, ``image_size`` in pixels,
+        ``label_smoothing`` and ``several_labels`` (per image, verified or unknown); or ``given``
+        (the path of a user's network), with ``shapes`` of its inputs.
+    dataset : dict
+        ``kind`` and ``root``.
+    batch_size : int
+        Images.
+    optimizer : dict
+        As `d5suite.optimizers.settings.Optimizer.to_dict` writes it.
+    validation_steps : int
+        Training steps over which backends must agree.
+    training : dict
+        Settings of a run to a target, as `d5suite.cases.recipe.Training.to_dict` writes them; empty
+        without one.
+    peers : list of str
+        Float64 trajectory files to agree with.
+    trajectory : str or None
+        Where to write this backend's float64 trajectory.
+    """
+
+    network: dict[str, Any] = field(default_factory=dict)
+    dataset: dict[str, str] = field(default_factory=dict)
+    batch_size: int = 1
+    optimizer: dict[str, Any] = field(default_factory=dict)
+    validation_steps: int = 1
+    training: dict[str, Any] = field(default_factory=dict)
+    peers: list[str] = field(default_factory=list)
+    trajectory: str | None = None
+
+    kind: ClassVar[str] = "network"
+
+
+@dataclass(frozen=True)
+class OperationCase(CaseJob):
+    """One ONNX node.
+
+    Attributes
+    ----------
+    operation : dict
+        As `d5suite.network.operation.Operation.to_dict` writes it.
+    """
+
+    operation: dict[str, Any] = field(default_factory=dict)
+
+    kind: ClassVar[str] = "operation"
+
+    def imports(self) -> list[str]:
+        """See `CaseJob.imports`."""
+        custom = self.operation.get("custom")
+        return [*super().imports(), *([custom["file"]] if custom else [])]
+
+
+@dataclass(frozen=True)
+class CollectiveCase(CaseJob):
+    """One collective at several sizes.
+
+    Attributes
+    ----------
+    collective : str
+        A key of `d5suite.distributed.calls.CALLS`.
+    sizes : list of int
+        Bytes, ascending.
+    """
+
+    collective: str = ""
+    sizes: list[int] = field(default_factory=list)
+
+    kind: ClassVar[str] = "collective"
+
+
+KINDS: dict[str, type[CaseJob]] = {each.kind: each for each in (NetworkCase, OperationCase, CollectiveCase)}
+"""Kinds of cases by name."""
+
+
+@dataclass(frozen=True)
+class Distributed:
+    """How the ranks of a level-3 job train together.
+
+    Attributes
+    ----------
+    scheme : str
+        A key of `d5suite.distributed.schemes.SCHEMES`, or of a backend's ``schemes``; empty of
+        collectives, which train nothing.
+    settings : dict
+        Of the scheme.
+    communicator : str
+        A key of `d5suite.distributed.communicators.COMMUNICATORS`.
+    algorithm : str
+        Of its collectives: a key of `d5suite.distributed.algorithms.ALGORITHMS`.
+    launcher : {"none", "process", "mpi"}
+        Who starts the ranks; none if there is only one.
+    oversubscribe : bool
+        Whether ranks may share cores and GPUs.
+    native : bool
+        Whether the scheme is the framework's own: the communicator then only lets ranks agree.
+    """
+
+    scheme: str = "all_reduce"
+    settings: dict[str, Any] = field(default_factory=dict)
+    communicator: str = "local"
+    algorithm: str = "native"
+    launcher: str = "none"
+    oversubscribe: bool = False
+    native: bool = False
+
+
+class Ranks(NamedTuple):
+    """So many ranks that train together in one way."""
+
+    size: int
+    distributed: Distributed
+
+    def __str__(self) -> str:
+        """As tests and results call it, such as ``all_reduce-gloo-2``; without a scheme, ``2``."""
+        how = self.distributed
+        if not how.scheme:
+            return str(self.size)
+        scheme = ":".join([how.scheme, *(f"{key}={value}" for key, value in how.settings.items())])
+        algorithm = how.algorithm if how.algorithm != "native" else ""
+        communicator = "" if how.native and how.launcher != "mpi" else how.communicator
+        return "-".join(filter(None, (scheme, communicator, algorithm, str(self.size))))
+
+
+@dataclass(frozen=True)
+class Job:
+    """Cases on one backend; ``job.json`` is its schema.
+
+    Attributes
+    ----------
+    backend : dict
+        ``name`` and ``mode``.
+    device, precision : str
+    threads, seed, loader_workers, ranks : int
+        The threads are those of all ranks together.
+    passes : list of str
+        What is done with each prepared step: ``memory``, ``time``; or ``reference`` alone, which
+        computes the reference answers of operations and needs no backend.
+    cases : list of CaseJob
+    digests : dict of str to str
+        By Python file that the worker imports: its SHA-256, which `save` adds.
+    distributed : Distributed or None
+        How the ranks train together, at level 3.
+    """
+
+    backend: dict[str, str]
+    device: str
+    precision: str
+    threads: int
+    seed: int
+    cases: list[CaseJob]
+    passes: list[str] = field(default_factory=lambda: ["memory", "time"])
+    loader_workers: int = 0
+    ranks: int = 1
+    digests: dict[str, str] = field(default_factory=dict)
+    distributed: Distributed | None = None
+
+    def keys(self) -> list[str]:
+        """Names of all measurements, in order: ``case/measurement``."""
+        return [key_of(case.name, name) for case in self.cases for name in case.measurements]
+
+    def imports(self) -> list[str]:
+        """The Python files that the worker imports."""
+        return list(dict.fromkeys(file for case in self.cases for file in case.imports()))
+
+    def require_code(self) -> None:
+        """Check that the worker would import what the job was written for.
+
+        Raises
+        ------
+        JobError
+            If a file is missing, or its content has not the SHA-256 that the job states.
+        """
+        for file in self.imports():
+            found = _sha256(file)
+            if found is None:
+                raise JobError("there is no such Python file", where=file)
+            if self.digests.get(file) != found:
+                stated = (
+                    "is not the one that the job was written for" if file in self.digests else "has no SHA-256 there"
+                )
+                raise JobError(
+                    f"the job would run this file, which {stated}",
+                    where=file,
+                    hint="If you trust it, run it with python -m d5suite.worker --trust JOB.",
+                )
+
+    def save(self, path: Path) -> None:
+        """Write the job file atomically, with the digests of the files it imports."""
+        content = asdict(_with_places(self, lambda place: _name_in(path.parent, place)))
+        content["cases"] = [
+            {"kind": case.kind, **each} for case, each in zip(self.cases, content["cases"], strict=True)
+        ]
+        digests = {file: self.digests.get(file) or _sha256(file) for file in self.imports()}
+        content["digests"] = {file: digest for file, digest in digests.items() if digest is not None}
+        write_json(path, {"schema": SCHEMA, **content})
+
+    @classmethod
+    def load(cls, path: Path) -> Job:
+        """Read and check a job file.
+
+        Raises
+        ------
+        JobError
+            If it cannot be read or does not fit the schema; every fault is named. If it would write
+            outside of its own folder.
+        """
+        content = schema.read(path, "job.json", "job")
+        content.pop("schema")
+        content["cases"] = [KINDS[case.pop("kind")](**case) for case in content["cases"]]
+        if content.get("distributed") is not None:
+            content["distributed"] = Distributed(**content["distributed"])
+        job = cls(**content)
+        if job.ranks > 1 and (job.distributed is None or job.distributed.launcher == "none"):
+            raise JobError(f"nothing says who starts its {job.ranks} ranks: 'distributed'", where=str(path))
+        for name in (name for case in job.cases for name in (case.name, case.preset)):
+            if not is_plain_name(name):
+                raise JobError(f"not a plain name: {name!r}", where=str(path))
+        return _with_places(job, lambda place: _path_in(path, place))
+
+
+def is_plain_name(name: object) -> bool:
+    """Whether a case or a preset may be called so: names of files are made of it."""
+    return (
+        isinstance(name, str)
+        and name.isprintable()
+        and 0 < len(name.encode(errors="replace")) <= LONGEST_NAME
+        and not name.startswith(".")
+        and not set(name) & set("/\\")
+    )
+
+
+def _with_places(job: Job, change: Callable[[str], str]) -> Job:
+    """The job with all paths changed that it writes, or reads from other jobs of its session."""
+    cases = []
+    for case in job.cases:
+        places: dict[str, Any] = {"reference": case.reference and change(case.reference)}
+        if isinstance(case, NetworkCase):
+            places["trajectory"] = case.trajectory and change(case.trajectory)
+            places["peers"] = [change(each) for each in case.peers]
+        cases.append(replace(case, **places))
+    return replace(job, cases=cases)
+
+
+def _name_in(folder: Path, place: str) -> str:
+    return Path(place).name if Path(place).parent.resolve() == folder.resolve() else place
+
+
+def _path_in(job: Path, name: str) -> str:
+    folder = job.parent.resolve()
+    place = folder / name
+    if place.resolve() != folder / place.name:
+        raise JobError(
+            f"{name!r} does not lie in the job's own folder", where=str(job), hint="Give the name of a file there."
+        )
+    return str(place)
+
+
+def _sha256(file: str) -> str | None:
+    try:
+        return hashlib.sha256(Path(file).read_bytes()).hexdigest() if Path(file).is_file() else None
+    except (OSError, ValueError):
+        return None
+
+
+def key_of(case: str, measurement: str) -> str:
+    """The name of a measurement within a job: ``case/measurement``."""
+    return f"{case}/{measurement}"
+
+
+def result_path(job_path: Path) -> Path:
+    """Where a job's result lies: ``name.result.json`` for ``name.job.json`` or ``name.json``."""
+    return job_path.with_name(f"{_stem(job_path)}.result.json")
+
+
+def log_path(job_path: Path) -> Path:
+    """Where a worker's output goes: ``name.log``."""
+    return job_path.with_name(f"{_stem(job_path)}.log")
+
+
+def fate_path(job_path: Path) -> Path:
+    """Where is said why a job that ran elsewhere has no result: ``name.fate``."""
+    return job_path.with_name(f"{_stem(job_path)}.fate")
+
+
+def results_of(job_path: Path) -> list[Path]:
+    """The results of a job that ran elsewhere, the latest last.
+
+    One that started again keeps those before as ``name.start1.result.json``, and so on.
+    """
+    before = result_path(job_path).name.removesuffix(".result.json") + ".start"
+    found: dict[int, Path] = {}
+    for path in job_path.parent.glob("*.result.json"):
+        number = path.name.removeprefix(before).removesuffix(".result.json")
+        if path.name.startswith(before) and number.isdecimal():
+            found[int(number)] = path
+    latest = [path for path in [result_path(job_path)] if path.exists()]
+    return [found[number] for number in sorted(found)] + latest
+
+
+def of_rank(path: Path, rank: int) -> Path:
+    """A rank's own log or result: ``name.rank1.log`` for ``name.log``; rank 0's is the job's."""
+    if rank == 0:
+        return path
+    suffix = next(each for each in (".result.json", path.suffix) if path.name.endswith(each))
+    return path.with_name(f"{path.name.removesuffix(suffix)}.rank{rank}{suffix}")
+
+
+def _stem(job_path: Path) -> str:
+    return job_path.name.removesuffix(".json").removesuffix(".job")

@@ -1,0 +1,137 @@
+"""A result: what a worker answers; written anew after every step."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, TypedDict
+
+from d5suite.files import write_json
+from d5suite.job import schema
+
+SCHEMA = "d5suite-result-2"
+
+
+class Samples(TypedDict):
+    """The times of one measurement in seconds: `d5suite.instruments.sampling.Samples.to_dict`."""
+
+    first_call_s: float
+    compile_s: float
+    warmup_s: list[float]
+    samples_s: list[float]
+    steady: bool
+    stopped_by: str
+    median_s: float
+    median_ci_s: list[float]
+    median_ci_confidence: float
+    drift: dict[str, float]
+    outliers: dict[str, int]
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a measurement has no record: the exception's type and a message for the user."""
+
+    type: str
+    message: str
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What one measurement found.
+
+    Attributes
+    ----------
+    level : int
+    samples : Samples
+    items : int
+        Images or calls per sample.
+    macs : int or None
+        Multiply-accumulates of one forward pass of the batch; None where no network runs.
+    series : dict of str to list of float
+        Further per-sample or per-step series.
+    extra : dict
+        The measurement's own part of the record.
+    machine : dict
+        Whether the machine was ``disturbed``, with ``reasons``.
+    memory : dict
+        Peak memory in bytes, or ``missing`` with the reason.
+    """
+
+    level: int
+    samples: Samples
+    items: int
+    macs: int | None
+    series: dict[str, list[float]]
+    extra: dict[str, Any]
+    machine: dict[str, Any]
+    memory: dict[str, Any]
+
+
+@dataclass
+class Result:
+    """A worker's answers so far; ``result.json`` is its schema.
+
+    Attributes
+    ----------
+    status : {"running", "done", "failed"}
+        ``failed``: nothing could run, and ``error`` says why.
+    phase : str
+        What the worker is doing, for people.
+    measurement : str or None
+        The key of the measurement it is doing it for.
+    backend, device, threads, environment : dict
+        What ran, on what.
+    ceilings : dict of str to float
+        FLOP/s of a large matrix product and bytes/s of a large copy; of a job of operations.
+    facts : dict of str to dict
+        By case: what holds for all its measurements, such as the dataset's digest.
+    validation : dict of str to dict
+        By key: the checks made so far, those of a failed measurement too.
+    measurements : dict of str to Measured
+        By key.
+    references : dict of str to str
+        By key: which backend's gradient the reference holds; of a reference pass.
+    failures : dict of str to Failure
+        By key.
+    kept : dict of str to dict
+        By key: partial results that survive a failure.
+    error : Failure or None
+    """
+
+    status: str = "running"
+    phase: str = "starting"
+    measurement: str | None = None
+    backend: dict[str, Any] = field(default_factory=dict)
+    device: dict[str, str] = field(default_factory=dict)
+    threads: dict[str, Any] = field(default_factory=dict)
+    environment: dict[str, Any] = field(default_factory=dict)
+    ceilings: dict[str, float] = field(default_factory=dict)
+    facts: dict[str, dict[str, Any]] = field(default_factory=dict)
+    validation: dict[str, dict[str, Any]] = field(default_factory=dict)
+    measurements: dict[str, Measured] = field(default_factory=dict)
+    references: dict[str, str] = field(default_factory=dict)
+    failures: dict[str, Failure] = field(default_factory=dict)
+    kept: dict[str, dict[str, Any]] = field(default_factory=dict)
+    error: Failure | None = None
+
+    def save(self, path: Path) -> None:
+        """Write the result file atomically."""
+        write_json(path, {"schema": SCHEMA, **asdict(self)})
+
+    @classmethod
+    def load(cls, path: Path) -> Result:
+        """Read and check a result file.
+
+        Raises
+        ------
+        JobError
+            If it cannot be read or does not fit the schema; every fault is named.
+        """
+        content = schema.read(path, "result.json", "result")
+        content.pop("schema")
+        for name, kind in (("measurements", Measured), ("failures", Failure)):
+            content[name] = {key: kind(**value) for key, value in content[name].items()}
+        if content["error"] is not None:
+            content["error"] = Failure(**content["error"])
+        return cls(**content)

@@ -1,0 +1,75 @@
+"""Ranks that mpiexec starts. Imports `d5suite.errors`."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from functools import lru_cache
+from pathlib import Path
+
+from d5suite.errors import ConfigurationError
+
+_TEMPORARY = "D5SUITE_TMPDIR"
+"""Environment variable: what TMPDIR was."""
+
+DIED = re.compile(r"process rank (\d+) with PID \d+ on\s+node \S+ exited on\s+signal (\d+)")
+"""What Open MPI says of a rank that a signal ended; lines are wrapped."""
+
+
+def mpiexec(ranks: int, *, python: str | None = None, oversubscribe: bool = False) -> list[str]:
+    """Return the command that starts what follows it as ranks.
+
+    ``D5SUITE_MPIEXEC``, or the one beside the interpreter, as wheels install it, or the system's.
+
+    Raises
+    ------
+    ConfigurationError
+        If there is none.
+    """
+    found = find_mpiexec(python)
+    if found is None:
+        raise ConfigurationError(
+            "ranks of MPI need mpiexec, which is not installed", hint="Install it with: pip install 'd5suite[mpi]'"
+        )
+    command = [found, "-n", str(ranks)]
+    if _is_open_mpi(found):
+        command += ["--bind-to", "none"]  # each rank binds itself
+        command += ["--allow-run-as-root"] * (os.geteuid() == 0)
+        command += ["--oversubscribe"] * oversubscribe
+    return command
+
+
+def find_mpiexec(python: str | None = None) -> str | None:
+    """Return the path of mpiexec, or None."""
+    beside = Path(python or sys.executable).parent / "mpiexec"
+    return shutil.which(os.environ.get("D5SUITE_MPIEXEC") or beside) or shutil.which("mpiexec")
+
+
+@lru_cache(maxsize=8)
+def _is_open_mpi(path: str) -> bool:
+    done = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=60)
+    return bool(re.search(r"open.?mpi|prte", done.stdout + done.stderr, re.IGNORECASE))
+
+
+def environment(meeting: Path) -> dict[str, str]:
+    """Return variables that make Open MPI keep its files in a folder that is removed."""
+    temporary = {_TEMPORARY: os.environ.get("TMPDIR", ""), "TMPDIR": str(meeting)}
+    return {**temporary, "OMPI_MCA_btl_sm_backing_directory": str(meeting)}
+
+
+def restore_environment() -> None:
+    """Let a rank, and what it starts, use the folder for temporary files that its user chose."""
+    own = os.environ.pop(_TEMPORARY, None)
+    if own:
+        os.environ["TMPDIR"] = own
+    elif own is not None:
+        os.environ.pop("TMPDIR", None)
+
+
+def rank_that_died(log: Path) -> tuple[int, int] | None:
+    """Return a rank that a signal ended, and the signal, as mpiexec said it."""
+    found = DIED.search(" ".join(log.read_text(encoding="utf-8", errors="replace").split()))
+    return (int(found[1]), int(found[2])) if found else None

@@ -1,0 +1,181 @@
+"""Slurm's own commands, what they say when Slurm refuses, and when it does not answer."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from d5suite.errors import ConfigurationError, D5Error
+
+LIMIT_S = 120.0
+"""Seconds after which a command of Slurm is taken to get no answer; its own limits are shorter."""
+
+SILENT = re.compile(
+    r"unable to contact slurm controller|connection refused|socket timed out|zero bytes were transmitted"
+    r"|controller .*(not responding|timed out)|communication connection failure",
+    re.IGNORECASE,
+)
+"""What commands say if the controller is down or slow."""
+
+FINAL = {
+    "COMPLETED": "ended",
+    "FAILED": "failed",
+    "TIMEOUT": "ran out of time",
+    "CANCELLED": "was cancelled",
+    "PREEMPTED": "was preempted",
+    "NODE_FAIL": "lost a node",
+    "BOOT_FAIL": "lost a node, which did not boot",
+    "OUT_OF_MEMORY": "ran out of memory",
+    "DEADLINE": "missed its deadline",
+    "REVOKED": "was revoked",
+}
+"""Slurm's states of a job that runs no more, in words."""
+
+BLAMED = {
+    "partition": r"partition",
+    "account": r"account|user/account|association",
+    "qos": r"qos",
+    "reservation": r"reservation",
+    "time": r"time limit|timelimit|time.?spec",
+    "gres": r"gres|generic resource",
+    "constraint": r"feature|constraint",
+    "memory": r"memory|--mem\b",
+    "options": r"unrecognized option|invalid option|ambiguous|requires an argument|doesn't allow",
+    "exclusive": r"exclusive",
+    "cores_per_node": r"node configuration|more processors|cpu count|ntasks-per-node|PartitionConfig|BadConstraints",
+    "most_nodes": r"node count|PartitionNodeLimit|too many nodes",
+}
+"""By key of a profile: what Slurm says, or gives as a reason, because of it; the first counts."""
+
+HOPELESS = {
+    "PartitionTimeLimit": "time",
+    "PartitionNodeLimit": "most_nodes",
+    "PartitionConfig": "cores_per_node",
+    "PartitionInactive": "partition",
+    "PartitionDown": "partition",
+    "BadConstraints": "constraint",
+    "AccountNotAllowed": "account",
+    "InvalidAccount": "account",
+    "InvalidQOS": "qos",
+    "QOSNotAllowed": "qos",
+    "QOSTimeLimit": "time",
+    "AssocMaxWallDurationPerJobLimit": "time",
+    "QOSMaxWallDurationPerJobLimit": "time",
+    "AssocMaxNodePerJobLimit": "most_nodes",
+    "QOSMaxNodePerJobLimit": "most_nodes",
+}
+"""By reason of a job that waits: the key of the profile without which it would not, for ever."""
+
+
+class RefusedError(D5Error):
+    """Slurm refuses; the message is its own."""
+
+
+class SilentError(D5Error):
+    """Slurm does not answer now."""
+
+
+@dataclass(frozen=True)
+class State:
+    """What Slurm says of a job.
+
+    Attributes
+    ----------
+    name : str
+        Slurm's state, such as ``RUNNING``.
+    reason : str
+        Why it waits, or ended.
+    nodes : str
+        Where it runs, or ran.
+    """
+
+    name: str
+    reason: str = ""
+    nodes: str = ""
+
+    @property
+    def ended(self) -> bool:
+        """Whether it runs no more."""
+        return self.name in FINAL
+
+
+def ask(*command: str, text: str | None = None) -> str:
+    """Run one of Slurm's commands and return what it prints.
+
+    Raises
+    ------
+    ConfigurationError
+        There is no such command on this machine.
+    SilentError
+        The controller does not answer.
+    RefusedError
+        Slurm refuses, in its own words.
+    """
+    try:
+        done = subprocess.run(list(command), capture_output=True, text=True, input=text or "", timeout=LIMIT_S)
+    except FileNotFoundError:
+        raise ConfigurationError(
+            f"there is no {command[0]} here", hint="Call d5suite slurm on a login node of a Slurm cluster."
+        ) from None
+    except subprocess.TimeoutExpired:
+        raise SilentError(f"{command[0]} got no answer in {LIMIT_S:g} s") from None
+    if done.returncode == 0:
+        return done.stdout
+    lines = [line.split("error: ", 1)[-1] for line in done.stderr.splitlines() if line.strip()]
+    said = "; ".join(dict.fromkeys(line for line in lines if not line.startswith("Try "))) or "no reason given"
+    if SILENT.search(said):
+        raise SilentError(f"{command[0]}: {said}")
+    raise RefusedError(f"{command[0]}: {said}")
+
+
+def blamed(said: str, given: Collection[str]) -> str | None:
+    """The key of a profile that likely caused what Slurm said; rather one that is given."""
+    likely = [key for key, pattern in BLAMED.items() if re.search(pattern, said, re.IGNORECASE)]
+    return next((key for key in likely if key in given), likely[0] if likely else None)
+
+
+def submit(script: str) -> str:
+    """Submit a batch script; return the job's number."""
+    return ask("sbatch", "--parsable", script).strip().partition(";")[0]
+
+
+def states(names: Sequence[str]) -> dict[tuple[str, str], State]:
+    """What Slurm says of all jobs with these names, by number, as ``17`` or ``17_3``.
+
+    Jobs that ended some minutes ago are forgotten.
+
+    Returns
+    -------
+    dict
+        By the job's name and its number.
+    """
+    if not names:
+        return {}
+    said = ask(
+        "squeue", "--noheader", "--array", "--states=all", f"--name={','.join(names)}", "--format=%j|%i|%T|%N|%r"
+    )
+    found = {}
+    for line in said.splitlines():
+        name, number, state, nodes, reason = line.split("|", 4)
+        found[name, number] = State(state, reason.strip(), nodes)
+    return found
+
+
+def remembered(number: str) -> State | None:
+    """What Slurm's accounting says of a job, if there is any."""
+    try:
+        said = ask("sacct", "--noheader", "--parsable2", "--allocations", f"--jobs={number}", "--format=State,NodeList")
+    except (RefusedError, ConfigurationError):
+        return None
+    for line in said.splitlines()[-1:]:
+        state, nodes = line.split("|", 1)
+        return State(state.split()[0], "", nodes)
+    return None
+
+
+def cancel(numbers: Sequence[str]) -> None:
+    """Cancel jobs; those that have ended already do not matter."""
+    if numbers:
+        ask("scancel", "--quiet", *numbers)

@@ -1,0 +1,270 @@
+"""The commands ``d5suite slurm init``, ``run``, ``script``, ``status``, ``collect``, ``cancel``."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+from d5suite.errors import ConfigurationError, JobError
+from d5suite.files import check_writable
+from d5suite.launch.slurm import client
+from d5suite.launch.slurm.follow import Fate, follow, look, told, write_fates
+from d5suite.launch.slurm.profile import Source, find_profile, read_profile
+from d5suite.launch.slurm.run import JOBS, PARENT, Run, find_run, submit, write_scripts
+
+PASSED = ("scheme", "communicator", "algorithm", "scaling", "preset", "device", "precision", "batch-size",
+          "optimizer", "imagenet", "openimages", "seed", "loader-workers")  # fmt: skip
+"""Options of pytest that are options of ``run`` and ``script``, too."""
+
+
+def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add ``slurm`` to the commands of ``d5suite``."""
+    slurm = commands.add_parser("slurm", help="measure several nodes of a cluster under Slurm")
+    own = slurm.add_subparsers(metavar="COMMAND", required=True)
+
+    draft = own.add_parser("init", help="ask Slurm about its partitions, and draft a site profile")
+    draft.add_argument("--partition", metavar="NAME", help="default: Slurm's own")
+    draft.add_argument("--out", type=Path, metavar="FILE", help="default: ./d5suite-slurm.toml; - prints it")
+    draft.set_defaults(run=_init)
+
+    for name, text in (("run", "submit, follow, gather one result file"), ("script", "write batch scripts only")):
+        command = own.add_parser(name, help=text, epilog="Further options of pytest follow after --.")
+        command.add_argument("recipes", nargs="*", metavar="RECIPE", help="files of level 3")
+        command.add_argument("--nodes", metavar="N[,…]", help="numbers of nodes, each measured")
+        command.add_argument(
+            "--profile", type=Path, metavar="FILE", help="site profile (default: ./d5suite-slurm.toml)"
+        )
+        command.add_argument("--folder", type=Path, metavar="DIR", help=f"where runs lie (default: {PARENT})")
+        command.add_argument("--out", type=Path, metavar="FILE", help="result file (default: in the run's folder)")
+        command.add_argument("--backend", metavar="NAME[:MODE][,…]", help="as of pytest, like those below")
+        for option in PASSED:
+            command.add_argument(f"--{option}", metavar="VALUE")
+        command.set_defaults(run=_run if name == "run" else _script)
+        if name == "run":
+            command.add_argument(
+                "--resume", nargs="?", type=Path, const=Path(), metavar="RUN",
+                help="submit what a run lacks (default: the latest one)",
+            )  # fmt: skip
+            command.add_argument("--no-follow", action="store_true", help="submit only; collect later")
+
+    status = own.add_parser("status", help="say what a run has measured, and what is missing and why")
+    collect = own.add_parser("collect", help="gather what a run has measured, from any shell")
+    stop = own.add_parser("cancel", help="cancel what still waits or runs")
+    for command, work in ((status, _status), (collect, _collect), (stop, _cancel)):
+        command.add_argument("folder", nargs="?", type=Path, metavar="RUN", help="its folder (default: the latest one)")
+        command.set_defaults(run=work)
+    collect.add_argument("--out", type=Path, metavar="FILE", help="result file (default: that of the run)")
+
+
+def _init(options: argparse.Namespace) -> None:
+    from d5suite.launch.slurm.draft import draft
+
+    draft(options.partition, options.out)
+
+
+def _script(options: argparse.Namespace) -> None:
+    run = _new(options)
+    for script, jobs in write_scripts(run, list(run.jobs)).items():
+        print(f"{script}: {', '.join(jobs)}")
+    print(f"submit them with sbatch, then: d5suite slurm collect {_shown(run.folder)}")
+
+
+def _run(options: argparse.Namespace) -> int:
+    if options.resume is not None:
+        run = _resumed(options)
+    else:
+        run = _new(options)
+        print(f"run: {_shown(run.folder)}", flush=True)
+    with run.held():
+        fates = look(run)
+        missing = [fate.name for fate in fates if fate.ended and not fate.complete]
+        if missing:
+            submit(run, missing)
+        count = len(missing)
+        print(f"submitted {count} job{'s' * (count != 1)} of {len(run.jobs)}", flush=True)
+        if options.no_follow:
+            print(f"collect later: d5suite slurm collect {_shown(run.folder)}")
+            return 0
+        shown = _Shown(run)
+        try:
+            fates = follow(run, shown.tell)
+        except KeyboardInterrupt:
+            shown.clear()
+            where = _shown(run.folder)
+            print(f"jobs go on; collect later: d5suite slurm collect {where}; stop them: d5suite slurm cancel {where}")
+            raise
+        finally:
+            shown.clear()
+    return _gather(run, fates, Path(run.out))
+
+
+def _status(options: argparse.Namespace) -> int:
+    run = find_run(options.folder)
+    fates = look(run)
+    print(f"run: {_shown(run.folder)}, of {run.owner}, {run.created}")
+    for fate in fates:
+        print(f"  {fate.name}: {told(run, fate)}")
+    left = [fate for fate in fates if not fate.complete]
+    if left and all(fate.ended for fate in fates):
+        print(f"submit what is missing: d5suite slurm run --resume {_shown(run.folder)}")
+    return 1 if left else 0
+
+
+def _collect(options: argparse.Namespace) -> int:
+    run = find_run(options.folder)
+    return _gather(run, look(run), options.out or Path(run.out))
+
+
+def _cancel(options: argparse.Namespace) -> None:
+    run = find_run(options.folder)
+    run.require_own()
+    going = [fate for fate in look(run) if not fate.ended]
+    client.cancel([fate.start.number for fate in going if fate.start is not None])
+    print(f"cancelled {len(going)} job{'s' * (len(going) != 1)}; what was measured stays")
+
+
+def _new(options: argparse.Namespace) -> Run:
+    """Make a run with its job files."""
+    if not options.recipes:
+        raise ConfigurationError("no recipe is named", hint="Give files such as recipes/test_digits_lenet.py.")
+    source = read_profile(options.profile or find_profile())
+    nodes = _nodes(options.nodes, source)
+    for each in options.recipes:
+        if not Path(each.partition("::")[0]).exists():
+            raise ConfigurationError("there is no such recipe", where=each)
+    profile = source.profile
+    ranks = [profile.ranks(each) for each in nodes]
+    arguments = [*options.recipes, *options.further, f"--ranks={','.join(map(str, ranks))}"]
+    arguments += [f"--threads={profile.threads_per_rank * max(ranks)}"]
+    for name in ("backend", *PASSED):
+        value = getattr(options, name.replace("-", "_"))
+        arguments += [f"--{name}={value}"] if value is not None else []
+    device = options.device or "cpu"
+    run = Run.make(
+        options.folder or PARENT, cwd=os.getcwd(), arguments=arguments, out="", profile=source, device=device
+    )
+    run.out = str((options.out or run.folder / "result.json").absolute())
+    try:
+        _require_writable(Path(run.out))
+        done = _pytest(run, "--write-jobs", capture=True)
+        names = sorted(each.name.removesuffix(".job.json") for each in (run.folder / JOBS).glob("*.job.json"))
+        if done.returncode or not names:
+            said = [line for line in (done.stdout + done.stderr).splitlines() if line.strip()]
+            errors = [line.removeprefix("ERROR: ") for line in said if line.startswith(("ERROR", "E  ", "  "))]
+            raise ConfigurationError("\n".join(errors or said[-8:]) or "nothing is to be measured")
+        run.jobs = {name: [] for name in names}
+        run.save()
+    except BaseException:
+        shutil.rmtree(run.folder, ignore_errors=True)
+        raise
+    return run
+
+
+def _resumed(options: argparse.Namespace) -> Run:
+    """The run that is taken up, with a new profile if one is given."""
+    if options.recipes or options.nodes:
+        raise ConfigurationError("--resume takes up a run as it is: name neither recipes nor --nodes")
+    run = find_run(None if options.resume == Path() else options.resume)
+    run.require_own()
+    if options.profile is not None:
+        before, run.profile = run.profile.profile, read_profile(options.profile)
+        after = run.profile.profile
+        if (before.cores_per_node, before.ranks_per_node) != (after.cores_per_node, after.ranks_per_node):
+            raise ConfigurationError(
+                f"the run has {before.ranks_per_node} ranks and {before.cores_per_node} cores a node",
+                where=str(options.profile), hint="Give cores_per_node and ranks_per_node these values, or start anew.",
+            )  # fmt: skip
+    if options.out is not None:
+        run.out = str(options.out.absolute())
+        _require_writable(Path(run.out))
+    run.save()
+    return run
+
+
+def _nodes(text: str | None, source: Source) -> list[int]:
+    """The numbers of nodes that are asked for."""
+    words = [each.strip() for each in (text or "").split(",") if each.strip()]
+    if not words or not all(word.isdecimal() and int(word) for word in words) or len(set(words)) < len(words):
+        raise ConfigurationError(f"{text!r} are no numbers of nodes, such as 1,2,4", where="--nodes")
+    nodes = sorted(map(int, words))
+    most = source.profile.most_nodes
+    if most and nodes[-1] > most:
+        raise ConfigurationError(f"{nodes[-1]} nodes are more than {source.line('most_nodes')}", where="--nodes")
+    return nodes
+
+
+def _require_writable(out: Path) -> None:
+    try:
+        check_writable(out)
+    except OSError as error:
+        raise ConfigurationError(f"the result cannot be written: {error.strerror}", where=f"--out {out}") from error
+
+
+def _pytest(run: Run, how: str, *more: str, capture: bool = False) -> subprocess.CompletedProcess[str]:
+    """Run pytest on the recipes of a run, where it was made."""
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *run.arguments, how, str(run.folder / JOBS)]
+    try:
+        return subprocess.run([*command, *more], cwd=run.cwd, capture_output=capture, text=True)
+    except OSError as error:
+        raise JobError(f"cannot run pytest: {error.strerror}", where=run.cwd) from error
+
+
+def _gather(run: Run, fates: list[Fate], out: Path) -> int:
+    """Write the result file of all that is measured; say what is missing, and why."""
+    write_fates(run, fates)
+    out = out.absolute()
+    code = _pytest(run, "--from-jobs", "--quiet", "--no-header", f"--benchmark-json={out}").returncode
+    missing = [fate for fate in fates if not fate.complete]
+    for fate in missing:
+        print(f"missing: {fate.name}: {told(run, fate)}")
+    if out.exists():
+        print(f"result: {_shown(out)}")
+    return code or (1 if missing else 0)
+
+
+class _Shown:
+    """Progress: a line that changes on a terminal; in a pipe a line when a job has ended."""
+
+    def __init__(self, run: Run) -> None:
+        self.run, self.terminal, self._told, self._remark = run, sys.stderr.isatty(), set[str](), ""
+
+    def tell(self, fates: list[Fate], remark: str) -> None:
+        for fate in fates:
+            if fate.ended and fate.name not in self._told and (fate.settled or not fate.complete):
+                self._told.add(fate.name)
+                self.clear()
+                print(f"  {fate.name}: {told(self.run, fate)}", flush=True)
+        if remark and not self._remark and not self.terminal:
+            print(f"  {remark}", flush=True)
+        self._remark = remark
+        if self.terminal:
+            counts = Counter(self._word(fate) for fate in fates)
+            phase = next((fate.phase for fate in fates if not fate.ended and fate.phase), "")
+            line = remark or ", ".join(f"{count} {word}" for word, count in counts.items()) + (
+                f"; {phase}" * bool(phase)
+            )
+            width = shutil.get_terminal_size().columns - 3
+            print(f"\r\033[K  {line[:width]}", end="", file=sys.stderr, flush=True)
+
+    @staticmethod
+    def _word(fate: Fate) -> str:
+        if fate.ended:
+            return "measured" if fate.complete else "ended"
+        return "wait" if fate.state is not None and fate.state.name == "PENDING" else "run"
+
+    def clear(self) -> None:
+        if self.terminal:
+            print("\r\033[K", end="", file=sys.stderr, flush=True)
+
+
+def _shown(path: Path) -> str:
+    """A path, from here if it lies below."""
+    try:
+        return str(path.relative_to(Path.cwd()))
+    except ValueError:
+        return str(path)

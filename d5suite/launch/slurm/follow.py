@@ -1,0 +1,319 @@
+"""What has become of each job of a run."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from d5suite.errors import JobError
+from d5suite.files import read_json, write_bytes
+from d5suite.job import Job, Result, fate_path, of_rank, result_path, results_of
+from d5suite.launch.slurm import client
+from d5suite.launch.slurm.client import FINAL, SilentError, State
+from d5suite.launch.slurm.run import SCRIPTS, Run, Submission, number_all
+
+PERIOD_S = (0.2, 5.0)
+"""Between two questions to the controller: at first, and at most, because all users share it."""
+
+PATIENCE_S = 3600.0
+"""Seconds of silence of the controller after which it is no longer waited for."""
+
+HOPELESS_S = 10.0
+"""Seconds for which a job must wait for one reason before that counts: Slurm's first is a guess."""
+
+LATE_S = 60.0
+"""Seconds after a job's end within which a shared file system must show its result."""
+
+FAILED_LATE_S = 5.0
+"""The same of a job that failed, and may have left none."""
+
+OUT_OF_MEMORY = r"(?i:oom.?kill|out of memory|exceeded .*memory limit)"
+
+TELLING = (
+    (r"DUE TO TIME LIMIT", "TIMEOUT"),
+    (r"DUE TO PREEMPTION", "PREEMPTED"),
+    (r"DUE TO NODE FAILURE|NODE FAIL", "NODE_FAIL"),
+    (OUT_OF_MEMORY, "OUT_OF_MEMORY"),
+    (r"CANCELLED AT", "CANCELLED"),
+)
+"""What Slurm writes into a job's own log, and the state that it means; the last one counts."""
+
+NAMELESS = "UNKNOWN"
+"""State of a job that Slurm no longer knows."""
+
+TAIL_LINES = 5
+
+
+@dataclass(frozen=True)
+class Fate:
+    """What is known of one job.
+
+    Attributes
+    ----------
+    name : str
+        Of the job file.
+    start : Submission or None
+        The latest; None if it was never submitted.
+    state : State or None
+        What Slurm says, if anything.
+    measured : int
+        Measurements that have a result.
+    wanted : int
+    failed : tuple of str
+        What went wrong with others, in the worker's words.
+    phase : str
+        What the worker says it does.
+    """
+
+    name: str
+    start: Submission | None
+    state: State | None
+    measured: int
+    wanted: int
+    failed: tuple[str, ...] = ()
+    phase: str = ""
+
+    @property
+    def complete(self) -> bool:
+        """Whether each measurement has a result."""
+        return self.measured == self.wanted
+
+    @property
+    def settled(self) -> bool:
+        """Whether each measurement has a result, or the worker says why not."""
+        return self.measured + len(self.failed) >= self.wanted
+
+    @property
+    def ended(self) -> bool:
+        """Whether it runs no more, nor will it."""
+        return self.start is None or (self.state is not None and (self.state.ended or self.state.name == NAMELESS))
+
+
+def look(run: Run) -> list[Fate]:
+    """Ask Slurm and the results what has become of all jobs; the ledger learns how they ended.
+
+    Raises
+    ------
+    SilentError
+        The controller does not answer.
+    """
+    unknown = [starts[-1] for starts in run.jobs.values() if starts and starts[-1].state is None]
+    said = client.states(sorted({each.name for each in unknown}))
+    changed = number_all(run, said)
+    found = []
+    for name, starts in run.jobs.items():
+        start = starts[-1] if starts else None
+        state = None
+        if start is not None:
+            state = State(**start.state) if start.state else said.get((start.name, start.number))
+            if state is None:
+                state = _forgotten(run, start)
+            elif state.name == "FAILED" and re.search(OUT_OF_MEMORY, _log(run, start)):
+                state = State("OUT_OF_MEMORY", "", state.nodes)  # a step's end looks like a failure
+            if start.state is None and state.ended:
+                starts[-1] = start = replace(start, state=asdict(state))
+                changed = True
+        found.append(_fate(run, name, start, state))
+    if changed:
+        with contextlib.suppress(PermissionError):  # another user may look, too
+            run.save()
+    return found
+
+
+def _forgotten(run: Run, start: Submission) -> State:
+    """How a job ended that the controller no longer knows: by accounting, or by the job's log."""
+    if start.number:
+        state = client.remembered(start.number)
+        if state is not None and state.ended:
+            return state
+    text = _log(run, start)
+    if not text and not start.number:
+        return State(NAMELESS, "Slurm never took it")
+    places = [(match.start(), name) for pattern, name in TELLING for match in re.finditer(pattern, text)]
+    return State(max(places)[1] if places else NAMELESS)
+
+
+def _log(run: Run, start: Submission) -> str:
+    try:
+        return log_of(run, start).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def log_of(run: Run, start: Submission) -> Path:
+    """Where the batch script of a submission, and srun, write."""
+    number = int(start.name.rpartition("-")[2])
+    (script,) = (run.folder / SCRIPTS).glob(f"{number:02}-*.sh")
+    return script.with_suffix(".log" if start.element is None else f".{start.element}.log")
+
+
+def _fate(run: Run, name: str, start: Submission | None, state: State | None) -> Fate:
+    path = run.job_path(name)
+    job = Job.load(path)
+    keys = job.keys()
+    measured: set[str] = set()
+    failures: dict[str, str] = {}
+    phase = ""
+    for each in results_of(path):
+        try:
+            result = Result.load(each)
+        except JobError:
+            continue
+        measured |= set(result.measurements)
+        failures = {key: failure.message for key, failure in result.failures.items()}
+        phase = result.phase
+    if not failures and len(measured) < len(keys):
+        failures = _of_other_ranks(path, job.ranks)
+    failed = tuple(message for key, message in failures.items() if key in keys and key not in measured)
+    return Fate(name, start, state, len(measured & set(keys)), len(keys), failed, phase)
+
+
+def _of_other_ranks(path: Path, ranks: int) -> dict[str, str]:
+    """Failures by measurement, of ranks whose failing has ended rank 0, too."""
+    found: dict[str, str] = {}
+    for rank in range(1, ranks):
+        try:
+            result = Result.load(of_rank(result_path(path), rank))
+        except JobError:
+            continue
+        own = {key: failure.message for key, failure in result.failures.items()}
+        if result.error is not None and result.measurement is not None:
+            own[result.measurement] = result.error.message
+        for key, message in own.items():
+            found.setdefault(key, f"rank {rank} of {ranks}: {message}")
+    return found
+
+
+def told(run: Run, fate: Fate) -> str:
+    """One sentence of what has become of a job, with Slurm's words where it did not measure all."""
+    if fate.complete:
+        return "measured"
+    if fate.start is None:
+        return "not submitted"
+    where = f"job {fate.start.number or fate.start.name}"
+    state = fate.state or State(NAMELESS)
+    on = f" on {state.nodes}" if state.nodes and "None" not in state.nodes else ""
+    if state.name == "PENDING":
+        return f"{where} waits ({state.reason})" + _hopeless(run, state)
+    if not fate.ended:
+        return f"{where} runs{on}: {fate.phase or state.name.lower()}"
+    if fate.failed and state.name in ("COMPLETED", "FAILED", NAMELESS):
+        return f"{where}{on} failed: {fate.failed[0]}"
+    ended = FINAL.get(state.name, "is unknown to Slurm" if not state.reason else state.reason)
+    reason = f" ({state.reason})" if state.ended and state.reason not in ("None", "", "NonZeroExitCode") else ""
+    doing = f", while {fate.phase}" if fate.phase and fate.phase != "done" else ""
+    key = {"TIMEOUT": "time", "OUT_OF_MEMORY": "memory"}.get(state.name)
+    line = f"\n  {run.profile.line(key)}" if key else ""
+    tail = _tail(run, fate) if state.name in ("FAILED", "COMPLETED", NAMELESS) else ""
+    return f"{where} {ended}{on}{reason}{doing}{line}{tail}"
+
+
+def _hopeless(run: Run, state: State) -> str:
+    key = client.HOPELESS.get(state.reason)
+    return f", for ever\n  {run.profile.line(key)}" if key else ""
+
+
+def _tail(run: Run, fate: Fate) -> str:
+    """The last lines of the logs of a job that left no reason."""
+    assert fate.start is not None
+    lines: list[str] = []
+    own = result_path(run.job_path(fate.name)).with_name(f"{fate.name}.log")
+    for log in (own, log_of(run, fate.start)):
+        with contextlib.suppress(OSError):
+            lines += log.read_text(encoding="utf-8", errors="replace").splitlines()[-TAIL_LINES:]
+    return "".join(f"\n    {line}" for line in lines)
+
+
+def write_fates(run: Run, fates: list[Fate]) -> None:
+    """Say beside each job that did not measure all why not, for ``--from-jobs``."""
+    for fate in fates:
+        path = fate_path(run.job_path(fate.name))
+        with contextlib.suppress(OSError):
+            if fate.complete:
+                path.unlink(missing_ok=True)
+            else:
+                write_bytes(path, told(run, fate).encode())
+
+
+def follow(run: Run, tell: Callable[[list[Fate], str], None]) -> list[Fate]:
+    """Wait until all jobs of a run have ended, and their results are seen.
+
+    Parameters
+    ----------
+    run : Run
+    tell : callable
+        Receives the state of all jobs after each look, and a remark: that the controller is silent.
+
+    Raises
+    ------
+    RefusedError
+        A job waits for what will never come.
+    SilentError
+        The controller was silent for an hour.
+    """
+    silent_since: float | None = None
+    ended_at: dict[str, float] = {}
+    waits: dict[str, tuple[str, float]] = {}
+    fates: list[Fate] = []
+    for pause in _pauses():
+        try:
+            fates = look(run)
+            silent_since = None
+        except SilentError as error:
+            now = time.monotonic()
+            silent_since = silent_since or now
+            if now - silent_since > PATIENCE_S:
+                raise
+            tell(fates, f"Slurm does not answer for {now - silent_since:.0f} s: {error.what}")
+            time.sleep(max(pause, 1.0))
+            continue
+        tell(fates, "")
+        now = time.monotonic()
+        _require_hope(run, fates, waits, now)
+        for fate in fates:
+            if fate.ended:
+                ended_at.setdefault(fate.name, now)
+        if all(fate.ended and (_seen(run, fate) or now - ended_at[fate.name] > _late_s(fate)) for fate in fates):
+            return fates
+        time.sleep(pause)
+    raise AssertionError
+
+
+def _seen(run: Run, fate: Fate) -> bool:
+    """Whether nothing more of a job that has ended will be seen."""
+    if fate.settled or fate.start is None:
+        return True
+    if fate.state is None or fate.state.name not in ("COMPLETED", "FAILED"):
+        return True  # it was ended from outside, in the midst of it
+    with contextlib.suppress(JobError, KeyError):
+        return read_json(result_path(run.job_path(fate.name)))["status"] == "failed"
+    return False
+
+
+def _late_s(fate: Fate) -> float:
+    return LATE_S if fate.state is not None and fate.state.name == "COMPLETED" else FAILED_LATE_S
+
+
+def _require_hope(run: Run, fates: list[Fate], waits: dict[str, tuple[str, float]], now: float) -> None:
+    """Cancel all that wait, if one has waited for `HOPELESS_S` for what will never come."""
+    pending = [fate for fate in fates if fate.state is not None and fate.state.name == "PENDING"]
+    for fate in pending:
+        assert fate.state is not None and fate.start is not None
+        if waits.get(fate.name, ("", now))[0] != fate.state.reason:
+            waits[fate.name] = fate.state.reason, now
+        if fate.state.reason in client.HOPELESS and now - waits[fate.name][1] >= HOPELESS_S:
+            numbers = [each.start.number for each in pending if each.start is not None]
+            client.cancel([number for number in numbers if number])
+            raise client.RefusedError(f"{told(run, fate)}\n  It was cancelled, as were all that wait.")
+
+
+def _pauses() -> Iterator[float]:
+    """How long to wait between two looks: ever longer, as jobs take longer."""
+    pause, most = PERIOD_S
+    while True:
+        yield pause
+        pause = min(most, pause * 1.1)

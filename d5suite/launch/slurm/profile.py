@@ -1,0 +1,202 @@
+"""A site profile: what a partition is, and what its jobs need. A TOML file of plain keys."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from d5suite.errors import ConfigurationError
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+NAME = "d5suite-slurm.toml"
+"""A profile's file in the current folder; for all folders ``slurm.toml`` in the user's own."""
+
+TIME = re.compile(r"(\d+-)?\d+(:\d+){0,2}|(?i:unlimited)")
+"""A time limit as Slurm writes it: minutes, ``HH:MM:SS``, ``D-HH:MM:SS`` and others."""
+
+
+@dataclass(frozen=True)
+class Profile:
+    """What a site needs; docs/slurm.md has two examples.
+
+    Attributes
+    ----------
+    cores_per_node : int
+        CPUs of a node as Slurm counts them, all of which a job uses.
+    ranks_per_node : int
+        Often 1 on a CPU partition, and the number of GPUs on another.
+    most_nodes : int
+        More are refused; 0 if nothing is known.
+    partition, account, qos, reservation, time, gres, constraint, memory : str
+        As sbatch's options of these names; ``memory`` is ``--mem``. Empty: not given.
+    exclusive : bool
+        Whether no other job may run on the nodes.
+    modules : list of str
+        Loaded by ``module load``.
+    setup : list of str
+        Lines of bash before the worker starts.
+    environment : str
+        A virtual environment that is activated.
+    container : str
+        A command in front of the worker, such as ``apptainer exec --nv image.sif``.
+    python : str
+        The interpreter on the nodes; by default the one that runs d5suite, or ``python3`` where an
+        environment or a container is given.
+    mpi : str
+        srun's ``--mpi``, such as ``pmix``; ``none`` for Gloo and NCCL.
+    cpu_bind : str
+        srun's ``--cpu-bind``. ``none``: d5suite binds each rank to cores of its own.
+    gpu_bind : str
+        srun's ``--gpu-bind``. Empty: d5suite gives each rank of a node a GPU of its own.
+    scratch : str
+        A folder on each node for temporary files; may hold ``$USER`` and the like.
+    options : list of str
+        Further options of sbatch.
+    """
+
+    cores_per_node: int
+    ranks_per_node: int = 1
+    most_nodes: int = 0
+    partition: str = ""
+    account: str = ""
+    qos: str = ""
+    reservation: str = ""
+    time: str = "00:30:00"
+    exclusive: bool = True
+    gres: str = ""
+    constraint: str = ""
+    memory: str = ""
+    modules: list[str] = field(default_factory=list)
+    setup: list[str] = field(default_factory=list)
+    environment: str = ""
+    container: str = ""
+    python: str = ""
+    mpi: str = "none"
+    cpu_bind: str = "none"
+    gpu_bind: str = ""
+    scratch: str = ""
+    options: list[str] = field(default_factory=list)
+
+    @property
+    def threads_per_rank(self) -> int:
+        """CPUs of each rank."""
+        return max(1, self.cores_per_node // self.ranks_per_node)
+
+    def ranks(self, nodes: int) -> int:
+        """How many ranks so many nodes have."""
+        return nodes * self.ranks_per_node
+
+
+@dataclass(frozen=True)
+class Source:
+    """A profile and its file, to name lines of.
+
+    Attributes
+    ----------
+    profile : Profile
+    path : str
+    lines : mapping of str to int
+        By key: the line, from 1, that gives it.
+    """
+
+    profile: Profile
+    path: str
+    lines: Mapping[str, int]
+
+    def line(self, key: str) -> str:
+        """The place of a key, and its text, for a message."""
+        if key not in self.lines:
+            return f"{self.path}: {key} is not given"
+        shown = json.dumps(getattr(self.profile, key))
+        return f"{self.path}:{self.lines[key]}: {key} = {shown}"
+
+
+def find_profile() -> Path:
+    """Return the path of the profile that is used if none is named.
+
+    Raises
+    ------
+    ConfigurationError
+        If there is none.
+    """
+    home = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
+    for each in (Path(NAME), home / "d5suite" / "slurm.toml"):
+        if each.is_file():
+            return each
+    raise ConfigurationError(
+        f"there is no site profile: neither ./{NAME} nor {home}/d5suite/slurm.toml",
+        hint="Draft one with: d5suite slurm init",
+    )
+
+
+def read_profile(path: Path) -> Source:
+    """Read a profile.
+
+    Raises
+    ------
+    ConfigurationError
+        If it cannot be read; the file's line is named.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+        content = tomllib.loads(text)
+    except OSError as error:
+        raise ConfigurationError(f"cannot read the profile: {error.strerror}", where=str(path)) from error
+    except ValueError as error:
+        raise ConfigurationError(f"not valid TOML: {error}", where=str(path)) from error
+    lines = _lines(text)
+    known = {each.name: each for each in dataclasses.fields(Profile)}
+    for key, value in content.items():
+        where = f"{path}:{lines.get(key, 1)}"
+        if key not in known:
+            raise ConfigurationError(f"there is no key {key!r}", where=where, hint=f"Known: {', '.join(known)}.")
+        _check(key, value, str(known[key].type), where)
+    if "cores_per_node" not in content:
+        raise ConfigurationError("cores_per_node is not given", where=str(path), hint="See: sinfo --format='%P %c'")
+    profile = Profile(**content)
+    if profile.ranks_per_node > profile.cores_per_node:
+        what = f"{profile.ranks_per_node} ranks share {profile.cores_per_node} cores"
+        raise ConfigurationError(what, where=f"{path}:{lines['ranks_per_node']}")
+    return Source(profile, str(path), lines)
+
+
+def _check(key: str, value: Any, kind: str, where: str) -> None:
+    """Raise if a value is not of its kind, or could not stand in a batch script."""
+    rules = {
+        "int": ("a whole number, at least 1", lambda: type(value) is int and value >= (key != "most_nodes")),
+        "bool": ("true or false", lambda: isinstance(value, bool)),
+        "str": ("a text of one line", lambda: _is_line(value)),
+        "list[str]": ("a list of lines of text", lambda: isinstance(value, list) and all(map(_is_line, value))),
+    }  # fmt: skip
+    rule, holds = rules[kind]
+    if not holds():
+        raise ConfigurationError(f"{key} must be {rule}", where=where)
+    if key == "time" and not TIME.fullmatch(value):
+        raise ConfigurationError(f"{value!r} is no time limit, such as 00:30:00 or 1-12:00:00", where=where)
+    if key == "options" and not all(each.startswith("-") for each in value):
+        raise ConfigurationError("options are words such as --mail-type=END", where=where)
+
+
+def _is_line(value: Any) -> bool:
+    return isinstance(value, str) and value.isprintable()
+
+
+def _lines(text: str) -> dict[str, int]:
+    """The lines, from 1, on which keys stand."""
+    found: dict[str, int] = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        match = re.match(r"""\s*\[*\s*["']?([\w.-]+)["']?\s*(=|\])""", line)
+        if match:
+            found.setdefault(match[1], number)
+    return found

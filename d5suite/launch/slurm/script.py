@@ -1,0 +1,154 @@
+"""Batch scripts: readable, and complete, so that ``sbatch FILE`` by hand does the same."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from d5suite.instruments.threads import thread_environment
+from d5suite.launch.base import MEETING, STARTED_BY_SRUN
+from d5suite.launch.slurm.profile import Profile
+
+OPTIONS = {
+    "partition": "--partition", "account": "--account", "qos": "--qos", "reservation": "--reservation",
+    "time": "--time", "gres": "--gres", "constraint": "--constraint", "memory": "--mem",
+}  # fmt: skip
+"""Keys of a profile and the options of sbatch that they are."""
+
+BODY = """
+# Ranks meet in a folder that all nodes see.
+export {meeting}="$job.meeting-$SLURM_JOB_ID"
+mkdir -p "${meeting}"
+trap 'rm -rf "${meeting}"' EXIT
+
+# What an earlier start has measured is kept; a job is started again if it is preempted or loses a node.
+if [ -e "$job.result.json" ]; then
+    start=1
+    while [ -e "$job.start$start.result.json" ]; do start=$((start + 1)); done
+    mv "$job.result.json" "$job.start$start.result.json"
+fi
+
+# Who else is on the nodes, before and after.
+others() {{ timeout 20 squeue --noheader --nodelist="$SLURM_JOB_NODELIST" --states=running --format='%A %u %N'; }}
+others > "$job.jobs" 2>&1
+{srun}
+status=$?
+others >> "$job.jobs" 2>&1
+exit $status
+"""
+
+
+def batch_script(
+    jobs: Sequence[Path], *, name: str, profile: Profile, nodes: int, device: str, folder: Path, output: Path,
+    pythons: Mapping[str, str],
+) -> str:  # fmt: skip
+    """Return the text of a batch script.
+
+    Parameters
+    ----------
+    jobs : sequence of Path
+        Job files ``NAME.job.json`` that need the same; several become a job array.
+    name : str
+        Of the job in Slurm.
+    profile : Profile
+    nodes : int
+    device : str
+        ``cpu`` hides GPUs from the workers.
+    folder : Path
+        Where it runs.
+    output : Path
+        Receives what the batch script itself and srun say; without a suffix.
+    pythons : mapping of str to str
+        By job file's name: the interpreter of its backend, where it has one of its own.
+    """
+    stems = [str(path).removesuffix(".job.json") for path in jobs]
+    what = ", ".join(Path(stem).name for stem in stems) if len(stems) < 4 else f"{len(stems)} jobs"
+    head = [
+        "#!/bin/bash",
+        f"# d5suite: {what}; {nodes} node{'s' if nodes > 1 else ''}.",
+        "# Written by `d5suite slurm`. To run it by hand: sbatch THIS_FILE",
+        *(f"#SBATCH {option}" for option in _options(profile, nodes, name, folder, output, len(jobs))),
+        "",
+        *(f"module load {shlex.quote(each)}" for each in profile.modules),
+        *([f"source {_expanding(profile.environment)}/bin/activate"] if profile.environment else []),
+        *profile.setup,
+        *_exports(profile, device),
+        "",
+    ]
+    if len(jobs) > 1:
+        head += ["jobs=(", *(f"    {shlex.quote(stem)}" for stem in stems), ")"]
+        head += ["job=${jobs[$SLURM_ARRAY_TASK_ID]}"]
+    else:
+        head += [f"job={shlex.quote(stems[0])}"]
+    chosen = [pythons.get(path.name) for path in jobs]
+    if any(chosen):
+        default = _python(profile)
+        words = " ".join(shlex.quote(each or default) for each in chosen)
+        head += [f"pythons=({words})", "python=${pythons[${SLURM_ARRAY_TASK_ID:-0}]}"]
+    else:
+        head += [f"python={shlex.quote(_python(profile))}"]
+    return "\n".join(head) + BODY.format(meeting=MEETING, srun=srun(profile, nodes))
+
+
+def _options(profile: Profile, nodes: int, name: str, folder: Path, output: Path, count: int) -> list[str]:
+    """What sbatch is asked for."""
+    found = [
+        f"--job-name={name}",
+        f"--nodes={nodes}",
+        f"--ntasks-per-node={profile.ranks_per_node}",
+        f"--cpus-per-task={profile.threads_per_rank}",
+    ]
+    found += [f"{option}={getattr(profile, key)}" for key, option in OPTIONS.items() if getattr(profile, key)]
+    found += ["--exclusive"] * profile.exclusive
+    found += [f"--array=0-{count - 1}"] * (count > 1)
+    where = f"{output}.%a.log" if count > 1 else f"{output}.log"
+    found += ["--open-mode=append", f"--output={where}", f"--chdir={folder}"]
+    return [_word(each) for each in (*found, *profile.options)]
+
+
+def _word(option: str) -> str:
+    """An option as sbatch reads it from a script, which knows quotes."""
+    return option if re.fullmatch(r"[\w%@+=:,./\[\]*&|()-]+", option) else shlex.quote(option)
+
+
+def srun(profile: Profile, nodes: int) -> str:
+    """The line that starts the workers; one that fails ends all."""
+    options = [
+        f"--nodes={nodes}", f"--ntasks={profile.ranks(nodes)}", f"--cpus-per-task={profile.threads_per_rank}",
+        "--kill-on-bad-exit=1", f"--mpi={profile.mpi}", f"--cpu-bind={profile.cpu_bind}",
+    ]  # fmt: skip
+    options += [f"--gpu-bind={profile.gpu_bind}"] if profile.gpu_bind else []
+    words = ["srun", *options, *shlex.split(profile.container)]
+    return f'{" ".join(map(shlex.quote, words))} "$python" -m d5suite.worker "$job.job.json"'
+
+
+def _exports(profile: Profile, device: str) -> list[str]:
+    """Variables of the workers: as `d5suite.launch.base.worker_environment` gives them."""
+    own = {**thread_environment(profile.threads_per_rank), "PYTHONHASHSEED": "0", "PYTHONUNBUFFERED": "1"}
+    own[STARTED_BY_SRUN] = "free" if profile.cpu_bind == "none" and not profile.gpu_bind else "bound"
+    if device == "cpu":
+        own["CUDA_VISIBLE_DEVICES"] = ""
+    lines = [f"export {name}={shlex.quote(value)}" for name, value in own.items()]
+    if profile.scratch:
+        lines += [f"export TMPDIR={_expanding(profile.scratch)}", 'srun --ntasks-per-node=1 mkdir -p "$TMPDIR"']
+    return lines
+
+
+def _python(profile: Profile) -> str:
+    return profile.python or ("python3" if profile.environment or profile.container else sys.executable)
+
+
+def _expanding(text: str) -> str:
+    """A word of bash in which variables count, and nothing else does."""
+    return '"' + re.sub(r'(["\\`!]|\$(?![A-Za-z_{]))', r"\\\1", text) + '"'
+
+
+def write_script(path: Path, text: str) -> None:
+    """Write a script that its user may start."""
+    from d5suite.files import write_bytes
+
+    write_bytes(path, text.encode())
+    path.chmod(path.stat().st_mode | 0o100)

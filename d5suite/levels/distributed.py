@@ -1,0 +1,454 @@
+"""Level 3: ranks that train together, with communicators, replicas and schemes.
+
+A `Communicator` moves arrays between ranks and counts what it sends. A `Replica` is one rank's copy
+of the network: a trainer whose gradients and weights lie in arrays that a communicator can move. A
+`Scheme` says how replicas agree; it is written once, against these two.
+
+Imports NumPy, `d5suite.errors`, `d5suite.optimizers` and `d5suite.levels.training` only.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import numpy as np
+
+from d5suite.errors import D5Error
+from d5suite.levels.network import Native
+from d5suite.levels.training import Trainer
+from d5suite.optimizers.named import Named
+
+Buffers = dict[str, np.ndarray]
+"""Contiguous arrays by parameter name, in the framework's own layout and order."""
+
+Collective = Callable[..., None]
+"""A collective over single messages, in place: ``function(communicator, array, **more)``."""
+
+ANY = -1
+"""As a source: whichever rank's message comes first."""
+
+
+@dataclass
+class Traffic:
+    """What one rank has sent and received in one kind of call.
+
+    Attributes
+    ----------
+    calls : int
+    payload_bytes : int
+        Bytes of the arrays that were given to the calls.
+    bytes_sent, bytes_received : int
+    messages_sent, messages_received : int
+        Of point-to-point messages. A message of zero bytes counts.
+    seconds : float
+        Until the calls returned.
+    opaque_calls : int
+        Calls that the transport made by itself: their messages and bytes are not counted.
+    """
+
+    calls: int = 0
+    payload_bytes: int = 0
+    bytes_sent: int = 0
+    bytes_received: int = 0
+    messages_sent: int = 0
+    messages_received: int = 0
+    seconds: float = 0.0
+    opaque_calls: int = 0
+
+
+class _Counting:
+    """`Communicator.counted`; a generator would take a microsecond longer than this class."""
+
+    __slots__ = ("_bytes", "_call", "_communicator", "_start")
+
+    def __init__(self, communicator: Communicator, call: str, payload_bytes: int) -> None:
+        self._communicator, self._call, self._bytes, self._start = communicator, call, payload_bytes, 0.0
+
+    def __enter__(self) -> Traffic:
+        of = self._communicator
+        if of._outermost is not None:
+            return of._outermost
+        traffic = of._begin(self._call, self._bytes)
+        self._start = time.perf_counter()
+        return traffic
+
+    def __exit__(self, *_: object) -> None:
+        if self._start:
+            of = self._communicator
+            assert of._outermost is not None
+            of._outermost.seconds += time.perf_counter() - self._start
+            of._outermost = None
+
+
+class Request(ABC):
+    """A nonblocking send or receive."""
+
+    @abstractmethod
+    def wait(self) -> int:
+        """Return when the array may be used again: the rank at the other end."""
+
+
+def segments(length: int, parts: int) -> list[slice]:
+    """Divide a length into consecutive parts; the first ``length % parts`` are one longer."""
+    short, longer = divmod(length, parts)
+    starts = [part * short + min(part, longer) for part in range(parts + 1)]
+    return [slice(a, b) for a, b in itertools.pairwise(starts)]
+
+
+class Communicator(ABC):
+    """Messages between ranks. One thread at a time uses it.
+
+    Arrays are NumPy's, C-contiguous, of any shape; a message's two ends agree on its bytes. A
+    collective is called by every rank in the same order, with arrays of equal shape and dtype, and
+    its result is equal to the last bit on all ranks. Collectives named ``native`` are the
+    transport's own; others are algorithms over point-to-point messages
+    (`d5suite.distributed.algorithms`).
+
+    The constructor takes rank, size, hosts, the algorithm's name and its functions by collective; a
+    collective without one is the transport's own. A subclass implements ``_send``, ``_receive``,
+    ``_isend``, ``_ireceive`` and ``_native``; the public methods count.
+
+    Attributes
+    ----------
+    name : str
+    rank, size : int
+    hosts : sequence of str
+        By rank: the name of its host, which hierarchical algorithms group by.
+    algorithm : str
+        Name of the collectives' algorithm; ``native`` if they are the transport's own.
+    traffic : dict of str to Traffic
+        By the outermost call, such as ``all_reduce`` or ``send``.
+    """
+
+    name: ClassVar[str]
+
+    def __init__(
+        self, rank: int, size: int, hosts: Sequence[str], algorithm: str, collectives: Mapping[str, Collective]
+    ) -> None:
+        self.rank, self.size, self.hosts, self.algorithm = rank, size, tuple(hosts), algorithm
+        self._collectives = collectives
+        self.traffic: dict[str, Traffic] = {}
+        self._outermost: Traffic | None = None
+
+    @property
+    def busy(self) -> bool:
+        """Whether a call has not returned yet; another thread may ask."""
+        return self._outermost is not None
+
+    # Point to point
+
+    def send(self, array: np.ndarray, to: int, tag: int = 0) -> None:
+        """Return when the array may be overwritten; it may not have arrived yet."""
+        with self.counted("send", array) as traffic:
+            traffic.messages_sent += 1
+            traffic.bytes_sent += array.nbytes
+            self._send(array, to, tag)
+
+    def receive(self, array: np.ndarray, source: int = ANY, tag: int = 0) -> int:
+        """Overwrite the array with a message, and return the rank that sent it."""
+        with self.counted("receive", array) as traffic:
+            traffic.messages_received += 1
+            traffic.bytes_received += array.nbytes
+            return self._receive(array, source, tag)
+
+    def isend(self, array: np.ndarray, to: int, tag: int = 0) -> Request:
+        """Begin to send; the array must not change until `Request.wait` returns."""
+        with self.counted("send", array) as traffic:
+            traffic.messages_sent += 1
+            traffic.bytes_sent += array.nbytes
+            return self._isend(array, to, tag)
+
+    def ireceive(self, array: np.ndarray, source: int, tag: int = 0) -> Request:
+        """Begin to receive; the array holds the message once `Request.wait` returns."""
+        with self.counted("receive", array) as traffic:
+            traffic.messages_received += 1
+            traffic.bytes_received += array.nbytes
+            return self._ireceive(array, source, tag)
+
+    # Collectives, all in place
+
+    def broadcast(self, array: np.ndarray, root: int = 0) -> None:
+        """Overwrite the array with that of rank ``root``."""
+        self._collective("broadcast", array, root=root)
+
+    def reduce(self, array: np.ndarray, root: int = 0) -> None:
+        """Sum over ranks, on rank ``root``; elsewhere the array is undefined afterwards."""
+        self._collective("reduce", array, root=root)
+
+    def all_reduce(self, array: np.ndarray) -> None:
+        """Sum over ranks, on every rank."""
+        self._collective("all_reduce", array)
+
+    def reduce_scatter(self, array: np.ndarray) -> np.ndarray:
+        """Sum over ranks, of which each gets its own of the `segments`.
+
+        Returns
+        -------
+        numpy.ndarray
+            A view of the rank's segment of the flat array; the rest is undefined afterwards.
+        """
+        self._collective("reduce_scatter", array)
+        return array.reshape(-1)[segments(array.size, self.size)[self.rank]]
+
+    def all_gather(self, array: np.ndarray) -> None:
+        """Fill the flat array with each rank's own of the `segments`."""
+        self._collective("all_gather", array)
+
+    def all_to_all(self, given: np.ndarray, taken: np.ndarray) -> None:
+        """Put segment ``r`` of what is given into segment ``rank`` of what rank ``r`` takes.
+
+        Both arrays have the same size, a multiple of the number of ranks.
+        """
+        self._collective("all_to_all", given, taken=taken)
+
+    def barrier(self) -> None:
+        """Return when every rank has called it."""
+        self._collective("barrier", np.empty(0, np.uint8))
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release connections, collectively; nothing of it is left behind."""
+
+    def counted(self, call: str, array: np.ndarray) -> _Counting:
+        """Count a call and its time in a ``with``, unless it is part of another one."""
+        return _Counting(self, call, array.nbytes)
+
+    def _collective(self, call: str, array: np.ndarray, **more: Any) -> None:
+        if isinstance(array, np.ndarray) and not array.flags.c_contiguous:
+            raise D5Error(f"{call} needs a contiguous array", hint="Give it numpy.ascontiguousarray(array).")
+        outermost = self._outermost  # counts as `counted`, without the microsecond that a context costs
+        traffic = self._begin(call, array.nbytes) if outermost is None else outermost
+        start = time.perf_counter()
+        try:
+            chosen = self._chosen(call, array)
+            if chosen is None:
+                traffic.opaque_calls += 1
+                self._native(call, array, **more)
+            else:
+                chosen(self, array, **more)
+        finally:
+            if outermost is None:
+                traffic.seconds += time.perf_counter() - start
+                self._outermost = None
+
+    def _begin(self, call: str, payload_bytes: int) -> Traffic:
+        """Count the outermost call, and return its traffic."""
+        traffic = self.traffic.get(call)
+        if traffic is None:
+            traffic = self.traffic[call] = Traffic()
+        self._outermost = traffic
+        traffic.calls += 1
+        traffic.payload_bytes += payload_bytes
+        return traffic
+
+    def _chosen(self, call: str, array: np.ndarray) -> Collective | None:
+        """Return the algorithm of a collective, or None for the transport's own."""
+        return self._collectives.get(call)
+
+    @abstractmethod
+    def _send(self, array: np.ndarray, to: int, tag: int) -> None:
+        """See `send`."""
+
+    @abstractmethod
+    def _receive(self, array: np.ndarray, source: int, tag: int) -> int:
+        """See `receive`."""
+
+    @abstractmethod
+    def _isend(self, array: np.ndarray, to: int, tag: int) -> Request:
+        """See `isend`."""
+
+    @abstractmethod
+    def _ireceive(self, array: np.ndarray, source: int, tag: int) -> Request:
+        """See `ireceive`."""
+
+    @abstractmethod
+    def _native(self, call: str, array: np.ndarray, **more: Any) -> None:
+        """Carry out a collective by its name in the transport's way."""
+
+
+def owned(arrays: Mapping[str, np.ndarray]) -> Buffers:
+    """Copy arrays that are read-only, not C-contiguous, or overlap another one; keep the others.
+
+    Gradients may overlap: two parameters of a sum have one gradient.
+    """
+    found = {name: np.require(array, requirements=["C", "W"]) for name, array in arrays.items()}
+    end = 0
+    for name in sorted(found, key=lambda name: found[name].ctypes.data):
+        array = found[name]
+        if array.ctypes.data < end:
+            found[name] = array.copy()
+        else:
+            end = array.ctypes.data + array.nbytes
+    return found
+
+
+class Replica(ABC):
+    """One rank's copy of the network and its optimizer; the constructor takes ``(trainer)``.
+
+    Arrays are the framework's own memory where it allows that, else copies. They have the native
+    layout, so that nothing is transposed: they make sense to replicas of the same backend and mode.
+
+    Attributes
+    ----------
+    trainer : Trainer
+    names : sequence of str
+        The network's parameters, in the order of all buffers.
+    shares_memory : bool
+        Whether `gradients` returns the framework's own memory.
+    """
+
+    shares_memory = False
+
+    def __init__(self, trainer: Trainer) -> None:
+        self.trainer = trainer
+        self.names = tuple(trainer.executor.network.parameters)
+
+    def gradients(self, feed: Native) -> tuple[Native, Buffers]:
+        """Return the loss and the gradients of the mean loss of a batch; nothing is updated.
+
+        The arrays are writable, and valid until the next call of `gradients` or `apply`. Running
+        statistics are updated with the batch.
+        """
+        answer = self.trainer.gradients(feed)
+        _, loss = self.trainer.executor.network.require_loss()
+        return {loss: answer[loss]}, self.buffers({name: answer[name] for name in self.names})
+
+    def apply(self, gradients: Mapping[str, np.ndarray]) -> None:
+        """Make one update with the given gradients, clipped as the optimizer says.
+
+        The arrays may be those of `gradients` or others; they may be overwritten, but nothing of
+        them is kept.
+        """
+        self.trainer.apply(self.native(gradients))
+
+    def gradients_early(self, feed: Native, ready: Callable[[str, np.ndarray], None]) -> tuple[Native, Buffers]:
+        """As `gradients`, and call ``ready`` once with each gradient, if possible before the next.
+
+        ``ready`` may change the array. The order depends on the network only, so that it is the
+        same on all ranks; it is roughly that of the backward pass. By default ``ready`` is called
+        when all gradients are there (`Backend.absent` says why, as ``early gradients``).
+        """
+        loss, gradients = self.gradients(feed)
+        for name in reversed(self.names):
+            ready(name, gradients[name])
+        return loss, gradients
+
+    @abstractmethod
+    def buffers(self, values: Native) -> Buffers:
+        """Writable arrays of native tensors, once they are computed."""
+
+    @abstractmethod
+    def native(self, buffers: Mapping[str, np.ndarray]) -> Native:
+        """Native tensors of arrays, for `Trainer.apply`."""
+
+    @abstractmethod
+    def weights(self) -> Buffers:
+        """Copy the parameters."""
+
+    @abstractmethod
+    def load_weights(self, weights: Mapping[str, np.ndarray]) -> None:
+        """Overwrite the parameters with other replicas' `weights`; keep the optimizer's state."""
+
+
+@dataclass(frozen=True)
+class SchemeSettings(Named):
+    """Settings of a scheme, as a job states them (`Named.to_dict`); each scheme adds its own.
+
+    Attributes
+    ----------
+    statistics : str
+        Running statistics after `Scheme.finish`: ``local``, each rank's own, or ``averaged`` over
+        the ranks that train.
+    """
+
+    statistics: str = field(default="local", kw_only=True)
+
+    kind: ClassVar[str] = "scheme"
+
+    def __post_init__(self) -> None:
+        known = ("local", "averaged")
+        self._require(self.statistics in known, f"statistics are {' or '.join(known)}, not {self.statistics!r}")
+
+    def bytes_per_step(self, elements: int, itemsize: int, size: int) -> float | None:
+        """Return the bytes that all ranks together send in a step; the mean where steps differ.
+
+        Collectives count as those of the ring algorithm. ``elements`` is the number of all
+        parameters' elements, ``size`` that of ranks. None if they cannot be known.
+        """
+        raise NotImplementedError(self.name)
+
+
+class Scheme(ABC):
+    """How replicas agree. Every rank has one, and all have the same settings and initial weights.
+
+    One rank sends nothing: its step is `Trainer.step`.
+
+    Attributes
+    ----------
+    name : str
+    synchronous : bool
+        Whether each step equals one process's step on all ranks' batches together.
+    compresses : bool
+        Whether a step applies part of the gradients only, so that a rounding decides which part.
+    settings_type : type
+        Of its settings.
+    replica : Replica
+    communicator : Communicator
+    settings : SchemeSettings
+    exposed_s : float
+        Seconds of all steps in which this rank did nothing but communicate or wait for others.
+    """
+
+    name: str
+    synchronous: bool = False
+    compresses: ClassVar[bool] = False
+    settings_type: ClassVar[type[SchemeSettings]]
+
+    def __init__(self, replica: Replica, communicator: Communicator, settings: SchemeSettings) -> None:
+        self.replica, self.communicator, self.settings = replica, communicator, settings
+        self.exposed_s = 0.0
+
+    @contextmanager
+    def exposed(self) -> Iterator[None]:
+        """Count what is done as `exposed_s`."""
+        start = time.perf_counter()
+        yield
+        self.exposed_s += time.perf_counter() - start
+
+    @property
+    def serves(self) -> bool:
+        """Whether this rank holds parameters for the others and trains nothing itself."""
+        return False
+
+    @abstractmethod
+    def step(self, feed: Native) -> Native:
+        """Make this rank's part of one step, and return its own batch's loss."""
+
+    def weights(self) -> Buffers:
+        """Copy the parameters that this rank trains, as `Replica.weights` does. Collective."""
+        return self.replica.weights()
+
+    def bytes_per_step(self, elements: int, itemsize: int) -> float | None:
+        """See `SchemeSettings.bytes_per_step`."""
+        return self.settings.bytes_per_step(elements, itemsize, self.communicator.size)
+
+    def serve(self) -> None:
+        """On a rank that serves: answer the others until all have called `finish`."""
+        raise NotImplementedError(self.name)
+
+    def restart(self) -> None:
+        """Forget what earlier steps left, such as unsent gradients: the next is a run's first."""
+        return
+
+    @abstractmethod
+    def finish(self) -> None:
+        """Bring all replicas to the parameters that the run is judged by.
+
+        Collective: each rank calls it once, at the end; a rank that serves, after `serve`.
+        """

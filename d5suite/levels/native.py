@@ -1,0 +1,235 @@
+"""Level 3 by a framework's own way: DistributedDataParallel and its like as schemes.
+
+A `NativeScheme` is what is known of it without the framework: `Backend.schemes` has them by name. A
+`FrameworkScheme` is the adapter's code, made on a replica as d5suite's own schemes are. Its ranks
+find each other at a `Meeting`.
+
+Imports the standard library and `d5suite.levels` only.
+"""
+
+from __future__ import annotations
+
+import socket
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, make_dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from d5suite.levels.distributed import Buffers, Replica, SchemeSettings
+from d5suite.levels.network import Native
+
+Value = bool | int | float | str
+"""Of a knob."""
+
+
+@dataclass(frozen=True)
+class Knob:
+    """A setting of a native scheme.
+
+    Attributes
+    ----------
+    default : bool, int, float or str
+        Its type is that of every value; a whole number is a float, too.
+    meaning : str
+        What it sets, with its unit.
+    least : float, optional
+    among : sequence of str
+        All values, if they are words.
+    """
+
+    default: Value
+    meaning: str
+    least: float | None = None
+    among: Sequence[str] = ()
+
+    def problem(self, value: object) -> str | None:
+        """Return what is wrong with a value, or None."""
+        kind = type(self.default)
+        if type(value) is not kind and not (kind is float and type(value) is int):
+            return f"{value!r} is no {kind.__name__}"
+        if self.among and value not in self.among:
+            return f"{value!r} is not one of {', '.join(self.among)}"
+        if self.least is not None and not (isinstance(value, int | float) and value >= self.least):
+            return f"{value!r} is less than {self.least:g}"
+        return None
+
+
+@dataclass(frozen=True)
+class NativeScheme:
+    """A framework's own way to train on several ranks, described without importing the framework.
+
+    Attributes
+    ----------
+    title : str
+        As the framework's authors write it.
+    synchronous : bool
+        Whether each step equals one process's step on all ranks' batches together.
+    transports : mapping of str to str
+        By device: what moves the gradients there. It has no other devices.
+    sends : float or None
+        Bytes that all ranks together send in a step, over those of all parameters times the number
+        of ranks without one; a collective counts as a ring's. None: they cannot be known.
+    servers : bool
+        Whether processes beside the ranks hold the parameters; `sends` is then per rank.
+    requires : mapping of str to str
+        Further modules that it needs, each with the command that installs it.
+        A module of one mode only has the mode and a colon in front.
+    knobs : mapping of str to Knob
+        Its settings.
+    rounds : mapping of str to float
+        By ``KNOB=VALUE``: the relative error of parameters after one step up to which such a
+        setting rounds what is sent.
+    module : str
+        The adapter's module that has it in ``SCHEMES``.
+    quick : bool
+        Whether its proof takes seconds, so that the conformance kit's short form can have it.
+    """
+
+    title: str
+    synchronous: bool
+    transports: Mapping[str, str]
+    sends: float | None
+    servers: bool = False
+    requires: Mapping[str, str] = field(default_factory=dict)
+    knobs: Mapping[str, Knob] = field(default_factory=dict)
+    rounds: Mapping[str, float] = field(default_factory=dict)
+    module: str = "native"
+    quick: bool = True
+
+
+@dataclass(frozen=True)
+class NativeSettings(SchemeSettings):
+    """Settings of a native scheme; `settings_type` adds its knobs as fields."""
+
+    described: ClassVar[NativeScheme]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for key, knob in self.described.knobs.items():
+            problem = knob.problem(getattr(self, key))
+            self._require(problem is None, f"{key} is {knob.meaning}: {problem}")
+
+    @property
+    def rounding(self) -> float:
+        """The relative error of parameters that these settings allow themselves; 0: none."""
+        allowed = (self.described.rounds.get(f"{key}={getattr(self, key)}", 0.0) for key in self.described.knobs)
+        return max(allowed, default=0.0)
+
+    def bytes_per_step(self, elements: int, itemsize: int, size: int) -> float | None:
+        """See `SchemeSettings.bytes_per_step`; None where it cannot be known."""
+        sends, pairs = self.described.sends, size if self.described.servers and size > 1 else size - 1
+        return None if sends is None else sends * elements * itemsize * pairs
+
+
+def settings_type(name: str, described: NativeScheme) -> type[NativeSettings]:
+    """Return the class of a native scheme's settings."""
+    knobs = [(key, type(knob.default), field(default=knob.default)) for key, knob in described.knobs.items()]
+    return make_dataclass(
+        name, knobs, bases=(NativeSettings,), frozen=True, namespace={"name": name, "described": described}
+    )
+
+
+@dataclass
+class Meeting:
+    """Where the ranks of a native scheme find each other, before any of them computes.
+
+    Attributes
+    ----------
+    rank, size, local_rank : int
+    hosts : sequence of str
+        By rank.
+    device : str
+    threads : int
+        This rank's.
+    folder : Path or None
+        One that all ranks see, and that is gone afterwards; None where mpiexec was started by hand.
+    gather : callable
+        Gives every rank the JSON-able values of all, by rank. Collective.
+    """
+
+    rank: int
+    size: int
+    local_rank: int
+    hosts: Sequence[str]
+    device: str
+    threads: int
+    folder: Path | None
+    gather: Callable[[Any], list[Any]]
+    _held: list[socket.socket] = field(default_factory=list, repr=False)
+
+    def port(self) -> int:
+        """Reserve a port of this host for a server that is yet to start.
+
+        The port stays bound, but does not listen, until this process ends. So the system gives it
+        to no one, and a server that sets ``SO_REUSEADDR``, as nearly all do, can still have it.
+        """
+        held = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.bind(("", 0))
+        self._held.append(held)
+        return int(held.getsockname()[1])
+
+    def address(self, rank: int) -> str:
+        """The name under which this rank reaches another: the loopback's if all share a host."""
+        return "127.0.0.1" if len(set(self.hosts)) == 1 else self.hosts[rank]
+
+    def addresses(self) -> list[str]:
+        """Reserve a port on each rank, and return ``host:port`` by rank. Collective."""
+        ports = self.gather(self.port())
+        return [f"{self.address(rank)}:{port}" for rank, port in enumerate(ports)]
+
+
+class FrameworkScheme(ABC):
+    """One rank's part of a framework's own scheme; a single rank never has one.
+
+    The constructor takes ``(replica, settings)`` on every rank alike. It may be made again on the
+    same replica, which then has other weights and a new optimizer's state; the older one is not
+    used again.
+
+    Attributes
+    ----------
+    replica : Replica
+        Its weights and its optimizer's settings are where training starts.
+    settings : NativeSettings
+    """
+
+    def __init__(self, replica: Replica, settings: NativeSettings) -> None:
+        self.replica, self.settings = replica, settings
+
+    @classmethod
+    def meet(cls, meeting: Meeting, settings: NativeSettings) -> Callable[[], None]:
+        """Connect this process with the other ranks, after `runtime.configure`, before any tensor.
+
+        Collective. By default nothing.
+
+        Returns
+        -------
+        callable
+            Ends the connection in good order; called on every rank at the end of its job. What a
+            rank started ends with it, however that ends.
+        """
+        return lambda: None
+
+    @abstractmethod
+    def step(self, feed: Native) -> Native:
+        """Make this rank's part of one step, and return its own batch's loss.
+
+        The learning rate is the trainer's `learning_rate` by then; clipping is as its `optimizer`
+        says, of the mean gradient.
+        """
+
+    def weights(self) -> Buffers:
+        """Copy the parameters as `Replica.weights` does, by default its own. Collective."""
+        return self.replica.weights()
+
+    def finish(self) -> None:
+        """Bring the parameters to the executor, all ranks the same. Collective; steps may follow.
+
+        By default nothing: the framework trained the executor's own.
+        """
+        return
+
+    def bytes_per_step(self, elements: int, itemsize: int, size: int) -> float | None:
+        """See `SchemeSettings.bytes_per_step`, which it is unless settings change it."""
+        return self.settings.bytes_per_step(elements, itemsize, size)

@@ -1,0 +1,205 @@
+"""What a measurement is: data that says what it needs and shows, and code that prepares one step.
+
+A measurement is a subclass of `Measurement` in a file of its own. The worker prepares its step
+once; every pass (peak memory, time, later traces) runs that same `Step`. Imports `d5suite.job`,
+`d5suite.instruments`, `d5suite.validate` and `d5suite.workloads`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, ClassVar
+
+from d5suite.errors import ValidationError
+from d5suite.instruments.clock import now
+from d5suite.instruments.sampling import Samples, sample
+from d5suite.instruments.settings import SamplingSettings
+from d5suite.measurements.tables import Table
+from d5suite.validate.check import Check
+
+
+class Step:
+    """One prepared step, which every pass runs.
+
+    A pass enters it as a context manager, so that what a step needs only while it runs, such as
+    loader processes, exists only then.
+
+    Attributes
+    ----------
+    items : int
+        Images or calls per step.
+    macs : int or None
+        Multiply-accumulates of one forward pass of the batch; None where no network runs.
+    first_call_s : float or None
+        Seconds that the very first call took, compilation included; None before it.
+    memory : mapping
+        Its peak memory, once that is taken: `d5suite.job.Measured.memory`.
+    """
+
+    items: int = 1
+    macs: int | None = None
+    first_call_s: float | None = None
+    memory: Mapping[str, Any] = {}
+
+    def __enter__(self) -> Step:
+        """Acquire what running needs."""
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Release it."""
+
+    def run(self) -> object:
+        """Do the step once. Work may still be pending on the device."""
+        raise NotImplementedError
+
+    def synchronize(self) -> None:
+        """Return when all work has finished."""
+
+    def next_input(self) -> None:
+        """Choose the input of the next step; called before each sample, outside the clock."""
+
+    def call_first(self) -> None:
+        """Run the step for the first time, compilation included, and note how long it took."""
+        if self.first_call_s is None:
+            start = now()
+            self.run()
+            self.synchronize()
+            self.first_call_s = now() - start
+
+    def reset(self) -> None:
+        """Undo what running has changed, such as parameters."""
+
+    def time(self, settings: SamplingSettings) -> Samples:
+        """Take the samples.
+
+        Parameters
+        ----------
+        settings : SamplingSettings
+        """
+        samples = sample(self.run, self.synchronize, settings, before_sample=self.next_input)
+        return samples if self.first_call_s is None else replace(samples, first_call_s=self.first_call_s)
+
+    def check(self) -> Iterable[Check]:
+        """Prove what was timed, afterwards; a check that fails takes the samples with it."""
+        return ()
+
+    def record(self, samples: Samples) -> dict[str, Any]:
+        """The measurement's own part of the record, as `Measurement.schema` says; JSON-able."""
+        return {}
+
+    def series(self) -> dict[str, list[float]]:
+        """Further per-sample or per-step series."""
+        return {}
+
+    def memory_by_definition(self) -> dict[str, int]:
+        """Bytes that must be held by the definition of network and optimizer."""
+        return {}
+
+
+class PlainStep(Step):
+    """A step made of callables.
+
+    Parameters
+    ----------
+    run, synchronize : callable
+    items : int
+        Images or calls per step.
+    macs : int, optional
+    reset : callable, optional
+        Undoes what running has changed.
+    """
+
+    def __init__(
+        self,
+        run: Callable[[], object],
+        synchronize: Callable[[], None],
+        *,
+        items: int,
+        macs: int | None = None,
+        reset: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._run, self._synchronize, self._reset = run, synchronize, reset
+        self.items, self.macs = items, macs
+
+    def run(self) -> object:
+        return self._run()
+
+    def synchronize(self) -> None:
+        self._synchronize()
+
+    def reset(self) -> None:
+        self._reset()
+
+
+class Measurement(ABC):
+    """One kind of measurement.
+
+    Attributes
+    ----------
+    name : str
+        As recipes, options and results call it.
+    level : int
+        The benchmark level; see `d5suite.levels.LEVELS`.
+    unit : str
+        Of its throughput.
+    needs : sequence of str
+        Keys of `Backend.absent` under which a backend cannot make it. ``{format}`` stands for the
+        storage format of the recipe.
+    takes_memory : bool
+        Whether the peak memory of its step is taken.
+    without_memory : str
+        Otherwise, why not.
+    runs_network : bool
+        Whether it runs a network: a backend that is too slow for a preset is not too slow for one
+        that does not.
+    trains : bool
+        Whether it trains to the target of a preset's `Training`, which it then needs.
+    table : Table
+        The table that shows it; measurements with one table stand in it together.
+    plot : str or None
+        A key of `d5suite.report.plots.PLOTS`.
+    schema : mapping
+        Its part of the record in JSON schema: ``required`` and ``properties``.
+    """
+
+    name: ClassVar[str]
+    level: ClassVar[int]
+    unit: ClassVar[str] = "images/s"
+    needs: ClassVar[Sequence[str]] = ()
+    takes_memory: ClassVar[bool] = False
+    without_memory: ClassVar[str] = "not taken for this measurement"
+    runs_network: ClassVar[bool] = True
+    trains: ClassVar[bool] = False
+    table: ClassVar[Table]
+    plot: ClassVar[str | None] = None
+    schema: ClassVar[Mapping[str, Any]] = {}
+
+    @abstractmethod
+    def prepare(self, workload: Any) -> Step:
+        """Build the step, ready to run: native code built, inputs on the device.
+
+        Parameters
+        ----------
+        workload : NetworkWorkload or OperatorWorkload
+            What the measurements of a case share.
+        """
+
+    @abstractmethod
+    def prove(self, workload: Any, step: Step) -> Iterable[Check]:
+        """Compare the step's answers with an independent reference, before it is timed."""
+
+    def explain(self, workload: Any, step: Step, error: ValidationError) -> ValidationError:
+        """The error of a failed proof, with what helps to find the fault."""
+        return error
+
+    @classmethod
+    def describe(cls) -> dict[str, Any]:
+        """Everything that a reader of results needs to know of it, JSON-able."""
+        return {
+            "level": cls.level,
+            "unit": cls.unit,
+            "table": cls.table.to_dict(),
+            "schema": dict(cls.schema),
+        }

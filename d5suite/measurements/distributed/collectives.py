@@ -1,0 +1,164 @@
+"""Latency and bus bandwidth of a collective by size, and the line through its times."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from d5suite.instruments.sampling import Samples
+from d5suite.instruments.settings import SamplingSettings
+from d5suite.measurements.base import Measurement, Step
+from d5suite.measurements.tables import COLLECTIVES
+from d5suite.statistics.intervals import median_interval
+from d5suite.statistics.messages import fit_line
+from d5suite.validate.check import Check
+from d5suite.workloads.collective import CollectiveWorkload, Messages
+
+LEAST_SHARE = 0.01
+"""Of the largest size's time: below it, the time per byte says nothing."""
+
+SCHEMA: dict[str, Any] = {
+    "required": ["communicator", "algorithm", "hosts", "sizes", "line", "latency_s", "bus_bytes_per_s"],
+    "properties": {
+        "communicator": {"type": "string"},
+        "algorithm": {"type": "string", "description": "of the collective; native: the transport's own"},
+        "hosts": {"type": "array", "items": {"type": "string"}, "description": "by rank"},
+        "sizes": {
+            "type": "array",
+            "minItems": 2,
+            "description": "smallest first; the record's samples are those of the largest",
+            "items": {
+                "type": "object",
+                "required": ["bytes", "median_s", "median_ci95", "samples", "calls", "bus_bytes_per_s", "traffic"],
+                "properties": {
+                    "bytes": {"type": "integer", "minimum": 1, "description": "of the whole array, S of nccl-tests"},
+                    "median_s": {"type": "number", "exclusiveMinimum": 0, "description": "of a call, the slowest rank"},
+                    "median_ci95": {"type": "array", "items": {"type": "number"}, "minItems": 2, "maxItems": 2},
+                    "samples": {"type": "integer", "minimum": 1},
+                    "calls": {"type": "integer", "minimum": 1, "description": "per sample, one after the other"},
+                    "bus_bytes_per_s": {"type": "number", "minimum": 0, "description": "as nccl-tests defines it"},
+                    "traffic": {
+                        "type": "object",
+                        "description": "of one call, on the rank that sends most; opaque_calls: not counted",
+                        "additionalProperties": {"type": "integer"}
+                    }
+                }
+            }
+        },
+        "line": {
+            "type": "object",
+            "required": ["alpha_s", "beta_s_per_byte", "bytes_per_s", "residual"],
+            "description": "time = alpha + beta * bytes, by robust least squares of relative errors",
+            "properties": {
+                "alpha_s": {"type": "number", "minimum": 0},
+                "beta_s_per_byte": {"type": "number", "minimum": 0},
+                "bytes_per_s": {"type": ["number", "null"], "description": "1 / beta; null if that is too small"},
+                "residual": {"type": "number", "minimum": 0, "description": "root mean square of relative errors"}
+            }
+        },
+        "latency_s": {"type": "number", "exclusiveMinimum": 0, "description": "of the smallest size"},
+        "bus_bytes_per_s": {"type": "number", "minimum": 0, "description": "of the best size"}
+    }
+}  # fmt: skip
+
+
+class CollectiveStep(Step):
+    """All sizes of a collective, each proved, timed, and proved again."""
+
+    def __init__(self, workload: CollectiveWorkload) -> None:
+        self.workload = workload
+        self.items = workload.sizes[-1]
+        self._found: list[tuple[Messages, Samples, dict[str, int]]] = []
+        self._checks: list[Check] = []
+
+    def call_first(self) -> None:
+        """Nothing: the proof makes the first call."""
+
+    def prove(self, size: int) -> Iterator[Check]:
+        """One call against the sums that are known."""
+        messages = self.workload.messages(size)
+        messages.fill()
+        messages.run()
+        yield _exact(f"{messages.name} of {messages.nbytes} bytes vs known numbers", messages.wrong())
+        if messages.name == "all_reduce":
+            name = f"all_reduce of {messages.nbytes} bytes of any numbers: ranks that differ from rank 0"
+            yield _exact(name, messages.differing())
+
+    def time(self, settings: SamplingSettings) -> Samples:
+        tell = self.workload.tell
+        for size in self.workload.sizes:
+            messages = self.workload.messages(size)
+            if self.workload.communicator.rank == 0:
+                tell(f"{messages.nbytes} bytes", {"series": self.series()})
+            messages.fill()
+            traffic = messages.traffic()
+            samples = messages.time(settings)
+            name = f"{messages.name} of {messages.nbytes} bytes, timed, vs known numbers"
+            self._checks.append(_exact(name, messages.wrong()))
+            messages.free()
+            self._found.append((messages, samples, traffic))
+        return self._found[-1][1]
+
+    def check(self) -> Iterable[Check]:
+        """Every call of each size's last sample."""
+        return self._checks
+
+    def record(self, samples: Samples) -> dict[str, Any]:
+        communicator = self.workload.communicator
+        sizes = [_size(*each) for each in self._found]
+        line = fit_line([each["bytes"] for each in sizes], [each["median_s"] for each in sizes])
+        beta = line.beta_s_per_byte
+        told = beta * sizes[-1]["bytes"] > LEAST_SHARE * sizes[-1]["median_s"]
+        return {
+            "communicator": communicator.name,
+            "algorithm": communicator.algorithm,
+            "hosts": list(communicator.hosts),
+            "sizes": sizes,
+            "line": {**line.to_dict(), "bytes_per_s": 1 / beta if told else None},
+            "latency_s": sizes[0]["median_s"],
+            "bus_bytes_per_s": max(each["bus_bytes_per_s"] for each in sizes),
+        }
+
+    def series(self) -> dict[str, list[float]]:
+        return {f"seconds_of_{messages.nbytes}_bytes": samples.samples_s for messages, samples, _ in self._found}
+
+
+def _exact(name: str, error: float) -> Check:
+    return Check(name, float(error), 0.0)
+
+
+def _size(messages: Messages, samples: Samples, traffic: dict[str, int]) -> dict[str, Any]:
+    median = statistics.median(samples.samples_s)
+    return {
+        "bytes": messages.nbytes,
+        "median_s": median,
+        "median_ci95": list(median_interval(samples.samples_s)),
+        "samples": len(samples.samples_s),
+        "calls": messages.copies,
+        "bus_bytes_per_s": messages.nbytes / median * messages.call.factor(messages.communicator.size),
+        "traffic": traffic,
+    }
+
+
+class Collectives(Measurement):
+    """A collective at several sizes, on one communicator and by one algorithm."""
+
+    name = "collectives"
+    level = 3
+    unit = "bytes/s"
+    runs_network = False
+    without_memory = "not taken of collectives"
+    table = COLLECTIVES
+    plot = "collectives"
+    schema = SCHEMA
+
+    def prepare(self, workload: CollectiveWorkload) -> Step:
+        workload.require_memory()
+        return CollectiveStep(workload)
+
+    def prove(self, workload: CollectiveWorkload, step: Step) -> Iterator[Check]:
+        """Every size against known sums; ranks are equal to the last bit."""
+        assert isinstance(step, CollectiveStep)
+        for size in workload.sizes:
+            yield from step.prove(size)

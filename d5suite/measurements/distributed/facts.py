@@ -1,0 +1,40 @@
+"""What results of several ranks say of them, as JSON schema. Imports the standard library only."""
+
+from __future__ import annotations
+
+from typing import Any
+
+FACTS: dict[str, Any] = {
+    "scheme": {"type": "string"},
+    "settings": {"type": "object", "description": "of the scheme"},
+    "native": {"type": "boolean", "description": "the scheme is the framework's own, of its settings' name"},
+    "communicator": {"type": "string", "description": "what moves gradients between ranks"},
+    "algorithm": {"type": "string", "description": "of collectives; native: the transport's own"},
+    "launcher": {"enum": ["none", "process", "mpi"]},
+    "oversubscribed": {"type": "boolean", "description": "ranks were allowed to share cores"},
+    "trainers": {"type": "integer", "minimum": 1, "description": "ranks that train; others serve"},
+    "bytes_per_step": {
+        "type": ["number", "null"], "minimum": 0,
+        "description": "sent by all ranks, by the scheme's definition; collectives as a ring; null: it is not known",
+    },
+}  # fmt: skip
+"""In JSON schema: how the ranks of a result train together."""
+
+SCALING: dict[str, Any] = {
+    "type": "object",
+    "required": ["mode", "baseline", "speed_up", "efficiency"],
+    "description": "over the result of fewest ranks of the same run, case and backend, if there is one",
+    "properties": {
+        "mode": {
+            "enum": ["weak", "strong"],
+            "description": "weak: the same batch per rank; strong: the same batch in all",
+        },
+        "baseline": {
+            "type": "object", "required": ["ranks", "throughput"],
+            "properties": {"ranks": {"type": "integer"}, "throughput": {"type": "number"}},
+        },
+        "speed_up": {"type": "number", "minimum": 0, "description": "of images/s"},
+        "efficiency": {"type": "number", "minimum": 0, "description": "speed-up over the ratio of ranks"},
+    },
+}  # fmt: skip
+"""In JSON schema: what `d5suite.report.scaling` adds to a result of several ranks."""

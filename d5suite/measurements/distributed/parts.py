@@ -1,0 +1,102 @@
+"""What a step of several ranks consists of: computing, communicating and waiting for others.
+
+The steps are made after the timed ones, which nothing disturbs: before each collective a barrier
+waits for the slowest rank, so that the time of waiting is known apart.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from d5suite.levels.distributed import Communicator, Scheme
+
+STEPS = (3, 30)
+"""Fewest and most steps, about a third of the timed ones."""
+
+COLLECTIVES = ("broadcast", "reduce", "all_reduce", "reduce_scatter", "all_gather", "all_to_all")
+
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "required": ["step_s", "computing_s", "communicating_s", "waiting_s", "overlapped_s"],
+    "description": "of a step, in steps of their own: computing + communicating + waiting - overlapped",
+    "properties": {
+        "step_s": {"type": "number", "minimum": 0},
+        "computing_s": {"type": "number", "minimum": 0, "description": "copies for messages included"},
+        "communicating_s": {"type": "number", "minimum": 0, "description": "in calls of the communicator"},
+        "waiting_s": {
+            "type": ["number", "null"], "minimum": 0,
+            "description": "in a barrier before each collective, for the slowest rank; null without collectives: "
+            "waiting for single messages is part of communicating_s",
+        },
+        "overlapped_s": {
+            "type": "number", "minimum": 0, "description": "of communicating_s and waiting_s, while the rank computes",
+        },
+    },
+}  # fmt: skip
+
+
+def steps_of(timed: int) -> int:
+    """How many steps to make after so many timed ones."""
+    return max(STEPS[0], min(STEPS[1], timed // 3))
+
+
+def take_parts(scheme: Scheme, step: Callable[[], float], steps: int) -> dict[str, float | None]:
+    """Make steps, and return the means of their parts on this rank, in seconds.
+
+    Means, because some schemes communicate in some steps only.
+
+    Parameters
+    ----------
+    scheme : Scheme
+        It clocks when it does nothing but communicate.
+    step : callable
+        Makes a step of it, and returns its seconds.
+    steps : int
+        The same on all ranks.
+    """
+    communicator = scheme.communicator
+
+    def clocks() -> tuple[float, float, float]:
+        calls = communicator.traffic.items()
+        called = sum(each.seconds for call, each in calls if call != "barrier")
+        barrier = communicator.traffic.get("barrier")
+        return scheme.exposed_s, called, barrier.seconds if barrier is not None else 0.0
+
+    found = []
+    with _paced(communicator):
+        for _ in range(steps):
+            before = clocks()
+            took = step()
+            found.append((took, *(after - earlier for after, earlier in zip(clocks(), before, strict=True))))
+    took, exposed, communicating, waiting = (statistics.fmean(each) for each in zip(*found, strict=True))
+    overlapped = max(0.0, communicating + waiting - exposed)
+    return {
+        "step_s": took,
+        "computing_s": max(0.0, took - communicating - waiting + overlapped),
+        "communicating_s": communicating,
+        "waiting_s": waiting if waiting > 0 or communicator.size == 1 else None,
+        "overlapped_s": overlapped,
+    }
+
+
+@contextmanager
+def _paced(communicator: Communicator) -> Iterator[None]:
+    """Let each collective of a communicator wait in a barrier first."""
+
+    def after_a_barrier(call: Callable[..., Any]) -> Callable[..., Any]:
+        def paced(*given: Any, **more: Any) -> Any:
+            communicator.barrier()
+            return call(*given, **more)
+
+        return paced
+
+    for name in COLLECTIVES:
+        setattr(communicator, name, after_a_barrier(getattr(communicator, name)))
+    try:
+        yield
+    finally:
+        for name in COLLECTIVES:
+            delattr(communicator, name)

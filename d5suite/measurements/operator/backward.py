@@ -1,0 +1,28 @@
+"""The backward pass of one operator, through float64 gradients proved by differences."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from d5suite.measurements.operator.kernel import Kernel, KernelStep
+from d5suite.validate.check import Check
+from d5suite.validate.operator.backward import check_backward, check_backward_float64, gradient_evidence
+from d5suite.validate.operator.compare import Findings
+from d5suite.workloads.operator import OperatorWorkload
+
+
+class Backward(Kernel):
+    """The backward pass of one operator, its forward pass made before."""
+
+    name = "backward"
+    backward = True
+
+    def prove_first(self, workload: OperatorWorkload, step: KernelStep) -> Iterable[Check]:
+        """The float64 gradients against differences."""
+        exact, known, seed = workload.exact, workload.known, workload.job.seed
+        step.evidence = lambda: gradient_evidence(exact, known, seed)
+        return check_backward_float64(exact, known, seed)
+
+    def check(self, workload: OperatorWorkload) -> Findings:
+        """The gradients, as timed, against the float64 ones."""
+        return check_backward(workload.operator, workload.exact, workload.job.seed)

@@ -1,0 +1,219 @@
+"""One direction of an operator as a step: many calls in a sample, and what they achieve."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from d5suite.errors import ValidationError
+from d5suite.instruments.sampling import Samples, sample_kernel
+from d5suite.instruments.settings import SamplingSettings
+from d5suite.measurements.base import Measurement, Step
+from d5suite.measurements.tables import KERNELS
+from d5suite.network.work import traffic, work
+from d5suite.validate.check import Check
+from d5suite.validate.operator.compare import Another, Findings
+from d5suite.validate.operator.evidence import Evidence, save_heat_map
+from d5suite.workloads.operator import FURTHER, OperatorWorkload
+
+_RATES = {
+    "type": "object",
+    "required": ["flops_per_s", "bytes_per_s"],
+    "properties": {"flops_per_s": {"type": ["number", "null"]}, "bytes_per_s": {"type": ["number", "null"]}},
+}
+
+SCHEMA: dict[str, Any] = {
+    "required": [
+        "operator",
+        "shapes",
+        "source",
+        "iterations",
+        "work",
+        "achieved",
+        "accuracy",
+        "repeatability",
+        "ceiling",
+        "fraction_of_ceiling"
+    ],
+    "properties": {
+        "operator": {"type": "string", "description": "the ONNX operator, or a custom one as domain::Name"},
+        "shapes": {
+            "type": "object",
+            "additionalProperties": {"type": "array", "items": {"type": "integer"}},
+            "description": "of the node's inputs"
+        },
+        "source": {"type": "string", "description": "where the sizes are published"},
+        "iterations": {"type": "integer", "minimum": 1, "description": "calls per sample; samples are divided by it"},
+        "work": {
+            "type": "object",
+            "required": ["flops", "bytes"],
+            "properties": {
+                "flops": {
+                    "type": ["integer", "null"],
+                    "description": "floating-point operations of one call; null where not counted"
+                },
+                "bytes": {"type": "integer", "description": "compulsory traffic of a call; 0 if all answers are views"}
+            }
+        },
+        "views": {
+            "type": "array",
+            "items": {"type": "string"},
+            "description": "outputs or gradients that are views of existing memory: nothing is moved"
+        },
+        "achieved": _RATES,
+        "fraction_of_ceiling": _RATES,
+        "ceiling": {
+            "type": "object",
+            "description": "the best of all backends in this run: a large matrix product and a large copy",
+            "additionalProperties": {
+                "type": "object",
+                "required": ["value", "backend"],
+                "properties": {"value": {"type": "number", "exclusiveMinimum": 0}, "backend": {"type": "string"}}
+            }
+        },
+        "accuracy": {
+            "type": "object",
+            "required": ["relative_l2", "l_inf", "ulp_max", "ulp_median"],
+            "additionalProperties": {"type": "number", "minimum": 0},
+            "description": "of the worst tensor, against its reference"
+        },
+        "repeatability": {
+            "type": "object",
+            "required": ["reruns", "identical", "variance"],
+            "properties": {
+                "reruns": {"type": "integer"},
+                "identical": {"type": "boolean"},
+                "variance": {"type": "number", "minimum": 0, "description": "of an element, the largest"}
+            }
+        }
+    }
+}  # fmt: skip
+"""The part of the record that both directions have."""
+
+
+class KernelStep(Step):
+    """Calls of one direction; the proof makes the first one and says what is called.
+
+    Samples take turns between two inputs, or two gradients of the outputs.
+
+    Parameters
+    ----------
+    workload : OperatorWorkload
+    backward : bool
+    """
+
+    findings: Findings
+    others: Sequence[Another]
+    """The input that takes turns with the proof's, and one that is fed after timing."""
+
+    evidence: Callable[[], Evidence | None] = staticmethod(lambda: None)
+
+    def __init__(self, workload: OperatorWorkload, *, backward: bool) -> None:
+        self.workload = workload
+        self.backward = backward
+        self._iterations = 1
+        self._answers: dict[int, list[np.ndarray]] = {}
+
+    def call_first(self) -> None:
+        """Nothing: the proof makes the first call."""
+
+    def run(self) -> object:
+        return self.findings.call(*self.findings.arguments)
+
+    def time(self, settings: SamplingSettings) -> Samples:
+        found, wait = self.findings, self.workload.operator.synchronize
+        _, second = self.others[0].feed()
+
+        def keep(turn: int, result: Any) -> None:
+            self._answers[turn] = self._fetch(result)
+
+        samples, self._iterations = sample_kernel(
+            found.call, tuple(found.arguments), wait, settings, others=[tuple(second)], keep=keep
+        )
+        return replace(samples, first_call_s=found.first_call_s)
+
+    def check(self) -> Iterable[Check]:
+        """The last answers to both inputs, and to one never fed before."""
+        found, operator = self.findings, self.workload.operator
+        first, second = (self._answers.pop(turn) for turn in range(2))
+        yield found.check_repeated("the last timed call", first)
+        yield found.check_again("the last timed call with other inputs", second, self.others[0].expected)
+        call, arguments = self.others[1].feed()
+        output = call(*arguments)
+        operator.synchronize(output)
+        yield found.check_again("inputs never fed before", self._fetch(output), self.others[1].expected)
+
+    def _fetch(self, result: Any) -> list[np.ndarray]:
+        operator = self.workload.operator
+        return operator.fetch_gradients(result) if self.backward else operator.fetch(result)
+
+    def record(self, samples: Samples) -> dict[str, Any]:
+        operation, backward, found = self.workload.operation, self.backward, self.findings
+        cost = work(operation)
+        flops = (cost.backward_flops or 0) if backward else cost.flops
+        shared = self.workload.operator.views(self.run(), found.arguments, backward=backward)
+        moved = traffic(operation, backward=backward, views=shared)
+        median = samples.median_s
+        return {
+            "operator": operation.node.op_type,
+            "shapes": {name: list(operation.shapes[name]) for name in operation.node.inputs if name},
+            "iterations": self._iterations,
+            "work": {"flops": flops or None, "bytes": moved},
+            "views": [f"gradient of {name}" if backward else name for name in shared],
+            "achieved": {
+                "flops_per_s": flops / median if flops else None,
+                "bytes_per_s": moved / median if moved else None,
+            },
+            "accuracy": found.accuracy.to_dict(),
+            "repeatability": found.repeatability,
+        }
+
+
+class Kernel(Measurement):
+    """One direction of a single operator."""
+
+    level = 0
+    unit = "calls/s"
+    without_memory = "not taken at level 0"
+    table = KERNELS
+    schema = SCHEMA
+    backward: ClassVar[bool]
+
+    def prepare(self, workload: OperatorWorkload) -> Step:
+        return KernelStep(workload, backward=self.backward)
+
+    def prove(self, workload: OperatorWorkload, step: Step) -> Iterator[Check]:
+        """The answers against the reference."""
+        assert isinstance(step, KernelStep)
+        yield from self.prove_first(workload, step)
+        found = step.findings = self.check(workload)
+        step.evidence = lambda: found.evidence
+        yield from found.checks
+        found.evidence = None
+        step.others = [found.another(number) for number in range(1, FURTHER + 1)]
+
+    def prove_first(self, workload: OperatorWorkload, step: KernelStep) -> Iterable[Check]:
+        """What must hold before `check`."""
+        return ()
+
+    @abstractmethod
+    def check(self, workload: OperatorWorkload) -> Findings:
+        """Compare the answers, as timed, with what is known to be right."""
+
+    def explain(self, workload: OperatorWorkload, step: Step, error: ValidationError) -> ValidationError:
+        """The error with a picture of where the answer is wrong, beside the reference."""
+        assert isinstance(step, KernelStep)
+        name = f"{workload.operation.name}/{self.name}"
+        where, hint = f"{workload.selection}, {name}", error.hint
+        evidence = step.evidence() if workload.reference is not None else None
+        if evidence is not None and workload.reference is not None:
+            tensor, answer, expected = evidence
+            path = Path(workload.reference).parent / f"{workload.selection}-{name}.png".replace("/", "-")
+            save_heat_map(path, f"{where}, {tensor}", answer, expected)
+            hint = f"Where it is wrong: {path}"
+        return ValidationError(error.what, where=where, hint=hint)

@@ -1,0 +1,132 @@
+"""Tables as data: which figures of a record a table shows, and how.
+
+`d5suite.report.compare` draws them. Imports the standard library only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column of a table.
+
+    Attributes
+    ----------
+    heading : str
+    value : str
+        Path of the value in a record: names with dots between them.
+    format : str
+        A key of `d5suite.report.formats.FORMATS`.
+    scale : float
+        Factor of the value.
+    shown : {"always", "wide", "one file", "wide, one file", "wide or one file"}
+        When there is room for it: in a wide terminal, or in a table of one file.
+    """
+
+    heading: str
+    value: str
+    format: str = "figure"
+    scale: float = 1.0
+    shown: str = "always"
+
+
+@dataclass(frozen=True)
+class Table:
+    """The columns of one or several measurements.
+
+    Attributes
+    ----------
+    columns : tuple of Column
+    note : str
+        What the headings mean, in one line.
+    width : int
+        Least width of the first column, in characters.
+    """
+
+    columns: tuple[Column, ...]
+    note: str = ""
+    width: int = 20
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-able."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, content: Mapping[str, Any]) -> Table:
+        """Rebuild a table from `to_dict`."""
+        return cls(tuple(Column(**each) for each in content["columns"]), content["note"], content["width"])
+
+
+WORST_ERROR = Column("err/tol", "validation.checks", "worst share")
+"""The largest error as a part of its tolerance."""
+
+TIMES = Table(
+    (
+        Column("median ms", "median_s", scale=1e3),
+        Column("interval", "median_ci95", "interval", scale=1e3),
+        Column("images/s", "throughput.value"),
+        Column("first s", "first_call_s", "hundredths", shown="one file"),
+        Column("MiB", "peak_memory_bytes", "mebibytes", shown="one file"),
+        Column("needed", "memory", "needed mebibytes", shown="wide, one file"),
+        WORST_ERROR,
+    ),
+    "MiB: peak memory; needed: by definition, in a terminal of 100 columns or more",
+)
+"""A step's time."""
+
+LOADING = Table(
+    (
+        Column("median ms", "median_s", scale=1e3),
+        Column("interval", "median_ci95", "interval", scale=1e3, shown="wide"),
+        Column("images/s", "throughput.value"),
+        Column("per core", "images_per_s_per_core"),
+        Column("wait ms", "wait_s", scale=1e3),
+        WORST_ERROR,
+    ),
+    "per core: images/s by cores of the job; wait: for a batch, without its feeding",
+    width=21,
+)
+"""Loading images."""
+
+RATIOS = Table(
+    (
+        Column("median ms", "median_s", scale=1e3),
+        Column("interval", "median_ci95", "interval", scale=1e3, shown="wide"),
+        Column("÷ native", "ratio.median", "thousandths"),
+        Column("its interval", "ratio.ci95", "range of thousandths"),
+        WORST_ERROR,
+    ),
+)
+"""d5suite over the framework's own way."""
+
+KERNELS = Table(
+    (
+        Column("median µs", "median_s", scale=1e6),
+        Column("interval", "median_ci95", "interval", scale=1e6),
+        Column("GFLOP/s", "achieved.flops_per_s", scale=1e-9),
+        Column("of peak", "fraction_of_ceiling.flops_per_s", "percent"),
+        Column("GB/s", "achieved.bytes_per_s", scale=1e-9),
+        WORST_ERROR,
+    ),
+    "of peak: of the fastest large matrix product of that run, whose ever it was",
+)
+"""Single operators."""
+
+COLLECTIVES = Table(
+    (
+        Column("least µs", "latency_s", scale=1e6),
+        Column("α µs", "line.alpha_s", scale=1e6, shown="wide"),
+        Column("largest ms", "median_s", scale=1e3),
+        Column("bus GB/s", "bus_bytes_per_s", scale=1e-9),
+        Column("1/β GB/s", "line.bytes_per_s", scale=1e-9),
+        Column("off", "line.residual", "percent", shown="wide"),
+        WORST_ERROR,
+    ),
+    "least, largest: time of the smallest and largest size; bus: best bus bandwidth; α + β·bytes: fitted, and how far "
+    "off",
+)
+"""Collectives of all sizes."""

@@ -1,0 +1,232 @@
+"""Steps that load images, for the measurements of input pipelines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from d5suite.data.formats import open_store
+from d5suite.data.sources import ImageNetSource
+from d5suite.errors import ConfigurationError, ValidationError
+from d5suite.instruments.clock import now
+from d5suite.instruments.sampling import Samples
+from d5suite.instruments.settings import SamplingSettings
+from d5suite.instruments.threads import allowed_cpus
+from d5suite.measurements.base import Step
+from d5suite.validate.check import Check
+from d5suite.validate.norms import relative_l2
+from d5suite.workloads.network import NetworkWorkload
+
+LOADER_BATCHES = 8
+"""Batches per sample of a loader: several, because loaders deliver in bursts."""
+
+LOADER_IMAGES = 128
+"""Least images per sample of a loader, for small batches."""
+
+LOADER_SPREAD = 0.5
+"""Accepted relative difference of the standard deviations of the framework's own loader's first
+batch and of the neutral one's, which holds other images in another order: a forgotten normalisation
+is off by a factor of four."""
+
+
+SCHEMA: dict[str, Any] = {
+    "required": ["loader", "loader_workers", "batches_per_sample", "images_per_s_per_core", "wait_s"],
+    "properties": {
+        "loader": {"type": "string", "description": "name of the loader"},
+        "loader_workers": {"type": "integer", "minimum": 0, "description": "its processes or threads"},
+        "batches_per_sample": {"type": "integer", "minimum": 1},
+        "format": {"enum": ["folder", "hdf5", "tfrecord", "recordio"], "description": "how the images are stored"},
+        "images_per_s_per_core": {"type": "number", "exclusiveMinimum": 0, "description": "of the cores it may use"},
+        "wait_s": {"type": "number", "minimum": 0, "description": "median time that a request for a batch blocks"}
+    }
+}  # fmt: skip
+"""The part of the record that all of them have."""
+
+
+def batches_per_sample(workload: NetworkWorkload) -> int:
+    """Batches that one sample of a loader takes."""
+    return max(LOADER_BATCHES, -(-LOADER_IMAGES // workload.case.batch_size))
+
+
+class LoadingStep(Step):
+    """Several batches from a loader; waiting for them is noted apart from their use.
+
+    Parameters
+    ----------
+    workload : NetworkWorkload
+    loader : str
+        As results call it.
+
+    Attributes
+    ----------
+    taken : int
+        Batches since timing began.
+    last : tuple or None
+        The last batch of the last call.
+    """
+
+    _batches: Iterator[Any]
+
+    def __init__(self, workload: NetworkWorkload, loader: str) -> None:
+        self.workload = workload
+        self.loader = loader
+        self.count = batches_per_sample(workload)
+        self.items = self.count * workload.case.batch_size
+        self._waits: list[float] = []
+        self.taken = 0
+        self.last: Any = None
+
+    def time(self, settings: SamplingSettings) -> Samples:
+        self.taken = 0
+        return super().time(settings)
+
+    def next_input(self) -> None:
+        """Free the last batch, as training does."""
+        self.last = None
+
+    def use(self, batch: Any) -> None:
+        """Do with a batch what training would."""
+
+    def run(self) -> object:
+        for _ in range(self.count):
+            start = now()
+            batch = next(self._batches)
+            self._waits.append(now() - start)
+            self.use(batch)
+        self.taken += self.count
+        self.last = batch
+        return None
+
+    def call_first(self) -> None:
+        """Nothing: the sampler makes the first call, of a loader that has just started."""
+
+    def _sampled_waits(self, samples: int) -> list[float]:
+        return self._waits[-self.count * samples :]  # without those of the warm-up
+
+    def record(self, samples: Samples) -> dict[str, Any]:
+        found = {
+            "loader": self.loader,
+            "loader_workers": self.workload.job.loader_workers,
+            "batches_per_sample": self.count,
+            "images_per_s_per_core": self.items / samples.median_s / len(allowed_cpus()),
+            "wait_s": float(np.median(self._sampled_waits(len(samples.samples_s)))),
+        }
+        self._waits = self._sampled_waits(len(samples.samples_s))
+        if self.workload.stored_as is not None:
+            found["format"] = self.workload.stored_as
+        return found
+
+    def series(self) -> dict[str, list[float]]:
+        return {"wait_s": self._waits}
+
+
+def native_loader(workload: NetworkWorkload) -> Any:
+    """The framework's own loader on the same files and transform; the caller closes it.
+
+    Raises
+    ------
+    ConfigurationError
+        If there is none for this dataset and its storage format.
+    """
+    if workload.job.loader_workers < 1:
+        raise ConfigurationError("comparing loaders needs at least one loader worker", hint="Use --loader-workers.")
+    stored, root = workload.stored_as, workload.case.dataset["root"]
+    source = workload.source
+    if not isinstance(source, ImageNetSource) or source.several:
+        raise ConfigurationError("frameworks' own loaders are compared on images with one label", where=root)
+    if f"loader:{stored}" in workload.backend.absent:
+        raise ConfigurationError(workload.backend.absent[f"loader:{stored}"], where=f"loader:{stored}")
+    images = source.training_set
+    if stored in ("tfrecord", "recordio") and len(images) < len(open_store(root, "train")):
+        raise ConfigurationError(
+            f"frameworks' own readers of record files take all classes, and this preset the first "
+            f"{workload.case.network['classes']}",
+            where=root,
+            hint="Choose a preset with as many classes as the dataset.",
+        )
+    return workload.backend.load("loader").native_loader(
+        images,
+        source.training_transform,
+        batch_size=workload.case.batch_size,
+        workers=workload.job.loader_workers,
+        seed=workload.job.seed,
+    )
+
+
+def native_loader_name(workload: NetworkWorkload) -> str:
+    """What the framework's own loader of the dataset's format is called."""
+    name: str = workload.backend.load("loader").NAMES[workload.stored_as]
+    return name
+
+
+def copied(batch: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Return a native batch's images and labels as arrays of their own."""
+    images, labels = (np.array(part) for part in batch)
+    return images, labels
+
+
+def prove_neutral_loader(workload: NetworkWorkload) -> Iterator[Check]:
+    """The pixels from the worker processes against the same images decoded in this process."""
+    return check_neutral_batch(workload, workload.batches[0], 0, "")
+
+
+def check_neutral_batch(workload: NetworkWorkload, batch: Any, number: int, name: str) -> Iterator[Check]:
+    """Compare a batch of the neutral loader with the same images decoded in this process.
+
+    Parameters
+    ----------
+    workload : NetworkWorkload
+    batch : tuple
+        Images and labels.
+    number : int
+        Of the batch, from 0, since the loader started.
+    name : str
+        Of the batch, such as " of the last timed batch".
+    """
+    with workload.loader(workers=0) as inline:
+        epoch, start = divmod(number, len(inline))
+        images, labels = next(inline.epoch(epoch, start=start))
+    yield Check(f"pixels{name} from workers vs decoded in process", relative_l2(batch[0], images), 0.0)
+    yield Check(f"labels{name} from workers vs decoded in process", relative_l2(batch[1], labels), 0.0)
+
+
+def prove_native_loader(workload: NetworkWorkload) -> Iterator[Check]:
+    """The framework's own batches have the neutral shape and range, and known labels."""
+    native = native_loader(workload)
+    try:
+        batch = copied(next(native))
+    finally:
+        native.close()
+    return check_native_batch(workload, batch, "")
+
+
+def check_native_batch(workload: NetworkWorkload, batch: Any, name: str, before: Any = None) -> Iterator[Check]:
+    """Compare shape, labels and spread of a batch of the framework's own loader.
+
+    Its order and crops are its own, so that no pixel is known.
+
+    Parameters
+    ----------
+    workload : NetworkWorkload
+    batch : tuple
+        Native images and labels.
+    name : str
+        Of the batch, such as "the last timed batch of ".
+    before : tuple, optional
+        An earlier batch, which must be another one.
+    """
+    images, labels = copied(batch)
+    expected, classes = workload.batches[0][0], workload.case.network["classes"]
+    if images.size != expected.size or len(labels) != len(expected):
+        raise ValidationError(f"{name}the framework's own loader gives images of shape {images.shape}")
+    if labels.min() < 0 or labels.max() >= classes:
+        raise ValidationError(
+            f"{name}the framework's own loader gives labels from {labels.min()} to {labels.max()}, of {classes} classes"
+        )
+    difference = abs(float(images.std()) - float(expected.std())) / float(expected.std())
+    yield Check(f"spread of the pixels of {name}the framework's own loader", difference, LOADER_SPREAD)
+    if before is not None:
+        same = float(np.array_equal(images, before[0]))
+        yield Check(f"{name}the framework's own loader is the first one again", same, 0.0)

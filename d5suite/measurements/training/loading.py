@@ -1,0 +1,119 @@
+"""The cost of loading: the neutral input pipeline over the framework's own, in turn."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, ClassVar
+
+from d5suite.instruments.sampling import Samples, sample_alternating
+from d5suite.instruments.settings import SamplingSettings
+from d5suite.measurements.base import Measurement, Step
+from d5suite.measurements.tables import RATIOS
+from d5suite.measurements.training import ratios
+from d5suite.measurements.training.loaders import (
+    batches_per_sample,
+    check_native_batch,
+    check_neutral_batch,
+    copied,
+    native_loader,
+    native_loader_name,
+    prove_native_loader,
+    prove_neutral_loader,
+)
+from d5suite.validate.check import Check
+from d5suite.workloads.network import NetworkWorkload
+
+
+class CostOfLoadingStep(ratios.RatioStep):
+    """Batches from the neutral loader and from the framework's own."""
+
+    other = "native"
+    _running: contextlib.ExitStack
+
+    def __init__(self, workload: NetworkWorkload) -> None:
+        super().__init__()
+        self.workload = workload
+        self.count = batches_per_sample(workload)
+        self.items = self.count * workload.case.batch_size
+        self._streams: dict[str, Iterator[Any]] = {}
+        self._taken = {"d5suite": 0, "native": 0}
+        self._first: dict[str, Any] = {}
+        self._last: dict[str, Any] = {}
+
+    def __enter__(self) -> Step:
+        """Start both loaders."""
+        with contextlib.ExitStack() as started:  # one that fails to start stops the other
+            native = started.enter_context(contextlib.closing(native_loader(self.workload)))
+            loader = started.enter_context(self.workload.loader())
+            self._streams = {"d5suite": loader.batches(), "native": native}
+            self._running = started.pop_all()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Stop them."""
+        self._last = {name: copied(batch) for name, batch in self._last.items()}
+        self._running.close()
+
+    def _consume(self, name: str, batches: int) -> Callable[[], None]:
+        def run() -> None:
+            self._last.pop(name, None)  # freed here, as if nobody had kept it
+            for _ in range(batches):
+                self._last[name] = next(self._streams[name])
+            self._taken[name] += batches
+            if name not in self._first:
+                self._first[name] = copied(self._last[name])
+
+        return run
+
+    def check(self) -> Iterable[Check]:
+        """The last timed batch of each."""
+        number = self._taken["d5suite"] - 1
+        yield from check_neutral_batch(self.workload, self._last["d5suite"], number, " of the last timed batch")
+        yield from check_native_batch(
+            self.workload, self._last["native"], "the last timed batch of ", self._first["native"]
+        )
+
+    def call_first(self) -> None:
+        """Nothing: the sampler makes the first calls, of loaders that have just started."""
+
+    def sample_both(self, settings: SamplingSettings) -> dict[str, Samples]:
+        names = ("d5suite", "native")
+        return sample_alternating(
+            {name: self._consume(name, self.count) for name in names},
+            dict.fromkeys(names, lambda: None),
+            settings,
+            # Untimed batches let this loader reach its pace and the other one fill its buffers, of
+            # up to ten batches, and rest.
+            before_sample={name: self._consume(name, 2 + self.count // 2) for name in names},
+        )
+
+    def record(self, samples: Samples) -> dict[str, Any]:
+        loader = {"loader": native_loader_name(self.workload), "format": self.workload.stored_as}
+        return {**super().record(samples), **loader}
+
+
+class CostOfLoading(Measurement):
+    """The neutral input pipeline over the framework's own."""
+
+    name = "cost_of_loading"
+    level = 2
+    needs = ("loader", "loader:{format}")
+    runs_network = False
+    table = RATIOS
+    schema: ClassVar[Mapping[str, Any]] = {
+        "required": [*ratios.SCHEMA["required"], "loader", "format"],
+        "properties": {
+            **ratios.SCHEMA["properties"],
+            "loader": {"type": "string", "description": "what it is compared with"},
+            "format": {"enum": ["folder", "hdf5", "tfrecord", "recordio"]},
+        },
+    }
+
+    def prepare(self, workload: NetworkWorkload) -> Step:
+        return CostOfLoadingStep(workload)
+
+    def prove(self, workload: NetworkWorkload, step: Step) -> Iterable[Check]:
+        """The neutral pixels, and the framework's own batches."""
+        yield from prove_neutral_loader(workload)
+        yield from prove_native_loader(workload)

@@ -1,0 +1,104 @@
+"""The cost of neutrality: d5suite's training step over one written by hand, in turn."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from d5suite.errors import ConfigurationError
+from d5suite.instruments.sampling import Samples, sample_alternating
+from d5suite.instruments.settings import SamplingSettings
+from d5suite.measurements.base import Measurement, Step
+from d5suite.measurements.tables import RATIOS
+from d5suite.measurements.training.ratios import SCHEMA, RatioStep
+from d5suite.optimizers.settings import SGD
+from d5suite.validate.check import Check
+from d5suite.validate.norms import relative_l2
+from d5suite.workloads.network import NetworkWorkload
+
+BASELINE_STEPS = 3
+"""Steps over which the hand-written step must agree with d5suite's before both are timed."""
+
+
+class NeutralityStep(RatioStep):
+    """A training step and the same one written by hand in the framework's own style."""
+
+    other = "hand_written"
+
+    def __init__(self, workload: NetworkWorkload) -> None:
+        super().__init__()
+        if not isinstance(workload.optimizer, SGD):
+            raise ConfigurationError(
+                f"the hand-written step trains with SGD, not with {workload.optimizer.name}", where=workload.case.name
+            )
+        self.workload = workload
+        self.items = workload.case.batch_size
+        images, labels = workload.fed(0)
+        self.baseline: Any = workload.backend.load("baseline").resnet50_training_step(
+            workload.network,
+            workload.optimizer,
+            images,
+            labels,
+            mode=workload.selection.mode,
+            device=workload.job.device,
+            precision=workload.job.precision,
+        )
+        self.trainer = workload.backend.trainer(workload.executor, workload.optimizer)  # its velocity is zero
+        self.feed = workload.feed()
+        self.losses: list[float] = []
+
+    def call_first(self) -> None:
+        """Nothing: the proof makes the first calls, and both ways must make the same number."""
+
+    def sample_both(self, settings: SamplingSettings) -> dict[str, Samples]:
+        return sample_alternating(
+            {"d5suite": lambda: self.trainer.step(self.feed), "hand_written": self.baseline.step},
+            {"d5suite": self.trainer.executor.synchronize, "hand_written": self.baseline.synchronize},
+            settings,
+        )
+
+    def check(self) -> Iterable[Check]:
+        """The first steps again, from the start, against the hand-written ones before timing.
+
+        So a step that no longer trains is found. The hand-written step cannot start anew: after
+        hundreds of steps on one batch, where roundings have grown, its loss must be finite.
+        """
+        workload, executor = self.workload, self.workload.executor
+        last = float(self.baseline.loss())
+        yield Check("loss of the hand-written step after timing is finite", 0.0 if np.isfinite(last) else np.inf, 0.0)
+        workload.restore(executor)
+        self.trainer.load_state(self.trainer.initial_state())
+        _, loss = workload.network.require_loss()
+        for number, known in enumerate(self.losses, 1):
+            ours = executor.fetch(self.trainer.step(self.feed))[loss]
+            name = f"loss of step {number} after timing ({executor.mode} {executor.precision}) vs hand-written"
+            yield Check(name, relative_l2(ours, np.array(known)), workload.tolerance.trajectory)
+
+
+class CostOfNeutrality(Measurement):
+    """d5suite's training step over one written by hand."""
+
+    name = "cost_of_neutrality"
+    level = 2
+    needs = ("gradient", "level 2", "baseline")
+    table = RATIOS
+    schema = SCHEMA
+
+    def prepare(self, workload: NetworkWorkload) -> Step:
+        return NeutralityStep(workload)
+
+    def prove(self, workload: NetworkWorkload, step: Step) -> Iterable[Check]:
+        """The losses of both steps, from the same weights on the same batch."""
+        assert isinstance(step, NeutralityStep)
+        executor = workload.executor
+        _, loss = workload.network.require_loss()
+        for number in range(1, BASELINE_STEPS + 1):
+            ours = float(executor.fetch(step.trainer.step(step.feed))[loss])
+            step.baseline.step()
+            step.baseline.synchronize()
+            step.losses.append(float(step.baseline.loss()))
+            error = relative_l2(np.array(ours), np.array(step.losses[-1]))
+            name = f"loss of step {number} ({executor.mode} {executor.precision}) vs hand-written"
+            yield Check(name, error, workload.tolerance.trajectory)

@@ -1,0 +1,58 @@
+"""The neutral input pipeline: files to batches on the device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from d5suite.data.sources import Stream
+from d5suite.measurements.base import Measurement, Step
+from d5suite.measurements.tables import LOADING
+from d5suite.measurements.training.loaders import SCHEMA, LoadingStep, check_neutral_batch, prove_neutral_loader
+from d5suite.validate.check import Check
+from d5suite.workloads.network import NetworkWorkload
+
+
+class PipelineStep(LoadingStep):
+    """Read, decode, augment, normalise, feed."""
+
+    _loader: Stream
+
+    def __enter__(self) -> Step:
+        """Start the loader's processes."""
+        self._loader = self.workload.loader()
+        self._batches = self._loader.__enter__().batches()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Stop them."""
+        self._loader.__exit__(None, None, None)
+
+    def use(self, batch: Any) -> None:
+        """Put the batch on the device."""
+        self.workload.executor.feed(self.workload.arrays(batch))
+
+    def synchronize(self) -> None:
+        self.workload.executor.synchronize()
+
+    def check(self) -> Iterable[Check]:
+        """The last timed batch: its pixels, and that it is this one's turn."""
+        return check_neutral_batch(self.workload, self.last, self.taken - 1, " of the last timed batch")
+
+
+class InputPipeline(Measurement):
+    """Files to batches on the device, by d5suite's own loader."""
+
+    name = "input_pipeline"
+    level = 2
+    takes_memory = True
+    runs_network = False
+    table = LOADING
+    schema = SCHEMA
+
+    def prepare(self, workload: NetworkWorkload) -> Step:
+        return PipelineStep(workload, "d5suite.data.Loader")
+
+    def prove(self, workload: NetworkWorkload, step: Step) -> Iterable[Check]:
+        """The pixels from the worker processes against the same images decoded in this process."""
+        return prove_neutral_loader(workload)

@@ -1,0 +1,66 @@
+"""Steps that are timed in turn with the framework's own way, for their ratio."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Any
+
+from d5suite.instruments.sampling import Samples
+from d5suite.instruments.settings import SamplingSettings
+from d5suite.measurements.base import Step
+from d5suite.statistics.ratios import paired_ratio
+
+SCHEMA: dict[str, Any] = {
+    "required": ["compared_with", "ratio", "compared_median_s"],
+    "properties": {
+        "compared_with": {"enum": ["hand_written", "native"]},
+        "compared_median_s": {"type": "number", "exclusiveMinimum": 0},
+        "ratio": {
+            "type": "object",
+            "required": ["median", "ci95", "rounds"],
+            "properties": {
+                "median": {"type": "number"},
+                "ci95": {"type": "array", "items": {"type": "number"}},
+                "rounds": {"type": "integer"}
+            }
+        }
+    }
+}  # fmt: skip
+"""The part of the record that all of them have."""
+
+
+class RatioStep(Step):
+    """A step of d5suite's and another way to do the same, in turn.
+
+    Attributes
+    ----------
+    other : str
+        What it is compared with.
+    """
+
+    other: str
+
+    def __init__(self) -> None:
+        self._other_samples: Samples | None = None
+
+    @abstractmethod
+    def sample_both(self, settings: SamplingSettings) -> dict[str, Samples]:
+        """Samples of ``d5suite`` and of `other`, taken in turn."""
+
+    def time(self, settings: SamplingSettings) -> Samples:
+        found = self.sample_both(settings)
+        self._other_samples = found[self.other]
+        return found["d5suite"]
+
+    def record(self, samples: Samples) -> dict[str, Any]:
+        assert self._other_samples is not None
+        ratio = paired_ratio(samples.samples_s, self._other_samples.samples_s)
+        return {
+            "compared_with": self.other,
+            "ratio": {"median": ratio.median, "ci95": list(ratio.ci95), "rounds": ratio.n},
+            "compared_median_s": self._other_samples.median_s,
+        }
+
+    def series(self) -> dict[str, list[float]]:
+        assert self._other_samples is not None
+        return {f"{self.other}_s": list(self._other_samples.samples_s)}

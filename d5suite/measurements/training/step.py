@@ -1,0 +1,256 @@
+"""The training step: forward, backward and update, through a float64 run proved by the formula."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from d5suite.errors import ValidationError
+from d5suite.levels.network import Arrays, Native
+from d5suite.levels.training import STEPS
+from d5suite.measurements.base import Measurement, Step
+from d5suite.measurements.network.gradient import UNSEEN, check_drawn, check_whole_batch, prove_gradient
+from d5suite.measurements.network.steps import ExecutorStep, training_feeds
+from d5suite.measurements.tables import TIMES
+from d5suite.validate.check import Check
+from d5suite.validate.network.timed import check_finite, check_moved, check_update, displacement, sampled, widened
+from d5suite.validate.norms import FLOAT64, relative_l2
+from d5suite.validate.training.amplification import First, Runs
+from d5suite.validate.training.trajectory import (
+    Trajectory,
+    check_trajectory,
+    repeat_until_updated,
+    train,
+    train_by_formula,
+)
+from d5suite.workloads.network import FEEDS, NetworkWorkload
+
+FORMULA_STEPS = 3
+"""Steps over which the native optimizer must follow its formula: momentum shows from the second on,
+its decay from the third."""
+
+
+@dataclass(frozen=True)
+class Proved:
+    """A short run from the initial state.
+
+    Attributes
+    ----------
+    source : str
+        Mode and precision of the float64 executor.
+    losses, tolerances : numpy.ndarray
+        Of the first timed steps.
+    first : First
+        The float64 run of the first few steps, its parameters `sampled`.
+    """
+
+    source: str
+    losses: np.ndarray
+    tolerances: np.ndarray
+    first: First
+
+
+class TrainingStep(ExecutorStep):
+    """One update of the parameters from one training batch."""
+
+    proved: Proved
+    """A short run from the initial state, in float64."""
+
+    def __init__(self, workload: NetworkWorkload) -> None:
+        super().__init__(workload, workload.trainer.step, training_feeds(workload))
+        self._losses: dict[int, list[float]] = {}
+        self._random: Arrays = {}
+
+    def reset(self) -> None:
+        super().reset()
+        self.workload.trainer.load_state(self.workload.trainer.initial_state())
+
+    def begin(self) -> None:
+        super().begin()
+        if self.workload.executor.drops:
+            self._random = self.workload.executor.random_state()
+
+    def check(self) -> Iterable[Check]:
+        """The losses of timed steps, one step more, and the first ones again, in a hurry.
+
+        The step more starts from the optimizer's state after the timed ones, at the generic point
+        and on a batch never fed before: its loss and its update are known from the float64
+        gradient there and the formula. Then the same trainer makes the proof's first steps again
+        from the initial state, none waiting for the one before. A network with Dropout, of which
+        no float64 run drops the same, must draw anew and move.
+        """
+        workload, executor = self.workload, self.workload.executor
+        self._losses = self.losses()
+        self.answer = None
+        if not check_finite(self._losses).passed:
+            raise ValidationError(
+                f"training diverged while it was timed: the loss is {self._losses[max(self._losses)][-1]}",
+                hint="Lower the learning rate (--optimizer).",
+            )
+        against = f"({executor.mode} {executor.precision}) vs {self.proved.source}"
+        if not executor.drops:
+            yield from self._check_first(against)
+            yield from self._check_one_more(against)
+            yield from check_whole_batch(workload, "a step", self._step_at_generic_point)
+        else:
+            yield from check_drawn(workload, "a step", workload.trainer.step)
+            yield from self._check_same_draws()
+        yield from self._check_again(against)
+
+    def _check_first(self, against: str) -> Iterable[Check]:
+        """The first timed steps, where their batches are those of the proof."""
+        workload, known = self.workload, self.proved.losses
+        amplified = bool(self.proved.first.way)
+        same = workload.oracle_batch == workload.case.batch_size or not amplified
+        errors = [
+            (relative_l2(np.array(self._losses[turn][0]), known[turn]), float(self.proved.tolerances[turn]))
+            for turn in range(min(FEEDS, len(known)))
+            if same and workload.executor.precision != "fp16" and turn in self._losses
+        ]
+        if amplified:
+            against = "vs the same steps untimed"
+        if errors:
+            yield Check(f"losses of the first timed steps {against}", *max(errors, key=lambda each: each[0] / each[1]))
+
+    def _check_one_more(self, against: str) -> Iterable[Check]:
+        """One step from the state after the timed ones, on a batch never fed before."""
+        workload, executor, trainer = self.workload, self.workload.executor, self.workload.trainer
+        known = workload.references
+        assert known is not None  # the proof made them
+        state = {key: value if "/" not in key else sampled({key: value})[key] for key, value in trainer.state().items()}
+        if executor.precision != "fp16":  # where steps are skipped until the loss scale fits
+            made = int(state[STEPS])
+            yield Check("updates left out", float(abs(self.calls - made)), 0.0, f"{made} in {self.calls} timed steps")
+        workload.to_generic_point(executor)
+        feed = executor.feed(workload.arrays(workload.unseen))
+        answer = executor.fetch(trainer.step(feed))
+        if executor.precision == "fp16":
+            repeat_until_updated(trainer, [feed], int(state[STEPS]) + 1)
+        loss, answers = executor.network.require_loss()[1], known.answers[-1]
+        error = relative_l2(answer[loss], np.array(answers.loss))
+        yield Check(f"loss of a step on {UNSEEN} {against}", error, workload.tolerance.outputs)
+        start, names = workload.generic_network.initializers, workload.network.parameters
+        after = executor.parameters()
+        yield from check_update(
+            f"update by {UNSEEN} {against}",
+            trainer,
+            sampled({name: start[name] for name in names}),
+            state,
+            sampled({name: after[name] for name in names}),
+            answers,
+            widened(known.limit),
+        )
+
+    def _step_at_generic_point(self, feed: Native) -> Arrays:
+        trainer = self.workload.trainer
+        self.workload.to_generic_point(trainer.executor)
+        return trainer.executor.fetch(trainer.step(feed))
+
+    def _check_same_draws(self) -> Iterable[Check]:
+        """The first timed steps of a network with Dropout once more, dropping the same values."""
+        workload, executor, trainer = self.workload, self.workload.executor, self.workload.trainer
+        loss = workload.network.require_loss()[1]
+        if not self._random:
+            return
+        self.reset()
+        executor.load_random_state(self._random)
+        errors = []
+        for turn in range(FEEDS):
+            if turn in self._losses:
+                answer = executor.fetch(trainer.step(workload.feed(turn)))
+                errors.append(relative_l2(np.array(self._losses[turn][0]), answer[loss]))
+        name = f"losses of the first timed steps ({executor.mode} {executor.precision}) vs the same draws untimed"
+        yield Check(name, max(errors), workload.tolerance.trajectory)
+
+    def _check_again(self, against: str) -> Iterable[Check]:
+        """The proof's first steps once more."""
+        workload, executor, known = self.workload, self.workload.executor, self.proved
+        self.reset()
+        first = known.first
+        steps = len(first.run.losses)
+        batches = [workload.fed(index) for index in range(steps)]
+        (found,) = train(workload.trainer, batches, rates=first.rates, hurried=True)
+        start = sampled({name: workload.network.initializers[name] for name in workload.network.parameters})
+        there = sampled({name: found.parameters[name] for name in start})
+        way = {name: first.run.parameters[name] - value for name, value in start.items()}
+        if executor.drops:
+            yield check_moved(f"way of {steps} hurried steps {against}", executor, there, start, way)
+            return
+        yield from check_trajectory(f"hurried, {against}", found, first.run, tolerance=first.losses, parameters=False)
+        assert workload.references is not None
+        limit = max(widened(workload.references.limit), first.way)
+        name = f"parameters after {steps} hurried steps {against}"
+        yield displacement(name, executor, there, first.run.parameters, way, start, limit)
+
+    def series(self) -> dict[str, list[float]]:
+        return {"final_losses": [found[-1] for _, found in sorted(self._losses.items())]}
+
+    def memory_by_definition(self) -> dict[str, int]:
+        return self.workload.memory_by_definition(gradients=True, optimizer=True)
+
+
+class Training(Measurement):
+    """Forward, backward and update."""
+
+    name = "training_step"
+    level = 2
+    needs = ("gradient", "level 2")
+    takes_memory = True
+    table = TIMES
+
+    def prepare(self, workload: NetworkWorkload) -> Step:
+        return TrainingStep(workload)
+
+    def prove(self, workload: NetworkWorkload, step: Step) -> Iterable[Check]:
+        """A short run, through a float64 run proved by the formula and by other backends."""
+        return prove_training(workload, step)
+
+
+def prove_training(workload: NetworkWorkload, step: Step | None = None) -> Iterator[Check]:
+    """The checks of every gradient and of a short training run, each made once per case.
+
+    A training ``step`` keeps the run, for the proof of what was timed.
+    """
+    yield from prove_gradient(workload)
+    yield from workload.once("training", lambda: _checks(workload))
+    if isinstance(step, TrainingStep):
+        step.proved = workload.proved_run
+
+
+def _checks(workload: NetworkWorkload) -> Iterator[Check]:
+    case, count = workload.case, workload.oracle_batch
+    steps = [(images[:count], labels[:count]) for images, labels in workload.batches[: case.validation_steps]]
+    exact = workload.exact
+    workload.restore(exact)
+    label = f"{exact.mode} fp64"
+    early = min(FORMULA_STEPS, len(steps))
+    native = workload.backend.trainer(exact, workload.optimizer)
+    short, found = train(native, steps, early=early)
+    runs = Runs(native, steps, short, found, workload.backend.tolerances)
+    peers = {f"{label} vs {name} fp64": peer for peer, name in (Trajectory.load(Path(path)) for path in case.peers)}
+    agreements = [
+        check
+        for name, peer in peers.items()
+        for check in check_trajectory(name, found, peer, tolerance=FLOAT64, parameters=True)
+    ]
+    if not agreements or not all(check.passed for check in agreements):  # a peer's run is proved by the formula
+        expected = train_by_formula(exact, workload.optimizer, steps[:early])
+        yield from runs.compare(f"{label} vs the update formula", native, short, expected, FLOAT64, parameters=True)
+    for name, peer in peers.items():
+        yield from runs.compare(name, native, found, peer, FLOAT64, parameters=True)
+    if case.trajectory:
+        found.save(Path(case.trajectory), str(workload.selection))
+    executor, tolerance = workload.comparable, workload.tolerance.trajectory
+    same = executor is workload.executor
+    trainer = workload.trainer if same else workload.backend.trainer(executor, workload.optimizer)
+    (timed,) = train(trainer, steps)
+    yield from runs.compare(
+        f"{executor.mode} {executor.precision} vs {label}", trainer, timed, found, tolerance, parameters=False
+    )
+    first = runs.first(executor.precision, tolerance)
+    end = sampled({name: first.run.parameters[name] for name in workload.network.parameters})
+    first = replace(first, run=replace(first.run, parameters=end))
+    workload.proved_run = Proved(label, *runs.again(trainer, timed, tolerance, FEEDS), first)

@@ -1,0 +1,271 @@
+"""Replace what a model computes from constants and known dimensions by its value.
+
+May import ONNX, NumPy and `d5suite.errors`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto, numpy_helper
+
+from d5suite.errors import NetworkError
+
+MAX_CONSTANT_BYTES = 4 << 30
+"""The largest constant that is folded; AlexNet's largest weight has 151 MB."""
+
+Shape = tuple[int | None, ...]
+"""A tensor's dimensions; None where the size is known only with the data (the batch)."""
+
+_RANDOM = frozenset({"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform",
+                     "RandomUniformLike", "Dropout"})  # fmt: skip
+"""Operators that are not folded although their inputs are constant."""
+
+
+@np.errstate(all="ignore")  # log(0) is an answer, too
+def fold(model: onnx.ModelProto, name: str) -> bool:
+    """Replace nodes that depend on no data by their values; drop what is not used.
+
+    These are the nodes that read only constants, and those that read only known dimensions. Values
+    come from ONNX's reference evaluator. Returns whether anything changed.
+    """
+    from onnx.reference import ReferenceEvaluator
+
+    graph = model.graph
+    shapes = shapes_of(model)
+    values = {t.name: t for t in graph.initializer}
+    given = set(values)
+    dimensions = _Dimensions(model)
+    kept = []
+    for node in graph.node:
+        inputs = [i for i in node.input if i]
+        constant = not node.domain and node.op_type not in _RANDOM and all(i in values for i in inputs)
+        if constant and _foldable(node, values, shapes, name):
+            arrays = {i: numpy_helper.to_array(values[i]) for i in inputs}
+            for output, array in zip(node.output, ReferenceEvaluator(node).run(None, arrays), strict=True):
+                values[output] = tensor_of(array, output)
+        elif (known := dimensions.follow(node, values)) is not None:
+            values[node.output[0]] = tensor_of(known, node.output[0])
+        else:
+            kept += dimensions.expand(node, values)
+            if (shape := dimensions.reshape(node)) is not None:
+                node.input[1] = f"{node.output[0]}.d5suite.shape"
+                values[node.input[1]] = tensor_of(shape, node.input[1])
+    used = {o.name for o in graph.output}
+    for node in reversed(kept):
+        if used.intersection(node.output):
+            used.update(node.input)
+    kept = [node for node in kept if used.intersection(node.output)]
+    changed = len(kept) < len(graph.node) or bool(used & (set(values) - given))
+    for field_name, items in (("node", kept), ("input", [i for i in graph.input if i.name not in values])):
+        graph.ClearField(field_name)
+        getattr(graph, field_name).extend(items)
+    for index in reversed(range(len(graph.initializer))):
+        if graph.initializer[index].name not in used:
+            del graph.initializer[index]
+    graph.initializer.extend(values[key] for key in values if key in used and key not in given)
+    return changed
+
+
+def tensor_of(array: np.ndarray, name: str) -> onnx.TensorProto:
+    """Return an array as an initializer; a scalar stays one."""
+    return numpy_helper.from_array(np.asarray(array, order="C"), name)
+
+
+_MOVES = frozenset({"Cast", "Concat", "Gather", "Identity", "Reshape", "Slice", "Squeeze", "Unsqueeze",
+                    "Where"})  # fmt: skip
+"""Operators that move dimensions about without computing with them."""
+
+_MEET = frozenset({"Add", "And", "Div", "Equal", "Greater", "Less", "MatMul", "Mul", "Or", "Pow", "Sub", "Sum",
+                   "Where"})  # fmt: skip
+"""Operators that broadcast their inputs."""
+
+_OPEN = -(1 << 40)
+"""Stands for the first open dimension; the next ones are below it."""
+
+
+class _Dimensions:
+    """Tensors that hold dimensions of others. An open dimension is a number below `_OPEN`.
+
+    Parameters
+    ----------
+    model : onnx.ModelProto
+        With inferred shapes.
+    """
+
+    def __init__(self, model: onnx.ModelProto) -> None:
+        self._types = {t.name: t.data_type for t in model.graph.initializer}
+        self._inputs = [value.name for value in model.graph.input if value.name not in self._types]
+        self._shapes: dict[str, list[int]] = {t.name: list(t.dims) for t in model.graph.initializer}
+        self._values: dict[str, np.ndarray] = {}
+        symbols: dict[str, int] = {}
+        for value in (*model.graph.input, *model.graph.value_info, *model.graph.output):
+            if value.type.tensor_type.HasField("shape"):
+                self._types[value.name] = value.type.tensor_type.elem_type
+                self._shapes[value.name] = [
+                    d.dim_value
+                    if d.HasField("dim_value")
+                    else symbols.setdefault(d.dim_param or f"{value.name}[{axis}]", _OPEN - len(symbols))
+                    for axis, d in enumerate(value.type.tensor_type.shape.dim)
+                ]
+        self._identify(model)
+
+    def _identify(self, model: onnx.ModelProto) -> None:
+        """Give what ONNX marks as a new open dimension the mark of the one that it is.
+
+        It does so behind a Reshape and where two tensors meet. A multiple has a mark of its own.
+        """
+        multiples: dict[int, tuple[int, Fraction]] = {}
+        first: dict[tuple[int, Fraction], int] = {}
+
+        def same(mark: int, as_one: int, factor: Fraction) -> None:
+            if mark not in multiples:
+                base, times = multiples.get(as_one, (as_one, Fraction(1)))
+                multiples[mark] = base, times * factor
+                first.setdefault(multiples[mark], base if times * factor == 1 else mark)
+
+        for node in model.graph.node:
+            outputs = self._shapes.get(node.output[0], [])
+            inputs = [self._shapes.get(name, []) for name in node.input if name]
+            if node.op_type in ("Flatten", "Reshape"):
+                marks = [[size for size in shape if size <= _OPEN] for shape in (inputs[0], outputs)]
+                known = [math.prod(size for size in shape if size > _OPEN) for shape in (inputs[0], outputs)]
+                if [len(each) for each in marks] == [1, 1] and all(known):
+                    same(marks[1][0], marks[0][0], Fraction(known[0], known[1]))
+            elif node.op_type in _MEET:
+                for axis in range(-len(outputs), -2 if node.op_type == "MatMul" else 0):
+                    met = {shape[axis] for shape in inputs if len(shape) >= -axis} - {1, outputs[axis]}
+                    if len(met) == 1 and max(outputs[axis], *met) <= _OPEN:
+                        same(outputs[axis], met.pop(), Fraction(1))
+            outputs[:] = [first[multiples[size]] if size in multiples else size for size in outputs]
+
+    def follow(self, node: onnx.NodeProto, constants: Mapping[str, onnx.TensorProto]) -> np.ndarray | None:
+        """Note the dimensions that a node gives; return them if none is open."""
+        from onnx.reference import ReferenceEvaluator
+
+        if node.op_type == "Shape" and node.input[0] in self._shapes:
+            bounds = {a.name: a.i for a in node.attribute}
+            found = np.array(self._shapes[node.input[0]][bounds.get("start", 0) : bounds.get("end")], np.int64)
+        elif node.op_type in (*_MOVES, "Equal") and all(i in self._values or i in constants for i in node.input if i):
+            arrays = {
+                i: self._values[i] if i in self._values else numpy_helper.to_array(constants[i])
+                for i in node.input
+                if i
+            }
+            if node.op_type == "Equal":
+                one, other = arrays[node.input[0]], arrays[node.input[1]]
+                low, high = np.minimum(one, other), np.maximum(one, other)
+                if ((low <= _OPEN) & (low != high) & ((high >= 0) | (high <= _OPEN))).any():
+                    return None  # an open dimension may be any number from 0 on
+            found = np.asarray(next(iter(ReferenceEvaluator(node).run(None, arrays))))
+        else:
+            return None
+        if found.dtype in (np.int64, np.bool_):  # a cast to a float would round the marks
+            self._values[node.output[0]] = found
+        return found if (found > _OPEN).all() else None
+
+    def reshape(self, node: onnx.NodeProto) -> np.ndarray | None:
+        """Return a Reshape's target with -1 for its only open dimension; None if there is none."""
+        if node.op_type != "Reshape" or node.input[1] not in self._values:
+            return None
+        wanted = self._values[node.input[1]]
+        open_ones = wanted[wanted <= _OPEN]
+        source = self._shapes.get(node.input[0], [])
+        if len(open_ones) != 1 or (wanted == 0).any():
+            return None
+        rest = [size for size in source if size != open_ones[0]]
+        if (wanted == -1).any():
+            if len(rest) != len(source) - 1 or any(size <= _OPEN for size in rest):
+                return None
+            others = math.prod(int(size) for size in wanted if size > 0)
+            wanted = np.where(wanted == -1, math.prod(rest) // max(others, 1), wanted)
+        return np.where(wanted <= _OPEN, -1, wanted)
+
+    def expand(self, node: onnx.NodeProto, constants: dict[str, onnx.TensorProto]) -> list[onnx.NodeProto]:
+        """Return an Expand to an open dimension as a sum with zeros that have it; others unchanged.
+
+        The zeros are made of an input of the network: whether its first elements exceed infinity.
+        """
+        if node.op_type != "Expand" or node.input[1] not in self._values or node.input[0] not in self._types:
+            return [node]
+        x, y, wanted = node.input[0], node.output[0], self._values[node.input[1]]
+        rank = max(len(wanted), len(self._shapes[x]))
+        sizes = [[1] * (rank - len(shape)) + list(shape) for shape in (self._shapes[x], wanted)]
+        places = [axis for axis, (have, want) in enumerate(zip(*sizes, strict=True)) if want <= _OPEN and have != want]
+        if len(places) > 1 or any(sizes[0][axis] != 1 for axis in places):
+            return [node]
+        made: list[onnx.NodeProto] = []
+
+        def add(operator: str, inputs: list[str], output: str = "", **attributes: Any) -> str:
+            name = output or f"{y}.d5suite.{operator}{len(made)}"
+            made.append(onnx.helper.make_node(operator, inputs, [name], name, **attributes))
+            return name
+
+        def constant(value: object, kind: type = np.int64) -> str:
+            name = f"{y}.d5suite.constant{len(made)}.{len(constants)}"
+            constants[name] = tensor_of(np.array(value, kind), name)
+            return name
+
+        fixed = constant([1 if size <= _OPEN else size for size in sizes[1]])
+        if not places:
+            add("Expand", [x, fixed], y)
+            return made
+        mark, kind = sizes[1][places[0]], self._types[x]
+        source, axis = next(
+            ((i, self._shapes[i].index(mark)) for i in self._inputs if mark in self._shapes.get(i, [])), ("", 0)
+        )
+        if not source:
+            return [node]
+        others = [a for a in range(len(self._shapes[source])) if a != axis]
+        row = source
+        if others:
+            row = add("Slice", [row, constant([0] * len(others)), constant([1] * len(others)), constant(others)])
+            row = add("Squeeze", [row, constant(others)])
+        row = add("Cast", [row], to=TensorProto.FLOAT)
+        row = add("Greater", [row, constant(np.inf, np.float32)])
+        if rank > 1:
+            row = add("Unsqueeze", [row, constant([a for a in range(rank) if a != places[0]])])
+        whole = add("Expand", [x, fixed])
+        if kind == TensorProto.BOOL:
+            add("Or", [whole, row], y)
+        else:
+            add("Add", [whole, add("Cast", [row], to=kind)], y)
+        return made
+
+
+_BOUNDED = frozenset({"Compress", "Constant", "NonZero", "Unique"})
+"""Operators whose output is no larger than the input or the file, whatever shape is inferred."""
+
+
+def _foldable(
+    node: onnx.NodeProto, values: Mapping[str, onnx.TensorProto], shapes: Mapping[str, Shape], name: str
+) -> bool:
+    """Whether the size of a constant is known, so that it can be made; refuse too large a one."""
+    stated = [shapes.get(output, (None,)) for output in node.output if output]
+    if node.op_type == "ConstantOfShape":
+        stated = [tuple(int(size) for size in numpy_helper.to_array(values[node.input[0]]))]
+    for shape in stated:
+        sizes = [0 if size is None else size for size in shape]
+        if any(size < 0 for size in sizes) or math.prod(float(size) for size in sizes) * 8 > MAX_CONSTANT_BYTES:
+            raise NetworkError(
+                f"{node.op_type} asks for a constant of shape {sizes}",
+                where=node.name or name,
+                hint="Export the network for a smaller input, or without this node.",
+            )
+    return node.op_type in _BOUNDED or all(None not in shape for shape in stated)
+
+
+def shapes_of(model: onnx.ModelProto) -> dict[str, Shape]:
+    """Return the shapes that a model states, by tensor."""
+    shapes: dict[str, Shape] = {t.name: tuple(t.dims) for t in model.graph.initializer}
+    for value in (*model.graph.input, *model.graph.value_info, *model.graph.output):
+        if value.type.tensor_type.HasField("shape"):
+            shapes[value.name] = tuple(
+                d.dim_value if d.HasField("dim_value") else None for d in value.type.tensor_type.shape.dim
+            )
+    return shapes

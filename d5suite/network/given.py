@@ -1,0 +1,170 @@
+"""A user's own network: which loss fits it, and what its inputs may hold.
+
+May import ONNX, NumPy and, from d5suite, `errors`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from d5suite.errors import ConfigurationError, NetworkError
+from d5suite.network.model import Network
+
+_MOVES = frozenset({"Cast", "Expand", "Flatten", "Identity", "Reshape", "Slice", "Squeeze", "Tile", "Transpose",
+                    "Unsqueeze"})  # fmt: skip
+"""Operators whose output holds the values of their first input."""
+
+
+@dataclass(frozen=True)
+class Given:
+    """A network as it is measured.
+
+    Attributes
+    ----------
+    network : Network
+        With a loss, if one fits.
+    untrainable : str
+        Why none fits; otherwise empty.
+    """
+
+    network: Network
+    untrainable: str
+
+
+def parse_shapes(given: Sequence[str]) -> dict[str, tuple[int, ...]]:
+    """Read ``INPUT=NxCxHxW``, once per input.
+
+    Raises
+    ------
+    ConfigurationError
+        If one is not of that form, or an input has two.
+    """
+    shapes: dict[str, tuple[int, ...]] = {}
+    for text in given:
+        name, _, sizes = text.rpartition("=")
+        if not name or not all(
+            size.isascii() and size.isdecimal() and 0 < int(size) < 1 << 31 for size in sizes.split("x")
+        ):
+            raise ConfigurationError(
+                f"{text!r} is not an input with its dimensions", where="--shape", hint="Write input=1x3x224x224."
+            )
+        if name in shapes:
+            raise ConfigurationError(f"input {name!r} has two shapes", where="--shape")
+        shapes[name] = tuple(int(size) for size in sizes.split("x"))
+    return shapes
+
+
+def load_given(path: str | Path, *, shapes: Mapping[str, Sequence[int]], batch_size: int) -> Given:
+    """Read a user's network, and add softmax cross-entropy to its first output of class scores.
+
+    Parameters
+    ----------
+    path : str or Path
+        An ``.onnx`` file.
+    shapes : mapping of str to sequence of int
+        Dimensions by input, where the model leaves them open.
+    batch_size : int
+        Where the batch is open and the graph needs to know it.
+
+    Raises
+    ------
+    NetworkError
+        If it cannot be read, or an input's dimensions are not known.
+    """
+    network = Network.load(path, shapes=shapes)
+    for name in network.inputs:
+        shape = network.shapes[name]
+        if None in (shape[1:] if network.batched else shape):
+            sizes = ", ".join("?" if size is None else str(size) for size in shape)
+            known = "x".join(str(size or "N") for size in shape)
+            raise NetworkError(
+                f"input {name!r} has shape ({sizes}), with dimensions that the file leaves open",
+                where=str(path),
+                hint=f"State them: --shape {name}={known}, with a number for each N.",
+            )
+    if network.batch_size is None and _needs_batch(network):
+        fixed = {name: [size or batch_size for size in network.shapes[name]] for name in network.inputs}
+        network = Network.load(path, shapes=fixed)
+    output, axis, untrainable = _classifying(network)
+    if untrainable:
+        return Given(network, untrainable)
+    fixed = {name: [size or batch_size for size in network.shapes[name]] for name in network.inputs}
+    if output != network.output:
+        network = Network.load(path, shapes=shapes if network.batch_size is None else fixed, output=output)
+    return Given(network.with_classification_loss(axis), "")
+
+
+def _needs_batch(network: Network) -> bool:
+    """Whether a tensor's size, other than its first, is open until the batch is known."""
+    shapes = [network.shapes.get(name) for node in network.nodes for name in node.outputs if name]
+    return any(node.op_type in ("ScatterElements", "ScatterND", "Shape") for node in network.nodes) or any(
+        shape is None or None in shape[1:] for shape in shapes
+    )
+
+
+def _classifying(network: Network) -> tuple[str, int | None, str]:
+    """Return the output that a classification loss fits and the axis of its classes, or why none.
+
+    The axis is None where a sample has one label.
+    """
+    if not network.parameters:
+        return "", None, "the network has no parameters"
+    if not network.batched:
+        return "", None, "the inputs have no common first axis, the batch"
+    for name in network.outputs:
+        shape = network.shapes.get(name, ())
+        batch = network.batch_size
+        if len(shape) == 2 and shape[0] == batch and (shape[1] or 0) > 1 and network.dtypes[name].kind == "f":
+            return name, None, ""
+    for name in network.outputs:
+        cells = _axis_of_cells(network, name)
+        if cells is not None:
+            return name, cells, ""
+    shown = "; ".join(f"{name} ({', '.join(str(n or '?') for n in network.shapes.get(name, ()))})"
+                      for name in network.outputs)  # fmt: skip
+    return "", None, f"no output has shape (batch, classes), or scores of classes per token or pixel: {shown}"
+
+
+def _axis_of_cells(network: Network, output: str) -> int | None:
+    """Return the axis of an output's classes if it scores every token or pixel of an input."""
+    shape = network.shapes.get(output, ())
+    if None in shape[1:] or network.dtypes[output].kind != "f" or shape[0] != network.batch_size:
+        return None
+    for given in (network.shapes[name] for name in network.inputs):
+        if len(shape) == 3 and len(given) in (2, 3) and shape[1] == given[1] and (shape[2] or 0) > 1:
+            return 2  # (batch, tokens, classes)
+        per_token = len(shape) == 3 and len(given) in (2, 3) and shape[2] == given[-1]
+        per_pixel = len(shape) > 3 and len(given) == len(shape)
+        if (per_token or per_pixel) and (shape[1] or 0) > 1:
+            return 1  # (batch, classes, ...)
+    return None
+
+
+def ranges(network: Network) -> dict[str, tuple[int, int]]:
+    """Return the values that inputs may hold, first and past the last, other than any number.
+
+    Integers index the tables that the graph looks them up in; those that it only computes with are
+    0 or 1, and all of a mask, by its name, are 1.
+    """
+    found = {}
+    for name in network.inputs:
+        if "mask" in name.lower():
+            found[name] = (1, 2)
+        elif network.dtypes[name].kind != "f":
+            found[name] = (0, _table(network, name) or 2)
+    return found
+
+
+def _table(network: Network, name: str) -> int | None:
+    """Return the rows of the smallest table that an input's values index; None without any."""
+    same, sizes = {name}, []
+    for node in network.nodes:
+        if node.op_type in _MOVES and node.inputs[0] in same:
+            same.add(node.outputs[0])
+        elif node.op_type in ("Gather", "GatherElements") and node.inputs[1] in same:
+            shape = network.shapes.get(node.inputs[0], ())
+            size = shape[node.attributes["axis"]] if shape else None
+            sizes += [size] if size else []
+    return min(sizes, default=None)

@@ -1,0 +1,228 @@
+"""Read an ONNX file and refuse what no adapter can be given, before anything is allocated.
+
+A model is untrusted: it is parsed, checked and bounded, and never executed. May import ONNX, NumPy
+and `d5suite.errors`.
+"""
+
+from __future__ import annotations
+
+import math
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import TensorProto
+
+from d5suite.errors import NetworkError
+
+OLDEST_OPSET = 9
+"""The oldest operator-set version accepted; ONNX's version converter is complete from here on."""
+
+
+def read(path: Path) -> onnx.ModelProto:
+    """Read an ``.onnx`` file and its external data.
+
+    Raises
+    ------
+    NetworkError
+        If it is missing or corrupt, or points outside its folder.
+    """
+    try:
+        model = onnx.load(path, load_external_data=False)
+    except OSError as error:
+        raise NetworkError(f"cannot read the network: {error.strerror or error}", where=str(path)) from error
+    except Exception as error:  # protobuf's decode errors share no public base class across versions
+        raise NetworkError(
+            "this is not an ONNX model, or it is cut short", where=str(path), hint=f"The parser said: {error}"
+        ) from error
+    if not model.graph.node:
+        raise NetworkError("this is not an ONNX model, or it has no nodes", where=str(path))
+    _load_external_data(model, path)
+    return model
+
+
+def _load_external_data(model: onnx.ModelProto, path: Path) -> None:
+    folder = path.parent.resolve()
+    tensors = [*model.graph.initializer, *(a.t for n in model.graph.node for a in n.attribute if a.HasField("t"))]
+    for tensor in tensors:
+        if not onnx.external_data_helper.uses_external_data(tensor):
+            continue
+        entries = {e.key: e.value for e in tensor.external_data}
+        location = entries.get("location", "")
+        target = folder / location
+        if not location or not target.resolve().is_relative_to(folder) or target.is_symlink():
+            raise NetworkError(
+                f"the data of tensor {tensor.name!r} lie outside the model's folder: {location!r}",
+                where=str(path),
+                hint="Put the model and its data into one folder.",
+            )
+        if not target.is_file():
+            raise NetworkError(
+                f"the data file {location!r} of tensor {tensor.name!r} is missing",
+                where=str(path),
+                hint="Copy it beside the model; both are one export.",
+            )
+        needed, offset = _bytes(tensor), entries.get("offset", "0")
+        stored = target.stat().st_size - int(offset) if offset.isdecimal() else -1
+        if needed > stored:
+            raise NetworkError(
+                f"tensor {tensor.name!r} needs {needed:,} bytes, but {location!r} has {max(stored, 0):,} for it",
+                where=str(path),
+                hint="Is the data file cut short, or from another export?",
+            )
+        if "length" not in entries:  # onnx reads to the end of the file
+            tensor.external_data.add(key="length", value=str(needed))
+    try:
+        onnx.external_data_helper.load_external_data_for_model(model, str(folder))
+    except Exception as error:  # onnx raises several unrelated types for bad offsets and lengths
+        raise NetworkError(f"the model's external data cannot be read: {error}", where=str(path)) from error
+
+
+def _bytes(tensor: onnx.TensorProto) -> int:
+    """The least size of a tensor's data; types below a byte are packed."""
+    try:
+        size = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)).itemsize
+    except KeyError:
+        size = 1
+    return math.prod(tensor.dims) * size // (2 if size == 1 else 1)
+
+
+def opset(model: onnx.ModelProto, name: str) -> int:
+    """The version of ONNX's own operators that a model is written in."""
+    versions = {o.version for o in model.opset_import if o.domain in ("", "ai.onnx")} or {0}
+    least, newest, newest_file = min(versions), onnx.defs.onnx_opset_version(), int(onnx.IR_VERSION)
+    if len(versions) > 1:
+        raise NetworkError(f"it names several opsets: {', '.join(map(str, sorted(versions)))}", where=name)
+    if least < OLDEST_OPSET:
+        raise NetworkError(
+            f"opset {least} is too old; d5suite reads opset {OLDEST_OPSET} and later",
+            where=name,
+            hint="Export the model again with a newer opset.",
+        )
+    for what, found, known in (("opset", least, newest), ("ir_version", model.ir_version, newest_file)):
+        if found > known:
+            raise NetworkError(
+                f"{what} {found} is newer than the installed onnx {onnx.__version__} knows: up to {known}",
+                where=name,
+                hint="Export the model again with an older one, or install a newer onnx.",
+            )
+    return least
+
+
+def check_graph(model: onnx.ModelProto) -> None:
+    """Refuse names that two things have, attributes without meaning, and unsorted nodes."""
+    _check_names(model.graph)
+    _check_attributes(model.graph)
+    _check_order(model.graph)
+    check_kinds(model)
+
+
+def _check_names(graph: onnx.GraphProto) -> None:
+    """Refuse a name that two nodes, tensors, inputs or outputs have."""
+    for what, names in (
+        ("nodes are", [n.name for n in graph.node if n.name]),
+        ("outputs of nodes are", [o for n in graph.node for o in n.output if o]),
+        ("initializers are", [t.name for t in graph.initializer]),
+        ("inputs of the graph are", [i.name for i in graph.input]),
+        ("outputs of the graph are", [o.name for o in graph.output]),
+    ):
+        seen: set[str] = set()
+        for each in names:
+            if each in seen:
+                raise NetworkError(f"two {what} called {each!r}", where=each, hint="Give each a name of its own.")
+            seen.add(each)
+    taken = {*(t.name for t in graph.initializer), *(i.name for i in graph.input)}
+    for index, node in enumerate(graph.node):
+        for each in taken.intersection(node.output):
+            raise NetworkError(
+                f"{node.op_type} writes {each!r}, which is an input or an initializer",
+                where=node.name or f"{node.op_type}_{index}",
+                hint="Give each a name of its own.",
+            )
+
+
+def _check_order(graph: onnx.GraphProto) -> None:
+    """Refuse a node that reads what is not there yet."""
+    there = {"", *(t.name for t in graph.initializer), *(v.name for v in graph.input)}
+    there.update(t.values.name for t in graph.sparse_initializer)
+    for index, node in enumerate(graph.node):
+        for name in node.input:
+            if name not in there:
+                later = any(name in other.output for other in graph.node)
+                raise NetworkError(
+                    f"{node.op_type} reads {name!r}, which {'only a later node' if later else 'nothing'} provides",
+                    where=node.name or f"{node.op_type}_{index}",
+                    hint="The graph has a cycle, or its nodes are not sorted."
+                    if later
+                    else "Is the file cut short, or was a node removed?",
+                )
+        there.update(node.output)
+
+
+MOST = (1 << 31) - 1
+"""The largest size: products of two fit into 64 bits, and ONNX reads an axis in 32."""
+
+_WITHIN = {
+    **dict.fromkeys(("dilations", "group", "hidden_size", "kernel_shape", "output_shape", "strides"), (1, MOST)),
+    **dict.fromkeys(("output_padding", "pads"), (0, MOST)),
+    **dict.fromkeys(("axes", "axis", "perm"), (-MOST, MOST)),
+    **dict.fromkeys(("allowzero", "ceil_mode", "count_include_pad", "keepdims", "noop_with_empty_axes"), (0, 1)),
+    **dict.fromkeys(("storage_order", "training_mode", "transA", "transB"), (0, 1)),
+    "size": (1, 1 << 16),
+}
+"""Least and largest values of attributes; with others ONNX's shape inference divides by zero,
+overflows, or cuts off digits."""
+
+
+def _check_attributes(graph: onnx.GraphProto) -> None:
+    """Refuse attributes beyond `_WITHIN`."""
+    for index, node in enumerate(graph.node):
+        for attribute in node.attribute if node.domain in ("", "ai.onnx") else ():
+            least, most = _WITHIN.get(attribute.name, (-(1 << 63), 1 << 63))
+            if node.op_type == "Pad":  # below opset 11 by an attribute; negative ones crop
+                least = -MOST
+            for value in [attribute.i] if attribute.type == attribute.INT else attribute.ints:
+                if not least <= value <= most:
+                    raise NetworkError(
+                        f"{node.op_type}: {attribute.name} has {value}, not a number from {least} to {most}",
+                        where=node.name or f"{node.op_type}_{index}",
+                    )
+
+
+_UNFIT = {
+    "control flow is": (("If", "Loop", "Scan"), "Export the model without conditionals and loops."),
+    "quantised networks are": (
+        ("DequantizeLinear", "DynamicQuantizeLinear", "QuantizeLinear", "*Integer", "QLinear*"),
+        "Export the network before its quantisation, in float32 or float16.",
+    ),
+    "sequences and optional values are": (
+        ("*Sequence*", "SplitToSequence", "Optional*"),
+        "Export the network so that its tensors have names of their own, as inputs and outputs.",
+    ),
+}
+"""Operators, by what they make of a network."""
+
+
+def check_kinds(model: onnx.ModelProto) -> None:
+    """Refuse what no adapter can be given, by the node or tensor that has it."""
+    graph = model.graph
+    for index, node in enumerate(graph.node):
+        where = node.name or f"{node.op_type}_{index}"
+        nested = any(a.type in (a.GRAPH, a.GRAPHS) for a in node.attribute)
+        for what, (operators, hint) in _UNFIT.items():
+            if any(fnmatchcase(node.op_type, pattern) for pattern in operators) or (nested and "flow" in what):
+                raise NetworkError(f"{what} not supported: node {where!r} is {node.op_type}", where=where, hint=hint)
+    for tensor in graph.sparse_initializer:
+        raise NetworkError(
+            "sparse initializers are not supported", where=tensor.values.name, hint="Export the weights as dense ones."
+        )
+    for value in (*graph.input, *graph.output):
+        kind = value.type.WhichOneof("value")
+        if kind != "tensor_type" or value.type.tensor_type.elem_type == TensorProto.STRING:
+            found = "strings" if kind == "tensor_type" else str(kind or "nothing").removesuffix("_type")
+            raise NetworkError(
+                f"{value.name!r} is no tensor of numbers but {found}",
+                where=value.name,
+                hint="Leave out what comes before and after the network's tensors.",
+            )

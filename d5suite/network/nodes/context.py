@@ -1,0 +1,157 @@
+"""`NodeContext`: what an adapter's factories know about a node's surroundings.
+
+Imports NumPy, `d5suite.errors` and `d5suite.network`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+
+from d5suite.errors import NetworkError
+from d5suite.network import Network, Node
+from d5suite.network.model import Shape
+from d5suite.network.operation import PRECISIONS, STATIC_INPUTS, Operation, is_floating
+
+C = TypeVar("C", bound="NodeContext")
+
+
+class Packing(NamedTuple):
+    """How a weight is stored in a framework's own form: NumPy functions there and back."""
+
+    pack: Callable[[np.ndarray], np.ndarray]
+    unpack: Callable[[np.ndarray], np.ndarray]
+
+
+@dataclass(kw_only=True)
+class NodeContext:
+    """The part of a factory's context that all adapters share; each adds fields of its own.
+
+    Attributes
+    ----------
+    shapes : mapping of str to tuple
+        ONNX shape of every tensor whose rank is known.
+    constants : mapping of str to numpy.ndarray
+        Values of fixed inputs, such as shapes, axes and bounds.
+    training : bool
+        Whether BatchNormalization and Dropout are in training mode.
+    single : bool
+        Whether this is level 0: one node, not a network.
+    dtypes : mapping of str to numpy.dtype
+        Type of every tensor; a network's floating-point ones have that of its activations.
+    non_negative : frozenset of str
+        Tensors whose values are known to be non-negative: so indices do not count from the end.
+    packing : dict of str to Packing
+        Weights that a factory wants in another form than a permutation of their axes; level 0 only.
+    """
+
+    shapes: Mapping[str, Shape]
+    constants: Mapping[str, np.ndarray]
+    training: bool = False
+    single: bool = False
+    dtypes: Mapping[str, np.dtype] = field(default_factory=dict)
+    non_negative: frozenset[str] = frozenset()
+    packing: dict[str, Packing] = field(default_factory=dict)
+
+    @classmethod
+    def of_operation(cls: type[C], operation: Operation, **more: Any) -> C:
+        """Return the context of an operation's node; ``more`` are the adapter's fields."""
+        return cls(
+            shapes=operation.shapes, constants=operation.constants, training=operation.training, single=True,
+            dtypes=operation.dtypes, non_negative=operation.non_negative, **more,
+        )  # fmt: skip
+
+    @classmethod
+    def of_network(cls: type[C], network: Network, *, training: bool, activations: str = "fp32", **more: Any) -> C:
+        """Return the context of a network's nodes; ``more`` are the adapter's fields.
+
+        ``activations`` is their precision.
+        """
+        constants = {name: network.initializers[name] for name in network.constants}
+        dtypes = {
+            name: PRECISIONS[activations] if is_floating(dtype) else dtype for name, dtype in network.dtypes.items()
+        }
+        return cls(
+            shapes=network.shapes, constants=constants, training=training, dtypes=dtypes,
+            non_negative=_non_negative(network), **more,
+        )  # fmt: skip
+
+    def shape(self, name: str) -> Shape:
+        """Return the ONNX shape of a tensor.
+
+        Raises
+        ------
+        NetworkError
+            If its rank is unknown.
+        """
+        if name not in self.shapes:
+            raise NetworkError("the rank of this tensor is not known", where=name)
+        return self.shapes[name]
+
+    def rank(self, name: str) -> int:
+        """Return the number of axes."""
+        return len(self.shape(name))
+
+    def constant(self, node: Node, index: int) -> np.ndarray | None:
+        """Return the value of a fixed input, None if it is omitted.
+
+        Raises
+        ------
+        NetworkError
+            If it is computed when the network runs.
+        """
+        if not has_input(node, index):
+            return None
+        if node.inputs[index] not in self.constants:
+            raise NetworkError(
+                f"input {index} of {node.op_type} must be a constant", where=node.name, hint="Export with fixed shapes."
+            )
+        return self.constants[node.inputs[index]]
+
+    def is_integer(self, name: str) -> bool:
+        """Whether a tensor is not floating point."""
+        return name in self.dtypes and not is_floating(self.dtypes[name])
+
+    def wanted(self, node: Node) -> tuple[bool, ...]:
+        """Return which outputs are wanted: those that have a name."""
+        return tuple(map(bool, node.outputs))
+
+
+_STAYS_NON_NEGATIVE = frozenset({
+    "Add", "Cast", "Concat", "CumSum", "Expand", "Flatten", "Gather", "GatherElements", "GatherND", "Identity", "Mul",
+    "Reshape", "Slice", "Squeeze", "Tile", "Transpose", "Unsqueeze",
+})  # fmt: skip
+"""Operators whose output is not negative if their inputs are not."""
+
+
+def _non_negative(network: Network) -> frozenset[str]:
+    """Return the integer tensors of a network that are never negative.
+
+    Such are its inputs: token and position numbers, labels of images.
+    """
+    computed = {name for node in network.nodes for name in node.outputs}
+    whole = {name for name, dtype in network.dtypes.items() if not is_floating(dtype)} - computed
+    found = {name for name in whole if (network.initializers.get(name, np.zeros(1)) >= 0).all()}
+    for node in network.nodes:
+        static = STATIC_INPUTS.get(node.op_type, ())
+        read = {name for index, name in enumerate(node.inputs) if name and index not in static}
+        if node.op_type in ("ArgMax", "ArgMin", "Shape") or (node.op_type in _STAYS_NON_NEGATIVE and read <= found):
+            found.add(node.outputs[0])
+        if node.op_type == "TopK":
+            found.update(node.outputs[1:])
+    return frozenset(found)
+
+
+def has_input(node: Node, index: int) -> bool:
+    """Whether an optional input is given."""
+    return index < len(node.inputs) and bool(node.inputs[index])
+
+
+def select(results: Sequence[Any], wanted: Sequence[bool]) -> Any:
+    """Return the first result if no other is wanted, else a tuple with None for unwanted ones."""
+    if not any(wanted[1:]):
+        return results[0]
+    return tuple(result if asked else None for result, asked in zip(results, wanted, strict=False))

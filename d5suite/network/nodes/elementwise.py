@@ -1,0 +1,41 @@
+"""Element-wise nodes: bounds, ratios and slopes.
+
+Imports `d5suite.network`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from d5suite.network import Node
+from d5suite.network.nodes.context import NodeContext, has_input
+
+
+def read_clip(node: Node, context: NodeContext) -> tuple[Any, Any]:
+    """Return Clip's fixed lower and upper bound as Python numbers, None for an omitted one.
+
+    Raises
+    ------
+    NetworkError
+        If a bound is computed when the network runs; see `is_clip_fixed`.
+    """
+    low, high = (context.constant(node, index) for index in (1, 2))
+    return None if low is None else low.item(), None if high is None else high.item()
+
+
+def is_clip_fixed(node: Node, context: NodeContext) -> bool:
+    """Whether both bounds of a Clip are constants or omitted."""
+    return all(node.inputs[index] in context.constants for index in (1, 2) if has_input(node, index))
+
+
+def read_dropout(node: Node, context: NodeContext) -> float:
+    """Return the probability with which Dropout drops an element."""
+    ratio = context.constant(node, 1)
+    return 0.5 if ratio is None else float(ratio.item())
+
+
+def slopes_of_channels(node: Node, context: NodeContext) -> bool:
+    """Whether a PRelu has one slope per channel, the second axis."""
+    shape, slope = context.shape(node.inputs[0]), context.shape(node.inputs[1])
+    rest = len(shape) - 2
+    return rest >= 0 and slope == (shape[1], *[1] * rest)

@@ -1,0 +1,179 @@
+"""Nodes that look up, rank, count and generate values.
+
+Imports NumPy, `d5suite.errors` and `d5suite.network`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+
+from d5suite.errors import NetworkError, UnsupportedOperatorError
+from d5suite.network import Node
+from d5suite.network.nodes.context import NodeContext
+from d5suite.network.nodes.shape import read_axis
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Elements:
+    """A GatherElements or ScatterElements.
+
+    Attributes
+    ----------
+    axis : int
+        The axis that indices count along.
+    size : int
+        The data's size on it; negative indices count from there.
+    crop : tuple of slice
+        The part of the data that the indices cover: all of the axis, and of the others as much as
+        there are indices.
+    """
+
+    axis: int
+    size: int
+    crop: tuple[slice, ...]
+
+
+def read_elements(node: Node, context: NodeContext) -> Elements:
+    """Read a GatherElements or ScatterElements.
+
+    Raises
+    ------
+    NetworkError
+        If the data's size on the axis is unknown.
+    """
+    axis, shape, indices = read_axis(node, context), *map(context.shape, node.inputs[:2])
+    size = shape[axis]
+    if size is None:
+        raise NetworkError(f"{node.op_type} along an axis of unknown size", where=node.name)
+    crop = tuple(
+        slice(None) if a == axis or n == m else slice(m) for a, (n, m) in enumerate(zip(shape, indices, strict=True))
+    )
+    return Elements(axis, size, crop)
+
+
+@dataclass(frozen=True)
+class Tuples:
+    """A GatherND or ScatterND: the last axis of its indices is a tuple that names a cell.
+
+    Attributes
+    ----------
+    batch : int
+        Leading axes that data and indices share; tuples name cells behind them.
+    sizes : tuple of int or None
+        The data's sizes on the axes that a tuple names; negative indices count from there.
+    wraps : bool
+        Whether indices may be negative.
+    """
+
+    batch: int
+    sizes: tuple[int | None, ...]
+    wraps: bool
+
+
+def read_tuples(node: Node, context: NodeContext) -> Tuples:
+    """Read a GatherND or ScatterND.
+
+    Raises
+    ------
+    NetworkError
+        If the length of a tuple is unknown, or a size that negative indices count from.
+    """
+    shape, batch = context.shape(node.inputs[0]), node.attributes.get("batch_dims", 0)
+    count, wraps = context.shape(node.inputs[1])[-1], node.inputs[1] not in context.non_negative
+    sizes = () if count is None else shape[batch : batch + count]
+    if count is None or (wraps and None in sizes):
+        raise NetworkError(f"{node.op_type} along axes of unknown number or size", where=node.name)
+    return Tuples(batch, sizes, wraps)
+
+
+def choose_reduction(node: Node, known: Mapping[str, T]) -> T:
+    """Return what a framework has for a scatter's reduction.
+
+    Raises
+    ------
+    UnsupportedOperatorError
+        If it has nothing.
+    """
+    reduction = node.attributes["reduction"]
+    if reduction not in known:
+        raise UnsupportedOperatorError(
+            f"the framework has no {node.op_type} with reduction {reduction!r} (node {node.name})", where=node.name
+        )
+    return known[reduction]
+
+
+def read_cumulative(node: Node, context: NodeContext) -> tuple[int, bool, bool]:
+    """Return a CumSum's axis, whether it is exclusive, and whether it sums from the end."""
+    axis = context.constant(node, 1)
+    assert axis is not None  # ONNX has no default
+    return (
+        int(axis.item()) % context.rank(node.inputs[0]),
+        bool(node.attributes["exclusive"]),
+        bool(node.attributes["reverse"]),
+    )
+
+
+@dataclass(frozen=True)
+class Extreme:
+    """An ArgMax, ArgMin or TopK.
+
+    Attributes
+    ----------
+    axis : int
+    largest : bool
+    count : int
+        How many values along the axis; 1 for ArgMax and ArgMin.
+    keep : bool
+        Whether the axis stays; a TopK's does.
+    last : bool
+        Whether the last of equal values is chosen; else the first is.
+    """
+
+    axis: int
+    largest: bool
+    count: int = 1
+    keep: bool = True
+    last: bool = False
+
+
+def read_extreme(node: Node, context: NodeContext) -> Extreme:
+    """Read an ArgMax, ArgMin or TopK."""
+    axis, a = read_axis(node, context), node.attributes
+    if node.op_type == "TopK":
+        count = context.constant(node, 1)
+        assert count is not None  # ONNX has no default
+        return Extreme(axis, bool(a["largest"]), int(count.item()))
+    return Extreme(axis, node.op_type == "ArgMax", 1, bool(a["keepdims"]), bool(a["select_last_index"]))
+
+
+def read_one_hot(node: Node, context: NodeContext) -> tuple[int, int]:
+    """Return a OneHot's axis, of its output, and depth."""
+    depth = context.constant(node, 1)
+    assert depth is not None  # ONNX has no default
+    return node.attributes["axis"] % (context.rank(node.inputs[0]) + 1), int(depth.item())
+
+
+def read_range(node: Node, context: NodeContext) -> tuple[Any, Any, Any, np.dtype]:
+    """Return a Range's start, limit and step as Python numbers, and its type."""
+    start, limit, delta = (context.constant(node, index) for index in range(3))
+    assert start is not None and limit is not None and delta is not None  # ONNX has no default
+    return start.item(), limit.item(), delta.item(), context.dtypes[node.outputs[0]]
+
+
+def read_constant_of_shape(node: Node, context: NodeContext) -> tuple[tuple[int, ...], Any, np.dtype]:
+    """Return a ConstantOfShape's sizes, its value as a Python number, and its type."""
+    sizes, value = context.constant(node, 0), np.asarray(node.attributes.get("value", np.zeros(1, np.float32)))
+    assert sizes is not None  # ONNX has no default
+    return tuple(int(size) for size in sizes), value.item(), context.dtypes[node.outputs[0]]
+
+
+def read_shape(node: Node, context: NodeContext) -> tuple[int, ...]:
+    """Return the axes whose sizes a Shape returns."""
+    rank = context.rank(node.inputs[0])
+    return tuple(range(rank)[slice(node.attributes.get("start", 0), node.attributes.get("end"))])

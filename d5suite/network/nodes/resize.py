@@ -1,0 +1,154 @@
+"""Resize nodes: per axis, the rows that are taken or the weights of the interpolation.
+
+Formulas: ONNX operator specification, Resize (operator sets 11 to 19). Imports NumPy,
+`d5suite.errors` and `d5suite.network`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from d5suite.errors import NetworkError
+from d5suite.network import Node
+from d5suite.network.nodes.context import NodeContext
+
+
+@dataclass(frozen=True)
+class Resize:
+    """A Resize, which works along one axis after the other.
+
+    Attributes
+    ----------
+    rows : dict of int to numpy.ndarray
+        Of ``nearest``, by axis: the input's index of every output index, int64.
+    weights : dict of int to numpy.ndarray
+        Of ``linear`` and ``cubic``, by axis: (output size, input size), float64.
+    sizes : tuple of int or None
+        The output's shape.
+    mode : str
+        ``nearest``, ``linear`` or ``cubic``.
+    aligned : bool or None
+        Whether corners are aligned, or pixels' centres; None for what kernels do not know: other
+        coordinates, scales that differ from the ratio of sizes, other settings, other axes than an
+        image's.
+    """
+
+    rows: dict[int, np.ndarray]
+    weights: dict[int, np.ndarray]
+    sizes: tuple[int | None, ...]
+    mode: str
+    aligned: bool | None
+
+    def factors(self) -> dict[int, int] | None:
+        """Return how often ``nearest`` repeats every cell, by axis; None if not all alike."""
+        found = {}
+        for axis, rows in self.rows.items():
+            count, rest = divmod(len(rows), int(rows.max()) + 1)
+            if rest or (rows != np.arange(len(rows)) // count).any():
+                return None
+            found[axis] = count
+        return found
+
+
+def read_resize(node: Node, context: NodeContext) -> Resize:
+    """Read a Resize.
+
+    Raises
+    ------
+    NetworkError
+        If a resized axis has an unknown size, or the coordinates are those of
+        ``tf_crop_and_resize``.
+    """
+    a, shape, outputs = node.attributes, context.shape(node.inputs[0]), context.shape(node.outputs[0])
+    kind, coordinates = a["mode"], a["coordinate_transformation_mode"]
+    if coordinates == "tf_crop_and_resize":
+        raise NetworkError("Resize with 'tf_crop_and_resize' is not implemented", where=node.name)
+    exclude, antialias, cubic = bool(a["exclude_outside"]), bool(a["antialias"]), a["cubic_coeff_a"]
+    scales = _scales(node, context)
+    rows, weights, whole = {}, {}, True
+    for axis, scale in scales.items():
+        size, output = shape[axis], outputs[axis]
+        if scale is None or scale == 1:
+            continue
+        if size is None or output is None:
+            raise NetworkError(f"Resize of an unknown size along axis {axis}", where=node.name)
+        whole &= output == scale * size
+        places = _places(coordinates, size, output, scale)
+        if kind == "nearest":
+            rows[axis] = np.clip(_ROUND[a["nearest_mode"]](places), 0, size - 1).astype(np.int64)
+        else:
+            shrink = min(scale, 1.0) if antialias else 1.0
+            weights[axis] = _weights(places, size, shrink, cubic if kind == "cubic" else None, exclude)
+    plain = whole and not exclude and not antialias and min(weights, default=2) > 1 and cubic == -0.75
+    centred = coordinates == "half_pixel" or (
+        coordinates == "pytorch_half_pixel" and all((outputs[axis] or 0) > 1 for axis in weights)
+    )
+    aligned = None if not plain else True if coordinates == "align_corners" else False if centred else None
+    return Resize(rows, weights, outputs, kind, aligned)
+
+
+def _scales(node: Node, context: NodeContext) -> dict[int, float | None]:
+    """Return the scale by axis; None if the size of an axis is open and stays as it is."""
+    shape = context.shape(node.inputs[0])
+    axes = [axis % len(shape) for axis in node.attributes.get("axes") or range(len(shape))]
+    scales, sizes = context.constant(node, 2), context.constant(node, 3)
+    if scales is not None and scales.size:
+        return dict(zip(axes, map(float, scales), strict=True))
+    if sizes is None:
+        raise NetworkError("Resize has neither scales nor sizes", where=node.name)
+    ratios = {
+        axis: None if shape[axis] is None else int(wanted) / (shape[axis] or 1)
+        for axis, wanted in zip(axes, sizes, strict=True)
+    }
+    policy = node.attributes["keep_aspect_ratio_policy"]
+    if policy == "stretch":
+        return ratios
+    known = [ratio for ratio in ratios.values() if ratio is not None]
+    return dict.fromkeys(axes, min(known) if policy == "not_larger" else max(known))
+
+
+def _places(coordinates: str, size: int, output: int, scale: float) -> np.ndarray:
+    """Return the place in the input of every output index: float64."""
+    index, exact = np.arange(output, dtype=np.float64), scale * size
+    if coordinates == "align_corners":
+        return index * (size - 1) / (exact - 1) if exact != 1 else index * 0
+    if coordinates == "asymmetric":
+        return index / scale
+    if coordinates == "pytorch_half_pixel" and output == 1:
+        return index * 0
+    offset = size / 2 * (1 - output / exact) if coordinates == "half_pixel_symmetric" else 0.0
+    return offset + (index + 0.5) / scale - 0.5
+
+
+_ROUND: Mapping[str, Callable[[np.ndarray], np.ndarray]] = {
+    "round_prefer_floor": lambda x: np.ceil(x - 0.5),
+    "round_prefer_ceil": lambda x: np.floor(x + 0.5),
+    "floor": np.floor,
+    "ceil": np.ceil,
+}
+
+
+def _weights(places: np.ndarray, size: int, shrink: float, cubic: float | None, exclude: bool) -> np.ndarray:
+    """Return the interpolation's matrix; ``shrink`` widens the kernel against aliasing."""
+    reach = (1 if cubic is None else 2) / shrink
+    low = np.floor(places).astype(np.int64)
+    cells = low[:, None] + np.arange(math.floor(-reach) + 1, math.ceil(reach) + 1)
+    d = np.abs(cells - places[:, None]) * shrink
+    if cubic is None:
+        kernel = np.clip(1 - d, 0, None)
+    else:
+        near = ((cubic + 2) * d - (cubic + 3)) * d * d + 1
+        far = ((cubic * d - 5 * cubic) * d + 8 * cubic) * d - 4 * cubic
+        kernel = np.where(d <= 1, near, np.where(d < 2, far, 0.0))
+    if shrink < 1:
+        kernel = kernel / kernel.sum(1, keepdims=True)
+    if exclude:
+        kernel = np.where((cells >= 0) & (cells < size), kernel, 0.0)
+        kernel = kernel / kernel.sum(1, keepdims=True)
+    matrix = np.zeros((len(places), size))
+    np.add.at(matrix, (np.arange(len(places))[:, None], np.clip(cells, 0, size - 1)), kernel)
+    return matrix

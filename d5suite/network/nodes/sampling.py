@@ -1,0 +1,199 @@
+"""GridSample nodes: the cells around every point of a grid, and how much each counts.
+
+Formulas: ONNX operator specification, GridSample. Imports NumPy, `d5suite.errors` and
+`d5suite.network`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from d5suite.errors import NetworkError
+from d5suite.network import Node
+from d5suite.network.nodes.context import NodeContext
+
+_CUBIC = -0.75
+"""The coefficient of cubic convolution, which ONNX fixes for GridSample."""
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """A GridSample.
+
+    Attributes
+    ----------
+    mode : str
+        ``linear``, ``nearest`` or ``cubic``.
+    padding : str
+        What lies beyond the image: ``zeros``, its ``border``, or its ``reflection``.
+    aligned : bool
+        Whether -1 and 1 are the centres of the outermost cells; else their outer edges.
+    sizes : tuple of int
+        The image's spatial sizes.
+    outputs : tuple of int
+        The grid's.
+    channels : int
+    """
+
+    mode: str
+    padding: str
+    aligned: bool
+    sizes: tuple[int, ...]
+    outputs: tuple[int, ...]
+    channels: int
+
+    @property
+    def strides(self) -> list[int]:
+        """Cells of the flattened image between neighbours, by axis."""
+        return [math.prod(self.sizes[axis + 1 :]) for axis in range(len(self.sizes))]
+
+
+def read_grid_sample(node: Node, context: NodeContext) -> Sampling:
+    """Read a GridSample.
+
+    Raises
+    ------
+    NetworkError
+        If the size of image or grid is unknown, except for the batch's.
+    """
+    (_, *image), (_, *grid) = (context.shape(name) for name in node.inputs[:2])
+    known = [n for n in (*image, *grid) if n is not None]
+    if len(known) < len(image) + len(grid):
+        raise NetworkError("GridSample of an unknown size", where=node.name)
+    a, (channels, *sizes), outputs = node.attributes, known[: len(image)], known[len(image) : -1]
+    mode = {"bilinear": "linear", "bicubic": "cubic"}.get(a["mode"], a["mode"])  # before operator set 20
+    return Sampling(mode, a["padding_mode"], bool(a["align_corners"]), tuple(sizes), tuple(outputs), channels)
+
+
+@dataclass(frozen=True)
+class Functions:
+    """What `sampled` needs of a framework besides ``+``, ``-`` and ``*``.
+
+    Attributes
+    ----------
+    floor, round, absolute : callable
+        Of a tensor; ``round`` to even.
+    clip : callable
+        (tensor, least, greatest).
+    whole : callable
+        To integers.
+    where : callable
+        (condition, tensor, tensor).
+    """
+
+    floor: Callable[[Any], Any]
+    round: Callable[[Any], Any]
+    absolute: Callable[[Any], Any]
+    clip: Callable[[Any, float, float], Any]
+    whole: Callable[[Any], Any]
+    where: Callable[[Any, Any, Any], Any]
+
+
+@dataclass(frozen=True)
+class Tap:
+    """A cell near every point.
+
+    Attributes
+    ----------
+    cell : tensor
+        Its number in the flattened image.
+    weight : tensor
+        How much it counts; 0 beyond an image that zeros surround.
+    factors, slopes : tuple of tensor
+        By axis, what the weight is the product of, and their derivatives by the point's place in
+        cells.
+    """
+
+    cell: Any
+    weight: Any
+    factors: tuple[Any, ...]
+    slopes: tuple[Any, ...]
+
+
+def taps(plan: Sampling, f: Functions, coordinates: Sequence[Any]) -> list[Tap]:
+    """Return the cells that the samples are weighted sums of.
+
+    Parameters
+    ----------
+    plan : Sampling
+    f : Functions
+    coordinates : sequence of tensor
+        The grid's last axis: the image's last axis comes first.
+    """
+    by_axis = [
+        _along(plan, f, place(plan, f, coordinate, axis), axis) for axis, coordinate in enumerate(reversed(coordinates))
+    ]
+    found = []
+    for several in itertools.product(*by_axis):
+        cell, weight = 0, None
+        for (index, factor, _), stride in zip(several, plan.strides, strict=True):
+            cell = cell + f.whole(index) * stride
+            weight = factor if weight is None else weight * factor
+        found.append(Tap(cell, weight, tuple(each[1] for each in several), tuple(each[2] for each in several)))
+    return found
+
+
+def place(plan: Sampling, f: Functions, coordinate: Any, axis: int) -> Any:
+    """Return a coordinate's place along an axis in cells, within the border or by reflection."""
+    size = plan.sizes[axis]
+    least, greatest = _bounds(plan, size)
+    found = (coordinate + 1) * ((size - 1) / 2) if plan.aligned else ((coordinate + 1) * size - 1) * 0.5
+    if plan.mode == "nearest":
+        found = f.round(found)
+    if plan.padding == "border":
+        within = f.clip(found, 0, size - 1)
+        # Points in the outermost half cells stay where they are, which only a cubic sample shows.
+        return f.where(found < least, within, f.where(found > greatest, within, found))
+    return _reflected(f, found, least, greatest) if plan.padding == "reflection" else found
+
+
+def _bounds(plan: Sampling, size: int) -> tuple[float, float]:
+    return (0, size - 1) if plan.aligned else (-0.5, size - 0.5)
+
+
+def _reflected(f: Functions, x: Any, least: float, greatest: float) -> Any:
+    """Reflect at both bounds until within."""
+    span = greatest - least
+    if not span:
+        return x * 0 + least
+    away = f.absolute(x - least)
+    away = away - f.floor(away * (0.5 / span)) * (2 * span)
+    return span - f.absolute(away - span) + least
+
+
+def _along(plan: Sampling, f: Functions, x: Any, axis: int) -> list[tuple[Any, Any, Any]]:
+    """Return the cells along an axis with their factors and the factors' slopes."""
+    size = plan.sizes[axis]
+    first = f.floor(x)
+    t = x - first
+    one, none = t * 0 + 1, t * 0
+    if plan.mode == "nearest":
+        near = [(first, one, none)]
+    elif plan.mode == "linear":
+        near = [(first, 1 - t, -one), (first + 1, t, one)]
+    else:
+        near = [(first + n, *_cubic(t + 1 if n < 0 else t if n == 0 else n - t, -1 if n > 0 else 1, 0 <= n < 2))
+                for n in (-1, 0, 1, 2)]  # fmt: skip
+    found = []
+    for cell, factor, slope in near:
+        if plan.padding == "reflection":
+            inside = f.clip(f.floor(_reflected(f, cell, *_bounds(plan, size))), 0, size - 1)
+        else:
+            inside = f.clip(cell, 0, size - 1)
+        if plan.padding == "zeros":
+            kept = 1 - f.clip(f.absolute(cell - inside), 0, 1)
+            factor, slope = factor * kept, slope * kept
+        found.append((inside, factor, slope))
+    return found
+
+
+def _cubic(d: Any, sign: int, near: bool) -> tuple[Any, Any]:
+    """Return the weight of a cell at a distance, and its slope by the point's place."""
+    a = _CUBIC
+    if near:
+        return ((a + 2) * d - (a + 3)) * d * d + 1, (3 * (a + 2) * d - 2 * (a + 3)) * d * sign
+    return ((a * d - 5 * a) * d + 8 * a) * d - 4 * a, ((3 * a * d - 10 * a) * d + 8 * a) * sign

@@ -1,0 +1,263 @@
+"""The sliding windows of convolution and pooling, with automatic padding resolved.
+
+Formulas: ONNX operator specification, Conv and MaxPool (``auto_pad``, ``ceil_mode``). Imports
+NumPy, `d5suite.errors` and `d5suite.network.model`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import reduce
+
+import numpy as np
+
+from d5suite.errors import NetworkError
+from d5suite.network.model import Node, Shape
+
+
+@dataclass(frozen=True)
+class Window:
+    """One window per spatial dimension.
+
+    Attributes
+    ----------
+    image, kernel, strides, dilations : tuple of int
+    pads_begin, pads_end : tuple of int
+        Rows and columns added before and after; never negative.
+    outputs : tuple of int
+        Output size in each dimension.
+    overhang : tuple of int
+        How far the last window of a ceil-mode pool reaches past the padded input; 0 elsewhere.
+    """
+
+    image: tuple[int, ...]
+    kernel: tuple[int, ...]
+    strides: tuple[int, ...]
+    dilations: tuple[int, ...]
+    pads_begin: tuple[int, ...]
+    pads_end: tuple[int, ...]
+    outputs: tuple[int, ...]
+    overhang: tuple[int, ...]
+
+    @property
+    def symmetric(self) -> bool:
+        """Whether both sides are padded alike, overhang aside."""
+        return self.pads_begin == self.pads_end
+
+    @property
+    def dilated(self) -> bool:
+        """Whether any dilation exceeds 1."""
+        return max(self.dilations) > 1
+
+    @property
+    def spans(self) -> tuple[int, ...]:
+        """Cells from the first to the last of a window, dilation included."""
+        return tuple((k - 1) * d + 1 for k, d in zip(self.kernel, self.dilations, strict=True))
+
+    @property
+    def pads(self) -> tuple[tuple[int, int], ...]:
+        """Padding before and after with which every window fits: overhang included."""
+        ends = (end + more for end, more in zip(self.pads_end, self.overhang, strict=True))
+        return tuple(zip(self.pads_begin, ends, strict=True))
+
+    @property
+    def padded(self) -> bool:
+        """Whether `pads` adds anything."""
+        return any(map(any, self.pads))
+
+    @property
+    def same(self) -> bool:
+        """Whether `pads` is ``SAME_UPPER``: least for ⌈size / stride⌉ outputs, more at the end."""
+        for size, stride, span, pair in zip(self.image, self.strides, self.spans, self.pads, strict=True):
+            total = max((-(-size // stride) - 1) * stride + span - size, 0)
+            if pair != (total // 2, total - total // 2):
+                return False
+        return True
+
+    def counts(self, *, include_pad: bool) -> np.ndarray:
+        """Return how many cells of each window an AveragePool counts: int64, shape `outputs`.
+
+        Padding counts if ``include_pad``, overhang never. A window without any counted cell counts
+        1, as its sum is 0.
+        """
+        counts = []
+        for axis, size in enumerate(self.image):
+            starts = np.arange(self.outputs[axis]) * self.strides[axis] - self.pads_begin[axis]
+            cells = starts[:, None] + np.arange(self.kernel[axis]) * self.dilations[axis]
+            low, high = (-self.pads_begin[axis], size + self.pads_end[axis]) if include_pad else (0, size)
+            counts.append(np.maximum(((cells >= low) & (cells < high)).sum(1), 1))
+        product: np.ndarray = reduce(np.multiply.outer, counts)
+        return product
+
+    def divisor_correction(self, *, include_pad: bool) -> np.ndarray:
+        """Return kernel size / `counts`, which corrects an average over whole windows: float64."""
+        return math.prod(self.kernel) / self.counts(include_pad=include_pad)
+
+    def taps(self) -> Iterator[tuple[slice, ...]]:
+        """Return, for each cell of the kernel in row-major order, its cells of the padded image."""
+        for cell in itertools.product(*map(range, self.kernel)):
+            yield tuple(
+                slice(place * dilation, place * dilation + (count - 1) * stride + 1, stride)
+                for place, dilation, count, stride in zip(cell, self.dilations, self.outputs, self.strides, strict=True)
+            )
+
+    def cell_strides(self, *, column_major: bool) -> tuple[int, ...]:
+        """Return what one step along each axis adds to a MaxPool's index (``storage_order``)."""
+        sizes, rank = self.image, len(self.image)
+        return tuple(math.prod(sizes[:i]) if column_major else math.prod(sizes[i + 1 :]) for i in range(rank))
+
+
+@dataclass(frozen=True)
+class TransposedWindow:
+    """The windows of a transposed convolution.
+
+    Attributes
+    ----------
+    image, kernel, strides, dilations : tuple of int
+    pads_begin, pads_end : tuple of int
+        Rows and columns cut off the full result.
+    output_padding : tuple of int
+        Rows and columns added at the end of the full result, before the cut.
+    outputs : tuple of int
+        Output size in each dimension.
+    """
+
+    image: tuple[int, ...]
+    kernel: tuple[int, ...]
+    strides: tuple[int, ...]
+    dilations: tuple[int, ...]
+    pads_begin: tuple[int, ...]
+    pads_end: tuple[int, ...]
+    output_padding: tuple[int, ...]
+    outputs: tuple[int, ...]
+
+    @property
+    def symmetric(self) -> bool:
+        """Whether both sides are cut alike."""
+        return self.pads_begin == self.pads_end
+
+    @property
+    def spans(self) -> tuple[int, ...]:
+        """Cells from the first to the last of a window, dilation included."""
+        return tuple((k - 1) * d + 1 for k, d in zip(self.kernel, self.dilations, strict=True))
+
+    @property
+    def tail(self) -> tuple[int, ...]:
+        """Rows and columns to add at the end of the full result; negative ones are cut."""
+        return tuple(more - end for more, end in zip(self.output_padding, self.pads_end, strict=True))
+
+    @property
+    def convolution(self) -> Window:
+        """The convolution of which this is the gradient: it takes our outputs to our image."""
+        return Window(
+            image=self.outputs,
+            kernel=self.kernel,
+            strides=self.strides,
+            dilations=self.dilations,
+            pads_begin=self.pads_begin,
+            pads_end=self.pads_end,
+            outputs=self.image,
+            overhang=(0,) * len(self.image),
+        )
+
+
+def window(node: Node, image: Shape, kernel: Shape = ()) -> Window:
+    """Return the window of a Conv, MaxPool or AveragePool node.
+
+    Parameters
+    ----------
+    node : Node
+    image : tuple of int
+        Spatial dimensions of the node's input.
+    kernel : tuple of int, optional
+        Spatial dimensions of the weight, used if the node has no ``kernel_shape``.
+
+    Raises
+    ------
+    NetworkError
+        If a size is unknown or the window is larger than the padded image.
+    """
+    a = node.attributes
+    inputs, sizes, strides, dilations = _sizes(node, image, kernel)
+    spans = [(k - 1) * d + 1 for k, d in zip(sizes, dilations, strict=True)]
+    automatic = a.get("auto_pad", "NOTSET")
+    if automatic in ("SAME_UPPER", "SAME_LOWER"):
+        totals = [max((-(-n // s) - 1) * s + span - n, 0) for n, s, span in zip(inputs, strides, spans, strict=True)]
+        begin, end = _halves(totals, automatic)
+    else:
+        begin, end = _given_pads(node, len(sizes))
+    if min((*begin, *end), default=0) < 0:
+        raise NetworkError(f"negative padding: {[*begin, *end]}", where=node.name)
+    outputs, overhang = [], []
+    for n, before, after, span, stride in zip(inputs, begin, end, spans, strides, strict=True):
+        room = n + before + after - span
+        if room < 0:
+            raise NetworkError(
+                f"a window of {span} does not fit an image of {n} with padding {before}+{after}", where=node.name
+            )
+        count = room // stride + 1
+        # A partial window counts only if it starts inside the image or its leading padding.
+        if a.get("ceil_mode") and room % stride and count * stride < n + before:
+            count += 1
+        outputs.append(count)
+        overhang.append(max((count - 1) * stride - room, 0))
+    return Window(inputs, sizes, strides, dilations, begin, end, tuple(outputs), tuple(overhang))
+
+
+def transposed_window(node: Node, image: Shape, kernel: Shape) -> TransposedWindow:
+    """Return the windows of a ConvTranspose node; parameters as for `window`.
+
+    Raises
+    ------
+    NetworkError
+        If a size is unknown or the padding is larger than the result.
+    """
+    a = node.attributes
+    inputs, sizes, strides, dilations = _sizes(node, image, kernel)
+    rank = len(sizes)
+    extra = tuple(a.get("output_padding") or (0,) * rank)
+    whole = [
+        (n - 1) * s + (k - 1) * d + 1 + e
+        for n, s, k, d, e in zip(inputs, strides, sizes, dilations, extra, strict=True)
+    ]
+    automatic, wanted = a.get("auto_pad", "NOTSET"), a.get("output_shape")
+    if wanted or automatic in ("SAME_UPPER", "SAME_LOWER"):
+        asked = list(wanted)[-rank:] if wanted else [n * s for n, s in zip(inputs, strides, strict=True)]
+        # What the result lacks is added at its end.
+        more = [max(n - w, 0) for n, w in zip(asked, whole, strict=True)]
+        extra = tuple(e + m for e, m in zip(extra, more, strict=True))
+        begin, end = _halves([max(w - n, 0) for n, w in zip(asked, whole, strict=True)], automatic)
+        whole = [w + m for w, m in zip(whole, more, strict=True)]
+    else:
+        begin, end = _given_pads(node, rank)
+    outputs = tuple(w - b - e for w, b, e in zip(whole, begin, end, strict=True))
+    if min((*begin, *end, *outputs), default=0) < 0:
+        raise NetworkError(f"the padding {[*begin, *end]} does not fit a result of {whole}", where=node.name)
+    return TransposedWindow(inputs, sizes, strides, dilations, begin, end, extra, outputs)
+
+
+def _sizes(node: Node, image: Shape, kernel: Shape) -> tuple[tuple[int, ...], ...]:
+    """Image, kernel, strides and dilations."""
+    a = node.attributes
+    wanted: Sequence[int | None] = a.get("kernel_shape") or kernel
+    rank = len(wanted)
+    inputs, sizes = (tuple(n for n in part if n is not None) for part in (image, wanted))
+    if not rank == len(inputs) == len(image) == len(sizes):
+        raise NetworkError(f"the image size at this node is not known: {list(image)}", where=node.name)
+    return inputs, sizes, tuple(a.get("strides") or (1,) * rank), tuple(a.get("dilations") or (1,) * rank)
+
+
+def _halves(totals: Sequence[int], automatic: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Padding split between both sides, the odd cell at the end for ``SAME_UPPER``."""
+    small, large = tuple(t // 2 for t in totals), tuple(t - t // 2 for t in totals)
+    return (small, large) if automatic == "SAME_UPPER" else (large, small)
+
+
+def _given_pads(node: Node, rank: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    a = node.attributes
+    given = a.get("pads") if a.get("auto_pad", "NOTSET") == "NOTSET" else None
+    pads = tuple(given or (0,) * (2 * rank))
+    return pads[:rank], pads[rank:]

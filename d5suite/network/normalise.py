@@ -1,0 +1,382 @@
+"""Bring an ONNX model into the one form that adapters read.
+
+Operator set `OPSET` or later, 16-bit weights in float32, constants folded into initializers, all
+shapes inferred. May import ONNX, NumPy, `d5suite.errors` and the modules beside.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import onnx
+from onnx import TensorProto, numpy_helper, shape_inference
+
+from d5suite.errors import NetworkError
+from d5suite.network.folding import fold, shapes_of, tensor_of
+from d5suite.network.incoming import MOST, check_graph, check_kinds, opset
+
+OPSET = 21
+"""The ONNX operator-set version that networks are converted to."""
+
+IR_VERSION = 10
+"""The ONNX file version that belongs to `OPSET` 21 (ONNX's release table)."""
+
+_SMALL = 1024
+"""Initializers up to this length may determine shapes (sizes, axes); longer ones are weights."""
+
+_PASSES = 50
+"""Most rounds of shape inference and folding; each resolves a link of a chain of shapes."""
+
+
+def normalised(model: onnx.ModelProto, name: str, shapes: Mapping[str, Sequence[int]] | None = None) -> onnx.ModelProto:
+    """Return a checked, converted, folded copy of a model with all shapes.
+
+    Parameters
+    ----------
+    model : onnx.ModelProto
+    name : str
+        For messages.
+    shapes : mapping, optional
+        Dimensions by input, where the model leaves them open.
+
+    Raises
+    ------
+    NetworkError
+        If the model is too old or too new, invalid, ambiguous, or has control flow, or a shape does
+        not fit it.
+    """
+    version = opset(model, name)
+    try:
+        check_graph(model)
+        given, model = model, without_weights(model)
+        _check_model(model, shapes or {})
+        if version < OPSET:
+            from onnx import version_converter
+
+            model = version_converter.convert_version(model, OPSET)
+            if version < 11:
+                _mend_resizes(model)
+        if model.functions:
+            from onnx import inliner
+
+            model = inliner.inline_local_functions(model)
+            check_kinds(model)
+        model = _expand_operators(model)
+        _restore_weights(model, given)
+        model.ir_version = max(model.ir_version, IR_VERSION)  # older ones want initializers among the inputs
+        _widen(model)
+        _name_first_outputs(model)
+        _set_shapes(model, name, shapes or {})
+        _mend_conversion(model)
+        for _ in range(_PASSES):
+            _infer_shapes(model)
+            if not fold(model, name):
+                break
+        _drop_casts(model)
+        _drop_zero_states(model)
+        _split_into_slices(model)
+        _separate_statistics(model)
+        return model
+    except NetworkError:
+        raise
+    except Exception as error:  # onnx's parts raise whatever they meet
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()][:3]  # the node is in a later one
+        what = " ".join(lines) or type(error).__name__
+        raise NetworkError(
+            f"the model is not valid ONNX: {what}", where=name, hint="Try another opset, or another exporter."
+        ) from error
+
+
+_EXPANDED = frozenset(
+    {"CastLike", "Celu", "MeanVarianceNormalization", "ReduceLogSum", "RotaryEmbedding", "Shrink", "Swish"}
+)
+"""Operators that no framework here has; ONNX defines them as functions of others."""
+
+
+def _expand_operators(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Write the operators of `_EXPANDED` as ONNX's own functions of others."""
+    found = {node.op_type for node in model.graph.node if not node.domain and node.op_type in _EXPANDED}
+    if not found:
+        return model
+    from onnx import inliner
+
+    version = opset(model, model.graph.name)
+    for node in model.graph.node:
+        if node.op_type in found and not node.domain:  # ONNX (1.23) expands them without defaults
+            stated = {attribute.name for attribute in node.attribute}
+            known = onnx.defs.get_schema(node.op_type, version).attributes
+            node.attribute.extend(a.default_value for a in known.values() if a.default_value.name not in ("", *stated))
+    typed = {value.name for value in (*model.graph.input, *model.graph.value_info)}
+    model.graph.value_info.extend(
+        onnx.helper.make_tensor_value_info(t.name, t.data_type, t.dims)
+        for t in model.graph.initializer
+        if t.name not in typed
+    )
+    return inliner.inline_selected_functions(model, [("", name) for name in _EXPANDED], inline_schema_functions=True)
+
+
+def _check_model(model: onnx.ModelProto, shapes: Mapping[str, Sequence[int]]) -> None:
+    """Run ONNX's checker, which wants a shape of every input and output; exporters omit some."""
+    graph = model.graph
+    unstated = [v.type.tensor_type for v in (*graph.input, *graph.output) if not v.type.tensor_type.HasField("shape")]
+    for value in graph.input:
+        if not value.type.tensor_type.HasField("shape") and value.name not in shapes:
+            raise NetworkError(
+                f"the file states no shape of input {value.name!r}",
+                where=value.name,
+                hint=f"Give it: --shape {value.name}=1x3x224x224, or shapes= in Python.",
+            )
+    for kind in unstated:
+        kind.shape.SetInParent()
+    onnx.checker.check_model(model)
+    for kind in unstated:
+        kind.ClearField("shape")
+    for value in graph.input:
+        for dimension in value.type.tensor_type.shape.dim:
+            if dimension.dim_value < 0:  # some exporters write an open dimension so
+                dimension.ClearField("dim_value")
+
+
+def _set_shapes(model: onnx.ModelProto, name: str, shapes: Mapping[str, Sequence[int]]) -> None:
+    """Fix the dimensions of inputs, and forget the shapes that were stated for the open ones."""
+    inputs = {value.name: value.type.tensor_type for value in model.graph.input}
+    for key, wanted in shapes.items():
+        if key not in inputs:
+            raise NetworkError(f"the network has no input {key!r}", where=name, hint=f"It has: {', '.join(inputs)}.")
+        dimensions = inputs[key].shape.dim
+        given = [d.dim_value if d.HasField("dim_value") else None for d in dimensions]
+        if not inputs[key].HasField("shape"):
+            given = [None] * len(wanted)
+            dimensions.extend(onnx.TensorShapeProto.Dimension() for _ in wanted)
+        if len(wanted) != len(given) or any(g not in (None, w) for g, w in zip(given, wanted, strict=True)):
+            raise NetworkError(
+                f"input {key!r} has shape {given}, not {list(wanted)}", where=name, hint="None stands for any size."
+            )
+        if any(not 0 < size <= MOST for size in wanted):
+            raise NetworkError(f"input {key!r} cannot have shape {list(wanted)}", where=name)
+        for dimension, size in zip(dimensions, wanted, strict=True):
+            dimension.dim_value = size
+    if shapes:
+        model.graph.ClearField("value_info")
+        for value in model.graph.output:
+            value.type.tensor_type.ClearField("shape")
+
+
+def _mend_resizes(model: onnx.ModelProto) -> None:
+    """Say what Upsample, and Resize before operator set 11, mean; ONNX's converter (1.23) does not.
+
+    A point's place is its index over the scale, rounded down (Resize, operator set 10).
+    """
+    meaning = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
+    for node in model.graph.node:
+        if node.op_type == "Resize" and not node.domain:
+            kept = [attribute for attribute in node.attribute if attribute.name not in meaning]
+            node.ClearField("attribute")
+            node.attribute.extend([*kept, *(onnx.helper.make_attribute(*pair) for pair in meaning.items())])
+
+
+def _mend_conversion(model: onnx.ModelProto) -> None:
+    """Make a scalar of Dropout's ratio, which the version converter leaves as a vector of one."""
+    ratios = {node.input[1] for node in model.graph.node if node.op_type == "Dropout" and len(node.input) > 1}
+    constants = [
+        a.t for node in model.graph.node if node.output[0] in ratios for a in node.attribute if a.name == "value"
+    ]
+    for tensor in (*constants, *(t for t in model.graph.initializer if t.name in ratios)):
+        if list(tensor.dims) == [1]:
+            del tensor.dims[:]
+
+
+def _is_weight(tensor: onnx.TensorProto) -> bool:
+    return math.prod(tensor.dims) > _SMALL
+
+
+def without_weights(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Return a copy whose weights are inputs; ONNX's parts copy models, of 2 GiB at most."""
+    graph = model.graph
+    light = onnx.helper.make_model(
+        onnx.GraphProto(
+            name=graph.name,
+            node=graph.node,
+            input=graph.input,
+            output=graph.output,
+            value_info=graph.value_info,
+            initializer=[t for t in graph.initializer if not _is_weight(t)],
+        ),
+        ir_version=model.ir_version,
+        opset_imports=model.opset_import,
+        functions=model.functions,
+    )
+    inputs = {value.name for value in graph.input}
+    light.graph.input.extend(
+        onnx.helper.make_tensor_value_info(t.name, t.data_type, t.dims)
+        for t in graph.initializer
+        if _is_weight(t) and t.name not in inputs
+    )
+    return light
+
+
+def _restore_weights(model: onnx.ModelProto, given: onnx.ModelProto) -> None:
+    """Give a model the weights of the one that it was made of, in their order."""
+    kept = {t.name: onnx.TensorProto.FromString(t.SerializeToString()) for t in model.graph.initializer}
+    model.graph.ClearField("initializer")
+    for tensor in given.graph.initializer:
+        if _is_weight(tensor):
+            model.graph.initializer.append(tensor)
+        elif tensor.name in kept:
+            model.graph.initializer.append(kept.pop(tensor.name))
+    model.graph.initializer.extend(kept.values())
+    names = {t.name for t in model.graph.initializer}
+    inputs = [value for value in model.graph.input if value.name not in names]
+    model.graph.ClearField("input")
+    model.graph.input.extend(inputs)
+
+
+def _infer_shapes(model: onnx.ModelProto) -> None:
+    light = without_weights(model)
+    light.graph.ClearField("value_info")
+    inferred = infer(light).graph
+    for field_name in ("value_info", "output"):
+        model.graph.ClearField(field_name)
+        getattr(model.graph, field_name).extend(getattr(inferred, field_name))
+
+
+_LIKE_INPUT = frozenset({"GroupNormalization", "MeanVarianceNormalization"})
+"""Operators for which ONNX (1.23) infers no shape; it is that of the first input."""
+
+
+def infer(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Infer the shapes of a small model's tensors; its nodes are changed where ONNX infers none."""
+    for node in model.graph.node:
+        if node.op_type in _LIKE_INPUT and not node.domain:
+            node.op_type = "Identity"
+            del node.input[1:], node.attribute[:]
+    try:
+        return shape_inference.infer_shapes(model, check_type=True, strict_mode=True, data_prop=True)
+    except shape_inference.InferenceError:  # ONNX (1.23) propagates values of any shape as vectors, and adds them so
+        return shape_inference.infer_shapes(model, check_type=True, strict_mode=True)
+
+
+_WIDER = {TensorProto.FLOAT16: TensorProto.FLOAT, TensorProto.BFLOAT16: TensorProto.FLOAT}
+"""A network's neutral form is in float32; the precision that it runs in is a job's choice."""
+
+
+def _widen(model: onnx.ModelProto) -> None:
+    """Make float32 of 16-bit tensors, and nothing of casts between them."""
+    graph = model.graph
+
+    def widened(tensor: onnx.TensorProto) -> None:
+        if tensor.data_type in _WIDER:
+            tensor.CopyFrom(tensor_of(numpy_helper.to_array(tensor).astype(np.float32), tensor.name))
+
+    for tensor in graph.initializer:
+        widened(tensor)
+    for value in (*graph.input, *graph.output, *graph.value_info):
+        kind = value.type.tensor_type
+        kind.elem_type = _WIDER.get(kind.elem_type, kind.elem_type)
+    for node in graph.node:
+        for attribute in node.attribute:
+            if attribute.name in ("to", "dtype", "output_dtype", "stash_type"):
+                attribute.i = _WIDER.get(attribute.i, attribute.i)
+            if attribute.HasField("t"):
+                widened(attribute.t)
+
+
+def _name_first_outputs(model: onnx.ModelProto) -> None:
+    """Name every node's first output, which may be omitted where others are not: nodes go by it."""
+    for index, node in enumerate(model.graph.node):
+        if node.output and not node.output[0]:
+            node.output[0] = f"{node.name or node.op_type}.d5suite.first.{index}"
+
+
+def _drop_casts(model: onnx.ModelProto) -> None:
+    """Write a cast to the type that a tensor has, as `_widen` leaves them, as Identity."""
+    types = {t.name: t.data_type for t in model.graph.initializer}
+    types |= {v.name: v.type.tensor_type.elem_type for v in (*model.graph.input, *model.graph.value_info)}
+    for node in model.graph.node:
+        if node.op_type == "Cast" and types.get(node.input[0]) in [a.i for a in node.attribute if a.name == "to"]:
+            node.op_type = "Identity"
+            node.ClearField("attribute")
+
+
+def _drop_zero_states(model: onnx.ModelProto) -> None:
+    """Leave out initial states of zero, which is what an omitted one is: they are no parameters."""
+    values = {t.name: t for t in model.graph.initializer}
+    for node in model.graph.node:
+        for index in (5, 6) if node.op_type in ("GRU", "LSTM") and not node.domain else ():
+            name = node.input[index] if index < len(node.input) else ""
+            if name in values and not numpy_helper.to_array(values[name]).any():
+                node.input[index] = ""
+    used = {name for node in model.graph.node for name in node.input} | {o.name for o in model.graph.output}
+    for place in reversed(range(len(model.graph.initializer))):
+        if model.graph.initializer[place].name not in used:
+            del model.graph.initializer[place]
+
+
+def _split_into_slices(model: onnx.ModelProto) -> None:
+    """Write every part of a Split, and what a Gather takes at one constant index, as a Slice.
+
+    Adapters have one output per node, and frameworks take the same rows either way.
+    """
+    graph, shapes = model.graph, shapes_of(model)
+    constants = {t.name: t for t in graph.initializer if math.prod(t.dims) == 1}
+    nodes = list(graph.node)
+    graph.ClearField("node")
+
+    def add(operator: str, inputs: list[str], output: str) -> None:
+        graph.node.append(onnx.helper.make_node(operator, inputs, [output], f"{output}.d5suite.{operator}"))
+
+    def cut(node: onnx.NodeProto, axis: int, start: int, stop: int, output: str) -> str:
+        """Add a Slice; return the name of the tensor that names its axis."""
+        names = [f"{output}.d5suite.{kind}" for kind in ("start", "stop", "axis")]
+        for name, value in zip(names, (start, stop, axis), strict=True):
+            graph.initializer.append(tensor_of(np.array([value], np.int64), name))
+        add("Slice", [node.input[0], *names], output)
+        return names[-1]
+
+    for node in nodes:
+        axis = next((a.i for a in node.attribute if a.name == "axis"), 0)
+        splits = node.op_type == "Split" and not node.domain
+        sizes = [shapes[output][axis] if splits and output in shapes else None for output in node.output]
+        index = constants.get(node.input[1]) if node.op_type == "Gather" and not node.domain else None
+        size = shapes.get(node.input[0], ())[axis] if index is not None and node.input[0] in shapes else None
+        if splits and None not in sizes:
+            ends = np.cumsum([0, *(n or 0 for n in sizes)])
+            for output, start, stop in zip(node.output, ends[:-1], ends[1:], strict=True):
+                cut(node, axis, start, stop, output)
+        elif index is not None and size is not None and len(index.dims) < 2:
+            row = int(numpy_helper.to_array(index).item()) % size
+            output = node.output[0]
+            if index.dims:
+                cut(node, axis, row, row + 1, output)
+            else:
+                add(
+                    "Squeeze", [f"{output}.d5suite.row", cut(node, axis, row, row + 1, f"{output}.d5suite.row")], output
+                )
+        else:
+            graph.node.append(node)
+    if len(nodes) != len(graph.node):
+        _infer_shapes(model)
+        fold(model, graph.name)
+
+
+def _separate_statistics(model: onnx.ModelProto) -> None:
+    """Give every BatchNormalization running statistics of its own.
+
+    Exporters write equal initializers once, so that untrained layers seem to share them, with one
+    another and with scales.
+    """
+    graph = model.graph
+    uses = Counter(name for node in graph.node for name in node.input)
+    values = {t.name: t for t in graph.initializer}
+    for node in graph.node:
+        if node.op_type != "BatchNormalization":
+            continue
+        for index in (3, 4):
+            name = node.input[index]
+            if uses[name] > 1 and name in values:
+                uses[name] -= 1
+                node.input[index] = f"{name}.d5suite.{node.output[0]}.{index}"
+                graph.initializer.append(tensor_of(numpy_helper.to_array(values[name]), node.input[index]))

@@ -1,0 +1,35 @@
+"""The ONNX operators that a backend is expected to have, as lists. Imports nothing."""
+
+ZOO_OPERATORS = frozenset(
+    {
+        "Add", "AveragePool", "BatchNormalization", "Clip", "Concat", "Conv", "Div", "Dropout", "Flatten", "Gemm",
+        "GlobalAveragePool", "GlobalMaxPool", "Identity", "LRN", "LeakyRelu", "LogSoftmax", "MatMul", "MaxPool", "Mul",
+        "Pad", "Relu", "Reshape", "Sigmoid", "Softmax", "SoftmaxCrossEntropyLoss", "Squeeze", "Sub", "Sum", "Tanh",
+        "Transpose", "Unsqueeze",
+    }
+)  # fmt: skip
+"""Operators of the zoo's networks and of ONNX's nine light networks."""
+
+MORE_OPERATORS = frozenset(
+    {
+        "Abs", "And", "ArgMax", "ArgMin", "Attention", "Cast", "Ceil", "ConstantOfShape", "ConvTranspose", "Cos",
+        "CumSum", "DepthToSpace", "Einsum", "Elu", "Equal", "Erf", "Exp", "Expand", "Floor", "GRU", "Gather",
+        "GatherElements", "GatherND", "Gelu", "Greater", "GreaterOrEqual", "GridSample", "GroupNormalization",
+        "HardSigmoid", "HardSwish", "InstanceNormalization", "IsNaN", "LSTM", "LayerNormalization", "Less",
+        "LessOrEqual", "Log", "LpNormalization", "Max", "Mean", "Min", "Mish", "Neg", "Not", "OneHot", "Or", "PRelu",
+        "Pow", "RMSNormalization", "Range", "Reciprocal", "ReduceL1", "ReduceL2", "ReduceLogSumExp", "ReduceMax",
+        "ReduceMean", "ReduceMin", "ReduceProd", "ReduceSum", "ReduceSumSquare", "Resize", "Round", "ScatterElements",
+        "ScatterND", "Selu", "Shape", "Sign", "Sin", "Slice", "Softplus", "Softsign", "SpaceToDepth", "Sqrt",
+        "ThresholdedRelu", "Tile", "TopK", "Trilu", "Where", "Xor",
+    }
+)  # fmt: skip
+"""Further operators of level 0's problems and of today's networks."""
+
+REDUCTIONS = (
+    "ReduceL1", "ReduceL2", "ReduceLogSumExp", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd", "ReduceSum",
+    "ReduceSumSquare",
+)  # fmt: skip
+"""Operators that reduce the axes that their second input names."""
+
+SINGLE_OPERATORS = frozenset({"Split"})
+"""Operators of level 0 only: networks get a Slice for each part of a Split."""

@@ -1,0 +1,233 @@
+"""Rewrites of a network's graph: losses, label smoothing, Dropout, weights at a generic point.
+
+Each function takes a `Network` and returns a new ONNX model. May import ONNX, NumPy and
+`d5suite.errors`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import onnx
+from onnx import TensorProto, numpy_helper
+from onnx.helper import make_node, make_tensor_value_info
+
+from d5suite.errors import NetworkError
+
+_VIEWS = frozenset({"Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity"})
+
+
+class Network(Protocol):
+    """What a rewrite needs of a `d5suite.network.Network`."""
+
+    name: str
+    model: onnx.ModelProto
+    inputs: tuple[str, ...]
+    output: str
+    outputs: tuple[str, ...]
+    initializers: dict[str, np.ndarray]
+
+    @property
+    def nodes(self) -> Sequence[Any]:
+        """See `d5suite.network.Network`, as for all others."""
+
+    @property
+    def shapes(self) -> Mapping[str, tuple[int | None, ...]]:
+        """Shapes by tensor."""
+
+    @property
+    def batch_size(self) -> int | None:
+        """Fixed batch size."""
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """Trainable initializers."""
+
+    @property
+    def statistics(self) -> tuple[str, ...]:
+        """Running statistics."""
+
+    def require_loss(self) -> tuple[str, str]:
+        """Names of label and loss."""
+
+    def nodes_for(self, outputs: Iterable[str]) -> Sequence[Any]:
+        """Nodes that these outputs need."""
+
+
+def with_classification_loss(network: Network, axis: int | None = None) -> onnx.ModelProto:
+    """Add a label input and the loss; see `Network.with_classification_loss`."""
+    model = _copy(network.model)
+    logits, labels, cells = _logits(network), "label", network.shapes[network.output]
+    if axis is not None and network.shapes[logits] != cells:
+        logits = network.output
+    rank, label_shape = len(network.shapes[logits]), [network.batch_size or "N"]
+    if axis is not None:
+        label_shape += [n or "?" for place, n in enumerate(cells) if place not in (0, axis)]
+    if rank > 2 and axis != 1:
+        model.graph.node.append(make_node("Flatten", [logits], ["d5suite.logits"], "d5suite.flatten", axis=axis or 1))
+        logits = "d5suite.logits"
+    if rank > 2 and axis is not None and axis != 1:
+        _add_initializers(model, {"d5suite.rows": np.array([-1])})
+        model.graph.node.append(make_node("Reshape", ["label", "d5suite.rows"], ["d5suite.labels"], "d5suite.labels"))
+        labels = "d5suite.labels"
+    model.graph.node.append(
+        make_node("SoftmaxCrossEntropyLoss", [logits, labels], ["loss"], "d5suite.loss", reduction="mean")
+    )
+    return _with_label_and_loss(model, label_shape)
+
+
+def with_multilabel_loss(network: Network) -> onnx.ModelProto:
+    """Replace the loss by sigmoid cross-entropy; see `Network.with_multilabel_loss`.
+
+    It is written as the softmax cross-entropy of the pair (0, logit), because
+    ``softmax((0, x))[1] = sigmoid(x)``.
+    """
+    logits = _logits(network)
+    shape = network.shapes[logits]
+    if len(shape) != 2 or shape[1] is None:
+        raise NetworkError(f"a multi-label loss needs an output of shape (N, classes), not {shape}", where=network.name)
+    model = _without_loss(network)
+    _add_initializers(model, {"d5suite.axis": np.array([1]), "d5suite.pads": np.array([0, 1, 0, 0, 0, 0])})
+    model.graph.node.extend(
+        [
+            make_node("Unsqueeze", [logits, "d5suite.axis"], ["d5suite.present"], "d5suite.present"),
+            make_node("Pad", ["d5suite.present", "d5suite.pads"], ["d5suite.pair"], "d5suite.pair"),
+            make_node(
+                "SoftmaxCrossEntropyLoss",
+                ["d5suite.pair", "label"],
+                ["loss"],
+                "d5suite.loss",
+                reduction="mean",
+                ignore_index=-1,
+            ),
+        ]
+    )
+    return _with_label_and_loss(model, [network.batch_size or "N", shape[1]])
+
+
+def with_label_smoothing(network: Network, smoothing: float) -> onnx.ModelProto:
+    """Smooth the labels of every cross-entropy; see `Network.with_label_smoothing`."""
+    label, _ = network.require_loss()
+    model = _copy(network.model)
+    graph = model.graph
+    nodes = list(graph.node)
+    graph.ClearField("node")
+    smoothed = 0
+    for node in nodes:
+        graph.node.append(node)
+        if node.op_type != "SoftmaxCrossEntropyLoss":
+            continue
+        reduction = next((a.s for a in node.attribute if a.name == "reduction"), b"mean")
+        if reduction != b"mean" or len(node.input) > 2 or len(network.shapes[label]) != 1:
+            raise NetworkError("labels can be smoothed only in a mean over one label per image", where=network.name)
+        smoothed += 1
+        logits, result, prefix = node.input[0], node.output[0], f"d5suite.smoothing.{smoothed}"
+        graph.node[-1].output[0] = f"{prefix}.hard"
+        graph.node.extend(
+            [
+                make_node("LogSoftmax", [logits], [f"{prefix}.log"], f"{prefix}.log", axis=1),
+                make_node("ReduceMean", [f"{prefix}.log"], [f"{prefix}.mean"], f"{prefix}.mean", keepdims=0),
+                make_node("Mul", [f"{prefix}.hard", "d5suite.certain"], [f"{prefix}.own"], f"{prefix}.own"),
+                make_node("Mul", [f"{prefix}.mean", "d5suite.uniform"], [f"{prefix}.others"], f"{prefix}.others"),
+                make_node("Add", [f"{prefix}.own", f"{prefix}.others"], [result], f"{prefix}.sum"),
+            ]
+        )
+    if not smoothed:
+        raise NetworkError(
+            "the network has no softmax cross-entropy whose labels could be smoothed", where=network.name
+        )
+    weights = {"d5suite.certain": 1 - smoothing, "d5suite.uniform": -smoothing}
+    _add_initializers(model, {name: np.array(value, np.float32) for name, value in weights.items()})
+    return model
+
+
+def without_dropout(network: Network) -> onnx.ModelProto:
+    """Remove every Dropout; see `Network.without_dropout`."""
+    model = _copy(network.model)
+    graph = model.graph
+    same: dict[str, str] = {}
+    nodes = []
+    for node in graph.node:
+        for index, name in enumerate(node.input):
+            node.input[index] = same.get(name, name)
+        if node.op_type == "Dropout":
+            same[node.output[0]] = node.input[0]
+        else:
+            nodes.append(node)
+    nodes += [
+        make_node("Identity", [same[value.name]], [value.name], f"{value.name}.kept")
+        for value in graph.output
+        if value.name in same
+    ]
+    graph.ClearField("node")
+    graph.node.extend(nodes)
+    return model
+
+
+def generic_weights(network: Network) -> dict[str, np.ndarray]:
+    """Return the initializers with noise on all weights; see `Network.at_generic_point`."""
+    generator = np.random.default_rng(0xD5)
+    variances = {node.inputs[4] for node in network.nodes if node.op_type == "BatchNormalization"}
+    initializers = dict(network.initializers)
+    for name in (*network.parameters, *network.statistics):
+        value = network.initializers[name].astype(np.float64)
+        noise = generator.standard_normal(value.shape)
+        if name in variances:
+            value = value * np.exp(0.1 * noise)
+        else:
+            value = value + 0.1 * (float(np.sqrt(np.mean(value**2))) or 1.0) * noise
+        initializers[name] = value.astype(network.initializers[name].dtype)
+    return initializers
+
+
+def with_initializers(model: onnx.ModelProto, values: dict[str, np.ndarray]) -> onnx.ModelProto:
+    """Return a copy of a model with these initializers."""
+    other = _copy(model)
+    other.graph.ClearField("initializer")
+    _add_initializers(other, values)
+    return other
+
+
+def _copy(model: onnx.ModelProto) -> onnx.ModelProto:
+    other = onnx.ModelProto()
+    other.CopyFrom(model)
+    return other
+
+
+def _add_initializers(model: onnx.ModelProto, values: dict[str, np.ndarray]) -> None:
+    model.graph.initializer.extend(numpy_helper.from_array(value, name) for name, value in values.items())
+
+
+def _with_label_and_loss(model: onnx.ModelProto, label_shape: list[int | str]) -> onnx.ModelProto:
+    model.graph.input.append(make_tensor_value_info("label", TensorProto.INT64, label_shape))
+    model.graph.output.append(make_tensor_value_info("loss", TensorProto.FLOAT, []))
+    return model
+
+
+def _without_loss(network: Network) -> onnx.ModelProto:
+    """Return the model with only what the outputs need."""
+    model = _copy(network.model)
+    graph = model.graph
+    needed = {name for node in network.nodes_for(network.outputs) for name in (*node.inputs, *node.outputs)}
+    for field_name, kept in (
+        ("node", [node for node in graph.node if node.output[0] in needed]),
+        ("initializer", [tensor for tensor in graph.initializer if tensor.name in needed]),
+        ("input", [value for value in graph.input if value.name in network.inputs]),
+        ("output", [value for value in graph.output if value.name in network.outputs]),
+    ):
+        graph.ClearField(field_name)
+        getattr(graph, field_name).extend(kept)
+    return model
+
+
+def _logits(network: Network) -> str:
+    """Return the input of the output's Softmax, seen through reshapes; else the output."""
+    tensor = network.output
+    for node in reversed(network.nodes):
+        if tensor in node.outputs and node.op_type == "Softmax":
+            return node.inputs[0]
+        if tensor in node.outputs and node.op_type in _VIEWS:
+            tensor = node.inputs[0]
+    return network.output

@@ -1,0 +1,46 @@
+"""Cases as pytest tests, their samples as ordinary pytest-benchmark results.
+
+A module-level `d5suite.Recipe` or `d5suite.cases.problem.Problems` becomes one test per case,
+measurement and backend. The samples that a worker took are replayed through pytest-benchmark's
+timer; everything else goes to ``extra_info["d5suite"]``. Uses public hooks of pytest and
+pytest-benchmark only, and imports no framework.
+
+============= =================================================================
+`options`     command-line options, and `Settings` from them
+`collection`  declarations to tests, parametrised over cases and backends
+`replay`      a record as a benchmark
+`progress`    what is being done, rows as backends finish, the table at the end
+`saving`      JSON, series and pictures, put in place whole
+`ending`      interrupts lose nothing that is finished; what is absent is said
+============= =================================================================
+"""
+
+from d5suite.pytest_plugin.collection import (
+    pytest_collection_finish,
+    pytest_collection_modifyitems,
+    pytest_generate_tests,
+    pytest_pycollect_makeitem,
+)
+from d5suite.pytest_plugin.ending import pytest_runtestloop, pytest_sessionfinish
+from d5suite.pytest_plugin.options import pytest_addoption, pytest_configure
+from d5suite.pytest_plugin.progress import (
+    pytest_benchmark_group_stats,
+    pytest_report_teststatus,
+    pytest_runtest_makereport,
+    pytest_terminal_summary,
+)
+
+__all__ = [
+    "pytest_addoption",
+    "pytest_benchmark_group_stats",
+    "pytest_collection_finish",
+    "pytest_collection_modifyitems",
+    "pytest_configure",
+    "pytest_generate_tests",
+    "pytest_pycollect_makeitem",
+    "pytest_report_teststatus",
+    "pytest_runtest_makereport",
+    "pytest_runtestloop",
+    "pytest_sessionfinish",
+    "pytest_terminal_summary",
+]

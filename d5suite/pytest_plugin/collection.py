@@ -1,0 +1,184 @@
+"""Declarations to tests: one per case, measurement and backend, job by job."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from d5suite.errors import D5Error
+from d5suite.pytest_plugin import stash
+from d5suite.pytest_plugin.options import elsewhere, pythons, settings
+from d5suite.pytest_plugin.progress import begin
+from d5suite.pytest_plugin.replay import ReplayTimer, replay, session_of
+
+if TYPE_CHECKING:
+    from d5suite.backends import Selection
+    from d5suite.cases.case import Case, Declaration, Runner, Settings, Test
+    from d5suite.job import Ranks
+
+
+def _declaration(obj: object) -> Declaration | None:
+    cases = sys.modules.get("d5suite.cases.case")
+    return obj if cases is not None and isinstance(obj, cases.Declaration) else None
+
+
+def pytest_pycollect_makeitem(
+    collector: pytest.Module | pytest.Class, name: str, obj: object
+) -> list[pytest.Item | pytest.Collector] | None:
+    """Turn a declaration into one test function per measurement."""
+    declaration = _declaration(obj)
+    if declaration is None:
+        return None
+    items: list[pytest.Item | pytest.Collector] = []
+    try:
+        tests = list(declaration.tests())
+    except D5Error as error:
+        raise collector.CollectError(str(error)) from error
+    asked = collector.config.getoption("ranks") is not None
+    for each in tests:
+        if (each.measurement.level == 3) != asked:
+            continue
+        if hasattr(collector.obj, each.function):
+            raise collector.CollectError(f"{name}: there is already a {each.function} here; one recipe per file")
+        function = _test_function(declaration, each)
+        setattr(collector.obj, each.function, function)
+        made = collector.ihook.pytest_pycollect_makeitem(collector=collector, name=each.function, obj=function)
+        items.extend(made if isinstance(made, list) else [made])
+    return items
+
+
+def _test_function(declaration: Declaration, described: Test) -> Callable[..., None]:
+    timer = ReplayTimer()
+    measurement = described.measurement.name
+
+    @pytest.mark.benchmark(group=f"{declaration.name}/{measurement}", timer=timer)
+    @pytest.mark.filterwarnings("ignore:Benchmark fixture was not used")
+    def test(request: pytest.FixtureRequest, benchmark: Any, d5suite_backend: stash.Target) -> None:
+        benchmark.group = f"{d5suite_backend.case.name}/{measurement}"
+        replay(request, benchmark, d5suite_backend, timer)
+
+    test.__name__ = test.__qualname__ = described.function
+    test.__doc__ = f"{measurement} of {declaration.name}"
+    test.d5suite = described
+    return test
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Parametrise the tests over cases and the chosen backends."""
+    if stash.FIXTURE not in metafunc.fixturenames or not hasattr(metafunc.function, "d5suite"):
+        return
+    described: Test = metafunc.function.d5suite
+    config = metafunc.config
+    try:
+        chosen = settings(config)
+        cases = described.cases(chosen)
+    except D5Error as error:
+        config.stash[stash.WRONG] = str(error)
+        metafunc.parametrize(stash.FIXTURE, [])
+        return
+    parameters = []
+    for case in cases:
+        unasked = case.not_asked(described.measurement, chosen, metafunc.definition.path)
+        for selection, ranks, reason in _runners(config, case, chosen):
+            why = reason or case.cannot(selection.backend, described.measurement, chosen)
+            marks = [pytest.mark.d5suite_not_asked(unasked)] if unasked else []
+            marks += [pytest.mark.skip(reason=why)] if why and not unasked else []
+            target = _target(case, described, selection, ranks)
+            parameters.append(pytest.param(target, marks=marks, id=str(target)))
+    metafunc.parametrize(stash.FIXTURE, parameters)
+
+
+def _runners(config: pytest.Config, case: Case, chosen: Settings) -> Iterator[Runner]:
+    """What is to measure a case: its own runners, or chosen backends by each number of ranks."""
+    own = case.runners(chosen)
+    if own is not None:
+        yield from own
+        return
+    from d5suite.cases.case import Runner
+
+    for selection, reason in _choices(config):
+        if selection.backend.on_request and stash.SELECTIONS not in config.stash and not case.every_backend:
+            continue
+        for ranks in chosen.ranks or (None,):
+            yield Runner(selection, ranks, reason or _lacks_scheme(selection, ranks, chosen))
+
+
+def _lacks_scheme(selection: Selection, ranks: Ranks | None, chosen: Settings) -> str | None:
+    """Why a backend has no scheme of its own of the name that was asked for, or None."""
+    if ranks is None or not ranks.distributed.native:
+        return None
+    return selection.backend.lacks_scheme(
+        ranks.distributed.scheme, mode=selection.mode, device=chosen.device, precision=chosen.precision
+    )
+
+
+def _target(case: Case, described: Test, selection: Selection, ranks: Ranks | None) -> stash.Target:
+    target = stash.Target("-".join(str(each) for each in (case.label, selection, ranks) if each))
+    target.case, target.measurement, target.selection, target.ranks = case, described.measurement, selection, ranks
+    return target
+
+
+def _choices(config: pytest.Config) -> Iterator[tuple[Selection, str | None]]:
+    """Backends to measure, each with the reason why it cannot be, if any."""
+    if stash.SELECTIONS in config.stash:
+        yield from ((selection, None) for selection in config.stash[stash.SELECTIONS])
+        return
+    from d5suite.backends import Selection, discover
+    from d5suite.launch.base import interpreter
+
+    backends, faults = discover()
+    for fault in faults.values():
+        warnings.warn(pytest.PytestWarning(f"left out: {fault.what}"), stacklevel=1)
+    for backend in backends.values():
+        reason = None
+        try:
+            if not elsewhere(config) and interpreter(backend.name, pythons(config)) is None:
+                reason = backend.problem()
+            backend.check(device=config.getoption("device"), precision=config.getoption("precision"))
+        except D5Error as error:
+            reason = str(error)
+        yield Selection(backend, backend.default_mode), reason
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Deselect what was not asked for, and group the tests by job."""
+    marks = ((item, item.get_closest_marker("d5suite_not_asked")) for item in items)
+    unasked = config.stash[stash.UNASKED] = {item: mark.args[0] for item, mark in marks if mark is not None}
+    if unasked:
+        config.hook.pytest_deselected(items=list(unasked))
+        items[:] = [item for item in items if item not in unasked]
+    places = [index for index, item in enumerate(items) if stash.target(item) is not None]
+    jobs: dict[tuple[str, str], list[pytest.Item]] = {}
+    for index in places:
+        target = stash.target(items[index])
+        assert target is not None
+        jobs.setdefault(target.job, []).append(items[index])
+    batches = list(dict.fromkeys(batch for batch, _ in jobs))
+    ordered = [item for wanted in batches for (batch, _), its in jobs.items() if batch == wanted for item in its]
+    for index, item in zip(places, ordered, strict=True):
+        items[index] = item
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """End the run before anything is measured if the options contradict a case."""
+    config, option = session.config, session.config.option
+    begin(config, session.items)
+    if stash.WRONG in config.stash:
+        raise pytest.UsageError(config.stash[stash.WRONG])
+    targets = [stash.target(item) for item in session.items if item.get_closest_marker("skip") is None]
+    if option.collectonly or not any(targets):
+        return
+    saved = next((name for name in ("json", "save", "autosave") if getattr(option, f"benchmark_{name}")), None)
+    if option.benchmark_disable and not option.benchmark_enable and saved:
+        raise pytest.UsageError(f"--benchmark-disable saves no results: leave it out, or --benchmark-{saved}")
+    try:
+        for target in filter(None, targets):
+            target.case.check(target.selection.backend, target.measurement, settings(config))
+        session_of(config)
+    except D5Error as error:
+        raise pytest.UsageError(str(error)) from error

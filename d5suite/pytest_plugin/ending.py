@@ -1,0 +1,142 @@
+"""How a run ends: what is finished is saved, however it ends; what is absent is said."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import signal
+import threading
+from collections.abc import Generator
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+
+from d5suite.pytest_plugin import stash
+from d5suite.pytest_plugin.progress import progress_of
+
+KILLING = (signal.SIGTERM, signal.SIGHUP)
+"""What ends a run as Ctrl-C does, instead of killing it with its results."""
+
+MOST_REASONS = 8
+"""Lines of reasons why something is absent; pytest's ``-rs`` shows all."""
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtestloop(session: pytest.Session) -> Generator[None, object, object]:
+    """Let no interrupt, nor ``-x``, lose what workers have finished."""
+    config = session.config
+    if not any(stash.target(item) for item in session.items):
+        return (yield)
+    if config.option.write_jobs:
+        from d5suite.pytest_plugin.replay import write_jobs
+
+        write_jobs(session)
+        session.items.clear()
+        return (yield)
+    for each in KILLING:
+        if signal.getsignal(each) is signal.SIG_DFL:
+            _handle(config, each, _interrupt)
+    try:
+        return (yield)
+    except BaseException:
+        _finish(config)
+        _replay_finished(session)
+        raise
+    finally:
+        _finish(config)
+
+
+def _handle(config: pytest.Config, number: signal.Signals, handler: object) -> None:
+    if threading.current_thread() is threading.main_thread():
+        before = signal.signal(number, handler)  # type: ignore[arg-type]
+        config.stash[stash.SIGNALS].callback(signal.signal, number, before)
+
+
+def _interrupt(number: int, frame: object) -> NoReturn:
+    raise KeyboardInterrupt(signal.Signals(number).name)
+
+
+def _finish(config: pytest.Config) -> None:
+    """Ignore signals until the results are saved: a second Ctrl-C would lose what the first has."""
+    for each in (signal.SIGINT, *KILLING):
+        _handle(config, each, signal.SIG_IGN)
+
+
+def _replay_finished(session: pytest.Session) -> None:
+    """Run the tests whose measurements are finished, and keep partial results of the others."""
+    config = session.config
+    finished: list[pytest.Item] = []
+    for item in session.items:
+        target = stash.target(item)
+        if target is None or item.nodeid in progress_of(config).finished or stash.SESSION not in config.stash:
+            continue
+        found = config.stash[stash.SESSION].known(target.wanted, target.selection)
+        if found is not None and found.record is not None:
+            finished.append(item)
+        elif found is not None and found.kept:
+            group = f"{target.case.name}/{target.measurement.name}"
+            kept = stash.Kept(target.measurement, group, str(target), found.kept)
+            config.stash[stash.KEPT][item.nodeid] = kept
+    if finished:
+        with contextlib.suppress(BaseException):  # a fixture of the test that was interrupted
+            config.pluginmanager.getplugin("runner").pytest_sessionfinish(session)
+    for item, following in zip_longest(finished, finished[1:]):
+        config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """End with an error if nothing was measured, or not what was asked for by name."""
+    config, option = session.config, session.config.option
+    if (
+        option.collectonly
+        or option.setuponly
+        or option.write_jobs
+        or (option.benchmark_skip and not option.benchmark_only)
+    ):
+        return
+    unasked = config.stash[stash.UNASKED]
+    absent = {**unasked}
+    for item in session.items:
+        mark = item.get_closest_marker("skip")
+        if stash.target(item) is not None and mark is not None:
+            absent[item] = str(mark.kwargs.get("reason", "skipped"))
+    _say_lacking(config, absent)
+    nothing = absent and not config.stash[stash.RESULTS] and not session.testsfailed
+    missed = absent if nothing else {item: why for item, why in absent.items() if _is_named(item)}
+    if not missed:
+        return
+    reasons = list(dict.fromkeys(f"{item.name}: {why}" for item, why in missed.items()))
+    title = "nothing was measured" if nothing else "not measured, though asked for by name"
+    more = [f"and {len(reasons) - MOST_REASONS} more"] if len(reasons) > MOST_REASONS else []
+    config.stash[stash.REMARKS].append("\n  ".join([f"{title}:", *reasons[:MOST_REASONS], *more]))
+    if session.exitstatus == pytest.ExitCode.OK:
+        session.exitstatus = pytest.ExitCode.NO_TESTS_COLLECTED if nothing else pytest.ExitCode.TESTS_FAILED
+
+
+def _say_lacking(config: pytest.Config, absent: dict[pytest.Item, str]) -> None:
+    """Say why backends cannot run the user's own network."""
+    results: list[dict[str, Any]] = config.stash[stash.RESULTS]
+    targets = ((stash.target(item), why) for item, why in absent.items())
+    reasons = dict.fromkeys(why for target, why in targets if target is not None and target.case.every_backend)
+    if results and reasons and config.getoption("network") is not None:
+        config.stash[stash.REMARKS].append("\n  ".join(["not measured:", *reasons]))
+
+
+def _is_named(item: pytest.Item) -> bool:
+    """Whether the command line names both the measurement and the backend of a test."""
+    config, target = item.config, stash.target(item)
+    assert target is not None
+    backend, function = str(target.selection), item.name.partition("[")[0]
+    words = {word.lower().removeprefix("test_") for word in re.findall(r"[\w:.-]+", config.option.keyword)}
+    words -= {"and", "or", "not"}
+    ids = [named for file, _, named in (str(each).partition("::") for each in config.args) if _is(file, item)]
+    return item.name in ids or (
+        (function in ids or any(word in function for word in words))
+        and (config.getoption("backend") is not None or any(word in backend for word in words))
+    )
+
+
+def _is(file: str, item: pytest.Item) -> bool:
+    return Path(file).name == item.path.name

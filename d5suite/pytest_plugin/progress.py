@@ -1,0 +1,217 @@
+"""What a run shows: progress, each backend's rows as it finishes, the table at the end."""
+
+from __future__ import annotations
+
+import io
+import shutil
+import sys
+import time
+from collections.abc import Generator, Mapping
+from typing import Any
+
+import pytest
+
+from d5suite.pytest_plugin import stash
+from d5suite.pytest_plugin.options import benchmark_options, settings
+
+MOST_ROWS = 12
+"""Measurements of a job up to which each gets a row; a job of more gets one line."""
+
+CACHE_KEY = "d5suite/job_seconds"
+"""Where pytest's cache keeps how long jobs took, from which the time left is estimated."""
+
+TABLE_OPTIONS = ("columns", "sort", "group-by", "name", "histogram", "verbose", "compare", "compare-fail", "cprofile")
+"""Options of pytest-benchmark that ask for its own table."""
+
+Job = tuple[str, str]
+"""Batch of cases and backend."""
+
+
+class Progress:
+    """How far the jobs of a run are.
+
+    Parameters
+    ----------
+    config : pytest.Config
+    jobs : mapping
+        Each job's tests, in the order they run.
+
+    Attributes
+    ----------
+    finished : set of str
+        Tests that have run, by node ID.
+    """
+
+    def __init__(self, config: pytest.Config, jobs: Mapping[Job, list[str]]) -> None:
+        self.config = config
+        self.jobs = jobs
+        self.finished: set[str] = set()
+        self._rows: list[str] = []
+        self._failed = 0
+        self._started: dict[Job, float] = {}
+        self._seconds: dict[Job, float] = {}
+        cache = getattr(config, "cache", None)
+        self._known: dict[str, float] = cache.get(CACHE_KEY, {}) if cache is not None else {}
+
+    def tell(self, name: str, phase: str) -> None:
+        """Show what a worker does, on the terminal's last line."""
+        running = self._running()
+        place = f" [job {list(self.jobs).index(running) + 1} of {len(self.jobs)}{self._left()}]" if running else ""
+        line = f"{name}: {phase}"
+        width = shutil.get_terminal_size().columns - 3  # of a line that wraps, a part would stay
+        shown = f"{line[: width - len(place)]}{place}" if len(place) < width // 2 else line[:width]
+        print(f"\r\033[K  {shown}", end="", file=sys.__stderr__, flush=True)
+
+    def start(self, job: Job) -> None:
+        """A job's first test begins."""
+        self._started.setdefault(job, time.monotonic())
+
+    def add(self, job: Job, nodeid: str, row: str, *, failed: bool) -> str | None:
+        """Add a finished test; the rows of its job once it was the last."""
+        self.finished.add(nodeid)
+        self._rows.append(row)
+        self._failed += failed
+        if self.jobs[job][-1] != nodeid:
+            return None
+        self._seconds[job] = time.monotonic() - self._started.get(job, time.monotonic())
+        rows = self._rows
+        if len(rows) > MOST_ROWS:
+            end = f", {self._failed} failed" if self._failed else ""
+            rows = [f"  {job[1]}: {len(rows)} measurements in {self._seconds[job]:.0f} s{end}"]
+        self._rows, self._failed = [], 0
+        self._remember(job)
+        return "".join(f"\n{each}" for each in rows)
+
+    def _running(self) -> Job | None:
+        return next((job for job in self._started if job not in self._seconds), None)
+
+    def _left(self) -> str:
+        """An estimate of the time left, from this run and those before it; empty without one."""
+        total = 0.0
+        for job in self.jobs:
+            if job in self._seconds:
+                continue
+            known = self._known.get(self._key(job))
+            if known is None and self._seconds:
+                known = sum(self._seconds.values()) / len(self._seconds)
+            if known is None:
+                return ""
+            spent = time.monotonic() - self._started[job] if job in self._started else 0.0
+            total += max(known - spent, 0.0)
+        return f", about {total / 60:.0f} min left" if total >= 90 else f", about {total:.0f} s left"
+
+    def _key(self, job: Job) -> str:
+        chosen = settings(self.config)
+        what = (*job, chosen.preset, chosen.device, chosen.precision, chosen.threads, len(self.jobs[job]))
+        return " ".join(map(str, what))
+
+    def _remember(self, job: Job) -> None:
+        cache = getattr(self.config, "cache", None)
+        if cache is not None:
+            self._known[self._key(job)] = round(self._seconds[job], 1)
+            cache.set(CACHE_KEY, self._known)
+
+
+PROGRESS = pytest.StashKey[Progress]()
+
+
+def progress_of(config: pytest.Config) -> Progress:
+    """The run's progress."""
+    return config.stash[PROGRESS]
+
+
+def begin(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Prepare for the tests that will run."""
+    jobs: dict[Job, list[str]] = {}
+    for item in items:
+        target = stash.target(item)
+        if target is not None and item.get_closest_marker("skip") is None:
+            jobs.setdefault(target.job, []).append(item.nodeid)
+    config.stash[PROGRESS] = Progress(config, jobs)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Write a job's rows when its last test has run."""
+    report = yield
+    target = stash.target(item)
+    if target is None:
+        return report
+    report.user_properties.append(("d5suite", True))
+    if item.get_closest_marker("skip") is not None:
+        return report
+    job = target.job
+    progress = progress_of(item.config)
+    if call.when == "setup":
+        progress.start(job)
+    if call.when != "call":
+        return report
+    results = item.config.stash[stash.RESULTS]
+    info = results[-1]["extra_info"]["d5suite"] if report.passed and results else None
+    rows = progress.add(job, item.nodeid, _row(target, info, report.outcome), failed=report.failed)
+    reporter: Any = item.config.pluginmanager.getplugin("terminalreporter")
+    if rows and reporter is not None:
+        if item.config.stash[stash.TERMINAL]:
+            print("\r\033[K", end="", file=sys.__stderr__, flush=True)
+        reporter.write(rows)
+    return report
+
+
+def _row(target: stash.Target, info: Mapping[str, Any] | None, outcome: str) -> str:
+    start = f"  {target.job[1]:<18} {target.measurement.name:<21}"
+    if info is None:
+        return f"{start} {outcome}"
+    median, rate = info["median_s"], info["throughput"]
+    mark = "  (disturbed)" if info["machine"]["disturbed"] else ""
+    return f"{start} {_seconds(median):>10} {rate['value']:>10.4g} {rate['unit']}{mark}"
+
+
+def _seconds(value: float) -> str:
+    for unit, factor in (("s", 1.0), ("ms", 1e3)):
+        if value * factor >= 1:
+            return f"{value * factor:.4g} {unit}"
+    return f"{value * 1e6:.4g} µs"
+
+
+def pytest_report_teststatus(report: pytest.TestReport, config: pytest.Config) -> tuple[str, str, str] | None:
+    """Show no letter for a measurement, which has a row."""
+    shown = report.when == "call" or report.skipped
+    if shown and ("d5suite", True) in report.user_properties and config.option.verbose < 1:
+        return report.outcome, "", report.outcome.upper()
+    return None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_benchmark_group_stats(config: pytest.Config) -> Generator[None, Any, Any]:
+    """Leave d5suite's results out of pytest-benchmark's table, unless an option asks for that."""
+    groups = yield
+    if any(f"--benchmark-{name}" in benchmark_options(config) for name in TABLE_OPTIONS):
+        return groups
+    others = [(name, [each for each in group if "d5suite" not in each["extra_info"]]) for name, group in groups]
+    return [(name, group) for name, group in others if group]
+
+
+def pytest_terminal_summary(terminalreporter: Any, exitstatus: int, config: pytest.Config) -> None:
+    """Write the table of what was measured, what is to be said, and where the job files are."""
+    if config.stash[stash.RESULTS] and not config.getoption("benchmark_quiet", False):
+        _write_table(terminalreporter, config.stash[stash.RESULTS])
+    remarks = [*config.stash[stash.REMARKS]]
+    if (exitstatus or remarks) and stash.SESSION in config.stash:
+        remarks.append(f"job files, with results: {config.stash[stash.SESSION].folder}")
+    for remark in remarks:
+        terminalreporter.write_line(f"d5suite: {remark}")
+
+
+def _write_table(terminalreporter: Any, results: list[dict[str, Any]]) -> None:
+    from rich.console import Console
+
+    from d5suite.pytest_plugin.saving import add_derived
+    from d5suite.report.compare import read_benchmarks, show_results
+
+    add_derived([each["extra_info"]["d5suite"] for each in results])
+    console = Console(file=io.StringIO(), width=shutil.get_terminal_size().columns, markup=False, no_color=True)
+    show_results([("", read_benchmarks(results))], console)
+    terminalreporter.write_sep("=", "d5suite")
+    terminalreporter.write(console.file.getvalue())  # type: ignore[attr-defined]

@@ -1,0 +1,298 @@
+"""Results put in place whole: JSON, the raw series beside it, and plots."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import sys
+import uuid
+from collections.abc import Generator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from d5suite.errors import ConfigurationError, told
+from d5suite.files import PendingFile, check_writable, commit_all
+from d5suite.pytest_plugin import stash
+
+
+class AtomicDestination(os.PathLike[str]):
+    """A result path beside which pytest-benchmark writes; all files of a result are one unit.
+
+    Parameters
+    ----------
+    path : Path
+        Where the JSON file is to be; a symbolic link is followed.
+
+    Raises
+    ------
+    ConfigurationError
+        If nothing can be written there; the run then ends before anything is measured.
+    """
+
+    def __init__(self, path: Path) -> None:
+        given, where = path, f"--benchmark-json {path}"
+        self.direct = path.exists() and (not path.is_file() or str(path).startswith(("/dev/", "/proc/")))
+        self.path = path = path if self.direct else Path(os.path.realpath(path))
+        self._pending: dict[Path, PendingFile] = {}
+        if path.is_dir():
+            raise ConfigurationError("this is a folder", where=where)
+        if path.suffix in (".h5", ".png"):
+            raise ConfigurationError(
+                f"results are JSON, and files named {path.suffix} beside it hold series and pictures",
+                where=where,
+                hint=f"Choose a name such as {given.with_suffix('.json')}.",
+            )
+        if not self.direct:
+            try:
+                check_writable(path)
+            except OSError as error:
+                raise ConfigurationError(
+                    f"results cannot be written here: {error.strerror}",
+                    where=where,
+                    hint="Choose a file in a folder that exists and may be written to.",
+                ) from error
+
+    @property
+    def written(self) -> bool:
+        """Whether the JSON file was written."""
+        return self.direct or self.path in self._pending
+
+    def beside(self, suffix: str) -> Path:
+        """The path of a further file of this result, such as ``.h5``."""
+        return self.path.with_name(self.path.name.removesuffix(".json") + suffix)
+
+    def pending(self, path: Path) -> Path:
+        """Where to write a file that `commit` puts at ``path``."""
+        if path not in self._pending:
+            self._pending[path] = PendingFile(path)
+        return self._pending[path].temporary
+
+    def leave_out(self, path: Path) -> None:
+        """Forget a file that was to be written."""
+        self._pending.pop(path).discard()
+
+    def __fspath__(self) -> str:
+        return str(self.path if self.direct else self.pending(self.path))
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+    def commit(self) -> None:
+        """Put all that was written in place: everything or, after an error, nothing."""
+        commit_all(list(self._pending.values()))
+
+    def discard(self) -> None:
+        """Remove what was written, if it was not committed."""
+        for each in self._pending.values():
+            each.discard()
+
+
+DESTINATION = pytest.StashKey[AtomicDestination]()
+"""Where the results of this run go."""
+
+MISSED = ".missed.h5"
+"""What the name of a file ends in that holds partial results of failures."""
+
+
+def pytest_benchmark_update_json(config: pytest.Config, output_json: dict[str, Any]) -> None:
+    """Make the JSON strictly valid, describe its measurements, write series and plots."""
+    ours = [bench for bench in output_json["benchmarks"] if "d5suite" in bench["extra_info"]]
+    add_derived([bench["extra_info"]["d5suite"] for bench in ours])
+    finite = _finite(output_json)
+    output_json.clear()
+    output_json.update(finite)
+    if not ours and not config.stash[stash.KEPT]:
+        return
+    from d5suite.pytest_plugin.options import settings
+    from d5suite.session.record import SCHEMA
+
+    facts: dict[str, Any] = {"schema": SCHEMA, "measurements": _measurements(config)}
+    output_json["d5suite"] = facts
+    if config.stash[stash.FAILURES]:
+        facts["failures"] = config.stash[stash.FAILURES]
+    destination = config.stash.get(DESTINATION, None)
+    if destination is None or destination.direct:
+        return
+    from d5suite.report.series import save_series
+
+    series = {
+        bench["fullname"]: config.stash[stash.RECORDS][bench["fullname"]]
+        for bench in output_json["benchmarks"]
+        if bench["fullname"] in config.stash[stash.RECORDS]
+    }
+    path = destination.beside(".h5")
+    gathered = settings(config).from_jobs is not None
+    if gathered:
+        _as_measured(output_json, ours)
+    facts["series"], facts["series_token"] = path.name, (token := _token(output_json if gathered else None))
+    save_series(destination.pending(path), series, token)
+    pictures = _save_plots(config, destination, output_json["benchmarks"], series)
+    if pictures:
+        facts["pictures"] = pictures
+
+
+def _token(content: dict[str, Any] | None) -> str:
+    """What tells a file's series from those of others; of the same content the same."""
+    if content is None:
+        return uuid.uuid4().hex
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def _as_measured(output_json: dict[str, Any], ours: list[dict[str, Any]]) -> None:
+    """State when and where jobs ran, instead of when and where their results were gathered."""
+    records = [bench["extra_info"]["d5suite"] for bench in ours]
+    output_json["datetime"] = max((each["environment"].get("time", "") for each in records), default="")
+    for each in records[:1]:
+        facts = each["environment"]
+        nodes = dict.fromkeys(node["name"] for other in records for node in other.get("nodes", ()))
+        output_json["machine_info"] = {
+            "node": ",".join(nodes),
+            "processor": facts["cpu"].get("model"),
+            "machine": facts["os"].get("architecture"),
+            "python_implementation": facts["python"]["implementation"],
+            "python_version": facts["python"]["version"],
+            "system": facts["os"]["system"],
+            "release": facts["os"]["release"],
+            "cpu": facts["cpu"],
+        }
+
+
+def _measurements(config: pytest.Config) -> dict[str, Any]:
+    """A description of each measurement in the file, by which others read it without its code."""
+    return {each["measurement"].name: each["measurement"].describe() for each in config.stash[stash.RESULTS]}
+
+
+def _save_plots(
+    config: pytest.Config, destination: AtomicDestination, benchmarks: list[dict[str, Any]], series: Mapping[str, Any]
+) -> list[str]:
+    """Plots beside the JSON, of results and of partial results of failures; their names.
+
+    Series of failures have no place in the JSON's own HDF5 file, and get one of theirs.
+    """
+    from d5suite.report.plots import PARTIAL, Plotted, save_plot
+    from d5suite.report.series import save_series
+
+    kinds: dict[str, str] = {}
+    found: dict[str, list[Plotted]] = {}
+    plots = {each["group"]: each["measurement"].plot for each in config.stash[stash.RESULTS]}
+    for bench in benchmarks:
+        if plots.get(bench["group"]) and bench["fullname"] in series:
+            kinds[bench["group"]] = plots[bench["group"]]
+            facts = bench["extra_info"]["d5suite"]
+            found.setdefault(bench["group"], []).append(Plotted(bench["param"], facts, series[bench["fullname"]]))
+    kept = config.stash[stash.KEPT]
+    for each in kept.values():
+        if each.measurement.plot in PARTIAL:
+            kinds[each.group] = each.measurement.plot
+            unfinished = Plotted(f"{each.backend}, not finished", each.facts, each.facts["series"])
+            found.setdefault(each.group, []).append(unfinished)
+    if kept:
+        save_series(
+            destination.pending(destination.beside(MISSED)), {n: each.facts["series"] for n, each in kept.items()}
+        )
+    pictures = []
+    for group, results in found.items():
+        picture = _picture_path(destination, group, kinds[group])
+        try:
+            save_plot(kinds[group], destination.pending(picture), group, results)
+            pictures.append(picture.name)
+        except OSError:
+            raise
+        except Exception as error:  # what cannot be drawn must not cost the numbers
+            destination.leave_out(picture)
+            config.stash[stash.REMARKS].append(f"no picture of {group}: {told(error)}")
+    return pictures
+
+
+def _picture_path(destination: AtomicDestination, group: str, kind: str) -> Path:
+    from d5suite.report.plots import BESIDE
+
+    return destination.beside(f".{group.partition('/')[0]}{BESIDE.get(kind, '')}.png")
+
+
+def where_kept(config: pytest.Config, kept: stash.Kept) -> str:
+    """Where partial results of a failure will be found, as the end of its message."""
+    destination = config.stash.get(DESTINATION, None)
+    if destination is None or destination.direct:
+        return ""
+    what = "its samples: "
+    if kept.measurement.plot:
+        what = f"curves of its runs: {_picture_path(destination, kept.group, kept.measurement.plot)}, "
+    return f"\n{what}{destination.beside(MISSED)}"
+
+
+def add_derived(found: list[dict[str, Any]]) -> None:
+    """Give results what needs all of the run: parts of ceilings, and efficiencies."""
+    from d5suite.report.scaling import add_efficiency
+
+    add_efficiency(found)
+    _add_fractions(found)
+
+
+def _add_fractions(found: list[dict[str, Any]]) -> None:
+    """Give every level-0 result its part of the ceilings: the best of all backends in this run."""
+    measured = [info for info in found if "ceilings" in info]
+    best: dict[str, tuple[float, str]] = {}
+    for info in measured:
+        for key, value in info.pop("ceilings").items():
+            best[key] = max(best.get(key, (0.0, "")), (value, info["backend"]["name"]))
+    for info in measured:
+        achieved = info["achieved"]
+        info["ceiling"] = {key: {"value": value, "backend": name} for key, (value, name) in best.items()}
+        info["fraction_of_ceiling"] = {
+            key: achieved[key] / best[key][0] if achieved[key] and key in best else None for key in achieved
+        }
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_sessionfinish(session: pytest.Session) -> Generator[None, object, object]:
+    """Around pytest-benchmark's saving: put the files in place only when all are whole."""
+    config = session.config
+    destination = config.stash.get(DESTINATION, None)
+    try:
+        result = yield
+        if destination is not None:
+            if not destination.written:
+                _save_plots(config, destination, [], {})  # pytest-benchmark had nothing to save
+                _tell_of_older(session, destination)
+            destination.commit()
+        return result
+    except OSError as error:
+        if destination is None:
+            raise
+        config.stash[stash.REMARKS].append(
+            f"ERROR: --benchmark-json {destination}: the results could not be saved: {error.strerror or error}; "
+            "what was there before is untouched"
+        )
+        session.exitstatus = pytest.ExitCode.USAGE_ERROR
+        return None
+    finally:
+        if destination is not None:
+            destination.discard()
+        config.stash[stash.SIGNALS].close()
+        if stash.SESSION in config.stash:
+            config.stash[stash.SESSION].close()
+            if config.stash[stash.TERMINAL]:
+                print("\r\033[K", end="", file=sys.__stderr__, flush=True)
+
+
+def _tell_of_older(session: pytest.Session, destination: AtomicDestination) -> None:
+    ours = session.config.stash[stash.UNASKED] or any(stash.target(item) for item in session.items)
+    if ours and destination.path.exists() and not session.config.option.collectonly:
+        session.config.stash[stash.REMARKS].append(
+            f"{destination} is of an earlier run: this one has nothing to save there"
+        )

@@ -1,0 +1,83 @@
+"""What the plug-in's parts keep in pytest's configuration."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pytest
+
+if TYPE_CHECKING:
+    from d5suite.backends import Selection
+    from d5suite.cases.case import Case, Settings  # noqa: F401  named in strings below
+    from d5suite.job import Ranks
+    from d5suite.measurements.base import Measurement
+    from d5suite.session import Session  # noqa: F401
+    from d5suite.session.session import Wanted
+
+
+class Kept(NamedTuple):
+    """Partial results of a test that failed: `d5suite.session.Found.kept`, and whose they are."""
+
+    measurement: type[Measurement]
+    group: str
+    backend: str
+    facts: dict[str, Any]
+
+
+class Target(str):
+    """A test's parameter: its identifier, with the case, measurement and backend."""
+
+    case: Case
+    measurement: type[Measurement]
+    selection: Selection
+    ranks: Ranks | None
+
+    @property
+    def wanted(self) -> Wanted:
+        """What it measures, as the session knows it."""
+        from d5suite.session.session import Wanted
+
+        return Wanted(self.case, self.measurement, self.ranks)
+
+    @property
+    def job(self) -> tuple[str, str]:
+        """The job that measures it: a batch of cases, and what runs them."""
+        return self.wanted.job_on(self.selection)
+
+
+FIXTURE = "d5suite_backend"
+"""The name of that parameter."""
+
+SESSION = pytest.StashKey["Session"]()
+SETTINGS = pytest.StashKey["Settings"]()
+SELECTIONS = pytest.StashKey["list[Selection]"]()
+TERMINAL = pytest.StashKey[bool]()
+RECORDS = pytest.StashKey["dict[str, dict[str, Any]]"]()
+RESULTS = pytest.StashKey["list[dict[str, Any]]"]()
+"""What was measured, as the benchmarks of a result file."""
+
+UNASKED = pytest.StashKey["dict[pytest.Item, str]"]()
+"""Tests that were deselected because the options do not ask for them, with reasons."""
+
+WRONG = pytest.StashKey[str]()
+"""What is wrong with the options, as collecting the tests has shown."""
+
+REMARKS = pytest.StashKey["list[str]"]()
+"""What the end of the run says, beside its results."""
+
+SIGNALS = pytest.StashKey[contextlib.ExitStack]()
+"""Puts the handlers of signals back, once results are saved."""
+
+KEPT = pytest.StashKey["dict[str, Kept]"]()
+
+FAILURES = pytest.StashKey["list[dict[str, Any]]"]()
+"""Measurements without a record: their group, backend and message, and whether the answer was
+wrong."""
+
+
+def target(item: pytest.Item) -> Target | None:
+    """What a test item measures; None if it is not one of d5suite's."""
+    callspec = getattr(item, "callspec", None)
+    found = callspec.params.get(FIXTURE) if callspec is not None else None
+    return found if isinstance(found, Target) else None

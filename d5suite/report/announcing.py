@@ -1,0 +1,162 @@
+"""A comparison as a table for people, Markdown for a summary page, and JUnit XML for a CI server.
+
+Names come from files: `d5suite.report.runs` has made them printable, and here each format's own
+special characters are escaped. Imports rich and its neighbours.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Sequence
+from xml.etree import ElementTree as XML
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from d5suite.report.formats import figure
+from d5suite.report.runs import Entry
+from d5suite.report.verdicts import Comparison, Exit, Verdict, summary
+
+STYLES = {"slower": "red", "invalid": "red", "missing": "red", "faster": "green", "uncertain": "yellow"}
+
+_NAMED = 3
+"""Benchmarks that are named of those that a difference concerns."""
+
+
+def show_comparison(comparison: Comparison, console: Console) -> None:
+    """Print the table, what each verdict rests on, and the summary.
+
+    Parameters
+    ----------
+    comparison : Comparison
+    console : rich.console.Console
+    """
+    if comparison.verdicts:
+        table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+        table.add_column("", overflow="fold")
+        for heading in ("base ms", "new ms", "ratio", "interval", "verdict"):
+            table.add_column(heading, justify="left" if heading == "verdict" else "right", no_wrap=True)
+        heading = ""
+        for each in comparison.verdicts:
+            group, backend = split(each.name)
+            if group and group != heading:
+                table.add_row(group, style="bold")
+            heading = group
+            style = STYLES.get(each.verdict, "red" if each.regressions else "")
+            table.add_row(f"  {backend}" if group else backend, *_cells(each), style=style)
+        console.print(table, highlight=False)
+    for heading, lines in _remarks(comparison):
+        console.print("\n".join([heading, *(f"  {line}" for line in lines)]), highlight=False)
+    console.print(f"{summary(comparison)} (exit {int(comparison.exit)})", style="bold", highlight=False)
+
+
+def split(name: str) -> tuple[str, str]:
+    """The group and the backend in a name; of another tool's benchmark nothing and the name."""
+    group, space, backend = name.rpartition(" ")
+    return (group, backend) if space and "/" in group and " " not in group and "::" not in group else ("", name)
+
+
+def _cells(found: Verdict) -> tuple[str, str, str, str, str]:
+    ratio = interval = "–"
+    if found.change is not None:
+        ratio = f"{found.change.ratio:.3f}"
+        interval = f"{found.change.low:.2f}–{found.change.high:.2f}"
+    return _median(found.base), _median(found.new), ratio, interval, _said(found)
+
+
+def _said(found: Verdict) -> str:
+    """The verdict, with regressions of anything but time."""
+    return "; ".join([found.verdict, *(f"{each}!" for each in found.regressions if each != "time")])
+
+
+def _median(entry: Entry | None) -> str:
+    if entry is None or entry.wrong:
+        return "–"
+    return f"{entry.series.median / 2**20:.4g} MiB" if entry.is_memory else figure(1e3 * entry.series.median)
+
+
+def _remarks(comparison: Comparison) -> list[tuple[str, Sequence[str]]]:
+    """What stands below the table: headings with their lines."""
+    remarks: list[tuple[str, Sequence[str]]] = []
+    if comparison.differences:
+        what = "differ, compared all the same:" if comparison.forced else "the runs differ, and are not compared:"
+        lines = [f"{difference} ({_counted(names)})" for difference, names in comparison.differences.items()]
+        remarks.append((what, lines if comparison.forced else [*lines, "--force compares them all the same"]))
+    for verdicts, heading in (
+        (("invalid",), "invalid:"),
+        (("slower", "faster", "same", "new"), "found:"),
+        (("missing",), "missing:"),
+        (("uncertain",), "uncertain:"),
+    ):
+        told = _grouped([(each.name, reason) for each in comparison.verdicts if each.verdict in verdicts
+                         for reason in each.reasons])  # fmt: skip
+        if told:
+            remarks.append((heading, told))
+    facts = _grouped([(each.name, note) for each in comparison.verdicts for note in each.notes])
+    if facts:
+        remarks.append(("also different:", facts))
+    if comparison.notes:
+        remarks.append(("note:", comparison.notes))
+    return remarks
+
+
+def _grouped(told: Sequence[tuple[str, str]]) -> list[str]:
+    """One line for each thing that is told, with the benchmarks it is told of."""
+    names: dict[str, list[str]] = defaultdict(list)
+    for name, what in told:
+        names[what].append(name)
+    return [f"{what} ({_counted(its)})" for what, its in names.items()]
+
+
+def _counted(names: Sequence[str]) -> str:
+    more = len(names) - _NAMED
+    return ", ".join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")
+
+
+def to_markdown(comparison: Comparison) -> str:
+    """A table in GitHub's Markdown, as CI servers show on a job's page."""
+    lines = [f"**{_markdown(summary(comparison))}** (exit {int(comparison.exit)})", ""]
+    if comparison.verdicts:
+        lines += ["| benchmark | base ms | new ms | ratio | interval | verdict |", "|:--|--:|--:|--:|--:|:--|"]
+        lines += [f"| {' | '.join(map(_markdown, [each.name, *_cells(each)]))} |" for each in comparison.verdicts]
+    for heading, told in _remarks(comparison):
+        lines += ["", _markdown(heading), "", *(f"- {_markdown(line)}" for line in told)]
+    return "\n".join(lines) + "\n"
+
+
+def _markdown(text: str) -> str:
+    """Text in which nothing is markup: no link, no HTML, no mention of a person."""
+    escaped = re.sub(r"([\\`*_{}\[\]()#+!|~>-])", r"\\\1", text).replace("&", "&amp;").replace("<", "&lt;")
+    return escaped.replace("@", "@\u200b")
+
+
+def to_junit(comparison: Comparison) -> bytes:
+    """JUnit XML: a regression or a missing benchmark fails, a wrong answer errs, doubt skips."""
+    suite = XML.Element("testsuite", name="d5suite compare")
+    counts = {"failure": 0, "error": 0, "skipped": 0}
+    cases = [(each.name, _junit(each), "; ".join(each.reasons)) for each in comparison.verdicts]
+    if comparison.exit == Exit.NOT_COMPARABLE:
+        cases = [(difference, "error", "the runs are not comparable") for difference in comparison.differences]
+    for name, kind, message in cases:
+        group, backend = split(name)
+        case = XML.SubElement(suite, "testcase", classname=group or "benchmark", name=backend)
+        if kind:
+            counts[kind] += 1
+            XML.SubElement(case, kind, message=message)
+    numbers = {"failures": counts["failure"], "errors": counts["error"], "skipped": counts["skipped"]}
+    for attribute, number in {"tests": len(cases), **numbers}.items():
+        suite.set(attribute, str(number))
+    XML.indent(suite)
+    text = XML.tostring(suite, encoding="utf-8", xml_declaration=True)
+    assert isinstance(text, bytes)
+    return text + b"\n"
+
+
+def _junit(found: Verdict) -> str:
+    if found.verdict == "invalid":
+        return "error"
+    if found.regressions or found.verdict == "missing":
+        return "failure"
+    return "skipped" if found.verdict == "uncertain" else ""

@@ -1,0 +1,120 @@
+"""How tables write figures: formats by name, as `d5suite.measurements.tables.Column` asks for them.
+
+Imports `d5suite.measurements.tables`.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from d5suite.errors import JobError
+from d5suite.measurements.tables import Column
+
+CONFIDENCE = 0.95
+"""Of intervals with enough samples."""
+
+
+class Cell(NamedTuple):
+    """What a format may look at.
+
+    Attributes
+    ----------
+    value : object
+        At the column's path.
+    scale : float
+    record : mapping
+        The whole record.
+    wide : bool
+        Whether the terminal is wide.
+    """
+
+    value: Any
+    scale: float
+    record: Mapping[str, Any]
+    wide: bool
+
+
+def figure(value: float) -> str:
+    """Four significant digits, without an exponent."""
+    return f"{value:.0f}" if value >= 1000 else f"{value:.4g}"
+
+
+def _interval(cell: Cell) -> str:
+    shown = "–".join(figure(cell.scale * bound) for bound in cell.value)
+    confidence = cell.record["median_ci_confidence"]
+    return f"{shown} ({confidence:.0%})" if cell.wide and confidence < CONFIDENCE else shown
+
+
+def _interval_with_confidence(cell: Cell) -> str:
+    shown = "–".join(figure(cell.scale * bound) for bound in cell.value)
+    return f"{shown} ({cell.record['median_ci_confidence']:.0%})"
+
+
+def _worst_share(cell: Cell) -> str:
+    """The largest error as a part of its tolerance; the error itself if nothing is tolerated."""
+    return f"{max(float(c['error'] / c['tolerance'] if c['tolerance'] else c['error']) for c in cell.value):.2g}"
+
+
+def _needed(cell: Cell) -> str:
+    """What a network needs by its definition: see ``results/schema.json``."""
+    parts = ("parameters_bytes", "gradients_bytes", "optimizer_state_bytes", "activations_bytes")
+    needed = sum(cell.value.get(part, 0) for part in parts)
+    return f"{needed / 2**20:.0f}" if needed else "–"
+
+
+def _runs_there(cell: Cell) -> str:
+    return f"{sum('seconds' in run for run in cell.value)} of {len(cell.value)}"
+
+
+FORMATS: Mapping[str, Callable[[Cell], str]] = {
+    "figure": lambda cell: figure(cell.scale * cell.value),
+    "tenths": lambda cell: f"{cell.scale * cell.value:.1f}",
+    "hundredths": lambda cell: f"{cell.scale * cell.value:.2f}",
+    "thousandths": lambda cell: f"{cell.scale * cell.value:.3f}",
+    "range of thousandths": lambda cell: "–".join(f"{cell.scale * bound:.3f}" for bound in cell.value),
+    "percent": lambda cell: f"{100 * cell.value:.0f}%",
+    "efficiency": lambda cell: f"{100 * cell.value['efficiency']:.0f}% {cell.value['mode']}",
+    "mebibytes": lambda cell: f"{cell.value / 2**20:.0f}",
+    "needed mebibytes": _needed,
+    "interval": _interval,
+    "interval with its confidence": _interval_with_confidence,
+    "median": lambda cell: figure(cell.scale * statistics.median(cell.value)),
+    "runs that got there": _runs_there,
+    "sum in tenths": lambda cell: f"{cell.scale * sum(cell.value.values()):.1f}",
+    "text": lambda cell: str(cell.value),
+    "worst share": _worst_share,
+}
+"""By name."""
+
+
+def at(record: Mapping[str, Any], path: str) -> Any:
+    """The value at a path of names with dots between them; of a list, its items' values.
+
+    None where there is none.
+    """
+    found: Any = record
+    for name in path.split("."):
+        if isinstance(found, Sequence) and not isinstance(found, str):
+            found = [item[name] for item in found if name in item] or None
+        elif isinstance(found, Mapping):
+            found = found.get(name)
+        else:
+            return None
+    return found
+
+
+def text_of(column: Column, record: Mapping[str, Any], wide: bool) -> str:
+    """What a column says of a record from `d5suite.report.reading`.
+
+    Raises
+    ------
+    JobError
+        If the value is not what the column's format takes, or nobody knows that format.
+    """
+    value = at(record, column.value)
+    try:
+        return "–" if value is None else FORMATS[column.format](Cell(value, column.scale, record, wide))
+    except (ArithmeticError, LookupError, TypeError, ValueError) as error:  # of a plug-in that is not installed
+        raise JobError(f"{column.value} cannot be shown as {column.format!r}: {error}", where=record["place"]) from None

@@ -1,0 +1,125 @@
+"""What is known of a network before it runs: its cost, and which backend can run it.
+
+Imports rich, the network and the backends' data.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from d5suite.backends import Backend, discover
+from d5suite.network import Network
+from d5suite.network.analysis import NetworkCost, analyse
+from d5suite.network.given import Given
+
+WIDTH = 4
+"""Bytes of a value: float32."""
+
+STEPS = {"inference": (), "gradient": ("gradient",), "training_step": ("gradient", "level 2")}
+"""What a backend must not lack for each measurement, beside operators."""
+
+
+def description(given: Given, *, batch_size: int) -> dict[str, Any]:
+    """Describe a network and who can run it; JSON-able.
+
+    Parameters
+    ----------
+    given : Given
+    batch_size : int
+        Samples, where the network takes any number.
+
+    Raises
+    ------
+    NetworkError
+        If the graph does not determine a tensor's size.
+    """
+    network, cost = given.network, analyse(given.network, batch_size=batch_size)
+    parameters, activations = WIDTH * cost.parameters, cost.activation_bytes
+    return {
+        "network": network.name,
+        "batch_size": network.batch_size or batch_size,
+        "inputs": [_tensor(network, name) for name in network.inputs],
+        "outputs": [_tensor(network, name) for name in network.outputs],
+        "parameters": cost.parameters,
+        "macs": cost.macs,
+        "memory_bytes": {
+            "inference": {"parameters": parameters, "activations": activations},
+            "training_step": {"parameters": parameters, "gradients": parameters, "activations": activations},
+        },
+        "untrainable": given.untrainable,
+        "backends": {name: _ability(backend, given) for name, backend in discover()[0].items()},
+    }
+
+
+def _tensor(network: Network, name: str) -> dict[str, Any]:
+    return {"name": name, "shape": list(network.shapes[name]), "type": str(network.dtypes[name])}
+
+
+def _ability(backend: Backend, given: Given) -> dict[str, Any]:
+    """Return which measurements a backend can make of a network, and why not the others."""
+    lacks = [
+        {"operator": operator, "nodes": names, "reason": backend.absent.get(operator, "")}
+        for operator, names in sorted(backend.missing_operators(given.network).items())
+    ]
+    reasons = [f"no {key}: {backend.absent[key]}" for key in STEPS["training_step"] if key in backend.absent]
+    can = [
+        name
+        for name, needs in STEPS.items()
+        if not lacks and not any(key in backend.absent for key in needs) and not (needs and given.untrainable)
+    ]
+    return {"can": can, "lacks": lacks, "reasons": reasons, "installed": backend.problem() is None}
+
+
+def show_network(found: dict[str, Any], console: Console) -> None:
+    """Print a `description`: tensors, cost, and a row per backend."""
+    tensors = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
+    for kind in ("inputs", "outputs"):
+        for each in found[kind]:
+            shape = "×".join("N" if n is None else str(n) for n in each["shape"]) or "scalar"
+            tensors.add_row(kind.removesuffix("s"), each["name"], shape, each["type"])
+    console.print(tensors)
+    for name, parts in found["memory_bytes"].items():
+        listed = ", ".join(f"{part} {size / 2**20:,.1f}" for part, size in parts.items())
+        console.print(f"memory of {name}, MiB: {listed}; together {sum(parts.values()) / 2**20:,.1f}")
+    if found["untrainable"]:
+        console.print(f"no gradient and training_step: {found['untrainable']}")
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for column in ("", *STEPS, "lacks"):
+        table.add_column(column, overflow="fold")
+    for name, each in found["backends"].items():
+        lacks = [
+            f"{lacking['operator']} (node {lacking['nodes'][0]}"
+            + (f" and {len(lacking['nodes']) - 1} more" if len(lacking["nodes"]) > 1 else "")
+            + ")"
+            + (f": {lacking['reason']}" if lacking["reason"] else "")
+            for lacking in each["lacks"]
+        ]
+        notes = [*lacks, *([] if lacks else each["reasons"]), *([] if each["installed"] else ["not installed"])]
+        table.add_row(name, *("yes" if step in each["can"] else "–" for step in STEPS), "; ".join(notes))
+    console.print(table)
+
+
+def cost_table(cost: NetworkCost, title: str, *, layers: bool) -> Table:
+    """Return the parameters, multiply-accumulates and activations, in all or of each layer."""
+    table = Table(title=title, title_justify="left")
+    for column in ("layer", "operator", "output"):
+        table.add_column(column)
+    for column in ("parameters", "MMAC", "activation KiB"):
+        table.add_column(column, justify="right")
+    if layers:
+        for node in cost.nodes:
+            shape = "×".join(str(n) for n in node.output_shape)
+            table.add_row(
+                node.name, node.op_type, shape, f"{node.parameters:,}", f"{node.macs / 1e6:,.1f}",
+                f"{node.activation_bytes / 1024:,.0f}",
+            )  # fmt: skip
+        table.add_section()
+    table.add_row(
+        f"{len(cost.nodes)} layers", "", "", f"{cost.parameters:,}", f"{cost.macs / 1e6:,.3f}",
+        f"{cost.activation_bytes / 1024:,.0f}",
+    )  # fmt: skip
+    return table

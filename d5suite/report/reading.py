@@ -1,0 +1,241 @@
+"""Result files as records: read strictly, checked against the schema, told apart by what differs.
+
+Files come from anywhere. Imports jsonschema (late), `d5suite.measurements` and its neighbours.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from d5suite.errors import ConfigurationError, JobError
+from d5suite.files import read_json
+from d5suite.measurements import discover
+from d5suite.measurements.tables import Table
+from d5suite.report.formats import text_of
+from d5suite.report.schema import result_schema
+from d5suite.report.series import check_pair
+
+Conditions = tuple[tuple[str, str], ...]
+"""Under which a result was taken, by name: results of others do not stand in one table."""
+
+Key = tuple[str, Conditions, str]
+"""Group (case/measurement), conditions, and backend."""
+
+_NAMED_FAULTS = 3
+_LONGEST_FAULT = 200
+
+
+def load_results(path: Path) -> dict[Key, dict[str, Any]]:
+    """Read the d5suite benchmarks of a result file.
+
+    Raises
+    ------
+    JobError
+        If the file cannot be read, does not fit the schema, or has two results of one name and
+        equal conditions.
+    ConfigurationError
+        If it holds none, or none that can be shown.
+    """
+    content = read_json(path)
+    try:
+        if not isinstance(content, dict) or not isinstance(content.get("benchmarks", []), list):
+            raise JobError("this is not a result file: an object with a list of benchmarks", where=str(path))
+        ours = {place: each for place, each in enumerate(content.get("benchmarks", [])) if is_ours(each)}
+        if not ours:
+            others = len(content.get("benchmarks", []))
+            raise ConfigurationError(
+                "no d5suite results here" + (f", but {others} benchmarks of pytest-benchmark" if others else ""),
+                where=str(path),
+                hint="pytest-benchmark compare shows those." if others
+                else "Make some: pytest recipes/ (or operators/) --benchmark-json FILE",
+            )  # fmt: skip
+        _check(content, ours, str(path))
+        check_pair(path, content.get("d5suite", {}))
+        shown = printable([{**each, "stats": {}} for each in ours.values()])
+        for each, (place, given) in zip(shown, ours.items(), strict=True):
+            each.update(stats=given["stats"], place=f"benchmarks.{place}")
+        found = read_benchmarks(shown, printable(content.get("d5suite", {}).get("measurements", {})))
+        for each in found.values():
+            for column in each["table"].columns:
+                text_of(column, each, True)  # raises before anything is shown
+        return found
+    except RecursionError:
+        raise JobError("it is nested too deeply", where=str(path)) from None
+    except (JobError, ConfigurationError) as error:
+        if error.where == str(path):
+            raise
+        where = f"{path}, {error.where}" if error.where else str(path)
+        raise type(error)(error.what, where=where, hint=error.hint) from None
+
+
+def is_ours(bench: Any) -> bool:
+    """Whether a benchmark is d5suite's, or too odd to be anybody's."""
+    info = bench.get("extra_info", {}) if isinstance(bench, dict) else None
+    return not isinstance(info, dict) or "d5suite" in info
+
+
+def _check(content: Mapping[str, Any], ours: Mapping[int, Any], path: str) -> None:
+    """Check a file against the schema; other benchmarks in it may be as they like."""
+    import jsonschema
+
+    schema = result_schema()
+    known = schema["$defs"]["record"]["properties"]["schema"]["const"]
+    for place, named in [("", content.get("d5suite")), *((_place(i), _record(each)) for i, each in ours.items())]:
+        if isinstance(named, dict) and named.get("schema", known) != known:
+            raise JobError(
+                f"its schema is {_short(repr(named['schema']))}, and this version of d5suite reads {known!r}",
+                where=f"{path}{place}",
+                hint="Read it with the version of d5suite that wrote it.",
+            )
+    slow = {place: _samples(each, f"{path}{_place(place)}") for place, each in ours.items()}
+    checked = {**content, "benchmarks": list(slow.values())}
+    faults = []
+    for error in jsonschema.Draft202012Validator(schema).iter_errors(checked):
+        at = list(error.absolute_path)
+        if at[:1] == ["benchmarks"] and len(at) > 1:
+            at[1] = list(slow)[int(at[1])]
+        faults.append(f"{'.'.join(map(str, at)) or 'the file'}: {_short(error.message)}")
+        if len(faults) == _NAMED_FAULTS:
+            break
+    if faults:
+        raise JobError("this does not fit results/schema.json: " + _escaped("; ".join(faults)), where=path)
+
+
+def _samples(bench: Any, where: str) -> Any:
+    """Check all samples; keep only the first, because a schema takes long for each."""
+    stats = bench.get("stats") if isinstance(bench, dict) else None
+    data = stats.get("data") if isinstance(stats, dict) else None
+    if not isinstance(data, list):
+        return bench
+    for place, each in enumerate(data):
+        if isinstance(each, bool) or not isinstance(each, int | float) or not each > 0:
+            raise JobError(f"sample {_short(repr(each))} is not a positive number", where=f"{where}.stats.data.{place}")
+    return {**bench, "stats": {**stats, "data": data[:1]}}  # type: ignore[dict-item]
+
+
+def _record(bench: Any) -> Any:
+    info = bench.get("extra_info") if isinstance(bench, dict) else None
+    return info.get("d5suite") if isinstance(info, dict) else None
+
+
+def _place(number: int) -> str:
+    return f", benchmarks.{number}"
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _LONGEST_FAULT else f"{text[:_LONGEST_FAULT]}..."
+
+
+def printable(value: Any) -> Any:
+    """The same without characters that a terminal would obey: those are written as escapes."""
+    if isinstance(value, str):
+        return _escaped(value)
+    if isinstance(value, dict):
+        return {_escaped(key): printable(each) for key, each in value.items()}
+    return [printable(each) for each in value] if isinstance(value, list) else value
+
+
+def _escaped(text: str) -> str:
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def read_benchmarks(
+    benchmarks: Iterable[Mapping[str, Any]], described: Mapping[str, Any] | None = None
+) -> dict[Key, dict[str, Any]]:
+    """The records of benchmarks, each with its ``data`` (samples in seconds) and its ``table``.
+
+    Parameters
+    ----------
+    benchmarks : iterable of mapping
+        As pytest-benchmark writes them.
+    described : mapping, optional
+        By measurement: its description in the file, for measurements that are not installed.
+
+    Raises
+    ------
+    JobError
+        If two have one name and equal conditions.
+    ConfigurationError
+        If a measurement is neither installed nor described.
+    """
+    found: dict[Key, dict[str, Any]] = {}
+    for number, bench in enumerate(benchmarks):
+        info = bench.get("extra_info", {}).get("d5suite")
+        if info is None:
+            continue
+        backend = bench["param"]
+        if info["level"] == 0:
+            backend = backend.partition("-")[2]  # the problem's name, which has no -, comes first
+        place = bench.get("place", f"benchmarks.{number}")
+        table = bench["measurement"].table if "measurement" in bench else _table_of(info, described or {}, place)
+        key = (bench["group"], conditions(info), backend)
+        if key in found:
+            raise JobError(
+                f"{bench['group']} of {backend} occurs twice, also as {found[key]['place']}",
+                where=place,
+                hint="Remove one of them.",
+            )
+        found[key] = {**info, "data": bench["stats"]["data"], "table": table, "place": place}
+    return found
+
+
+def _table_of(info: Mapping[str, Any], described: Mapping[str, Any], place: str) -> Table:
+    """The table of a record's measurement: d5suite's own, or as the file describes it."""
+    name = info["measurement"]
+    if name in discover():
+        return discover()[name].table
+    if name in described:
+        return Table.from_dict(described[name]["table"])
+    raise ConfigurationError(
+        f"the results of {name!r} are not described in the file, and no plug-in knows them",
+        where=place,
+        hint="Install the plug-in that measured them.",
+    )
+
+
+def conditions(info: Mapping[str, Any]) -> Conditions:
+    """Under which conditions a record was taken."""
+    named = {
+        "preset": info["preset"],
+        "device": info["device"],
+        "device name": _device_name(info),
+        "precision": info["precision"],
+        "batch": info.get("batch_size"),
+        "image size": info.get("image_size"),
+        "classes": info.get("classes"),
+        "data": data_of(info),
+        **_threads_and_ranks(info),
+        "seed": info["seed"],
+        "schema": info["schema"],
+        **{f"optimizer {key}": value for key, value in sorted(info.get("optimizer", {}).items())},
+    }
+    return tuple((name, str(value)) for name, value in named.items() if value not in (None, ""))
+
+
+def _threads_and_ranks(info: Mapping[str, Any]) -> dict[str, Any]:
+    """At level 3 the number of ranks tells rows of one table apart, as names of backends do."""
+    if info["level"] == 3:
+        return {"threads per rank": info["threads"] // info["ranks"]}
+    return {"threads": info["threads"], "ranks": info["ranks"]}
+
+
+def data_of(info: Mapping[str, Any], digits: int = 64) -> str:
+    """Which data a result is from, with so many digits of its digest; empty if from none."""
+    if "dataset" not in info:
+        return ""
+    data = info["dataset"]
+    stored = f", {data['format']}" if data.get("format", "folder") != "folder" else ""
+    return f"{'drawn ' if data['synthetic'] else ''}{data['kind']} {data['digest'][:digits]}{stored}"
+
+
+def _device_name(info: Mapping[str, Any]) -> str:
+    """The device's model, from the machine's description where the framework does not know it."""
+    name = info.get("device_name", info["device"])
+    if name.lower() != info["device"]:
+        return str(name)
+    cpu, gpus = (info["environment"].get(key) or {} for key in ("cpu", "gpus"))
+    known = [cpu.get("model")] if info["device"] == "cpu" else [gpu.get("name") for gpu in itertools.islice(gpus, 1)]
+    return str(next(filter(None, known), name))

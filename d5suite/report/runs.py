@@ -1,0 +1,319 @@
+"""Runs to compare: files of d5suite, pytest-benchmark and asv, read into one form.
+
+Files come from anywhere: what is malformed is one error, and no name reaches a terminal with
+characters that it would obey. Imports its neighbours and `d5suite.statistics`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from d5suite.errors import ConfigurationError, JobError
+from d5suite.files import read_json
+from d5suite.report.compare import failures
+from d5suite.report.reading import is_ours, load_results, printable
+from d5suite.statistics.changes import Series, series_of
+
+IQR_ERROR = 1.2533 / 1.349
+"""Standard error of a normal median, over its quartiles' distance by the root of n."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One benchmark of a run.
+
+    Attributes
+    ----------
+    name : str
+        What it is compared by.
+    series : Series
+        Seconds; bytes if ``is_memory``.
+    conditions : dict of str to str
+        What must be equal for a comparison.
+    facts : dict of str to str
+        What may differ, such as versions, and is told.
+    wrong : list of str
+        Failed validations.
+    doubts : list of str
+        What disturbed it.
+    warnings : list of str
+        Further reasons to doubt it.
+    memory_bytes, first_call_s, error : float or None
+        Peak memory, the first call, and the largest error as a part of its tolerance.
+    is_memory : bool
+    """
+
+    name: str
+    series: Series
+    conditions: dict[str, str] = field(default_factory=dict)
+    facts: dict[str, str] = field(default_factory=dict)
+    wrong: list[str] = field(default_factory=list)
+    doubts: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    memory_bytes: float | None = None
+    first_call_s: float | None = None
+    error: float | None = None
+    is_memory: bool = False
+
+
+@dataclass(frozen=True)
+class Failed:
+    """A benchmark that a run attempted in vain.
+
+    Attributes
+    ----------
+    wrong : bool
+        Whether its answer was wrong.
+    message : str
+        Its first line.
+    """
+
+    wrong: bool
+    message: str
+
+
+@dataclass(frozen=True)
+class Run:
+    """A result file.
+
+    Attributes
+    ----------
+    path : Path
+    kind : {"d5suite", "pytest-benchmark", "asv"}
+    entries : list of Entry
+    failed : dict of str to Failed
+        By name.
+    date : str
+        When it was measured, in ISO 8601; empty if unknown.
+    left_out : list of str
+        What the file holds that cannot be compared, with reasons.
+    """
+
+    path: Path
+    kind: str
+    entries: list[Entry]
+    failed: dict[str, Failed]
+    date: str = ""
+    left_out: list[str] = field(default_factory=list)
+
+
+def read_run(path: Path) -> Run:
+    """Read a result file.
+
+    Raises
+    ------
+    JobError
+        If it is malformed, or has a benchmark twice.
+    ConfigurationError
+        If it holds none.
+    """
+    content = read_json(path, nan=True)
+    try:
+        if isinstance(content, dict) and "result_columns" in content:
+            return _asv(path, printable(content))
+        content = read_json(path)  # NaN is asv's only
+        if isinstance(content, dict) and isinstance(content.get("benchmarks"), list) and content["benchmarks"]:
+            ours = any(map(is_ours, content["benchmarks"]))
+            entries, failed = _ours(path, content) if ours else ([], {})
+            others = [each for each in enumerate(content["benchmarks"]) if not is_ours(each[1])]
+            entries += _plain(path, printable(content.get("machine_info")), others)
+            date = content.get("datetime")
+            kind = "d5suite" if ours else "pytest-benchmark"
+            return Run(path, kind, entries, failed, printable(date) if isinstance(date, str) else "")
+    except RecursionError:
+        raise JobError("it is nested too deeply", where=str(path)) from None
+    raise ConfigurationError(
+        "no benchmarks here", where=str(path), hint="Make some: pytest recipes/ (or operators/) --benchmark-json FILE"
+    )
+
+
+def _ours(path: Path, content: Mapping[str, Any]) -> tuple[list[Entry], dict[str, Failed]]:
+    entries = [
+        Entry(
+            f"{group} {backend}",
+            series_of(info["data"]),
+            {**dict(conditions), **_machine(info["environment"])},
+            _facts(info),
+            failures(info),
+            info["machine"]["reasons"] or ["disturbed"] * info["machine"]["disturbed"],
+            info.get("warnings", []),
+            info["peak_memory_bytes"],
+            info["first_call_s"],
+            _error(info["validation"]["checks"]),
+        )
+        for (group, conditions, backend), info in load_results(path).items()
+    ]
+    failed = {
+        printable(f"{each['group']} {each['backend']}"): Failed(
+            each["wrong"], printable(each["message"].partition("\n")[0])
+        )
+        for each in content.get("d5suite", {}).get("failures", [])
+    }
+    return entries, failed
+
+
+def _error(checks: Sequence[Mapping[str, Any]]) -> float:
+    return max(each["error"] / each["tolerance"] if each["tolerance"] else each["error"] for each in checks)
+
+
+def _machine(environment: Mapping[str, Any]) -> dict[str, str]:
+    cpu, memory = (_table(environment.get(name)) for name in ("cpu", "memory"))
+    total = memory.get("total_bytes")
+    gpus = environment.get("gpus") or []
+    named = {
+        "CPU": cpu.get("model"),
+        "cores": cpu.get("logical_cores"),
+        "CPU quota": cpu.get("quota_cpus"),
+        "governor": cpu.get("governor"),
+        "architecture": _table(environment.get("os")).get("architecture"),
+        "memory": f"{total / 2**30:.0f} GiB" if isinstance(total, int | float) else None,
+        "GPUs": ", ".join(str(gpu.get("name")) for gpu in gpus),
+        "driver": ", ".join(dict.fromkeys(str(gpu.get("driver_version")) for gpu in gpus)),
+    }
+    return {name: str(value) for name, value in named.items() if value not in (None, "")}
+
+
+def _facts(info: Mapping[str, Any]) -> dict[str, str]:
+    environment = info["environment"]
+    named = {
+        **_table(info["backend"].get("versions")),
+        **_table(environment.get("distributions")),
+        info["backend"]["name"]: info["backend"]["version"],
+        "Python": _table(environment.get("python")).get("version"),
+        "kernel": _table(environment.get("os")).get("release"),
+        **_table(environment.get("environment_variables")),
+        "CPUs": info.get("cpus"),
+    }
+    return {str(name): str(value) for name, value in named.items() if value is not None}
+
+
+def _table(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _plain(path: Path, machine: Any, benchmarks: Sequence[tuple[int, Any]]) -> list[Entry]:
+    """Benchmarks of pytest-benchmark, with or without its samples (``--benchmark-save-data``)."""
+    cpu = _table(_table(machine).get("cpu"))
+    named = {
+        "CPU": cpu.get("brand_raw"),
+        "cores": cpu.get("count"),
+        "architecture": _table(machine).get("machine"),
+        "system": _table(machine).get("system"),
+    }
+    conditions = {name: str(value) for name, value in named.items() if value not in (None, "")}
+    facts = {"Python": str(_table(machine).get("python_version")), "kernel": str(_table(machine).get("release"))}
+    found: dict[str, Entry] = {}
+    for place, given in benchmarks:
+        where = f"{path}, benchmarks.{place}"
+        bench = printable({name: given.get(name) for name in ("name", "fullname")})
+        name, stats = bench["fullname"] or bench["name"], given.get("stats")
+        if not isinstance(name, str) or not isinstance(stats, dict):
+            raise JobError("this benchmark has no name or no stats", where=where)
+        if name in found:
+            raise JobError(f"{name} is there twice", where=where, hint="Remove one of them.")
+        found[name] = Entry(name, _plain_series(stats, where), conditions, facts)
+    return list(found.values())
+
+
+def _plain_series(stats: Mapping[str, Any], where: str) -> Series:
+    data = stats.get("data")
+    if data is not None:
+        if not isinstance(data, list) or not data:
+            raise JobError("this benchmark has no samples", where=f"{where}.stats.data")
+        return series_of([positive(each, f"{where}.stats.data.{place}") for place, each in enumerate(data)])
+    median = positive(stats.get("median"), f"{where}.stats.median")
+    rounds, spread = stats.get("rounds"), stats.get("iqr")
+    known = isinstance(rounds, int) and rounds > 1 and isinstance(spread, int | float) and spread >= 0
+    if not known:
+        return Series(median, math.inf, 1)
+    return Series(median, IQR_ERROR * float(spread) / median / math.sqrt(rounds), rounds)  # type: ignore[arg-type]
+
+
+def positive(value: Any, where: str) -> float:
+    """Return a sample as a float.
+
+    Raises
+    ------
+    JobError
+        If it is none: a clock that went backwards gives a negative one.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+        raise JobError(f"sample {str(value)[:100]!r} is not a positive number", where=where)
+    return float(value)
+
+
+_ASV_KINDS = {"time": False, "timeraw": False, "mem": True, "peakmem": True}
+"""What asv's benchmarks measure, by how their names begin: whether it is memory."""
+
+
+def _asv(path: Path, content: Mapping[str, Any]) -> Run:
+    """Results of asv, file format 2: https://asv.readthedocs.io/en/stable/dev.html."""
+    where = str(path)
+    columns, results = content["result_columns"], content.get("results")
+    well = isinstance(columns, list) and all(isinstance(each, str) for each in columns)
+    if not well or not isinstance(results, dict) or content.get("version") != 2:
+        raise JobError("this is not a result file of asv, format 2", where=where)
+    params = _table(content.get("params"))
+    names = {"CPU": "cpu", "cores": "num_cpu", "architecture": "arch", "memory": "ram", "machine": "machine"}
+    conditions = {name: str(params[key]) for name, key in names.items() if params.get(key)}
+    facts = {**_table(content.get("requirements")), "Python": content.get("python"), "system": params.get("os")}
+    entries: list[Entry] = []
+    failed: dict[str, Failed] = {}
+    left_out: list[str] = []
+    for benchmark, row in results.items():
+        place = f"{where}, results.{benchmark}"
+        kind = benchmark.rpartition(".")[2].partition("_")[0]
+        if kind not in _ASV_KINDS:
+            left_out.append(f"{benchmark}: whether more of it is better is not known")
+            continue
+        if not isinstance(row, list):
+            row = [row]
+        cells = dict(zip(columns, row, strict=False))
+        for name, cell in _asv_cells(benchmark, cells, place):
+            value = cell["result"]
+            if value is None:
+                failed[name] = Failed(False, "asv could not run it")
+            elif not (isinstance(value, float) and math.isnan(value)):  # NaN: skipped
+                series = _asv_series(value, cell, place)
+                version = {"version": str(cells["version"])} if cells.get("version") else {}
+                told = {each: str(known) for each, known in facts.items()}
+                entries.append(Entry(name, series, {**conditions, **version}, told, is_memory=_ASV_KINDS[kind]))
+    if not entries and not failed:
+        raise ConfigurationError("no benchmarks here that can be compared", where=where)
+    return Run(path, "asv", entries, failed, left_out=left_out)
+
+
+def _asv_cells(benchmark: str, cells: Mapping[str, Any], where: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Each combination of a benchmark's parameters: its name and its part of the columns."""
+    params = cells.get("params") or []
+    if not isinstance(params, list) or not all(isinstance(each, list) for each in params):
+        raise JobError("its params are not lists", where=where)
+    count = math.prod(map(len, params))
+    results = cells.get("result")
+    if results is None:
+        results = [None] * min(count, 1 << 16)
+    if not isinstance(results, list) or len(results) != count:
+        raise JobError(f"it has not as many results as combinations of params, {count:,}", where=where)
+    for number, values in enumerate(itertools.product(*params)):
+        name = f"{benchmark}({', '.join(map(str, values))})" if params else benchmark
+        part = {"result": results[number]}
+        for column in ("samples", "stats_q_25", "stats_q_75", "stats_repeat"):
+            given = cells.get(column)
+            part[column] = given[number] if isinstance(given, list) and number < len(given) else None
+        yield name, part
+
+
+def _asv_series(value: Any, cell: Mapping[str, Any], where: str) -> Series:
+    median = positive(value, f"{where}.result")
+    samples = cell["samples"]
+    if isinstance(samples, list) and samples:
+        return series_of([positive(each, f"{where}.samples.{place}") for place, each in enumerate(samples)])
+    low, high, count = cell["stats_q_25"], cell["stats_q_75"], cell["stats_repeat"]
+    if all(isinstance(each, int | float) and each > 0 for each in (low, high, count)) and count > 1:
+        return Series(median, IQR_ERROR * abs(high - low) / median / math.sqrt(count), int(count))
+    return Series(median, math.inf, 1)

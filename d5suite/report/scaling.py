@@ -1,0 +1,173 @@
+"""How results of several ranks scale, and pictures of steps and collectives.
+
+Imports matplotlib (late) and the standard library.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+UNITS = ("B", "KiB", "MiB", "GiB")
+
+PARTS = ("computing", "both at once", "communicating", "waiting for others", "all of these")
+"""Of a step, as a picture calls them; the last one where a framework does not tell them apart."""
+
+
+def add_efficiency(records: Sequence[dict[str, Any]]) -> None:
+    """Give each result of several ranks its speed-up and efficiency over fewest ranks of its run.
+
+    The baseline is a result of the same case and backend with the same threads per rank, of the
+    same scheme if there is one. Weak scaling has the same batch per rank, strong scaling the same
+    batch in all; a result that has neither gets nothing.
+    """
+    ranked = [each for each in records if "distributed" in each]
+    for each in ranked:
+        each.pop("scaling", None)
+        alike = [other for other in ranked if other["ranks"] < each["ranks"] and _pair(other) == _pair(each)]
+        alike.sort(key=lambda other: (other["ranks"], _scheme(other) != _scheme(each)))
+        for baseline in alike[:1]:
+            mode = _mode(baseline, each)
+            if mode is not None:
+                speed_up = each["throughput"]["value"] / baseline["throughput"]["value"]
+                each["scaling"] = {
+                    "mode": mode,
+                    "baseline": {"ranks": baseline["ranks"], "throughput": baseline["throughput"]["value"]},
+                    "speed_up": speed_up,
+                    "efficiency": speed_up * baseline["ranks"] / each["ranks"],
+                }
+
+
+def _pair(record: Mapping[str, Any]) -> tuple[Any, ...]:
+    names = ("recipe", "measurement", "device", "precision", "preset", "seed")
+    per_rank = record["threads"] // record["ranks"] if record["device"] == "cpu" else 0
+    return (record["backend"]["name"], record["backend"]["mode"], per_rank, *(record[name] for name in names))
+
+
+def _scheme(record: Mapping[str, Any]) -> tuple[Any, ...]:
+    return record["distributed"]["scheme"], record["distributed"]["settings"]
+
+
+def _mode(baseline: Mapping[str, Any], record: Mapping[str, Any]) -> str | None:
+    if baseline["batch_size"] == record["batch_size"]:
+        return "weak"
+    same = baseline["batch_size"] * baseline["ranks"] == record["batch_size"] * record["ranks"]
+    return "strong" if same else None
+
+
+def draw_steps(title: str, results: Sequence[tuple[str, Mapping[str, Any]]]) -> Figure:
+    """Draw images/s by ranks beside the ideal, and the parts of a step.
+
+    Parameters
+    ----------
+    title : str
+    results : sequence of (str, mapping)
+        A name without the number of ranks, and the record of `distributed_step`.
+    """
+    from matplotlib import colormaps
+    from matplotlib.figure import Figure
+
+    ordered = sorted(results, key=lambda each: (each[0], each[1]["ranks"]))
+    figure = Figure(figsize=(12, max(5, 1 + 0.28 * len(ordered))), layout="constrained")
+    speeds, parts = figure.subplots(1, 2)
+    most = max(info["ranks"] for _, info in ordered)
+    for number, (name, own) in enumerate(_lines(ordered).items()):
+        counts, values = [info["ranks"] for info in own], [info["throughput"]["value"] for info in own]
+        own_colour = colormaps["tab20"](number % 20)
+        speeds.plot(counts, values, marker="o", markersize=4, color=own_colour, label=name)
+        ideal = [values[0], values[0] * most / counts[0]]
+        speeds.plot([counts[0], most], ideal, linestyle=":", linewidth=1, color=own_colour)
+    speeds.set(title="images/s in all; dotted: ideal", xlabel="ranks", ylim=(0, None))
+    speeds.set_xticks(sorted({info["ranks"] for _, info in ordered}))
+    speeds.grid(alpha=0.3)
+    speeds.legend(fontsize=7, loc="upper left", bbox_to_anchor=(0, -0.09), ncols=2)  # below: it has many lines
+    rows = range(len(ordered))
+    left = [0.0] * len(ordered)
+    widths = [_parts(info) for _, info in ordered]
+    for part, colour, width in zip(PARTS, ("C0", "C9", "C1", "C3", "C7"), zip(*widths, strict=True), strict=True):
+        parts.barh(rows, width, 0.6, left=left, color=colour, label=part)
+        left = [start + each for start, each in zip(left, width, strict=True)]
+    parts.set_yticks(rows, [f"{name}, {info['ranks']}" for name, info in ordered], fontsize=7)
+    parts.set_ylim(max(len(ordered), 4) - 0.5, -0.5)
+    parts.set(title="parts of a step in ms, mean of ranks")
+    parts.legend(fontsize=7)
+    figure.suptitle(title)
+    return figure
+
+
+def _lines(results: Sequence[tuple[str, Mapping[str, Any]]]) -> dict[str, list[Mapping[str, Any]]]:
+    """Results by name, each with that of a single rank of the same backend, if any."""
+
+    def kind(info: Mapping[str, Any]) -> tuple[Any, ...]:
+        return info["backend"]["name"], info["backend"]["mode"]
+
+    lines: dict[str, list[Mapping[str, Any]]] = {}
+    for name, info in results:
+        lines.setdefault(name, []).append(info)
+    alone = {name: own[0] for name, own in lines.items() if [info["ranks"] for info in own] == [1]}
+    found = {}
+    for name, own in lines.items():
+        if name not in alone:
+            found[name] = [one for one in alone.values() if kind(one) == kind(own[0])][:1] + own
+    drawn = [kind(own[0]) for own in found.values()]
+    return found | {name: [one] for name, one in alone.items() if kind(one) not in drawn}
+
+
+def _parts(info: Mapping[str, Any]) -> tuple[float, ...]:
+    """Milliseconds of `PARTS`, which add up to the step."""
+    parts = info["distributed"]["parts"]
+    if parts is None:
+        return 0.0, 0.0, 0.0, 0.0, 1e3 * info["median_s"]
+    computing, communicating, waiting, overlapped = (
+        1e3 * (parts[f"{name}_s"] or 0.0) for name in ("computing", "communicating", "waiting", "overlapped")
+    )
+    hidden = min(communicating, overlapped)
+    return computing - overlapped, overlapped, communicating - hidden, waiting - (overlapped - hidden), 0.0
+
+
+def draw_sizes(title: str, results: Mapping[str, Mapping[str, Any]]) -> Figure:
+    """Draw times with their fitted lines, and bus bandwidth, by size.
+
+    Parameters
+    ----------
+    title : str
+    results : mapping of str to mapping
+        By communicator and algorithm: the record of `collectives`.
+    """
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import LogLocator, NullLocator
+
+    figure = Figure(figsize=(11, 5), layout="constrained")
+    times, bandwidths = figure.subplots(1, 2)
+    for number, (name, facts) in enumerate(results.items()):
+        sizes = [each["bytes"] for each in facts["sizes"]]
+        style: dict[str, Any] = {"color": f"C{number}", "marker": "o", "markersize": 3, "linewidth": 1.2}
+        times.plot(sizes, [1e6 * each["median_s"] for each in facts["sizes"]], label=name, **style)
+        line = facts["line"]
+        grid = [sizes[0] * (sizes[-1] / sizes[0]) ** (i / 99) for i in range(100)]
+        fitted = [1e6 * (line["alpha_s"] + line["beta_s_per_byte"] * size) for size in grid]
+        times.plot(grid, fitted, color=f"C{number}", linestyle=":", linewidth=1)
+        bandwidths.plot(sizes, [each["bus_bytes_per_s"] / 1e9 for each in facts["sizes"]], label=name, **style)
+    times.set(title="time of a call, slowest rank; dotted: α + β·bytes", ylabel="µs", yscale="log")
+    bandwidths.set(title="bus bandwidth, as nccl-tests defines it", ylabel="GB/s", ylim=(0, None))
+    for axes in (times, bandwidths):
+        axes.set_xscale("log", base=2)
+        axes.xaxis.set_major_locator(LogLocator(base=2, numticks=7))
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.set_xlabel("size of the array")
+        axes.xaxis.set_major_formatter(lambda size, _: size_text(size))
+        axes.grid(alpha=0.3)
+    times.legend()
+    figure.suptitle(title.replace("_", "-"))
+    return figure
+
+
+def size_text(size: float) -> str:
+    """Bytes with a binary unit, such as ``64 KiB``."""
+    unit = 0
+    while size >= 1024 and unit < len(UNITS) - 1:
+        size, unit = size / 1024, unit + 1
+    return f"{size:g} {UNITS[unit]}"

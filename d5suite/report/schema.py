@@ -1,0 +1,93 @@
+"""The JSON schema of result files: the part that all records have, and each measurement's own.
+
+``python -m d5suite.report.schema > results/schema.json`` writes the published one. Imports
+jsonschema (late) and `d5suite.measurements`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from d5suite.errors import ValidationError
+from d5suite.measurements import discover
+
+if TYPE_CHECKING:
+    from d5suite.measurements.base import Measurement
+
+ADDED_LATER = ("ceiling", "fraction_of_ceiling")
+"""Parts of a record that need the results of all backends."""
+
+
+def result_schema(described: Mapping[str, Mapping[str, Any]] | None = None) -> dict[str, Any]:
+    """The schema of result files.
+
+    Parameters
+    ----------
+    described : mapping, optional
+        By measurement: `Measurement.describe`; by default of every measurement that is installed.
+    """
+    schema: dict[str, Any] = json.loads((Path(__file__).parent / "results.json").read_text(encoding="utf-8"))
+    if described is None:
+        described = {name: measurement.describe() for name, measurement in sorted(discover().items())}
+    schema["$defs"]["record"]["allOf"] = [
+        {
+            "if": {"properties": {"measurement": {"const": name}}},
+            "then": {
+                **each["schema"],
+                "properties": {
+                    **each["schema"].get("properties", {}),
+                    "level": {"const": each["level"]},
+                    "throughput": {"properties": {"unit": {"const": each["unit"]}}},
+                },
+            },
+        }
+        for name, each in described.items()
+    ]
+    return schema
+
+
+def check_record(record: Mapping[str, Any], measurement: type[Measurement]) -> None:
+    """Check a measurement's own part of its record.
+
+    Raises
+    ------
+    ValidationError
+        If it does not fit; every fault is named.
+    """
+    import jsonschema
+
+    required = [name for name in measurement.schema.get("required", ()) if name not in ADDED_LATER]
+    validator = jsonschema.Draft202012Validator({**measurement.schema, "required": required})
+    faults = [
+        f"{'.'.join(str(part) for part in error.absolute_path) or 'the record'}: {error.message}"
+        for error in validator.iter_errors(record)
+    ]
+    if faults:
+        raise ValidationError("the record does not fit its schema: " + "; ".join(faults), where=measurement.name)
+
+
+def compact(value: Any, indent: int = 0, width: int = 118) -> str:
+    """JSON text in which what fits one line stands on one line.
+
+    Parameters
+    ----------
+    value : object
+        JSON-able.
+    indent, width : int
+        Columns.
+    """
+    line = json.dumps(value, ensure_ascii=False)
+    if len(line) + indent <= width or not isinstance(value, dict | list) or not value:
+        return line
+    inner, outer = " " * (indent + 2), " " * indent
+    if isinstance(value, dict):
+        items = [f"{inner}{json.dumps(key)}: {compact(each, indent + 2, width)}" for key, each in value.items()]
+        return "{\n" + ",\n".join(items) + f"\n{outer}}}"
+    return "[\n" + ",\n".join(inner + compact(each, indent + 2, width) for each in value) + f"\n{outer}]"
+
+
+if __name__ == "__main__":
+    print(compact(result_schema()))

@@ -1,0 +1,128 @@
+"""How large a change must be to count: defaults, and a TOML file by benchmark.
+
+Imports `d5suite.errors`; tomli where Python has no tomllib.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from d5suite.errors import ConfigurationError
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+LARGEST_FILE = 1 << 20
+"""Bytes of the largest file of thresholds that is read."""
+
+
+@dataclass(frozen=True)
+class Threshold:
+    """What counts as a change of one benchmark.
+
+    Attributes
+    ----------
+    effect : float
+        Relative change of a median from which on it counts.
+    between_runs : float
+        Standard deviation of a median's logarithm between two runs of the same code. The default is
+        that of a shared 2-core virtual machine, where four runs in a row differed by up to 1.8.
+    memory : float
+        Relative growth of peak memory that is a regression.
+    first_call : float
+        How many times as long the first call takes that is a regression.
+    accuracy : float
+        How many times as large an error, still within its tolerance, is a regression.
+    """
+
+    effect: float = 0.05
+    between_runs: float = 0.15
+    memory: float = 0.10
+    first_call: float = 4.0
+    accuracy: float = 10.0
+
+
+NAMES = tuple(each.name for each in fields(Threshold))
+_AT_LEAST = {"first_call": 1.0, "accuracy": 1.0}
+
+
+@dataclass
+class Thresholds:
+    """Thresholds of all benchmarks.
+
+    Attributes
+    ----------
+    default : Threshold
+    rules : list of (str, dict)
+        Patterns of names, with what they change; later ones win.
+    matched : set of str
+        Patterns that a benchmark had.
+    """
+
+    default: Threshold = field(default_factory=Threshold)
+    rules: list[tuple[str, dict[str, float]]] = field(default_factory=list)
+    matched: set[str] = field(default_factory=set)
+
+    def of(self, name: str) -> Threshold:
+        """The threshold of a benchmark."""
+        found = self.default
+        for pattern, values in self.rules:
+            if fnmatchcase(name, pattern):
+                self.matched.add(pattern)
+                found = replace(found, **values)
+        return found
+
+    @property
+    def unmatched(self) -> list[str]:
+        """Patterns that no benchmark had so far."""
+        return [pattern for pattern, _ in self.rules if pattern not in self.matched]
+
+
+def read_thresholds(path: Path) -> Thresholds:
+    """Read a TOML file: tables ``default`` and ``[[benchmark]]`` with ``match``, a shell pattern.
+
+    Raises
+    ------
+    ConfigurationError
+        If it cannot be read, is no TOML, or holds an unknown name or a value out of range.
+    """
+    where = str(path)
+    try:
+        if not path.is_file() or path.stat().st_size > LARGEST_FILE:
+            raise ConfigurationError("this is no file of thresholds", where=where, hint="Give a small TOML file.")
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigurationError(f"cannot read the file: {error.strerror}", where=where) from None
+    except (ValueError, RecursionError) as error:  # TOML's and Unicode's errors are values'
+        raise ConfigurationError(f"not valid TOML: {error!r}", where=where) from None
+    unknown = set(content) - {"default", "benchmark"}
+    rules = content.get("benchmark", [])
+    if unknown or not isinstance(rules, list):
+        named = f"{sorted(unknown)[0]!r} is unknown" if unknown else "'benchmark' is not a list"
+        raise ConfigurationError(named, where=where, hint="Write [default] and [[benchmark]].")
+    found = Thresholds(Threshold(**_values(content.get("default", {}), f"{where}, default")))
+    for number, rule in enumerate(rules):
+        place = f"{where}, benchmark {number + 1}"
+        if not isinstance(rule, dict) or not isinstance(rule.get("match"), str):
+            raise ConfigurationError("it has no 'match'", where=place, hint='Write match = "case/measurement *".')
+        found.rules.append((rule["match"], _values({k: v for k, v in rule.items() if k != "match"}, place)))
+    return found
+
+
+def _values(given: Any, where: str) -> dict[str, float]:
+    if not isinstance(given, Mapping):
+        raise ConfigurationError("this is no table", where=where, hint=f"It has {', '.join(NAMES)}.")
+    for name, value in given.items():
+        if name not in NAMES:
+            raise ConfigurationError(f"{name!r} is unknown", where=where, hint=f"There are {', '.join(NAMES)}.")
+        least = _AT_LEAST.get(name, 0.0)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= 1e6:
+            raise ConfigurationError(f"{name} is {value!r}", where=where, hint=f"Give a number from {least:g} on.")
+    return {name: float(value) for name, value in given.items()}

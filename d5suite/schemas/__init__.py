@@ -1,1 +1,0 @@
-"""JSON Schemas of d5suite's files."""

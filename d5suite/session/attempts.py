@@ -1,0 +1,178 @@
+"""Running a job until each of its measurements has a result or a failure."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from d5suite.cases.case import Settings
+from d5suite.errors import JobError, ValidationError
+from d5suite.files import read_json
+from d5suite.job import Job, Measured, Result, log_path, of_rank, result_path
+from d5suite.launch.base import Limits, Outcome, interpreter
+from d5suite.launch.local import run_worker
+from d5suite.launch.ranks import run_ranks
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """What one worker did for one measurement.
+
+    Attributes
+    ----------
+    key : str
+    job : Job
+    result : Result
+    measured : Measured or None
+    failure : str or None
+        Why there is none: for the user, with the job file's path.
+    kept : dict or None
+        Partial results that survive the failure.
+    wrong : bool
+        Whether it failed because an answer was wrong.
+    path : Path or None
+        Where the result is, if the job ran elsewhere.
+    """
+
+    key: str
+    job: Job
+    result: Result
+    measured: Measured | None = None
+    failure: str | None = None
+    kept: dict[str, object] | None = None
+    wrong: bool = False
+    path: Path | None = None
+
+
+def attempts(
+    make: Callable[[list[str]], Job],
+    keys: list[str],
+    run: Callable[[Job, int], tuple[Outcome, Result, Path]],
+) -> Iterator[Attempt]:
+    """Run a job until each measurement succeeded or failed.
+
+    A worker that dies costs the measurement it was working on; a new one takes up the rest. An
+    interrupt is raised once everything that the worker finished has been given.
+
+    Parameters
+    ----------
+    make : callable
+        The job for the keys that remain.
+    keys : list of str
+        Measurements: ``case/measurement``.
+    run : callable
+        Runs a job, given the number of the attempt from 1.
+    """
+    remaining = list(keys)
+    number = 0
+    while remaining:
+        number += 1
+        job = make(remaining)
+        outcome, result, path = run(job, number)
+        where = f"\njob file: {path}"
+        if result.kept:
+            where = f"\nresult file, with partial results: {result_path(path)}{where}"
+        done: set[str] = set()
+
+        def failed(
+            key: str, message: str, job: Job = job, result: Result = result, where: str = where, done: set[str] = done
+        ) -> Attempt:
+            done.add(key)
+            found = result.failures.get(key)
+            wrong = found is not None and found.type == ValidationError.__name__
+            return Attempt(key, job, result, failure=f"{message}{where}", kept=result.kept.get(key), wrong=wrong)
+
+        for key, failure in result.failures.items():
+            yield failed(key, failure.message)
+        for key, measured in result.measurements.items():
+            done.add(key)
+            yield Attempt(key, job, result, measured)
+        for key in set(result.references) - done:
+            done.add(key)
+            yield Attempt(key, job, result)
+        remaining = [key for key in remaining if key not in done]
+        if outcome.ok and result.status == "done":
+            return
+        if outcome.rank is not None:
+            lost, message = remaining, outcome.reason
+            if result.measurement in remaining:
+                lost = [result.measurement]
+            where += f"\n{outcome.tail}"
+        elif result.status == "failed" and result.error is not None:
+            lost, message = remaining, result.error.message
+        else:
+            reason = f"{outcome.reason} without finishing" if outcome.ok else outcome.reason
+            lost, message = remaining, f"{reason}, while {result.phase}"
+            if result.measurement in remaining:
+                lost = [result.measurement]
+            where += f"\n{outcome.tail}"
+        for key in lost:
+            yield failed(key, message, where=where)
+        if outcome.interrupt is not None:
+            raise outcome.interrupt
+        remaining = [key for key in remaining if key not in done]
+
+
+def work(
+    job: Job,
+    path: Path,
+    settings: Settings,
+    limit_s: float,
+    progress: Callable[[str], None] | None,
+) -> tuple[Outcome, Result]:
+    """Run a worker on a job, and read its result.
+
+    Parameters
+    ----------
+    job : Job
+    path : Path
+        Where the job file goes; the log and the result go beside it.
+    settings : Settings
+    limit_s : float
+        Seconds, unless the settings say otherwise.
+    progress : callable, optional
+        Receives each phase.
+    """
+    job.save(path)
+    answer = result_path(path)
+    shown = ""
+
+    def watch() -> None:
+        nonlocal shown
+        try:
+            phase = str(read_json(answer)["phase"])
+        except (JobError, KeyError):
+            return
+        if progress is not None and phase != shown:
+            shown = phase
+            progress(phase)
+
+    how: dict[str, Any] = {
+        "threads": job.threads,
+        "device": job.device,
+        "limits": Limits(limit_s if settings.timeout_s is None else settings.timeout_s, settings.memory_bytes),
+        "python": sys.executable if "reference" in job.passes else interpreter(job.backend["name"], settings.pythons),
+        "wrap": settings.wrap,
+        "watch": watch if progress is not None else None,
+    }
+    if job.ranks > 1 and job.distributed is not None:
+        outcome = run_ranks(
+            path, ranks=job.ranks, launcher=job.distributed.launcher, oversubscribe=job.distributed.oversubscribe, **how
+        )
+    else:
+        outcome = run_worker(path, log=log_path(path), **how)
+    try:
+        result = Result.load(answer)
+    except JobError as error:
+        if outcome.ok:
+            outcome = Outcome(False, f"the worker left no result ({error})", outcome.tail)
+        return outcome, Result()
+    if outcome.rank is not None:  # what other ranks say of it is that this one left them
+        result.failures.clear()
+        with contextlib.suppress(JobError):  # it may have left nothing: what rank 0 has finished counts all the same
+            result.measurement = read_json(of_rank(answer, outcome.rank)).get("measurement")
+    return outcome, result

@@ -1,0 +1,66 @@
+"""The record of a measurement, from its job and its worker's result: ``extra_info["d5suite"]``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from d5suite.cases.case import Case
+from d5suite.job import CaseJob, Job, Measured, Result, key_of
+from d5suite.measurements.base import Measurement
+
+SCHEMA = "d5suite-1"
+"""Schema of records; ``results/schema.json``."""
+
+
+def record(
+    case: Case, part: CaseJob, measurement: type[Measurement], job: Job, result: Result, measured: Measured
+) -> dict[str, Any]:
+    """Everything that makes a measurement comparable, JSON-able.
+
+    Parameters
+    ----------
+    case : Case
+    part : CaseJob
+        Its part of the job.
+    measurement : type of Measurement
+    job : Job
+    result : Result
+        The worker's.
+    measured : Measured
+        Of this measurement.
+    """
+    samples = measured.samples
+    warnings = [*result.threads["notes"], *measured.extra.get("warnings", [])]
+    return {
+        "schema": SCHEMA,
+        "recipe": case.name,
+        "level": measured.level,
+        "measurement": measurement.name,
+        "backend": {key: result.backend[key] for key in ("name", "mode", "version", "versions")},
+        "device": job.device,
+        "device_name": result.device["name"],
+        "precision": job.precision,
+        "threads": job.threads,
+        "cpus": result.threads["cpus"],
+        "ranks": job.ranks,
+        **case.facts(part, result),
+        "preset": part.preset,
+        "seed": job.seed,
+        "throughput": {"value": measured.items / samples["median_s"], "unit": measurement.unit},
+        "median_s": samples["median_s"],
+        "median_ci95": samples["median_ci_s"],
+        "median_ci_confidence": samples["median_ci_confidence"],
+        "first_call_s": samples["first_call_s"],
+        "compile_s": samples["compile_s"],
+        "warmup_calls": len(samples["warmup_s"]),
+        "steady": samples["steady"],
+        "stopped_by": samples["stopped_by"],
+        "peak_memory_bytes": measured.memory.get("peak_bytes"),
+        "memory": measured.memory,
+        "macs": measured.macs,
+        "validation": result.validation[key_of(case.name, measurement.name)],
+        "machine": {"disturbed": measured.machine["disturbed"], "reasons": measured.machine["reasons"]},
+        "environment": result.environment,
+        **measured.extra,
+        **({"warnings": warnings} if warnings else {}),
+    }

@@ -1,0 +1,159 @@
+"""Medians with distribution-free intervals, trends and outliers of a series of samples.
+
+Times are skewed and have rare large outliers (an interrupt, another process), so a mean and its
+standard error describe neither the typical time nor its uncertainty. The median's interval from
+order statistics assumes no distribution, as Hoefler and Belli, "Scientific Benchmarking of Parallel
+Computing Systems" (SC 2015, rules 5 to 7), recommend. asv uses it at 99%, and a Laplace model of
+the noise for few samples; here few samples give their range and its actual coverage.
+
+Every function takes a sequence of finite floats of shape (n,), n >= 1, in one unit. Imports NumPy,
+and SciPy lazily.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+
+from d5suite.errors import ConfigurationError
+
+OUTLIER_MADS = 5.0
+"""Scaled median absolute deviations from the median beyond which a sample is an outlier. A normal
+distribution has 6e-7 of its mass there, so outliers are disturbance, not spread."""
+
+NORMAL_MAD_SCALE = 1.4826
+"""Standard deviation over median absolute deviation of a normal distribution, 1 / Phi^-1(3/4)."""
+
+
+class IntervalRanks(NamedTuple):
+    """0-based ranks of the sorted samples that bound the median, and their coverage."""
+
+    low: int
+    high: int
+    confidence: float
+
+
+class Drift(NamedTuple):
+    """The trend of a series.
+
+    Attributes
+    ----------
+    relative_change : float
+        Theil-Sen slope times the length of the series, over the median: -0.1 is a linear fall by
+        10% from first to last sample.
+    p_value : float
+        Of the Mann-Kendall test against a monotone trend; at least 2 / n! for n samples.
+    """
+
+    relative_change: float
+    p_value: float
+
+
+class Outliers(NamedTuple):
+    """Numbers of samples far from the median, which are never dropped."""
+
+    low: int
+    high: int
+
+
+@lru_cache(maxsize=4096)
+def interval_ranks(n: int, confidence: float = 0.95) -> IntervalRanks:
+    """Return the ranks of the order statistics that bound the median.
+
+    The number of n independent samples below the median is binomial(n, 1/2). With k the largest
+    count for which P(X <= k) <= (1 - confidence) / 2, the interval from the (k+1)-th smallest to
+    the (k+1)-th largest sample covers the median with probability 1 - 2 P(X <= k) >= confidence.
+    (David and Nagaraja, Order Statistics, section 7.1.)
+
+    Few samples have no such k: the range of 5 covers the median with probability 0.9375 only. The
+    ranks are then those of the range. The returned ``confidence`` is always the actual coverage.
+
+    Parameters
+    ----------
+    n : int
+        Number of samples, at least 1.
+    confidence : float
+        Least coverage wanted, in (0, 1).
+
+    Raises
+    ------
+    ConfigurationError
+        If n or confidence is out of bounds.
+    """
+    if n < 1 or not 0 < confidence < 1:
+        raise ConfigurationError(
+            f"no interval of the median for {n} samples at confidence {confidence}",
+            hint="Give at least one sample and a confidence between 0 and 1, such as 0.95.",
+        )
+    from scipy.special import bdtr
+
+    cumulative = bdtr(np.arange((n + 1) // 2, dtype=np.float64), n, 0.5)
+    k = max(int(np.searchsorted(cumulative, (1 - confidence) / 2, side="right")) - 1, 0)
+    return IntervalRanks(k, n - 1 - k, max(0.0, 1 - 2 * float(cumulative[k])))
+
+
+def median_interval(samples: Sequence[float], confidence: float = 0.95) -> tuple[float, float]:
+    """Return the distribution-free interval of the median.
+
+    For n < 6 (at 95%) it is the range of the samples, whose coverage is
+    ``interval_ranks(n, confidence).confidence`` (93.75% for n = 5, 0 for n = 1).
+
+    Parameters
+    ----------
+    samples : sequence of float, shape (n,)
+        Independent samples.
+    confidence : float
+        Coverage wanted, in (0, 1).
+
+    Returns
+    -------
+    (low, high) : tuple of float
+        Two of the samples, around their median.
+    """
+    ordered = np.sort(np.asarray(samples, dtype=np.float64))
+    ranks = interval_ranks(len(ordered), confidence)
+    return float(ordered[ranks.low]), float(ordered[ranks.high])
+
+
+def relative_half_width(samples: Sequence[float], confidence: float = 0.95) -> float:
+    """Return the larger distance from the median to an end of its interval, over the median.
+
+    Infinite if there are too few samples for the confidence, or the median is not positive.
+    """
+    median = float(np.median(samples))
+    if interval_ranks(len(samples), confidence).confidence < confidence or median <= 0:
+        return float("inf")
+    low, high = median_interval(samples, confidence)
+    return max(high - median, median - low) / median
+
+
+def drift(samples: Sequence[float]) -> Drift:
+    """Return the trend of a series: size by Theil and Sen, significance by Mann and Kendall.
+
+    Series are reduced to at most 500 block medians, because the slope takes all pairs.
+    """
+    values = np.asarray(samples, dtype=np.float64)
+    if len(values) > 500:
+        values = np.array([np.median(block) for block in np.array_split(values, 500)])
+    median = float(np.median(values))
+    if len(values) < 3 or median <= 0 or np.all(values == values[0]):
+        return Drift(0.0, 1.0)
+    from scipy.stats import kendalltau, theilslopes
+
+    position = np.arange(len(values))
+    slope = float(theilslopes(values, position).slope)
+    return Drift(slope * (len(values) - 1) / median, float(kendalltau(position, values).pvalue))
+
+
+def count_outliers(samples: Sequence[float]) -> Outliers:
+    """Count samples more than `OUTLIER_MADS` scaled deviations below and above the median.
+
+    If more than half of the samples are equal, the deviation is 0 and every other sample counts.
+    """
+    values = np.asarray(samples, dtype=np.float64)
+    distance = values - np.median(values)
+    limit = OUTLIER_MADS * NORMAL_MAD_SCALE * float(np.median(np.abs(distance)))
+    return Outliers(int(np.sum(distance < -limit)), int(np.sum(distance > limit)))

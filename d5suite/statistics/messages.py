@@ -1,0 +1,77 @@
+"""Latency and time per byte, fitted to times of messages by size. Imports NumPy; SciPy lazily."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from d5suite.errors import ConfigurationError
+
+SOFT = 0.1
+"""Relative error from which on a time counts less than its square: that of a size at which the
+transport changes its protocol, or of a disturbed sample."""
+
+
+class Line(NamedTuple):
+    """The model ``time = alpha + beta * bytes``.
+
+    Attributes
+    ----------
+    alpha_s : float
+        Seconds of a message without content; not negative.
+    beta_s_per_byte : float
+        Not negative.
+    residual : float
+        Root mean square of the relative errors ``model / time - 1``.
+    """
+
+    alpha_s: float
+    beta_s_per_byte: float
+    residual: float
+
+    def seconds(self, size: float) -> float:
+        """The model's time of a size in bytes."""
+        return self.alpha_s + self.beta_s_per_byte * size
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-able."""
+        return self._asdict()
+
+
+def fit_line(sizes: Sequence[float], seconds: Sequence[float]) -> Line:
+    """Fit latency and time per byte, by least squares of the relative errors.
+
+    Relative, because times span six orders of magnitude and the largest would decide alone. Errors
+    beyond `SOFT` count with the soft L1 norm.
+
+    Parameters
+    ----------
+    sizes : sequence of float
+        Bytes; at least two that differ.
+    seconds : sequence of float
+        The times, positive.
+
+    Raises
+    ------
+    ConfigurationError
+        If nothing can be fitted to them.
+    """
+    size, time = np.asarray(sizes, np.float64), np.asarray(seconds, np.float64)
+    usable = size.shape == time.shape and size.ndim == 1 and np.isfinite([size, time]).all()
+    if not usable or (time <= 0).any() or (size < 0).any() or len(np.unique(size)) < 2:
+        raise ConfigurationError(
+            f"no latency and bandwidth of {len(sizes)} sizes and {len(seconds)} times",
+            hint="Give finite, positive times of at least two sizes.",
+        )
+    from scipy.optimize import least_squares
+
+    start = max(float(time[np.argmin(size)]), 1e-300), float((time / np.maximum(size, 1)).min())
+    parts = np.stack([start[0] / time, start[1] * size / time])
+    found = least_squares(
+        lambda factors: factors @ parts - 1, [1.0, 1.0], jac=lambda factors: parts.T, bounds=(0, np.inf),
+        loss="soft_l1", f_scale=SOFT, xtol=1e-12, ftol=1e-12, gtol=1e-12,
+    )  # fmt: skip
+    errors = found.x @ parts - 1
+    return Line(start[0] * found.x[0], start[1] * found.x[1], float(np.sqrt(np.mean(errors**2))))

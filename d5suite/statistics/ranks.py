@@ -1,0 +1,40 @@
+"""How times of steps differ between steps and between ranks. Imports NumPy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+
+class Spread(NamedTuple):
+    """Relative spreads of the times of steps.
+
+    Attributes
+    ----------
+    over_steps : float
+        From the 5th to the 95th percentile of all times, over their median.
+    over_ranks : float
+        From the fastest to the slowest rank of a step, over their median; the median of all steps.
+    """
+
+    over_steps: float
+    over_ranks: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-able."""
+        return self._asdict()
+
+
+def spread(seconds: Sequence[Sequence[float]]) -> Spread:
+    """Return the spreads of times, by rank and step; all ranks have equally many steps."""
+    times = np.asarray(seconds, np.float64)
+    low, middle, high = np.percentile(times, [5, 50, 95])
+    of_steps = np.ptp(times, axis=0) / np.median(times, axis=0)
+    return Spread(float((high - low) / middle), float(np.median(of_steps)))
+
+
+def straggler_ratio(seconds: Sequence[float]) -> float:
+    """Return how many times as long the slowest rank takes as the median one."""
+    return float(np.max(seconds) / np.median(seconds))

@@ -1,0 +1,103 @@
+"""Decisions from pairs that may be looked at after each one.
+
+Each block runs two sides in turn, in an order that a coin decides, and gives one difference. A
+hypothesis of the form "the differences' median is m" makes each one's sign against m a fair coin,
+whatever the noise: skewed, of several modes, or changing from block to block. So the mixture of
+bets on that coin is a martingale, and exceeds 1 / alpha with probability at most alpha at any time,
+however often one looks (Ville's inequality). The mixture is Krichevsky and Trofimov's; the values
+of m not yet rejected are a confidence sequence of the median. Howard and Ramdas, "Sequential
+estimation of quantiles with applications to A/B testing and best-arm identification", Bernoulli 28
+(2022); Waudby-Smith and Ramdas, "Estimating means of bounded random variables by betting", JRSS B
+86 (2024).
+
+Imports NumPy and, lazily, SciPy.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+
+
+class Decision(NamedTuple):
+    """What the blocks so far say.
+
+    Attributes
+    ----------
+    verdict : {"slower", "faster", "same", "uncertain"}
+    ratio : float
+        Median over blocks of b's time over a's.
+    low, high : float
+        Confidence sequence of it; 0 and infinity while there are too few blocks.
+    """
+
+    verdict: str
+    ratio: float
+    low: float
+    high: float
+
+
+@lru_cache(maxsize=4096)
+def _rank(count: int, alpha: float) -> int:
+    """The largest 1-based rank whose order statistic bounds the median; 0 if there is none."""
+    from scipy.special import betaln
+
+    below = np.arange(count // 2 + 1)  # the bet's gain is even about the middle, and falls towards it
+    gain = count * math.log(2) + betaln(below + 0.5, count - below + 0.5) - betaln(0.5, 0.5)
+    return int(np.sum(gain >= math.log(1 / alpha)))
+
+
+def median_bounds(differences: Sequence[float], alpha: float) -> tuple[float, float]:
+    """Return bounds of the median that hold at all times with probability 1 - alpha.
+
+    Parameters
+    ----------
+    differences : sequence of float, shape (n,)
+        In the order in which they were taken.
+    alpha : float
+        In (0, 1).
+    """
+    count = len(differences)
+    rank = _rank(count, alpha)
+    if not rank:
+        return -math.inf, math.inf
+    ordered = np.sort(np.asarray(differences, np.float64))
+    return float(ordered[rank - 1]), float(ordered[count - rank])
+
+
+def decide(differences: Sequence[float], *, effect: float, alpha: float) -> Decision:
+    """Decide from the blocks so far; may be called after each block.
+
+    Parameters
+    ----------
+    differences : sequence of float, shape (n,), n >= 1
+        By block: logarithm of b's time over a's.
+    effect : float
+        Relative change from which on it counts.
+    alpha : float
+        Probability of any wrong "slower" or "faster" over all times that one looks.
+    """
+    middle, limit = float(np.median(differences)), math.log1p(effect)
+    low, high = median_bounds(differences, alpha)
+    verdict = "uncertain"
+    if low > 0 and middle >= limit:
+        verdict = "slower"
+    elif high < 0 and middle <= -limit:
+        verdict = "faster"
+    elif -limit <= low and high <= limit:
+        verdict = "same"
+    return Decision(verdict, math.exp(middle), math.exp(low), math.exp(high) if high < math.inf else math.inf)
+
+
+def block_difference(a: Sequence[float], b: Sequence[float]) -> float:
+    """Return the shift from a to b of the logarithms of one block's samples, which are positive.
+
+    It is the median of all pairs' differences (Hodges and Lehmann, Annals of Mathematical
+    Statistics 34, 1963): samples of two modes move it much less than a difference of medians, and
+    to exchange the sides changes its sign.
+    """
+    return float(np.median(np.subtract.outer(np.log(b), np.log(a))))

@@ -1,0 +1,86 @@
+"""What an adapter raised, as a broken clause with the adapter's own file and line.
+
+Imports d5suite's contract only.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import linecache
+import os
+import traceback
+from pathlib import Path
+from types import FrameType
+
+from d5suite.levels.backend import Backend
+from d5suite.levels.contract import CLAUSES, ContractError
+from d5suite.levels.network import Executor
+from d5suite.levels.operator import Operator
+from d5suite.levels.training import Trainer
+
+_CLAUSES = {
+    "executor.load_parameters": "executor.parameters",
+    "executor.random_state": "executor.random",
+    "executor.load_random_state": "executor.random",
+    "operator.feed_gradients": "operator.backward",
+    "operator.fetch_gradients": "operator.fetch",
+    "trainer.load_state": "trainer.state",
+    "trainer.state": "trainer.state",
+}
+"""Methods whose clause has another name."""
+
+_OTHERWISE = {"executor": "operators.meaning", "operator": "operators.meaning", "trainer": "trainer.meaning"}
+"""The clause of every other method, constructors among them: they build what the operators mean."""
+
+
+def broken_clause(error: BaseException, backend: Backend) -> tuple[ContractError | None, str]:
+    """Return the clause that an exception breaks if it went through the adapter, or None.
+
+    With it come, as text, the lines of the adapter on the way, and the line that raised if that is
+    the framework's. d5suite's own lines are left out.
+    """
+    frames = list(traceback.walk_tb(error.__traceback__))
+    folder = _folder(backend.package)
+    own = [number for number, (frame, _) in enumerate(frames) if _within(frame.f_code.co_filename, folder)]
+    if not own:
+        return None, ""
+    entry = frames[own[0]][0]
+    kind, method = _method(entry)
+    shown = [frames[number] for number in own]
+    if own[-1] < len(frames) - 1:
+        shown.append(frames[-1])
+    summary = traceback.format_exception_only(error)[-1].strip() or type(error).__name__
+    last, line = frames[own[-1]]
+    what = f"{method} raises {summary}, at {_place(last.f_code.co_filename)}:{line}"
+    text = "".join(
+        f"\n    {_place(frame.f_code.co_filename)}:{number}, in {frame.f_code.co_name}"
+        f"\n      {linecache.getline(frame.f_code.co_filename, number).strip()}"
+        for frame, number in shown
+    )
+    clause = _CLAUSES.get(f"{kind}.{method}", f"{kind}.{method}")
+    clause = clause if clause in CLAUSES else _OTHERWISE.get(kind, "backend.modules")
+    return ContractError(backend.name, clause, what), text
+
+
+def _folder(package: str) -> str:
+    found = importlib.util.find_spec(package)
+    return str(Path(found.origin).parent) if found is not None and found.origin else "\0"
+
+
+def _within(file: str, folder: str) -> bool:
+    return file.startswith(folder + os.sep)
+
+
+def _method(frame: FrameType) -> tuple[str, str]:
+    """Return the part of the contract that a function of the adapter implements, and its name."""
+    owner = frame.f_locals.get("self")
+    for part, kind in ((Executor, "executor"), (Operator, "operator"), (Trainer, "trainer")):
+        if isinstance(owner, part):
+            return kind, frame.f_code.co_name
+    return "", frame.f_code.co_name
+
+
+def _place(file: str) -> str:
+    """Return a path as short as it can be followed from here."""
+    relative = os.path.relpath(file)
+    return relative if not relative.startswith("..") else file

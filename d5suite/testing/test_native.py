@@ -1,0 +1,114 @@
+"""A framework's own schemes: two ranks train as one process with both batches."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from d5suite.distributed.communicators import problem
+from d5suite.distributed.schemes import SCHEMES
+from d5suite.files import read_json, write_json
+from d5suite.instruments.threads import thread_environment
+from d5suite.levels.native import FrameworkScheme
+from d5suite.testing import native_rank
+from d5suite.testing.networks import classifier
+from d5suite.testing.subject import Subject, chosen
+from d5suite.validate.check import Check
+
+RANKS, TIMEOUT_S = 2, 300
+AGREEMENT = {"fp64": 1e-10, "fp32": 1e-4}
+"""Accepted relative errors of a tensor, by precision."""
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Take each scheme that the backend declares; a short run the first one, if it is quick."""
+    if "scheme" in metafunc.fixturenames:
+        described = chosen().backend.schemes
+        short = [name for name in [*described][:1] if described[name].quick]
+        metafunc.parametrize(
+            "scheme", [pytest.param(name, marks=[] if name in short else [pytest.mark.slow]) for name in described]
+        )
+
+
+def test_schemes_are_described(subject: Subject) -> None:
+    if not subject.backend.schemes:
+        pytest.skip("it has no schemes of its own")
+    for name, described in subject.backend.schemes.items():
+        clause = "scheme.data"
+        subject.hold(clause, name not in SCHEMES, f"{name} is the name of one of d5suite's own schemes")
+        subject.hold(clause, bool(described.title), f"{name} has no title")
+        unknown = [device for device in described.transports if device not in subject.backend.devices]
+        subject.hold(clause, bool(described.transports), f"{name} runs on no device")
+        subject.hold(clause, not unknown, f"{name} has the device {', '.join(unknown)}, which the backend lacks")
+        for key, knob in described.knobs.items():
+            wrong = knob.problem(knob.default)
+            subject.hold(clause, wrong is None and bool(knob.meaning), f"{name}:{key}: {wrong or 'has no meaning'}")
+
+
+@pytest.fixture
+def ranks(tmp_path: Path) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Processes that are gone afterwards."""
+    started: list[subprocess.Popen[bytes]] = []
+    yield started
+    for each in started:
+        each.kill()
+        each.wait()
+
+
+def test_a_scheme_trains_as_one_process(
+    subject: Subject, scheme: str, tmp_path: Path, ranks: list[subprocess.Popen[bytes]]
+) -> None:
+    subject.require(classifier(), gradient=True, level=3)
+    backend, precision = subject.backend, "fp64" if "fp64" in subject.backend.precisions else "fp32"
+    lacking = problem("gloo") or backend.lacks_scheme(
+        scheme, mode=subject.mode, device=subject.device, precision=precision
+    )
+    if lacking:
+        pytest.skip(lacking)
+    made = backend.framework_scheme(scheme, subject.mode)
+    subject.hold("scheme.class", issubclass(made, FrameworkScheme), f"{scheme} is {made!r}")
+    work = native_rank.Work(
+        f"{backend.name}:{subject.mode}", subject.device, precision, scheme, RANKS, str(tmp_path / "meeting")
+    )
+    (tmp_path / "meeting").mkdir()
+    write_json(tmp_path / "work.json", asdict(work))
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")} | thread_environment(1)
+    logs = [tmp_path / f"rank{rank}.log" for rank in range(RANKS)]
+    for rank, log in enumerate(logs):
+        with log.open("wb") as output:
+            command = [sys.executable, "-m", native_rank.__name__, str(tmp_path / "work.json"), str(rank)]
+            ranks.append(subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environment))
+    failed = _wait(ranks)
+    said = "" if failed is None else logs[failed].read_text(errors="replace")[-2000:]
+    subject.hold("scheme.meaning", failed is None, f"{scheme}: rank {failed} failed:\n{said}")
+    found = read_json(tmp_path / "work.found.json")
+    subject.prove(
+        "scheme.meaning",
+        [Check(f"{scheme}, {what}", error, AGREEMENT[precision]) for what, error in found["errors"].items()],
+    )
+    if backend.schemes[scheme].synchronous:
+        differ = ", ".join(found["differ"])
+        subject.hold("scheme.finish", not differ, f"{scheme}: ranks end with different parameters: {differ}")
+
+
+def _wait(ranks: list[subprocess.Popen[bytes]]) -> int | None:
+    """Wait for the end; return the first rank that failed, if any."""
+    deadline = time.monotonic() + TIMEOUT_S
+    while any(each.poll() is None for each in ranks) and time.monotonic() < deadline:
+        failed = [rank for rank, each in enumerate(ranks) if each.poll()]
+        if failed:
+            return failed[0]
+        for each in ranks:
+            if each.poll() is None:
+                try:
+                    each.wait(timeout=0.1)
+                except subprocess.TimeoutExpired:
+                    break
+    return next((rank for rank, each in enumerate(ranks) if each.poll() != 0), None)

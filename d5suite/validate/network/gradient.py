@@ -1,0 +1,326 @@
+"""The loss and its gradients against an independent evaluator, and as timed against float64.
+
+======================  ============================================================================
+gradient (float64)      loss and running statistics with ONNX's reference evaluator, the gradient
+                        with central differences along random directions that weigh every parameter
+                        tensor alike
+gradient (as timed)     every tensor, in the mode and precision to be timed, with the float64
+                        gradient just proved
+gradient (no float64)   as in float64, with the tolerances of the executor's precision
+======================  ============================================================================
+
+Imports the contract, ONNX and NumPy; no framework.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from d5suite.files import read_json, write_json
+from d5suite.levels.backend import Tolerance
+from d5suite.levels.contract import require_answer
+from d5suite.levels.network import Arrays, Executor, Native
+from d5suite.network import Network
+from d5suite.validate.check import Check
+from d5suite.validate.network.oracle import Oracle
+from d5suite.validate.network.reference import NEGLIGIBLE, STEP, Reference, direction, key, reference
+from d5suite.validate.norms import FLOAT64, UNIT_ROUNDOFF, relative_l2
+
+DIFFERENCES = 1e-4
+"""Accepted relative error of a float64 gradient against central differences. On ResNet-50 the
+differences themselves are good to about 1e-6; a tensor whose gradient is off by 1 part in 100 shows
+as about 1e-3."""
+
+SENSITIVITY_NOISE = 32.0
+"""Relative noise on the weights, in units of roundoff, that stands for all roundings of a pass. It
+must be large enough to flip some ReLUs in every layer: a float32 pass flips about one in a million,
+and a single flip in ResNet-18's last stage (8 images of 64 px) moves a gradient by 2%, where noise
+of one unit often flips none."""
+
+SENSITIVITY_DRAWS = 2
+"""Draws of that noise; the one that moves the gradient most counts, as flips are rare and vary in
+size."""
+
+CANCELLED = 4
+"""Roundoffs of the whole gradient that may remain where large terms cancel, as in a bias before
+BatchNormalization. MXNet left 3.3 in float32."""
+
+CANCELLED_16 = 2
+"""The same in 16 bits, where one is up to 0.4% of the whole; no framework needed more."""
+
+SATURATION = 0.9
+"""No gradient error above this is accepted, however sensitive the network: at 1 a gradient of zero
+would pass."""
+
+
+def check_gradient_float64(
+    executor: Executor,
+    images: np.ndarray,
+    labels: np.ndarray,
+    *,
+    network: Network | None = None,
+    recorded: Path | None = None,
+    keep: dict[str, np.ndarray] | None = None,
+) -> list[Check]:
+    """Compare a float64 executor's loss, running statistics and gradients with ONNX's evaluator.
+
+    Parameters
+    ----------
+    executor : Executor
+        In float64 with the network's initial weights, which are restored afterwards.
+    images, labels : numpy.ndarray
+        A small batch: float32 (n, C, H, W) and int64 (n,).
+    network : Network, optional
+        The executor's network with the weights that were loaded instead of its own.
+    recorded : Path, optional
+        A file that keeps the evaluator's answers for the next backend.
+    keep : dict, optional
+        Receives the executor's loss and gradients.
+    """
+    network = network or executor.network
+    answer, after = _answer(executor, images, labels)
+    if keep is not None:
+        keep.update(answer)
+    digest = key(network, images, labels) if recorded is not None else ""
+    known = Reference.load(recorded, digest) if recorded is not None else None
+    expected = known or reference(network, images, labels, answer)
+    checks = _compare(executor, network, images, labels, answer, after, expected, FLOAT64, DIFFERENCES)
+    if recorded is not None and known is None and all(check.passed for check in checks):
+        expected.save(recorded, digest)
+    return checks
+
+
+def check_gradient_without_float64(
+    executor: Executor, images: np.ndarray, labels: np.ndarray, tolerance: Tolerance
+) -> list[Check]:
+    """Make the same comparison for a backend without float64.
+
+    Loss and statistics are held to the tolerance for outputs. The derivative along a direction may
+    be off by the tolerance for gradients times the evaluator's own change under noise of this
+    precision's roundoff on the weights.
+
+    Parameters
+    ----------
+    executor : Executor
+        With the network's initial weights, which are restored afterwards.
+    images, labels : numpy.ndarray
+        A small batch: float32 (n, C, H, W) and int64 (n,).
+    tolerance : Tolerance
+        The backend's, for the executor's precision.
+    """
+    network = executor.network
+    answer, after = _answer(executor, images, labels)
+    expected = reference(network, images, labels, answer)
+    sensitivity = _sensitivity(network, expected, images, labels, executor.precision)
+    slope = max(DIFFERENCES, min(tolerance.gradients * sensitivity, SATURATION))
+    return _compare(executor, network, images, labels, answer, after, expected, tolerance.outputs, slope)
+
+
+def _answer(executor: Executor, images: np.ndarray, labels: np.ndarray) -> tuple[dict[str, np.ndarray], Arrays]:
+    """Return loss and gradients, and all parameters after the pass, which is undone."""
+    network = executor.network
+    label, loss = network.require_loss()
+    start = executor.parameters()
+    answer = executor.fetch(executor.forward_backward(executor.feed({**network.arrays(images), label: labels})))
+    after = executor.parameters()
+    executor.load_parameters(start)
+    shapes = {loss: (), **{name: network.initializers[name].shape for name in network.parameters}}
+    require_answer(executor, "executor.forward_backward", answer, shapes)
+    return answer, after
+
+
+def _compare(
+    executor: Executor,
+    network: Network,
+    images: np.ndarray,
+    labels: np.ndarray,
+    answer: Arrays,
+    after: Arrays,
+    expected: Reference,
+    close: float,
+    slope: float,
+) -> list[Check]:
+    """Hold loss and statistics to the tolerance ``close``, derivatives to ``slope``."""
+    loss = network.require_loss()[1]
+    label = f"{executor.mode} {executor.precision}"
+    checks = [Check(f"loss ({label}) vs onnx.reference", relative_l2(answer[loss], expected.loss), close, loss)]
+    if expected.statistics:
+        errors = {name: relative_l2(after[name], value) for name, value in expected.statistics.items()}
+        checks.append(Check.worst(f"running statistics ({label}) vs onnx.reference", errors, close))
+    for index, derivative in enumerate(expected.derivatives):
+        along = direction(network, expected.scales, index)
+        error = _slope_error(network, answer, along, derivative)
+        detail = "" if error <= slope else _first_wrong(network, images, labels, answer, along, slope)
+        checks.append(Check(f"gradient ({label}) vs central differences, direction {index + 1}", error, slope, detail))
+    return checks
+
+
+def _slope_error(network: Network, gradients: Arrays, along: Arrays, derivative: float) -> float:
+    """Return the error of gradients along a direction, per root of the number of tensors."""
+    claimed = sum(float(np.vdot(gradients[name], d)) for name, d in along.items())
+    return abs(claimed - derivative) / math.sqrt(len(network.parameters))
+
+
+def _sensitivity(
+    network: Network, expected: Reference, images: np.ndarray, labels: np.ndarray, precision: str
+) -> float:
+    """Return how far roundoff on the weights moves the derivatives, as `_slope_error` counts."""
+    noise = SENSITIVITY_NOISE * UNIT_ROUNDOFF[precision]
+    generator = np.random.default_rng(0xD5)
+    found = noise
+    for _ in range(SENSITIVITY_DRAWS):
+        oracle = Oracle(network, training=True)
+        for name in network.parameters:
+            oracle.weights[name] = oracle.weights[name] * (
+                1 + noise * generator.uniform(-1, 1, oracle.weights[name].shape)
+            )
+        for index, derivative in enumerate(expected.derivatives):
+            moved = oracle.derivative(images, labels, direction(network, expected.scales, index), STEP)
+            found = max(found, abs(moved - derivative) / math.sqrt(len(network.parameters)))
+    return found
+
+
+def _first_wrong(
+    network: Network, images: np.ndarray, labels: np.ndarray, gradients: Arrays, along: Arrays, tolerance: float
+) -> str:
+    """Name the first tensor without which the gradient would pass, by bisection over prefixes."""
+    oracle = Oracle(network, training=True)
+
+    def passes(names: Sequence[str]) -> bool:
+        part = {name: along[name] for name in names}
+        derivative = oracle.derivative(images, labels, part, STEP)
+        return _slope_error(network, gradients, part, derivative) <= tolerance
+
+    low, high = 0, len(network.parameters)
+    while high - low > 1:
+        middle = (low + high) // 2
+        if passes(network.parameters[:middle]):
+            low = middle
+        else:
+            high = middle
+    return f"first tensor that disagrees: {network.parameters[high - 1]}"
+
+
+def check_gradient(
+    executor: Executor,
+    proved: Executor,
+    images: np.ndarray,
+    labels: np.ndarray,
+    tolerance: Tolerance,
+    *,
+    reference: Arrays | None = None,
+    repeats: int | None = None,
+    recorded: Path | None = None,
+) -> list[Check]:
+    """Compare loss and gradients, as timed, with a float64 executor's that are already proved.
+
+    Parameters
+    ----------
+    executor : Executor
+        To be timed; keeps its weights.
+    proved : Executor
+        Of the same network, in float64, from the same weights; keeps its weights.
+    images, labels : numpy.ndarray
+        The batch to be timed: float32 (N, C, H, W) and int64 (N,).
+    tolerance : Tolerance
+        The backend's, for the executor's precision.
+    reference : mapping, optional
+        The answer of ``proved``, if already known.
+    repeats : int, optional
+        How many images the batch repeats: the float64 executor takes these alone.
+    recorded : Path, optional
+        A JSON file that keeps the network's sensitivity for the next backend.
+    """
+    network = executor.network
+    label_name, loss = network.require_loss()
+    arrays = {**network.arrays(images), label_name: labels}
+    answer = differentiate(executor, arrays)
+    images, labels = images[:repeats], labels[:repeats]
+    arrays = {**network.arrays(images), label_name: labels}
+    expected = reference or differentiate(proved, arrays)
+    shapes = {name: value.shape for name, value in expected.items()}
+    require_answer(executor, "executor.forward_backward", answer, shapes)
+
+    def errors(values: Arrays) -> dict[str, float]:
+        wanted = {name: expected[name] for name in network.parameters}
+        return gradient_errors(values, wanted, UNIT_ROUNDOFF[executor.precision])
+
+    noise = SENSITIVITY_NOISE * UNIT_ROUNDOFF[executor.precision]
+    digest = f"{key(network, images, labels)} {executor.precision}"
+    known = read_json(recorded) if recorded is not None and recorded.exists() else {}
+    if digest not in known:
+        moved = (differentiate(proved, arrays) for _ in disturbed(proved, noise))
+        known[digest] = max(noise, *(max(errors(values).values()) for values in moved))
+        if recorded is not None:
+            write_json(recorded, known)
+    limit = min(tolerance.gradients * known[digest], SATURATION)
+    label, against = f"{executor.mode} {executor.precision}", f"{proved.mode} fp64"
+    return [
+        Check(f"loss ({label}) vs {against}", relative_l2(answer[loss], expected[loss]), tolerance.outputs, loss),
+        Check.worst(f"gradient ({label}) vs {against}", errors(answer), limit),
+    ]
+
+
+def gradient_errors(found: Arrays, expected: Arrays, roundoff: float) -> dict[str, float]:
+    """Return each gradient's error, relative to its norm or a small part of all gradients'.
+
+    Parameters
+    ----------
+    found, expected : mapping of str to numpy.ndarray
+        By parameter.
+    roundoff : float
+        Of the precision of ``found``.
+    """
+    whole = math.sqrt(sum(float(np.vdot(value, value)) for value in expected.values()))
+    remainder = (CANCELLED if roundoff < UNIT_ROUNDOFF["fp16"] else CANCELLED_16) * roundoff * whole
+    errors = {}
+    for name, wanted in expected.items():
+        scale = max(float(np.linalg.norm(wanted.ravel())), NEGLIGIBLE * whole) or 1.0
+        distance = float(np.linalg.norm((found[name] - wanted).ravel()))
+        errors[name] = max(distance - remainder, 0.0) / scale
+    return errors
+
+
+def check_dropout(executor: Executor, feed: Native) -> Check:
+    """Check that Dropout drops: the losses of two passes over one batch differ.
+
+    Everything else of such a network is checked on its twin without Dropout. Running statistics
+    move.
+    """
+    loss = executor.network.require_loss()[1]
+    first, second = (float(executor.fetch(executor.forward_backward(feed))[loss]) for _ in range(2))
+    drops = math.isfinite(first) and math.isfinite(second) and first != second
+    return Check(
+        f"Dropout draws anew in each pass ({executor.mode} {executor.precision})", 0.0 if drops else math.inf, 0.0,
+        f"losses {first:.6g} and {second:.6g} over one batch",
+    )  # fmt: skip
+
+
+def disturbed(proved: Executor, noise: float) -> Iterator[Arrays]:
+    """Put draws of relative noise on an executor's weights, one by one; restore them at the end.
+
+    Yields
+    ------
+    mapping of str to numpy.ndarray
+        The weights with noise.
+    """
+    start = proved.parameters()
+    generator = np.random.default_rng(0xD5)
+    for _ in range(SENSITIVITY_DRAWS):
+        factors = {name: 1 + noise * generator.uniform(-1, 1, start[name].shape) for name in proved.network.parameters}
+        moved = {name: start[name] * factor for name, factor in factors.items()}
+        proved.load_parameters(moved)
+        yield moved
+    proved.load_parameters(start)
+
+
+def differentiate(executor: Executor, arrays: Arrays) -> dict[str, np.ndarray]:
+    """Return loss and gradients; parameters and running statistics are restored."""
+    start = executor.parameters()
+    answer = executor.fetch(executor.forward_backward(executor.feed(arrays)))
+    executor.load_parameters(start)
+    return answer

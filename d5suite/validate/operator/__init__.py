@@ -1,0 +1,1 @@
+"""Level 0: one operator's outputs and gradients. Imports no framework."""

@@ -1,0 +1,337 @@
+"""Training that amplifies roundings: how much, and the proof of its steps one at a time.
+
+After some steps of a deep network on a small batch two float64 runs, whose weights differed by
+roundings, may have nothing in common; so a run in float32 proves nothing there. Each of its steps
+does, if it starts where the float64 run is. Both are measured only where a run differs by more than
+its plain tolerance.
+
+Imports NumPy and the contract; no framework.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from d5suite.levels.backend import Tolerance
+from d5suite.levels.network import Arrays, Executor
+from d5suite.levels.training import Trainer
+from d5suite.validate.check import Check
+from d5suite.validate.network.gradient import SATURATION, SENSITIVITY_NOISE, disturbed
+from d5suite.validate.network.timed import displacement
+from d5suite.validate.norms import FLOAT64, UNIT_ROUNDOFF, relative_l2
+from d5suite.validate.training.trajectory import (
+    Batches,
+    Trajectory,
+    check_trajectory,
+    loss_of,
+    parameter_errors,
+    repeat_until_updated,
+    train,
+    train_by_formula,
+)
+
+OF_USE = 0.5
+"""The largest accepted error of a way that shows a missing update: the last of three with momentum
+makes half of it."""
+
+SLOWER = (1.0, 0.03, 0.001)
+"""Parts of the learning rate, tried in turn: weights that hardly move amplify little. In float32 a
+way of a thousandth of a usual one is still some hundred roundings."""
+
+
+@dataclass(frozen=True)
+class First:
+    """A float64 run of the first few steps.
+
+    Attributes
+    ----------
+    run : Trajectory
+    rates : sequence of float
+        Its learning rates, as `train` takes them.
+    losses, way : float
+        Accepted errors: of each loss, and of the parameters' way, or 0 where roundings are not
+        amplified.
+    """
+
+    run: Trajectory
+    rates: Sequence[float]
+    losses: float
+    way: float
+
+
+@dataclass(frozen=True)
+class Drift:
+    """How far float64 runs drift apart whose weights differ by noise.
+
+    Attributes
+    ----------
+    noise : float
+        Relative, on the weights.
+    losses : numpy.ndarray
+        (steps,): the largest relative difference of a loss up to each step.
+    parameters : mapping of int to float
+        By number of steps: of the parameters, as `check_trajectory` compares them.
+    """
+
+    noise: float
+    losses: np.ndarray
+    parameters: Mapping[int, float]
+
+    @property
+    def amplification(self) -> float:
+        """How many times larger than the noise the losses' difference becomes."""
+        return float(self.losses[-1]) / self.noise
+
+
+class Runs:
+    """Compares short training runs, and falls back to single steps where roundings are amplified.
+
+    Parameters
+    ----------
+    exact : Trainer
+        In float64.
+    batches : sequence
+        Of all steps.
+    early, whole : Trajectory
+        Its runs of the first few and of all batches, from the initial state.
+    tolerances : mapping of str to Tolerance
+        The backend's, by precision.
+    """
+
+    def __init__(
+        self,
+        exact: Trainer,
+        batches: Batches,
+        early: Trajectory,
+        whole: Trajectory,
+        tolerances: Mapping[str, Tolerance],
+    ) -> None:
+        self.exact, self.batches, self.tolerances = exact, batches, tolerances
+        self.runs = {len(each.losses): each for each in (whole, early)}
+        self.early = len(early.losses)
+        self.drifts: dict[str, Drift] = {}
+
+    def compare(
+        self,
+        name: str,
+        trainer: Trainer,
+        found: Trajectory,
+        expected: Trajectory,
+        tolerance: float,
+        *,
+        parameters: bool,
+    ) -> Iterator[Check]:
+        """Compare two runs, of which the plain criterion may be too strict.
+
+        Parameters
+        ----------
+        name : str
+            What is compared with what.
+        trainer : Trainer
+            That made ``found``, in the precision under test.
+        found, expected : Trajectory
+            From the initial state.
+        tolerance : float
+            The plain criterion.
+        parameters : bool
+            Whether to compare the final parameters and statistics too.
+        """
+        for check in self._checks(name, trainer, found, expected, tolerance, parameters):
+            yield replace(check, proof=self.said)
+
+    def _checks(
+        self, name: str, trainer: Trainer, found: Trajectory, expected: Trajectory, tolerance: float, parameters: bool
+    ) -> Iterator[Check]:
+        plain = check_trajectory(name, found, expected, tolerance=tolerance, parameters=parameters)
+        if all(check.passed for check in plain):
+            yield from plain
+            return
+        precision, steps = trainer.executor.precision, len(found.losses)
+        new = precision not in self.drifts
+        drift = self.drift(precision)
+        apart = f"float64 runs whose weights differ by {drift.noise:.1g} drift apart by {drift.losses[steps - 1]:.1g}"
+        yield from check_trajectory(
+            f"{name} ({apart})",
+            found,
+            expected,
+            tolerance=self.limits(precision, tolerance)[:steps],
+            parameters=parameters and self._limit(precision, drift.parameters[steps], tolerance),
+        )
+        if new:
+            yield from check_steps(name, trainer, self.exact.executor, self.batches, self.tolerances[precision])
+
+    def drift(self, precision: str) -> Drift:
+        """Return the drift under noise of a precision; measured once."""
+        if precision not in self.drifts:
+            self.drifts[precision] = self._measured(SENSITIVITY_NOISE * UNIT_ROUNDOFF[precision])
+        return self.drifts[precision]
+
+    def _measured(self, noise: float) -> Drift:
+        losses = np.zeros(len(self.batches))
+        parameters = dict.fromkeys(self.runs, noise)
+        for _ in disturbed(self.exact.executor, noise):
+            for run in self._train(self.batches, early=self.early):
+                steps = len(run.losses)
+                known = self.runs[steps]
+                parameters[steps] = max(parameters[steps], *parameter_errors(run, known).values())
+                if steps == len(losses):
+                    found = [relative_l2(a, b) for a, b in zip(run.losses, known.losses, strict=True)]
+                    losses = np.maximum(losses, found)
+        return Drift(noise, np.maximum.accumulate(losses), parameters)
+
+    def _train(self, batches: Batches, *, early: int | None = None, rates: Sequence[float] = ()) -> list[Trajectory]:
+        self.exact.load_state(self.exact.initial_state())
+        return train(self.exact, batches, early=early, rates=rates)
+
+    def limits(self, precision: str, least: float) -> np.ndarray:
+        """Return what is accepted of each loss: ``least``, or more where a drift was measured."""
+        drift = self.drifts.get(precision)
+        losses = np.zeros(len(self.batches)) if drift is None else drift.losses
+        return np.array([self._limit(precision, float(each), least) for each in losses])
+
+    def again(self, trainer: Trainer, found: Trajectory, least: float, steps: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return what the losses of the first timed steps are compared with, and what is accepted.
+
+        That is the float64 run; where it tells nothing, the trainer's own run, whose single steps
+        were proved. A framework that is not deterministic may differ from it by a multiple of what
+        it differs from itself.
+
+        Parameters
+        ----------
+        trainer : Trainer
+            It is left in another state.
+        found : Trajectory
+            Its own run over all batches.
+        least : float
+            The least tolerance.
+        steps : int
+            How many of the first steps count.
+        """
+        if (precision := trainer.executor.precision) not in self.drifts:
+            return self.runs[len(self.batches)].losses[:steps], self.limits(precision, least)[:steps]
+        trainer.load_state(trainer.initial_state())
+        (second,) = train(trainer, self.batches[:steps])
+        own = found.losses[: len(second.losses)]
+        differences = [relative_l2(a, b) for a, b in zip(second.losses, own, strict=True)]
+        return own, np.array([self._limit(precision, each, least) for each in differences])
+
+    def first(self, precision: str, least: float) -> First:
+        """Return the first few steps, at a lower learning rate if their end is useful only so."""
+        executor, steps = self.exact.executor, self.batches[: self.early]
+        if precision not in self.drifts:
+            return First(self.runs[self.early], (), least, 0.0)
+        start = executor.parameters()
+        for part in SLOWER:
+            rates = (part * self.exact.optimizer.learning_rate,)
+            (run,) = self._train(steps, rates=rates)
+            losses, ways = [0.0], [0.0]
+            for moved in disturbed(executor, self.drifts[precision].noise):
+                (other,) = self._train(steps, rates=rates)
+                losses.append(max(relative_l2(a, b) for a, b in zip(other.losses, run.losses, strict=True)))
+                ways.append(_apart(executor, start, run.parameters, moved, other.parameters))
+            if (limit := self._limit(precision, max(ways), 0.0)) <= OF_USE:
+                break
+        return First(run, rates, self._limit(precision, max(losses), least), limit)
+
+    def _limit(self, precision: str, drift: float, least: float) -> float:
+        return _limit(self.tolerances[precision], drift, least)
+
+    @property
+    def said(self) -> dict[str, object]:
+        """How runs were proved, for the record."""
+        by = {precision: drift.amplification for precision, drift in self.drifts.items()}
+        how = {"proof": "one step at a time", "amplification": by} if by else {"proof": "whole run"}
+        return {"training": how}
+
+
+def _limit(tolerance: Tolerance, drift: float, least: float = 0.0) -> float:
+    return max(least, min(tolerance.gradients * drift, SATURATION))
+
+
+def _apart(executor: Executor, start: Arrays, end: Arrays, other_start: Arrays, other_end: Arrays) -> float:
+    """Return how far two ways of the parameters differ, in parts of the first."""
+    way = {name: end[name] - start[name] for name in other_start}
+    found = {name: start[name] + (other_end[name] - other_start[name]) for name in way}
+    wanted = {name: end[name] for name in way}
+    return displacement("", executor, found, wanted, way, start, 0.0).error
+
+
+def check_steps(
+    name: str, trainer: Trainer, exact: Executor, batches: Batches, tolerance: Tolerance
+) -> Iterator[Check]:
+    """Compare each of several native steps with the formula's float64 step from the same state.
+
+    The states are those of a float64 run by the formula, rounded to what the trainer's parameters
+    can hold. A step may differ by a multiple of its own sensitivity: how far the formula's step
+    goes astray under noise of this precision's roundoff on the weights.
+
+    Parameters
+    ----------
+    name : str
+        What is compared with what.
+    trainer : Trainer
+        In any state; it is left in another. Its executor keeps its parameters.
+    exact : Executor
+        In float64, with the initial weights, which it keeps; its gradients are proved.
+    batches : sequence
+        One per step.
+    tolerance : Tolerance
+        The backend's, for the trainer's precision.
+    """
+    executor = trainer.executor
+    network, precision, optimizer = executor.network, executor.precision, trainer.optimizer
+    label, loss = network.require_loss()
+    noise = SENSITIVITY_NOISE * UNIT_ROUNDOFF[precision]
+    least = FLOAT64 if precision == "fp64" else 0.0
+    kept, initial = executor.parameters(), exact.parameters()
+    state, parameters = trainer.initial_state(), dict(initial)
+    found: dict[str, list[Check]] = {}
+    tensors = {"parameters": network.parameters, "running statistics": network.statistics}
+    tensors = {kind: names for kind, names in tensors.items() if names}
+    for step, (images, labels) in enumerate(batches, 1):
+        parameters = {key: _held(value, precision) for key, value in parameters.items()}
+        state = {key: _held(value, precision) if "/" in key else value for key, value in state.items()}
+        exact.load_parameters(parameters)
+        before, batch = dict(state), [(images, labels)]
+        wanted = train_by_formula(exact, optimizer, batch, state=state)
+        drifts, ways = [0.0], {kind: [noise] for kind in tensors}
+        for moved in disturbed(exact, noise):
+            other = train_by_formula(exact, optimizer, batch, state=dict(before))
+            drifts.append(relative_l2(other.losses, wanted.losses))
+            for kind, names in tensors.items():
+                start = {key: moved.get(key, parameters[key]) for key in names}
+                ways[kind].append(_apart(executor, parameters, wanted.parameters, start, other.parameters))
+        executor.load_parameters(parameters)
+        trainer.load_state(before)
+        feed = executor.feed({**network.arrays(images), label: labels})
+        native = trainer.step(feed)
+        executor.synchronize()
+        if precision == "fp16":
+            repeat_until_updated(trainer, [feed], step)
+            state.update({key: trainer.state()[key] for key in trainer.scaling_at_start})
+        error = relative_l2(np.array([loss_of(executor, native, loss)]), wanted.losses)
+        limit = _limit(tolerance, max(drifts), max(least, tolerance.outputs))
+        found.setdefault("loss", []).append(Check("", error, limit, f"step {step}"))
+        after = executor.parameters()
+        for kind, names in tensors.items():
+            if kind == "running statistics" and precision == "fp16":  # repeated steps move them, too
+                continue
+            there = {key: wanted.parameters[key] for key in names}
+            way = {key: value - parameters[key] for key, value in there.items()}
+            limit = _limit(tolerance, max(ways[kind]), least)
+            check = displacement("", executor, after, there, way, parameters, limit)
+            found.setdefault(kind, []).append(replace(check, detail=f"step {step}, {check.detail}"))
+        parameters = dict(wanted.parameters)
+    executor.load_parameters(kept)
+    exact.load_parameters(initial)
+    for kind, checks in found.items():
+        worst = max(checks, key=lambda check: check.error / check.tolerance)
+        yield replace(worst, name=f"{kind} of each of {len(checks)} steps from the float64 state, {name}")
+
+
+def _held(value: np.ndarray, precision: str) -> np.ndarray:
+    """Round values to what parameters of a precision hold: all but float64's are float32."""
+    return value.astype(np.float64 if precision == "fp64" else np.float32).astype(np.float64)

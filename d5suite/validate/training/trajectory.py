@@ -1,0 +1,243 @@
+"""Short training runs: the native optimizer's, the update formula's, and how they compare.
+
+Imports h5py, NumPy and the contract; no framework.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import h5py
+import numpy as np
+
+from d5suite.errors import JobError, ValidationError
+from d5suite.files import atomic_hdf5
+from d5suite.levels.contract import require_answer
+from d5suite.levels.network import Arrays, Executor, Native
+from d5suite.levels.training import LOSS_SCALE, STEPS, Trainer
+from d5suite.optimizers.settings import Optimizer
+from d5suite.validate.check import Check
+from d5suite.validate.norms import relative_l2
+from d5suite.validate.training.formulas import update
+
+ROUNDING = 1e-6
+"""A tensor's error after training is relative to its own norm, or to this part of all tensors' norm
+if that is larger: a convolution bias before BatchNormalization is mere rounding, of 1e-16 of its
+surroundings."""
+
+
+@dataclass(frozen=True)
+class Trajectory:
+    """A short training run.
+
+    Attributes
+    ----------
+    losses : numpy.ndarray
+        float64 (steps,): the loss before each update.
+    parameters : mapping of str to numpy.ndarray
+        All parameters and running statistics after the last update.
+    """
+
+    losses: np.ndarray
+    parameters: Arrays
+
+    def save(self, path: Path, backend: str) -> None:
+        """Write it atomically: ``losses``, and ``parameters`` in the order of ``names``."""
+        with atomic_hdf5(path) as file:
+            file.attrs["backend"] = backend
+            file["losses"] = self.losses
+            file["names"] = np.array(list(self.parameters), dtype=h5py.string_dtype())
+            group = file.create_group("parameters", track_order=True)
+            for index, value in enumerate(self.parameters.values()):
+                group[str(index)] = value
+
+    @classmethod
+    def load(cls, path: Path) -> tuple[Trajectory, str]:
+        """Read a trajectory and the name of the backend that made it.
+
+        Raises
+        ------
+        JobError
+            If the file is missing or is not a trajectory.
+        """
+        try:
+            with h5py.File(path, "r") as file:
+                names = [name.decode() for name in file["names"][()]]
+                parameters = {name: file["parameters"][str(index)][()] for index, name in enumerate(names)}
+                return cls(file["losses"][()], parameters), str(file.attrs["backend"])
+        except (OSError, KeyError) as error:
+            raise JobError(f"cannot read the trajectory: {error}", where=str(path)) from error
+
+
+Batches = Sequence[tuple[np.ndarray, np.ndarray]]
+"""Pairs of images and labels, one per batch."""
+
+
+def train(
+    trainer: Trainer,
+    batches: Batches,
+    *,
+    early: int | None = None,
+    durations: list[float] | None = None,
+    rates: Sequence[float] = (),
+    accumulate: int = 1,
+    hurried: bool = False,
+) -> list[Trajectory]:
+    """Run the native optimizer over the batches, and restore the initial weights.
+
+    In ``fp16`` a step without an update, because the loss scale was too large, is repeated.
+
+    Parameters
+    ----------
+    trainer : Trainer
+        In its initial state.
+    batches : sequence
+        See `Batches`.
+    early : int, optional
+        A number of steps after which to record the run too.
+    durations : list of float, optional
+        Receives the seconds of each step.
+    rates : sequence of float
+        Learning rates of the first steps; the last one stays. By default the optimizer's own.
+    accumulate : int
+        Batches per step.
+    hurried : bool
+        Whether steps are issued without waiting, and losses fetched at the end; except in ``fp16``.
+
+    Returns
+    -------
+    list of Trajectory
+        The run after ``early`` steps, if given, and the whole run.
+    """
+    executor = trainer.executor
+    network = executor.network
+    label, loss = network.require_loss()
+    start = executor.parameters()
+    losses: list[float] = []
+    found = []
+    pending: list[Native] = []
+    scaled = executor.precision == "fp16"
+    updates = int(trainer.state()[STEPS]) if scaled else 0
+    steps = _steps(batches, accumulate)
+    for index, group in enumerate(steps):
+        feeds = [executor.feed({**network.arrays(images), label: labels}) for images, labels in group]
+        if index < len(rates):
+            trainer.set_learning_rate(rates[index])
+        begin = time.perf_counter()
+        native = trainer.step(*feeds)
+        if hurried and not scaled:
+            pending.append(native)
+            continue
+        executor.synchronize()
+        if durations is not None:
+            durations.append(time.perf_counter() - begin)
+        if scaled:
+            repeat_until_updated(trainer, feeds, updates := updates + 1)
+        losses.append(loss_of(executor, native, loss))
+        ended = [len(losses) == early, len(losses) == len(steps)]
+        found += [Trajectory(np.array(losses), executor.parameters()) for end in ended if end]
+    if pending:
+        losses = [loss_of(executor, native, loss) for native in pending]
+        found.append(Trajectory(np.array(losses), executor.parameters()))
+    executor.load_parameters(start)
+    return found
+
+
+def loss_of(executor: Executor, native: Native, loss: str) -> float:
+    """Return a step's loss, of this name, once it is there."""
+    answer = executor.fetch(native)
+    require_answer(executor, "trainer.loss", answer, {loss: ()})
+    return float(answer[loss])
+
+
+def repeat_until_updated(trainer: Trainer, feeds: Sequence[Native], updates: int) -> None:
+    """Repeat a step, whose loss does not change, until the trainer has made so many updates."""
+    while int((state := trainer.state())[STEPS]) < updates:
+        if state[LOSS_SCALE] < 1:
+            raise ValidationError("the gradients are not finite in fp16, even with a loss scale below 1")
+        trainer.step(*feeds)
+
+
+def _steps(batches: Batches, accumulate: int) -> list[Batches]:
+    return [batches[start : start + accumulate] for start in range(0, len(batches), accumulate)]
+
+
+def train_by_formula(
+    executor: Executor,
+    optimizer: Optimizer,
+    batches: Batches,
+    *,
+    rates: Sequence[float] = (),
+    accumulate: int = 1,
+    state: dict[str, np.ndarray] | None = None,
+) -> Trajectory:
+    """Make the same run with the executor's gradients and the update formula in NumPy.
+
+    ``state`` receives the optimizer's final state; the other arguments are as in `train`.
+    """
+    network = executor.network
+    label, loss = network.require_loss()
+    start = executor.parameters()
+    parameters = {name: start[name].astype(np.float64) for name in network.parameters}
+    state = {} if state is None else state
+    losses = []
+    for index, group in enumerate(_steps(batches, accumulate)):
+        feeds = (executor.feed({**network.arrays(images), label: labels}) for images, labels in group)
+        answers = [executor.fetch(executor.forward_backward(feed)) for feed in feeds]
+        losses.append(float(np.mean([answer[loss] for answer in answers])))
+        gradients = {name: np.mean([answer[name] for answer in answers], axis=0) for name in parameters}
+        rate = rates[min(index, len(rates) - 1)] if rates else None
+        update(optimizer, parameters, gradients, state, learning_rate=rate)
+        executor.load_parameters(parameters)
+    end = executor.parameters()
+    executor.load_parameters(start)
+    return Trajectory(np.array(losses), end)
+
+
+def check_trajectory(
+    name: str,
+    found: Trajectory,
+    expected: Trajectory,
+    *,
+    tolerance: float | np.ndarray,
+    parameters: bool | float,
+) -> list[Check]:
+    """Compare two runs step by step.
+
+    Parameters
+    ----------
+    name : str
+        What is compared with what.
+    found, expected : Trajectory
+    tolerance : float or numpy.ndarray
+        Relative, for each loss, of all steps or (steps,) of each.
+    parameters : bool or float
+        Whether to compare the final parameters and statistics too, each tensor to the same
+        tolerance or to this one.
+    """
+    if len(found.losses) != len(expected.losses):
+        raise ValidationError(f"{name}: {len(found.losses)} steps against {len(expected.losses)}")
+    errors = [relative_l2(a, b) for a, b in zip(found.losses, expected.losses, strict=True)]
+    limits = np.broadcast_to(tolerance, len(errors)).tolist()
+    late = next((i for i, error in enumerate(errors) if not error <= limits[i]), None)
+    worst = int(np.argmax(np.divide(errors, limits)))
+    detail = f"worst at step {worst + 1}" if late is None else f"first disagrees at step {late + 1}"
+    checks = [Check(f"losses of {len(errors)} steps, {name}", errors[worst], limits[worst], detail)]
+    if parameters:
+        limit = max(limits) if parameters is True else parameters
+        text = f"parameters after {len(errors)} steps, {name}"
+        checks.append(Check.worst(text, parameter_errors(found, expected), limit))
+    return checks
+
+
+def parameter_errors(found: Trajectory, expected: Trajectory) -> dict[str, float]:
+    """Return each tensor's error after two runs, relative to its norm or `ROUNDING` of all."""
+    whole = math.sqrt(sum(float(np.vdot(v, v)) for v in expected.parameters.values()))
+    return {
+        key: relative_l2(found.parameters[key], value, floor=ROUNDING * whole)
+        for key, value in expected.parameters.items()
+    }

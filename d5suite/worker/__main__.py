@@ -1,0 +1,171 @@
+"""The process that runs one job: ``python -m d5suite.worker NAME.job.json``."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import ctypes
+import fcntl
+import os
+import shutil
+import signal
+import sys
+import threading
+import time
+import traceback
+from pathlib import Path
+from typing import NoReturn
+
+from d5suite.errors import D5Error, told
+from d5suite.job import Failure, Job, log_path, of_rank, result_path
+from d5suite.launch.base import RANK, Limits
+from d5suite.launch.mpi import restore_environment
+from d5suite.launch.pulse import Heart, pulse_path
+from d5suite.launch.ranks import run_ranks
+from d5suite.worker.answer import Answer
+from d5suite.worker.ranks import Place
+from d5suite.worker.run import run
+
+PR_SET_PDEATHSIG = 1
+"""From Linux's ``prctl.h``."""
+
+
+LATE_S, LOOK_S = 60.0, 0.1
+"""Seconds for which files of other hosts are waited for, and between two looks."""
+
+
+def end_with(session: int, job: Path, meeting: Path | None = None) -> None:
+    """Have this process killed when its session ends, however it ends.
+
+    A session that is killed cannot end its workers, and a worker left over would disturb what is
+    measured next. The session holds a lock on the job file, which the system releases with it; a
+    thread waits for that, whatever processes `--wrap` has put between the two. Where there is none,
+    the kernel kills the worker (Linux: prctl(2)) even if native code never lets a thread run. Ranks
+    take the folder along in which they met.
+    """
+    if sys.platform == "linux" and os.getppid() == session and meeting is None:
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+    def watch() -> None:
+        with job.open() as file:
+            fcntl.flock(file, fcntl.LOCK_SH)
+            if meeting is not None:
+                shutil.rmtree(meeting, ignore_errors=True)
+            os.killpg(0, signal.SIGKILL)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def await_shared(*paths: Path) -> None:
+    """Wait until a shared file system shows what another host has just made there.
+
+    To list a folder makes a client of such a file system ask its server.
+    """
+    deadline = time.monotonic() + LATE_S
+    for path in paths:
+        while not path.exists() and time.monotonic() < deadline:
+            with contextlib.suppress(OSError):
+                os.listdir(path.parent)
+            time.sleep(LOOK_S)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run a job file.
+
+    Returns
+    -------
+    int
+        0 if every measurement succeeded, 1 if one failed, 2 if the job could not run at all.
+    """
+    parser = argparse.ArgumentParser(prog="python -m d5suite.worker", description="Run one d5suite job file.")
+    parser.add_argument("job", type=Path, help="the job file")
+    parser.add_argument("--result", type=Path, help="the result file (default: beside the job file)")
+    parser.add_argument("--session", type=int, help=argparse.SUPPRESS)  # its process; it locks the job file
+    parser.add_argument("--trust", action="store_true", help="run the Python files it names, whatever they hold now")
+    options = parser.parse_args(arguments)
+    place = Place.found(os.environ)
+    if options.session is not None:
+        end_with(options.session, options.job, place.meeting if place else None)
+    path = options.result or result_path(options.job)
+    try:
+        if place is not None and place.meeting is not None:
+            await_shared(place.meeting, options.job)
+        job = Job.load(options.job)
+        if place is not None and job.distributed is not None:
+            return _run_rank(job, options.job, of_rank(path, place.rank), place, trust=options.trust)
+        if job.ranks > 1:
+            return _start_ranks(job, options.job, trust=options.trust)
+        answer = Answer(path)
+    except (D5Error, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    try:
+        try:
+            if not options.trust:
+                job.require_code()
+            run(job, answer)
+        except D5Error as error:
+            answer.fail(error)
+            print(f"error: {error}", file=sys.stderr)
+            return 2
+        answer.finish()
+    except OSError as error:
+        print(f"error: {error.filename or path}: {error.strerror or error}", file=sys.stderr)
+        return 2
+    return 1 if answer.result.failures else 0
+
+
+def _start_ranks(job: Job, path: Path, *, trust: bool) -> int:
+    """Run a job of several ranks by hand."""
+    assert job.distributed is not None
+    outcome = run_ranks(
+        path, ranks=job.ranks, launcher=job.distributed.launcher, threads=job.threads, device=job.device,
+        limits=Limits(float("inf"), sys.maxsize), oversubscribe=job.distributed.oversubscribe,
+        options=["--trust"] * trust,
+    )  # fmt: skip
+    if outcome.interrupt is not None:
+        raise outcome.interrupt
+    if not outcome.ok:
+        print(f"error: {outcome.reason}\n{outcome.tail}", file=sys.stderr)
+    return 0 if outcome.ok else 1
+
+
+def _run_rank(job: Job, path: Path, result: Path, place: Place, *, trust: bool) -> int:
+    """Run this rank's part of a job; whatever fails ends it, and with it all ranks."""
+    if place.meeting is not None and RANK not in os.environ:  # mpiexec has one output for all
+        restore_environment()
+        log = os.open(of_rank(log_path(path), place.rank), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+    heart = Heart(pulse_path(place.meeting, place.rank) if place.meeting else None)
+    answer: Answer | None = None
+    try:
+        answer = Answer(result, together=True)
+        if not trust:
+            job.require_code()
+        run(job, answer, place, heart)
+        answer.finish()
+    except BaseException as error:
+        heart.fail()
+        if answer is not None and not answer.result.failures:
+            answer.result.error = Failure(
+                type(error).__name__, told(error) if isinstance(error, Exception) else str(error)
+            )
+            with contextlib.suppress(OSError):  # the disk may be what failed
+                answer.write()
+        _leave(error)
+    return 0
+
+
+def _leave(error: BaseException) -> NoReturn:
+    """End at once: a transport that is closed in good order waits for the other ranks."""
+    try:
+        traceback.print_exception(error)
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:
+        os._exit(1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

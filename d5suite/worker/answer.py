@@ -1,0 +1,80 @@
+"""The result file that a worker writes anew, atomically, at each change of phase."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from d5suite.errors import told
+from d5suite.job import Failure, Result
+
+T = TypeVar("T")
+
+
+class Answer:
+    """A worker's result and its file.
+
+    Parameters
+    ----------
+    path : Path
+        The result file; it is written at once.
+    together : bool
+        Whether a failure ends the whole job: other ranks would wait for this one for ever.
+    """
+
+    def __init__(self, path: Path, *, together: bool = False) -> None:
+        self.path = path
+        self.together = together
+        self.result = Result()
+        self._start = time.monotonic()
+        self.write()
+
+    def write(self) -> None:
+        """Replace the result file."""
+        self.result.save(self.path)
+
+    def phase(self, text: str, key: str | None = None) -> None:
+        """Say what is done now, and for which measurement."""
+        self.result.phase, self.result.measurement = text, key
+        self.write()
+        print(f"d5suite: {time.monotonic() - self._start:6.1f} s  {text}", flush=True)
+
+    def tell(self, key: str, where: str, kept: dict[str, Any]) -> None:
+        """Report the progress of a long measurement; keep its partial results if it fails."""
+        self.result.kept[key] = kept
+        self.phase(f"measuring {key}: {where}", key)
+
+    def attempt(self, key: str, doing: str, work: Callable[[], T]) -> T | None:
+        """Do one piece of work for a measurement.
+
+        Returns
+        -------
+        object
+            What it gives; None if it failed, which is recorded. Raised, too, if ranks work
+            together.
+        """
+        self.phase(f"{doing} {key}", key)
+        try:
+            found = work()
+        except Exception as error:  # whatever an adapter raises costs one measurement
+            self.result.failures[key] = Failure(type(error).__name__, told(error))
+            self.write()
+            print(f"error: {key}: {told(error)}", file=sys.stderr)
+            if self.together:
+                raise
+        else:
+            return found
+        return None
+
+    def fail(self, error: Exception) -> None:
+        """Say that nothing of the job can run."""
+        self.result.status, self.result.error = "failed", Failure(type(error).__name__, str(error))
+        self.write()
+
+    def finish(self) -> None:
+        """Say that the job is done."""
+        self.result.status, self.result.phase, self.result.measurement = "done", "done", None
+        self.write()

@@ -1,0 +1,124 @@
+"""A worker that is one of several ranks: its place, its share of the machine, its agreement.
+
+Imports `d5suite.distributed`, `d5suite.instruments`, `d5suite.launch` and `d5suite.job`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import d5suite
+from d5suite.errors import JobError
+from d5suite.instruments.environment import query_nvidia_smi
+from d5suite.instruments.threads import share_cpus
+from d5suite.job import Job
+from d5suite.launch.base import MEETING, RANK, RANKS, STARTED_BY_SRUN
+
+_LAUNCHERS = (
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
+    ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+    ("HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE"),
+)
+"""Variables of Open MPI's and MPICH's mpiexec and of horovodrun: rank, size, and both among those
+of one host."""
+
+_SLURM = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_NUM_NODES")
+"""Variables of srun: rank, size, rank among those of one node, number of nodes, which have equally
+many."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Which rank this process is.
+
+    Attributes
+    ----------
+    rank, ranks : int
+    local_rank, local_ranks : int
+        Among those of this host.
+    meeting : Path or None
+        The folder that all ranks see.
+    bound : bool
+        Whether the launcher has bound this rank to its CPUs, and its GPU.
+    """
+
+    rank: int = 0
+    ranks: int = 1
+    local_rank: int = 0
+    local_ranks: int = 1
+    meeting: Path | None = None
+    bound: bool = False
+
+    @classmethod
+    def found(cls, environment: Mapping[str, str]) -> Place | None:
+        """The place that a launcher gave this process; None if none did."""
+        meeting = Path(environment[MEETING]) if environment.get(MEETING) else None
+        if RANK in environment:
+            rank, ranks = int(environment[RANK]), int(environment[RANKS])
+            return cls(rank, ranks, rank, ranks, meeting)
+        if STARTED_BY_SRUN in environment and all(name in environment for name in _SLURM):
+            rank, ranks, local_rank, nodes = (int(environment[name]) for name in _SLURM)
+            return cls(rank, ranks, local_rank, ranks // nodes, meeting, environment[STARTED_BY_SRUN] == "bound")
+        for rank_of, size_of, local_of, locals_of in _LAUNCHERS:
+            if rank_of in environment:
+                rank, ranks = int(environment[rank_of]), int(environment[size_of])
+                local = int(environment.get(local_of, rank)), int(environment.get(locals_of, ranks))
+                return cls(rank, ranks, *local, meeting)
+        return None
+
+
+def share(job: Job, place: Place, notes: list[str]) -> tuple[Job, list[int] | None]:
+    """Give one rank its part of the job's threads and loader workers, its CPUs, and its GPU.
+
+    Parameters
+    ----------
+    job : Job
+    place : Place
+    notes : list of str
+        Receives reasons to doubt the result.
+
+    Raises
+    ------
+    JobError
+        If ranks would share cores or GPUs, which the job does not allow.
+    """
+    if place.ranks != job.ranks:
+        raise JobError(f"the job has {job.ranks} ranks, and {place.ranks} were started")
+    if job.distributed is None or place.ranks == 1:
+        return job, None
+    threads = max(1, job.threads // place.ranks)
+    oversubscribe = job.distributed.oversubscribe
+    own = replace(job, threads=threads, loader_workers=min(job.loader_workers, threads))
+    ranks = place.local_ranks
+    if ranks == 1 or place.bound:
+        return own, None
+    if ranks < place.ranks:
+        job = replace(job, threads=threads * ranks)  # those of this host
+    found = {"CPU": min(job.threads, len(share_cpus(job.threads, 1, 0)))}
+    if job.device != "cpu":
+        gpus = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+        gpus = gpus if gpus != [""] else [row["index"] for row in query_nvidia_smi("gpu", ("index",)) or []]
+        if gpus:
+            found["GPU"] = len(gpus)
+            os.environ["CUDA_VISIBLE_DEVICES"] = gpus[place.local_rank % len(gpus)]
+    for kind, count in found.items():
+        if ranks > count:
+            shared = f"{ranks} ranks share {count} {kind}{'s' if count > 1 else ''}"
+            if not oversubscribe:
+                raise JobError(shared, hint="To run them anyway, give --oversubscribe.")
+            notes.append(shared)
+    cpus = share_cpus(job.threads, ranks, place.local_rank)
+    return own, cpus
+
+
+def code_digest() -> str:
+    """A checksum of d5suite's own code."""
+    digest, folder = hashlib.sha256(), Path(d5suite.__file__).parent
+    for path in sorted(folder.rglob("*.py")):
+        digest.update(f"{path.relative_to(folder)}\n".encode())
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:12]

@@ -1,0 +1,270 @@
+"""Carry out a job: for each case prepare, take memory, prove, time, and prove what was timed.
+
+Imports a framework only after the job is read, through its backend.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import os
+import platform
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+import d5suite
+from d5suite.distributed.communicators import open_communicator
+from d5suite.distributed.gathering import disagreements, gather
+from d5suite.distributed.meeting import meet
+from d5suite.errors import JobError, ValidationError
+from d5suite.instruments.sampling import Samples
+from d5suite.instruments.threads import set_affinity, thread_environment
+from d5suite.job import CaseJob, Job, NetworkCase, OperationCase, key_of
+from d5suite.launch.pulse import Heart
+from d5suite.measurements import find
+from d5suite.measurements.base import Measurement, Step
+from d5suite.validate.check import Validation
+from d5suite.worker.answer import Answer
+from d5suite.worker.passes import take_memory, take_time
+from d5suite.worker.ranks import Place, code_digest, share
+from d5suite.workloads.base import Workload
+
+
+class Prepared(NamedTuple):
+    """A measurement of a case, ready to be proved and timed."""
+
+    key: str
+    measurement: Measurement
+    step: Step
+    memory: dict[str, Any]
+    validation: Validation
+
+
+def run(job: Job, answer: Answer, place: Place | None = None, heart: Heart | None = None) -> None:
+    """Carry out a job, or one rank's part, recording into ``answer`` as it goes.
+
+    Raises
+    ------
+    D5Error
+        If nothing of the job can run. A measurement that fails is recorded and costs only itself.
+    """
+    notes: list[str] = []
+    place = place or Place()
+    job, cpus = share(job, place, notes)
+    os.environ.update(thread_environment(job.threads))
+    cpus = set_affinity(job.threads, notes, cpus)
+    if "reference" in job.passes:
+        _compute_references(job, answer)
+        return
+    answer.result.threads = {"budget": job.threads, "cpus": cpus, "notes": notes}
+    with contextlib.ExitStack() as communicating:
+        try:
+            for case, workload in _workloads(job, answer, place, heart or Heart(None), communicating):
+                _agree(job, workload, answer)
+                _measure(job, case, workload, answer)
+        except BaseException:
+            communicating.pop_all()  # to close waits for the other ranks, and this one has failed
+            raise
+
+
+def _compute_references(job: Job, answer: Answer) -> None:
+    from d5suite.workloads.operator import compute_reference
+
+    for case in job.cases:
+        assert isinstance(case, OperationCase)
+        first, *others = case.keys()
+        found = answer.attempt(
+            first,
+            "computing the reference of",
+            lambda case=case: compute_reference(job, case),  # type: ignore[misc]
+        )
+        for key in (first, *others):
+            if found is not None:
+                answer.result.references[key] = found
+            else:
+                answer.result.failures[key] = answer.result.failures[first]
+    answer.write()
+
+
+def _workloads(
+    job: Job, answer: Answer, place: Place, heart: Heart, communicating: contextlib.ExitStack
+) -> Iterator[tuple[CaseJob, Workload]]:
+    """Start the framework, meet the other ranks, and build each case's workload in turn."""
+    from d5suite.instruments.environment import describe
+    from d5suite.workloads.collective import CollectiveWorkload
+    from d5suite.workloads.network import NetworkWorkload
+    from d5suite.workloads.operator import OperatorWorkload
+
+    kinds: dict[str, type[Workload]] = {
+        each.kind: each for each in (NetworkWorkload, OperatorWorkload, CollectiveWorkload)
+    }
+    answer.phase("starting the framework")
+    selection = kinds[job.cases[0].kind].select(job)
+    backend = selection.backend
+    backend.check(device=job.device, precision=job.precision)
+    runtime = backend.load("runtime", selection.mode)
+    runtime.configure(threads=job.threads, seed=job.seed, device=job.device)
+    communicator = None
+    if job.distributed is not None:
+        answer.phase("meeting the other ranks")
+        communicator = open_communicator(
+            job.distributed.communicator, job.distributed.algorithm,
+            rank=place.rank, size=place.ranks, meeting=place.meeting,
+        )  # fmt: skip
+        communicating.callback(communicator.close)
+        heart.waits = lambda: communicator.busy
+        if job.distributed.native and place.ranks > 1:
+            leave = meet(
+                backend, selection.mode, job.distributed.scheme, job.distributed.settings, communicator,
+                device=job.device, precision=job.precision, threads=job.threads, local_rank=place.local_rank,
+                folder=place.meeting,
+            )  # fmt: skip
+            communicating.callback(leave)
+    problem = runtime.device_problem(job.device)
+    if problem:
+        raise JobError(f"backend {backend.name!r} cannot use device {job.device!r}: {problem}")
+    versions = runtime.versions()
+    result = answer.result
+    result.backend = {
+        "name": backend.name,
+        "mode": selection.mode,
+        "version": backend.version() or versions.get(backend.name, "unknown"),
+        "versions": versions,
+    }
+    result.device = {"kind": job.device, "name": runtime.device_name(job.device)}
+    result.environment = describe(["d5suite", "numpy", "onnx", "onnxruntime", "pillow", "h5py"])
+    answer.write()
+    for kind in dict.fromkeys(case.kind for case in job.cases):
+        result.ceilings.update(kinds[kind].ceilings(job, selection, answer.phase))
+    for case in job.cases:
+        if place.rank > 0 and isinstance(case, NetworkCase):  # rank 0 leaves it for other backends
+            case = replace(case, trajectory=None)
+        first, *others = case.keys()
+        workload = answer.attempt(
+            first,
+            "reading the case of",
+            lambda case=case: kinds[case.kind](job, case, selection),  # type: ignore[misc]
+        )
+        if workload is None:
+            result.failures.update(dict.fromkeys(others, result.failures[first]))
+            continue
+        if communicator is not None:
+            workload.communicator, workload.heart = communicator, heart
+        yield case, workload
+        gc.collect()  # native objects hold large arrays in reference cycles
+
+
+def _agree(job: Job, workload: Workload, answer: Answer) -> None:
+    """Compare what all ranks must have in common, before anything is trained.
+
+    Raises
+    ------
+    JobError
+        If they disagree.
+    """
+    if job.ranks == 1:
+        return
+    communicator = workload.communicator
+    answer.phase("comparing the ranks' network, data and code")
+    backend = answer.result.backend
+    versions = {**backend["versions"], "Python": platform.python_version(), "NumPy": np.__version__}
+    facts = {
+        **workload.fingerprint(),
+        "seed": str(job.seed),
+        "precision": job.precision,
+        "backend": f"{backend['name']}:{backend['mode']}",
+        **{f"version of {name}": version for name, version in versions.items()},
+        "d5suite's version": d5suite.__version__,
+        "d5suite's code": code_digest(),
+        "distributed": json.dumps(asdict(job.distributed) if job.distributed else None),
+    }
+    differ = disagreements(gather(communicator, facts), communicator.hosts)
+    if differ:
+        raise JobError("the ranks disagree on " + "; ".join(differ), hint="Give all of them the same job and d5suite.")
+
+
+def _measure(job: Job, case: CaseJob, workload: Workload, answer: Answer) -> None:
+    """Do everything for one case: prove all, then time, because measurements share executors."""
+    result = answer.result
+    ready = [found for name in case.measurements if (found := _prepare(job, case, name, workload, answer)) is not None]
+    ready = [each for each in ready if _prove(each, workload, answer)]
+    workload.free_validation()
+    if ready:
+        result.facts[case.name] = workload.facts()
+    for each in ready:
+        workload.tell = lambda where, kept, key=each.key: answer.tell(key, where, kept)  # type: ignore[misc]
+        _time(each, workload, answer)
+
+
+def _prepare(job: Job, case: CaseJob, name: str, workload: Workload, answer: Answer) -> Prepared | None:
+    key = key_of(case.name, name)
+
+    def prepare() -> Prepared:
+        measurement = find(name, case.files.get(name))()
+        step = measurement.prepare(workload)
+        memory: dict[str, Any] = {"missing": measurement.without_memory}
+        if measurement.takes_memory and "memory" in job.passes:
+            answer.phase(f"taking peak memory of {key}", key)
+            memory = take_memory(workload, step)
+        else:
+            step.call_first()
+        step.reset()
+        return Prepared(key, measurement, step, memory, Validation())
+
+    return answer.attempt(key, "preparing", prepare)
+
+
+def _prove(each: Prepared, workload: Workload, answer: Answer) -> bool:
+    def prove() -> bool:
+        try:
+            each.validation.require(each.measurement.prove(workload, each.step))
+        except ValidationError as error:
+            raise each.measurement.explain(workload, each.step, error) from error
+        finally:
+            answer.result.validation[each.key] = each.validation.to_dict()
+        return True
+
+    return answer.attempt(each.key, "validating", prove) is not None
+
+
+def _time(each: Prepared, workload: Workload, answer: Answer) -> None:
+    def prove(samples: Samples) -> None:
+        """Prove what was timed; if that fails, what was measured is kept beside the result."""
+        answer.phase(f"proving what was timed of {each.key}", each.key)
+        try:
+            each.validation.require(
+                each.step.check(),
+                hint=f"So what was timed is wrong. Its {len(samples.samples_s)} samples (median "
+                f"{samples.median_s * 1e3:.4g} ms) are set aside under 'kept' in the worker's result file.",
+            )
+        except Exception:
+            taken = samples.to_dict()
+            kept = answer.result.kept.setdefault(each.key, {"series": {}})
+            kept |= {"samples": taken, "series": {**kept["series"], "samples_s": taken["samples_s"]}}
+            answer.result.kept[each.key] = kept
+            raise
+        finally:
+            answer.result.validation[each.key] = each.validation.to_dict()
+
+    def time() -> bool:
+        measured = take_time(workload, each.measurement, each.step, workload.settings, each.memory, prove)
+        if workload.job.ranks > 1:
+            workload.communicator.barrier()  # what one rank could not prove is a result of none
+        answer.result.measurements[each.key] = measured
+        answer.result.kept.pop(each.key, None)
+        samples = measured.samples
+        low, high = samples["median_ci_s"]
+        print(
+            f"d5suite: {each.key}: median {samples['median_s'] * 1e3:.4g} ms "
+            f"({samples['median_ci_confidence']:.0%} interval {low * 1e3:.4g} to {high * 1e3:.4g} ms, "
+            f"{len(samples['samples_s'])} samples)",
+            flush=True,
+        )
+        return True
+
+    answer.attempt(each.key, "measuring", time)
+    answer.write()

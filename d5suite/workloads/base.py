@@ -1,0 +1,115 @@
+"""What every workload has."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, ClassVar
+
+from d5suite.backends import Selection, select
+from d5suite.instruments.settings import SamplingSettings
+from d5suite.job import CaseJob, Job
+from d5suite.levels.backend import Backend
+from d5suite.levels.distributed import Communicator
+from d5suite.validate.check import Check
+
+
+class Workload(ABC):
+    """What the measurements of a case share.
+
+    Parameters
+    ----------
+    job : Job
+    case : CaseJob
+        One of the job's.
+    selection : Selection
+        The job's backend and mode.
+
+    Attributes
+    ----------
+    settings : SamplingSettings
+    tell : callable
+        Receives where a long measurement is, and its partial results, JSON-able, which survive a
+        failure.
+    communicator : Communicator
+        To the other ranks; of a level-3 job only.
+    heart : object
+        Its ``beats`` count the steps that all ranks make together, while they do.
+    """
+
+    kind: ClassVar[str]
+    communicator: Communicator
+
+    def __init__(self, job: Job, case: CaseJob, selection: Selection) -> None:
+        self.job = job
+        self.selection = selection
+        self.backend: Backend = selection.backend
+        self.settings = SamplingSettings.from_dict(case.sampling)
+        self.tell: Callable[[str, dict[str, Any]], None] = lambda where, kept: None
+        self.heart: Any = None
+        self._proofs: dict[str, Once] = {}
+
+    @classmethod
+    def select(cls, job: Job) -> Selection:
+        """The job's backend and mode."""
+        return select(f"{job.backend['name']}:{job.backend['mode']}")
+
+    @classmethod
+    def ceilings(cls, job: Job, selection: Selection, tell: Callable[[str], None]) -> dict[str, float]:
+        """Measure what all cases of this kind are compared with, once per job.
+
+        Parameters
+        ----------
+        job : Job
+        selection : Selection
+        tell : callable
+            Receives what is being done.
+        """
+        return {}
+
+    @abstractmethod
+    def facts(self) -> dict[str, Any]:
+        """What holds for all measurements of the case, for their records; JSON-able."""
+
+    def fingerprint(self) -> dict[str, str]:
+        """What all ranks must have in common: short texts and checksums by name."""
+        return {}
+
+    @abstractmethod
+    def free_validation(self) -> None:
+        """Free validation-only objects, before anything is timed."""
+
+    def once(self, name: str, checks: Callable[[], Iterator[Check]]) -> Iterable[Check]:
+        """Checks that several measurements need and that are made once.
+
+        Parameters
+        ----------
+        name : str
+            Of the proof.
+        checks : callable
+            Makes them.
+        """
+        if name not in self._proofs:
+            self._proofs[name] = Once(checks())
+        return self._proofs[name]
+
+
+class Once:
+    """An iterable that computes its items once; iterating again repeats them, and its exception."""
+
+    def __init__(self, items: Iterator[Check]) -> None:
+        self._items = items
+        self._seen: list[Check] = []
+        self._error: Exception | None = None
+
+    def __iter__(self) -> Iterator[Check]:
+        yield from self._seen
+        if self._error is not None:
+            raise self._error
+        try:
+            for item in self._items:
+                self._seen.append(item)
+                yield item
+        except Exception as error:
+            self._error = error
+            raise

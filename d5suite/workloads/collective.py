@@ -1,0 +1,249 @@
+"""A collective at several sizes: what each rank gives, what it must get, and how it is timed.
+
+Every array holds small whole numbers, drawn per rank, so that any order of additions gives the same
+sum to the last bit.
+"""
+
+from __future__ import annotations
+
+import zlib
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from d5suite.backends import Selection
+from d5suite.distributed.calls import CALLS, gathered
+from d5suite.distributed.transports import transport_backend
+from d5suite.errors import JobError
+from d5suite.instruments.clock import AgreedClock, now
+from d5suite.instruments.memory import free_memory
+from d5suite.instruments.sampling import Samples, sample
+from d5suite.instruments.settings import SamplingSettings
+from d5suite.job import CollectiveCase, Job
+from d5suite.levels.distributed import Communicator, segments
+from d5suite.network.operation import PRECISIONS
+from d5suite.workloads.base import Workload
+
+PERIOD = 8191
+"""Length of the drawn numbers that arrays repeat: a prime, so that no two segments begin alike."""
+
+LARGEST = 4
+"""Of the drawn numbers; the sums of 64 ranks are exact in bfloat16."""
+
+NOTHING = -77
+"""What an array holds where a rank gives nothing."""
+
+SAMPLE_S = 2e-3
+"""Least duration of a sample: short calls are made many times, each on an array of its own."""
+
+MOST_CALLS = 1000
+MOST_BYTES = 64 << 20
+"""Calls of a sample, and bytes of their arrays, unless one array is larger."""
+
+
+def rounded(name: str, size: int, itemsize: int, ranks: int) -> int:
+    """The bytes of an array of about this size: whole elements; of all_to_all, as many per rank."""
+    count = max(1, size // itemsize)
+    return itemsize * (-(-count // ranks) * ranks if name == "all_to_all" else count)
+
+
+class Messages:
+    """Arrays for one collective at one size, refilled for every call.
+
+    Parameters
+    ----------
+    communicator : Communicator
+    name : str
+        A key of `d5suite.distributed.calls.CALLS`.
+    size : int
+        Bytes of an array, as `rounded` gives them.
+    dtype : numpy.dtype
+    seed : int
+    """
+
+    def __init__(self, communicator: Communicator, name: str, size: int, dtype: np.dtype[Any], seed: int) -> None:
+        self.communicator, self.name, self.call = communicator, name, CALLS[name]
+        self.dtype, self.seed = np.dtype(dtype), seed
+        self.nbytes, self.count = size, size // self.dtype.itemsize
+        self._own = segments(self.count, communicator.size)[communicator.rank]
+        self.copies = 0
+        self.allocate(1)
+
+    def allocate(self, copies: int) -> None:
+        """Make arrays for so many calls; keep their number if it is the same."""
+        if copies != self.copies:
+            self.copies = copies
+            self._given = np.empty((copies, self.count), self.dtype)
+            self._taken = np.empty((copies if self.call.apart else 1, self.count), self.dtype)
+
+    def free(self) -> None:
+        """Release the arrays; their number of copies is kept."""
+        self._given = self._taken = np.empty((0, 0), self.dtype)
+
+    def fill(self) -> None:
+        """Give every array its content of before a call."""
+        whole, rank = self.name not in ("broadcast", "all_gather"), self.communicator.rank
+        if whole or (self.name == "broadcast" and rank == 0):
+            np.copyto(self._given, self._drawn(rank))
+        else:
+            self._given.fill(NOTHING)
+            if self.name == "all_gather":
+                self._given[:, self._own] = self._drawn(0)[self._own]
+        if self.call.apart:
+            self._taken.fill(NOTHING)
+
+    def run(self) -> None:
+        """Make one call per array."""
+        run, communicator = self.call.run, self.communicator
+        for given, taken in zip(self._given, self._taken if self.call.apart else self._given, strict=True):
+            run(communicator, given, taken)
+
+    def wrong(self) -> float:
+        """The part of the answers' elements that are wrong, on the rank where it is the largest."""
+        place, expected = self._expected()
+        if expected is None:
+            part = 0.0
+        else:
+            answer = (self._taken if self.call.apart else self._given)[:, place]
+            bits = f"u{self.dtype.itemsize}"
+            differ = answer.view(bits) != np.ascontiguousarray(expected).view(bits)
+            part = float(differ.mean()) if differ.size else 0.0
+        return float(gathered(self.communicator, [part]).max())
+
+    def differing(self) -> int:
+        """How many ranks have another all_reduce than rank 0, of numbers whose sums round."""
+        given = self._given[0]
+        given[:] = np.random.default_rng([self.seed, self.communicator.rank]).standard_normal(self.count)
+        self.call.run(self.communicator, given, given)
+        digests = gathered(self.communicator, [zlib.crc32(given.view(np.uint8))])
+        return int((digests != digests[0]).sum())
+
+    def traffic(self) -> dict[str, int]:
+        """What one call counts on the rank that sends the most."""
+        kinds = ("bytes_sent", "messages_sent", "opaque_calls")
+
+        def total() -> list[int]:
+            return [sum(getattr(each, kind) for each in self.communicator.traffic.values()) for kind in kinds]
+
+        before = total()
+        self.call.run(self.communicator, self._given[0], self._taken[0])
+        counted = [after - earlier for after, earlier in zip(total(), before, strict=True)]
+        return dict(zip(kinds, gathered(self.communicator, counted).max(0).astype(int).tolist(), strict=True))
+
+    def time(self, settings: SamplingSettings) -> Samples:
+        """Sample the seconds of a call on the slowest rank; all ranks take equally many samples."""
+        communicator = self.communicator
+        clock = AgreedClock(lambda seconds: float(gathered(communicator, [seconds]).max()))
+        ended = now()
+
+        def prepare() -> None:
+            self.fill()
+            clock.advance(now() - ended)  # the budget counts what lies between samples
+
+        def step() -> None:
+            nonlocal ended
+            communicator.barrier()
+            start = now()
+            self.run()
+            ended = now()
+            clock.advance(ended - start)
+
+        def once() -> float:
+            prepare()
+            start = clock()
+            step()
+            return clock() - start
+
+        first_call_s = once()
+        most = max(1, min(MOST_CALLS, MOST_BYTES // self.nbytes))
+        while self.copies < most and (took := min(once() for _ in range(3))) < SAMPLE_S:
+            wanted = int(self.copies * SAMPLE_S / max(took, 1e-9))
+            self.allocate(min(most, max(2 * self.copies, wanted)))
+        found = sample(step, lambda: None, settings, before_sample=prepare, clock=clock)
+        return Samples(
+            first_call_s,
+            [each / self.copies for each in found.warmup_s],
+            [each / self.copies for each in found.samples_s],
+            found.steady,
+            found.stopped_by,
+            found.confidence,
+        )
+
+    def _drawn(self, rank: int) -> np.ndarray:
+        return np.resize(self._table(rank), self.count)
+
+    def _table(self, rank: int) -> np.ndarray:
+        drawn = np.random.default_rng([self.seed, rank]).integers(-LARGEST, LARGEST + 1, PERIOD)
+        return drawn.astype(self.dtype)
+
+    def _expected(self) -> tuple[slice, np.ndarray | None]:
+        """Where this rank's answer lies, and what it must be; None if it gets none."""
+        rank, ranks, everything = self.communicator.rank, self.communicator.size, slice(None)
+        if self.name in ("all_reduce", "reduce", "reduce_scatter"):
+            if self.name == "reduce" and rank != 0:
+                return everything, None
+            total = sum(self._table(each).astype(np.int64) for each in range(ranks))
+            place = self._own if self.name == "reduce_scatter" else everything
+            return place, np.resize(np.asarray(total).astype(self.dtype), self.count)[place]
+        if self.name == "all_to_all":
+            parts = segments(self.count, ranks)
+            return everything, np.concatenate([self._drawn(each)[parts[rank]] for each in range(ranks)])
+        return everything, self._drawn((rank - 1) % ranks if self.name == "send_receive" else 0)
+
+
+class CollectiveWorkload(Workload):
+    """One collective on one communicator, by one algorithm.
+
+    Parameters
+    ----------
+    job : Job
+    case : CollectiveCase
+    selection : Selection
+    """
+
+    kind = "collective"
+
+    communicator: Communicator
+
+    @classmethod
+    def select(cls, job: Job) -> Selection:
+        return Selection(transport_backend(job.backend["name"]), job.backend["mode"])
+
+    def __init__(self, job: Job, case: CollectiveCase, selection: Selection) -> None:
+        super().__init__(job, case, selection)
+        self.case = case
+
+    def require_memory(self) -> None:
+        """Raise `JobError` if the largest size does not fit into memory for all ranks here."""
+        largest, hosts = self.sizes[-1], self.communicator.hosts
+        here = hosts.count(hosts[self.communicator.rank])
+        needed, free = 5 * largest * here, free_memory("cpu")
+        where, least = min(free.items(), key=lambda each: each[1])
+        if needed > least:
+            raise JobError(
+                f"{here} ranks with arrays of {largest:,} bytes need {needed:,} bytes, and {least:,} are free {where}",
+                where=self.case.name,
+                hint="Choose a smaller preset.",
+            )
+
+    @cached_property
+    def dtype(self) -> np.dtype[Any]:
+        """Of all arrays."""
+        return np.dtype(PRECISIONS[self.job.precision])
+
+    @cached_property
+    def sizes(self) -> list[int]:
+        """Bytes of the arrays, each once."""
+        itemsize, ranks = self.dtype.itemsize, self.communicator.size
+        return sorted({rounded(self.case.collective, size, itemsize, ranks) for size in self.case.sizes})
+
+    def messages(self, size: int) -> Messages:
+        """Arrays of this many bytes."""
+        return Messages(self.communicator, self.case.collective, size, self.dtype, self.job.seed)
+
+    def facts(self) -> dict[str, Any]:
+        return {}
+
+    def free_validation(self) -> None:
+        """Nothing: arrays live only while they are used."""

@@ -1,0 +1,400 @@
+"""A network on a dataset: the data, executors and trainer that its measurements share."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import hashlib
+import itertools
+from collections.abc import Iterable, Iterator
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from d5suite.backends import Selection
+from d5suite.data.digits import Digits
+from d5suite.data.drawing import class_name
+from d5suite.data.drawn import DrawnSource, Input
+from d5suite.data.formats import stored_as
+from d5suite.data.formats.store import Store
+from d5suite.data.imagenet import ImageNet
+from d5suite.data.loader import check_workers
+from d5suite.data.openimages import SparseLabels
+from d5suite.data.sources import SOURCES, ImageNetSource, Source, Stream
+from d5suite.errors import JobError
+from d5suite.instruments.threads import allowed_cpus
+from d5suite.job import Job, NetworkCase
+from d5suite.levels.network import Arrays, Executor, Native
+from d5suite.levels.training import Trainer
+from d5suite.network import Network
+from d5suite.network.analysis import analyse
+from d5suite.network.given import load_given, ranges
+from d5suite.network.zoo import build
+from d5suite.optimizers.settings import Optimizer, optimizer_from_dict
+from d5suite.validate.network.timed import References
+from d5suite.workloads.base import Workload
+
+ORACLE_BATCH = 8
+"""Most images per batch of ONNX's reference evaluator and of validating training: in float64 they
+are slow."""
+
+FEWEST = 4
+"""Fewest images of such a batch, unless the whole batch has fewer: the statistics of one or two are
+hardly any."""
+
+FEEDS = 4
+"""Batches that a timed step takes in turn, so that training does not depend on one batch."""
+
+Batch = tuple[np.ndarray, np.ndarray]
+"""Images, float32 (N, C, H, W), and labels."""
+
+
+def load_network(case: NetworkCase, seed: int) -> Network:
+    """The case's network with a loss, in neutral form.
+
+    Parameters
+    ----------
+    case : NetworkCase
+    seed : int
+        Of the weights of a network of the zoo.
+
+    Raises
+    ------
+    NetworkError
+        If it cannot be read.
+    JobError
+        If it does not fit the case's image size or batch size.
+    """
+    settings = case.network
+    several = bool(settings.get("several_labels"))
+    smoothing = settings.get("label_smoothing", 0.0)
+    if "given" in settings:
+        return load_given(settings["given"], shapes=settings["shapes"], batch_size=case.batch_size).network
+    if "zoo" in settings:
+        found = build(settings["zoo"], classes=settings["classes"], image_size=settings["image_size"], seed=seed)
+        return found.with_multilabel_loss() if several else found.with_label_smoothing(smoothing)
+    network = Network.load(settings["onnx"])
+    if any(node.op_type == "Shape" for node in network.nodes):  # it computes with its batch size
+        size = settings["image_size"]
+        network = Network.load(settings["onnx"], shapes={network.input: (case.batch_size, 3, size, size)})
+    if several:
+        network = network.with_multilabel_loss()
+    else:
+        network = network.with_classification_loss().with_label_smoothing(smoothing)
+    fixed = network.batch_size
+    expected = (fixed, 3, settings["image_size"], settings["image_size"])
+    if network.shapes[network.input] != expected or fixed not in (None, case.batch_size):
+        raise JobError(
+            f"the network takes images of shape {network.shapes[network.input]}; the job has batches of "
+            f"{case.batch_size} images of {settings['image_size']} px",
+            where=settings["onnx"],
+            hint="Choose a preset, --batch-size and image size that fit.",
+        )
+    return network
+
+
+def turned(images: np.ndarray, quarters: int) -> np.ndarray:
+    """Turn square images by quarter turns: other inputs, as good as any."""
+    return np.ascontiguousarray(np.rot90(images, quarters, axes=(2, 3)))
+
+
+class NetworkWorkload(Workload):
+    """A network on a dataset, on one backend.
+
+    Parameters
+    ----------
+    job : Job
+    case : NetworkCase
+    selection : Selection
+
+    Raises
+    ------
+    D5Error
+        If the network or dataset cannot be used.
+
+    Attributes
+    ----------
+    references : References or None
+        Of gradients at the generic point, from their proof.
+    drawn : tuple or None
+        Of a network with Dropout: a random state, and the answer to the first batch from there,
+        before timing, `sampled`.
+    proved_run : object
+        A short float64 training run, from its proof.
+    proved_scheme : object
+        Of several ranks: the scheme's settings, this rank's losses in float64, and their name.
+    """
+
+    kind = "network"
+
+    def __init__(self, job: Job, case: NetworkCase, selection: Selection) -> None:
+        super().__init__(job, case, selection)
+        self.case = case
+        self.reference = case.reference
+        self.optimizer: Optimizer = optimizer_from_dict(case.optimizer)
+        self.tolerance = self.backend.tolerances[job.precision]
+        self.references: References | None = None
+        self.drawn: tuple[Arrays, Arrays] | None = None
+        self.proved_run: Any = None
+        self.proved_scheme: Any = None
+        self._shards: dict[tuple[int, int], list[Batch]] = {}
+        check_workers(job.loader_workers, len(allowed_cpus()))
+
+    @cached_property
+    def network(self) -> Network:
+        """The case's network."""
+        network = load_network(self.case, self.job.seed)
+        self.backend.check_operators(network)
+        return network
+
+    @cached_property
+    def plain_network(self) -> Network:
+        """The network without Dropout, which no two frameworks draw alike."""
+        return self.network.without_dropout()
+
+    @cached_property
+    def generic_network(self) -> Network:
+        """The plain network with noise on its weights, for the checks of outputs and gradients."""
+        return self.plain_network.at_generic_point()
+
+    @cached_property
+    def macs(self) -> int:
+        """Multiply-accumulates of one forward pass of the batch."""
+        return analyse(self.network, batch_size=self.case.batch_size).macs
+
+    # Data.
+
+    @cached_property
+    def source(self) -> Source:
+        """The dataset."""
+        if self.is_drawn:
+            network, known = self.network, ranges(self.network)
+            inputs = [
+                Input(
+                    name,
+                    tuple(n or 0 for n in network.shapes[name][1 if network.batched else 0 :]),
+                    network.dtypes[name],
+                    known.get(name),
+                )
+                for name in network.inputs
+            ]
+            scores = [node.inputs[0] for node in network.nodes if node.op_type == "SoftmaxCrossEntropyLoss"]
+            classes = next((network.shapes[name][1] for name in scores), None)
+            cells = network.shapes[network.label][1:] if network.label else ()
+            return DrawnSource(inputs, classes=classes or 1, labels=tuple(n or 1 for n in cells), seed=self.job.seed)
+        channels, height, width = (n or 0 for n in self.network.shapes[self.network.input][1:])
+        chosen = SOURCES[self.case.dataset["kind"]]
+        return chosen(
+            Path(self.case.dataset["root"]), classes=self.case.network["classes"], shape=(channels, height, width)
+        )
+
+    @property
+    def is_drawn(self) -> bool:
+        """Whether the inputs are drawn, batch by batch."""
+        return self.case.dataset["kind"] == "inputs"
+
+    @cached_property
+    def stored_as(self) -> str | None:
+        """The dataset's storage format; None where it comes with a library."""
+        return stored_as(self.source.training_set) if isinstance(self.source, ImageNetSource) else None
+
+    def facts(self) -> dict[str, Any]:
+        return {"dataset": self.dataset}
+
+    @cached_property
+    def dataset(self) -> dict[str, Any]:
+        """Which data this is: see ``results/schema.json``. Holds no path of this machine."""
+        source, kind = self.source, self.case.dataset["kind"]
+        digest = hashlib.sha256()
+        if isinstance(source, DrawnSource):
+            digest.update(repr(source.inputs).encode())
+            digest.update(Path(self.case.network["given"]).read_bytes())
+            return {"kind": kind, "synthetic": True, "images": self.case.batch_size, "digest": digest.hexdigest()}
+        if not isinstance(source, ImageNetSource):
+            digits = Digits("train")
+            digest.update(digits.labels.tobytes())  # computed pixels may differ in the last bit between machines
+            return {"kind": kind, "synthetic": False, "images": len(digits), "digest": digest.hexdigest()}
+        images = source.training_set
+        names: Iterable[Any] = images.names if isinstance(images, Store) else images.files
+        for name in names:  # without folders, which differ between trees of the same images
+            digest.update(f"{str(name).rpartition('/')[2]}\n".encode())
+        labels = images.labels
+        arrays = (labels.starts, labels.classes, labels.values) if isinstance(labels, SparseLabels) else (labels,)
+        for array in arrays:
+            digest.update(np.asarray(array, np.int64).tobytes())
+        known = enumerate(images.wnids if isinstance(images, ImageNet) else images.label_names)
+        return {
+            "kind": kind,
+            "synthetic": all(images.class_names.get(name) == class_name(number) for number, name in known),
+            "images": len(images),
+            "format": self.stored_as,
+            "digest": digest.hexdigest(),
+        }
+
+    def fingerprint(self) -> dict[str, str]:
+        model = self.network.model.SerializeToString(deterministic=True)
+        return {
+            "network": hashlib.sha256(model).hexdigest()[:12],
+            "data": self.dataset["digest"][:12],
+            "batch": str(self.case.batch_size),
+            "optimizer": ", ".join(f"{key}={value}" for key, value in self.case.optimizer.items()),
+        }
+
+    def loader(self, workers: int | None = None, *, seed: int | None = None) -> Stream:
+        """The neutral input pipeline for training."""
+        return self.source.training(
+            batch_size=self.case.batch_size,
+            workers=self.job.loader_workers if workers is None else workers,
+            seed=self.job.seed if seed is None else seed,
+        )
+
+    @cached_property
+    def batches(self) -> list[Batch]:
+        """The first training batches, one per validation step, decoded from files."""
+        with self.loader() as loader:
+            count = max(self.case.validation_steps, FEEDS) + self.is_drawn  # one is fed after timing
+            return [(images.copy(), labels.copy()) for images, labels in itertools.islice(loader.batches(), count)]
+
+    def batches_of(self, shard: int, shards: int) -> list[Batch]:
+        """The first training batches of one of the parts into which ranks divide the data."""
+        known = self._shards.setdefault((shard, shards), [])
+        if not known:
+            with self.source.training(
+                batch_size=self.case.batch_size, workers=0, seed=self.job.seed, shard=(shard, shards)
+            ) as loader:
+                known += [
+                    (images.copy(), labels.copy()) for images, labels in itertools.islice(loader.batches(), FEEDS)
+                ]
+        return known
+
+    @cached_property
+    def evaluation_images(self) -> np.ndarray:
+        """One batch of validation images as evaluation sees them: float32 (N, C, H, W)."""
+        with self.source.evaluation(batch_size=self.case.batch_size, workers=0) as stream:
+            images = next(stream.epoch(0))[0]
+        return np.resize(images, (self.case.batch_size, *images.shape[1:]))
+
+    def evaluation_batch(self, number: int) -> np.ndarray:
+        """One of several such batches: other inputs, as good as any."""
+        if self.is_drawn:
+            with self.source.evaluation(batch_size=self.case.batch_size, workers=0) as stream:
+                return next(stream.epoch(number))[0]
+        return turned(self.evaluation_images, number)
+
+    def arrays(self, batch: Batch) -> dict[str, np.ndarray]:
+        """A batch under the network's input names."""
+        label, _ = self.network.require_loss()
+        return {**self.network.arrays(batch[0]), label: batch[1]}
+
+    def fed(self, index: int) -> Batch:
+        """A training batch as steps take it: its first images, repeated until it is full.
+
+        Loss and gradients are those of the few images (a mean over the batch, and so are
+        BatchNormalization's statistics), so that float64 answers for few hold for a large batch.
+        """
+        return self.repeated(*self.batches[index])
+
+    @property
+    def unseen(self) -> Batch:
+        """A batch that is never fed before timing: the first one, turned, under other labels.
+
+        The last one, if they are drawn.
+        """
+        if self.is_drawn:
+            return self.repeated(*self.batches[-1])
+        images, labels = self.batches[0]
+        count = self.oracle_batch
+        return self.repeated(turned(images[:count], 1), labels[:count][::-1])
+
+    def repeated(self, images: np.ndarray, labels: np.ndarray) -> Batch:
+        """A full batch of the first few images of one."""
+        count = self.oracle_batch
+        if count == len(images) == self.case.batch_size:
+            return images, labels
+        return tuple(np.resize(each[:count], (self.case.batch_size, *each.shape[1:])) for each in (images, labels))  # type: ignore[return-value]
+
+    def feed(self, index: int = 0) -> Native:
+        """A training batch on the device."""
+        return self.executor.feed(self.arrays(self.fed(index % FEEDS)))
+
+    # Native code.
+
+    @cached_property
+    def executor(self) -> Executor:
+        """The network as it is timed: the very object that is proved is timed afterwards."""
+        return self.backend.executor(
+            self.network, mode=self.selection.mode, device=self.job.device, precision=self.job.precision
+        )
+
+    @cached_property
+    def trainer(self) -> Trainer:
+        """The optimizer on `executor`."""
+        return self.backend.trainer(self.executor, self.optimizer)
+
+    @cached_property
+    def comparable(self) -> Executor:
+        """`executor`, or its twin without Dropout if it drops values at random; for proofs only."""
+        if self.plain_network is self.network:
+            return self.executor
+        timed = self.executor
+        return self.backend.executor(
+            self.plain_network, mode=timed.mode, device=timed.device, precision=timed.precision
+        )
+
+    @cached_property
+    def exact(self) -> Executor:
+        """The plain network in float64 and the backend's plainest mode; for proofs only."""
+        mode = self.backend.proving_mode(self.selection.mode)
+        return self.backend.executor(self.plain_network, mode=mode, device=self.job.device, precision="fp64")
+
+    @property
+    def oracle_batch(self) -> int:
+        """Images per batch where float64 is involved, which is slow; they divide the batch."""
+        size = self.case.batch_size
+        few = (n for n in range(min(ORACLE_BATCH, size), FEWEST - 1, -1) if size % n == 0)
+        return self.network.batch_size or next(few, size)
+
+    def to_generic_point(self, *executors: Executor) -> None:
+        """Give executors the generic network's weights."""
+        names = (*self.network.parameters, *self.network.statistics)
+        for executor in executors:
+            executor.load_parameters({name: self.generic_network.initializers[name] for name in names})
+
+    @contextlib.contextmanager
+    def at_generic_point(self, *executors: Executor) -> Iterator[None]:
+        """Give executors the generic network's weights for a while."""
+        self.to_generic_point(*executors)
+        yield
+        for executor in executors:
+            self.restore(executor)
+
+    def restore(self, executor: Executor, initializers: dict[str, np.ndarray] | None = None) -> None:
+        """Give an executor the initial parameters and statistics, its own or another seed's."""
+        values = self.network.initializers if initializers is None else initializers
+        names = (*self.network.parameters, *self.network.statistics)
+        executor.load_parameters({name: values[name] for name in names})
+
+    def free_validation(self) -> None:
+        for name in ("exact", "comparable"):
+            self.__dict__.pop(name, None)
+        gc.collect()  # executors hold large arrays in reference cycles
+
+    def memory_by_definition(self, *, gradients: bool = False, optimizer: bool = False) -> dict[str, int]:
+        """Bytes that a step must hold: see ``results/schema.json``.
+
+        Parameters
+        ----------
+        gradients, optimizer : bool
+            Whether it has gradients, and the optimizer's state.
+        """
+        width = 8 if self.job.precision == "fp64" else 4  # bf16 and fp16 keep their parameters in float32
+        activation = 2 if self.job.precision in ("bf16", "fp16") else width
+        cost = analyse(self.network, batch_size=self.case.batch_size, bytes_per_value=activation)
+        held = {"parameters_bytes": width * cost.parameters, "activations_bytes": cost.activation_bytes}
+        if gradients:
+            held["gradients_bytes"] = width * cost.parameters
+        if optimizer:
+            held["optimizer_state_bytes"] = width * cost.parameters * len(self.optimizer.slots)
+        return held

@@ -1,0 +1,222 @@
+"""One ONNX node: its native operators and reference, which both directions share."""
+
+from __future__ import annotations
+
+import gc
+import math
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from d5suite.backends import Selection, discover
+from d5suite.custom import CustomOperator
+from d5suite.errors import DataError, JobError
+from d5suite.files import import_file
+from d5suite.instruments.memory import free_memory
+from d5suite.instruments.sampling import sample_kernel
+from d5suite.instruments.settings import SamplingSettings
+from d5suite.job import Job, OperationCase
+from d5suite.levels.operator import Operator
+from d5suite.network.operation import PRECISIONS, Operation
+from d5suite.network.work import work
+from d5suite.validate.operator.pieces import gathered
+from d5suite.validate.operator.reference import Reference, exact_part, reference
+from d5suite.workloads.base import Workload
+
+COPIES = 8
+"""How often a proof may hold an operation's tensors at a time: as timed, in float64, and in the
+reference; inputs, outputs and gradients."""
+
+FURTHER = 2
+"""Inputs beside the proof's: one takes turns with it while timed, one is fed after timing."""
+
+INTERMEDIATE_COPIES = 4
+"""The same for intermediate values: scores of attention come unmasked, masked, as softmax, and
+backward."""
+
+CEILING_GEMM = 2048
+"""Rows and columns of the matrices whose product sets the ceiling of arithmetic: large enough for
+libraries to reach their best, and a fifth of a second on a laptop."""
+
+CEILING_COPY = {"cpu": 30 << 20, "cuda": 256 << 20}
+"""Bytes whose copy sets the ceiling of memory, by device. Read and written, 60 MiB are beyond most
+processors' caches. For results above 32 MiB the C library takes every page anew from the system: on
+a virtual machine that took five times as long as copying, and PyTorch reached 1.7 of 10 GB/s. A
+GPU's allocator keeps what it has."""
+
+CEILING_TIME_S = 0.5
+"""Sampling budget of each ceiling, in seconds."""
+
+
+class OperatorWorkload(Workload):
+    """One ONNX node on one backend.
+
+    Parameters
+    ----------
+    job : Job
+    case : OperationCase
+    selection : Selection
+
+    Raises
+    ------
+    JobError
+        If its proof does not fit into memory.
+    """
+
+    kind = "operation"
+
+    def __init__(self, job: Job, case: OperationCase, selection: Selection) -> None:
+        super().__init__(job, case, selection)
+        self.case = case
+        self.reference = case.reference
+        self.operation = operation_from_dict(case.operation, job.precision)
+        require_memory(self.operation, job.device)
+
+    @classmethod
+    def ceilings(cls, job: Job, selection: Selection, tell: Callable[[str], None]) -> dict[str, float]:
+        """Measure what this backend reaches with a large matrix product and a large copy.
+
+        Returns
+        -------
+        dict
+            FLOP/s and bytes/s.
+        """
+        tell("measuring the machine's ceilings")
+        found = _ceilings(job, selection)
+        # Hundreds of collections follow, which would each take 0.2 s for the framework's objects.
+        gc.collect()
+        gc.freeze()
+        return found
+
+    def facts(self) -> dict[str, Any]:
+        return {}
+
+    @cached_property
+    def operator(self) -> Operator:
+        """The operator as it is timed: the very object that is proved is timed afterwards."""
+        return self.backend.operator(self.operation, mode=self.selection.mode, device=self.job.device)
+
+    @cached_property
+    def exact(self) -> Operator:
+        """The operation, or one piece of a large one, in float64; for proofs only."""
+        mode = self.backend.proving_mode(self.selection.mode)
+        return self.backend.operator(exact_part(self.operation), mode=mode, device=self.job.device)
+
+    @cached_property
+    def known(self) -> Reference:
+        """The recorded reference, or a new one when a job is run by hand."""
+        backward = "backward" in self.case.measurements
+        recorded = Reference.load(Path(self.reference), self.operation.name) if self.reference else None
+        if recorded is not None and (recorded.derivatives or not backward):
+            return recorded
+        return reference(self.operation, self.job.seed, backward=backward, further=FURTHER)
+
+    def free_validation(self) -> None:
+        for name in ("exact", "known"):
+            self.__dict__.pop(name, None)
+        gc.collect()
+
+
+def operation_from_dict(content: Mapping[str, Any], precision: str) -> Operation:
+    """An operation of a job, its custom operator imported from the file that the job names.
+
+    Raises
+    ------
+    DataError
+        If the file describes no such operator.
+    """
+    custom = content.get("custom")
+    found = _custom_operator(custom["file"], custom["name"]) if custom else None
+    return Operation.from_dict(content, precision=precision, custom=found)
+
+
+def _custom_operator(file: str, name: str) -> CustomOperator:
+    """The custom operator of this name in a user's file."""
+    for value in vars(import_file(file)).values():
+        described = [value] if isinstance(value, CustomOperator) else ()
+        if not described and callable(getattr(type(value), "custom_operators", None)):
+            described = value.custom_operators()
+        for each in described:
+            if each.name == name:
+                return each
+    raise DataError(f"it describes no custom operator {name!r}", where=file)
+
+
+def _ceilings(job: Job, selection: Selection) -> dict[str, float]:
+    settings = SamplingSettings(max_time_s=CEILING_TIME_S)
+    product = Operation(
+        "Gemm", {"A": (CEILING_GEMM, CEILING_GEMM), "B": (CEILING_GEMM, CEILING_GEMM)}, name="large product",
+        precision=job.precision,
+    )  # fmt: skip
+    # Two halves put together can only be copied: no view will do.
+    half = (CEILING_COPY[job.device] // 2 // PRECISIONS[job.precision].itemsize,)
+    copy = Operation("Concat", {"A": half, "B": half}, {"axis": 0}, name="large copy", precision=job.precision)
+    found = {}
+    for key, operation in (("flops_per_s", product), ("bytes_per_s", copy)):
+        if selection.backend.lacks(operation) is None:
+            operator = selection.backend.operator(operation, mode=selection.mode, device=job.device)
+            feed = tuple(operator.feed(operation.draw(job.seed)))
+            samples, _ = sample_kernel(operator.forward, feed, operator.synchronize, settings)
+            cost = work(operation)
+            found[key] = (cost.flops if key == "flops_per_s" else cost.bytes) / min(samples.samples_s)
+    return found
+
+
+def require_memory(operation: Operation, device: str = "cpu") -> None:
+    """Raise `JobError` if an operation's proof does not fit into free memory.
+
+    That of the machine, the job or the device; nothing has been allocated for it yet.
+    """
+    kept = _intermediates(operation)
+    part = exact_part(operation)
+    between = kept * operation.dtypes[operation.outputs[0]].itemsize + (_intermediates(part) + gathered(part)) * 8
+    needed = COPIES * operation.nbytes() + INTERMEDIATE_COPIES * between
+    where, free = min(free_memory(device).items(), key=lambda each: each[1])
+    if needed > free:
+        workspace = f", and {INTERMEDIATE_COPIES * between:,} for what lies between them" if between else ""
+        raise JobError(
+            f"{operation.describe()} needs {needed:,} bytes ({operation.nbytes():,} for its tensors, which validation "
+            f"holds {COPIES} times{workspace}), and {free:,} are free {where}",
+            where=operation.name,
+            hint="Choose a smaller preset or a machine with more memory.",
+        )
+
+
+def _intermediates(operation: Operation) -> int:
+    """Values between inputs and outputs, where there are many: scores, gates."""
+    node, shapes = operation.node, operation.shapes
+    if node.op_type == "Attention":
+        q, k = (shapes[name] for name in node.inputs[:2])
+        return q[0] * (node.attributes["q_num_heads"] if len(q) == 3 else q[1]) * q[-2] * k[-2]
+    if node.op_type in ("GRU", "LSTM"):
+        x, weight = (shapes[name] for name in node.inputs[:2])
+        return math.prod(x[:2]) * math.prod(weight[:2])
+    return 0
+
+
+def compute_reference(job: Job, case: OperationCase) -> str:
+    """Add one operation's reference to the case's file, and return whose gradient it holds.
+
+    Raises
+    ------
+    JobError
+        If the case names no file, or the computation does not fit into memory.
+    """
+    if case.reference is None:
+        raise JobError("a job for references must say where they go")
+    operation = operation_from_dict(case.operation, job.precision)
+    require_memory(operation)
+    backward = "backward" in case.measurements
+    trusted = _trusted(exact_part(operation)) if backward else None
+    found = reference(operation, job.seed, backward=backward, further=FURTHER, trusted=trusted)
+    found.save(Path(case.reference), case.name)
+    return found.source or "differences"
+
+
+def _trusted(exact: Operation) -> Operator | None:
+    """The float64 operator of an installed backend that is right about this operator's gradient."""
+    for backend in discover()[0].values():
+        if exact.node.op_type in backend.right_gradients and backend.problem() is None:
+            return backend.operator(exact)
+    return None

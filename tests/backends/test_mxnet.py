@@ -1,0 +1,308 @@
+"""Tests of what is specific to MXNet: NumPy's names, modes, optimizers, baseline, loader."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from d5suite.backends.mxnet import BACKEND
+from d5suite.errors import BackendError, NetworkError
+from d5suite.network import Network
+from d5suite.network.builder import Builder
+from d5suite.network.zoo import build
+from d5suite.optimizers.settings import SGD, Adagrad, Adam, AdamW, Optimizer, RMSProp
+from d5suite.testing.cases import f32
+from d5suite.testing.networks import classifier, every_operator, random_batch, with_idle_parameter
+from d5suite.validate.network.oracle import Oracle
+from d5suite.validate.norms import relative_l2
+from d5suite.validate.training.trajectory import check_trajectory, train, train_by_formula
+
+if BACKEND.problem():
+    pytest.skip(str(BACKEND.problem()), allow_module_level=True)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _configured() -> None:
+    BACKEND.load("runtime").configure(threads=2, seed=0, device="cpu")
+
+
+def arrays(network: Network, size: int = 6, seed: int = 0) -> dict[str, np.ndarray]:
+    """A random batch by input names."""
+    images, labels = random_batch(network, size, seed)
+    return {network.input: images, network.require_loss()[0]: labels}
+
+
+def test_importing_the_description_leaves_numpy_alone() -> None:
+    """NumPy gets the names that MXNet needs only with MXNet; checked in a new process."""
+    code = (
+        "import sys, numpy\n"
+        "from d5suite.backends.mxnet import BACKEND\n"
+        "assert not hasattr(numpy, 'PZERO') and 'mxnet' not in sys.modules\n"
+        "runtime = BACKEND.load('runtime')\n"
+        "assert runtime.mx is sys.modules['mxnet'] and hasattr(numpy, 'PZERO')\n"
+    )
+    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_what_is_absent_is_refused_with_its_reason() -> None:
+    with pytest.raises(BackendError, match="CUDA"):
+        BACKEND.executor(classifier(), device="cuda")
+    for precision, said in (("bf16", "bfloat16"), ("fp16", "FP16 gemm on cpu not implemented")):
+        with pytest.raises(BackendError, match=said):
+            BACKEND.executor(classifier(), precision=precision)
+
+
+@pytest.mark.parametrize("precision", BACKEND.precisions)
+def test_modes_agree(precision: str) -> None:
+    network = every_operator()
+    found = []
+    for mode in BACKEND.modes:
+        executor = BACKEND.executor(network, mode=mode, precision=precision)
+        trainer = BACKEND.trainer(executor, SGD(0.0625, momentum=0.5))
+        feed = executor.feed(arrays(network))
+        losses = [executor.fetch(trainer.step(feed))["loss"] for _ in range(3)]
+        found.append({"losses": np.array(losses), **executor.fetch(executor.forward(feed)), **executor.parameters()})
+    assert max(relative_l2(found[1][name], value) for name, value in found[0].items()) < 1e-6
+
+
+def test_hybrid_keeps_its_graph_and_imperative_makes_none() -> None:
+    network = classifier()
+    for mode in BACKEND.modes:
+        executor: Any = BACKEND.executor(network, mode=mode)
+        feed = executor.feed(arrays(network))
+        executor.forward_backward(feed)
+        graph = executor._train._cached_op
+        executor.forward_backward(feed)
+        assert executor._train._cached_op is graph
+        assert (graph is not None) == (mode == "hybrid")
+
+
+def test_an_answer_outlives_the_next_call() -> None:
+    """Outputs and losses have their own memory, though the graph's memory is static."""
+    network = classifier()
+    executor = BACKEND.executor(network)
+    feeds = [executor.feed(arrays(network, seed=seed)) for seed in (1, 2)]
+    for call, name in ((executor.forward, network.output), (executor.forward_backward, "loss")):
+        native = call(feeds[0])
+        first = executor.fetch(native)[name]
+        call(feeds[1])
+        executor.synchronize()
+        np.testing.assert_array_equal(executor.fetch({name: native[name]})[name], first)
+
+
+@pytest.mark.parametrize("mode", BACKEND.modes)
+def test_running_statistics_are_biased_over_steps_and_batch_sizes(mode: str) -> None:
+    network = classifier()
+    executor = BACKEND.executor(network, mode=mode, precision="fp64")
+    statistics = {name: network.initializers[name].astype(np.float64) for name in network.statistics}
+    oracle = Oracle(network, training=True)
+    for step, size in enumerate((6, 6, 3, 2)):
+        batch = arrays(network, size, step)
+        executor.forward_backward(executor.feed(batch))
+        _, statistics = oracle.run(batch["image"], batch["label"], statistics)
+    found = executor.parameters()
+    assert max(relative_l2(found[name], value) for name, value in statistics.items()) < 1e-14
+
+
+@pytest.mark.parametrize("mode", BACKEND.modes)
+def test_running_statistics_are_those_of_the_pass_just_made(mode: str) -> None:
+    network = classifier()
+    batch = arrays(network, 6, 0)
+    found = []
+    for waits in (True, *[False] * 20):
+        executor = BACKEND.executor(network, mode=mode)
+        feed = executor.feed(batch)
+        executor.forward_backward(feed)
+        if waits:
+            executor.synchronize()
+        found.append(executor.parameters())
+    for other in found[1:]:
+        for name in network.statistics:
+            np.testing.assert_array_equal(other[name], found[0][name])
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        SGD(0.25),
+        SGD(0.1, weight_decay=0.1),
+        SGD(0.1, momentum=0.9, weight_decay=1e-4),
+        SGD(0.1, momentum=0.9, nesterov=True),
+        SGD(0.01, momentum=0.9, nesterov=True, weight_decay=0.3, clip_value=0.1, clip_norm=0.3),
+        RMSProp(0.01, decay=0.8, epsilon=0.01, weight_decay=0.3),
+        RMSProp(0.01, momentum=0.9, epsilon=0.1, weight_decay=0.3),
+        Adagrad(0.1, epsilon=0.1, initial_square=0.1, weight_decay=0.3),
+        Adam(0.01, epsilon=0.01, weight_decay=0.3),
+        AdamW(0.01, epsilon=0.01, weight_decay=0.3),
+    ],
+    ids=repr,
+)
+@pytest.mark.parametrize("mode", BACKEND.modes)
+def test_optimizer_follows_the_formula(mode: str, optimizer: Optimizer) -> None:
+    """Settings are not exact in float32; one parameter does not affect the loss."""
+    network = with_idle_parameter()
+    batches = [random_batch(network, seed=step) for step in range(10)]
+    rates = [optimizer.learning_rate * factor for factor in (1, 0.3, 0.7)]
+    for precision, tolerance in (("fp64", 1e-10), ("fp32", 1e-4)):
+        executor = BACKEND.executor(network, mode=mode, precision=precision)
+        state: dict[str, np.ndarray] = {}
+        expected = train_by_formula(executor, optimizer, batches, rates=rates, accumulate=2, state=state)
+        trainer = BACKEND.trainer(executor, optimizer)
+        (found,) = train(trainer, batches, rates=rates, accumulate=2)
+        # A bias ahead of BatchNormalization has a gradient of rounding only.
+        for trajectory in (expected, found):
+            trajectory.parameters.pop("conv1.bias")  # type: ignore[attr-defined]
+        checks = check_trajectory(mode, found, expected, tolerance=tolerance, parameters=True)
+        assert [check for check in checks if not check.passed] == []
+        remembered = trainer.state()
+        errors = {name: relative_l2(remembered[name], state[name]) for name in state if "conv1.bias" not in name}
+        assert {name for name, error in errors.items() if not error < tolerance} == set()
+
+
+def test_gradient_of_an_unused_parameter_stays_zero() -> None:
+    network = with_idle_parameter()
+    executor = BACKEND.executor(network)
+    trainer = BACKEND.trainer(executor, SGD(0.125, momentum=0.5, nesterov=True, weight_decay=0.25))
+    feed = executor.feed(arrays(network))
+    trainer.step(feed)
+    assert not executor.fetch(executor.forward_backward(feed))["idle"].any()
+
+
+def test_nothing_is_printed(capfd: pytest.CaptureFixture[str], recwarn: pytest.WarningsRecorder) -> None:
+    """Neither by Python nor by oneDNN, which logs a message for average pooling in training."""
+    b = Builder("average", image_size=10)
+    x = b.node(
+        "AveragePool",
+        "pool",
+        [b.conv(b.image, "conv", 4, 3)],
+        4,
+        kernel_shape=[3, 3],
+        strides=[2, 2],
+        pads=[1, 1, 1, 1],
+    )
+    network = b.classifier(b.linear(b.flatten(b.global_average_pool(x, "average"), "flatten"), "fc", 5))
+    for mode in BACKEND.modes:
+        executor = BACKEND.executor(network, mode=mode)
+        trainer = BACKEND.trainer(executor, SGD(0.125, momentum=0.5, nesterov=True, weight_decay=0.25))
+        feed = executor.feed(arrays(network))
+        executor.forward(feed)
+        executor.forward_backward(feed)
+        executor.fetch(trainer.step(feed))
+    assert capfd.readouterr() == ("", "")
+    assert [str(warning.message) for warning in recwarn] == []
+
+
+def test_dropout_draws_from_the_seed_in_training_only() -> None:
+    b = Builder("dropout", image_size=10)
+    ratio = b.parameter("ratio", f32(0.5))
+    x = b.node("Dropout", "dropped", [b.conv(b.image, "conv", 4, 3), ratio], 4)
+    network = b.classifier(b.linear(b.flatten(b.global_average_pool(x, "average"), "flatten"), "fc", 5))
+    losses = []
+    for seed in (1, 1, 2):
+        BACKEND.load("runtime").configure(threads=2, seed=seed, device="cpu")
+        executor = BACKEND.executor(network)
+        feed = executor.feed(arrays(network))
+        losses.append(float(executor.fetch(executor.forward_backward(feed))["loss"]))
+    assert losses[0] == losses[1] != losses[2]
+    once, twice = (executor.fetch(executor.forward(feed))[network.output] for _ in range(2))
+    np.testing.assert_array_equal(once, twice)
+
+
+def test_bad_arrays_are_named() -> None:
+    executor = BACKEND.executor(classifier())
+    with pytest.raises(NetworkError, match=r"'image' has shape \(2, 3, 9, 9\), not \(any, 3, 10, 10\)"):
+        executor.feed({"image": np.zeros((2, 3, 9, 9), np.float32)})
+    with pytest.raises(NetworkError, match="no input 'picture'"):
+        executor.feed({"picture": np.zeros((2, 3, 10, 10), np.float32)})
+    with pytest.raises(NetworkError, match=r"no parameter 'fc\.wait'"):
+        executor.load_parameters({"fc.wait": np.zeros(5, np.float32)})
+    with pytest.raises(NetworkError, match=r"'fc.bias' has shape \(4,\), not \(5\)"):
+        executor.load_parameters({"fc.bias": np.zeros(4, np.float32)})
+
+
+@pytest.mark.parametrize(
+    ("mode", "precision", "nesterov"),
+    [
+        ("hybrid", "fp64", True),
+        pytest.param("hybrid", "fp32", True, marks=pytest.mark.slow),
+        pytest.param("imperative", "fp32", False, marks=pytest.mark.slow),
+    ],
+)
+def test_baseline_trains_like_the_adapter(mode: str, precision: str, nesterov: bool) -> None:
+    network = build("resnet50", classes=5, image_size=32)
+    optimizer = SGD(0.0078125, momentum=0.875, nesterov=nesterov, weight_decay=2.0**-13)
+    images, labels = random_batch(network, 4)
+    where: dict[str, Any] = {"mode": mode, "device": "cpu", "precision": precision}
+    baseline = BACKEND.load("baseline").resnet50_training_step(network, optimizer, images, labels, **where)
+    executor = BACKEND.executor(network, **where)
+    trainer = BACKEND.trainer(executor, optimizer)
+    feed = executor.feed({"image": images, "label": labels})
+    tolerance = 1e-9 if precision == "fp64" else 1e-5
+    for _ in range(3):
+        loss = float(executor.fetch(trainer.step(feed))["loss"])
+        baseline.step()
+        baseline.synchronize()
+        assert abs(baseline.loss() - loss) < tolerance * loss
+    ours, theirs = executor.parameters(), baseline.parameters()
+    assert set(theirs) == set(network.parameters)
+    assert max(relative_l2(theirs[name], ours[name]) for name in theirs) < tolerance
+
+
+def test_baseline_refuses_another_network() -> None:
+    network = classifier()
+    with pytest.raises(NetworkError, match="not a ResNet-50"):
+        BACKEND.load("baseline").resnet50_training_step(
+            network, SGD(0.1), *random_batch(network), mode="hybrid", device="cpu", precision="fp32"
+        )
+
+
+def test_native_loader_gives_alike_pixels_and_leaves_nothing(imagenet_tree: Path) -> None:
+    import psutil
+
+    from d5suite.data.decode import decode_image
+    from d5suite.data.imagenet import ImageNet
+    from d5suite.data.transforms import EvalTransform, TrainTransform
+
+    dataset = ImageNet(imagenet_tree, "train")  # which has greyscale, CMYK and PNG files
+    transform = EvalTransform(32)
+    expected = np.stack([transform(decode_image(path)) for path in dataset.files])
+    native_loader = BACKEND.load("loader").native_loader
+    batches = native_loader(dataset, transform, batch_size=4, workers=0, seed=0)
+    seen = set()
+    for _ in range(len(dataset) // 4):
+        for image, label in zip(*next(batches), strict=True):
+            errors = np.sqrt(((expected - image) ** 2).mean((1, 2, 3)))
+            assert errors.min() < 0.15  # area averaging is not the triangle filter; other images are 0.6 away
+            assert dataset.labels[errors.argmin()] == label
+            seen.add(int(errors.argmin()))
+    batches.close()
+    assert seen == set(range(len(dataset)))
+
+    before = {child.pid for child in psutil.Process().children(recursive=True)}
+    found = []
+    for workers in (0, 2):
+        batches = native_loader(dataset, TrainTransform(32), batch_size=3, workers=workers, seed=0)
+        found.append([next(batches) for _ in range(12)])  # further than one epoch
+        batches.close()
+    for inline, parallel in zip(*found, strict=True):
+        assert parallel[0].shape == (3, 3, 32, 32)
+        assert parallel[0].dtype == np.float32
+        assert parallel[1].dtype == np.int64
+        for one, other in zip(inline, parallel, strict=True):
+            np.testing.assert_array_equal(one, other)
+    assert {child.pid for child in psutil.Process().children(recursive=True)} <= before
+
+
+def test_runtime_reports_this_machine() -> None:
+    runtime = BACKEND.load("runtime")
+    assert runtime.versions()["mxnet"] == BACKEND.version()
+    assert runtime.device_problem("cpu") is None
+    assert runtime.device_name("cpu")
+    assert runtime.device_memory("cpu") is None
+    assert "CUDA" in runtime.device_problem("cuda")

@@ -1,0 +1,48 @@
+"""Faults of JAX, without d5suite's adapter: see docs/findings.md."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.findings.mended import require
+
+
+@pytest.fixture(scope="module")
+def jax() -> Any:
+    return pytest.importorskip("jax")
+
+
+def test_float64_attention_computes_its_softmax_in_float32(jax: Any) -> None:
+    q, k, v = np.random.default_rng(0).standard_normal((3, 1, 3, 1, 2))
+    with jax.enable_x64(True):
+        y = np.asarray(jax.nn.dot_product_attention(q, k, v, scale=1.0))
+    scores = np.exp(np.einsum("bqhd,bkhd->bhqk", q, k))
+    exact = np.einsum("bhqk,bkhd->bqhd", scores / scores.sum(-1, keepdims=True), v)
+    require(np.abs(y - exact).max() > 1e-12, "jax", "d5suite/backends/jax/operators/attention.py")
+
+
+def test_dilated_max_pooling_has_no_gradient(jax: Any) -> None:
+    def pooled(x: Any) -> Any:
+        return jax.lax.reduce_window(x, -np.inf, jax.lax.max, (2,), (1,), "VALID", window_dilation=(2,)).sum()
+
+    try:
+        found = jax.grad(pooled)(np.array([1.0, 2.0, 3.0, 4.0], np.float32))
+        broken = not np.array_equal(found, [0, 0, 1, 1])
+    except NotImplementedError:
+        broken = True
+    require(broken, "jax", "d5suite/backends/jax/operators/pooling.py")
+
+
+def test_a_bfloat16_gradient_of_a_broadcast_is_summed_in_bfloat16(jax: Any) -> None:
+    numbers = np.random.default_rng(0).standard_normal((1000, 4))
+    gradient = jax.numpy.asarray(numbers, jax.numpy.bfloat16)
+
+    def backward(bias: Any) -> Any:
+        return jax.vjp(lambda bias: gradient + bias, bias)[1](gradient)[0]
+
+    found = np.asarray(jax.jit(backward)(jax.numpy.zeros(4, jax.numpy.bfloat16)), np.float64)
+    exact = np.asarray(gradient, np.float64).sum(0)
+    require(np.abs(found / exact - 1).max() > 2**-8, "jax", "d5suite/backends/keras/__init__.py (expected_failures)")

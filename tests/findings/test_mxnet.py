@@ -1,0 +1,105 @@
+"""Faults of MXNet, without d5suite's adapter: see docs/findings.md."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.findings.mended import require
+
+OPERATORS = "d5suite/backends/mxnet/operators/{}"
+
+_REMOVED = {
+    "PZERO": 0.0, "NZERO": -0.0, "PINF": math.inf, "NINF": -math.inf, "Inf": math.inf, "NAN": math.nan,
+    "NaN": math.nan, "alltrue": np.all, "sometrue": np.any, "product": np.prod, "cumproduct": np.cumprod,
+    "round_": np.round, "row_stack": np.vstack, "in1d": np.isin, "trapz": np.sum, "msort": np.sort,
+    "asfarray": np.asarray, **dict.fromkeys(("mirr", "npv", "pmt", "ppmt", "pv", "rate"), np.sum),
+}  # fmt: skip
+"""Names that MXNet imports from NumPy, which has removed them."""
+
+
+@pytest.fixture(scope="module")
+def mx() -> Any:
+    absent = [name for name in _REMOVED if name not in vars(np)]
+    for name in absent:
+        setattr(np, name, _REMOVED[name])
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return pytest.importorskip("mxnet")
+    finally:
+        for name in absent:
+            delattr(np, name)
+
+
+def _gradients(mx: Any, function: Any, *arrays: np.ndarray) -> list[np.ndarray]:
+    """Return the gradients of the sum of a function."""
+    values = [mx.nd.array(array, dtype=array.dtype) for array in arrays]
+    for value in values:
+        value.attach_grad()
+    with mx.autograd.record():
+        y = function(*values)
+    y.backward()
+    return [value.grad.asnumpy() for value in values]
+
+
+def test_the_gradient_of_a_product_with_a_repeated_batch_axis_is_wrong(mx: Any) -> None:
+    """An axis that is repeated behind one that is not."""
+    x, y = np.arange(6.0).reshape(2, 1, 1, 3), np.arange(24.0).reshape(2, 4, 3, 1)
+
+    def product(a: Any, b: Any) -> Any:
+        return mx.np.matmul(a.as_np_ndarray(), b.as_np_ndarray())
+
+    gradient, _ = _gradients(mx, product, x, y)
+    right = np.allclose(gradient, y.sum(1, keepdims=True).swapaxes(-1, -2))
+    require(not right, "mxnet", OPERATORS.format("matrix.py (mat_mul)"))
+
+
+def test_the_float64_gradient_of_erf_has_a_float32_constant(mx: Any) -> None:
+    (dx,) = _gradients(mx, mx.nd.erf, np.array([0.5]))
+    exact = 2 / math.sqrt(math.pi) * math.exp(-0.25)
+    require(abs(dx[0] - exact) > 1e-12, "mxnet", OPERATORS.format("elementwise.py (_exact_erf)"))
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "exact"),
+    [
+        ("leaky", {"slope": 0.1}, -0.3 * 0.1),
+        ("gelu", {}, -0.3 * (1 + math.erf(-0.3 / math.sqrt(2))) / 2),
+    ],
+)
+def test_float64_activations_are_good_to_float32_only(mx: Any, name: str, settings: Any, exact: float) -> None:
+    y = mx.nd.LeakyReLU(mx.nd.array([-0.3], dtype="float64"), act_type=name, **settings).asnumpy()
+    require(abs(y[0] - exact) > 1e-13, "mxnet", OPERATORS.format("elementwise.py (leaky_relu, gelu)"))
+
+
+def test_float64_hard_sigmoid_rounds_its_settings(mx: Any) -> None:
+    y = mx.nd.hard_sigmoid(mx.nd.array([0.7], dtype="float64"), alpha=1 / 6, beta=0.5).asnumpy()
+    require(abs(y[0] - (0.7 / 6 + 0.5)) > 1e-13, "mxnet", OPERATORS.format("elementwise.py (hard_sigmoid)"))
+
+
+def test_float64_softplus_is_cut_off_at_20(mx: Any) -> None:
+    y = mx.nd.Activation(mx.nd.array([20.5], dtype="float64"), act_type="softrelu").asnumpy()
+    require(y[0] == 20.5, "mxnet", OPERATORS.format("elementwise.py (softplus)"))
+
+
+def test_a_recurrence_reuses_the_weights_of_another_array(mx: Any) -> None:
+    """A cached graph, called with other weights that were written as many times."""
+    symbols = [mx.sym.var(name) for name in ("x", "weights", "state")]
+    graph = mx.sym.RNN(*symbols, state_size=3, num_layers=1, mode="gru")
+    cached = mx.nd.CachedOp(graph, (("static_alloc", True), ("static_shape", True)))
+    x, state = mx.nd.ones((2, 1, 3)), mx.nd.zeros((1, 1, 3))
+    values = np.linspace(-1, 1, 72)
+    first = cached(x, mx.nd.array(values), state).asnumpy()
+    second = cached(x, mx.nd.array(-values), state).asnumpy()
+    require(np.array_equal(first, second), "mxnet", OPERATORS.format("single.py (_vector)"))
+
+
+def test_optimizers_hold_float64_settings_in_float32(mx: Any) -> None:
+    weight, gradient = mx.nd.array([1.0], dtype="float64"), mx.nd.array([1.0], dtype="float64")
+    new = mx.nd.sgd_update(weight, gradient, lr=0.1, wd=0.0).asnumpy()[0]
+    require(abs(new - 0.9) > 1e-12, "mxnet", "d5suite/backends/mxnet/training.py (Formula)")

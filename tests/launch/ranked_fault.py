@@ -1,0 +1,106 @@
+"""A measurement of ranks that add numbers, and of which rank 1 misbehaves half-way.
+
+Which fault it is stands in the environment; only the case called ``faulty`` has it.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from d5suite.instruments.sampling import Samples
+from d5suite.instruments.settings import SamplingSettings
+from d5suite.measurements.base import Measurement, Step
+from d5suite.measurements.tables import TIMES
+from d5suite.validate.check import Check
+
+FAULT, NOTE, WHERE = "RANKED_FAULT", "RANKED_FAULT_NOTE", "RANKED_FAULT_RANK"
+"""Environment variables: the fault, where to note when it happens, and its rank, by default 1."""
+
+STEPS = 40
+
+
+class AddingStep(Step):
+    def __init__(self, workload: Any) -> None:
+        self.workload, self.made = workload, 0
+
+    def run(self) -> object:
+        values = np.ones(4)
+        self.workload.communicator.all_reduce(values)
+        return values
+
+    def synchronize(self) -> None:
+        pass
+
+    def time(self, settings: SamplingSettings) -> Samples:
+        times = []
+        self.workload.heart.beats = 1
+        for step in range(STEPS):
+            if step == STEPS // 2 and self.faulty:
+                misbehave(os.environ[FAULT], self.workload.heart)
+            start = time.perf_counter()
+            self.run()
+            times.append(time.perf_counter() - start)
+            self.workload.heart.beats += 1
+            time.sleep(0.05)  # as a step that computes
+        self.workload.heart.beats = 0
+        return Samples(times[0], [], times, True, "rounds", settings.confidence)
+
+    @property
+    def faulty(self) -> bool:
+        return self.workload.case.name == "faulty" and self.workload.communicator.rank == int(os.environ.get(WHERE, 1))
+
+    def check(self) -> Iterable[Check]:
+        yield Check("sum afterwards", float(self.faulty and os.environ[FAULT] == "lies"), 0.0)
+
+
+class Adding(Measurement):
+    name = "adding"
+    level = 3
+    table = TIMES
+
+    def prepare(self, workload: Any) -> Step:
+        return AddingStep(workload)
+
+    def prove(self, workload: Any, step: Step) -> Iterable[Check]:
+        found = step.run()
+        yield Check("sum", float(abs(np.asarray(found) - workload.communicator.size).max()), 0.0)
+
+
+def misbehave(fault: str, heart: Any) -> None:
+    Path(os.environ[NOTE]).write_text(str(time.monotonic()))
+    if fault == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if fault == "crashes":
+        os.kill(os.getpid(), signal.SIGSEGV)
+    if fault == "stopped":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    if fault == "hangs":
+        threading.Event().wait()
+    if fault == "spins":
+        while True:
+            pass
+    if fault == "raises":
+        raise RuntimeError("the kernel is missing")
+    if fault == "disk":  # what a full disk looks like to a writer
+        resource.setrlimit(resource.RLIMIT_FSIZE, (3000, 3000))
+    if fault == "memory":
+        hoard = []
+        while True:
+            hoard.append(np.ones(8 << 20))
+            heart.beats += 1  # on a slow machine it would hang, before it has too much
+    if fault == "orphan":
+        subprocess.Popen(
+            [sys.executable, "-c", "import time; time.sleep(600)", os.environ[NOTE]], start_new_session=True
+        )
+        threading.Event().wait()

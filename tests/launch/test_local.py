@@ -1,0 +1,70 @@
+"""Workers end with their session, whatever stands between the two."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from d5suite.launch.base import Limits
+from d5suite.launch.local import run_worker
+from tests.conftest import is_dead, plugin_environment, wait_until
+
+WRAPPER = """
+import os, subprocess, sys
+how, *command = sys.argv[1:]
+child = subprocess.Popen(command, start_new_session=how != "forks")
+if how == "leaves":
+    open("worker.pid", "w").write(str(child.pid))
+else:
+    sys.exit(child.wait())
+"""
+"""A profiler that starts the worker as its child: in its group, in another, or and ends itself."""
+
+
+@pytest.mark.parametrize("wrapper", ["", "forks", pytest.param("has a session of its own", marks=pytest.mark.slow)])
+def test_a_session_that_is_killed_takes_its_workers_along(
+    recipe_folder: Path, imagenet_tree: Path, tmp_path: Path, wrapper: str
+) -> None:
+    (tmp_path / "wrapper.py").write_text(WRAPPER)
+    wrap = ["--wrap", f"{sys.executable} wrapper.py '{wrapper}'"] if wrapper else []
+    process = subprocess.Popen(
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", str(recipe_folder), "--backend", "faulty:hangs",
+         "-k", "inference", "--imagenet", str(imagenet_tree), "--jobs", "jobs", *wrap],
+        cwd=tmp_path, env=plugin_environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    wait_until(lambda: bool(list((tmp_path / "jobs").rglob("small-faulty-hangs.result.json"))), "the worker")
+    family = psutil.Process(process.pid).children(recursive=True)
+    assert len(family) > bool(wrapper)
+    process.kill()
+    process.wait(timeout=60)
+    wait_until(lambda: all(is_dead(each.pid) for each in family), "the workers' end")
+
+
+def test_a_worker_whose_wrapper_ends_before_it_is_ended(
+    imagenet_tree: Path, small_onnx: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in plugin_environment().items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "wrapper.py").write_text(WRAPPER)
+    job = tmp_path / "by_hand.job.json"
+    job.write_text(json.dumps({
+        "schema": "d5suite-job-2", "backend": {"name": "faulty", "mode": "hangs"}, "device": "cpu",
+        "precision": "fp32", "threads": 1, "seed": 0,
+        "cases": [{
+            "kind": "network", "name": "by_hand", "preset": "smoke", "measurements": ["inference"], "batch_size": 4,
+            "network": {"onnx": str(small_onnx), "classes": 4, "image_size": 32}, "validation_steps": 1,
+            "dataset": {"kind": "imagenet", "root": str(imagenet_tree)},
+            "optimizer": {"name": "sgd", "learning_rate": 0.1},
+        }],
+    }))  # fmt: skip
+    run_worker(
+        job, threads=1, device="cpu", limits=Limits(60, 2**40), log=tmp_path / "log",
+        wrap=f"{sys.executable} wrapper.py leaves",
+    )  # fmt: skip
+    wait_until(lambda: is_dead(int((tmp_path / "worker.pid").read_text())), "the worker's end")

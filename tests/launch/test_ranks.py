@@ -1,0 +1,305 @@
+"""Ranks that are killed, hang, fail or run out of memory end their job, are named, and leave
+nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from d5suite.distributed.communicators import COMMUNICATORS, problem
+from d5suite.errors import ConfigurationError
+from d5suite.job import Distributed, Job, NetworkCase, Result, log_path, of_rank, result_path
+from d5suite.launch.base import Limits, Outcome
+from d5suite.launch.local import run_worker
+from d5suite.launch.mpi import mpiexec
+from d5suite.launch.pulse import DEADLOCK_S, LEAST_CPU_S, PATIENCE, STALLED_S, Pulse, Watch, _work_of
+from d5suite.launch.ranks import SHARED_MEMORY, run_ranks
+from tests.conftest import is_dead, plugin_environment, wait_until
+from tests.launch import ranked_fault
+
+HERE = socket.gethostname()
+MEMORY = {"gloo": 2**31, "mpi": 2**30}
+"""Bytes that two ranks do not use together unless one hoards them; Gloo brings PyTorch along."""
+
+
+def left_by(pid: int) -> list[Path]:
+    """Folders in which ranks met that a process started; Open MPI keeps its files there, too."""
+    places = (SHARED_MEMORY, Path(tempfile.gettempdir()))
+    return [path for place in places if place.is_dir() for path in place.glob(f"d5suite-{pid}-*")]
+
+
+def running(job: Path) -> list[int]:
+    """Processes that have to do with a job."""
+    found = []
+    for each in psutil.process_iter(["cmdline"]):
+        if (
+            str(job.parent) in " ".join(each.info["cmdline"] or ())
+            and each.pid != os.getpid()
+            and not is_dead(each.pid)
+        ):
+            found.append(each.pid)
+    return found
+
+
+@pytest.fixture
+def job(small_onnx: Path, imagenet_tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Where to write a job; afterwards nothing of it may be left."""
+    for name, value in plugin_environment().items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv(ranked_fault.NOTE, str(tmp_path / "note"))
+    path = tmp_path / "ranked.job.json"
+    yield path
+    wait_until(lambda: not running(path), "the ranks' end")
+    assert not left_by(os.getpid())
+
+
+def write(job: Path, small_onnx: Path, imagenet_tree: Path, communicator: str, **changes: object) -> None:
+    def case(name: str) -> NetworkCase:
+        return NetworkCase(
+            name, "smoke", ["adding"], files={"adding": ranked_fault.__file__}, validation_steps=1, batch_size=4,
+            network={"onnx": str(small_onnx), "classes": 4, "image_size": 32},
+            dataset={"kind": "imagenet", "root": str(imagenet_tree)}, optimizer={"name": "sgd", "learning_rate": 0.1},
+        )  # fmt: skip
+
+    how = Distributed(communicator=communicator, launcher=COMMUNICATORS[communicator].launcher, oversubscribe=True)
+    Job(
+        {"name": "faulty", "mode": "good"}, "cpu", "fp32", threads=2, seed=0, ranks=2, distributed=how,
+        cases=[case("sound"), case("faulty")],
+    ).save(job)  # fmt: skip
+
+
+def run(job: Path, communicator: str, memory: int = 2**40) -> Outcome:
+    launcher = COMMUNICATORS[communicator].launcher
+    limits = Limits(200, memory)
+    return run_ranks(job, ranks=2, launcher=launcher, threads=2, device="cpu", limits=limits, oversubscribe=True)
+
+
+def needs(communicator: str, *more: object, slow: bool = True) -> object:
+    marks = [pytest.mark.skipif(problem(communicator) is not None, reason=f"{communicator} is not installed")]
+    return pytest.param(communicator, *more, marks=[*marks, pytest.mark.slow] if slow else marks)
+
+
+@pytest.mark.parametrize(
+    ("communicator", "fault", "said"),
+    [
+        needs("mpi", "killed", "died of SIGKILL", slow=False),
+        needs("gloo", "killed", "died of SIGKILL"),
+        needs("mpi", "hangs", "hung ("),
+        needs("gloo", "hangs", "hung ("),
+        needs("gloo", "stopped", "hung ("),
+        needs("gloo", "spins", "s in a step; at most"),
+        needs("mpi", "spins", "s in a step; at most"),
+        needs("gloo", "orphan", "hung ("),
+        needs("mpi", "crashes", "died of SIGSEGV (it crashed)"),
+        needs("mpi", "raises", "the kernel is missing"),
+        needs("gloo", "raises", "the kernel is missing"),
+        needs("gloo", "memory", "(--job-memory), and was killed"),
+        needs("mpi", "memory", "(--job-memory), and was killed"),
+    ],
+)  # fmt: skip
+def test_a_rank_that_fails_is_named_soon_and_leaves_nothing(
+    communicator: str, fault: str, said: str, job: Path, small_onnx: Path, imagenet_tree: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setenv(ranked_fault.FAULT, fault)
+    write(job, small_onnx, imagenet_tree, communicator)
+    outcome = run(job, communicator, MEMORY[communicator] if fault == "memory" else 2**40)
+    took = time.monotonic() - float((job.parent / "note").read_text())
+    assert took < (60 if fault == "memory" else 30)  # it is 10 s on an idle machine
+    assert not outcome.ok and outcome.rank == 1
+    assert outcome.reason.startswith(f"rank 1 of 2 on {HERE} ") and said in outcome.reason
+    assert "measuring faulty/adding" in outcome.reason
+    assert "(last seen in step " in outcome.reason
+    assert list(Result.load(result_path(job)).measurements) == ["sound/adding"]
+    assert of_rank(result_path(job), 1).exists()
+    assert "measuring sound/adding" in job.with_name("ranked.rank1.log").read_text()
+
+
+@pytest.mark.parametrize(
+    ("communicator", "fault", "rank", "said"),
+    [
+        needs("mpi", "lies", 1, "sum afterwards: relative error 1 exceeds 0", slow=False),
+        needs("gloo", "lies", 1, "sum afterwards: relative error 1 exceeds 0"),
+        needs("mpi", "disk", 0, "exited with status 1"),
+        needs("gloo", "disk", 0, "exited with status 1"),
+        needs("gloo", "disk", 1, "exited with status 1"),
+    ],
+)
+def test_a_rank_that_fails_after_timing_costs_that_measurement_only(
+    communicator: str, fault: str, rank: int, said: str, job: Path, small_onnx: Path, imagenet_tree: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """What one rank cannot prove, or no longer write, is a result of none."""
+    monkeypatch.setenv(ranked_fault.FAULT, fault)
+    monkeypatch.setenv(ranked_fault.WHERE, str(rank))
+    write(job, small_onnx, imagenet_tree, communicator)
+    outcome = run(job, communicator)
+    assert not outcome.ok and outcome.rank == rank
+    assert outcome.reason.startswith(f"rank {rank} of 2 on {HERE} ") and said in outcome.reason
+    assert list(Result.load(result_path(job)).measurements) == ["sound/adding"]
+
+
+def test_a_job_that_another_session_runs_keeps_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Waits(Exception):
+        pass
+
+    def locked(job: Path) -> None:
+        raise Waits
+
+    job = tmp_path / "ranked.job.json"
+    files = [of_rank(of(job), rank) for of in (result_path, log_path) for rank in range(2)]
+    for file in files:
+        file.write_text("of the other session")
+    monkeypatch.setattr("d5suite.launch.ranks.locked", locked)
+    monkeypatch.setattr("d5suite.launch.local.locked", locked)
+    with pytest.raises(Waits):
+        run(job, "gloo")
+    with pytest.raises(Waits):
+        run_worker(job, threads=1, device="cpu", limits=Limits(1, 2**40), log=files[2])
+    assert all(file.read_text() == "of the other session" for file in files)
+
+
+@pytest.mark.parametrize("communicator", [needs("mpi"), needs("gloo")])
+def test_ranks_that_disagree_are_named_before_they_train(
+    communicator: str, job: Path, small_onnx: Path, imagenet_tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(ranked_fault.FAULT, "disagrees")
+    write(job, small_onnx, imagenet_tree, communicator)
+    outcome = run(job, communicator)
+    assert not outcome.ok and outcome.rank is not None
+    assert f"the ranks disagree on version of faulty: 1.1 on rank 1 ({HERE}), 1.0 on rank 0 ({HERE})" in outcome.reason
+    assert not Result.load(result_path(job)).measurements
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("communicator", [needs("mpi"), needs("gloo")])
+def test_ranks_end_with_who_started_them(
+    communicator: str, signum: int, job: Path, small_onnx: Path, imagenet_tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(ranked_fault.FAULT, "hangs")
+    write(job, small_onnx, imagenet_tree, communicator)
+    started = subprocess.Popen([sys.executable, "-m", "d5suite.worker", str(job)], stderr=subprocess.DEVNULL)
+    wait_until(lambda: (job.parent / "note").exists(), "the fault")
+    started.send_signal(signum)
+    started.wait(timeout=60)
+    wait_until(lambda: not left_by(started.pid), "the meeting folder's end")
+
+
+@pytest.mark.parametrize("communicator", [needs("mpi"), needs("gloo")])
+def test_ranks_are_run_by_hand_and_each_has_its_cores(
+    communicator: str, job: Path, small_onnx: Path, imagenet_tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(ranked_fault.FAULT, "none")
+    write(job, small_onnx, imagenet_tree, communicator)
+    done = subprocess.run(
+        [sys.executable, "-m", "d5suite.worker", str(job)], capture_output=True, text=True, timeout=200
+    )
+    assert done.returncode == 0, done.stderr
+    results = [Result.load(of_rank(result_path(job), rank)) for rank in range(2)]
+    assert all(set(each.measurements) == {"sound/adding", "faulty/adding"} for each in results)
+    assert results[0].threads["budget"] == 1
+    if len(os.sched_getaffinity(0)) > 1:
+        assert not set(results[0].threads["cpus"]) & set(results[1].threads["cpus"])
+
+
+def test_without_mpiexec_one_sentence_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ConfigurationError, match=r"mpiexec, which is not installed\n  .*pip install 'd5suite\[mpi\]'"):
+        mpiexec(2, python=str(tmp_path / "python"))
+
+
+class Clock:
+    """Pulses of ranks by hand."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, ranks: int = 2) -> None:
+        self.watch, self.now, self.ticks, self.cpu = Watch(ranks), 100.0, 0, [0.0] * ranks
+        monkeypatch.setattr("d5suite.launch.pulse._work_of", lambda pid: (self.cpu[pid], False))
+
+    def look(self, *ranks: str, beats: tuple[int, ...] = (), seconds: float = 1.0) -> tuple[int, str] | None:
+        """Let time pass in which a rank ``waits``, ``works``, is ``idle`` or waits ``asleep``."""
+        self.now += seconds
+        self.ticks += 1
+        pulses = []
+        for rank, does in enumerate(ranks):
+            self.cpu[rank] += does in ("waits", "works")  # waiting may cost CPU time, too
+            beat = beats[rank] if beats else 0
+            pulses.append(Pulse(rank, self.ticks, beat, does in ("waits", "asleep"), 0.0, "here"))
+        return self.watch.look(pulses, self.now)
+
+
+def test_a_rank_that_waits_is_not_blamed_though_it_waits_for_less_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    clock.look("works", "works")
+    clock.look("idle", "idle", seconds=0.7)  # until its pulse says that it waits
+    found = filter(None, (clock.look("asleep", "idle", seconds=0.25) for _ in range(40)))
+    rank, how = next(found)
+    assert rank == 1 and how.startswith("hung (no work for ")
+
+
+def test_waiting_for_a_rank_that_works_is_no_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    assert not any(clock.look("waits", "works") for _ in range(300))
+    assert not any(clock.look("idle", "works") for _ in range(300))  # for a lock that it holds
+    assert not any(clock.look("waits", "waits", beats=(n, n)) for n in range(1, 300))
+
+
+def test_waiting_for_a_core_is_work_and_sleep_is_none() -> None:
+    spin = "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\nwhile True: pass"
+    with contextlib.ExitStack() as stack:
+        crowd = [stack.enter_context(_ended(sys.executable, "-c", spin)).pid for _ in range(4)]
+        sleeper = stack.enter_context(_ended("sleep", "1000")).pid
+        wait_until(lambda: psutil.Process(sleeper).status() == psutil.STATUS_SLEEPING, "sleep")
+        slept, before, ran = _work_of(sleeper)[0], _work_of(crowd[0])[0], _ran_s(crowd[0])
+        wait_until(lambda: _work_of(crowd[0])[0] - before > 2.0, "two seconds of running or waiting")
+        assert _ran_s(crowd[0]) - ran < 1.8  # else it was ready, and had no core
+        assert _work_of(sleeper)[0] - slept < LEAST_CPU_S
+
+
+def _ran_s(pid: int) -> float:
+    times = psutil.Process(pid).cpu_times()
+    return times.user + times.system
+
+
+@contextlib.contextmanager
+def _ended(*command: str) -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen(command)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_a_rank_without_work_that_others_wait_for_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch, 3)
+    clock.look("works", "works", "works")
+    found = [clock.look("waits", "idle", "waits") for _ in range(int(STALLED_S) + 2)]
+    assert found[-1] is not None and found[-1][0] == 1
+    assert not any(found[: int(STALLED_S) - 1])
+
+
+def test_a_step_that_never_ends_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    for step in range(1, 10):
+        assert clock.look("works", "works", beats=(step, step)) is None
+    found = [clock.look("waits", "works", beats=(9, 9)) for _ in range(2 * PATIENCE)]
+    assert found[-1] is not None and found[-1][0] == 1
+    assert not any(found[: PATIENCE - 2])
+
+
+def test_ranks_that_wait_for_each_other_are_a_deadlock(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    found = [clock.look("waits", "waits") for _ in range(int(DEADLOCK_S) + 3)]
+    assert found[-1] is not None and "deadlock" in found[-1][1]
+    assert not any(found[: int(DEADLOCK_S) - 1])

@@ -1,0 +1,150 @@
+"""What ``d5suite slurm`` does without a cluster: profiles, scripts, places of ranks, slow nodes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from d5suite.errors import ConfigurationError
+from d5suite.job import Distributed, Job, fate_path, results_of
+from d5suite.launch.slurm.client import blamed
+from d5suite.launch.slurm.draft import Partition, drafted
+from d5suite.launch.slurm.profile import Profile, read_profile
+from d5suite.launch.slurm.script import batch_script
+from d5suite.session.nodes import slow_nodes
+from d5suite.worker.__main__ import await_shared
+from d5suite.worker.ranks import Place, share
+from tests.conftest import plugin_environment
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("cores_per_node = 4\npartitoin = 'cpu'\n", ":2: there is no key 'partitoin'"),
+        ("cores_per_node = 4\n\n[sbatch]\nx = 1\n", ":3: there is no key 'sbatch'"),
+        ("partition = 'cpu'\n", "cores_per_node is not given"),
+        ("cores_per_node = '4'\n", ":1: cores_per_node must be a whole number, at least 1"),
+        ("cores_per_node = 4\nexclusive = 'no'\n", ":2: exclusive must be true or false"),
+        ("cores_per_node = 4\ntime = 'soon'\n", ":2: 'soon' is no time limit"),
+        ("cores_per_node = 4\naccount = 'a\\nrm -r'\n".replace("'", '"'), ":2: account must be a text of one line"),
+        ("cores_per_node = 4\nmodules = [1]\n", ":2: modules must be a list of lines of text"),
+        ("cores_per_node = 2\nranks_per_node = 4\n", ":2: 4 ranks share 2 cores"),
+        ("cores_per_node = \n", "not valid TOML"),
+    ],
+)
+def test_a_profile_is_refused_with_its_line(tmp_path: Path, text: str, said: str) -> None:
+    path = tmp_path / "site.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigurationError) as raised:
+        read_profile(path)
+    assert said in str(raised.value) and str(path) in str(raised.value)
+
+
+def script(profile: Profile, *jobs: str, device: str = "cpu") -> str:
+    return batch_script(
+        [Path(each) for each in jobs], name="d5", profile=profile, nodes=2, device=device, folder=Path("/a b"),
+        output=Path("/runs/01"), pythons={},
+    )  # fmt: skip
+
+
+def test_a_script_asks_for_what_the_profile_says_and_is_valid_bash() -> None:
+    profile = Profile(
+        40, ranks_per_node=4, partition="gpu", gres="gpu:v100:4", modules=["a; rm -r /"], scratch='/scratch/$USER`x`"',
+        container="apptainer exec x.sif", gpu_bind="single:1", options=["--comment=two words"],
+    )  # fmt: skip
+    text = script(profile, "/jobs/a.job.json", "/jobs/b c.job.json", device="cuda")
+    for line in (
+        "#SBATCH --nodes=2", "#SBATCH --ntasks-per-node=4", "#SBATCH --cpus-per-task=10", "#SBATCH --gres=gpu:v100:4",
+        "#SBATCH --exclusive", "#SBATCH --array=0-1", "#SBATCH '--chdir=/a b'", "#SBATCH '--comment=two words'",
+        "module load 'a; rm -r /'", 'export TMPDIR="/scratch/$USER\\`x\\`\\""', "    '/jobs/b c'",
+        "export D5SUITE_SRUN=bound", "export OMP_NUM_THREADS=10",
+    ):  # fmt: skip
+        assert line in text.splitlines(), line
+    assert "CUDA_VISIBLE_DEVICES" not in text
+    assert " --gpu-bind=single:1 apptainer exec x.sif " in text
+    subprocess.run(["bash", "-n"], input=text, text=True, check=True)
+    alone = script(Profile(4, exclusive=False), "/jobs/a.job.json")
+    assert "--array" not in alone and "--exclusive" not in alone and "export CUDA_VISIBLE_DEVICES=''" in alone
+    subprocess.run(["bash", "-n"], input=alone, text=True, check=True)
+
+
+def test_the_refused_line_is_one_that_the_profile_gives() -> None:
+    said = "sbatch: Batch job submission failed: Invalid account or account/partition combination specified"
+    assert blamed(said, ["partition"]) == "partition"
+    assert blamed(said, ["account"]) == "account"
+    assert blamed("sbatch: no reason given", ["partition"]) is None
+
+
+def test_a_draft_is_a_profile(tmp_path: Path) -> None:
+    text = drafted(Partition("gpu", 8, 40, "192000", "gpu:v100:4(S:0-1)", "20:00", "skylake", True))
+    (tmp_path / "site.toml").write_text(text)
+    profile = read_profile(tmp_path / "site.toml").profile
+    assert (profile.partition, profile.gres, profile.ranks_per_node) == ("gpu", "gpu:v100:4", 4)
+    assert (profile.cores_per_node, profile.most_nodes, profile.time) == (40, 8, "00:20:00")
+
+
+def test_ranks_of_several_nodes_have_their_part_of_the_threads(tmp_path: Path) -> None:
+    environment = {
+        "D5SUITE_SRUN": "free", "D5SUITE_MEETING": str(tmp_path), "SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "4",
+        "SLURM_LOCALID": "1", "SLURM_STEP_NUM_NODES": "2",
+    }  # fmt: skip
+    assert Place.found(environment) == Place(3, 4, 1, 2, tmp_path, False)
+    bound = Place.found({**environment, "D5SUITE_SRUN": "bound"})
+    assert bound is not None
+    job = Job({"name": "torch", "mode": "eager"}, "cpu", "fp32", 40, 0, [], loader_workers=40, ranks=4,
+              distributed=Distributed(communicator="gloo", launcher="process"))  # fmt: skip
+    own, cpus = share(job, bound, [])
+    assert (own.threads, own.loader_workers, cpus) == (10, 10, None)
+    assert Place.found({name: value for name, value in environment.items() if name != "D5SUITE_SRUN"}) is None
+
+
+def test_a_slow_node_is_named() -> None:
+    times = {"n1": 1.0, "n2": 1.02, "n3": 1.3}
+    nodes = [{"name": name, "computing_s": value} for name, value in times.items()]
+    (said,) = slow_nodes(nodes)
+    assert said.startswith("node n3 is slow: its ranks compute 1.29 times as long")
+    assert not slow_nodes(nodes[:2]) and not slow_nodes(nodes[:1])
+
+
+def test_results_of_a_job_that_started_again_come_in_their_order(tmp_path: Path) -> None:
+    names = ["a.result.json", "a.start10.result.json", "a.start2.result.json", "a.rank1.result.json", "ab.result.json"]
+    for each in names:
+        (tmp_path / each).touch()
+    job = tmp_path / "a.job.json"
+    assert [path.name for path in results_of(job)] == ["a.start2.result.json", "a.start10.result.json", "a.result.json"]
+    assert fate_path(job).name == "a.fate"
+
+
+def test_a_late_file_is_waited_for(tmp_path: Path) -> None:
+    late = tmp_path / "late"
+    thread = threading.Timer(0.2, late.touch)
+    thread.start()
+    await_shared(late)
+    assert late.exists()
+    thread.join()
+
+
+def test_a_login_node_needs_no_framework(tmp_path: Path) -> None:
+    (tmp_path / "site.toml").write_text("cores_per_node = 8\nranks_per_node = 2\n")
+    for name in ("torch", "tensorflow", "keras", "mxnet", "jax", "mpi4py"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('a framework was imported')\n")
+    recipe = Path(__file__).parents[2] / "recipes" / "test_digits_lenet.py"
+    environment = plugin_environment()
+    environment["PYTHONPATH"] = f"{tmp_path}:{environment['PYTHONPATH']}"
+    done = subprocess.run(
+        [sys.executable, "-m", "d5suite.cli", "slurm", "script", str(recipe), "--nodes", "1,2", "--backend",
+         "torch,jax", "--scheme", "all_reduce,top_k", "--profile", "site.toml"],
+        cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    (jobs,) = tmp_path.glob("d5suite-slurm/*/jobs")
+    found = {path.name.removesuffix(".job.json"): Job.load(path) for path in jobs.iterdir()}
+    assert {f"digits_lenet-torch-{each}" for each in ("all_reduce-gloo-2", "all_reduce-gloo-4", "top_k-gloo-4")} < set(
+        found
+    )
+    assert found["digits_lenet-jax-all_reduce-gloo-4"].threads == 16
+    assert found["digits_lenet-jax-all_reduce-gloo-2"].threads == 8

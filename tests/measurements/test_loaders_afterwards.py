@@ -1,0 +1,108 @@
+"""Batches that loaders gave while timed are proved: one that repeats itself is no result."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from d5suite.data.arrays import ArrayBatches, Batch
+from d5suite.data.samplers import Shuffled
+from d5suite.errors import ValidationError
+from d5suite.instruments.settings import SamplingSettings
+from d5suite.levels.backend import Tolerance
+from d5suite.measurements.training.loading import CostOfLoadingStep
+from d5suite.measurements.training.native_pipeline import NativePipelineStep
+from d5suite.measurements.training.neutrality import NeutralityStep
+from d5suite.measurements.training.pipeline import PipelineStep
+from d5suite.validate.check import Validation
+
+IMAGES, LABELS = np.random.default_rng(0).standard_normal((24, 3, 4, 4), np.float32), np.arange(24) % 4
+SETTINGS = SamplingSettings(max_time_s=0.01, min_rounds=3)
+
+
+class Native:
+    """A framework's own loader; a stale one gives its second batch for ever."""
+
+    def __init__(self, stale: bool) -> None:
+        self.stale, self.batches = stale, stream(stale)
+
+    def __next__(self) -> Batch:
+        return next(self.batches)
+
+    def close(self) -> None:
+        pass
+
+
+def stream(stale: bool) -> Iterator[Batch]:
+    batches = ArrayBatches(IMAGES, LABELS, Shuffled(24, 0), batch_size=4).batches()
+    yield next(batches)
+    second = next(batches)
+    yield second
+    while True:
+        yield second if stale else next(batches)
+
+
+class Loader(ArrayBatches):
+    """The neutral loader, which may be stale, too."""
+
+    def __init__(self, stale: bool) -> None:
+        super().__init__(IMAGES, LABELS, Shuffled(24, 0), batch_size=4)
+        self.stale = stale
+
+    def batches(self, first_epoch: int = 0) -> Iterator[Batch]:
+        return stream(self.stale)
+
+
+def workload(stale: str) -> Any:
+    return SimpleNamespace(
+        case=SimpleNamespace(batch_size=4, network={"classes": 4}),
+        batches=[(IMAGES[:4], LABELS[:4])],
+        loader=lambda workers=None: Loader(stale == "neutral" and workers is None),
+        executor=SimpleNamespace(feed=lambda arrays: None, synchronize=lambda: None),
+        arrays=lambda batch: {},
+    )
+
+
+@pytest.mark.parametrize("stale", ["", "neutral", "native"])
+@pytest.mark.parametrize("kind", [PipelineStep, NativePipelineStep, CostOfLoadingStep])
+def test_a_loader_that_repeats_a_batch_is_no_result(kind: Any, stale: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("loading", "native_pipeline"):
+        monkeypatch.setattr(
+            f"d5suite.measurements.training.{module}.native_loader", lambda workload: Native(stale == "native")
+        )
+    step = kind(workload(stale), "loader") if kind is not CostOfLoadingStep else kind(workload(stale))
+    with step:
+        step.time(SETTINGS)
+    caught = (PipelineStep, CostOfLoadingStep) if stale == "neutral" else (NativePipelineStep, CostOfLoadingStep)
+    if stale and kind in caught:
+        with pytest.raises(ValidationError, match="last timed batch"):
+            Validation().require(step.check())
+    else:
+        Validation().require(step.check())
+
+
+@pytest.mark.parametrize("stops", [False, True])
+def test_a_step_that_stops_training_costs_its_neutrality(stops: bool) -> None:
+    step = object.__new__(NeutralityStep)
+    losses = iter([1.0, 1.0, 1.0] if stops else [1.0, 0.5, 0.25])
+    step.losses = [1.0, 0.5, 0.25]
+    step.feed = {}
+    step.baseline = SimpleNamespace(loss=lambda: 0.1)
+    step.trainer = SimpleNamespace(  # type: ignore[assignment]
+        load_state=lambda state: None, initial_state=dict, step=lambda feed: {"loss": np.array(next(losses))}
+    )
+    step.workload = SimpleNamespace(  # type: ignore[assignment]
+        executor=SimpleNamespace(fetch=dict, mode="eager", precision="fp32"),
+        restore=lambda executor: None,
+        network=SimpleNamespace(require_loss=lambda: ("label", "loss")),
+        tolerance=Tolerance(1e-4, 4, 1e-2, "float32"),
+    )
+    if stops:
+        with pytest.raises(ValidationError, match="loss of step 2 after timing"):
+            Validation().require(step.check())
+    else:
+        Validation().require(step.check())

@@ -1,0 +1,420 @@
+"""Files as exporters write them: shapes computed in the graph, functions, open batch sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
+
+from d5suite.errors import NetworkError
+from d5suite.network import Network
+from d5suite.network.operators import MORE_OPERATORS, ZOO_OPERATORS
+from d5suite.validate.network.oracle import Oracle, inference
+
+SIZE = (3, 8, 8)
+
+
+def _exported(path: Path, *, dynamic: bool) -> Path:
+    """A network whose shapes PyTorch's older exporter computes in the graph."""
+    torch = pytest.importorskip("torch")
+
+    class Shuffling(torch.nn.Module):  # type: ignore[name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.wide = torch.nn.Conv2d(3, 12, 3, stride=2)
+            self.norm = torch.nn.BatchNorm2d(12)
+            self.last = torch.nn.Linear(108, 5)
+
+        def forward(self, x: Any) -> Any:
+            x = torch.relu(self.norm(self.wide(x)))
+            images, channels, height, width = x.size()
+            x = x.view(images, 3, channels // 3, height, width).transpose(1, 2).reshape(images, channels, height, width)
+            return self.last(x.view(images, -1))
+
+    axes = {"x": {0: "N"}, "y": {0: "N"}} if dynamic else None
+    torch.manual_seed(0)
+    torch.onnx.export(
+        Shuffling().eval(), (torch.zeros(2, *SIZE),), path, dynamo=False, opset_version=17, dynamic_axes=axes,
+        input_names=["x"], output_names=["y"], training=torch.onnx.TrainingMode.PRESERVE,
+    )  # fmt: skip
+    return path
+
+
+def _same_answer(path: Path, network: Network, images: int, size: tuple[int, ...] = SIZE) -> None:
+    batch = np.random.default_rng(0).standard_normal((images, *size)).astype(np.float32)
+    ours, _ = inference(network, batch, threads=1)
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    np.testing.assert_allclose(ours, session.run(None, {session.get_inputs()[0].name: batch})[0], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("dynamic", [True, False], ids=["dynamic", "static"])
+def test_shapes_that_the_graph_computes_become_constants(tmp_path: Path, dynamic: bool) -> None:
+    path = _exported(tmp_path / "net.onnx", dynamic=dynamic)
+    network = Network.load(path)
+    assert network.batch_size == (None if dynamic else 2)
+    assert {node.op_type for node in network.nodes} == {
+        "Conv", "BatchNormalization", "Relu", "Reshape", "Transpose", "Gemm"
+    }  # fmt: skip
+    assert len(network.parameters) == 6  # nothing is fused: what is trained stays
+    _same_answer(path, network, 2)
+    if dynamic:
+        _same_answer(path, network, 7)
+
+
+def _model(
+    nodes: list[onnx.NodeProto], constants: Mapping[str, list[int]], axes: str = "NCHW", **more: Any
+) -> onnx.ModelProto:
+    graph = helper.make_graph(
+        nodes,
+        "computed",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", *SIZE])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [f"{a}_" for a in axes])],
+        [numpy_helper.from_array(np.array(value, np.int64), name) for name, value in constants.items()],
+    )
+    opsets = [helper.make_opsetid("", 21), helper.make_opsetid("local", 1)]
+    return helper.make_model(graph, opset_imports=opsets, ir_version=10, **more)
+
+
+def test_an_open_batch_that_only_a_reshape_sees_stays_open(tmp_path: Path) -> None:
+    model = _model(
+        [
+            helper.make_node("Shape", ["x"], ["n"], start=0, end=1),
+            helper.make_node("Concat", ["n", "rest"], ["shape"], axis=0),
+            helper.make_node("Reshape", ["x", "shape"], ["y"]),
+        ],
+        {"rest": [8, -1]},
+        "NCX",
+    )
+    network = Network(model)
+    assert [node.op_type for node in network.nodes] == ["Reshape"]
+    assert network.initializers[network.nodes[0].inputs[1]].tolist() == [-1, 8, 24]
+    onnx.save(model, tmp_path / "m.onnx")
+    _same_answer(tmp_path / "m.onnx", network, 3)
+
+
+def test_a_batch_that_the_graph_computes_with_can_be_fixed() -> None:
+    model = _model(
+        [
+            helper.make_node("Shape", ["x"], ["n"], start=0, end=1),
+            helper.make_node("Concat", ["n", "rest"], ["shape"], axis=0),
+            helper.make_node("ConstantOfShape", ["shape"], ["zeros"]),
+            helper.make_node("Concat", ["zeros", "x"], ["y"], axis=1),
+        ],
+        {"rest": [1, 8, 8]},
+    )
+    assert "Shape" in {node.op_type for node in Network(model).nodes}
+    network = Network(model, shapes={"x": (4, *SIZE)})
+    assert [node.op_type for node in network.nodes] == ["Concat"]
+    assert network.shapes["y"] == (4, 4, 8, 8)
+
+
+def test_a_function_is_inlined() -> None:
+    function = helper.make_function(
+        "local", "Twice", ["a"], ["b"], [helper.make_node("Add", ["a", "a"], ["b"])], [helper.make_opsetid("", 21)]
+    )
+    network = Network(_model([helper.make_node("Twice", ["x"], ["y"], domain="local")], {}, functions=[function]))
+    assert [node.op_type for node in network.nodes] == ["Add"]
+
+
+@pytest.mark.parametrize(
+    ("shapes", "message"),
+    [({"z": (1, *SIZE)}, "no input 'z'"), ({"x": (1, 3, 8)}, "has shape"), ({"x": (1, 3, 8, 9)}, "has shape")],
+)
+def test_a_shape_that_does_not_fit_is_refused(shapes: dict[str, tuple[int, ...]], message: str) -> None:
+    with pytest.raises(NetworkError, match=message):
+        Network(_model([helper.make_node("Relu", ["x"], ["y"])], {}), shapes=shapes)
+
+
+def test_a_split_and_one_row_of_a_gather_become_slices(tmp_path: Path) -> None:
+    model = _model(
+        [
+            helper.make_node("Split", ["x", "sizes"], ["a", "b"], axis=-3),
+            helper.make_node("Gather", ["b", "last"], ["row"], axis=2),
+            helper.make_node("ReduceMean", ["a", "axis"], ["mean"], keepdims=0),
+            helper.make_node("Add", ["row", "mean"], ["y"]),
+        ],
+        {"sizes": [2, 1], "axis": [2]},
+        "NCW",
+    )
+    model.graph.initializer.append(numpy_helper.from_array(np.array(-1), "last"))
+    network = Network(model)
+    assert [node.op_type for node in network.nodes] == ["Slice", "Slice", "Slice", "Squeeze", "ReduceMean", "Add"]
+    onnx.save(model, tmp_path / "m.onnx")
+    _same_answer(tmp_path / "m.onnx", network, 2)
+
+
+def test_statistics_that_an_exporter_wrote_once_are_not_shared() -> None:
+    model = _model(
+        [
+            helper.make_node("BatchNormalization", ["x", "ones", "zeros", "zeros", "ones"], ["a"]),
+            helper.make_node("BatchNormalization", ["a", "ones", "zeros", "zeros", "ones"], ["y"]),
+        ],
+        {},
+    )
+    for name, value in (("ones", np.ones(3, np.float32)), ("zeros", np.zeros(3, np.float32))):
+        model.graph.initializer.append(numpy_helper.from_array(value, name))
+    network = Network(model)
+    assert set(network.parameters) == {"ones", "zeros"}
+    assert len(set(network.statistics)) == 4 and not {"ones", "zeros"} & set(network.statistics)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_the_shapes_of_an_attention_with_a_class_token_become_constants(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+
+    class Attending(torch.nn.Module):  # type: ignore[name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.token = torch.nn.Parameter(torch.randn(1, 1, 8))
+            self.project = torch.nn.Linear(8, 8)
+
+        def forward(self, x: Any) -> Any:
+            x = x.view(x.size(0), 24, -1)
+            x = torch.cat((self.token.expand(x.size(0), -1, -1), x), 1)
+            y = self.project(x).view(x.size(0), x.size(1), 2, 4).transpose(1, 2)
+            y = (torch.softmax(y @ y.transpose(-2, -1), -1) @ y).transpose(1, 2)
+            return x + y.reshape(x.size(0), x.size(1), -1)
+
+    torch.manual_seed(0)
+    path, axes = tmp_path / "net.onnx", {"x": {0: "N"}, "y": {0: "N"}}
+    torch.onnx.export(
+        Attending().eval(), (torch.zeros(2, *SIZE),), path, dynamo=False, opset_version=17, dynamic_axes=axes,
+        input_names=["x"], output_names=["y"],
+    )  # fmt: skip
+    network = Network.load(path)
+    assert {"Equal", "Shape", "Where"}.isdisjoint(node.op_type for node in network.nodes)
+    for images in (1, 2, 7):
+        _same_answer(path, network, images)
+
+
+@pytest.mark.parametrize("kind", [TensorProto.FLOAT, TensorProto.INT32, TensorProto.BOOL])
+def test_an_expand_to_an_open_batch_takes_the_batch_of_an_input(tmp_path: Path, kind: int) -> None:
+    row = numpy_helper.from_array(np.arange(3).astype(helper.tensor_dtype_to_np_dtype(kind)).reshape(1, 3, 1, 1), "row")
+    model = _model(
+        [
+            helper.make_node("Shape", ["x"], ["n"], start=0, end=1),
+            helper.make_node("Concat", ["n", "rest"], ["shape"], axis=0),
+            helper.make_node("Expand", ["row", "shape"], ["rows"]),
+            helper.make_node("Expand", ["rows", "shape"], ["same"]),
+            helper.make_node("Cast", ["same"], ["y"], to=TensorProto.FLOAT),
+        ],
+        {"rest": [3, 2, 1]},
+    )
+    model.graph.initializer.append(row)
+    onnx.save(model, tmp_path / "m.onnx")
+    network = Network(model)
+    assert "Shape" not in {node.op_type for node in network.nodes}
+    _same_answer(tmp_path / "m.onnx", network, 3)
+    (rows,), _ = inference(network, np.full((1, *SIZE), np.nan, np.float32), threads=1)
+    assert np.isfinite(rows).all()
+
+
+def test_an_open_size_equal_to_a_number_is_not_decided() -> None:
+    model = _model(
+        [
+            helper.make_node("Shape", ["x"], ["n"], start=0, end=1),
+            helper.make_node("Equal", ["n", "one"], ["is_one"]),
+            helper.make_node("Where", ["is_one", "two", "n"], ["times"]),
+            helper.make_node("Concat", ["times", "rest"], ["shape"], axis=0),
+            helper.make_node("Expand", ["row", "shape"], ["y"]),
+        ],
+        {"one": [1], "two": [2], "rest": [3, 2, 1]},
+    )
+    model.graph.initializer.append(numpy_helper.from_array(np.ones((1, 3, 1, 1), np.float32), "row"))
+    assert "Equal" in {node.op_type for node in Network(model).nodes}
+
+
+@pytest.mark.parametrize(
+    ("operator", "constants", "attributes"),
+    [
+        ("MeanVarianceNormalization", {}, {}),
+        ("Celu", {}, {"alpha": 2.0}),
+        ("Shrink", {}, {"bias": 0.1}),
+        ("Swish", {}, {}),
+        ("ReduceLogSum", {"axes": np.array([1])}, {}),
+        ("RotaryEmbedding", {"cos": np.ones((50, 4)), "sin": np.ones((50, 4)), "at": np.arange(16).reshape(2, 8)}, {}),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_an_operator_that_no_framework_has_becomes_onnxs_function(
+    operator: str, constants: dict[str, np.ndarray], attributes: dict[str, Any]
+) -> None:
+    graph = helper.make_graph(
+        [helper.make_node(operator, ["x", *constants], ["y"], **attributes)],
+        operator,
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [2, *SIZE])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["N", "C", "H", "W"])],
+        [
+            numpy_helper.from_array(value.astype(np.float32) if value.dtype == np.float64 else value, name)
+            for name, value in constants.items()
+        ],
+    )
+    version = max(21, onnx.defs.get_schema(operator).since_version)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", version)], ir_version=11)
+    network = Network(model)
+    assert {node.op_type for node in network.nodes} <= ZOO_OPERATORS | MORE_OPERATORS
+    x = np.abs(np.random.default_rng(0).standard_normal((2, *SIZE))).astype(np.float32)
+    answer, _ = Oracle(network, training=False).run(x)
+    expected = ReferenceEvaluator(model).run(None, {"x": x})
+    np.testing.assert_allclose(answer, np.asarray(expected)[0], rtol=1e-5, atol=1e-6)
+
+
+def test_an_infinite_value_of_a_mask_is_no_weight(tmp_path: Path) -> None:
+    """PyTorch's older exporter writes the infinity of a masked softmax as a vector of one."""
+    nodes = [
+        helper.make_node("Log", ["zero"], ["infinity"]),
+        helper.make_node("Greater", ["x", "bound"], ["kept"]),
+        helper.make_node("Where", ["kept", "x", "infinity"], ["masked"]),
+        helper.make_node("Softmax", ["masked"], ["y"], axis=-1),
+    ]
+    model = _model(nodes, {})
+    for key in ("zero", "bound"):
+        model.graph.initializer.append(numpy_helper.from_array(np.array([0 if key == "zero" else -3], np.float32), key))
+    path = tmp_path / "masked.onnx"
+    onnx.save(model, path)
+    network = Network.load(path)
+    assert "infinity" in network.constants and network.parameters == ("bound",)
+    _same_answer(path, network, 2)
+
+
+@pytest.mark.parametrize("mode", ["nearest", "linear"])
+@pytest.mark.parametrize("operator", [("Upsample", 9), ("Resize", 10)], ids=lambda value: value[0])
+@pytest.mark.parametrize("scale", [2.0, 1.5])
+def test_an_image_enlarged_as_in_old_operator_sets_is_the_same(
+    tmp_path: Path, operator: tuple[str, int], mode: str, scale: float
+) -> None:
+    """ONNX's converter makes another operator of it, with other coordinates."""
+    kind, version = operator
+    scales = numpy_helper.from_array(np.array([1, 1, 2, scale], np.float32), "scales")
+    inputs: dict[str, list[Any]] = {"x": ["N", *SIZE], "scales": [4]}
+    graph = helper.make_graph(
+        [helper.make_node(kind, ["x", "scales"], ["y"], mode=mode)],
+        kind,
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
+         for name, shape in inputs.items()],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["N", 3, 16, int(8 * scale)])],
+        [scales],
+    )  # fmt: skip
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", version)], ir_version=4)
+    onnx.save(model, tmp_path / "m.onnx")
+    network = Network.load(tmp_path / "m.onnx")
+    assert [node.op_type for node in network.nodes] == ["Resize"] and network.parameters == ()
+    _same_answer(tmp_path / "m.onnx", network, 2)
+
+
+def test_positions_of_tokens_times_positions_of_sequences_have_shapes(tmp_path: Path) -> None:
+    """PyTorch's older exporter writes a mask so; ONNX's inference adds the values as vectors."""
+    axes = {"first": [1, 2, 3], "second": [0, 2, 3]}
+    nodes = [
+        *(helper.make_node("Unsqueeze", [f"{name}.range", name], [f"{name}.places"]) for name in axes),
+        helper.make_node("Add", ["first.places", "second.places"], ["places"]),
+        helper.make_node("Cast", ["places"], ["number"], to=TensorProto.FLOAT),
+        helper.make_node("Add", ["x", "number"], ["y"]),
+    ]
+    ranges = [
+        helper.make_node("Range", [f"{name}.start", f"{name}.stop", f"{name}.step"], [f"{name}.range"]) for name in axes
+    ]
+    model = _model([*ranges, *nodes], axes)
+    for name, stop in (("first", 2), ("second", 3)):
+        for key, value in (("start", 0), ("stop", stop), ("step", 1)):
+            model.graph.initializer.append(numpy_helper.from_array(np.array(value), f"{name}.{key}"))
+    onnx.save(model, tmp_path / "m.onnx")
+    _same_answer(tmp_path / "m.onnx", Network.load(tmp_path / "m.onnx"), 2)
+
+
+def test_further_outputs_of_a_recurrence_are_read_and_its_zero_states_are_no_parameters(tmp_path: Path) -> None:
+    generator = np.random.default_rng(0)
+    weights = {
+        "w": generator.standard_normal((1, 16, 8)), "r": generator.standard_normal((1, 16, 4)),
+        "h": np.zeros((1, 8, 4)), "c": generator.standard_normal((1, 8, 4)),
+    }  # fmt: skip
+    model = _model(
+        [
+            helper.make_node("Reshape", ["x", "steps"], ["sequence"]),
+            helper.make_node("LSTM", ["sequence", "w", "r", "", "", "h", "c"], ["", "last"], hidden_size=4),
+            helper.make_node("Reshape", ["last", "image"], ["y"]),
+        ],
+        {"steps": [-1, 8, 8], "image": [1, 1, 8, 4]},
+    )
+    model.graph.initializer.extend(numpy_helper.from_array(v.astype(np.float32), k) for k, v in weights.items())
+    onnx.save(model, tmp_path / "m.onnx")
+    network = Network.load(tmp_path / "m.onnx", shapes={"x": (2, *SIZE)})
+    assert set(network.parameters) == {"w", "r", "c"}
+    _same_answer(tmp_path / "m.onnx", network, 2)
+
+
+@pytest.mark.parametrize("version", [9, 13])
+def test_a_graph_in_tf2onnxs_style_loads(tmp_path: Path, version: int) -> None:
+    """Images with channels last between transposes, and sizes by Shape, Slice and Concat."""
+    generator = np.random.default_rng(0)
+    kernel = generator.standard_normal((4, 3, 3, 3)).astype(np.float32)
+    dense = generator.standard_normal((4, 5)).astype(np.float32)
+    node = helper.make_node
+    squeezed: dict[str, Any] = {"axes": [0]} if version < 13 else {}
+    axis = ["zero"] if version >= 13 else []
+    up = node("Upsample", ["first", "scales"], ["up"], mode="nearest") if version == 9 else node(
+        "Resize", ["first", "", "scales"], ["up"], mode="nearest", coordinate_transformation_mode="asymmetric",
+        nearest_mode="floor",
+    )  # fmt: skip
+    mean = node("ReduceMean", ["last"], ["mean"], axes=[1, 2], keepdims=0)
+    nodes = [
+        node("Transpose", ["x"], ["nhwc"], perm=[0, 2, 3, 1]),
+        node("Transpose", ["nhwc"], ["nchw"], perm=[0, 3, 1, 2]),
+        node("Conv", ["nchw", "kernel"], ["conv"], auto_pad="SAME_UPPER", strides=[2, 2]),
+        node("Transpose", ["conv"], ["back"], perm=[0, 2, 3, 1]),
+        node("Relu", ["back"], ["relu"]),
+        node("Transpose", ["relu"], ["first"], perm=[0, 3, 1, 2]),
+        up,
+        node("Transpose", ["up"], ["last"], perm=[0, 2, 3, 1]),
+        mean,
+        node("Shape", ["mean"], ["shape"]),
+        node("Cast", ["shape"], ["shape32"], to=TensorProto.INT32),
+        node("Slice", ["shape32"], ["batch"], axes=[0], starts=[0], ends=[1]) if version == 9
+        else node("Slice", ["shape32", "zero", "one", "zero"], ["batch"]),
+        node("Squeeze", ["batch", *axis], ["scalar"], **squeezed),
+        node("Unsqueeze", ["scalar", *axis], ["n"], **squeezed),
+        node("Concat", ["n", "four"], ["wanted32"], axis=0),
+        node("Cast", ["wanted32"], ["wanted"], to=TensorProto.INT64),
+        node("Reshape", ["mean", "wanted"], ["rows"]),
+        node("MatMul", ["rows", "dense"], ["product"]),
+        node("Add", ["product", "bias"], ["y"]),
+    ]  # fmt: skip
+    arrays = {
+        "kernel": kernel, "dense": dense, "bias": dense[0] * 0 + 1, "scales": np.array([1, 1, 2, 2], np.float32),
+        "four": np.array([4], np.int32), "zero": np.array([0]), "one": np.array([1]),
+    }  # fmt: skip
+    graph = helper.make_graph(
+        nodes, "tf2onnx", [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["unk__1", *SIZE])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["unk__2", 5])],
+        [numpy_helper.from_array(value, name) for name, value in arrays.items()],
+    )  # fmt: skip
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", version)], ir_version=7)
+    onnx.save(model, tmp_path / "m.onnx")
+    network = Network.load(tmp_path / "m.onnx")
+    assert network.batch_size is None and set(network.parameters) == {"kernel", "dense", "bias"}
+    assert {"Cast", "Concat", "Shape", "Slice"}.isdisjoint(each.op_type for each in network.nodes)
+    for images in (1, 3):
+        _same_answer(tmp_path / "m.onnx", network, images)
+
+
+@pytest.mark.parametrize("framework", ["tensorflow", "torch"])
+def test_what_keras_exports_loads(framework: str) -> None:
+    """Files of ``model.export(…, format="onnx")`` of Keras 3.15: by tf2onnx 1.17, and by PyTorch.
+
+    Strided, depthwise and 1×1 convolutions with channels last, BatchNormalization, ReLU6, a gate,
+    pooling, UpSampling2D, Flatten and Dense, random weights; the former has LayerNormalization and
+    swish, the latter GELU.
+    """
+    path = Path(__file__).parent / "exported" / f"keras_{framework}.onnx"
+    network = Network.load(path)
+    assert network.batch_size is None
+    for images in (1, 3):
+        _same_answer(path, network, images, (32, 32, 3))

@@ -1,0 +1,24 @@
+"""A backend that is right when it is proved and wrong when it is timed, in a way of its mode."""
+
+from dataclasses import replace
+
+from d5suite.backends.torch import BACKEND as RIGHT
+
+BACKEND = replace(
+    RIGHT,
+    name="stale",
+    package="stale_backend",
+    absent={**RIGHT.absent, **dict.fromkeys(("Gemm:fp32", "Concat:fp32"), "jobs need not measure ceilings")},
+    modes={
+        "right": "no mistake",
+        "replay3": "the input is ignored from the third call of one shape on",
+        "replay8": "the input is ignored from the eighth call of one shape on",
+        "replay20": "the input is ignored from the twentieth call of one shape on",
+        "timed": "the input is ignored while it is timed",
+        "cached": "after eight calls the answer is a cached one",
+        "half": "after eight calls the answer is wrong by half",
+        "unwaited": "an update is skipped unless one waits for the one before",
+        "few": "of a batch it takes the first eight images only",
+        "stops": "updates stop after fifteen",
+    },
+)

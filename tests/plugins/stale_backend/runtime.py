@@ -1,0 +1,5 @@
+"""PyTorch's runtime."""
+
+from d5suite.backends.torch.runtime import configure, device_memory, device_name, device_problem, versions
+
+__all__ = ["configure", "device_memory", "device_name", "device_problem", "versions"]

@@ -1,0 +1,120 @@
+"""The recipe of a user's own network, as a user runs it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jsonschema
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from tests.test_cli import d5suite
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two inputs and two outputs."""
+    return _save(tmp_path_factory.mktemp("pair"), "Tanh")
+
+
+@pytest.fixture(scope="module")
+def lacking(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same with an operator that no framework's adapter has."""
+    return _save(tmp_path_factory.mktemp("lacking"), "Sinh")
+
+
+def _save(folder: Path, operator: str) -> Path:
+    node, info, kind = helper.make_node, helper.make_tensor_value_info, TensorProto.FLOAT
+    nodes = [
+        node("Conv", ["image", "kernel"], ["c"], pads=[1, 1, 1, 1]),
+        node(operator, ["c"], ["map"], "bent"),
+        node("GlobalAveragePool", ["map"], ["p"]),
+        node("Flatten", ["p"], ["f"]),
+        node("Concat", ["f", "more"], ["j"], axis=1),
+        node("Gemm", ["j", "head"], ["scores"]),
+    ]
+    generator = np.random.default_rng(0)
+    weights = {"kernel": generator.standard_normal((6, 3, 3, 3)) / 5, "head": generator.standard_normal((10, 5)) / 3}
+    graph = helper.make_graph(
+        nodes,
+        "pair",
+        [info("image", kind, ["N", 3, 8, 12]), info("more", kind, ["N", 4])],
+        [info("map", kind, ["N", 6, 8, 12]), info("scores", kind, ["N", 5])],
+        [numpy_helper.from_array(value.astype(np.float32), name) for name, value in weights.items()],
+    )
+    path = folder / "pair.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10), path)
+    return path
+
+
+def _measure(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run the recipe as a user does, without the tests' own plug-ins and pytest-xdist."""
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
+    return subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", str(ROOT / "recipes" / "test_your_network.py"),
+         "--benchmark-max-time=0.1", "--jobs", str(folder / "jobs"), *arguments],
+        cwd=folder, env=environment, capture_output=True, text=True, timeout=600,
+    )  # fmt: skip
+
+
+def _is_right(done: subprocess.CompletedProcess[str], folder: Path, backends: list[str]) -> None:
+    assert done.returncode == 0, done.stdout + done.stderr
+    result = json.loads((folder / "out.json").read_text())
+    jsonschema.validate(result, json.loads((ROOT / "results" / "schema.json").read_text()))
+    found = {(b["group"], b["param"]): b["extra_info"]["d5suite"] for b in result["benchmarks"]}
+    for measurement in ("inference", "gradient", "training_step"):
+        for backend in backends:
+            info = found[f"pair/{measurement}", backend]
+            assert info["dataset"]["kind"] == "inputs" and info["macs"] and "classes" not in info
+            assert info["validation"]["passed"]
+    checks = found["pair/inference", backends[0]]["validation"]["checks"]
+    assert checks[0]["name"].endswith("vs onnxruntime, 2 tensors")
+
+
+def test_a_network_of_several_inputs_and_outputs_is_measured(pair: Path, tmp_path: Path) -> None:
+    done = _measure(tmp_path, "--network", str(pair), "--backend", "torch", "--benchmark-json", "out.json")
+    _is_right(done, tmp_path, ["torch"])
+
+
+@pytest.mark.slow
+def test_it_is_measured_on_every_framework(pair: Path, tmp_path: Path) -> None:
+    done = _measure(tmp_path, "--network", str(pair), "--benchmark-json", "out.json")
+    _is_right(done, tmp_path, ["torch", "tensorflow", "keras", "mxnet", "jax"])  # deep500: at a reduced size
+
+
+def test_an_operator_that_a_backend_lacks_is_a_line_with_its_node(lacking: Path, tmp_path: Path) -> None:
+    done = _measure(tmp_path, "--network", str(lacking), "--backend", "torch")
+    assert done.returncode == 5, done.stdout + done.stderr
+    assert "backend 'torch' lacks 1 operator(s) of network 'pair': Sinh (node bent)" in done.stdout
+    assert "Traceback" not in done.stdout + done.stderr
+
+
+def test_without_a_network_it_measures_nothing(tmp_path: Path) -> None:
+    done = _measure(tmp_path, "--backend", "torch")
+    assert done.returncode == 5
+    assert "3 deselected" in done.stdout and "measured with --network FILE.onnx" in done.stdout
+    wrong = _measure(tmp_path, "--network", "none.onnx")
+    assert wrong.returncode == 4
+    assert "none.onnx: cannot read the network" in wrong.stderr
+
+
+def test_what_can_run_is_known_before(pair: Path, lacking: Path) -> None:
+    done = d5suite("network", str(pair), "--json", "--batch-size", "2")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert [each["name"] for each in found["inputs"]] == ["image", "more"]
+    assert [each["shape"] for each in found["outputs"]] == [[None, 6, 8, 12], [None, 5]]
+    assert found["parameters"] == 6 * 3 * 9 + 10 * 5
+    assert found["macs"] == 2 * (6 * 8 * 12 * 3 * 9 + 10 * 5)
+    assert found["memory_bytes"]["training_step"]["gradients"] == 4 * found["parameters"]
+    assert found["backends"]["torch"]["can"] == ["inference", "gradient", "training_step"]
+    shown = d5suite("network", str(lacking))
+    assert "Sinh (node bent)" in shown.stdout and "image" in shown.stdout

@@ -1,0 +1,300 @@
+"""The conformance kit: right adapters pass, planted faults are caught, and empty proofs fail."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from typing import Any
+
+import pytest
+
+from d5suite.backends import discover
+from d5suite.levels.contract import CLAUSES
+from d5suite.testing.networks import LIGHT
+from d5suite.testing.test_networks import LIGHTEST
+from tests.conftest import plugin_environment
+
+needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="the mistakes are made in PyTorch")
+
+
+def kit(backend: str, *modules: str, options: Sequence[str] = ()) -> subprocess.CompletedProcess[str]:
+    """Run modules of the kit, by default all, as a user does with ``pytest --pyargs``."""
+    chosen = ["--pyargs", *(modules or ["d5suite.testing"]), "--backend", backend, *options]
+    return subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *chosen],
+        env=plugin_environment(),
+        capture_output=True,
+        text=True,
+        timeout=1200,
+    )
+
+
+BUILT_IN = ("deep500", "jax", "keras", "mxnet", "tensorflow", "torch")
+QUICK, REST = ("-m", "not slow"), ("-m", "slow")
+"""The short form of the kit, and what the full form adds to it."""
+
+Kits = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture(scope="module")
+def kits(request: pytest.FixtureRequest) -> Iterator[Kits]:
+    """Run the kits that the collected tests need, as many at once as there are processors."""
+    wanted: list[tuple[Any, Any]] = [
+        (item.callspec.params["name"], item.callspec.params["form"])
+        for item in request.session.items
+        if isinstance(item, pytest.Function) and item.originalname == "test_a_built_in_adapter_conforms"
+    ]
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        runs = {
+            (name, form): pool.submit(kit, name, options=form)
+            for name, form in wanted
+            if not discover()[0][name].problem()
+        }
+        yield lambda name, form, attempt: runs[name, form].result() if attempt == 1 else kit(name, options=form)
+        pool.shutdown(cancel_futures=True)
+
+
+@pytest.mark.alone
+@pytest.mark.parametrize(
+    "form", [pytest.param(QUICK, id="quick"), pytest.param(REST, id="rest", marks=pytest.mark.slow)]
+)
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_a_built_in_adapter_conforms(kits: Kits, name: str, form: tuple[str, ...], attempt: int) -> None:
+    problem = discover()[0][name].problem()
+    if problem:
+        pytest.skip(problem)
+    done = kits(name, form, attempt)
+    assert done.returncode == 0, done.stdout[-5000:]
+    total = _total(done)
+    assert int(total[1]) > 150 and int(total[2]) == 0
+
+
+def _total(done: subprocess.CompletedProcess[str]) -> list[str]:
+    """Return the last row of the table."""
+    return next(line.split() for line in done.stdout.splitlines() if line.startswith("total"))
+
+
+EVERY = "test_every_call_of_one_shape_is_answered_anew_and_its_answer_kept"
+FED = "test_an_array_that_was_fed_is_neither_changed_nor_kept"
+FEEDS = "test_every_feed_of_an_operator_is_answered_and_its_answer_kept"
+BACKWARD = "test_every_backward_pass_of_an_operator_is_made_anew"
+
+PARTED = "test_gradients_and_their_update_make_a_step"
+AVERAGED = "test_replicas_with_averaged_gradients_train_as_one_process[clip-norm-2]"
+CHANGED = "test_the_arrays_of_gradients_are_the_callers_to_change[fp64]"
+WEIGHTS = "test_weights_are_copied_and_the_optimizers_state_stays"
+
+SCHEMED = ("added", "lonely", "lost", "constant", "remembering")
+"""Mistakes of a framework's own scheme."""
+
+MISTAKES = [
+    ("padding", "test_operators", "test_operator_means_what_onnx_says[Conv", "operators.meaning"),
+    ("sum", "test_gradients", "test_gradient_of_network[classifier", "gradient.meaning"),
+    ("tripled", "test_gradients", "test_gradient_of_network[classifier", "gradient.meaning"),
+    ("tripled", "test_level0", "test_backward[Softmax", "operator.backward"),
+    ("dampening", "test_training", "test_optimizer_follows_its_formula[momentum-fp64]", "trainer.meaning"),
+    ("uphill", "test_training", "test_optimizer_follows_its_formula[adam-fp32]", "trainer.meaning"),
+    ("forgetful", "test_training", "test_training_goes_on_from_a_saved_state", "trainer.state"),
+    ("lenient", "test_networks", "test_bad_input_is_refused", "executor.feed"),
+    ("axis", "test_level0", "test_forward[Softmax", "operators.meaning"),
+    ("dropped", "test_level0", "test_backward[Softmax", "operator.backward"),
+    ("unsynchronized", "test_level0", "test_synchronize_waits_for_an_operator", "operator.synchronize"),
+    ("unsynchronized", "test_process", "test_synchronize_waits_for[inference]", "executor.synchronize"),
+    ("threads", "test_process", "test_the_thread_budget_is_obeyed", "runtime.threads"),
+    ("seedless", "test_process", "test_a_seed_decides_the_random_numbers", "runtime.seed"),
+    ("chatty", "test_process", "test_nothing_is_printed_while_a_network_runs", "executor.quiet"),
+    ("statistics", "test_networks", "test_inference_changes_nothing", "executor.inference"),
+    ("unbiased", "test_gradients", "test_running_statistics_are_the_neutral_ones", "executor.statistics"),
+    ("inside", "test_training", "test_optimizer_follows_its_formula[rates-fp64]", "trainer.meaning"),
+    ("detached", "test_gradients", "test_gradient_of_network[classifier", "gradient.meaning"),
+    ("clipped", "test_answers", f"{FED}[forward-fp32]", "executor.copy"),
+    ("view", "test_answers", f"{FED}[forward-fp32]", "executor.copy"),
+    ("view", "test_answers", f"{FED}[steps-fp64]", "executor.copy"),
+    ("view", "test_level0", f"{FEEDS}[Softmax-fp32]", "operator.copy"),
+    ("wide", "test_networks", "test_every_precision_is_within_its_tolerance", "executor.fetch"),
+    ("stale", "test_answers", f"{EVERY}[forward-bf16]", "executor.forward"),
+    ("stale", "test_level0", f"{FEEDS}[Softmax-fp32]", "operators.meaning"),
+    ("stale_shape", "test_answers", f"{EVERY}[forward-fp32]", "executor.forward"),
+    ("stale_gradient", "test_answers", f"{EVERY}[gradients-fp32]", "executor.forward_backward"),
+    ("stale_gradient", "test_level0", f"{BACKWARD}[Softmax-fp64]", "operator.backward"),
+    ("stale_step", "test_answers", f"{EVERY}[steps-fp32]", "trainer.meaning"),
+    ("reused", "test_answers", f"{EVERY}[forward-fp32]", "executor.lifetime"),
+    ("reused", "test_answers", f"{EVERY}[gradients-fp32]", "executor.lifetime"),
+    ("reused", "test_answers", f"{EVERY}[steps-fp32]", "executor.lifetime"),
+    ("reused", "test_level0", f"{FEEDS}[Softmax-fp32]", "operator.lifetime"),
+    ("noisy", "test_answers", f"{EVERY}[forward-fp32]", "executor.forward"),
+    ("noisy", "test_answers", f"{EVERY}[gradients-fp32]", "executor.forward_backward"),
+    ("noisy", "test_answers", f"{EVERY}[steps-fp32]", "trainer.meaning"),
+    ("noisy", "test_level0", f"{FEEDS}[Softmax-fp32]", "operator.forward"),
+    ("children", "test_process", "test_the_thread_budget_is_obeyed", "runtime.threads"),
+    ("summed", "test_distributed", f"{PARTED}[clip-both-fp64]", "replica.apply"),
+    ("summed", "test_distributed", "test_gradients_are_those_of_the_network", "replica.gradients"),
+    ("impatient", "test_distributed", "test_gradients_are_those_of_the_network", "replica.gradients"),
+    *((name, "test_native", "test_a_scheme_trains_as_one_process[ddp]", "scheme.meaning") for name in SCHEMED),
+    ("frozen", "test_distributed", CHANGED, "replica.memory"),
+    ("joint", "test_distributed", CHANGED, "replica.memory"),
+    ("random_order", "test_distributed", "test_gradients_are_handed_out_once_each", "replica.gradients"),
+    ("deaf", "test_distributed", CHANGED, "replica.apply"),
+    ("deaf", "test_distributed", AVERAGED, "replica.apply"),
+    ("undecayed", "test_distributed", f"{PARTED}[decay-fp64]", "replica.apply"),
+    ("unclipped", "test_distributed", f"{PARTED}[clip-both-fp64]", "replica.apply"),
+    ("leaking", "test_distributed", AVERAGED, "replica.apply"),
+    ("keeping", "test_distributed", f"{PARTED}[decay-fp64]", "replica.lifetime"),
+    ("live", "test_distributed", WEIGHTS, "replica.weights"),
+    ("restarting", "test_distributed", WEIGHTS, "replica.weights"),
+    ("unseen", "test_distributed", WEIGHTS, "replica.weights"),
+]
+"""Each fault: the mode, the file and the case that catch it, and the clause that it breaks."""
+
+TIMED = {mistake for mistake, file, *_ in MISTAKES if file == "test_process"}
+"""Modes whose cases measure time; all cases of a mode run together."""
+
+LATER = (
+    *("added", "lonely", "constant", "remembering"),
+    "impatient",
+    "frozen",
+    "joint",
+    "random_order",
+    "unclipped",
+    "keeping",
+    "restarting",
+    "unseen",
+)
+"""Modes whose kind of mistake others stand for in a short run of the tests."""
+
+MARKS = {**dict.fromkeys(TIMED, pytest.mark.alone), **dict.fromkeys(LATER, pytest.mark.slow)}
+
+SINGLE = ("tripled",)
+"""Modes of the backend ``single``; the others are modes of ``wrong``."""
+
+
+FORKS = """
+import json, os, sys, tempfile
+import numpy, onnx, scipy.stats, torch._dynamo
+for line in sys.stdin:
+    with tempfile.TemporaryFile() as out:
+        child = os.fork()
+        if not child:
+            sys.argv = ["pytest", *json.loads(line)]
+            os.dup2(out.fileno(), 1)
+            import pytest
+            code = pytest.main(sys.argv[1:])
+            sys.stdout.flush()
+            os._exit(code)
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        out.seek(0)
+        print(json.dumps([status, out.read().decode()]), flush=True)
+"""
+"""Runs pytest for each line of arguments in a fork, so that PyTorch is imported once for all."""
+
+Catching = Callable[..., "tuple[int, str]"]
+
+
+@pytest.fixture(scope="module")
+def catching() -> Iterator[Catching]:
+    """Run the cases of a form that catch the faults of a mode, or with ``right`` of all."""
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", FORKS], env=plugin_environment(), stdin=pipe, stdout=pipe) as forks:
+        assert forks.stdin is not None and forks.stdout is not None
+        orders, answers = forks.stdin, forks.stdout
+
+        @cache
+        def run(backend: str, mode: str, form: tuple[str, ...], attempt: int = 1) -> tuple[int, str]:
+            ours = [
+                m for m in MISTAKES if mode == m[0] or (mode == "right" and (m[0] in SINGLE) == (backend == "single"))
+            ]
+            files = dict.fromkeys(f"d5suite.testing.{file}" for _, file, *_ in ours)
+            cases = " or ".join(dict.fromkeys(case for _, _, case, _ in ours))
+            arguments = [
+                "-p",
+                "no:cacheprovider",
+                "--pyargs",
+                *files,
+                "--backend",
+                f"{backend}:{mode}",
+                *form,
+                "-k",
+                cases,
+            ]
+            orders.write(json.dumps(arguments).encode() + b"\n")
+            orders.flush()
+            code, output = json.loads(answers.readline())
+            return code, output
+
+        yield run
+        orders.close()
+
+
+@needs_torch
+@pytest.mark.parametrize("form", [pytest.param(QUICK, id="quick"), pytest.param((), id="full", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("mistake", "case", "clause"),
+    [
+        pytest.param(mistake, *rest, id=f"{mistake}, {file}", marks=MARKS.get(mistake, ()))
+        for mistake, file, *rest in MISTAKES
+    ],
+)
+def test_each_form_catches_a_mistake(
+    catching: Catching, mistake: str, case: str, clause: str, form: tuple[str, ...], attempt: int
+) -> None:
+    """It reports two lines: adapter, clause and figures, then the text of the clause."""
+    name = "single" if mistake in SINGLE else "wrong"
+    code, output = catching(name, mistake, form, attempt)
+    assert code == 1, output[-3000:]
+    lines = output.splitlines()
+    assert any(line.startswith("FAILED") and case in line for line in lines), output[-3000:]
+    title = re.compile(rf"_+ {re.escape(case)}.* _+")  # the mistake may break other cases, too
+    wanted = (f"backend '{name}' breaks clause '{clause}' of the contract: ", f"  The clause: {CLAUSES[clause]}.")
+    reports = [lines[index + 1 : index + 4] for index, line in enumerate(lines) if title.fullmatch(line)]
+    found = [report for report in reports if report[0].startswith(wanted[0]) and report[1] == wanted[1]]
+    assert found, reports
+    assert found[0][2].startswith(("___", "===", "---"))
+
+
+@needs_torch
+@pytest.mark.alone
+@pytest.mark.parametrize("name", ["single", "wrong"])
+def test_the_same_backend_without_a_mistake_passes(catching: Catching, name: str, attempt: int) -> None:
+    code, output = catching(name, "right", QUICK, attempt)
+    assert code == 0, output[-3000:]
+    assert name != "single" or not re.search(r"^level 1: gradients .* [1-9]\d*$", output, re.MULTILINE)
+
+
+@needs_torch
+@pytest.mark.alone
+@pytest.mark.parametrize("form", [pytest.param(QUICK, id="quick"), pytest.param((), id="full", marks=pytest.mark.slow)])
+def test_a_run_of_the_whole_kit_wants_every_level_proved(form: tuple[str, ...]) -> None:
+    done = kit("partial", options=["-q", *form])
+    assert done.returncode == 1
+    assert int(_total(done)[2]) == 0, done.stdout[-3000:]
+    for claim in ("gradient", "level 2"):
+        assert f"backend 'partial' declares {claim}, and no case of it passed: it is not proved" in done.stdout
+    assert "declares level 1," not in done.stdout
+
+
+def test_the_kit_has_the_networks_that_onnx_ships() -> None:
+    assert len(LIGHT) == 9
+    assert {path.stem for path in LIGHT} > set(LIGHTEST)
+
+
+def test_a_run_in_which_nothing_passes_fails() -> None:
+    done = kit("faulty", "d5suite.testing.test_training")
+    assert done.returncode == 1
+    assert "no case passed: nothing is proved" in done.stdout
+
+
+def test_the_kit_needs_one_known_backend() -> None:
+    for backend, message in [
+        ("torch,tensorflow", "tests one backend at a time"),
+        ("no-such", "there is no backend 'no-such'"),
+    ]:
+        done = kit(backend, "d5suite.testing.test_training")
+        assert done.returncode == 4
+        assert message in done.stdout + done.stderr

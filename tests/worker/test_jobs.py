@@ -1,0 +1,170 @@
+"""Job files: what a worker refuses, and how it says so. Workers run as processes, as users run
+them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from d5suite.errors import JobError
+from d5suite.files import atomic_path, write_json
+from d5suite.job import Job, result_path
+from tests.conftest import plugin_environment, run_several
+
+
+@pytest.fixture
+def case(small_onnx: Path, imagenet_tree: Path) -> dict[str, Any]:
+    return {
+        "kind": "network",
+        "name": "by_hand",
+        "preset": "smoke",
+        "measurements": ["inference"],
+        "sampling": {"max_time_s": 0.05},
+        "network": {"onnx": str(small_onnx), "classes": 4, "image_size": 32},
+        "dataset": {"kind": "imagenet", "root": str(imagenet_tree)},
+        "batch_size": 4,
+        "optimizer": {"name": "sgd", "learning_rate": 0.1},
+        "validation_steps": 2,
+    }
+
+
+@pytest.fixture
+def job(case: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "schema": "d5suite-job-2",
+        "backend": {"name": "faulty", "mode": "good"},
+        "device": "cpu",
+        "precision": "fp32",
+        "threads": 1,
+        "seed": 0,
+        "loader_workers": 1,
+        "cases": [case],
+    }
+
+
+def work(tmp_path: Path, content: Any) -> subprocess.CompletedProcess[str]:
+    path = tmp_path / "hand.job.json"
+    path.write_text(content if isinstance(content, str) else json.dumps(content))
+    return subprocess.run(
+        [sys.executable, "-m", "d5suite.worker", str(path)], env=plugin_environment(), capture_output=True, text=True
+    )
+
+
+def test_a_job_written_by_hand_runs(tmp_path: Path, job: dict[str, Any]) -> None:
+    done = work(tmp_path, job)
+    assert done.returncode == 0, done.stderr
+    result = json.loads((tmp_path / "hand.result.json").read_text())
+    assert result["status"] == "done"
+    assert result["threads"]["budget"] == 1
+    assert len(result["threads"]["cpus"]) == 1
+    assert result["environment"]["environment_variables"]["OMP_NUM_THREADS"] == "1"
+    assert result["measurements"]["by_hand/inference"]["samples"]["samples_s"]
+
+
+BAD_JOBS: list[tuple[dict[str, Any], str]] = [
+    ({"threads": 0}, "threads: 0 is less than the minimum of 1"),
+    ({"code": "import os"}, "'code' was unexpected"),
+    ({"schema": "d5suite-job-99"}, "schema: 'd5suite-job-2' was expected"),
+    ({"passes": ["fly"]}, "passes.0: 'fly' is not one of"),
+    ({"cases": []}, "cases: [] should be non-empty"),
+    ({"backend": {"name": "nosuch", "mode": "x"}}, "there is no backend 'nosuch'"),
+    ({"backend": {"name": "absent", "mode": "only"}}, "Absent is not installed"),
+    ({"precision": "fp64"}, "has no precision 'fp64'"),
+    ({"loader_workers": 5}, "5 loader workers, but this job may use 1 core"),
+]
+"""Changes of a job, and what the error says."""
+
+BAD_CASES: list[tuple[dict[str, Any], str]] = [
+    ({"measurements": ["fly"]}, "there is no measurement 'fly'"),
+    ({"measurements": []}, "cases.0.measurements: [] should be non-empty"),
+    ({"files": {"inference": "/absent.py"}}, "/absent.py: there is no such Python file"),
+    ({"kind": "program"}, "cases.0.kind: 'program' is not one of"),
+    ({"code": "import os"}, "'code' was unexpected"),
+    ({"batch_size": "four"}, "cases.0.batch_size: 'four' is not of type 'integer'"),
+    ({"optimizer": {"name": "adamax"}}, "unknown optimizer 'adamax'"),
+    ({"optimizer": {"name": "sgd", "learning_rate": -1}}, "must be positive"),
+    ({"network": {"zoo": "resnet51", "classes": 4, "image_size": 32}}, "the zoo has no network 'resnet51'"),
+    ({"network": {"onnx": "/absent.onnx", "classes": 4, "image_size": 32}}, "/absent.onnx: cannot read the network"),
+    ({"dataset": {"kind": "imagenet", "root": "/absent"}}, "/absent"),
+    ({"sampling": {"max_time": 1}}, "max_time"),
+]
+"""Changes of its case."""
+
+
+def refused(folder: Path, contents: Sequence[str]) -> Iterator[subprocess.CompletedProcess[str]]:
+    """Run a worker on each job, in one process; none may measure anything or end in a traceback."""
+    names = [f"{number}.job.json" for number in range(len(contents))]
+    for name, content in zip(names, contents, strict=True):
+        (folder / name).write_text(content)
+    for name, done in zip(names, run_several([["d5suite.worker", name] for name in names], folder), strict=True):
+        assert "Traceback" not in done.stderr
+        result = folder / name.replace(".job.", ".result.")
+        assert not result.exists() or not json.loads(result.read_text())["measurements"]
+        yield done
+
+
+def test_a_bad_job_is_one_clear_error(tmp_path: Path, job: dict[str, Any]) -> None:
+    jobs = [job | change for change, _ in BAD_JOBS]
+    jobs += [job | {"cases": [job["cases"][0] | change]} for change, _ in BAD_CASES]
+    answers = refused(tmp_path, [json.dumps(each) for each in jobs])
+    for (_, message), done in zip((*BAD_JOBS, *BAD_CASES), answers, strict=True):
+        assert done.returncode in (1, 2), done.args
+        assert message in done.stderr
+
+
+def test_what_is_no_job_at_all_is_refused(tmp_path: Path) -> None:
+    for done in refused(tmp_path, ["", "{", "[]", "null", '{"schema": NaN}']):
+        assert done.returncode == 2
+        assert done.args[1] in done.stderr
+
+
+def test_unsupported_operators_are_all_named_before_anything_runs(tmp_path: Path, job: dict[str, Any]) -> None:
+    import onnx
+    from onnx import TensorProto, helper
+
+    nodes = [
+        helper.make_node("Tanh", ["x"], ["t"], "squash"),
+        helper.make_node("Elu", ["t"], ["e"], "bend"),
+        helper.make_node("Elu", ["e"], ["f"], "bend2"),
+        helper.make_node("Flatten", ["f"], ["y"], "flat"),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "odd",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", 3, 32, 32])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["N", 3072])],
+    )
+    path = tmp_path / "odd.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10), path)
+    case = job["cases"][0] | {"network": {"onnx": str(path), "classes": 4, "image_size": 32}}
+    done = work(tmp_path, job | {"cases": [case]})
+    assert done.returncode != 0
+    assert "backend 'faulty' lacks 2 operator(s)" in done.stderr
+    assert "Elu (node bend and 1 more); Tanh (node squash)" in done.stderr
+
+
+def test_a_job_survives_the_disk(tmp_path: Path, job: dict[str, Any]) -> None:
+    (tmp_path / "a.json").write_text(json.dumps(job))
+    first = Job.load(tmp_path / "a.json")
+    first.save(tmp_path / "b.json")
+    assert Job.load(tmp_path / "b.json") == first
+    assert result_path(tmp_path / "b.json").name == "b.result.json"
+
+
+def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
+    write_json(path, {"a": 1})
+    with pytest.raises(ValueError, match="JSON"):
+        write_json(path, {"a": float("nan")})
+    with pytest.raises(ZeroDivisionError), atomic_path(path) as temporary:
+        temporary.write_text(str(1 / 0))
+    assert json.loads(path.read_text()) == {"a": 1}
+    assert list(tmp_path.iterdir()) == [path]
+    with pytest.raises(JobError, match=r"x\.txt"):
+        Job.load(tmp_path / "x.txt")

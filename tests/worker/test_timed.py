@@ -1,0 +1,161 @@
+"""What was timed is proved: an adapter that goes wrong with time passes the proof before timing,
+and its samples are set aside.
+
+Workers run as processes do, all in one interpreter, so that the framework is imported once.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+
+from d5suite.backends import discover
+from d5suite.network.builder import Builder
+from d5suite.network.operation import Operation
+from tests.conftest import run_several
+
+pytestmark = pytest.mark.skipif(discover()[0]["torch"].problem() is not None, reason="PyTorch is not installed")
+
+NETWORK = ["inference", "gradient", "training_step"]
+OPERATOR = ["forward", "backward"]
+
+# By mode: what fails, with a part of its message; all else passes.
+NETWORK_FAULTS: dict[str, dict[str, str]] = {
+    "right": {},
+    "replay3": {"inference": "output of batch 2, timed", "gradient": "loss of"},
+    "replay8": {
+        "inference": "output of batch 2, timed",
+        "gradient": "loss of",
+        "training_step": "a batch never fed before",
+    },
+    "replay20": {
+        "inference": "output of batch 2, timed",
+        "gradient": "loss of",
+        "training_step": "a batch never fed before",
+    },
+    "timed": {"inference": "output of batch 2, timed", "gradient": "loss of", "training_step": "the first timed steps"},
+    "cached": {"inference": "output of batch", "gradient": "loss of", "training_step": "updates left out"},
+    "half": {"inference": "output of batch", "gradient": "loss of", "training_step": "a batch never fed before"},
+    "unwaited": {"training_step": "of 3 steps, hurried"},
+    "stops": {"training_step": "update by a batch never fed before"},
+}
+
+DROPOUT_FAULTS: dict[str, dict[str, str]] = {
+    "right": {},
+    "replay8": {"gradient": "ignores its input", "training_step": "ignores its input"},
+    "timed": {"training_step": "vs the same draws untimed"},
+    "half": {"gradient": "vs before timing", "training_step": "vs the same draws untimed"},
+}
+
+LARGE_FAULTS: dict[str, dict[str, str]] = {
+    "right": {},
+    "few": {
+        "gradient": "loss of forward and backward on a batch in reverse",
+        "training_step": "of a step on a batch in",
+    },
+}
+
+OPERATOR_FAULTS: dict[str, dict[str, str]] = {
+    "right": {},
+    **dict.fromkeys(
+        ("replay3", "replay20", "timed", "cached", "half"), dict.fromkeys(OPERATOR, "of the last timed call")
+    ),
+}
+
+
+def dropping_network() -> onnx.ModelProto:
+    """A network with Dropout, without label and loss."""
+    b = Builder("dropping", seed=0, image_size=32)
+    x = b.flatten(b.global_average_pool(b.relu(b.conv(b.image, "conv", 32, 3, stride=2)), "pool"), "flatten")
+    model = onnx.ModelProto()
+    model.CopyFrom(b.classifier(b.linear(b.dropout(x, "drop"), "fc", 4)).model)
+    del model.graph.node[-1], model.graph.output[-1], model.graph.input[-1]
+    return model
+
+
+def job(mode: str, case: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "schema": "d5suite-job-2",
+        "backend": {"name": "stale", "mode": mode},
+        "device": "cpu",
+        "precision": "fp32",
+        "threads": 1,
+        "seed": 0,
+        "loader_workers": 0,
+        "passes": ["time"],
+        "cases": [{"preset": "smoke", "sampling": {"max_time_s": 0.02, "min_rounds": 30, "warmup": "off"}, **case}],
+    }
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory, small_onnx: Path, imagenet_tree: Path) -> dict[str, Any]:
+    """The worker's results by kind and mode."""
+    folder = tmp_path_factory.mktemp("jobs")
+    network: dict[str, Any] = {
+        "kind": "network",
+        "name": "small",
+        "measurements": NETWORK,
+        "network": {"onnx": str(small_onnx), "classes": 4, "image_size": 32},
+        "dataset": {"kind": "imagenet", "root": str(imagenet_tree)},
+        "batch_size": 4,
+        "optimizer": {"name": "sgd", "learning_rate": 0.125, "momentum": 0.5},
+        "validation_steps": 3,
+        "reference": str(folder / "small.h5"),
+    }
+    softmax = Operation("Softmax", {"X": (6, 10)}, {}, name="softmax")
+    operator = {"kind": "operation", "name": "softmax", "measurements": OPERATOR, "operation": softmax.to_dict()}
+    jobs = {f"operator-{mode}": job(mode, operator) for mode in OPERATOR_FAULTS}
+    jobs |= {f"network-{mode}": job(mode, network) for mode in NETWORK_FAULTS}
+    onnx.save(dropping_network(), folder / "dropping.onnx")
+    measured = {"measurements": NETWORK[1:]}
+    dropping = network | measured | {"network": {**network["network"], "onnx": str(folder / "dropping.onnx")}}
+    jobs |= {f"dropout-{mode}": job(mode, dropping | {"reference": None}) for mode in DROPOUT_FAULTS}
+    large = network | measured | {"batch_size": 16, "validation_steps": 2, "reference": None}
+    jobs |= {f"large-{mode}": job(mode, large) for mode in LARGE_FAULTS}
+    jobs["network-replay3"]["cases"][0]["measurements"] = NETWORK[:2]  # its training fails before it is timed
+    for name, content in jobs.items():
+        (folder / f"{name}.job.json").write_text(json.dumps(content))
+    run_several([["d5suite.worker", str(folder / f"{name}.job.json")] for name in jobs], folder)
+    return {name: json.loads((folder / f"{name}.result.json").read_text()) for name in jobs}
+
+
+def require(result: Any, case: str, wrong: Mapping[str, str], measurements: list[str]) -> None:
+    assert result["status"] == "done", result["error"]
+    right = [name for name in measurements if name not in wrong]
+    assert set(result["measurements"]) == {f"{case}/{name}" for name in right}, result["failures"]
+    assert set(result["failures"]) == set(result["kept"]) == {f"{case}/{name}" for name in wrong}
+    for name, message in wrong.items():
+        failure = result["failures"][f"{case}/{name}"]
+        assert failure["type"] == "ValidationError", failure
+        samples = result["kept"][f"{case}/{name}"]["samples"]["samples_s"]
+        assert message in failure["message"] and f"{len(samples)} samples" in failure["message"], failure
+
+
+@pytest.mark.parametrize("mode", NETWORK_FAULTS)
+def test_a_network_that_goes_wrong_while_timed_is_no_result(found: dict[str, Any], mode: str) -> None:
+    require(found[f"network-{mode}"], "small", NETWORK_FAULTS[mode], NETWORK[:2] if mode == "replay3" else NETWORK)
+
+
+@pytest.mark.parametrize("mode", DROPOUT_FAULTS)
+def test_a_network_with_dropout_that_goes_wrong_while_timed_is_no_result(found: dict[str, Any], mode: str) -> None:
+    require(found[f"dropout-{mode}"], "small", DROPOUT_FAULTS[mode], NETWORK[1:])
+
+
+@pytest.mark.parametrize("mode", LARGE_FAULTS)
+def test_a_network_that_takes_part_of_a_large_batch_is_no_result(found: dict[str, Any], mode: str) -> None:
+    require(found[f"large-{mode}"], "small", LARGE_FAULTS[mode], NETWORK[1:])
+
+
+@pytest.mark.parametrize("mode", OPERATOR_FAULTS)
+def test_an_operator_that_goes_wrong_while_timed_is_no_result(found: dict[str, Any], mode: str) -> None:
+    require(found[f"operator-{mode}"], "softmax", OPERATOR_FAULTS[mode], OPERATOR)
+
+
+def test_repeatability_counts_a_timed_answer(found: dict[str, Any]) -> None:
+    extra = found["operator-right"]["measurements"]["softmax/forward"]["extra"]
+    assert extra["repeatability"]["identical"] and extra["repeatability"]["reruns"] >= 2
