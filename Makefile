@@ -33,8 +33,8 @@ horovod: $(VENV)/installed
 	@$(RUN) third_party/horovod/build.py $(FRAMEWORKS)
 
 # Tests that measure time run after the others, beside none; both parts run, whatever the first one finds. Threads that
-# wait let the other process's work. The kits' short forms ask whether answers are right, not fast, so JAX compiles
-# them quickly. A test that fails is tried once more and listed as rerun: real processes, ports and clocks are disturbed
+# wait let the other process's work. The kits ask whether answers are right, not fast, so JAX compiles them quickly.
+# A test that fails is tried once more and listed as rerun: real processes, ports and clocks are disturbed
 # by what else the machine does; what is wrong fails twice.
 test test-all: $(VENV)/installed-test
 	@failed=; \
@@ -43,7 +43,7 @@ test test-all: $(VENV)/installed-test
 	test -z "$$failed"
 RETRY := --reruns 1 -rR
 test: CHOSEN := not slow
-test: QUICKLY := XLA_FLAGS="--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+QUICKLY := XLA_FLAGS="--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 test-all: CHOSEN := slow or not slow
 
 lint: $(VENV)/installed-test

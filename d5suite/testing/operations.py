@@ -131,9 +131,9 @@ OPERATIONS = [
     *[_operation(f"{mode}-{padding}-{'corners' if aligned else 'edges'}", "GridSample",
                  {"X": (2, 2, 4, 3), "g": (2, 3, 2, 2)},
                  {"mode": mode, "padding_mode": padding, "align_corners": aligned})
-      for mode in ("linear", "cubic", "nearest")
-      for padding in ("zeros", "border", "reflection")
-      for aligned in (0, 1)],
+      for i, mode in enumerate(("linear", "cubic", "nearest"))
+      for j, padding in enumerate(("zeros", "border", "reflection"))
+      for aligned in ((i + j) % 2,)],  # each two settings meet; all three would be 18 cases, slow to compile
     _operation("volume", "GridSample", {"X": (1, 2, 3, 4, 3), "g": (1, 2, 1, 3, 3)}),
     _operation("upper", "Trilu", {"X": (2, 5, 6), "k": np.array(1)}),
     _operation("lower", "Trilu", {"X": (2, 6, 5)}, {"upper": 0}),

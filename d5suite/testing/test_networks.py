@@ -28,7 +28,7 @@ from d5suite.validate.network.oracle import Oracle, inference
 from d5suite.validate.norms import relative_l2
 
 LIGHTEST = ("light_shufflenet", "light_squeezenet")
-"""The networks of the short form; the others have up to 140 million weights."""
+"""The networks of the short form; the others have up to 61 million weights."""
 
 UNDECIDED = {
     "light_squeezenet": "its scores are all about 1e10 and equal, so that roundings decide the Softmax behind them"

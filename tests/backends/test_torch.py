@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import pytest
 from onnx import TensorProto, helper
 
@@ -212,9 +211,6 @@ def test_baseline_refuses_another_network() -> None:
         BACKEND.load("baseline").resnet50_training_step(
             classifier(), SGD(0.1), *batch().values(), mode="eager", device="cpu", precision="fp32"
         )
-
-
-LIGHT = sorted((Path(onnx.__file__).parent / "backend/test/data/light").glob("light_*.onnx"))
 
 
 def test_what_cannot_be_built_is_refused_before_anything_runs() -> None:

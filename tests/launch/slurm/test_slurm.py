@@ -285,7 +285,7 @@ def test_a_job_that_starts_again_keeps_what_it_had_measured(site: Site, accident
 
     def started_again() -> bool:
         if site.state(job) == "PENDING" and site.waits(job) > 10:  # Slurm waits for two minutes otherwise
-            # In the second in which it ended the job, a node takes the new start for the old one and refuses it.
+            # In the second in which it ended the job, a node takes a new start for the old one.
             site.cluster.ask("scontrol", "update", f"jobid={job}", "starttime=now+3")
         return site.held.read_text() not in (first, "")
 
