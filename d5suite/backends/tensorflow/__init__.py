@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from d5suite.levels.backend import Backend, Tolerance
 from d5suite.levels.horovod import described as horovod
+from d5suite.levels.native import Knob, NativeScheme
 from d5suite.network.operators import MORE_OPERATORS, SINGLE_OPERATORS, ZOO_OPERATORS
 
 BACKEND = Backend(
@@ -59,7 +60,19 @@ BACKEND = Backend(
         "test_scatternd_multiply_cpu": "TensorFlow has no scatter that multiplies",
         "test_resize_tf_crop_and_resize*_cpu": "no exporter of networks writes regions: the reader refuses them",
     },
-    schemes={"horovod": horovod(any="horovod.tensorflow.mpi_lib")},
+    schemes={
+        "multi_worker_mirrored": NativeScheme(
+            title="MultiWorkerMirroredStrategy",
+            synchronous=True,
+            transports={"cpu": "ring over gRPC", "cuda": "nccl"},
+            sends=2.0,
+            knobs={
+                "pack_bytes": Knob(0, "bytes of gradients that are sent together (bytes_per_pack); 0: all", least=0),
+            },
+            quick=False,  # to start and trace takes ten seconds
+        ),
+        "horovod": horovod(any="horovod.tensorflow.mpi_lib"),
+    },
     absent={
         "early gradients": "a traced function returns all its results together",
         "Add:backward:fp16": "TensorFlow's CPU kernel sums a broadcast operand's gradient in float16: errors up to "
