@@ -6,11 +6,15 @@ May import `d5suite.network` and `d5suite.errors`.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from d5suite.errors import NetworkError
+from d5suite.network.folding import Shape, shapes_of
 from d5suite.network.model import Network, Node
-from d5suite.network.work import PRODUCTS, product_macs
+from d5suite.network.normalise import infer, without_weights
+from d5suite.network.work import node_macs
 
 IN_PLACE = frozenset(
     {
@@ -96,10 +100,12 @@ def analyse(network: Network, *, batch_size: int = 1, bytes_per_value: int = 4) 
         If the graph does not determine a tensor's size.
     """
     inferred = {node.name for node in network.nodes_for(network.outputs)}
+    stated = _shapes(network, batch_size)
     seen: set[str] = set()
     costs = []
     for node in network.nodes:
-        shape = _shape(network, node, node.outputs[0], batch_size)
+        shapes = partial(_shape, stated, network, node)
+        shape = shapes(next(name for name in node.outputs if name))
         fresh = [i for i in node.inputs if i in network.parameters and i not in seen]
         seen.update(fresh)
         stored = node.name in inferred and node.op_type not in IN_PLACE
@@ -109,22 +115,34 @@ def analyse(network: Network, *, batch_size: int = 1, bytes_per_value: int = 4) 
                 node.op_type,
                 shape,
                 sum(network.initializers[i].size for i in fresh),
-                _macs(network, node, shape, batch_size) if node.name in inferred else 0,
+                node_macs(node, shapes) if node.name in inferred else 0,
                 math.prod(shape) * bytes_per_value if stored else 0,
             )
         )
     return NetworkCost(tuple(costs))
 
 
-def _shape(network: Network, node: Node, tensor: str, batch_size: int) -> tuple[int, ...]:
-    shape = network.shapes.get(tensor)
-    if shape is None or None in shape[1:]:
+def _shape(stated: Mapping[str, Shape], network: Network, node: Node, tensor: str) -> tuple[int, ...]:
+    shape = stated.get(tensor)
+    if shape is None or None in shape:
         raise NetworkError(f"the size of tensor {tensor!r} is not known", where=f"{network.name}, node {node.name}")
-    return tuple(batch_size if n is None else n for n in shape)
+    return tuple(n or 0 for n in shape)
 
 
-def _macs(network: Network, node: Node, output: tuple[int, ...], batch_size: int) -> int:
-    if node.op_type not in PRODUCTS:
-        return 0
-    first, second = (_shape(network, node, name, batch_size) for name in node.inputs[:2])
-    return product_macs(node, first, second, output)
+def _shapes(network: Network, batch_size: int) -> Mapping[str, Shape]:
+    """Infer all shapes for one batch size: the batch may be any axis, and part of one."""
+    if not network.batched or network.batch_size is not None:
+        return network.shapes
+    light = without_weights(network.model)
+    for value in light.graph.input:
+        for size in value.type.tensor_type.shape.dim:
+            if not size.HasField("dim_value"):
+                size.dim_value = batch_size
+    for name in ("value_info", "output"):
+        for value in getattr(light.graph, name):
+            value.type.tensor_type.ClearField("shape")
+    found = {name: shape for name, shape in shapes_of(infer(light)).items() if None not in shape}
+    stated = {
+        name: (batch_size, *shape[1:]) if shape[:1] == (None,) else shape for name, shape in network.shapes.items()
+    }
+    return stated | found

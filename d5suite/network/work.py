@@ -22,7 +22,7 @@ May import `d5suite.network`.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from d5suite.network.model import Node
@@ -195,47 +195,52 @@ def traffic(operation: Operation, *, backward: bool = False, views: Collection[s
 
 def multiply_accumulates(operation: Operation) -> int:
     """Return the multiply-accumulates of the forward pass; 0 for operators without products."""
-    node, shapes = operation.node, operation.shapes
+    return node_macs(operation.node, operation.shapes.__getitem__)
+
+
+def node_macs(node: Node, shape: Callable[[str], Sequence[int]]) -> int:
+    """Count the multiply-accumulates of a node; 0 for operators without products.
+
+    Parameters
+    ----------
+    node : Node
+    shape : callable
+        Returns the shape of an input or output of the node.
+    """
     if node.op_type == "Attention":
-        return _attention(operation)
+        return _attention(node, shape)
     if node.op_type == "Einsum":
-        return _einsum(operation)
+        return _einsum(node, shape)
     if node.op_type not in (*PRODUCTS, "GRU", "LSTM"):
         return 0
-    first, second = shapes[node.inputs[0]], shapes[node.inputs[1]]
-    if node.op_type in PRODUCTS:
-        return product_macs(node, first, second, shapes[operation.outputs[0]])
-    steps_times_batch = first[0] * first[1]
-    return steps_times_batch * (math.prod(second) + math.prod(shapes[node.inputs[2]]))
-
-
-def product_macs(node: Node, first: Sequence[int], second: Sequence[int], output: Sequence[int]) -> int:
-    """Count the multiply-accumulates of a node in `PRODUCTS` from its shapes."""
+    first, second = shape(node.inputs[0]), shape(node.inputs[1])
     if node.op_type == "Conv":
-        return math.prod(output) * math.prod(second[1:])
+        return math.prod(shape(node.outputs[0])) * math.prod(second[1:])
     if node.op_type == "ConvTranspose":
         return math.prod(first) * math.prod(second[1:])
-    return math.prod(output) * first[0 if node.attributes.get("transA") else -1]
+    if node.op_type in PRODUCTS:
+        return math.prod(shape(node.outputs[0])) * first[0 if node.attributes.get("transA") else -1]
+    steps_times_batch = first[0] * first[1]
+    return steps_times_batch * (math.prod(second) + math.prod(shape(node.inputs[2])))
 
 
-def _einsum(operation: Operation) -> int:
-    shapes = [operation.shapes[name] for name in operation.node.inputs]
-    terms = expand_equation(operation.node.attributes["equation"], [len(shape) for shape in shapes]).inputs
+def _einsum(node: Node, shape: Callable[[str], Sequence[int]]) -> int:
+    shapes = [shape(name) for name in node.inputs]
+    terms = expand_equation(node.attributes["equation"], [len(each) for each in shapes]).inputs
     if len(terms) < 2:
         return 0
-    sizes = {a: n for term, shape in zip(terms, shapes, strict=True) for a, n in zip(term, shape, strict=True)}
+    sizes = {a: n for term, each in zip(terms, shapes, strict=True) for a, n in zip(term, each, strict=True)}
     return math.prod(sizes.values()) * (len(terms) - 1)
 
 
-def _attention(operation: Operation) -> int:
-    node, shapes = operation.node, operation.shapes
-    q, k, v = (shapes[name] for name in node.inputs[:3])
+def _attention(node: Node, shape: Callable[[str], Sequence[int]]) -> int:
+    q, k, v = (shape(name) for name in node.inputs[:3])
     if len(q) == 3:
         heads, kv_heads = node.attributes["q_num_heads"], node.attributes["kv_num_heads"]
         queries, keys, size, value_size = q[1], k[1], q[2] // heads, v[2] // kv_heads
     else:
         heads, queries, keys, size, value_size = q[1], q[2], k[2], q[3], v[3]
-    past = shapes[node.inputs[4]][2] if len(node.inputs) > 4 and node.inputs[4] else 0
+    past = shape(node.inputs[4])[2] if len(node.inputs) > 4 and node.inputs[4] else 0
     return q[0] * heads * queries * (past + keys) * (size + value_size)
 
 

@@ -17,6 +17,7 @@ from d5suite.network import Network, Node
 from d5suite.network.analysis import analyse
 from d5suite.network.nodes.windows import window
 from d5suite.network.zoo import build
+from d5suite.testing.networks import tagger
 from d5suite.validate.network.oracle import inference
 from tests.conftest import small_network
 
@@ -39,6 +40,12 @@ def test_weights_depend_on_seed_and_name_only() -> None:
     assert not np.array_equal(a.initializers[name], c.initializers[name])
     deviation = a.initializers["layer4.1.conv2.weight"].std()
     assert deviation == pytest.approx(np.sqrt(2 / (9 * 512)), rel=0.01)  # He et al. 2015
+
+
+def test_recurrences_and_einsum_count_their_products() -> None:
+    lstm, gru = 6 * 2 * (16 * 8 + 16 * 4), 6 * (24 * 8 + 24 * 8)
+    cost = analyse(tagger(), batch_size=3)
+    assert cost.macs == 3 * (lstm + gru + 6 * 4 * 3 + 6 * 3 * 5 + 8 * 5)
 
 
 QUICK = ("light_resnet50", "light_shufflenet", "light_squeezenet")
