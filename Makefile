@@ -33,8 +33,9 @@ horovod: $(VENV)/installed
 	@$(RUN) third_party/horovod/build.py $(FRAMEWORKS)
 
 # Tests that measure time run after the others, beside none; both parts run, whatever the first one finds. Threads that
-# wait let the other process's work. Tests ask whether answers are right, not fast, so JAX compiles them quickly. A test that fails is tried once more and listed as rerun: real processes, ports and clocks are disturbed
-# by what else the machine does; what is wrong fails twice.
+# wait let the other process's work. Tests ask whether answers are right, not fast, so JAX compiles them quickly.
+# A test that fails is tried once more and listed as rerun: real processes, ports and clocks are disturbed by what else
+# the machine does; what is wrong fails twice.
 test test-all: $(VENV)/installed-test
 	@failed=; \
 	$(QUICKLY) OMP_WAIT_POLICY=passive $(RUN) -m pytest tests/ -n $(WORKERS) --dist worksteal $(RETRY) -m "($(CHOSEN)) and not alone" || failed=yes; \
