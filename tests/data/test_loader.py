@@ -327,7 +327,7 @@ def start_script(files: list[str]) -> subprocess.Popen[str]:
 
 def test_a_program_that_never_closes_its_loader_ends_silently(dataset: Files) -> None:
     process = start_script(dataset.files)
-    output, errors = process.communicate(timeout=60)
+    output, errors = process.communicate(timeout=300)
     assert (process.returncode, errors) == (0, "")
     assert len(output.split()) == IMAGES // 4
 
@@ -337,7 +337,7 @@ def test_control_c_reaches_the_whole_group_and_leaves_nothing(dataset: Files, tm
     process = start_script(files.files)
     with open(fifo, "wb"):  # a worker has it open
         os.killpg(process.pid, signal.SIGINT)
-        _, errors = process.communicate(timeout=60)
+        _, errors = process.communicate(timeout=300)
     assert process.returncode != 0
     assert errors.count("Traceback") == 1
     assert errors.rstrip().endswith("KeyboardInterrupt")
@@ -351,10 +351,10 @@ def test_workers_do_not_outlive_a_killed_parent(dataset: Files, tmp_path: Path) 
     with open(fifo, "wb"):
         workers = psutil.Process(process.pid).children()
         process.kill()
-        process.wait(timeout=60)
+        process.wait(timeout=300)
     assert len(workers) == 2
-    assert psutil.wait_procs(workers, timeout=30)[1] == []
-    process.communicate(timeout=60)
+    assert psutil.wait_procs(workers, timeout=300)[1] == []
+    process.communicate(timeout=300)
 
 
 @pytest.mark.parametrize(

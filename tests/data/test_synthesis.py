@@ -194,9 +194,9 @@ def test_who_waits_for_another_process_says_so(tmp_path: Path, monkeypatch: pyte
     with files.locked(tmp_path / ".x.lock"):  # another open file, as another process has
         waiting = threading.Thread(target=files.made_once, args=("x", lambda target: target.write_bytes(b"x")))
         waiting.start()
-        assert "waiting for another process" in said.get(timeout=60)
+        assert "waiting for another process" in said.get(timeout=300)
         assert not (tmp_path / "x").exists()
-    waiting.join(60)
+    waiting.join(300)
     assert (tmp_path / "x").read_bytes() == b"x"
 
 
@@ -213,7 +213,7 @@ def test_processes_that_ask_at_once_share_one_set(tmp_path: Path, monkeypatch: p
     code = "from d5suite.data import cached_imagenet; print(cached_imagenet(3, 3, 3, min_side=32, max_side=64))"
     command = [sys.executable, "-W", "error", "-c", code]
     racers = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(3)]
-    answers = [racer.communicate(timeout=60) for racer in racers]
+    answers = [racer.communicate(timeout=300) for racer in racers]
     assert [racer.returncode for racer in racers] == [0, 0, 0], answers
     assert len({folder for folder, _ in answers}) == 1
     assert len(ImageNet(answers[0][0].strip(), "train")) == 9

@@ -41,7 +41,7 @@ def test_a_session_that_is_killed_takes_its_workers_along(
     family = psutil.Process(process.pid).children(recursive=True)
     assert len(family) > bool(wrapper)
     process.kill()
-    process.wait(timeout=60)
+    process.wait(timeout=300)
     wait_until(lambda: all(is_dead(each.pid) for each in family), "the workers' end")
 
 

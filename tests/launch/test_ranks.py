@@ -192,7 +192,7 @@ def test_ranks_end_with_who_started_them(
     started = subprocess.Popen([sys.executable, "-m", "d5suite.worker", str(job)], stderr=subprocess.DEVNULL)
     wait_until(lambda: (job.parent / "note").exists(), "the fault")
     started.send_signal(signum)
-    started.wait(timeout=60)
+    started.wait(timeout=300)
     wait_until(lambda: not left_by(started.pid), "the meeting folder's end")
 
 

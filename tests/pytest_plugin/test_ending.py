@@ -61,6 +61,7 @@ def test_an_interrupt_saves_what_the_worker_has_finished_and_leaves_no_process(
         [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", str(pipeline_first), "--backend", "faulty:hangs",
          "--imagenet", str(imagenet_tree), "--benchmark-json", "out.json", "--jobs", str(tmp_path / "jobs")],
         cwd=tmp_path, env=plugin_environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        preexec_fn=lambda: signal.signal(end, signal.SIG_DFL),  # these tests may run under nohup
     )  # fmt: skip
 
     def hangs() -> bool:
@@ -71,7 +72,10 @@ def test_an_interrupt_saves_what_the_worker_has_finished_and_leaves_no_process(
     family = psutil.Process(process.pid).children(recursive=True)
     assert family
     process.send_signal(end)
-    output, _ = process.communicate(timeout=60)
+    try:
+        output, _ = process.communicate(timeout=300)
+    finally:
+        process.kill()
     assert process.returncode == 2, output
     wait_until(lambda: all(is_dead(each.pid) for each in family), "the workers' end")
     jsonschema.validate(json.loads((tmp_path / "out.json").read_text()), SCHEMA)
@@ -253,7 +257,7 @@ def test_an_interrupted_training_keeps_its_curves(tmp_path: Path) -> None:
 
     wait_until(trains, "an epoch after the first")
     process.send_signal(signal.SIGINT)
-    output, _ = process.communicate(timeout=60)
+    output, _ = process.communicate(timeout=300)
     assert process.returncode == 2, output
     assert (tmp_path / "out.tiny.png").exists() and not (tmp_path / "out.json").exists()
     with h5py.File(tmp_path / "out.missed.h5") as file:

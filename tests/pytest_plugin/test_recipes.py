@@ -338,7 +338,7 @@ def test_a_terminal_shows_what_a_worker_does_and_a_pipe_does_not(
         while piece := os.read(ours, 4096):
             shown += piece
     os.close(ours)
-    output, _ = process.communicate(timeout=60)
+    output, _ = process.communicate(timeout=300)
     assert process.returncode == 0, output
     assert b"\r\x1b[K  small-faulty: " in shown
     assert "small-faulty: " not in output

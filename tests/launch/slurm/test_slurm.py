@@ -221,7 +221,7 @@ def test_a_killed_submitter_costs_nothing_and_every_shell_gathers_the_same_file(
     process = site.start(*site.luck("--backend", "faulty:good,faulty:orphan"), COLUMNS="100")
     until(site.held.exists, "the held measurement")
     process.send_signal(signal.SIGKILL)
-    process.wait(timeout=60)
+    process.wait(timeout=300)
     assert "#SBATCH --array=0-1" in next(site.folder.glob("d5suite-slurm/*/scripts/*.sh")).read_text()
     assert not site.out.exists()
     site.hold.unlink()
