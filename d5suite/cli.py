@@ -18,6 +18,8 @@ from d5suite.errors import ConfigurationError, D5Error
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from d5suite.report.verdicts import Comparison
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command.
@@ -27,14 +29,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     int
         0 on success; 1 if a backend does not conform, two datasets differ, or no backend can run a
         network; 2 after an error, printed to standard error. ``conformance`` passes on the exit
-        code of pytest, which runs it; ``compare`` of two files has codes of its own
-        (`d5suite.report.verdicts.Exit`).
+        code of pytest, which runs it; ``compare`` of two files and ``ab`` have
+        codes of their own (`d5suite.report.verdicts.Exit`).
     """
     parser = _parser()
     words = list(sys.argv[1:] if arguments is None else arguments)
-    cut = words.index("--") if words[:1] == ["slurm"] and "--" in words else len(words)
+    cut = words.index("--") if words[:1] in (["slurm"], ["ab"]) and "--" in words else len(words)
     options = parser.parse_args(words[:cut])
-    options.further = words[cut + 1 :]  # of `slurm run`: options of pytest
+    options.further = words[cut + 1 :]  # of `slurm run` and `ab`: options of pytest
     if not hasattr(options, "run"):
         parser.print_help()
         return 0
@@ -86,9 +88,29 @@ def _parser() -> argparse.ArgumentParser:
         "--between-runs", type=float, metavar="FRACTION",
         help="by how much a median varies from run to run (standard deviation; default: 0.15)",
     )  # fmt: skip
-    for name, what in (("json", "JSON"), ("markdown", "a summary in Markdown"), ("junit", "JUnit XML")):
-        compare.add_argument(f"--{name}", type=Path, metavar="FILE", help=f"write {what}; - prints it instead")
+    _add_forms(compare)
     compare.set_defaults(run=_compare)
+
+    ab = commands.add_parser(
+        "ab", help="measure two sides in turn, and say what pairs show of each benchmark",
+        description="A SPEC is here, an interpreter, a virtual environment, env:NAME=VALUE, mode:NAME, rev:REVISION of "
+        "d5suite, or install:REQUIREMENT. Further options of pytest follow after --.",
+        epilog="exit codes: as of compare (docs/compare.md)",
+    )  # fmt: skip
+    ab.add_argument("recipes", nargs="+", metavar="RECIPE", help="as of pytest: files, folders, FILE::TEST")
+    ab.add_argument("--a", required=True, metavar="SPEC", help="the base")
+    ab.add_argument("--b", required=True, metavar="SPEC", help="what is compared with it")
+    ab.add_argument("--backend", metavar="NAME[:MODE][,…]", help="as of pytest, like --preset")
+    ab.add_argument("--preset", metavar="NAME")
+    ab.add_argument("--max-pairs", type=int, default=60, metavar="N", help="of each benchmark (default: %(default)s)")
+    ab.add_argument(
+        "--max-time", type=float, default=300.0, metavar="SECONDS", help="of each benchmark (default: %(default)g)"
+    )
+    ab.add_argument("--force", action="store_true", help="judge what was measured under other conditions, too")
+    ab.add_argument("--thresholds", type=Path, metavar="FILE.toml", help="what counts as a change, by benchmark")
+    ab.add_argument("--effect", type=float, metavar="FRACTION", help="relative change that counts (default: 0.05)")
+    _add_forms(ab)
+    ab.set_defaults(run=_ab)
 
     conformance = commands.add_parser("conformance", help="check that a backend keeps the contract")
     conformance.add_argument("backend", metavar="NAME[:MODE]")
@@ -151,6 +173,11 @@ def _parser() -> argparse.ArgumentParser:
 
     add_commands(commands)
     return parser
+
+
+def _add_forms(command: argparse.ArgumentParser) -> None:
+    for name, what in (("json", "JSON"), ("markdown", "a summary in Markdown"), ("junit", "JUnit XML")):
+        command.add_argument(f"--{name}", type=Path, metavar="FILE", help=f"write {what}; - prints it instead")
 
 
 def _convert(options: argparse.Namespace) -> None:
@@ -223,14 +250,11 @@ _OF_TWO = ("force", "thresholds", "between_runs", "json", "markdown", "junit")
 
 
 def _judge(options: argparse.Namespace, console: Console) -> int:
-    import json
     from dataclasses import replace
 
-    from d5suite.files import write_bytes
-    from d5suite.report.announcing import show_comparison, to_junit, to_markdown
     from d5suite.report.runs import read_run
     from d5suite.report.thresholds import Thresholds, read_thresholds
-    from d5suite.report.verdicts import compare_runs, to_json
+    from d5suite.report.verdicts import compare_runs
 
     thresholds = read_thresholds(options.thresholds) if options.thresholds else Thresholds()
     if options.between_runs is not None:
@@ -239,6 +263,44 @@ def _judge(options: argparse.Namespace, console: Console) -> int:
         thresholds.default = replace(thresholds.default, between_runs=options.between_runs)
     base, new = map(read_run, options.results)
     found = compare_runs(base, new, thresholds, force=options.force)
+    _announce(found, options, console)
+    return int(found.exit)
+
+
+def _ab(options: argparse.Namespace) -> int:
+    from dataclasses import replace
+
+    from rich.console import Console
+
+    from d5suite.pytest_plugin.ab import Budget, compare_sides
+    from d5suite.report.thresholds import Thresholds, read_thresholds
+
+    thresholds = read_thresholds(options.thresholds) if options.thresholds else Thresholds()
+    if options.effect is not None:
+        if not 0 < options.effect <= 10:
+            raise ConfigurationError(f"--effect {options.effect:g}: give a number above 0, to 10")
+        thresholds.default = replace(thresholds.default, effect=options.effect)
+    if options.max_pairs < 1 or not options.max_time > 0:
+        raise ConfigurationError("--max-pairs and --max-time must be positive")
+    chosen = [f"--{name}={getattr(options, name)}" for name in ("backend", "preset") if getattr(options, name)]
+    found = compare_sides(
+        (options.a, options.b), [*options.recipes, *chosen, *options.further], thresholds,
+        Budget(options.max_pairs, options.max_time), force=options.force,
+    )  # fmt: skip
+    _announce(found.comparison, options, Console(markup=False))
+    if found.interrupted:
+        raise KeyboardInterrupt
+    return int(found.comparison.exit)
+
+
+def _announce(found: Comparison, options: argparse.Namespace, console: Console) -> None:
+    """Show a comparison, or write it in the forms that were asked for."""
+    import json
+
+    from d5suite.files import write_bytes
+    from d5suite.report.announcing import show_comparison, to_junit, to_markdown
+    from d5suite.report.verdicts import to_json
+
     forms = {
         options.json: lambda: (json.dumps(to_json(found), indent=1, allow_nan=False) + "\n").encode(),
         options.markdown: lambda: to_markdown(found).encode(),
@@ -256,7 +318,6 @@ def _judge(options: argparse.Namespace, console: Console) -> int:
         sys.stdout.write(forms[Path("-")]().decode())
     else:
         show_comparison(found, console)
-    return int(found.exit)
 
 
 def _backends(options: argparse.Namespace) -> None:

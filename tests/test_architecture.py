@@ -83,13 +83,15 @@ MAY_IMPORT: dict[str, set[str]] = {
         "cases", "measurements", "backends", "distributed", "levels", "network", "custom", "optimizers", "data", "job",
         "errors",
     },
-    "session": {"session", "cases", "measurements", "backends", "launch", "job", "errors", "files"},
+    "session": {
+        "session", "cases", "measurements", "backends", "launch", "job", "statistics", "errors", "files",
+    },
     "report": {"report", "measurements", "backends", "network", "instruments", "statistics", "errors", "files"},
     "pytest_plugin": {
         "pytest_plugin", "session", "cases", "measurements", "report", "backends", "distributed", "optimizers", "data",
         "instruments", "launch", "job", "errors", "files",
     },
-    "cli": {"launch", "report", "backends", "network", "data", "instruments", "errors", "files"},
+    "cli": {"pytest_plugin", "launch", "report", "backends", "network", "data", "instruments", "errors", "files"},
     "testing": {
         "testing", "backends", "distributed", "levels", "network", "optimizers", "data", "instruments", "validate",
         "training", "errors", "files",

@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 from d5suite.errors import ConfigurationError
 from d5suite.instruments.clock import Clock, now
-from d5suite.instruments.settings import SamplingSettings
+from d5suite.instruments.settings import InTurns, SamplingSettings, Turns
 from d5suite.instruments.warmup import still_falls, warm_up
 from d5suite.statistics.intervals import count_outliers, drift, interval_ranks, median_interval, relative_half_width
 from d5suite.statistics.ratios import ratios_of
@@ -39,6 +39,10 @@ KERNEL_MAX_ITERATIONS = 10_000
 CHECK_GROWTH = 1.1
 """Growth of the number of samples between checks of the precision, to keep checking cheap."""
 
+WAKE_S = 0.02
+"""Least duration of the calls at the beginning of a turn, which do not count: caches are the other
+worker's, and threads sleep."""
+
 
 @dataclass(frozen=True)
 class Samples:
@@ -56,7 +60,7 @@ class Samples:
         Whether warm-up ended because times stopped falling, and the samples do not fall.
     stopped_by : {"precision", "time", "rounds"}
         Why sampling ended: precise enough, out of time (with at least ``min_rounds``), or
-        ``max_rounds``.
+        ``max_rounds``; in turns, as many as were asked for.
     confidence : float
         Requested confidence of the interval in `to_dict`.
     """
@@ -107,6 +111,7 @@ def sample(
     *,
     before_sample: Callable[[], None] | None = None,
     clock: Clock = now,
+    calls: int = 1,
 ) -> Samples:
     """Time a step: first call, warm-up, samples.
 
@@ -122,10 +127,17 @@ def sample(
         Called before each step, outside the timing, for example to feed the next batch.
     clock : callable
         Seconds, monotonic.
+    calls : int
+        Calls that a step makes: times that are handed over in turns are those of one call.
 
     Returns
     -------
     Samples
+
+    Raises
+    ------
+    ConfigurationError
+        If turns end before any sample was taken.
 
     Notes
     -----
@@ -137,7 +149,10 @@ def sample(
         first_call_s = call()
         _collect_before_warming_up()
         warmup_s, steady = warm_up(call, settings)
-        samples_s: list[float] = []
+        if isinstance(settings, InTurns) and settings.turns is not None:
+            samples_s = _sample_in_turns(call, settings.turns, calls)
+            return Samples(first_call_s, warmup_s, samples_s, steady, "rounds", settings.confidence)
+        samples_s = []
         end = clock() + settings.max_time_s
         next_check = settings.min_rounds
         stopped_by: StopReason | None = None
@@ -230,7 +245,7 @@ def sample_kernel(
             if took >= KERNEL_SAMPLE_S:
                 break
             iterations = min(KERNEL_MAX_ITERATIONS, max(2 * iterations, int(iterations * KERNEL_SAMPLE_S / took)))
-    samples = sample(loop(iterations), wait, settings, before_sample=take_turns, clock=clock)
+    samples = sample(loop(iterations), wait, settings, before_sample=take_turns, clock=clock, calls=iterations)
     if keep is not None:
         keep(turn, result[0])
         for _ in others:
@@ -277,8 +292,11 @@ def sample_alternating(
     Raises
     ------
     ConfigurationError
-        If the names differ or there is no step.
+        If the names differ, there is no step, or samples are to be taken in turn with another
+        worker's, too.
     """
+    if isinstance(settings, InTurns):
+        raise ConfigurationError("what is itself a comparison is not compared in turns")
     if not steps or set(steps) != set(synchronizers):
         raise ConfigurationError(
             f"steps {sorted(steps)} and synchronizers {sorted(synchronizers)} do not match",
@@ -325,6 +343,20 @@ def sample_alternating(
         )
         for name in steps
     }
+
+
+def _sample_in_turns(call: Callable[[], float], turns: Turns, calls: int) -> list[float]:
+    samples_s: list[float] = []
+    while (count := turns.wait()) is not None:
+        awake = call()
+        while awake < WAKE_S:
+            awake += call()
+        block = [call() for _ in range(count)]
+        samples_s += block
+        turns.give([each / calls for each in block], sum(block))
+    if not samples_s:
+        raise ConfigurationError("turns ended before any sample was taken")
+    return samples_s
 
 
 def _timed_call(

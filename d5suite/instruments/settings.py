@@ -1,10 +1,10 @@
-"""How many samples to take and how to warm up. Imports `d5suite.errors`."""
+"""How many samples to take, how to warm up, and whose turn it is. Imports `d5suite.errors`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from d5suite.errors import ConfigurationError
 
@@ -101,6 +101,40 @@ class SamplingSettings:
                 f"unknown: {', '.join(unknown)}", where="sampling settings", hint=f"Known are: {', '.join(known)}."
             )
         return cls(**values)
+
+
+class Turns(Protocol):
+    """Who says when samples are taken, where two workers take them in turn."""
+
+    def wait(self) -> int | None:
+        """Wait for this worker's turn; return how many samples to take, or None at the end."""
+
+    def give(self, samples_s: list[float], took_s: float) -> None:
+        """Hand over the samples of one turn, in seconds, and how long they took in all."""
+
+
+@dataclass(frozen=True)
+class InTurns(SamplingSettings):
+    """Settings of a step whose samples are taken in turn with another worker's.
+
+    Parameters
+    ----------
+    turns : Turns
+        It decides how many samples are taken, and not ``min_rounds``, ``max_time_s`` and
+        ``relative_precision``.
+
+    Raises
+    ------
+    ConfigurationError
+        If it is missing.
+    """
+
+    turns: Turns | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.turns is None:
+            raise ConfigurationError("no turns", where="sampling settings")
 
 
 def _is_number(value: object) -> bool:

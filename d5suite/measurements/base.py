@@ -156,6 +156,10 @@ class Measurement(ABC):
         that does not.
     trains : bool
         Whether it trains to the target of a preset's `Training`, which it then needs.
+    takes_turns : bool
+        Whether its samples can be taken in turn with another worker's: the step makes them through
+        `d5suite.instruments.sampling.sample` or ``sample_kernel``, and nothing of it works between
+        two calls.
     table : Table
         The table that shows it; measurements with one table stand in it together.
     plot : str or None
@@ -172,6 +176,7 @@ class Measurement(ABC):
     without_memory: ClassVar[str] = "not taken for this measurement"
     runs_network: ClassVar[bool] = True
     trains: ClassVar[bool] = False
+    takes_turns: ClassVar[bool] = True
     table: ClassVar[Table]
     plot: ClassVar[str | None] = None
     schema: ClassVar[Mapping[str, Any]] = {}

@@ -12,6 +12,8 @@ pytest-benchmark only, and imports no framework.
 `progress`    what is being done, rows as backends finish, the table at the end
 `saving`      JSON, series and pictures, put in place whole
 `ending`      interrupts lose nothing that is finished; what is absent is said
+`asked`       what a command line asks for, without measuring it
+`ab`          two sides of it, measured in turn: ``d5suite ab``
 ============= =================================================================
 """
 

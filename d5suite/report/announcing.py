@@ -36,7 +36,7 @@ def show_comparison(comparison: Comparison, console: Console) -> None:
     if comparison.verdicts:
         table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
         table.add_column("", overflow="fold")
-        for heading in ("base ms", "new ms", "ratio", "interval", "verdict"):
+        for heading in _headings(comparison):
             table.add_column(heading, justify="left" if heading == "verdict" else "right", no_wrap=True)
         heading = ""
         for each in comparison.verdicts:
@@ -45,7 +45,8 @@ def show_comparison(comparison: Comparison, console: Console) -> None:
                 table.add_row(group, style="bold")
             heading = group
             style = STYLES.get(each.verdict, "red" if each.regressions else "")
-            table.add_row(f"  {backend}" if group else backend, *_cells(each), style=style)
+            cells = _cells(each, paired=_is_paired(comparison))
+            table.add_row(f"  {backend}" if group else backend, *cells, style=style)
         console.print(table, highlight=False)
     for heading, lines in _remarks(comparison):
         console.print("\n".join([heading, *(f"  {line}" for line in lines)]), highlight=False)
@@ -58,12 +59,23 @@ def split(name: str) -> tuple[str, str]:
     return (group, backend) if space and "/" in group and " " not in group and "::" not in group else ("", name)
 
 
-def _cells(found: Verdict) -> tuple[str, str, str, str, str]:
+def _is_paired(comparison: Comparison) -> bool:
+    return comparison.base.kind == "side"
+
+
+def _headings(comparison: Comparison) -> list[str]:
+    if _is_paired(comparison):
+        return ["A ms", "B ms", "B ÷ A", "interval", "pairs", "verdict"]
+    return ["base ms", "new ms", "ratio", "interval", "verdict"]
+
+
+def _cells(found: Verdict, *, paired: bool) -> list[str]:
     ratio = interval = "–"
     if found.change is not None:
         ratio = f"{found.change.ratio:.3f}"
         interval = f"{found.change.low:.2f}–{found.change.high:.2f}"
-    return _median(found.base), _median(found.new), ratio, interval, _said(found)
+    pairs = [str(found.pairs or "–")] * paired
+    return [_median(found.base), _median(found.new), ratio, interval, *pairs, _said(found)]
 
 
 def _said(found: Verdict) -> str:
@@ -119,8 +131,10 @@ def to_markdown(comparison: Comparison) -> str:
     """A table in GitHub's Markdown, as CI servers show on a job's page."""
     lines = [f"**{_markdown(summary(comparison))}** (exit {int(comparison.exit)})", ""]
     if comparison.verdicts:
-        lines += ["| benchmark | base ms | new ms | ratio | interval | verdict |", "|:--|--:|--:|--:|--:|:--|"]
-        lines += [f"| {' | '.join(map(_markdown, [each.name, *_cells(each)]))} |" for each in comparison.verdicts]
+        headings = _headings(comparison)
+        lines += [f"| benchmark | {' | '.join(headings)} |", f"|:--|{'--:|' * (len(headings) - 1)}:--|"]
+        rows = [[each.name, *_cells(each, paired=_is_paired(comparison))] for each in comparison.verdicts]
+        lines += [f"| {' | '.join(map(_markdown, row))} |" for row in rows]
     for heading, told in _remarks(comparison):
         lines += ["", _markdown(heading), "", *(f"- {_markdown(line)}" for line in told)]
     return "\n".join(lines) + "\n"
@@ -134,7 +148,7 @@ def _markdown(text: str) -> str:
 
 def to_junit(comparison: Comparison) -> bytes:
     """JUnit XML: a regression or a missing benchmark fails, a wrong answer errs, doubt skips."""
-    suite = XML.Element("testsuite", name="d5suite compare")
+    suite = XML.Element("testsuite", name=f"d5suite {'ab' if _is_paired(comparison) else 'compare'}")
     counts = {"failure": 0, "error": 0, "skipped": 0}
     cases = [(each.name, _junit(each), "; ".join(each.reasons)) for each in comparison.verdicts]
     if comparison.exit == Exit.NOT_COMPARABLE:

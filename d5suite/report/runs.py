@@ -16,7 +16,7 @@ from typing import Any
 from d5suite.errors import ConfigurationError, JobError
 from d5suite.files import read_json
 from d5suite.report.compare import failures
-from d5suite.report.reading import is_ours, load_results, printable
+from d5suite.report.reading import Conditions, is_ours, load_results, printable
 from d5suite.statistics.changes import Series, series_of
 
 IQR_ERROR = 1.2533 / 1.349
@@ -134,18 +134,7 @@ def read_run(path: Path) -> Run:
 
 def _ours(path: Path, content: Mapping[str, Any]) -> tuple[list[Entry], dict[str, Failed]]:
     entries = [
-        Entry(
-            f"{group} {backend}",
-            series_of(info["data"]),
-            {**dict(conditions), **_machine(info["environment"])},
-            _facts(info),
-            failures(info),
-            info["machine"]["reasons"] or ["disturbed"] * info["machine"]["disturbed"],
-            info.get("warnings", []),
-            info["peak_memory_bytes"],
-            info["first_call_s"],
-            _error(info["validation"]["checks"]),
-        )
+        entry_of(f"{group} {backend}", conditions, info, failures(info))
         for (group, conditions, backend), info in load_results(path).items()
     ]
     failed = {
@@ -155,6 +144,22 @@ def _ours(path: Path, content: Mapping[str, Any]) -> tuple[list[Entry], dict[str
         for each in content.get("d5suite", {}).get("failures", [])
     }
     return entries, failed
+
+
+def entry_of(name: str, conditions: Conditions, info: Mapping[str, Any], wrong: list[str]) -> Entry:
+    """A record of d5suite, with its samples as ``data``, as an entry."""
+    return Entry(
+        name,
+        series_of(info["data"]),
+        {**dict(conditions), **_machine(info["environment"])},
+        _facts(info),
+        wrong,
+        info["machine"]["reasons"] or ["disturbed"] * info["machine"]["disturbed"],
+        info.get("warnings", []),
+        info["peak_memory_bytes"],
+        info["first_call_s"],
+        _error(info["validation"]["checks"]),
+    )
 
 
 def _error(checks: Sequence[Mapping[str, Any]]) -> float:

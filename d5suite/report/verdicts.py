@@ -70,6 +70,8 @@ class Verdict:
         Of what: ``time``, ``memory``, ``first call``, ``accuracy``.
     notes : list of str
         Differences that are no verdict, such as versions.
+    pairs : int or None
+        Pairs that it rests on, of two sides that ran in turn.
     """
 
     name: str
@@ -81,6 +83,7 @@ class Verdict:
     p_value: float | None = None
     regressions: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    pairs: int | None = None
 
 
 @dataclass(frozen=True)
@@ -137,7 +140,7 @@ def compare_runs(base: Run, new: Run, thresholds: Thresholds, *, force: bool = F
     pairs, alone_base, alone_new = _pair(base.entries, new.entries)
     differences: dict[str, list[str]] = defaultdict(list)
     for one, other in pairs:
-        for each in _differ(one.conditions, other.conditions):
+        for each in differ(one.conditions, other.conditions):
             differences[each].append(one.name)
     notes = _notes(base, new)
     if differences and not force:
@@ -170,7 +173,7 @@ def _pair(base: Sequence[Entry], new: Sequence[Entry]) -> tuple[list[tuple[Entry
         by_name[each.name].append(each)
     found = sorted(
         (
-            (len(_differ(one.conditions, other.conditions)), place, number)
+            (len(differ(one.conditions, other.conditions)), place, number)
             for place, one in enumerate(left)
             for number, other in enumerate(by_name[one.name])
         )
@@ -191,7 +194,8 @@ def _pair(base: Sequence[Entry], new: Sequence[Entry]) -> tuple[list[tuple[Entry
     )
 
 
-def _differ(one: Mapping[str, str], other: Mapping[str, str]) -> list[str]:
+def differ(one: Mapping[str, str], other: Mapping[str, str]) -> list[str]:
+    """Say which facts of two runs differ, and how."""
     names = dict.fromkeys([*one, *other])
     return [f"{n}: {one.get(n, 'none')} ≠ {other.get(n, 'none')}" for n in names if one.get(n) != other.get(n)]
 
@@ -219,7 +223,7 @@ def _judge(pairs: Sequence[tuple[Entry, Entry]], thresholds: Thresholds) -> list
 
 
 def _verdict(base: Entry, new: Entry, threshold: Threshold, p_value: float | None, tests: int) -> Verdict:
-    notes = _differ(base.facts, new.facts) + [f"reason to doubt it: {each}" for each in new.warnings]
+    notes = differ(base.facts, new.facts) + [f"reason to doubt it: {each}" for each in new.warnings]
     if new.wrong:
         return Verdict(base.name, "invalid", new.wrong, base, new, notes=notes)
     if base.wrong:
@@ -231,7 +235,7 @@ def _verdict(base: Entry, new: Entry, threshold: Threshold, p_value: float | Non
     sure = change(*sides, between_runs=threshold.between_runs, confidence=1 - ALPHA / tests)
     verdict, reasons = _of_times(base, new, threshold, shown, sure, p_value, tests)
     regressions = ["time"] if verdict == "slower" else []
-    for what, reason in _beside_time(base, new, threshold):
+    for what, reason in beside_time(base, new, threshold):
         regressions.append(what)
         reasons.append(reason)
     return Verdict(base.name, verdict, reasons, base, new, shown, p_value, regressions, notes)
@@ -265,7 +269,8 @@ def _of_times(
     return "uncertain", [f"two runs may differ by {max(shown.high / shown.ratio, 1) - 1:.0%} without cause"]
 
 
-def _beside_time(base: Entry, new: Entry, threshold: Threshold) -> list[tuple[str, str]]:
+def beside_time(base: Entry, new: Entry, threshold: Threshold) -> list[tuple[str, str]]:
+    """Say which regressions there are of anything but time: of what, and why."""
     found = []
     if base.memory_bytes and new.memory_bytes and new.memory_bytes - base.memory_bytes >= MEMORY_BYTES:
         grown = new.memory_bytes / base.memory_bytes - 1
@@ -338,6 +343,7 @@ def to_json(comparison: Comparison) -> dict[str, Any]:
                 "ratio": _finite(each.change and each.change.ratio),
                 "interval": each.change and [_finite(each.change.low), _finite(each.change.high)],
                 "p_value": each.p_value,
+                "pairs": each.pairs,
                 "base": side(each.base),
                 "new": side(each.new),
                 "differences": each.notes,

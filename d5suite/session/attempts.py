@@ -73,48 +73,66 @@ def attempts(
         number += 1
         job = make(remaining)
         outcome, result, path = run(job, number)
-        where = f"\njob file: {path}"
-        if result.kept:
-            where = f"\nresult file, with partial results: {result_path(path)}{where}"
-        done: set[str] = set()
-
-        def failed(
-            key: str, message: str, job: Job = job, result: Result = result, where: str = where, done: set[str] = done
-        ) -> Attempt:
-            done.add(key)
-            found = result.failures.get(key)
-            wrong = found is not None and found.type == ValidationError.__name__
-            return Attempt(key, job, result, failure=f"{message}{where}", kept=result.kept.get(key), wrong=wrong)
-
-        for key, failure in result.failures.items():
-            yield failed(key, failure.message)
-        for key, measured in result.measurements.items():
-            done.add(key)
-            yield Attempt(key, job, result, measured)
-        for key in set(result.references) - done:
-            done.add(key)
-            yield Attempt(key, job, result)
-        remaining = [key for key in remaining if key not in done]
-        if outcome.ok and result.status == "done":
-            return
-        if outcome.rank is not None:
-            lost, message = remaining, outcome.reason
-            if result.measurement in remaining:
-                lost = [result.measurement]
-            where += f"\n{outcome.tail}"
-        elif result.status == "failed" and result.error is not None:
-            lost, message = remaining, result.error.message
-        else:
-            reason = f"{outcome.reason} without finishing" if outcome.ok else outcome.reason
-            lost, message = remaining, f"{reason}, while {result.phase}"
-            if result.measurement in remaining:
-                lost = [result.measurement]
-            where += f"\n{outcome.tail}"
-        for key in lost:
-            yield failed(key, message, where=where)
+        settled, remaining = settle(job, outcome, result, path, remaining)
+        yield from settled
         if outcome.interrupt is not None:
             raise outcome.interrupt
-        remaining = [key for key in remaining if key not in done]
+
+
+def settle(
+    job: Job, outcome: Outcome, result: Result, path: Path, remaining: list[str]
+) -> tuple[list[Attempt], list[str]]:
+    """Say what one worker did for each measurement, and which ones it leaves to another.
+
+    Parameters
+    ----------
+    job : Job
+    outcome : Outcome
+        How the worker ended.
+    result : Result
+        What it left.
+    path : Path
+        Of the job file.
+    remaining : list of str
+        Measurements that it was to make.
+    """
+    where = f"\njob file: {path}"
+    if result.kept:
+        where = f"\nresult file, with partial results: {result_path(path)}{where}"
+    settled: list[Attempt] = []
+
+    def fail(key: str, message: str, where: str = where) -> None:
+        found = result.failures.get(key)
+        wrong = found is not None and found.type == ValidationError.__name__
+        kept = result.kept.get(key)
+        settled.append(Attempt(key, job, result, failure=f"{message}{where}", kept=kept, wrong=wrong))
+
+    def left() -> list[str]:
+        done = {each.key for each in settled}
+        return [key for key in remaining if key not in done]
+
+    for key, failure in result.failures.items():
+        fail(key, failure.message)
+    settled += [Attempt(key, job, result, measured) for key, measured in result.measurements.items()]
+    settled += [Attempt(key, job, result) for key in left() if key in result.references]
+    if outcome.ok and result.status == "done":
+        return settled, []
+    if outcome.rank is not None:
+        lost, message = left(), outcome.reason
+        if result.measurement in lost:
+            lost = [result.measurement]
+        where += f"\n{outcome.tail}"
+    elif result.status == "failed" and result.error is not None:
+        lost, message = left(), result.error.message
+    else:
+        reason = f"{outcome.reason} without finishing" if outcome.ok else outcome.reason
+        lost, message = left(), f"{reason}, while {result.phase}"
+        if result.measurement in lost:
+            lost = [result.measurement]
+        where += f"\n{outcome.tail}"
+    for key in lost:
+        fail(key, message, where)
+    return settled, left()
 
 
 def work(
@@ -165,14 +183,29 @@ def work(
         )
     else:
         outcome = run_worker(path, log=log_path(path), **how)
-    try:
-        result = Result.load(answer)
-    except JobError as error:
-        if outcome.ok:
-            outcome = Outcome(False, f"the worker left no result ({error})", outcome.tail)
+    outcome, result = read_outcome(outcome, path)
+    if result is None:
         return outcome, Result()
     if outcome.rank is not None:  # what other ranks say of it is that this one left them
         result.failures.clear()
         with contextlib.suppress(JobError):  # it may have left nothing: what rank 0 has finished counts all the same
             result.measurement = read_json(of_rank(answer, outcome.rank)).get("measurement")
     return outcome, result
+
+
+def read_outcome(outcome: Outcome, path: Path) -> tuple[Outcome, Result | None]:
+    """Read what a worker has left, or None; without a result it has not ended well.
+
+    Parameters
+    ----------
+    outcome : Outcome
+        How it ended.
+    path : Path
+        Of the job file.
+    """
+    try:
+        return outcome, Result.load(result_path(path))
+    except JobError as error:
+        if outcome.ok:
+            outcome = Outcome(False, f"the worker left no result ({error})", outcome.tail, outcome.interrupt)
+        return outcome, None

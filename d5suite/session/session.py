@@ -7,7 +7,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,9 +18,10 @@ from d5suite.errors import ConfigurationError, told
 from d5suite.files import locked
 from d5suite.job import CaseJob, Job, NetworkCase, Ranks, Result, key_of
 from d5suite.launch.base import Outcome
+from d5suite.launch.turns import TurnWorker
 from d5suite.measurements import file_of
 from d5suite.measurements.base import Measurement
-from d5suite.session.attempts import Attempt, attempts, work
+from d5suite.session.attempts import Attempt, attempts, read_outcome, settle, work
 from d5suite.session.elsewhere import attempts_in
 from d5suite.session.nodes import add_nodes
 from d5suite.session.record import record
@@ -81,6 +82,16 @@ class Found:
     failure: str | None = None
     kept: dict[str, Any] | None = None
     wrong: bool = False
+
+
+class Plan(NamedTuple):
+    """The job of a batch on a backend: what is wanted, by key, and how a part of it is made."""
+
+    selection: Selection
+    wanted: dict[str, Wanted]
+    slug: str
+    limit_s: float
+    make: Callable[[list[str]], Job]
 
 
 @dataclass
@@ -195,6 +206,60 @@ class Session:
 
     def _run(self, selection: Selection, batch: Sequence[Wanted], found: dict[str, Found]) -> None:
         """Run the job of a batch on a backend, after the job of the references it needs."""
+        plan = self._plan(selection, batch, found)
+        if plan is None:
+            return
+
+        def run(job: Job, number: int) -> tuple[Outcome, Result, Path]:
+            return self._work(job, plan.slug, number, plan.limit_s)
+
+        done = attempts(plan.make, list(plan.wanted), run)
+        if self.settings.from_jobs is not None:
+            done = attempts_in(self.folder / f"{plan.slug}.job.json", plan.make(list(plan.wanted)))
+        for attempt in done:
+            self._take(attempt, plan, found)
+
+    def in_turns(
+        self, selection: Selection, batch: Sequence[Wanted], start: Callable[[Job, Path, float], TurnWorker]
+    ) -> Generator[tuple[str, TurnWorker], None, None]:
+        """Run the job of a batch by workers that wait for their turns; `known` has the results.
+
+        Parameters
+        ----------
+        selection : Selection
+        batch : sequence of Wanted
+        start : callable
+            Starts a worker, given the job, its file and the seconds for which it may run.
+
+        Yields
+        ------
+        str, TurnWorker
+            A measurement's key, and the worker that waits for its first turn. It is resumed when
+            the worker was told that its turns have ended.
+        """
+        found = self._found[Wanted.job_on(batch[0], selection)] = {}
+        plan = self._plan(selection, batch, found)
+        remaining = [] if plan is None else list(plan.wanted)
+        number = 0
+        while plan is not None and remaining:
+            number += 1
+            job, path = plan.make(remaining), self._path(plan.slug, number)
+            job.save(path)
+            worker, interrupt = start(job, path, plan.limit_s), None
+            try:
+                while (key := worker.ready()) is not None:
+                    yield key, worker
+            except BaseException as error:  # an interrupt must not lose what the worker has finished
+                interrupt = error
+            outcome, result = read_outcome(worker.end(interrupt), path)
+            settled, remaining = settle(job, outcome, result or Result(), path, remaining)
+            for attempt in settled:
+                self._take(attempt, plan, found)
+            if interrupt is not None:
+                raise interrupt
+
+    def _plan(self, selection: Selection, batch: Sequence[Wanted], found: dict[str, Found]) -> Plan | None:
+        """What the job of a batch is to make, once there are the references that it needs."""
         valid: dict[str, Wanted] = {}
         senseless: dict[str, str] = {}
         for each in batch:
@@ -203,7 +268,9 @@ class Session:
             name = each.case.name
             if name in senseless:
                 found[each.key] = Found(failure=senseless[name])
-            elif self._clash(each.case) is None:
+            elif (clash := self._clash(each.case)) is not None:
+                found[each.key] = Found(failure=clash)
+            else:
                 try:
                     self._part(each.case, selection, [each])
                     valid[each.key] = each
@@ -215,7 +282,7 @@ class Session:
             found[key] = failed
             del valid[key]
         if not valid:
-            return
+            return None
         slug = _slug(next(iter(valid.values())), selection)
         limit_s = max(
             each.case.time_limit_s(selection, self.settings, each.measurement.trains) for each in valid.values()
@@ -224,15 +291,14 @@ class Session:
         def make(remaining: list[str]) -> Job:
             return self._job([valid[key] for key in remaining], selection)
 
-        done = attempts(make, list(valid), lambda job, number: self._work(job, slug, number, limit_s))
-        if self.settings.from_jobs is not None:
-            done = attempts_in(self.folder / f"{slug}.job.json", make(list(valid)))
-        for attempt in done:
-            self._keep_trajectories(attempt.job, selection)
-            try:
-                found[attempt.key] = self._finding(attempt, valid[attempt.key])
-            except Exception as error:
-                found[attempt.key] = Found(failure=told(error))
+        return Plan(selection, valid, slug, limit_s, make)
+
+    def _take(self, attempt: Attempt, plan: Plan, found: dict[str, Found]) -> None:
+        self._keep_trajectories(attempt.job, plan.selection)
+        try:
+            found[attempt.key] = self._finding(attempt, plan.wanted[attempt.key])
+        except Exception as error:
+            found[attempt.key] = Found(failure=told(error))
 
     def _finding(self, attempt: Attempt, wanted: Wanted) -> Found:
         measured = attempt.measured
@@ -324,12 +390,14 @@ class Session:
                 self._trajectories[part.name, part.preset, str(selection)] = Path(trajectory)
 
     def _work(self, job: Job, slug: str, number: int, limit_s: float) -> tuple[Outcome, Result, Path]:
-        name = slug + (f"-{number}" if number > 1 else "")
-        path = self.folder / f"{name}.job.json"
-        told = self.progress
+        path, told = self._path(slug, number), self.progress
+        name = path.name.removesuffix(".job.json")
         progress = None if told is None else lambda phase: told(name, phase)
         outcome, result = work(job, path, self.settings, limit_s, progress)
         return outcome, result, path
+
+    def _path(self, slug: str, number: int) -> Path:
+        return self.folder / (slug + (f"-{number}" if number > 1 else "") + ".job.json")
 
 
 def _slug(wanted: Wanted, selection: Selection) -> str:

@@ -25,6 +25,7 @@ from d5suite.launch.ranks import run_ranks
 from d5suite.worker.answer import Answer
 from d5suite.worker.ranks import Place
 from d5suite.worker.run import run
+from d5suite.worker.turns import Channel
 
 PR_SET_PDEATHSIG = 1
 """From Linux's ``prctl.h``."""
@@ -81,6 +82,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("job", type=Path, help="the job file")
     parser.add_argument("--result", type=Path, help="the result file (default: beside the job file)")
     parser.add_argument("--session", type=int, help=argparse.SUPPRESS)  # its process; it locks the job file
+    parser.add_argument("--turns", type=int, help=argparse.SUPPRESS)  # the socket over which the session gives turns
     parser.add_argument("--trust", action="store_true", help="run the Python files it names, whatever they hold now")
     options = parser.parse_args(arguments)
     place = Place.found(os.environ)
@@ -103,7 +105,7 @@ def main(arguments: list[str] | None = None) -> int:
         try:
             if not options.trust:
                 job.require_code()
-            run(job, answer)
+            run(job, answer, channel=None if options.turns is None else Channel(options.turns))
         except D5Error as error:
             answer.fail(error)
             print(f"error: {error}", file=sys.stderr)

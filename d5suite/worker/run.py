@@ -22,6 +22,7 @@ from d5suite.distributed.gathering import disagreements, gather
 from d5suite.distributed.meeting import meet
 from d5suite.errors import JobError, ValidationError
 from d5suite.instruments.sampling import Samples
+from d5suite.instruments.settings import InTurns, SamplingSettings
 from d5suite.instruments.threads import set_affinity, thread_environment
 from d5suite.job import CaseJob, Job, NetworkCase, OperationCase, key_of
 from d5suite.launch.pulse import Heart
@@ -31,6 +32,7 @@ from d5suite.validate.check import Validation
 from d5suite.worker.answer import Answer
 from d5suite.worker.passes import take_memory, take_time
 from d5suite.worker.ranks import Place, code_digest, share
+from d5suite.worker.turns import Channel, MeasurementTurns
 from d5suite.workloads.base import Workload
 
 
@@ -44,8 +46,16 @@ class Prepared(NamedTuple):
     validation: Validation
 
 
-def run(job: Job, answer: Answer, place: Place | None = None, heart: Heart | None = None) -> None:
+def run(
+    job: Job,
+    answer: Answer,
+    place: Place | None = None,
+    heart: Heart | None = None,
+    channel: Channel | None = None,
+) -> None:
     """Carry out a job, or one rank's part, recording into ``answer`` as it goes.
+
+    With a channel, samples are taken in turn with another worker's.
 
     Raises
     ------
@@ -65,7 +75,7 @@ def run(job: Job, answer: Answer, place: Place | None = None, heart: Heart | Non
         try:
             for case, workload in _workloads(job, answer, place, heart or Heart(None), communicating):
                 _agree(job, workload, answer)
-                _measure(job, case, workload, answer)
+                _measure(job, case, workload, answer, channel)
         except BaseException:
             communicating.pop_all()  # to close waits for the other ranks, and this one has failed
             raise
@@ -187,7 +197,7 @@ def _agree(job: Job, workload: Workload, answer: Answer) -> None:
         raise JobError("the ranks disagree on " + "; ".join(differ), hint="Give all of them the same job and d5suite.")
 
 
-def _measure(job: Job, case: CaseJob, workload: Workload, answer: Answer) -> None:
+def _measure(job: Job, case: CaseJob, workload: Workload, answer: Answer, channel: Channel | None) -> None:
     """Do everything for one case: prove all, then time, because measurements share executors."""
     result = answer.result
     ready = [found for name in case.measurements if (found := _prepare(job, case, name, workload, answer)) is not None]
@@ -197,7 +207,7 @@ def _measure(job: Job, case: CaseJob, workload: Workload, answer: Answer) -> Non
         result.facts[case.name] = workload.facts()
     for each in ready:
         workload.tell = lambda where, kept, key=each.key: answer.tell(key, where, kept)  # type: ignore[misc]
-        _time(each, workload, answer)
+        _time(each, workload, answer, None if channel is None else MeasurementTurns(channel, each.key))
 
 
 def _prepare(job: Job, case: CaseJob, name: str, workload: Workload, answer: Answer) -> Prepared | None:
@@ -231,7 +241,11 @@ def _prove(each: Prepared, workload: Workload, answer: Answer) -> bool:
     return answer.attempt(each.key, "validating", prove) is not None
 
 
-def _time(each: Prepared, workload: Workload, answer: Answer) -> None:
+def _time(each: Prepared, workload: Workload, answer: Answer, turns: MeasurementTurns | None) -> None:
+    settings: SamplingSettings = workload.settings
+    if turns is not None:
+        settings = InTurns(**settings.to_dict(), turns=turns)
+
     def prove(samples: Samples) -> None:
         """Prove what was timed; if that fails, what was measured is kept beside the result."""
         answer.phase(f"proving what was timed of {each.key}", each.key)
@@ -251,7 +265,14 @@ def _time(each: Prepared, workload: Workload, answer: Answer) -> None:
             answer.result.validation[each.key] = each.validation.to_dict()
 
     def time() -> bool:
-        measured = take_time(workload, each.measurement, each.step, workload.settings, each.memory, prove)
+        if not (turns is None or each.measurement.takes_turns):
+            raise JobError(f"samples of {each.measurement.name} cannot be taken in turn with another worker's")
+        measured = take_time(workload, each.measurement, each.step, settings, each.memory, prove)
+        if not (turns is None or turns.taken):
+            raise JobError(
+                f"{each.measurement.name} has taken no turns",
+                hint="Sample its step with d5suite.instruments.sampling, or set takes_turns = False.",
+            )
         if workload.job.ranks > 1:
             workload.communicator.barrier()  # what one rank could not prove is a result of none
         answer.result.measurements[each.key] = measured

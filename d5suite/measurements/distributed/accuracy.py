@@ -187,6 +187,7 @@ class DistributedAccuracy(Measurement):
 
     name = "distributed_accuracy"
     level = 3
+    takes_turns = False
     needs = ("gradient", "level 2", "level 3")
     trains = True
     plot = "curves_and_bytes"

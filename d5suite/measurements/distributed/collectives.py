@@ -146,6 +146,7 @@ class Collectives(Measurement):
 
     name = "collectives"
     level = 3
+    takes_turns = False
     unit = "bytes/s"
     runs_network = False
     without_memory = "not taken of collectives"

@@ -424,6 +424,7 @@ class DistributedTraining(Measurement):
 
     name = "distributed_step"
     level = 3
+    takes_turns = False
     needs = ("gradient", "level 2", "level 3")
     takes_memory = True
     table = STEPS

@@ -166,6 +166,7 @@ class TimeToAccuracy(Measurement):
 
     name = "time_to_accuracy"
     level = 2
+    takes_turns = False
     needs = ("gradient", "level 2")
     trains = True
     plot = "curves"

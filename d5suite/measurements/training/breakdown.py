@@ -132,6 +132,7 @@ class Breakdown(Measurement):
 
     name = "step_breakdown"
     level = 2
+    takes_turns = False
     needs = ("gradient", "level 2")
     table = Table(
         (

@@ -98,6 +98,7 @@ class CostOfLoading(Measurement):
 
     name = "cost_of_loading"
     level = 2
+    takes_turns = False
     needs = ("loader", "loader:{format}")
     runs_network = False
     table = RATIOS

@@ -51,6 +51,7 @@ class NativeInputPipeline(Measurement):
 
     name = "native_input_pipeline"
     level = 2
+    takes_turns = False
     needs = ("loader", "loader:{format}")
     runs_network = False
     table = LOADING

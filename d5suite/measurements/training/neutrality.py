@@ -82,6 +82,7 @@ class CostOfNeutrality(Measurement):
 
     name = "cost_of_neutrality"
     level = 2
+    takes_turns = False
     needs = ("gradient", "level 2", "baseline")
     table = RATIOS
     schema = SCHEMA

@@ -45,6 +45,7 @@ class InputPipeline(Measurement):
 
     name = "input_pipeline"
     level = 2
+    takes_turns = False
     takes_memory = True
     runs_network = False
     table = LOADING

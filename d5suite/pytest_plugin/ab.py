@@ -1,0 +1,144 @@
+"""``d5suite ab``: two sides of the same benchmarks, measured in turn and decided by pairs."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NoReturn
+
+from d5suite.errors import ConfigurationError
+from d5suite.pytest_plugin import stash
+from d5suite.pytest_plugin.asked import Asked, ask
+from d5suite.pytest_plugin.ending import KILLING
+from d5suite.report.formats import figure
+from d5suite.report.paired import Paired, judge, side_of
+from d5suite.report.reading import printable
+from d5suite.report.runs import Entry, Failed
+from d5suite.report.thresholds import Thresholds
+from d5suite.report.verdicts import ALPHA, Comparison
+from d5suite.session.pairs import Budget as Budget
+from d5suite.session.pairs import Duel, InterruptedPairsError, Pair, Test
+from d5suite.session.sides import made
+
+if TYPE_CHECKING:
+    from d5suite.session import Found
+
+
+@dataclass
+class Compared:
+    """What two sides have shown.
+
+    Attributes
+    ----------
+    comparison : Comparison
+    interrupted : bool
+        Whether it is only of what was finished before an interrupt.
+    """
+
+    comparison: Comparison
+    interrupted: bool = False
+
+
+def compare_sides(
+    specs: tuple[str, str], arguments: Sequence[str], thresholds: Thresholds, budget: Budget, *, force: bool = False
+) -> Compared:
+    """Measure both sides of what pytest's arguments ask for.
+
+    Parameters
+    ----------
+    specs : (str, str)
+        Of A and B: `d5suite.session.sides`.
+    arguments : sequence of str
+        Of pytest.
+    thresholds : Thresholds
+    budget : Budget
+        Of each benchmark.
+    force : bool
+        Judge what was measured under different conditions, too.
+
+    Raises
+    ------
+    ConfigurationError
+        If a side cannot be made, or there is nothing to measure.
+    """
+    with contextlib.ExitStack() as stack:
+        for each in KILLING:  # as Ctrl-C: nothing is left behind, and what is finished is told
+            stack.callback(signal.signal, each, signal.signal(each, _interrupt))
+        sides = [stack.enter_context(made(spec, option)) for spec, option in zip(specs, ("--a", "--b"), strict=True)]
+        asked = ask(arguments)
+        assert asked.settings is not None
+        if asked.settings.elsewhere is not None or asked.settings.ranks:
+            raise ConfigurationError("two sides are measured here, without ranks",
+                                     hint="Leave out --ranks, --write-jobs and --from-jobs.")  # fmt: skip
+        targets, notes = _in_turns(asked)
+        duel = Duel((sides[0], sides[1]), asked.settings, budget, _tell)
+        stack.callback(duel.close)
+        found: list[Paired] = []
+        interrupted = False
+        try:
+            for batch in _jobs(targets):
+                wanted = [each.wanted for each in batch]
+                tests = {
+                    each.wanted.key: Test(thresholds.of(_name(each)).effect, ALPHA / len(targets)) for each in batch
+                }
+                found += map(_paired, _measured(duel.run(wanted, batch[0].selection, tests)))
+        except InterruptedPairsError as error:
+            interrupted = True
+            found += [_paired(each) for each in error.pairs if each.decision is not None]
+        except KeyboardInterrupt:
+            interrupted = True
+        return Compared(judge(specs, found, thresholds, force=force, notes=notes), interrupted)
+
+
+def _interrupt(number: int, frame: object) -> NoReturn:
+    raise KeyboardInterrupt(signal.Signals(number).name)
+
+
+def _in_turns(asked: Asked) -> tuple[list[stash.Target], list[str]]:
+    """What can be measured in turns, and a note of what cannot."""
+    targets = [each for each in asked.targets if each.measurement.takes_turns]
+    left_out = dict.fromkeys(each.measurement.name for each in asked.targets if each not in targets)
+    if not targets:
+        raise ConfigurationError(f"{', '.join(left_out)}: samples of it cannot be taken in turn with another worker's")
+    return targets, [f"not measured in turns: {', '.join(left_out)}"] if left_out else []
+
+
+def _jobs(targets: Sequence[stash.Target]) -> Iterator[list[stash.Target]]:
+    """Those of one job together."""
+    jobs: dict[tuple[str, str], list[stash.Target]] = {}
+    for each in targets:
+        jobs.setdefault(each.job, []).append(each)
+    yield from jobs.values()
+
+
+def _name(target: stash.Target) -> str:
+    return f"{target.wanted.key} {target.selection}"
+
+
+def _measured(pairs: list[Pair]) -> list[Pair]:
+    """Tell what was found of each."""
+    for each in pairs:
+        if each.decision is None:
+            _tell(f"{each.wanted.key}: no verdict")
+        else:
+            said = f"{each.decision.verdict}, {figure(each.decision.ratio)} times as long, {each.blocks} pairs"
+            _tell(f"{each.wanted.key}: {said}")
+    return pairs
+
+
+def _paired(pair: Pair) -> Paired:
+    name = f"{pair.wanted.key} {pair.selection}"
+    return Paired(name, _side(name, pair.a), _side(name, pair.b), pair.decision, pair.blocks)
+
+
+def _side(name: str, found: Found) -> Entry | Failed:
+    if found.record is None:
+        return Failed(found.wrong, str(printable((found.failure or "").partition("\n")[0])))
+    return side_of(name, found.record, found.samples_s)
+
+
+def _tell(what: str) -> None:
+    print(f"d5suite ab: {printable(what)}", file=sys.stderr, flush=True)

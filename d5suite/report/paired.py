@@ -1,0 +1,124 @@
+"""What pairs say of each benchmark: two sides that ran in turn, in one session.
+
+Times are decided by the sequential test alone: pairs share the machine's noise, so no variation
+between runs is added. Memory, first calls and errors count as in `d5suite.report.verdicts`.
+
+Imports its neighbours and `d5suite.statistics`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from d5suite.report.compare import failures
+from d5suite.report.reading import conditions, printable
+from d5suite.report.runs import Entry, Failed, Run, entry_of
+from d5suite.report.thresholds import Threshold, Thresholds
+from d5suite.report.verdicts import Comparison, Verdict, beside_time, differ
+from d5suite.statistics.changes import Change
+from d5suite.statistics.sequential import Decision
+
+SIDES = ("A", "B")
+
+
+@dataclass(frozen=True)
+class Paired:
+    """One benchmark on both sides.
+
+    Attributes
+    ----------
+    name : str
+        As `compare` calls it: ``case/measurement backend``.
+    base, new : Entry or Failed
+    decision : Decision or None
+        Of the sequential test; None if a side failed.
+    pairs : int
+        Blocks that it rests on.
+    """
+
+    name: str
+    base: Entry | Failed
+    new: Entry | Failed
+    decision: Decision | None = None
+    pairs: int = 0
+
+
+def side_of(name: str, record: Mapping[str, Any], samples_s: Sequence[float]) -> Entry:
+    """A side's measurement as an entry of a run.
+
+    Parameters
+    ----------
+    name : str
+    record : mapping
+        As ``extra_info["d5suite"]`` holds it.
+    samples_s : sequence of float
+        Seconds.
+    """
+    shown = printable(dict(record))
+    return entry_of(name, conditions(shown), {**shown, "data": list(samples_s)}, failures(shown))
+
+
+def judge(
+    specs: tuple[str, str], found: Sequence[Paired], thresholds: Thresholds, *, force: bool = False,
+    notes: Sequence[str] = (),
+) -> Comparison:  # fmt: skip
+    """Say what both sides' benchmarks show.
+
+    Parameters
+    ----------
+    specs : (str, str)
+        What the sides are.
+    found : sequence of Paired
+    thresholds : Thresholds
+    force : bool
+        Judge what was measured under different conditions, too.
+    notes : sequence of str
+        Of the comparison as a whole.
+    """
+    base, new = (Run(Path(spec), "side", [], {}) for spec in specs)
+    differences: dict[str, list[str]] = {}
+    for each in found:
+        if isinstance(each.base, Entry) and isinstance(each.new, Entry):
+            for what in differ(each.base.conditions, each.new.conditions):
+                differences.setdefault(what, []).append(each.name)
+    verdicts = [] if differences and not force else [_verdict(each, thresholds.of(each.name)) for each in found]
+    told = [*notes, *(f"the threshold for {pattern!r} matches no benchmark" for pattern in thresholds.unmatched)]
+    return Comparison(base, new, verdicts, differences, told, forced=force)
+
+
+def _verdict(found: Paired, threshold: Threshold) -> Verdict:
+    sides = list(zip(SIDES, (found.base, found.new), strict=True))
+    base, new = (None if isinstance(each, Failed) else each for _, each in sides)
+    wrong = [f"side {side}: {each.message}" for side, each in sides if isinstance(each, Failed) and each.wrong]
+    wrong += [f"side {side}: {why}" for side, each in sides if isinstance(each, Entry) for why in each.wrong]
+    if wrong:
+        return Verdict(found.name, "invalid", wrong, base, new)
+    if base is None or new is None or found.decision is None:
+        failed = [f"side {side}: {each.message}" for side, each in sides if isinstance(each, Failed) and each.message]
+        return Verdict(found.name, "missing", failed, base, new)
+    decision = found.decision
+    reasons = _reasons(decision, found.pairs)
+    regressions = ["time"] if decision.verdict == "slower" else []
+    for what, reason in beside_time(base, new, threshold):
+        regressions.append(what)
+        reasons.append(reason)
+    change = Change(decision.ratio, decision.low, decision.high)
+    notes = differ(base.facts, new.facts)
+    notes += [
+        f"side {side} was disturbed: {why}"
+        for side, each in zip(SIDES, (base, new), strict=True)
+        for why in each.doubts
+    ]
+    notes += [f"reason to doubt it: {each}" for each in dict.fromkeys([*base.warnings, *new.warnings])]
+    return Verdict(found.name, decision.verdict, reasons, base, new, change, None, regressions, notes, found.pairs)
+
+
+def _reasons(decision: Decision, pairs: int) -> list[str]:
+    if decision.verdict == "same":
+        return []
+    if decision.verdict == "uncertain":
+        return [f"{pairs} pairs do not decide it within the budget"]
+    return [f"{decision.ratio:.2f} times as long, in {pairs} pairs"]
