@@ -1,12 +1,12 @@
 # Needs Python 3.10-3.12 with its venv module, and make; everything else goes into .venv.
 #   make bench PYTHON=python3.12                       another interpreter (after `make clean`)
 #   PYTEST_ADDOPTS="--preset standard" make bench      options for pytest
-#   make test WORKERS=4                                test processes; each framework uses all cores
+#   make test WORKERS=4                                test processes: more than cores, since some tests wait
 #   make bench RESULT=results/mine.json                another file (its series beside it, results/mine.h5)
 #   make horovod FRAMEWORKS=torch                      Horovod for fewer frameworks: four minutes each on two cores
 PYTHON ?= python3
 RESULT ?= results/latest.json
-WORKERS ?= 2
+WORKERS ?= 3
 FRAMEWORKS ?= torch tensorflow mxnet
 VENV := .venv
 RUN := $(VENV)/bin/python

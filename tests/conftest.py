@@ -163,8 +163,8 @@ def is_dead(pid: int) -> bool:
 def plugin_environment() -> dict[str, str]:
     """Return an environment in which the tests' plug-ins are installed.
 
-    Without hypothesis, whose plug-in takes a second to import in every run of pytest.
+    Without plug-ins of no use here, which take more than a second to import in every run of pytest.
     """
     path = os.pathsep.join([str(PLUGINS), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
-    ours = {"PYTHONPATH": path, "COLUMNS": "100", "PYTEST_ADDOPTS": "-p no:hypothesispytest"}
+    ours = {"PYTHONPATH": path, "COLUMNS": "100", "PYTEST_ADDOPTS": "-p no:hypothesispytest -p no:anyio"}
     return {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")} | ours
