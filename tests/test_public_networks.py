@@ -29,7 +29,7 @@ from d5suite.errors import UnsupportedOperatorError
 from d5suite.instruments.threads import thread_environment
 from d5suite.network.given import load_given
 from d5suite.validate.norms import relative_l2
-from tests.conftest import plugin_environment
+from tests.conftest import end_with_tests, plugin_environment
 
 BATCH, CLASSES, TOKENS = 2, 10, 12
 OUTPUTS, GRADIENTS = 1e-5, 1e-9
@@ -235,7 +235,7 @@ def _process(folder: Path, task: str) -> None:
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-m", "tests.test_public_networks", task, str(folder)],
         cwd=Path(__file__).parents[1], env=environment | (quick if task == "jax" else {}), capture_output=True,
-        text=True,
+        text=True, preexec_fn=end_with_tests,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
 

@@ -7,7 +7,6 @@ It has ports, a folder and a munge socket of its own, and leaves nothing. By han
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import pwd
 import secrets
@@ -23,6 +22,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
+
+from tests.conftest import end_with_tests
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scancel", "scontrol", "squeue", "sinfo")
 
@@ -194,7 +195,7 @@ class Cluster:
         with (self.folder / f"{name or program}.out.log").open("ab") as output:
             self._processes[name or program] = subprocess.Popen(
                 [str(shutil.which(program)), *arguments], stdin=subprocess.DEVNULL, stdout=output, stderr=output,
-                env=os.environ | self.environment, start_new_session=True, preexec_fn=_end_with_tests,
+                env=os.environ | self.environment, start_new_session=True, preexec_fn=end_with_tests,
             )  # fmt: skip
 
     def _answers(self, *command: str) -> bool:
@@ -209,14 +210,6 @@ class Cluster:
             dead = [name for name, each in self._processes.items() if each.poll() is not None]
             assert not dead and time.monotonic() < deadline, f"{what} did not come; ended: {dead}\n{self.logs()}"
             time.sleep(0.05)
-
-
-def _end_with_tests() -> None:
-    """Let the kernel end a daemon if the tests are killed (Linux: prctl(2))."""
-    _LIBC.prctl(1, signal.SIGTERM)
-
-
-_LIBC = ctypes.CDLL(None)
 
 
 def _free_ports() -> list[int]:
