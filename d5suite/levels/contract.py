@@ -85,10 +85,11 @@ CLAUSES: Mapping[str, str] = {
     "replica.weights": "weights and load_weights copy, load_weights keeps the optimizer's state, and inference sees "
     "the loaded weights",
     "scheme.data": "Backend.schemes describes each scheme: a name that no scheme of d5suite's has, a title, the "
-    "backend's devices, and knobs with a meaning",
+    "backend's devices, knobs with a meaning, and in_turn if it is not synchronous",
     "scheme.meaning": "a synchronous scheme makes the update of one process on all ranks' batches, clipped and decayed "
     "alike, at the trainer's learning rate, from the replica's weights whenever it is made; its mean loss is that of "
-    "all batches, and weights are those of all ranks after each step",
+    "all batches, and weights are those of all ranks after each step. Another one, in_turn, applies each rank's "
+    "gradient by itself, rank after rank, to weights that the rank then takes",
     "scheme.finish": "finish leaves the same parameters in all ranks' executors, to the last bit",
     "scheme.class": "SCHEMES of the module that Backend.schemes names has a class of "
     "d5suite.levels.native.FrameworkScheme for each scheme",

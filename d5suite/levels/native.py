@@ -64,7 +64,10 @@ class NativeScheme:
     title : str
         As the framework's authors write it.
     synchronous : bool
-        Whether each step equals one process's step on all ranks' batches together.
+        Whether each step equals one process's step on all ranks' batches together. One of which
+        that is not so applies each rank's gradient by itself, to weights that the rank then takes,
+        and has the knob ``in_turn``: rank after rank, which is held to
+        `d5suite.validate.distributed.rules`.
     transports : mapping of str to str
         By device: what moves the gradients there. It has no other devices.
     sends : float or None
@@ -79,7 +82,7 @@ class NativeScheme:
         Its settings.
     rounds : mapping of str to float
         By ``KNOB=VALUE``: the relative error of parameters after one step up to which such a
-        setting rounds what is sent.
+        setting rounds what is sent; under ``""`` whatever the settings are.
     module : str
         The adapter's module that has it in ``SCHEMES``.
     quick : bool
@@ -113,8 +116,8 @@ class NativeSettings(SchemeSettings):
     @property
     def rounding(self) -> float:
         """The relative error of parameters that these settings allow themselves; 0: none."""
-        allowed = (self.described.rounds.get(f"{key}={getattr(self, key)}", 0.0) for key in self.described.knobs)
-        return max(allowed, default=0.0)
+        chosen = ["", *(f"{key}={getattr(self, key)}" for key in self.described.knobs)]
+        return max(self.described.rounds.get(each, 0.0) for each in chosen)
 
     def bytes_per_step(self, elements: int, itemsize: int, size: int) -> float | None:
         """See `SchemeSettings.bytes_per_step`; None where it cannot be known."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 import traceback
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,12 +21,12 @@ from d5suite.distributed.gathering import gather
 from d5suite.distributed.meeting import meet
 from d5suite.distributed.schemes import make_scheme
 from d5suite.files import read_json, write_json
-from d5suite.levels.distributed import Buffers, Communicator, Scheme
+from d5suite.levels.distributed import Buffers, Communicator, Replica, Scheme
 from d5suite.levels.training import Trainer
 from d5suite.network import Network
 from d5suite.optimizers.settings import SGD, Optimizer
 from d5suite.testing.networks import classifier, random_batch
-from d5suite.validate.distributed.rules import ROUNDING
+from d5suite.validate.distributed.rules import IN_TURN, ROUNDING
 from d5suite.validate.norms import relative_l2
 
 STEPS, RATES = 4, (2.0**-4, 2.0**-4, 2.0**-6, 2.0**-6)
@@ -116,13 +117,19 @@ def run(work: Work, rank: int) -> Found:
 def _compare(
     work: Work, what: str, backend: Backend, trainer: Trainer, alone: Trainer, communicator: Communicator, found: Found
 ) -> None:
-    """Train from the start, through the scheme and in one process on all ranks' batches."""
+    """Train from the start, through the scheme and in one process on all ranks' batches.
+
+    By an asynchronous scheme rank after rank; the process then updates with each rank's gradient by
+    itself, at the weights that the rank has taken.
+    """
     network = trainer.executor.network
     for each in (trainer, alone):
         each.executor.load_parameters(network.initializers)
         each.load_state(each.initial_state())
     replica, whole = backend.replica(trainer), backend.replica(alone)
-    scheme = make_scheme(work.scheme, replica, communicator, backend)
+    together = backend.schemes[work.scheme].synchronous
+    scheme = make_scheme(work.scheme, replica, communicator, backend, **({} if together else {IN_TURN: True}))
+    held = [whole.weights()] * work.ranks
     errors = []
     losses = []
     for step, rate in enumerate(RATES):
@@ -130,19 +137,37 @@ def _compare(
             each.set_learning_rate(rate)
         loss = _step(scheme, network, step, communicator)
         feeds = [_fed(alone, network, step, rank, work.ranks) for rank in range(work.ranks)]
-        wanted = alone.executor.fetch(alone.step(*feeds))["loss"]
-        losses.append((np.mean(gather(communicator, loss)), float(wanted)))
-        errors.append(_error(scheme.weights(), whole.weights()))
+        if together:
+            wanted = float(alone.executor.fetch(alone.step(*feeds))["loss"])
+            held = [whole.weights()] * work.ranks
+        else:
+            wanted = _in_turn(whole, held, feeds)
+        losses.append((np.mean(gather(communicator, loss)), wanted))
+        errors.append(_error(scheme.weights(), held[communicator.rank]))
     scheme.finish()
-    held, right = trainer.executor.parameters(), alone.executor.parameters()
+    ended, right = trainer.executor.parameters(), alone.executor.parameters()
     names = network.parameters
-    errors.append(_error({name: held[name] for name in names}, {name: right[name] for name in names}))
+    errors.append(_error({name: ended[name] for name in names}, {name: right[name] for name in names}))
     own, one = np.array(losses).T
     found.errors[f"parameters, {what}"] = max(max(each) for each in gather(communicator, errors))
     found.errors[f"losses, {what}"] = relative_l2(own, one)
-    bits = gather(communicator, [held[name].tobytes().hex() for name in names])
+    bits = gather(communicator, [ended[name].tobytes().hex() for name in names])
     if any(each != bits[0] for each in bits):
         found.differ.append(what)
+
+
+def _in_turn(whole: Replica, held: list[Buffers], feeds: Sequence[Any]) -> float:
+    """Update with each rank's gradient at the weights that it holds; return the mean loss."""
+    losses = []
+    for rank, feed in enumerate(feeds):
+        served = whole.weights()
+        whole.load_weights(held[rank])
+        loss, gradients = whole.gradients(feed)
+        losses.append(float(whole.trainer.executor.fetch(loss)["loss"]))
+        whole.load_weights(served)
+        whole.apply(gradients)
+        held[rank] = whole.weights()
+    return float(np.mean(losses))
 
 
 def _step(scheme: Scheme, network: Network, step: int, communicator: Communicator) -> float:

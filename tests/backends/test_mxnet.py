@@ -306,3 +306,38 @@ def test_runtime_reports_this_machine() -> None:
     assert runtime.device_name("cpu")
     assert runtime.device_memory("cpu") is None
     assert "CUDA" in runtime.device_problem("cuda")
+
+
+ONE_RANK = """
+import signal
+from d5suite.backends.mxnet import BACKEND, native
+from d5suite.distributed.schemes import settings_from_dict
+from d5suite.levels.native import Meeting
+
+meeting = Meeting(0, 1, 0, ["here"], "cpu", 1, None, lambda value: [value])
+native.Synchronous.meet(meeting, settings_from_dict({"name": "dist_sync"}, BACKEND))
+print("met", flush=True)
+signal.pause()
+"""
+
+
+def test_a_rank_ends_with_its_server_and_the_scheduler_with_the_rank() -> None:
+    import psutil
+
+    rank = subprocess.Popen([sys.executable, "-c", ONE_RANK], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    helpers: dict[str, psutil.Process] = {}
+    try:
+        assert rank.stdout is not None and rank.stdout.readline() == "met\n"
+        helpers = {each.cmdline()[-1]: each for each in psutil.Process(rank.pid).children()}
+        assert set(helpers) == {"scheduler", "server"}
+        helpers["server"].kill()
+        _, said = rank.communicate(timeout=60)
+        assert rank.returncode == 1
+        assert f"error: MXNet's server {helpers['server'].pid} ended with status -9 during the job" in said
+        assert not psutil.wait_procs(list(helpers.values()), timeout=60)[1]
+    finally:
+        rank.kill()
+        rank.wait()
+        for helper in helpers.values():
+            if helper.is_running():
+                helper.kill()

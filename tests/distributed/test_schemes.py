@@ -507,3 +507,17 @@ def test_a_bound_that_is_not_held_is_caught(liar: type[Scheme], bound: int) -> N
     given = {"bound": bound, "schedule": [1, 1, 1, 2, 3, 1, 3]}
     assert all(each.passed for each in checks(liar.name, given, 4))
     assert not all(each.passed for each in checks(liar.name, given, 4, kind=liar))
+
+
+def test_in_turn_each_gradient_is_applied_by_itself_to_weights_that_the_rank_then_takes() -> None:
+    """Of f(w) = w^2/2 + b w, by hand: rank 0 sees rank 1's update a step later."""
+    batches = [[1.0, -2.0], [0.5, 0.25]]
+    found = expected(
+        "in_turn", {}, lambda weights, b: {"w": weights["w"] + b}, {"w": np.array([8.0])}, batches, SGD(0.5)
+    )
+    w0 = 8 - 0.5 * (8 + 1.0)
+    w1 = w0 - 0.5 * (8 - 2.0)
+    w2 = w1 - 0.5 * (w0 + 0.5)
+    w3 = w2 - 0.5 * (w1 + 0.25)
+    by_hand = [[w0, w1], [w2, w3], [w3, w3]]
+    assert [[float(each["w"][0]) for each in ranks] for ranks in found] == by_hand

@@ -2,10 +2,19 @@
 
 from d5suite.levels.backend import Backend, Tolerance
 from d5suite.levels.horovod import described as horovod
+from d5suite.levels.native import Knob, NativeScheme
 from d5suite.network.operators import MORE_OPERATORS, SINGLE_OPERATORS, ZOO_OPERATORS
 
 _ENGINE = {"MXNET_CPU_WORKER_NTHREADS": "1", "MXNET_CPU_PRIORITY_NTHREADS": "1"}
 """Run one operator at a time, so that its OpenMP threads are the whole thread budget."""
+
+_SERVERS = {
+    "servers": Knob(0, "how many servers hold the weights; 0: as many as ranks", least=0),
+    "split_elements": Knob(10**6, "elements from which on an array is divided among all servers", least=1),
+}
+
+_IN_FLOAT32 = {"": 2.0**-22}
+"""MXNet's servers hold float64 in float32: a few roundings of 2^-24 in a step."""
 
 _NO_ARRAYS = "MXNet has no arrays of this type"
 
@@ -44,7 +53,32 @@ BACKEND = Backend(
         ),
     },
     environment={"hybrid": _ENGINE, "imperative": _ENGINE},
-    schemes={"horovod": horovod(any="horovod.mxnet.mpi_lib")},
+    schemes={
+        "dist_sync": NativeScheme(
+            title="KVStore dist_sync",
+            synchronous=True,
+            transports={"cpu": "ps-lite over TCP"},
+            sends=2.0,
+            servers=True,
+            knobs=_SERVERS,
+            rounds=_IN_FLOAT32,
+            quick=False,  # five processes import MXNet
+        ),
+        "dist_async": NativeScheme(
+            title="KVStore dist_async",
+            synchronous=False,
+            transports={"cpu": "ps-lite over TCP"},
+            sends=2.0,
+            servers=True,
+            knobs={
+                **_SERVERS,
+                "in_turn": Knob(False, "whether gradients are sent rank after rank, so that a run repeats itself"),
+            },
+            rounds=_IN_FLOAT32,
+            quick=False,
+        ),
+        "horovod": horovod(any="horovod.mxnet.mpi_lib"),
+    },
     absent={
         "loader:tfrecord": "MXNet cannot read TFRecord files",
         "cuda": "MXNet is retired: PyPI's wheel is for the CPU, and the last CUDA wheel (mxnet-cu112) is for CUDA 11.2",

@@ -7,6 +7,7 @@ Imports MXNet, NumPy, `d5suite.levels`, `d5suite.optimizers` and the adapter's `
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -148,7 +149,7 @@ class DecoupledAdam(Formula):
         )
 
 
-def _native(settings: Optimizer, *, exact: bool) -> Any:
+def native_optimizer(settings: Optimizer, *, exact: bool) -> Any:
     """Return MXNet's optimizer; its formula is the neutral one, but SGD's velocity has the rate."""
     rate, decay = settings.learning_rate, settings.weight_decay
     if exact or isinstance(settings, Adagrad):
@@ -165,6 +166,26 @@ def _native(settings: Optimizer, *, exact: bool) -> Any:
     return DecoupledAdam(settings) if isinstance(settings, AdamW) else CorrectedAdam(settings)
 
 
+def has_rate(rule: Any) -> bool:
+    """Whether the velocity of MXNet's optimizer contains the learning rate."""
+    return isinstance(rule, (mx.optimizer.SGD, mx.optimizer.NAG))
+
+
+def clip(gradients: Sequence[Any], settings: Optimizer) -> None:
+    """Clip gradients; Gluon's ``clip_global_norm`` adds 1e-8, synchronizes and rounds."""
+    limit = settings.clip_value
+    if limit:
+        for gradient in gradients:  # `mx.nd.clip` would round the limits to float32
+            mx.nd._internal._maximum_scalar(gradient, -limit, out=gradient)
+            mx.nd._internal._minimum_scalar(gradient, limit, out=gradient)
+    if settings.clip_norm:
+        flat = [gradient.reshape((-1,)) for gradient in gradients]
+        norm = mx.nd.sqrt(mx.nd.add_n(*[mx.nd.dot(each, each) for each in flat]))
+        factor = mx.nd.minimum(settings.clip_norm / norm, 1)
+        for gradient in gradients:
+            gradient *= factor
+
+
 class Trainer(training.Trainer):
     """`gluon.Trainer` with the native optimizer, which decays every parameter."""
 
@@ -178,14 +199,13 @@ class Trainer(training.Trainer):
         sizes = {name: int(np.prod(executor.weights[name].shape)) for name in executor.network.parameters}
         self._names = sorted(sizes, key=lambda name: sizes[name], reverse=True)
         self._weights = [executor.weights[name] for name in self._names]
-        self._rule = _native(optimizer, exact=executor.precision == "fp64")
-        self._velocity_has_rate = isinstance(self._rule, (mx.optimizer.SGD, mx.optimizer.NAG))
+        self._rule = native_optimizer(optimizer, exact=executor.precision == "fp64")
+        self._velocity_has_rate = has_rate(self._rule)
         self._trainer = mx.gluon.Trainer(self._weights, self._rule, kvstore=None)
         (updater,) = self._trainer._updaters
         for index, weight in enumerate(self._weights):  # otherwise created in the first step
             updater.states[index] = self._rule.create_state_multi_precision(index, weight.data())
             updater.states_synced[index] = True
-        self._clips = bool(optimizer.clip_value or optimizer.clip_norm)
         self._steps = 0
         self._unused = [weight.data() for weight in executor.unused_parameters]
 
@@ -205,8 +225,7 @@ class Trainer(training.Trainer):
         self._update()
 
     def _update(self) -> None:
-        if self._clips:
-            self._clip()
+        clip([weight.grad() for weight in self._weights], self.optimizer)
         for weight in self._unused:  # weight decay applies to them, though their gradients stay zero
             weight._fresh_grad = True
         self._trainer.step(1)  # the loss is already the batch's mean
@@ -229,21 +248,6 @@ class Trainer(training.Trainer):
         for total, gradient in zip(means, gradients, strict=True):
             total.copyto(gradient)
         return mean
-
-    def _clip(self) -> None:
-        """Clip gradients; Gluon's ``clip_global_norm`` adds 1e-8, synchronizes and rounds."""
-        gradients = [weight.grad() for weight in self._weights]
-        limit = self.optimizer.clip_value
-        if limit:
-            for gradient in gradients:  # `mx.nd.clip` would round the limits to float32
-                mx.nd._internal._maximum_scalar(gradient, -limit, out=gradient)
-                mx.nd._internal._minimum_scalar(gradient, limit, out=gradient)
-        if self.optimizer.clip_norm:
-            flat = [gradient.reshape((-1,)) for gradient in gradients]
-            norm = mx.nd.sqrt(mx.nd.add_n(*[mx.nd.dot(each, each) for each in flat]))
-            factor = mx.nd.minimum(self.optimizer.clip_norm / norm, 1)
-            for gradient in gradients:
-                gradient *= factor
 
     def _change_rate(self, rate: float) -> None:
         if self._velocity_has_rate:

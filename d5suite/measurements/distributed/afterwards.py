@@ -17,7 +17,7 @@ from d5suite.levels.distributed import Communicator, Replica
 from d5suite.levels.network import Arrays, Native
 from d5suite.measurements.network.gradient import UNSEEN, check_drawn, check_whole_batch
 from d5suite.validate.check import Check
-from d5suite.validate.distributed.rules import expected
+from d5suite.validate.distributed.rules import IN_TURN, expected
 from d5suite.validate.network.timed import apart_of_way, check_update, sampled, widened
 from d5suite.validate.norms import relative_l2
 from d5suite.workloads.network import FEEDS, NetworkWorkload, turned
@@ -49,7 +49,8 @@ def right_weights(step: DistributedStep, replica: Replica, batches: Batches) -> 
         return {name: np.array(value, np.float64) for name, value in found.items()}
 
     rank, settings = step.communicator.rank, step.scheduled(replica).settings.to_dict()
-    right = expected(step.how.scheme, settings, gradient, start, batches, step.workload.optimizer)
+    rule = IN_TURN if step.how.native else step.how.scheme
+    right = expected(rule, settings, gradient, start, batches, step.workload.optimizer)
     return [each[rank] for each in (right if rank in step.trainers else right[-1:])]
 
 

@@ -30,7 +30,7 @@ from d5suite.measurements.tables import WORST_ERROR, Column, Table
 from d5suite.measurements.training.step import prove_training
 from d5suite.statistics.ranks import spread, straggler_ratio
 from d5suite.validate.check import Check
-from d5suite.validate.distributed.rules import check_weights
+from d5suite.validate.distributed.rules import IN_TURN, check_weights
 from d5suite.validate.norms import FLOAT64, relative_l2
 from d5suite.workloads.network import FEEDS, NetworkWorkload
 
@@ -311,6 +311,8 @@ class DistributedStep(Step):
 
     def scheduled(self, replica: Replica) -> Scheme:
         """Make a scheme of which it is known what comes first."""
+        if self._is_opaque and not self.scheme.synchronous:
+            return self.make_scheme(replica, **{IN_TURN: True})
         return self.make_scheme(replica, **({"schedule": self.trainers} if self.serving else {}))
 
     def train(self, scheme: Scheme, batches: Sequence[Sequence[Arrays | None]]) -> tuple[list[float], list[Arrays]]:

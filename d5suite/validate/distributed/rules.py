@@ -29,6 +29,10 @@ ROUNDING = 1e-6
 """A tensor's error is relative to its norm, or to this part of all weights' norm if larger."""
 
 
+IN_TURN = "in_turn"
+"""The rule of frameworks' own asynchronous schemes, and the setting that makes them keep to it."""
+
+
 @dataclass
 class _Rank:
     """Weights and optimizer of one rank, or of a server."""
@@ -74,6 +78,7 @@ def expected(
     Parameters
     ----------
     scheme : str
+        Or `IN_TURN`.
     settings : mapping
         Complete, as `SchemeSettings.to_dict` returns them. Schemes with a server need a schedule.
     gradient : Gradient
@@ -238,6 +243,18 @@ def _served(run: _Run) -> Iterator[Weights]:
     yield _copies([server.weights] * run.size)
 
 
+def _in_turn(run: _Run) -> Iterator[Weights]:
+    """``w <- update(w, g_i(x_i))`` for each rank i in order, then ``x_i <- w``; none serves."""
+    server = run.rank()
+    ranks = _copies([server.weights] * run.size)
+    for batches in run.batches:
+        for rank, batch in enumerate(batches):
+            server.apply(run.gradient(ranks[rank], batch))
+            ranks[rank] = _copies([server.weights])[0]
+        yield _copies(ranks)
+    yield _copies([server.weights] * run.size)
+
+
 _RULES: Mapping[str, Callable[[_Run], Iterator[Weights]]] = {
     "all_reduce": _synchronous,
     "parameter_server": _synchronous,
@@ -247,5 +264,6 @@ _RULES: Mapping[str, Callable[[_Run], Iterator[Weights]]] = {
     "gossip": _gossip,
     "top_k": _top_k,
     "quantised": _quantised,
+    IN_TURN: _in_turn,
 }
 """By the scheme's name."""
