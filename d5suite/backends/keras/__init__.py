@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from d5suite.levels.backend import Backend, Tolerance
 from d5suite.levels.horovod import described as horovod
+from d5suite.levels.native import Knob, NativeScheme
 from d5suite.network.operators import MORE_OPERATORS, SINGLE_OPERATORS, ZOO_OPERATORS
 
 BACKEND = Backend(
@@ -56,8 +57,23 @@ BACKEND = Backend(
             "every operator, 4.0e-4 and 3.8e-5 on ResNet-18, 64 px; an eighth of bf16's in outputs",
         ),
     },
-    schemes={"horovod": horovod(tensorflow="horovod.tensorflow.mpi_lib", torch="horovod.torch.mpi_lib_v2")},
+    schemes={
+        "multi_worker_mirrored": NativeScheme(
+            title="MultiWorkerMirroredStrategy",
+            synchronous=True,
+            transports={"cpu": "ring over gRPC", "cuda": "nccl"},
+            sends=2.0,
+            knobs={
+                "pack_bytes": Knob(0, "bytes of gradients that are sent together (bytes_per_pack); 0: all", least=0),
+            },
+            quick=False,  # to start and trace takes ten seconds
+        ),
+        "horovod": horovod(tensorflow="horovod.tensorflow.mpi_lib", torch="horovod.torch.mpi_lib_v2"),
+    },
     absent={
+        "scheme:multi_worker_mirrored:torch": "it is TensorFlow's; Keras has no distribution of its own on PyTorch",
+        "scheme:multi_worker_mirrored:jax": "it is TensorFlow's; keras.distribution, which is for JAX, would "
+        "normalise by the batch of all ranks",
         "scheme:horovod:jax": "Horovod has no extension for JAX",
         "early gradients": "a compiled gradient returns its results together, and so does torch.autograd.grad",
         "loader:tfrecord": "Keras cannot read TFRecord files; its users take TensorFlow's loader, see there",
