@@ -74,6 +74,8 @@ BACKEND = Backend(
         "horovod": horovod(any="horovod.tensorflow.mpi_lib"),
     },
     absent={
+        "scheme:parameter_server_strategy": "ParameterServerStrategy has one client, whose program schedules functions "
+        "on workers; a rank, which steps on batches of its own, can be none of them",
         "early gradients": "a traced function returns all its results together",
         "Add:backward:fp16": "TensorFlow's CPU kernel sums a broadcast operand's gradient in float16: errors up to "
         "6e-3 over 180 terms, where 3.9e-3 is accepted",
