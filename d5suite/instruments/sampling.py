@@ -150,7 +150,7 @@ def sample(
         _collect_before_warming_up()
         warmup_s, steady = warm_up(call, settings)
         if isinstance(settings, InTurns) and settings.turns is not None:
-            samples_s = _sample_in_turns(call, settings.turns, calls)
+            samples_s = _sample_in_turns(call, settings.turns, calls, clock)
             return Samples(first_call_s, warmup_s, samples_s, steady, "rounds", settings.confidence)
         samples_s = []
         end = clock() + settings.max_time_s
@@ -345,12 +345,13 @@ def sample_alternating(
     }
 
 
-def _sample_in_turns(call: Callable[[], float], turns: Turns, calls: int) -> list[float]:
+def _sample_in_turns(call: Callable[[], float], turns: Turns, calls: int, clock: Clock) -> list[float]:
     samples_s: list[float] = []
     while (count := turns.wait()) is not None:
-        awake = call()
-        while awake < WAKE_S:
-            awake += call()
+        end = clock() + WAKE_S
+        call()
+        while clock() < end:
+            call()
         block = [call() for _ in range(count)]
         samples_s += block
         turns.give([each / calls for each in block], sum(block))

@@ -20,7 +20,7 @@ from d5suite.report.runs import Entry, Failed
 from d5suite.report.thresholds import Thresholds
 from d5suite.report.verdicts import ALPHA, Comparison
 from d5suite.session.pairs import Budget as Budget
-from d5suite.session.pairs import Duel, InterruptedPairsError, Pair, Test
+from d5suite.session.pairs import Criterion, Duel, InterruptedPairsError, Pair
 from d5suite.session.sides import made
 
 if TYPE_CHECKING:
@@ -80,10 +80,8 @@ def compare_sides(
         interrupted = False
         try:
             for batch in _jobs(targets):
-                wanted = [each.wanted for each in batch]
-                tests = {
-                    each.wanted.key: Test(thresholds.of(_name(each)).effect, ALPHA / len(targets)) for each in batch
-                }
+                wanted, alpha = [each.wanted for each in batch], ALPHA / len(targets)
+                tests = {each.wanted.key: Criterion(thresholds.of(_name(each)).effect, alpha) for each in batch}
                 found += map(_paired, _measured(duel.run(wanted, batch[0].selection, tests)))
         except InterruptedPairsError as error:
             interrupted = True
@@ -131,7 +129,7 @@ def _measured(pairs: list[Pair]) -> list[Pair]:
 
 def _paired(pair: Pair) -> Paired:
     name = f"{pair.wanted.key} {pair.selection}"
-    return Paired(name, _side(name, pair.a), _side(name, pair.b), pair.decision, pair.blocks)
+    return Paired(name, _side(name, pair.a), _side(name, pair.b), pair.decision, pair.blocks, pair.doubt)
 
 
 def _side(name: str, found: Found) -> Entry | Failed:

@@ -37,6 +37,8 @@ class Paired:
         Of the sequential test; None if a side failed.
     pairs : int
         Blocks that it rests on.
+    doubt : str
+        Why it is uncertain, beside the number of pairs.
     """
 
     name: str
@@ -44,6 +46,7 @@ class Paired:
     new: Entry | Failed
     decision: Decision | None = None
     pairs: int = 0
+    doubt: str = ""
 
 
 def side_of(name: str, record: Mapping[str, Any], samples_s: Sequence[float]) -> Entry:
@@ -100,7 +103,7 @@ def _verdict(found: Paired, threshold: Threshold) -> Verdict:
         failed = [f"side {side}: {each.message}" for side, each in sides if isinstance(each, Failed) and each.message]
         return Verdict(found.name, "missing", failed, base, new)
     decision = found.decision
-    reasons = _reasons(decision, found.pairs)
+    reasons = [found.doubt] if found.doubt else _reasons(decision, found.pairs)
     regressions = ["time"] if decision.verdict == "slower" else []
     for what, reason in beside_time(base, new, threshold):
         regressions.append(what)

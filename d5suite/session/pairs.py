@@ -5,6 +5,9 @@ worker runs at a time, from its start on: the other one is blocked on a read. Bl
 the sequential test has decided or the budget is spent; then each side proves what was timed, and
 only what is proved counts.
 
+Two processes of one program differ in their memory layout, which no number of pairs averages out.
+So what is slower or faster is measured again by new processes, and holds if they say the same.
+
 Imports `d5suite.statistics`, `d5suite.launch` and its neighbours.
 """
 
@@ -34,7 +37,7 @@ ORDERS = ((0, 1, 1, 0), (1, 0, 0, 1))
 LETTER_S, LONG_S = 0.05, 0.5
 """Least duration of a letter; and of a sample that is one by itself, without two more."""
 
-LETTER, LONGEST_LETTER = 3, 200
+LETTER, LONGEST_LETTER = 3, 50
 """Samples of a letter: usually, and at most."""
 
 Run = Generator[tuple[str, TurnWorker], None, None]
@@ -57,7 +60,7 @@ class Budget:
 
 
 @dataclass(frozen=True)
-class Test:
+class Criterion:
     """What is asked of one measurement: the relative effect that counts, and the error rate."""
 
     effect: float
@@ -78,6 +81,8 @@ class Pair:
         None if a side failed.
     blocks : int
         Pairs that it rests on.
+    doubt : str
+        Why it is uncertain, though pairs of one launch have decided it.
     """
 
     wanted: Wanted
@@ -86,6 +91,7 @@ class Pair:
     b: Found
     decision: Decision | None = None
     blocks: int = 0
+    doubt: str = ""
 
 
 class InterruptedPairsError(KeyboardInterrupt):
@@ -137,8 +143,8 @@ class Duel:
         """Free the folders of job files."""
         self._held.close()
 
-    def run(self, batch: Sequence[Wanted], selection: Selection, tests: Mapping[str, Test]) -> list[Pair]:
-        """Measure a batch of one backend on both sides.
+    def run(self, batch: Sequence[Wanted], selection: Selection, tests: Mapping[str, Criterion]) -> list[Pair]:
+        """Measure a batch of one backend on both sides, and once more what has changed.
 
         Parameters
         ----------
@@ -146,7 +152,7 @@ class Duel:
             Of one job.
         selection : Selection
             The backend; a side may have another mode.
-        tests : mapping of str to Test
+        tests : mapping of str to Criterion
             By key.
 
         Raises
@@ -156,11 +162,28 @@ class Duel:
         BackendError
             If the backend has not a side's mode.
         """
+        try:
+            first = self._launch(batch, selection, tests, 1)
+        except InterruptedPairsError as error:
+            raise InterruptedPairsError([_confirmed(each, None) for each in error.pairs]) from error
+        changed = [each.wanted for each in first if _has_changed(each)]
+        if not changed:
+            return first
+        try:
+            second = {each.wanted.key: each for each in self._launch(changed, selection, tests, 2)}
+        except InterruptedPairsError as error:
+            again = {each.wanted.key: each for each in error.pairs if each.decision is not None}
+            raise InterruptedPairsError([_confirmed(each, again.get(each.wanted.key)) for each in first]) from error
+        return [_confirmed(each, second.get(each.wanted.key)) for each in first]
+
+    def _launch(
+        self, batch: Sequence[Wanted], selection: Selection, tests: Mapping[str, Criterion], launch: int
+    ) -> list[Pair]:
         chosen = [
             selection if side.mode is None else select(f"{selection.backend.name}:{side.mode}") for side in self._sides
         ]
         runs = [
-            session.in_turns(its, batch, self._starter(place, session))
+            session.in_turns(its, batch, self._starter(place, session), launch)
             for place, (session, its) in enumerate(zip(self._sessions, chosen, strict=True))
         ]
         match = _Match(runs, [each.key for each in batch], tests, self._budget, self._coin, self._tell)
@@ -197,6 +220,30 @@ class Duel:
         return start
 
 
+def _has_changed(pair: Pair) -> bool:
+    return pair.decision is not None and pair.decision.verdict in ("slower", "faster")
+
+
+def _confirmed(first: Pair, second: Pair | None) -> Pair:
+    """What two launches say together; what has not changed in the first one needs no second."""
+    one = first.decision
+    if one is None or not _has_changed(first):
+        return first
+    if second is None or (second.decision is None and not (second.a.failure or second.b.failure)):
+        doubt = f"{one.ratio:.3f} times as long, which no second launch of both sides has confirmed"
+        return replace(first, decision=one._replace(verdict="uncertain"), doubt=doubt)
+    other = second.decision
+    if other is None:
+        return second
+    blocks = first.blocks + second.blocks
+    if other.verdict == one.verdict:
+        weaker = min(one, other, key=lambda each: abs(math.log(each.ratio)))
+        return replace(second, decision=weaker, blocks=blocks)
+    doubt = f"two launches of both sides disagree: {one.ratio:.3f} and {other.ratio:.3f} times as long"
+    both = Decision("uncertain", math.sqrt(one.ratio * other.ratio), min(one.low, other.low), max(one.high, other.high))
+    return replace(second, decision=both, blocks=blocks, doubt=doubt)
+
+
 @dataclass
 class _Turns:
     """What both sides handed over of one measurement: all samples, and the blocks' differences."""
@@ -214,7 +261,7 @@ class _Match:
         self,
         runs: Sequence[Run],
         keys: Sequence[str],
-        tests: Mapping[str, Test],
+        tests: Mapping[str, Criterion],
         budget: Budget,
         coin: random.Random,
         tell: Callable[[str], None],
@@ -279,7 +326,7 @@ class _Match:
             self._lost[side] = told(error)
             return None
 
-    def _take(self, workers: Sequence[TurnWorker], test: Test) -> _Turns:
+    def _take(self, workers: Sequence[TurnWorker], test: Criterion) -> _Turns:
         """Take blocks until it is decided, the budget is spent, or a worker has ended."""
         turns = _Turns()
         end = time.monotonic() + self._budget.seconds

@@ -220,7 +220,11 @@ class Session:
             self._take(attempt, plan, found)
 
     def in_turns(
-        self, selection: Selection, batch: Sequence[Wanted], start: Callable[[Job, Path, float], TurnWorker]
+        self,
+        selection: Selection,
+        batch: Sequence[Wanted],
+        start: Callable[[Job, Path, float], TurnWorker],
+        launch: int = 1,
     ) -> Generator[tuple[str, TurnWorker], None, None]:
         """Run the job of a batch by workers that wait for their turns; `known` has the results.
 
@@ -230,6 +234,8 @@ class Session:
         batch : sequence of Wanted
         start : callable
             Starts a worker, given the job, its file and the seconds for which it may run.
+        launch : int
+            From 1: a later one of the same job, whose results replace those before.
 
         Yields
         ------
@@ -237,13 +243,14 @@ class Session:
             A measurement's key, and the worker that waits for its first turn. It is resumed when
             the worker was told that its turns have ended.
         """
-        found = self._found[Wanted.job_on(batch[0], selection)] = {}
+        found = self._found.setdefault(batch[0].job_on(selection), {})
         plan = self._plan(selection, batch, found)
         remaining = [] if plan is None else list(plan.wanted)
         number = 0
         while plan is not None and remaining:
             number += 1
-            job, path = plan.make(remaining), self._path(plan.slug, number)
+            slug = plan.slug if launch == 1 else f"{plan.slug}-launch{launch}"
+            job, path = plan.make(remaining), self._path(slug, number)
             job.save(path)
             worker, interrupt = start(job, path, plan.limit_s), None
             try:

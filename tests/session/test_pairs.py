@@ -1,0 +1,220 @@
+"""Two sides in turn, with workers that only pretend: who runs when, when it ends, and what two
+launches say together."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from d5suite.backends import Selection, select
+from d5suite.cases.case import Settings
+from d5suite.cases.problem import Problem, ProblemCase
+from d5suite.launch.turns import TurnWorker
+from d5suite.measurements import find
+from d5suite.session.pairs import Budget, Criterion, Duel, InterruptedPairsError, Pair
+from d5suite.session.session import Found, Wanted
+from d5suite.session.sides import Side
+
+CRITERION = Criterion(effect=0.05, alpha=0.01)
+Time = Callable[[str, int], float | None]
+"""Seconds of a sample, by problem and launch; None if the worker dies in its turn."""
+
+
+@dataclass
+class Pretence:
+    """What workers pretend on each side, and what has happened.
+
+    Attributes
+    ----------
+    times : list of callable
+        Of A and B.
+    fails : set of (int, str)
+        Sides and problems that fail before their turn.
+    interrupt : (str, int) or None
+        Where somebody presses Ctrl-C: problem and launch.
+    changes : bool
+        Whether a result lacks a sample that was handed over.
+    said : list of str
+        Why workers were told to leave.
+    events : list of str
+        Who was told that its turns have ended, and who then went on.
+    """
+
+    times: Sequence[Time]
+    fails: set[tuple[int, str]] = field(default_factory=set)
+    interrupt: tuple[str, int] | None = None
+    changes: bool = False
+    said: list[str] = field(default_factory=list)
+    events: list[str] = field(default_factory=list)
+
+
+@dataclass
+class Worker:
+    """A worker of one measurement."""
+
+    pretence: Pretence
+    side: int
+    name: str
+    launch: int
+    noise: random.Random
+    sample_s: float = 0.1
+    given: list[float] = field(default_factory=list)
+    left: str = ""
+    done: bool = False
+
+    def take(self, count: int) -> list[float] | None:
+        if self.pretence.interrupt == (self.name, self.launch) and len(self.given) > 20:
+            raise KeyboardInterrupt
+        time = self.pretence.times[self.side](self.name, self.launch)
+        if time is None:
+            return None
+        taken = [time * self.noise.lognormvariate(0, 0.01) for _ in range(count)]
+        self.given += taken
+        return taken
+
+    def finish(self) -> None:
+        self.done = True
+        self.pretence.events.append(f"{self.side} ends")
+
+    def leave(self, reason: str) -> None:
+        self.left = reason
+        self.pretence.said.append(f"{'AB'[self.side]} {self.name}: {reason}")
+
+
+def pretend(monkeypatch: pytest.MonkeyPatch, pretence: Pretence) -> None:
+    """Replace the sessions of both sides."""
+
+    class Pretender:
+        made = 0
+
+        def __init__(self, settings: Settings) -> None:
+            self.settings, self.side = settings, Pretender.made
+            Pretender.made += 1
+            self.found: dict[str, Found] = {}
+
+        def close(self) -> None:
+            pass
+
+        def known(self, wanted: Wanted, selection: Selection) -> Found | None:
+            return self.found.get(wanted.key)
+
+        def in_turns(
+            self, selection: Selection, batch: Sequence[Wanted], start: Any, launch: int
+        ) -> Generator[tuple[str, TurnWorker], None, None]:
+            for each in batch:
+                name = each.case.name.partition(".")[2]
+                if (self.side, name) in pretence.fails:
+                    self.found[each.key] = Found(failure="it is wrong", wrong=True)
+                    continue
+                worker = Worker(pretence, self.side, name, launch, random.Random(f"{self.side}{name}{launch}"))
+                try:
+                    yield each.key, cast(TurnWorker, worker)
+                except GeneratorExit:
+                    self.found[each.key] = Found(failure="the worker was interrupted")
+                    raise
+                pretence.events.append(f"{self.side} goes on")
+                if worker.done:
+                    given = worker.given[:-1] if pretence.changes else worker.given
+                    self.found[each.key] = Found(record={"of": f"launch {launch}"}, samples_s=given)
+                else:
+                    why = worker.left if pretence.times[self.side](name, launch) else "the worker died"
+                    self.found[each.key] = Found(failure=why)
+
+    monkeypatch.setattr("d5suite.session.pairs.Session", Pretender)
+
+
+def run(tmp_path: Path, names: str, budget: Budget = Budget()) -> dict[str, Pair]:  # noqa: B008  immutable
+    """Measure some problems, of one letter each."""
+    batch = [Wanted(ProblemCase("p", Problem(name, "Relu", {"X": (3,)})), find("forward")) for name in names]
+    duel = Duel((Side("here"), Side("here")), Settings(jobs=tmp_path), budget, seed=1)
+    try:
+        pairs = duel.run(batch, select("torch"), {each.key: CRITERION for each in batch})
+    except InterruptedPairsError as error:
+        pairs = error.pairs
+        pairs = [each for each in pairs if each.decision is not None]
+    finally:
+        duel.close()
+    return {each.wanted.case.name.partition(".")[2]: each for each in pairs}
+
+
+def verdicts(pairs: dict[str, Pair]) -> dict[str, str | None]:
+    return {name: each.decision.verdict if each.decision else None for name, each in pairs.items()}
+
+
+def steady(name: str, launch: int) -> float:
+    return 0.1
+
+
+def test_what_has_changed_is_measured_by_two_launches_and_the_rest_by_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    times = {"s": 0.13, "e": 0.1, "f": 0.08}
+    pretence = Pretence([steady, lambda name, launch: times[name]])
+    pretend(monkeypatch, pretence)
+    found = run(tmp_path, "sef")
+    assert verdicts(found) == {"s": "slower", "e": "same", "f": "faster"}
+    assert found["s"].decision is not None and found["s"].decision.ratio == pytest.approx(1.3, rel=0.01)
+    records = {name: each.b.record for name, each in found.items()}
+    assert records == {"s": {"of": "launch 2"}, "e": {"of": "launch 1"}, "f": {"of": "launch 2"}}
+    assert found["s"].blocks >= 2 * 8
+    told, went = pretence.events[::2], pretence.events[1::2]  # one at a time
+    assert [each.replace("ends", "goes on") for each in told] == went and len(went) == 2 * (3 + 2)
+
+
+def test_what_a_second_launch_does_not_confirm_is_uncertain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One process had an unlucky memory layout."""
+    pretend(monkeypatch, Pretence([steady, lambda name, launch: 0.13 if launch == 1 else 0.1]))
+    (found,) = run(tmp_path, "s").values()
+    assert found.decision is not None and found.decision.verdict == "uncertain"
+    assert found.doubt.startswith("two launches of both sides disagree: 1.299 and 1.001")
+    assert found.decision.low < 1 < found.decision.high
+
+
+def test_a_side_that_fails_costs_this_measurement_and_the_other_side_leaves_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretence = Pretence([steady, lambda name, launch: None if name == "d" else 0.1], fails={(0, "w"), (1, "v")})
+    pretend(monkeypatch, pretence)
+    found = run(tmp_path, "wadve")
+    assert verdicts(found) == {"w": None, "a": "same", "d": None, "v": None, "e": "same"}
+    failures = {name: (each.a.failure, each.b.failure) for name, each in found.items() if each.decision is None}
+    wrong = "it is wrong"
+    assert failures == {"w": (wrong, None), "d": (None, "the worker died"), "v": (None, wrong)}
+    assert {each for each in pretence.said if not each.startswith("B d:")} == {
+        "B w: side A has failed in this measurement", "A d: side B has failed in this measurement",
+        "A v: side B has failed in this measurement",
+    }  # fmt: skip
+
+
+def test_a_budget_that_is_spent_decides_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(monkeypatch, Pretence([steady, lambda name, launch: 0.13]))
+    for budget, blocks in ((Budget(blocks=3), 3), (Budget(seconds=0), 1)):
+        pretend(monkeypatch, Pretence([steady, lambda name, launch: 0.13]))
+        (found,) = run(tmp_path, "s", budget).values()
+        assert found.decision is not None
+        assert (found.decision.verdict, found.blocks) == ("uncertain", blocks)
+
+
+@pytest.mark.parametrize(
+    ("launch", "expected"), [(1, {"a": "same"}), (2, {"a": "same", "s": "uncertain", "t": "uncertain"})]
+)
+def test_an_interrupt_costs_what_was_not_finished(
+    launch: int, expected: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretend(monkeypatch, Pretence([steady, lambda name, launch: 0.1 if name == "a" else 0.13], interrupt=("s", launch)))
+    found = run(tmp_path, "ast")
+    assert verdicts(found) == expected
+    assert all("no second launch" in each.doubt for name, each in found.items() if name != "a")
+
+
+def test_a_result_with_other_samples_than_were_handed_over_counts_for_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretend(monkeypatch, Pretence([steady, steady], changes=True))
+    (found,) = run(tmp_path, "s").values()
+    assert found.decision is None and "other samples than it handed over" in str(found.b.failure)
