@@ -84,12 +84,15 @@ def _parser() -> argparse.ArgumentParser:
     compare.add_argument("--tables", action="store_true", help="show two files as tables side by side, too")
     compare.add_argument("--force", action="store_true", help="compare runs of other machines or settings, too")
     compare.add_argument("--thresholds", type=Path, metavar="FILE.toml", help="what counts as a change, by benchmark")
+    compare.add_argument("--history", type=Path, metavar="FOLDER", help="judge one file by the runs of a folder")
     compare.add_argument(
         "--between-runs", type=float, metavar="FRACTION",
         help="by how much a median varies from run to run (standard deviation; default: 0.15)",
     )  # fmt: skip
     _add_forms(compare)
     compare.set_defaults(run=_compare)
+
+    _add_history(commands.add_parser("history", help="keep sound results of many runs, and date their changes"))
 
     ab = commands.add_parser(
         "ab", help="measure two sides in turn, and say what pairs show of each benchmark",
@@ -175,6 +178,22 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _add_history(history: argparse.ArgumentParser) -> None:
+    actions = history.add_subparsers(title="actions", metavar="ACTION", required=True)
+    add = actions.add_parser(
+        "add", help="keep what is sound of result files",
+        epilog="exit codes: 0 kept, 3 an answer was wrong, 6 nothing was sound",
+    )  # fmt: skip
+    add.add_argument("folder", type=Path, metavar="FOLDER")
+    add.add_argument("results", type=Path, nargs="+", metavar="RESULT.json")
+    add.set_defaults(run=_history_add)
+    show = actions.add_parser("show", help="list benchmarks with their latest level and every change, dated to its run")
+    show.add_argument("folder", type=Path, metavar="FOLDER")
+    show.add_argument("-k", dest="only", default="*", metavar="PATTERN", help="shell pattern of names (default: all)")
+    show.add_argument("--thresholds", type=Path, metavar="FILE.toml", help="what counts as a change, by benchmark")
+    show.set_defaults(run=_history_show)
+
+
 def _add_forms(command: argparse.ArgumentParser) -> None:
     for name, what in (("json", "JSON"), ("markdown", "a summary in Markdown"), ("junit", "JUnit XML")):
         command.add_argument(f"--{name}", type=Path, metavar="FILE", help=f"write {what}; - prints it instead")
@@ -234,6 +253,8 @@ def _make_openimages(options: argparse.Namespace) -> None:
 def _compare(options: argparse.Namespace) -> int:
     from rich.console import Console
 
+    if options.history:
+        return _judge_by_history(options, Console(markup=False))
     if len(options.results) == 2 and not options.tables:
         return _judge(options, Console(markup=False))
     given = [f"--{name.replace('_', '-')}" for name in _OF_TWO if getattr(options, name)]
@@ -265,6 +286,54 @@ def _judge(options: argparse.Namespace, console: Console) -> int:
     found = compare_runs(base, new, thresholds, force=options.force)
     _announce(found, options, console)
     return int(found.exit)
+
+
+def _judge_by_history(options: argparse.Namespace, console: Console) -> int:
+    from d5suite.report.history import compare_with_history
+    from d5suite.report.runs import read_run
+    from d5suite.report.thresholds import Thresholds, read_thresholds
+
+    if len(options.results) != 1 or options.tables or options.between_runs is not None:
+        raise ConfigurationError(
+            "--history is for one file, without --tables and --between-runs: a history tells how runs vary"
+        )
+    thresholds = read_thresholds(options.thresholds) if options.thresholds else Thresholds()
+    found = compare_with_history(options.history, read_run(options.results[0]), thresholds, force=options.force)
+    _announce(found, options, console)
+    return int(found.exit)
+
+
+def _history_add(options: argparse.Namespace) -> int:
+    from d5suite.report.history import add
+    from d5suite.report.verdicts import Exit
+
+    codes = []
+    for result in options.results:
+        kept = add(options.folder, result)
+        if kept.path is None:
+            print(f"{result}: nothing kept")
+        else:
+            print(
+                f"{result}: {kept.benchmarks} benchmarks {'were kept before' if kept.known else 'kept'} in {kept.path}"
+            )
+        for each in kept.left_out:
+            print(f"  left out: {each}")
+        if kept.wrong:
+            codes.append(Exit.WRONG_ANSWER)
+        elif kept.path is None:
+            codes.append(Exit.TOO_NOISY)
+    return int(min(codes, default=Exit.NOTHING_WRONG))
+
+
+def _history_show(options: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    from d5suite.report.history import read, show
+    from d5suite.report.thresholds import Thresholds, read_thresholds
+
+    thresholds = read_thresholds(options.thresholds) if options.thresholds else Thresholds()
+    show(read(options.folder), options.only, thresholds, Console(markup=False))
+    return 0
 
 
 def _ab(options: argparse.Namespace) -> int:

@@ -146,13 +146,8 @@ def compare_runs(base: Run, new: Run, thresholds: Thresholds, *, force: bool = F
     if differences and not force:
         return Comparison(base, new, [], dict(differences), notes)
     verdicts = _judge(pairs, thresholds)
-    verdicts += [_missing(each, new.failed.get(each.name)) for each in alone_base]
-    verdicts += [
-        Verdict(name, "invalid", [failed.message])
-        for name, failed in new.failed.items()
-        if failed.wrong and name not in {each.name for each in verdicts}
-    ]
-    verdicts += [_new(each) for each in alone_new]
+    verdicts += [missing(each, new.failed.get(each.name)) for each in alone_base]
+    verdicts += unpaired(new, alone_new, verdicts)
     notes += [f"the threshold for {pattern!r} matches no benchmark" for pattern in thresholds.unmatched]
     return Comparison(base, new, verdicts, dict(differences), notes, forced=force)
 
@@ -200,7 +195,15 @@ def differ(one: Mapping[str, str], other: Mapping[str, str]) -> list[str]:
     return [f"{n}: {one.get(n, 'none')} ≠ {other.get(n, 'none')}" for n in names if one.get(n) != other.get(n)]
 
 
-def _missing(entry: Entry, failed: Failed | None) -> Verdict:
+def unpaired(new: Run, alone: Sequence[Entry], judged: Sequence[Verdict]) -> list[Verdict]:
+    """Say what there is of benchmarks that only the new run has, and of its other wrong answers."""
+    named = {each.name for each in judged}
+    wrong = [(name, failed) for name, failed in new.failed.items() if failed.wrong and name not in named]
+    return [*(Verdict(name, "invalid", [failed.message]) for name, failed in wrong), *map(_new, alone)]
+
+
+def missing(entry: Entry, failed: Failed | None) -> Verdict:
+    """Say why a benchmark of the base has no time in the new run."""
     if failed is None:
         return Verdict(entry.name, "missing", ["BASE has it, NEW has not"], entry)
     reason = failed.message
@@ -233,7 +236,7 @@ def _verdict(base: Entry, new: Entry, threshold: Threshold, p_value: float | Non
     sides = base.series, new.series
     shown = change(*sides, between_runs=threshold.between_runs, confidence=CONFIDENCE)
     sure = change(*sides, between_runs=threshold.between_runs, confidence=1 - ALPHA / tests)
-    verdict, reasons = _of_times(base, new, threshold, shown, sure, p_value, tests)
+    verdict, reasons = of_times(base, new, threshold, shown, sure, p_value, tests)
     regressions = ["time"] if verdict == "slower" else []
     for what, reason in beside_time(base, new, threshold):
         regressions.append(what)
@@ -241,9 +244,10 @@ def _verdict(base: Entry, new: Entry, threshold: Threshold, p_value: float | Non
     return Verdict(base.name, verdict, reasons, base, new, shown, p_value, regressions, notes)
 
 
-def _of_times(
+def of_times(
     base: Entry, new: Entry, threshold: Threshold, shown: Change, sure: Change, p_value: float | None, tests: int
 ) -> tuple[str, list[str]]:
+    """Decide from the intervals of a ratio, shown and corrected for the number of tests."""
     limit = 1 + threshold.effect
     if 1 / limit <= shown.low and shown.high <= limit:
         return "same", []

@@ -1,0 +1,397 @@
+"""Results of many runs: a folder that keeps what is sound, and what it says of a new run.
+
+A run is one small JSON file with a figure of each benchmark, so a folder of years is read at once.
+What was wrong, failed or disturbed is not kept. Imports rich, its neighbours and
+`d5suite.statistics`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timezone
+from fnmatch import fnmatchcase
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from d5suite.errors import ConfigurationError, JobError
+from d5suite.files import read_json, write_bytes
+from d5suite.report.formats import figure
+from d5suite.report.runs import Entry, Run, positive, read_run
+from d5suite.report.thresholds import Threshold, Thresholds
+from d5suite.report.verdicts import (
+    ALPHA,
+    CONFIDENCE,
+    Comparison,
+    Verdict,
+    beside_time,
+    differ,
+    missing,
+    of_times,
+    unpaired,
+)
+from d5suite.statistics.changes import Change, Series
+from d5suite.statistics.steps import steps
+
+SCHEMA = "d5suite-history-1"
+
+LATEST = 200
+"""Runs of a benchmark that are looked at: the time to find changes grows with their square."""
+
+ENOUGH = 3
+"""Runs of one level from which on a new one can be judged."""
+
+RESOLUTION = 0.002
+"""Least standard deviation of a figure from run to run: a few equal runs do not make it 0."""
+
+Key = tuple[str, tuple[tuple[str, str], ...]]
+"""A benchmark's name and conditions."""
+
+
+class Point(NamedTuple):
+    """A benchmark in one run.
+
+    Attributes
+    ----------
+    date, run : str
+        When it was measured, and the name of the run's file.
+    entry : Entry
+    """
+
+    date: str
+    run: str
+    entry: Entry
+
+
+class Step(NamedTuple):
+    """A change of a benchmark's level.
+
+    Attributes
+    ----------
+    since : Point
+        The first run of the new level.
+    ratio : float
+        The median of the new level over that of the old one.
+    """
+
+    since: Point
+    ratio: float
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What became of a result file.
+
+    Attributes
+    ----------
+    path : Path or None
+        Where it is kept; None if nothing of it is.
+    benchmarks : int
+        How many are kept.
+    left_out : list of str
+        What is not, with reasons.
+    wrong : bool
+        Whether an answer was wrong.
+    known : bool
+        Whether it was kept before.
+    """
+
+    path: Path | None
+    benchmarks: int
+    left_out: list[str]
+    wrong: bool
+    known: bool = False
+
+
+def add(folder: Path, result: Path) -> Kept:
+    """Keep the sound benchmarks of a result file.
+
+    Parameters
+    ----------
+    folder : Path
+        Made if it is not there.
+    result : Path
+        A file of d5suite, pytest-benchmark or asv.
+
+    Raises
+    ------
+    JobError, ConfigurationError
+        If the file is malformed, or the folder cannot be written.
+    """
+    run = read_run(result)
+    left_out = [f"{name}: it failed: {failed.message}" for name, failed in run.failed.items()]
+    sound = []
+    for entry in run.entries:
+        reasons = [f"its answer was wrong: {each}" for each in entry.wrong] + [f"disturbed: {e}" for e in entry.doubts]
+        left_out += [f"{entry.name}: {each}" for each in reasons[:1]]
+        if not reasons:
+            sound.append(entry)
+    wrong = any(entry.wrong for entry in run.entries) or any(failed.wrong for failed in run.failed.values())
+    if not sound:
+        return Kept(None, 0, left_out, wrong)
+    try:
+        digest = hashlib.sha256(result.read_bytes()).hexdigest()[:12]
+        date = _utc(run.date) or datetime.fromtimestamp(result.stat().st_mtime, timezone.utc).isoformat()
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / f"{date[:19].replace(':', '')}-{digest}.json"
+        if path.exists():
+            return Kept(path, len(sound), left_out, wrong, known=True)
+        content = {
+            "schema": SCHEMA,
+            "date": date,
+            "source": result.name,
+            "benchmarks": [_record(each) for each in sound],
+        }
+        write_bytes(path, (json.dumps(content, indent=1, allow_nan=False) + "\n").encode())
+    except OSError as error:
+        raise ConfigurationError(f"the run cannot be kept: {error.strerror}", where=str(folder)) from None
+    return Kept(path, len(sound), left_out, wrong)
+
+
+def _utc(date: str) -> str:
+    try:
+        read = datetime.fromisoformat(date)
+    except ValueError:
+        return ""
+    return (read if read.tzinfo else read.replace(tzinfo=timezone.utc)).astimezone(timezone.utc).isoformat()
+
+
+def _record(entry: Entry) -> dict[str, Any]:
+    return {
+        "name": entry.name,
+        "conditions": entry.conditions,
+        "facts": entry.facts,
+        "median": entry.series.median,
+        "is_memory": entry.is_memory,
+        "memory_bytes": entry.memory_bytes,
+        "first_call_s": entry.first_call_s,
+        "error": entry.error,
+    }
+
+
+def read(folder: Path) -> dict[Key, list[Point]]:
+    """Read a folder: the points of each benchmark in order of time, the latest `LATEST`.
+
+    Raises
+    ------
+    ConfigurationError
+        If there is none, or it holds no run.
+    JobError
+        If a file in it is malformed.
+    """
+    where, hint = str(folder), "Keep a run first: d5suite history add FOLDER RESULT.json"
+    if not folder.is_dir():
+        raise ConfigurationError("there is no such folder", where=where, hint=hint)
+    found: dict[Key, list[Point]] = defaultdict(list)
+    for path in sorted(folder.glob("*.json")):
+        content = read_json(path)
+        if not isinstance(content, dict) or content.get("schema") != SCHEMA:
+            raise JobError(
+                "this is no run of a history",
+                where=str(path),
+                hint="Move it elsewhere; result files are kept by d5suite history add.",
+            )
+        for place, given in enumerate(content.get("benchmarks") or []):
+            entry = _entry(given, f"{path}, benchmarks.{place}")
+            date = content.get("date")
+            found[_key(entry)].append(Point(date if isinstance(date, str) else "", path.stem, entry))
+    if not found:
+        raise ConfigurationError("it holds no run", where=where, hint=hint)
+    return {key: sorted(points, key=lambda point: point.date)[-LATEST:] for key, points in found.items()}
+
+
+def _entry(given: Any, where: str) -> Entry:
+    if not isinstance(given, dict) or not isinstance(given.get("name"), str):
+        raise JobError("this benchmark has no name", where=where)
+    return Entry(
+        given["name"],
+        Series(positive(given.get("median"), f"{where}.median"), math.inf, 1),
+        _texts(given, "conditions", where),
+        _texts(given, "facts", where),
+        memory_bytes=_figure(given, "memory_bytes", where),
+        first_call_s=_figure(given, "first_call_s", where),
+        error=_figure(given, "error", where),
+        is_memory=given.get("is_memory") is True,
+    )
+
+
+def _texts(given: Mapping[str, Any], name: str, where: str) -> dict[str, str]:
+    table = given.get(name, {})
+    if not isinstance(table, dict) or not all(isinstance(value, str) for value in table.values()):
+        raise JobError(f"{name} is no table of texts", where=where)
+    return table
+
+
+def _figure(given: Mapping[str, Any], name: str, where: str) -> float | None:
+    value = given.get(name)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+        raise JobError(f"{name} is {str(value)[:100]!r}", where=where)
+    return float(value)
+
+
+def _key(entry: Entry) -> Key:
+    return entry.name, tuple(sorted(entry.conditions.items()))
+
+
+def changes(points: Sequence[Point], threshold: Threshold) -> list[Step]:
+    """Return the changes of a benchmark's level, the oldest first."""
+    figures = [point.entry.series.median for point in points]
+    places = steps(figures, effect=threshold.effect)
+    bounds = [0, *places, len(points)]
+    levels = [statistics.median(figures[start:end]) for start, end in pairwise(bounds)]
+    return [Step(points[place], levels[i + 1] / levels[i]) for i, place in enumerate(places)]
+
+
+def compare_with_history(folder: Path, new: Run, thresholds: Thresholds, *, force: bool = False) -> Comparison:
+    """Judge a run by many others.
+
+    A benchmark is held to the runs since its level last changed: the interval in which the next run
+    lies, by Student's t, as wide as those runs vary. A change that this run makes visible, and that
+    began with an earlier one, is a regression, too: so a slow drift is found.
+
+    Raises
+    ------
+    JobError, ConfigurationError
+        As `read` does.
+    """
+    history = read(folder)
+    by_name: dict[str, list[Key]] = defaultdict(list)
+    for key in history:
+        by_name[key[0]].append(key)
+    differences: dict[str, list[str]] = defaultdict(list)
+    pairs: list[tuple[Key, Entry]] = []
+    fresh: list[Entry] = []
+    for entry in new.entries:
+        keys = by_name.get(entry.name)
+        if not keys:
+            fresh.append(entry)
+            continue
+        key = min(keys, key=lambda key: len(differ(dict(key[1]), entry.conditions)))
+        for each in differ(dict(key[1]), entry.conditions):
+            differences[each].append(entry.name)
+        pairs.append((key, entry))
+    base = Run(folder, "history", [_level(history[key])[0] for key, _ in pairs], {})
+    notes = [f"{new.path}: left out: {each}" for each in new.left_out]
+    if differences and not force:
+        return Comparison(base, new, [], dict(differences), notes)
+    judged = [_judge(history[key], entry, thresholds.of(entry.name), new, max(len(pairs), 1)) for key, entry in pairs]
+    judged += [missing(each, new.failed.get(each.name)) for each in _expected(history, pairs)]
+    judged += unpaired(new, fresh, judged)
+    notes += [f"the threshold for {pattern!r} matches no benchmark" for pattern in thresholds.unmatched]
+    return Comparison(base, new, judged, dict(differences), notes, forced=force)
+
+
+def _level(points: Sequence[Point], since: int = 0) -> tuple[Entry, float]:
+    """The runs of one level as an entry, and how its logarithms vary."""
+    level = points[since:]
+    logs = [math.log(point.entry.series.median) for point in level]
+    spread = max(statistics.stdev(logs), RESOLUTION) if len(logs) > 1 else math.inf
+    series = Series(math.exp(statistics.fmean(logs)), spread / math.sqrt(len(logs)), len(logs))
+    entries = [point.entry for point in level]
+    found = replace(
+        entries[-1],
+        series=series,
+        memory_bytes=_median(each.memory_bytes for each in entries),
+        first_call_s=_median(each.first_call_s for each in entries),
+        error=_median(each.error for each in entries),
+    )
+    return found, spread
+
+
+def _median(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.median(known) if known else None
+
+
+def _judge(points: Sequence[Point], new: Entry, threshold: Threshold, run: Run, tests: int) -> Verdict:
+    before = changes(points, threshold)
+    since = next((i for i, point in enumerate(points) if before and point is before[-1].since), 0)
+    base, spread = _level(points, since)
+    notes = differ(base.facts, new.facts) + [f"reason to doubt it: {each}" for each in new.warnings]
+    if new.wrong:
+        return Verdict(new.name, "invalid", new.wrong, base, new, notes=notes)
+    level = f"{base.series.rounds} runs since {points[since].date[:10]}"
+    if base.series.rounds < ENOUGH:
+        reasons = [f"only {level} to compare with; {ENOUGH} are needed"]
+        return Verdict(new.name, "uncertain", reasons, base, new, notes=notes)
+    shown, sure = (_prediction(base.series, spread, new, c) for c in (CONFIDENCE, 1 - ALPHA / tests))
+    verdict, reasons = of_times(base, new, threshold, shown, sure, None, tests)
+    if verdict in ("slower", "faster"):
+        reasons.append(f"than {level}")
+    regressions = ["time"] if verdict == "slower" else []
+    here = Point(_utc(run.date) or datetime.now(timezone.utc).isoformat(), run.path.name, new)
+    fresh = [] if new.doubts else _visible(before, changes([*points, here], threshold))
+    if fresh and verdict != "slower":
+        step = fresh[-1]
+        reasons.append(f"{step.ratio:.2f} times as long since {step.since.date[:10]} ({step.since.run})")
+        verdict, regressions = ("slower", ["time"]) if step.ratio > 1 else ("faster", [])
+    for what, reason in beside_time(base, new, threshold):
+        regressions.append(what)
+        reasons.append(reason)
+    return Verdict(new.name, verdict, reasons, base, new, shown, None, regressions, notes)
+
+
+def _visible(before: Sequence[Step], after: Sequence[Step]) -> list[Step]:
+    """The changes that the latest run made visible; one more run may move the others a little."""
+    return list(after[len(before) :])
+
+
+def _prediction(level: Series, spread: float, new: Entry, confidence: float) -> Change:
+    """The ratio of one more run to a level, as wide as runs of the level vary.
+
+    Student's t interval of a next observation: Hahn and Meeker, "Statistical Intervals", 1991, 4.7.
+    """
+    from scipy.stats import t
+
+    ratio = math.log(new.series.median / level.median)
+    half = float(t.ppf((1 + confidence) / 2, level.rounds - 1)) * spread * math.sqrt(1 + 1 / level.rounds)
+    return Change(math.exp(ratio), math.exp(ratio - half), math.exp(min(ratio + half, 700)))
+
+
+def _expected(history: Mapping[Key, Sequence[Point]], pairs: Sequence[tuple[Key, Entry]]) -> list[Entry]:
+    """What the latest run with any of these benchmarks had, and this one has not."""
+    runs = {point.run: point.date for key, _ in pairs for point in history[key][-1:]}
+    if not runs:
+        return []
+    latest = max(runs, key=lambda run: runs[run])
+    paired = {key for key, _ in pairs}
+    return [points[-1].entry for key, points in history.items() if key not in paired and points[-1].run == latest]
+
+
+def show(history: Mapping[Key, Sequence[Point]], pattern: str, thresholds: Thresholds, console: Console) -> None:
+    """Print each benchmark's latest level, how its runs vary, and its changes with their runs.
+
+    Raises
+    ------
+    ConfigurationError
+        If no name fits the pattern.
+    """
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.add_column("", overflow="fold")
+    for heading in ("runs", "latest ms", "varies by"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("changes", overflow="fold")
+    chosen = {key: points for key, points in history.items() if fnmatchcase(key[0], pattern)}
+    if not chosen:
+        raise ConfigurationError(f"no benchmark's name fits {pattern!r}")
+    for (name, _), points in sorted(chosen.items()):
+        found = changes(points, thresholds.of(name))
+        since = next((i for i, point in enumerate(points) if found and point is found[-1].since), 0)
+        level, spread = _level(points, since)
+        shown = level.series.median
+        told = "\n".join(f"×{each.ratio:.2f} since {each.since.date[:10]} ({each.since.run})" for each in found)
+        figures = f"{shown / 2**20:.4g} MiB" if level.is_memory else figure(1e3 * shown)
+        table.add_row(name, str(len(points)), figures, f"{spread:.1%}" if spread < math.inf else "–", told or "–")
+    console.print(table, highlight=False)

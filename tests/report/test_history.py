@@ -1,0 +1,185 @@
+"""``d5suite history`` and ``compare --history``: what is kept of many runs, and what they say."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from d5suite.cli import main
+from tests.report.test_verdicts import plain, record, reference, result, slow_down, wide, write
+
+__all__ = ["reference", "result", "wide"]  # fixtures
+
+
+def run_of(path: Path, day: int, medians: dict[str, float], *, cores: int = 2) -> Path:
+    content = plain(medians, cores=cores) | {"datetime": f"2026-{1 + day // 28:02}-{1 + day % 28:02}T03:00:00+00:00"}
+    for bench, median in zip(content["benchmarks"], medians.values(), strict=True):
+        bench["stats"]["data"] = [median] * 5
+    return write(path, content)
+
+
+def keep(folder: Path, *results: Path, code: int = 0) -> None:
+    assert main(["history", "add", str(folder), *map(str, results)]) == code
+
+
+@pytest.fixture
+def history(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
+    """Twenty runs of two benchmarks that vary by 1%."""
+    noise = random.Random(0)
+    for day in range(20):
+        figures = {name: median * noise.lognormvariate(0, 0.01) for name, median in (("a", 1e-3), ("b", 2.0))}
+        keep(tmp_path / "history", run_of(tmp_path / "run.json", day, figures))
+    capsys.readouterr()
+    return tmp_path / "history"
+
+
+def judged(capsys: pytest.CaptureFixture[str], history: Path, new: Path, *options: str, code: int) -> dict[str, Any]:
+    assert main(["compare", str(new), "--history", str(history), "--json", "-", *options]) == code
+    found = json.loads(capsys.readouterr().out)
+    return {each["name"]: each for each in found["benchmarks"]}
+
+
+def test_a_run_is_held_to_how_much_runs_vary(history: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    new = tmp_path / "new.json"
+    found = judged(capsys, history, run_of(new, 20, {"a": 1.005e-3, "b": 2.0}), code=0)
+    assert {each["verdict"] for each in found.values()} == {"same"}
+    found = judged(capsys, history, run_of(new, 20, {"a": 1.1e-3, "b": 1.8}), code=1)
+    assert [each["verdict"] for each in found.values()] == ["slower", "faster"]
+    low, high = found["test_x.py::a"]["interval"]
+    assert 1.05 < low < 1.1 < high < 1.15
+    assert found["test_x.py::a"]["reasons"][-1] == "than 20 runs since 2026-01-01"
+
+
+def test_a_benchmark_that_is_missing_new_or_from_another_machine_is_told(
+    history: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    new = run_of(tmp_path / "new.json", 20, {"a": 1e-3, "c": 1.0})
+    found = judged(capsys, history, new, code=4)
+    assert {name[-1]: each["verdict"] for name, each in found.items()} == {"a": "same", "b": "missing", "c": "new"}
+    judged(capsys, history, run_of(new, 20, {"a": 1e-3, "b": 2.0}, cores=4), code=5)
+    judged(capsys, history, new, "--force", code=0)
+
+
+def test_few_runs_decide_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for day in range(2):
+        keep(tmp_path / "history", run_of(tmp_path / "run.json", day, {"a": 1.0}))
+    capsys.readouterr()
+    found = judged(capsys, tmp_path / "history", run_of(tmp_path / "new.json", 3, {"a": 5.0}), code=6)
+    assert found["test_x.py::a"]["reasons"] == ["only 2 runs since 2026-01-01 to compare with; 3 are needed"]
+
+
+def test_a_step_is_dated_to_its_run_and_later_runs_are_held_to_the_new_level(
+    history: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    noise = random.Random(1)
+    for day in range(20, 32):
+        figures = {"a": 1.2e-3 * noise.lognormvariate(0, 0.01), "b": 2.0 * noise.lognormvariate(0, 0.01)}
+        keep(history, run_of(tmp_path / "run.json", day, figures))
+    capsys.readouterr()
+    assert main(["history", "show", str(history)]) == 0
+    rows = {line.split()[0]: line for line in capsys.readouterr().out.splitlines() if "test_x" in line}
+    assert "×1.19 since 2026-01-21 (2026-01-21T030000-" in rows["test_x.py::a"]
+    assert "since" not in rows["test_x.py::b"]
+    new = tmp_path / "new.json"
+    found = judged(capsys, history, run_of(new, 40, {"a": 1.2e-3, "b": 2.0}), code=0)
+    assert found["test_x.py::a"]["base"]["samples"] == 12
+
+
+def test_a_slow_drift_is_an_alarm_though_no_run_stands_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    noise, alarms = random.Random(2), []
+    for day in range(48):
+        new = run_of(tmp_path / "new.json", day, {"a": 1.004**day * noise.lognormvariate(0, 0.02)})
+        if day > 7 and main(["compare", str(new), "--history", str(tmp_path / "history"), "--json", "-"]) == 1:
+            (found,) = json.loads(capsys.readouterr().out)["benchmarks"]
+            alarms.append(found["reasons"][-1])
+        keep(tmp_path / "history", new)
+        capsys.readouterr()
+    assert 1 <= len(alarms) <= 8 and any("times as long since 2026-" in each for each in alarms)
+
+
+def test_many_runs_of_one_level_hardly_ever_alarm(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    noise, alarms = random.Random(3), 0
+    for day in range(50):
+        figures = {name: noise.lognormvariate(0, 0.03) for name in "abc"}
+        new = run_of(tmp_path / "new.json", day, figures)
+        if day > 2:
+            alarms += main(["compare", str(new), "--history", str(tmp_path / "history"), "--json", "-"]) == 1
+        keep(tmp_path / "history", new)
+        capsys.readouterr()
+    assert alarms == 0
+
+
+def test_what_is_wrong_failed_or_disturbed_is_not_kept(
+    result: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, new = tmp_path / "history", tmp_path / "new.json"
+    record(result)["machine"] = {"disturbed": True, "reasons": ["steal 20%"]}
+    check = record(result, 1)["validation"]["checks"][0]
+    check["error"] = 2 * check["tolerance"]
+    result["d5suite"]["failures"] = [{"group": "x/y", "backend": "jax", "wrong": False, "message": "died\nlog"}]
+    keep(folder, write(new, result), code=3)
+    said = capsys.readouterr().out
+    assert "2 benchmarks kept" in said
+    for reason in ("disturbed: steal 20%", "its answer was wrong: ", "x/y jax: it failed: died\n"):
+        assert reason in said
+    (kept,) = folder.glob("*.json")
+    assert len(json.loads(kept.read_text())["benchmarks"]) == 2
+    for number in range(4):
+        record(result, number)["machine"] = {"disturbed": True, "reasons": ["steal 20%"]}
+    check["error"] = 0.0
+    keep(folder, write(new, result), code=6)
+    assert "nothing kept" in capsys.readouterr().out and list(folder.glob("*.json")) == [kept]
+
+
+def test_a_result_is_kept_once_and_is_the_same_in_the_history(
+    result: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, new = tmp_path / "history", write(tmp_path / "new.json", result)
+    keep(folder, new)
+    keep(folder, new)
+    assert "were kept before" in capsys.readouterr().out and len(list(folder.glob("*"))) == 1
+    for number in range(3):
+        slow_down(result, 1.001, 0)
+        result["datetime"] = f"2027-01-0{number + 1}T00:00:00"
+        keep(folder, write(new, result))
+    capsys.readouterr()
+    assert {each["verdict"] for each in judged(capsys, folder, new, code=0).values()} == {"same"}
+    record(result)["peak_memory_bytes"] *= 2
+    assert judged(capsys, folder, write(new, result), code=1)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("{", "not valid JSON"),
+        ("[]", "this is no run of a history"),
+        ('{"schema": "d5suite-history-1", "benchmarks": [{"name": "a", "median": -1}]}', "is not a positive number"),
+        ('{"schema": "d5suite-history-1", "benchmarks": [{"name": "a", "median": 1, "error": "x"}]}', "error is 'x'"),
+        ('{"schema": "d5suite-history-1", "benchmarks": [{"name": "a", "median": 1, "facts": [1]}]}', "no table"),
+        ('{"schema": "d5suite-history-1", "benchmarks": [3]}', "this benchmark has no name"),
+    ],
+)
+def test_a_bad_file_in_the_folder_is_one_error(
+    history: Path, content: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (history / "2026-09-09.json").write_text(content)
+    assert main(["history", "show", str(history)]) == 2
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error")]
+    assert said in line and "2026-09-09.json" in line
+
+
+def test_what_makes_no_sense_is_one_error(history: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    new = str(run_of(tmp_path / "new.json", 20, {"a": 1.0}))
+    for words, said in (
+        (["compare", new, new, "--history", str(history)], "--history is for one file"),
+        (["compare", new, "--history", str(history), "--between-runs", "0.1"], "--history is for one file"),
+        (["compare", new, "--history", str(tmp_path / "none")], "there is no such folder"),
+        (["history", "show", str(history), "-k", "zzz"], "no benchmark's name fits 'zzz'"),
+        (["history", "add", new, new], "the run cannot be kept"),
+    ):
+        assert main(words) == 2
+        assert said in capsys.readouterr().err

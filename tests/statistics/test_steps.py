@@ -1,0 +1,74 @@
+"""Changes of a level over many runs are found where they are, as Mozilla finds them."""
+
+from __future__ import annotations
+
+import math
+import random
+import statistics
+
+import pytest
+
+from d5suite.statistics.steps import steps
+
+NOISES = ("quiet", "wild", "bimodal", "drifting back")
+
+
+def noise(kind: str, count: int, seed: int) -> list[float]:
+    """Factors by which runs of one level differ."""
+    generator, last, found = random.Random(f"{kind} {seed}"), 0.0, []
+    for _ in range(count):
+        each = generator.gauss(0, 0.01)
+        if kind == "wild" and generator.random() < 0.08:
+            each += generator.expovariate(3)
+        elif kind == "bimodal" and generator.random() < 0.3:
+            each += 0.06
+        elif kind == "drifting back":
+            last = each = 0.4 * last + 2 * each
+        found.append(math.exp(each))
+    return found
+
+
+@pytest.mark.parametrize("kind", NOISES)
+def test_a_step_of_a_tenth_is_found_where_it_is_and_none_where_there_is_none(kind: str) -> None:
+    found = 0
+    for seed in range(12):
+        level = noise(kind, 60, seed)
+        assert steps(level, effect=0.05) == []
+        changed = [value * (1.1 if place >= 40 else 1) for place, value in enumerate(level)]
+        found += any(abs(place - 40) <= 2 for place in steps(changed, effect=0.05))
+    assert found >= 11
+
+
+@pytest.mark.parametrize("kind", NOISES)
+def test_a_slow_drift_is_found(kind: str) -> None:
+    for seed in range(8):
+        drifting = [value * 1.2 ** (place / 60) for place, value in enumerate(noise(kind, 60, seed))]
+        assert steps(drifting, effect=0.05)
+
+
+def test_a_change_below_the_least_effect_and_runs_too_few_say_nothing() -> None:
+    level = noise("quiet", 60, 0)
+    changed = [value * (1.03 if place >= 30 else 1) for place, value in enumerate(level)]
+    assert steps(changed, effect=0.05) == [] and steps(changed, effect=0.01) == [30]
+    assert steps([1, 1, 1, 2, 2, 2], effect=0.05) == [] and steps([5.0] * 50, effect=0.05) == []
+
+
+def mozilla(values: list[float], window: int = 12, threshold: float = 7.0) -> list[int]:
+    """Perfherder's rule (mozilla/treeherder, treeherder/perf): Student's t of the 12 runs before and
+    the 12 from a run on, where it is largest and exceeds 7."""
+    scores = {}
+    for place in range(window, len(values) - window + 1):
+        before, after = values[place - window : place], values[place : place + window]
+        deviation = math.sqrt((statistics.variance(before) + statistics.variance(after)) / window)
+        scores[place] = abs(statistics.fmean(after) - statistics.fmean(before)) / deviation
+    near = {place: max(scores.get(place + d, 0.0) for d in range(-window, window + 1)) for place in scores}
+    return [place for place, score in scores.items() if score > threshold and score == near[place]]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_quiet_steps_are_those_that_mozilla_finds(seed: int) -> None:
+    levels = [1.0] * 30 + [1.15] * 30 + [0.9] * 30
+    values = [level * value for level, value in zip(levels, noise("quiet", 90, seed), strict=True)]
+    ours, theirs = steps(values, effect=0.05), mozilla(values)
+    assert len(ours) == len(theirs) == 2
+    assert all(abs(one - other) <= 1 for one, other in zip(ours, theirs, strict=True))
