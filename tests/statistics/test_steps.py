@@ -54,8 +54,8 @@ def test_a_change_below_the_least_effect_and_runs_too_few_say_nothing() -> None:
 
 
 def mozilla(values: list[float], window: int = 12, threshold: float = 7.0) -> list[int]:
-    """Perfherder's rule (mozilla/treeherder): Student's t of the 12 runs before a run and the 12 from
-    it on, where that is largest and exceeds 7."""
+    """Perfherder's rule (mozilla/treeherder): where Student's t of 12 runs and the 12 before is
+    largest, and exceeds 7."""
     scores = {}
     for place in range(window, len(values) - window + 1):
         before, after = values[place - window : place], values[place : place + window]
