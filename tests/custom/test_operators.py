@@ -115,6 +115,13 @@ ONE_IN_SHORT = pytest.mark.parametrize(
 )
 """For tests of what lies before the backend: builds and checks."""
 
+LIGHT_IN_SHORT = pytest.mark.parametrize(
+    "backend",
+    [pytest.param(name, marks=pytest.mark.slow if name in ("tensorflow", "torch") else ()) for name in BACKENDS],
+    indirect=True,
+)
+"""For sources of their own: half a minute to compile with these frameworks' headers."""
+
 
 @pytest.fixture(params=BACKENDS)
 def backend(request: pytest.FixtureRequest) -> Backend:
@@ -178,6 +185,7 @@ def test_both_directions_equal_numpy(backend: Backend, name: str, precision: str
         np.testing.assert_allclose(answer, expected, rtol=tolerance, atol=10 * tolerance)
 
 
+@LIGHT_IN_SHORT
 def test_two_operators_with_an_integer_input_and_two_outputs(backend: Backend, folder: Path) -> None:
     for factor in (2.5, -1.0):
         operator, inputs = picked(backend, picking(folder, factor))
@@ -217,12 +225,14 @@ def test_python_functions_get_attributes_and_may_leave_out_a_gradient(backend: B
     assert by_x.dtype == np.float32 and by_x.sum() == 9 and (by_x[range(3), index] == 3).all()
 
 
+@LIGHT_IN_SHORT
 def test_a_code_is_an_error_with_the_operators_name(backend: Backend, folder: Path) -> None:
     operator, inputs = picked(backend, picking(folder), "fp32")
     with pytest.raises(Exception, match=r"Pick.* failed with code 1"):
         operator.fetch(operator.forward(*operator.feed(inputs)))
 
 
+@LIGHT_IN_SHORT
 def test_an_operator_may_have_no_backward_pass(backend: Backend, folder: Path) -> None:
     operator, inputs = picked(backend, picking(folder, backward=False))
     fed = operator.feed(inputs)
