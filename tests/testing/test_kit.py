@@ -268,6 +268,17 @@ def test_the_same_backend_without_a_mistake_passes(catching: Catching, name: str
 
 
 @needs_torch
+@pytest.mark.slow
+def test_an_asynchronous_scheme_is_held_to_its_rule() -> None:
+    """The right one passes; of the other, ranks take weights that they cannot have yet."""
+    for mode, code in (("right", 0), ("hurried", 1)):
+        done = kit(f"wrong:{mode}", "d5suite.testing.test_native", options=["-k", "served"])
+        assert done.returncode == code, done.stdout[-3000:]
+        caught = "backend 'wrong' breaks clause 'scheme.meaning' of the contract: served, parameters, sgd"
+        assert (caught in done.stdout) == bool(code)
+
+
+@needs_torch
 @pytest.mark.alone
 @pytest.mark.parametrize("form", [pytest.param(QUICK, id="quick"), pytest.param((), id="full", marks=pytest.mark.slow)])
 def test_a_run_of_the_whole_kit_wants_every_level_proved(form: tuple[str, ...]) -> None:

@@ -7,6 +7,7 @@ And the same with less to prove it by: ``single`` has float32 only, ``partial`` 
 from dataclasses import replace
 
 from d5suite.backends.torch import BACKEND as RIGHT
+from d5suite.levels.native import Knob, NativeScheme
 
 BACKEND = replace(
     RIGHT,
@@ -62,6 +63,17 @@ BACKEND = replace(
         "lost": "the own scheme loses the last rank's gradient",
         "constant": "the own scheme ignores changes of the learning rate",
         "remembering": "the own scheme goes on where an older one on the same replica ended",
+        "hurried": "a rank of the own asynchronous scheme takes the weights after others' gradients, too",
+    },
+    schemes={
+        **RIGHT.schemes,
+        "served": NativeScheme(
+            title="served",
+            synchronous=False,
+            transports={"cpu": "gloo"},
+            sends=None,
+            knobs={"in_turn": Knob(False, "as it always does")},
+        ),
     },
 )
 

@@ -1,11 +1,14 @@
-"""PyTorch's DistributedDataParallel with one mistake."""
+"""PyTorch's DistributedDataParallel, and an asynchronous scheme, with one mistake."""
 
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import distributed
 
 from d5suite.backends.torch import native as right
+from d5suite.levels.native import FrameworkScheme
 
 
 def _added(state: object, bucket: distributed.GradBucket) -> torch.futures.Future[torch.Tensor]:
@@ -51,4 +54,36 @@ class DistributedDataParallel(right.DistributedDataParallel):
         return answer
 
 
-SCHEMES = {**right.SCHEMES, "ddp": DistributedDataParallel}
+class Served(FrameworkScheme):
+    """Each rank applies all gradients, rank after rank, and takes the weights after its own."""
+
+    def __init__(self, replica: Any, settings: Any) -> None:
+        super().__init__(replica, settings)
+        self._served = replica.weights()
+
+    @classmethod
+    def meet(cls, meeting: Any, settings: Any) -> Callable[[], None]:
+        return right.meet(meeting)
+
+    def step(self, feed: Any) -> Any:
+        replica: Any = self.replica
+        hurried = replica.trainer.executor.mode == "hurried"
+        loss, gradients = replica.gradients(feed)
+        own, taken = {name: np.array(value) for name, value in gradients.items()}, None
+        for rank in range(distributed.get_world_size()):
+            sent = {name: torch.from_numpy(value.copy()) for name, value in own.items()}
+            for tensor in sent.values():
+                distributed.broadcast(tensor, rank)
+            replica.load_weights(self._served)
+            replica.apply({name: tensor.numpy() for name, tensor in sent.items()})
+            self._served = replica.weights()
+            if rank == distributed.get_rank() or hurried:
+                taken = self._served
+        replica.load_weights(taken)
+        return loss
+
+    def finish(self) -> None:
+        self.replica.load_weights(self._served)
+
+
+SCHEMES = {**right.SCHEMES, "ddp": DistributedDataParallel, "served": Served}
