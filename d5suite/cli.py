@@ -34,9 +34,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     parser = _parser()
     words = list(sys.argv[1:] if arguments is None else arguments)
-    cut = words.index("--") if words[:1] in (["slurm"], ["ab"]) and "--" in words else len(words)
+    cut = words.index("--") if words[:1] in (["slurm"], ["ab"], ["bisect"]) and "--" in words else len(words)
     options = parser.parse_args(words[:cut])
-    options.further = words[cut + 1 :]  # of `slurm run` and `ab`: options of pytest
+    options.further = words[cut + 1 :]  # of `slurm run`, `ab`, `bisect`: options of pytest
     if not hasattr(options, "run"):
         parser.print_help()
         return 0
@@ -100,20 +100,22 @@ def _parser() -> argparse.ArgumentParser:
         "d5suite, or install:REQUIREMENT. Further options of pytest follow after --.",
         epilog="exit codes: as of compare (docs/compare.md)",
     )  # fmt: skip
-    ab.add_argument("recipes", nargs="+", metavar="RECIPE", help="as of pytest: files, folders, FILE::TEST")
     ab.add_argument("--a", required=True, metavar="SPEC", help="the base")
     ab.add_argument("--b", required=True, metavar="SPEC", help="what is compared with it")
-    ab.add_argument("--backend", metavar="NAME[:MODE][,…]", help="as of pytest, like --preset")
-    ab.add_argument("--preset", metavar="NAME")
-    ab.add_argument("--max-pairs", type=int, default=60, metavar="N", help="of each benchmark (default: %(default)s)")
-    ab.add_argument(
-        "--max-time", type=float, default=300.0, metavar="SECONDS", help="of each benchmark (default: %(default)g)"
-    )
-    ab.add_argument("--force", action="store_true", help="judge what was measured under other conditions, too")
-    ab.add_argument("--thresholds", type=Path, metavar="FILE.toml", help="what counts as a change, by benchmark")
-    ab.add_argument("--effect", type=float, metavar="FRACTION", help="relative change that counts (default: 0.05)")
+    _add_paired(ab)
     _add_forms(ab)
     ab.set_defaults(run=_ab)
+
+    bisect = commands.add_parser(
+        "bisect", help="find the revision of d5suite that made a benchmark slower",
+        description="Measures revisions in turn with the good one, as ab does. Further options of pytest follow "
+        "after --.",
+        epilog="exit codes: 0 found, 2 usage, 6 cannot be narrowed to one revision; of ab, if BAD is not slower",
+    )  # fmt: skip
+    bisect.add_argument("--good", required=True, metavar="REVISION")
+    bisect.add_argument("--bad", required=True, metavar="REVISION", help="a later one, which is slower")
+    _add_paired(bisect)
+    bisect.set_defaults(run=_bisect)
 
     conformance = commands.add_parser("conformance", help="check that a backend keeps the contract")
     conformance.add_argument("backend", metavar="NAME[:MODE]")
@@ -192,6 +194,20 @@ def _add_history(history: argparse.ArgumentParser) -> None:
     show.add_argument("-k", dest="only", default="*", metavar="PATTERN", help="shell pattern of names (default: all)")
     show.add_argument("--thresholds", type=Path, metavar="FILE.toml", help="what counts as a change, by benchmark")
     show.set_defaults(run=_history_show)
+
+
+def _add_paired(command: argparse.ArgumentParser) -> None:
+    """Add what commands take that measure two sides in turn."""
+    command.add_argument("recipes", nargs="+", metavar="RECIPE", help="as of pytest: files, folders, FILE::TEST")
+    command.add_argument("--backend", metavar="NAME[:MODE][,…]", help="as of pytest, like --preset")
+    command.add_argument("--preset", metavar="NAME")
+    command.add_argument("--max-pairs", type=int, default=60, metavar="N", help="by benchmark (default: %(default)s)")
+    command.add_argument(
+        "--max-time", type=float, default=300.0, metavar="SECONDS", help="by benchmark (default: %(default)g)"
+    )
+    command.add_argument("--force", action="store_true", help="judge what was measured under other conditions, too")
+    command.add_argument("--thresholds", type=Path, metavar="FILE.toml", help="what counts as a change, by benchmark")
+    command.add_argument("--effect", type=float, metavar="FRACTION", help="relative change that counts (default: 0.05)")
 
 
 def _add_forms(command: argparse.ArgumentParser) -> None:
@@ -337,29 +353,21 @@ def _history_show(options: argparse.Namespace) -> int:
 
 
 def _ab(options: argparse.Namespace) -> int:
-    from dataclasses import replace
-
     from rich.console import Console
 
-    from d5suite.pytest_plugin.ab import Budget, compare_sides
-    from d5suite.report.thresholds import Thresholds, read_thresholds
+    from d5suite.pytest_plugin.ab import measure
 
-    thresholds = read_thresholds(options.thresholds) if options.thresholds else Thresholds()
-    if options.effect is not None:
-        if not 0 < options.effect <= 10:
-            raise ConfigurationError(f"--effect {options.effect:g}: give a number above 0, to 10")
-        thresholds.default = replace(thresholds.default, effect=options.effect)
-    if options.max_pairs < 1 or not options.max_time > 0:
-        raise ConfigurationError("--max-pairs and --max-time must be positive")
-    chosen = [f"--{name}={getattr(options, name)}" for name in ("backend", "preset") if getattr(options, name)]
-    found = compare_sides(
-        (options.a, options.b), [*options.recipes, *chosen, *options.further], thresholds,
-        Budget(options.max_pairs, options.max_time), force=options.force,
-    )  # fmt: skip
+    found = measure(options, (options.a, options.b))
     _announce(found.comparison, options, Console(markup=False))
     if found.interrupted:
         raise KeyboardInterrupt
     return int(found.comparison.exit)
+
+
+def _bisect(options: argparse.Namespace) -> int:
+    from d5suite.pytest_plugin.bisect import run_bisect
+
+    return run_bisect(options)
 
 
 def _announce(found: Comparison, options: argparse.Namespace, console: Console) -> None:

@@ -91,7 +91,9 @@ MAY_IMPORT: dict[str, set[str]] = {
         "pytest_plugin", "session", "cases", "measurements", "report", "backends", "distributed", "optimizers", "data",
         "instruments", "launch", "job", "errors", "files",
     },
-    "cli": {"pytest_plugin", "launch", "report", "backends", "network", "data", "instruments", "errors", "files"},
+    "cli": {
+        "pytest_plugin", "launch", "report", "backends", "network", "data", "instruments", "errors", "files",
+    },
     "testing": {
         "testing", "backends", "distributed", "levels", "network", "optimizers", "data", "instruments", "validate",
         "training", "errors", "files",

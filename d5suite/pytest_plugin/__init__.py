@@ -14,6 +14,7 @@ pytest-benchmark only, and imports no framework.
 `ending`      interrupts lose nothing that is finished; what is absent is said
 `asked`       what a command line asks for, without measuring it
 `ab`          two sides of it, measured in turn: ``d5suite ab``
+`bisect`      the revision that made it slower: ``d5suite bisect``
 ============= =================================================================
 """
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import signal
 import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
 from typing import TYPE_CHECKING, NoReturn
 
 from d5suite.errors import ConfigurationError
@@ -17,10 +19,9 @@ from d5suite.report.formats import figure
 from d5suite.report.paired import Paired, judge, side_of
 from d5suite.report.reading import printable
 from d5suite.report.runs import Entry, Failed
-from d5suite.report.thresholds import Thresholds
+from d5suite.report.thresholds import Thresholds, read_thresholds
 from d5suite.report.verdicts import ALPHA, Comparison
-from d5suite.session.pairs import Budget as Budget
-from d5suite.session.pairs import Criterion, Duel, InterruptedPairsError, Pair
+from d5suite.session.pairs import Budget, Criterion, Duel, InterruptedPairsError, Pair
 from d5suite.session.sides import made
 
 if TYPE_CHECKING:
@@ -42,22 +43,69 @@ class Compared:
     interrupted: bool = False
 
 
-def compare_sides(
-    specs: tuple[str, str], arguments: Sequence[str], thresholds: Thresholds, budget: Budget, *, force: bool = False
+def asking(options: argparse.Namespace) -> Callable[[], Asked]:
+    """What says, once it is called, what a command's recipes and options of pytest ask for."""
+    chosen = [f"--{name}={getattr(options, name)}" for name in ("backend", "preset") if getattr(options, name)]
+    return cache(lambda: ask([*options.recipes, *chosen, *options.further]))
+
+
+def measure(
+    options: argparse.Namespace,
+    specs: tuple[str, str],
+    ask: Callable[[], Asked] | None = None,
+    only: str | None = None,
 ) -> Compared:
-    """Measure both sides of what pytest's arguments ask for.
+    """Measure two sides as the options of ``ab`` or ``bisect`` say.
+
+    Parameters
+    ----------
+    options : argparse.Namespace
+    specs : (str, str)
+    ask : callable, optional
+        Of `asking`.
+    only : str, optional
+        The name of the one benchmark that is measured.
+
+    Raises
+    ------
+    ConfigurationError
+        As `compare_sides`, or if an option makes no sense.
+    """
+    thresholds = read_thresholds(options.thresholds) if options.thresholds else Thresholds()
+    if options.effect is not None:
+        if not 0 < options.effect <= 10:
+            raise ConfigurationError(f"--effect {options.effect:g}: give a number above 0, to 10")
+        thresholds.default = replace(thresholds.default, effect=options.effect)
+    if options.max_pairs < 1 or not options.max_time > 0:
+        raise ConfigurationError("--max-pairs and --max-time must be positive")
+    budget = Budget(options.max_pairs, options.max_time)
+    return compare_sides(specs, ask or asking(options), thresholds, budget, force=options.force, only=only)
+
+
+def compare_sides(
+    specs: tuple[str, str],
+    ask: Callable[[], Asked],
+    thresholds: Thresholds,
+    budget: Budget,
+    *,
+    force: bool = False,
+    only: str | None = None,
+) -> Compared:
+    """Measure both sides of what is asked for.
 
     Parameters
     ----------
     specs : (str, str)
         Of A and B: `d5suite.session.sides`.
-    arguments : sequence of str
-        Of pytest.
+    ask : callable
+        Says what is to be measured, once both sides are made: `d5suite.pytest_plugin.asked.ask`.
     thresholds : Thresholds
     budget : Budget
         Of each benchmark.
     force : bool
         Judge what was measured under different conditions, too.
+    only : str, optional
+        The name of the one benchmark that is measured.
 
     Raises
     ------
@@ -68,12 +116,13 @@ def compare_sides(
         for each in KILLING:  # as Ctrl-C: nothing is left behind, and what is finished is told
             stack.callback(signal.signal, each, signal.signal(each, _interrupt))
         sides = [stack.enter_context(made(spec, option)) for spec, option in zip(specs, ("--a", "--b"), strict=True)]
-        asked = ask(arguments)
+        asked = ask()
         assert asked.settings is not None
         if asked.settings.elsewhere is not None or asked.settings.ranks:
             raise ConfigurationError("two sides are measured here, without ranks",
                                      hint="Leave out --ranks, --write-jobs and --from-jobs.")  # fmt: skip
         targets, notes = _in_turns(asked)
+        targets = [each for each in targets if only in (None, _name(each))]
         duel = Duel((sides[0], sides[1]), asked.settings, budget, _tell)
         stack.callback(duel.close)
         found: list[Paired] = []

@@ -110,11 +110,8 @@ def _verdict(found: Paired, threshold: Threshold) -> Verdict:
         reasons.append(reason)
     change = Change(decision.ratio, decision.low, decision.high)
     notes = differ(base.facts, new.facts)
-    notes += [
-        f"side {side} was disturbed: {why}"
-        for side, each in zip(SIDES, (base, new), strict=True)
-        for why in each.doubts
-    ]
+    if base.doubts or new.doubts:
+        notes.append("disturbed while it was measured, which pairs allow for")
     notes += [f"reason to doubt it: {each}" for each in dict.fromkeys([*base.warnings, *new.warnings])]
     return Verdict(found.name, decision.verdict, reasons, base, new, change, None, regressions, notes, found.pairs)
 

@@ -150,6 +150,41 @@ def _revision(spec: str, revision: str, where: str) -> Iterator[Side]:
         yield Side(spec, environment=_python_path(folder), folder=folder)
 
 
+def revisions(good: str, bad: str) -> list[str]:
+    """Return the commits after one revision up to another one that follows it, the oldest first.
+
+    Of merges only the first parent's line: each of its commits was the main line's state once.
+
+    Raises
+    ------
+    ConfigurationError
+        If there are none: the good revision must be an ancestor of the bad one.
+    """
+    where = f"{good}..{bad}"
+    if any(not each or each.startswith("-") for each in (good, bad)):
+        raise ConfigurationError("these are no revisions", where=where)
+    for each in (good, bad):
+        _output(["git", "rev-parse", "--verify", f"{each}^{{commit}}"], where, GIT_S)
+    listed = ["git", "rev-list", "--reverse", "--first-parent", "--ancestry-path", where]
+    found = _output(listed, where, GIT_S).split()
+    if not found:
+        raise ConfigurationError("no revision lies between them", where=where,
+                                 hint="The good revision must be an ancestor of the bad one.")  # fmt: skip
+    return found
+
+
+def subject(revision: str) -> str:
+    """Return a commit's short name, date and subject.
+
+    Raises
+    ------
+    ConfigurationError
+        If there is no such commit.
+    """
+    command = ["git", "show", "--no-patch", "--format=%h %cs %s", f"{revision}^{{commit}}"]
+    return _output(command, f"revision {revision}", GIT_S).strip()
+
+
 def _installed(spec: str, requirement: str, where: str) -> Side:
     """Make a virtual environment of this one's packages and the required one; or take it again."""
     if not requirement.strip() or requirement.startswith("-"):

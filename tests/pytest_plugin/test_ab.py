@@ -6,19 +6,23 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from xml.etree import ElementTree as XML
 
 import pytest
 
 import d5suite
+from d5suite.backends import Selection
 from d5suite.cli import main
 from d5suite.launch.base import Limits
 from d5suite.launch.turns import TurnWorker
+from d5suite.session.pairs import Duel, Pair
+from d5suite.session.session import Found, Wanted
 from d5suite.session.sides import made
 from tests.conftest import plugin_environment, write_recipe
 
@@ -34,6 +38,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory, small_onnx: Path) -> Path:
     text = recipe.read_text().replace("name='small'", "name='two'").replace("batch_size=4", "batch_size=2")
     recipe.with_name("test_two.py").write_text(text)
     return folder
+
+
+@pytest.fixture(autouse=True)
+def fresh(folder: Path) -> Iterator[None]:
+    """Commands that run in this process collect the recipes anew."""
+    paths = list(sys.path)
+    yield
+    sys.path[:] = paths
+    for name, module in list(sys.modules.items()):
+        if str(getattr(module, "__file__", None)).startswith(str(folder)):
+            del sys.modules[name]
 
 
 def ab(
@@ -88,6 +103,25 @@ def test_a_wrong_answer_and_a_crash_cost_their_own_benchmark_each(folder: Path, 
     assert content["failures"]["small/inference"]["message"] == "side B has failed in this measurement"
 
 
+def test_an_interrupt_shows_what_was_finished(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It comes, as SIGTERM, while the second batch is measured."""
+
+    def run(self: Duel, batch: Sequence[Wanted], selection: Selection, tests: object) -> list[Pair]:
+        if batch[0].case.name == "two":
+            os.kill(os.getpid(), signal.SIGTERM)
+        return [Pair(batch[0], selection, Found(failure="the disk is full"), Found())]
+
+    monkeypatch.setattr(Duel, "run", run)
+    monkeypatch.chdir(folder)
+    before = signal.getsignal(signal.SIGTERM)
+    assert main(["ab", "--a", "here", "--b", "here", "recipes", "--backend", "onnxruntime", "--json", "-"]) == 130
+    (found,) = json.loads(capsys.readouterr().out)["benchmarks"]
+    assert found["name"] == "small/inference onnxruntime" and found["reasons"] == ["side A: the disk is full"]
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
 UNMAKEABLE = [
     ("foo:bar", "neither an executable file nor a known form\n  Give here, an interpreter"),
     ("/nowhere/python", "neither an executable file nor a known form"),
@@ -138,27 +172,28 @@ def test_what_makes_no_sense_is_one_clear_error(
     assert said.err.startswith("error: ") and message in said.err and not said.out
 
 
-def commit(repository: Path, *changes: tuple[str, str]) -> None:
-    """Make a commit for each change of a line in d5suite's ``sampling.py``."""
-    git = ["git", "-C", str(repository), "-c", "user.name=t", "-c", "user.email=t@localhost"]
-    subprocess.run([*git, "init", "--quiet", "--initial-branch=main"], check=True)
+def commit(repository: Path, **changes: tuple[str, str]) -> None:
+    """Make a commit for each change of a line in d5suite's ``sampling.py``, under its name."""
+    git = ["git", "-C", str(repository), "-c", "init.defaultBranch=main"]
+    git += ["-c", "user.name=t", "-c", "user.email=t@localhost"]
+    subprocess.run([*git, "init", "--quiet"], check=True)
     sampling = repository / "d5suite" / "instruments" / "sampling.py"
-    for old, new in changes:
+    for name, (old, new) in changes.items():
         text = sampling.read_text()
         assert old in text
         sampling.write_text(text.replace(old, new))
         subprocess.run([*git, "add", "d5suite"], check=True)
-        subprocess.run([*git, "commit", "--quiet", "--message=x"], check=True)
+        subprocess.run([*git, "commit", "--quiet", f"--message={name}"], check=True)
 
 
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
-    """d5suite in two revisions; in the second one, every sample is told 1.5 times as long."""
+    """d5suite in two revisions; in the second one, every sample is told three times as long."""
     repository = tmp_path / "repository"
     ignored = shutil.ignore_patterns("__pycache__", "third_party")
     shutil.copytree(Path(d5suite.__file__).parent, repository / "d5suite", ignore=ignored)
     told = "return clock() - start\n"
-    commit(repository, (told, f"{told}\n"), (told, "return 1.5 * (clock() - start)\n"))
+    commit(repository, first=(told, f"{told}\n"), slower=(told, "return 3 * (clock() - start)\n"))
     return repository
 
 
@@ -171,7 +206,7 @@ def test_a_revision_is_as_it_was_and_the_repository_stays_as_it_is(
         for side in (before, after):
             assert side.folder is not None and side.environment["PYTHONPATH"].startswith(str(side.folder))
             texts.append((side.folder / "d5suite" / "instruments" / "sampling.py").read_text())
-        assert ["1.5 * (clock() - start)" in text for text in texts] == [False, True]
+        assert ["3 * (clock() - start)" in text for text in texts] == [False, True]
         folders = [side.folder for side in (before, after)]
     assert not any(folder.exists() for folder in folders if folder)
     for command in (["status", "--porcelain"], ["worktree", "list", "--porcelain"]):
@@ -180,12 +215,17 @@ def test_a_revision_is_as_it_was_and_the_repository_stays_as_it_is(
 
 
 @pytest.mark.slow
-def test_revisions_are_measured(repository: Path, folder: Path, imagenet_tree: Path) -> None:
+def test_the_revision_that_made_it_slower_is_found(repository: Path, folder: Path, imagenet_tree: Path) -> None:
+    commit(repository, later=("WAKE_S = 0.02", "WAKE_S = 0.01"))
     shutil.copytree(folder / "recipes", repository / "recipes")
-    done = ab(repository, imagenet_tree, "rev:HEAD~1", "rev:main", recipes="recipes/test_two.py")
-    assert done.returncode == 1, done.stderr
-    (slower,) = json.loads(done.stdout)["benchmarks"]
-    assert 1.3 < slower["ratio"] < 1.7
+    done = subprocess.run(
+        [sys.executable, "-m", "d5suite.cli", "bisect", "--good", "main~2", "--bad", "main", "recipes/test_two.py",
+         "--backend", "faulty", "--max-pairs", "20", "--", "--imagenet", str(imagenet_tree), "--threads", "1"],
+        cwd=repository, env=plugin_environment(), capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    said = done.stdout.splitlines()
+    assert said[-2].startswith("two/inference faulty takes ") and said[-1].endswith(" slower")
 
 
 def test_what_pip_installs_lies_over_this_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
