@@ -7,6 +7,7 @@ import json
 import shutil
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ pytestmark = pytest.mark.gpu
 WITH_CUDA = [name for name, backend in discover()[0].items() if "cuda" in backend.devices]
 
 
+@cache
 def _problem(name: str) -> str | None:
     """Why a backend cannot use CUDA here, asked in a process of its own."""
     problem = discover()[0][name].problem()
