@@ -358,7 +358,8 @@ def _ab(options: argparse.Namespace) -> int:
     from d5suite.pytest_plugin.ab import measure
 
     found = measure(options, (options.a, options.b))
-    _announce(found.comparison, options, Console(markup=False))
+    if not found.interrupted or found.comparison.verdicts:
+        _announce(found.comparison, options, Console(markup=False))
     if found.interrupted:
         raise KeyboardInterrupt
     return int(found.comparison.exit)

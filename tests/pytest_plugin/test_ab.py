@@ -103,10 +103,11 @@ def test_a_wrong_answer_and_a_crash_cost_their_own_benchmark_each(folder: Path, 
     assert content["failures"]["small/inference"]["message"] == "side B has failed in this measurement"
 
 
+@pytest.mark.parametrize("recipes", ["recipes", "recipes/test_two.py"])
 def test_an_interrupt_shows_what_was_finished(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    recipes: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It comes, as SIGTERM, while the second batch is measured."""
+    """It comes, as SIGTERM, while ``two`` is measured."""
 
     def run(self: Duel, batch: Sequence[Wanted], selection: Selection, tests: object) -> list[Pair]:
         if batch[0].case.name == "two":
@@ -116,10 +117,14 @@ def test_an_interrupt_shows_what_was_finished(
     monkeypatch.setattr(Duel, "run", run)
     monkeypatch.chdir(folder)
     before = signal.getsignal(signal.SIGTERM)
-    assert main(["ab", "--a", "here", "--b", "here", "recipes", "--backend", "onnxruntime", "--json", "-"]) == 130
-    (found,) = json.loads(capsys.readouterr().out)["benchmarks"]
-    assert found["name"] == "small/inference onnxruntime" and found["reasons"] == ["side A: the disk is full"]
+    assert main(["ab", "--a", "here", "--b", "here", recipes, "--backend", "onnxruntime", "--json", "-"]) == 130
     assert signal.getsignal(signal.SIGTERM) is before
+    said = capsys.readouterr().out
+    if recipes != "recipes":
+        assert not said  # nothing was finished
+        return
+    (found,) = json.loads(said)["benchmarks"]
+    assert found["name"] == "small/inference onnxruntime" and found["reasons"] == ["side A: the disk is full"]
 
 
 UNMAKEABLE = [
