@@ -29,8 +29,9 @@ from d5suite.session.record import record
 KEEP_RUNS = 20
 """Folders of job files kept; older ones go when a new one is made."""
 
-RUN_FOLDER = re.compile(r"\d{8}-\d{6}-\d+")
-"""Their names: date, time and process. Nothing else in ``--jobs DIR`` is ours to remove."""
+RUN_FOLDER = re.compile(r"\d{8}-\d{6}-\d+(-\d+)?")
+"""Their names: date, time, process, and a number if it has several in a second. Nothing else in
+``--jobs DIR`` is ours to remove."""
 
 LOCK = "session.lock"
 """A file in each that a session holds a lock on while it runs."""
@@ -127,10 +128,15 @@ class Session:
             self.folder = self.settings.elsewhere
             return
         parent = self.settings.jobs
-        self.folder = parent / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+        name = f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+        self.folder = parent / name
         try:
             parent.mkdir(parents=True, exist_ok=True)
             with locked(parent / f".{LOCK}"):  # a folder is seen once it is locked
+                number = 1
+                while self.folder.exists():
+                    number += 1
+                    self.folder = parent / f"{name}-{number}"
                 self.folder.mkdir()
                 self._held.enter_context(locked(self.folder / LOCK))
                 _prune(parent)

@@ -43,6 +43,18 @@ def test_only_folders_of_ended_sessions_are_pruned(tmp_path: Path) -> None:
     last.close()
 
 
+def test_one_process_may_begin_several_sessions_in_a_second(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("time.strftime", lambda form: "20261123-080000")
+    sessions = [Session(Settings(jobs=tmp_path)) for _ in range(3)]
+    assert len({each.folder for each in sessions}) == len(_runs(tmp_path)) == 3
+    for each in sessions:
+        each.close()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("d5suite.session.session.KEEP_RUNS", 1)
+        Session(Settings(jobs=tmp_path)).close()
+    assert len(_runs(tmp_path)) == 1
+
+
 def test_an_unexpected_exception_costs_its_own_case_and_is_named(tmp_path: Path, monkeypatch: Any) -> None:
     """One problem cannot be described, and one backend's worker cannot be started."""
     problems = [Problem(name, "Relu", {"X": (3,)}) for name in ("bad", "good")]
