@@ -6,6 +6,7 @@ import itertools
 import json
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import jsonschema
@@ -92,34 +93,32 @@ MODES = [name for name in (*BUILT_IN, "keras:torch", "keras:jax", "mxnet:imperat
          if select(name).backend.problem(select(name).mode) is None]  # fmt: skip
 
 
-@pytest.fixture(scope="session")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Trajectory]]:
-    """Run every backend's training courses, each in a fresh process."""
-    folder = tmp_path_factory.mktemp("runs")
-    found: dict[str, dict[str, Trajectory]] = {}
-    for name in MODES:
-        out = folder / name.replace(":", "-")
-        subprocess.run(
-            [sys.executable, "-m", "d5suite.testing.reference", name, str(out)],
-            env={**plugin_environment(), **thread_environment(2)},
-            check=True,
-            capture_output=True,
-        )
-        found[name] = {course: Trajectory.load(out / f"{course}.h5")[0] for course in COURSES}
-    return found
+def _run(name: str, out: Path) -> dict[str, Trajectory]:
+    """Run a backend's training courses in a fresh process."""
+    subprocess.run(
+        [sys.executable, "-m", "d5suite.testing.reference", name, str(out)],
+        env={**plugin_environment(), **thread_environment(1)},
+        check=True,
+        capture_output=True,
+    )
+    return {course: Trajectory.load(out / f"{course}.h5")[0] for course in COURSES}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("course", COURSES)
-def test_every_pair_agrees_on_every_loss_parameter_and_statistic(
-    runs: dict[str, dict[str, Trajectory]], course: str
-) -> None:
-    """Twenty steps in float64, to 1e-8: of LeNet-5 on digits, of every operator, of ResNet-18."""
-    assert len(runs) == len(MODES) > 1
-    network = COURSES[course].network()
-    for one, other in itertools.combinations(runs, 2):
-        first, second = runs[one][course], runs[other][course]
-        assert len(first.losses) == STEPS
-        assert set(first.parameters) == set(second.parameters) == {*network.parameters, *network.statistics}
-        found = check_trajectory(f"{one} vs {other}", first, second, tolerance=FLOAT64, parameters=True)
-        assert [check for check in found if not check.passed] == []
+def test_every_pair_agrees_on_every_loss_parameter_and_statistic(tmp_path: Path) -> None:
+    """Twenty steps in float64, to 1e-8: of LeNet-5 on digits, of every operator, of ResNet-18.
+
+    One test, so that test processes share the runs.
+    """
+    assert len(MODES) > 1
+    with ThreadPoolExecutor(2) as pool:
+        runs = list(pool.map(lambda name: _run(name, tmp_path / name.replace(":", "-")), MODES))
+    for course in COURSES:
+        network = COURSES[course].network()
+        for (one, first), (other, second) in itertools.combinations(zip(MODES, runs, strict=True), 2):
+            losses, parameters = first[course].losses, first[course].parameters
+            assert len(losses) == STEPS
+            assert set(parameters) == set(second[course].parameters) == {*network.parameters, *network.statistics}
+            what = f"{course}, {one} vs {other}"
+            found = check_trajectory(what, first[course], second[course], tolerance=FLOAT64, parameters=True)
+            assert [check for check in found if not check.passed] == []
