@@ -39,7 +39,7 @@ horovod: $(VENV)/installed
 test test-all: $(VENV)/installed-test
 	@failed=; \
 	$(QUICKLY) OMP_WAIT_POLICY=passive $(RUN) -m pytest tests/ -n $(WORKERS) --dist worksteal $(RETRY) -m "($(CHOSEN)) and not alone" || failed=yes; \
-	$(QUICKLY) $(RUN) -m pytest tests/ $(RETRY) -m "($(CHOSEN)) and alone" || failed=yes; \
+	$(QUICKLY) OMP_WAIT_POLICY=passive $(RUN) -m pytest tests/ $(RETRY) -m "($(CHOSEN)) and alone" || failed=yes; \
 	test -z "$$failed"
 RETRY := --reruns 1 -rR
 test: CHOSEN := not slow
