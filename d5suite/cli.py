@@ -175,8 +175,10 @@ def _parser() -> argparse.ArgumentParser:
     openimages.add_argument("--seed", type=int, default=0, metavar="N", help="default: %(default)s")
     openimages.set_defaults(run=_make_openimages)
     from d5suite.launch.slurm.command import add_commands
+    from d5suite.report.page.command import add_command
 
     add_commands(commands)
+    add_command(commands)
     return parser
 
 
@@ -207,7 +209,7 @@ def _add_paired(command: argparse.ArgumentParser) -> None:
     )
     command.add_argument("--force", action="store_true", help="judge what was measured under other conditions, too")
     command.add_argument("--thresholds", type=Path, metavar="FILE.toml", help="what counts as a change, by benchmark")
-    command.add_argument("--effect", type=float, metavar="FRACTION", help="relative change that counts (default: 0.05)")
+    command.add_argument("--effect", type=float, metavar="FRACTION", help="relative change to find (default: 0.02)")
 
 
 def _add_forms(command: argparse.ArgumentParser) -> None:

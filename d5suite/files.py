@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import glob
 import hashlib
 import importlib.util
 import io
@@ -36,6 +37,10 @@ _LONGEST_INTEGER = 22  # characters of 2**64 - 1 and a sign
 PATIENCE_S = 1.0
 """Seconds after which one who waits for another process says so."""
 
+ABANDONED_S = 3600.0
+"""Age in seconds at which a temporary file is one that a killed process left: writing one takes
+seconds, and changes it."""
+
 PARTIAL = ".partial"
 """The suffix of a folder that is being made."""
 
@@ -52,6 +57,8 @@ def cache_folder() -> Path:
 
 class PendingFile:
     """A temporary file beside ``path`` that replaces it on `commit`.
+
+    What killed processes have left there, an hour ago or earlier, is removed.
 
     Parameters
     ----------
@@ -72,9 +79,18 @@ class PendingFile:
 
     def __init__(self, path: Path) -> None:
         self.path = Path(os.path.realpath(path))
+        self._remove_abandoned()
         handle, name = tempfile.mkstemp(dir=self.path.parent, prefix=f".{self.path.name}.", suffix=".part")
         os.close(handle)
         self.temporary = Path(name)
+
+    def _remove_abandoned(self) -> None:
+        name, oldest = glob.escape(self.path.name), time.time() - ABANDONED_S
+        for pattern in (f".{name}.*.part", f"..{name}.*.part.*.part"):
+            for left in self.path.parent.glob(pattern):
+                with contextlib.suppress(OSError):  # another process removes it, too
+                    if left.lstat().st_mtime < oldest:
+                        left.unlink()
 
     def commit(self) -> None:
         """Flush the temporary file to disk and rename it to ``path``."""

@@ -84,7 +84,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "errors",
     },
     "session": {
-        "session", "cases", "measurements", "backends", "launch", "job", "statistics", "errors", "files",
+        "session", "cases", "measurements", "backends", "launch", "job", "instruments", "statistics", "errors", "files",
     },
     "report": {"report", "measurements", "backends", "network", "instruments", "statistics", "errors", "files"},
     "pytest_plugin": {

@@ -59,6 +59,8 @@ class Settings:
         By how many ranks, and how, level 3 is measured; without any, it is not.
     divides_batch : bool
         Whether the batch is that of all ranks together: strong scaling.
+    wait_quiet_s : float, optional
+        How long the session may wait for a quiet machine in all.
     write_jobs, from_jobs : Path, optional
         Folder of jobs that run elsewhere: to write them to, and to take their results from.
     """
@@ -83,6 +85,7 @@ class Settings:
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     ranks: Sequence[Ranks] = ()
     divides_batch: bool = False
+    wait_quiet_s: float | None = None
     write_jobs: Path | None = None
     from_jobs: Path | None = None
 

@@ -8,6 +8,7 @@ machine. Imports the standard library, `d5suite.statistics`, `d5suite.errors` an
 `settings`      how many samples to take
 `warmup`        calls until times are steady
 `sampling`      first call, warm-up, adaptive samples; alternating runs for ratios
+`freshness`     whether a step computes, or remembers answers
 `memory`        free memory and peak memory
 `environment`   machine and software, constant during a run
 `machine`       the machine's state before and after a run, and whether the run was disturbed

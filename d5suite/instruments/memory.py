@@ -107,7 +107,7 @@ def peak_memory(
         baseline = int(read())
         function()
         return PeakMemory(int(read()), baseline, "device")
-    _return_freed_memory()
+    return_freed_memory()
     if _reset_kernel_peak():
         baseline = _kernel_peak_bytes()
         function()
@@ -115,8 +115,8 @@ def peak_memory(
     return _sampled_peak(function)
 
 
-def _return_freed_memory() -> None:
-    """Return freed memory to the system; reused by the call, it would hide in the baseline."""
+def return_freed_memory() -> None:
+    """Return freed memory to the system: reused, it hides in a baseline; kept, others lack it."""
     gc.collect()
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # GNU's C library only
     if trim is not None:

@@ -6,6 +6,7 @@ Imports the standard library and its neighbours in ``d5suite.instruments``.
 from __future__ import annotations
 
 import statistics
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -83,3 +84,33 @@ def probe_noise(duration_s: float = 1.0, *, clock: Clock = now) -> Noise:
         causes.append(f"a fixed loop took {spread - 1:.0%} longer than its median in its slowest twentieth")
     verdict = f"noisy: {'; '.join(causes)}" if causes else f"quiet: a fixed loop varied by {spread - 1:.1%}"
     return Noise(not causes, verdict, spread, median, len(times), found.reasons, found.details)
+
+
+def await_quiet(
+    limit_s: float,
+    tell: Callable[[str], None] | None = None,
+    *,
+    probe: Callable[[], Noise] = probe_noise,
+    clock: Clock = now,
+) -> str:
+    """Wait until others leave the machine alone, and return what still disturbs it at the limit.
+
+    Parameters
+    ----------
+    limit_s : float
+        In seconds; one probe is made in any case.
+    tell : callable, optional
+        Receives what is being waited for.
+    probe : callable
+    clock : callable
+        Seconds, monotonic.
+    """
+    end = clock() + limit_s
+    while True:
+        reasons = probe().reasons
+        if not reasons:
+            return ""
+        if clock() >= end:
+            return "; ".join(reasons)
+        if tell is not None:
+            tell(f"waiting for a quiet machine: {reasons[0]}")

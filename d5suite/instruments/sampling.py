@@ -21,7 +21,7 @@ from typing import Any, Literal
 from d5suite.errors import ConfigurationError
 from d5suite.instruments.clock import Clock, now
 from d5suite.instruments.settings import InTurns, SamplingSettings, Turns
-from d5suite.instruments.warmup import still_falls, warm_up
+from d5suite.instruments.warmup import WARMUP_BLOCK_CALLS, still_falls, warm_up
 from d5suite.statistics.intervals import count_outliers, drift, interval_ranks, median_interval, relative_half_width
 from d5suite.statistics.ratios import ratios_of
 
@@ -150,7 +150,8 @@ def sample(
         _collect_before_warming_up()
         warmup_s, steady = warm_up(call, settings)
         if isinstance(settings, InTurns) and settings.turns is not None:
-            samples_s = _sample_in_turns(call, settings.turns, calls, clock)
+            lately = [*warmup_s, first_call_s] if len(warmup_s) < WARMUP_BLOCK_CALLS else warmup_s
+            samples_s = _sample_in_turns(call, settings.turns, calls, clock, min(lately[-WARMUP_BLOCK_CALLS:]))
             return Samples(first_call_s, warmup_s, samples_s, steady, "rounds", settings.confidence)
         samples_s = []
         end = clock() + settings.max_time_s
@@ -345,15 +346,17 @@ def sample_alternating(
     }
 
 
-def _sample_in_turns(call: Callable[[], float], turns: Turns, calls: int, clock: Clock) -> list[float]:
+def _sample_in_turns(call: Callable[[], float], turns: Turns, calls: int, clock: Clock, sample_s: float) -> list[float]:
     samples_s: list[float] = []
-    while (count := turns.wait()) is not None:
-        end = clock() + WAKE_S
-        call()
-        while clock() < end:
+    while (turn := turns.wait(sample_s)) is not None:
+        if turn.wakes:
+            end = clock() + WAKE_S
             call()
-        block = [call() for _ in range(count)]
+            while clock() < end:
+                call()
+        block = [call() for _ in range(turn.samples)]
         samples_s += block
+        sample_s = sum(block) / turn.samples
         turns.give([each / calls for each in block], sum(block))
     if not samples_s:
         raise ConfigurationError("turns ended before any sample was taken")

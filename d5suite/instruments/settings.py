@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 from d5suite.errors import ConfigurationError
 
@@ -103,11 +103,18 @@ class SamplingSettings:
         return cls(**values)
 
 
-class Turns(Protocol):
-    """Who says when samples are taken, where two workers take them in turn."""
+class Turn(NamedTuple):
+    """How many samples to take, and whether calls that do not count come first."""
 
-    def wait(self) -> int | None:
-        """Wait for this worker's turn; return how many samples to take, or None at the end."""
+    samples: int
+    wakes: bool = True
+
+
+class Turns(Protocol):
+    """Who says when samples are taken, where workers take them in turn."""
+
+    def wait(self, sample_s: float) -> Turn | None:
+        """Wait for this worker's turn; None at the end. A sample has lately taken sample_s."""
 
     def give(self, samples_s: list[float], took_s: float) -> None:
         """Hand over the samples of one turn, in seconds, and how long they took in all."""
@@ -115,7 +122,7 @@ class Turns(Protocol):
 
 @dataclass(frozen=True)
 class InTurns(SamplingSettings):
-    """Settings of a step whose samples are taken in turn with another worker's.
+    """Settings of a step whose samples are taken in turn with other workers'.
 
     Parameters
     ----------

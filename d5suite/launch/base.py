@@ -163,6 +163,15 @@ def group_memory(pid: int) -> int:
     return total
 
 
+def is_running(pid: int) -> bool:
+    """Whether a thread of a process has work for a CPU; unknown, so no, without Linux's proc(5)."""
+    for stat in Path("/proc", str(pid), "task").glob("*/stat"):
+        with contextlib.suppress(OSError):
+            if stat.read_text().rpartition(")")[2].split()[0] == "R":
+                return True
+    return False
+
+
 def kill_group(pid: int) -> None:
     """Kill the rest of a process group, if any."""
     with contextlib.suppress(ProcessLookupError, PermissionError):

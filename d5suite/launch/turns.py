@@ -1,4 +1,4 @@
-"""Run a worker that takes its samples in turn with another one: this end of the channel to it.
+"""Run a worker that takes its samples in turn with others: this end of the channel to it.
 
 `d5suite.worker.turns` says what is exchanged. Only while this process waits for an answer does the
 worker run, and only that counts towards its time limit. Imports its neighbours in
@@ -30,11 +30,16 @@ from d5suite.launch.base import (
     Outcome,
     cannot_start,
     group_memory,
+    is_running,
     kill_group,
     said_of,
     tail_of,
     worker_environment,
 )
+
+REST_S, REST_POLL_S = 0.1, 0.001
+"""Longest wait for a worker's threads to sleep after its turn, and between two looks: some spin for
+about 10 ms when their work is done, and would take a quarter of the next worker's turn."""
 
 LONGEST_LINE = 1 << 20
 """Bytes of a worker's message; ten thousand samples are a fifth of that."""
@@ -64,7 +69,15 @@ class TurnWorker:
     Attributes
     ----------
     sample_s : float
-        How long a sample of its last turn took; that of a kernel is many calls.
+        How long a sample has lately taken; that of a kernel is many calls. 0 if it has not said.
+    took_s : float
+        How long its last turn took, without the calls that do not count.
+    memory_bytes : int
+        Its limit.
+    peak_bytes : int
+        Most resident memory seen of it and its descendants; it is looked at every `POLL_S`.
+    outgrew : bool
+        Whether it was killed because it used more memory than its limit.
 
     Raises
     ------
@@ -86,7 +99,8 @@ class TurnWorker:
         watch: Callable[[], None] | None = None,
     ) -> None:
         self._limits, self._watch, self._log = limits, watch, log_path(job)
-        self.sample_s = 0.0
+        self.sample_s = self.took_s = 0.0
+        self.memory_bytes, self.peak_bytes, self.outgrew = limits.memory_bytes, 0, False
         self._ran_s = 0.0
         self._killed: str | None = None
         self._heard = b""
@@ -119,11 +133,20 @@ class TurnWorker:
         if not isinstance(said.get("ready"), str):
             self._break_off("it is not ready, but says", said)
             return None
+        lately = said.get("sample_s", 0.0)
+        self.sample_s = float(lately) if _is_time(lately) else 0.0
         return str(said["ready"])
 
-    def take(self, count: int) -> list[float] | None:
-        """Let it take so many samples; return them in seconds, or None if it ended."""
-        self._say({"take": count})
+    def take(self, count: int, *, wakes: bool = True) -> list[float] | None:
+        """Let it take so many samples; return them in seconds, or None if it ended.
+
+        Parameters
+        ----------
+        count : int
+        wakes : bool
+            Whether calls that do not count come first.
+        """
+        self._say({"take": count} if wakes else {"take": count, "wake": False})
         said = self._hear()
         if said is None:
             return None
@@ -131,8 +154,15 @@ class TurnWorker:
         if not isinstance(samples, list) or len(samples) != count or not all(map(_is_time, [*samples, took_s])):
             self._break_off(f"instead of {count} positive samples it gives", said)
             return None
-        self.sample_s = float(took_s) / count
+        self.took_s = float(took_s)
+        self.sample_s = self.took_s / count
         return list(map(float, samples))
+
+    def rest(self) -> None:
+        """Wait until no thread of it runs, at most `REST_S`: some spin when their work is done."""
+        end = time.monotonic() + REST_S
+        while is_running(self._process.pid) and time.monotonic() < end:
+            time.sleep(REST_POLL_S)
 
     def finish(self) -> None:
         """Tell it that it has taken all samples."""
@@ -141,6 +171,12 @@ class TurnWorker:
     def leave(self, reason: str) -> None:
         """Tell it that this measurement comes to nothing."""
         self._say({"leave": reason})
+
+    def resident_bytes(self) -> int:
+        """Resident memory of it and its descendants now."""
+        used = group_memory(self._process.pid)
+        self.peak_bytes = max(self.peak_bytes, used)
+        return used
 
     def end(self, interrupt: BaseException | None = None) -> Outcome:
         """End it, whatever it does, and say how it ended.
@@ -208,10 +244,11 @@ class TurnWorker:
         """Whether it has ended, or has to because of a limit."""
         if self._process.poll() is not None:
             return True
-        used = group_memory(self._process.pid)
+        used = self.resident_bytes()
         if ran_s > self._limits.seconds:
             return self._kill(self._limits.over_time())
         if used > self._limits.memory_bytes:
+            self.outgrew = True
             return self._kill(self._limits.over_memory(used))
         if self._watch is not None:
             self._watch()

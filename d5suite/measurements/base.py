@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 
 from d5suite.errors import ValidationError
 from d5suite.instruments.clock import now
+from d5suite.instruments.freshness import Durations
 from d5suite.instruments.sampling import Samples, sample
 from d5suite.instruments.settings import SamplingSettings
 from d5suite.measurements.tables import Table
@@ -96,6 +97,12 @@ class Step:
     def memory_by_definition(self) -> dict[str, int]:
         """Bytes that must be held by the definition of network and optimizer."""
         return {}
+
+
+def check_computes(found: Durations) -> Check:
+    """Whether a step computes its answers: on new input it does not take far longer."""
+    detail = f"{found.again_s * 1e3:.3g} ms on input fed before, {found.fresh_s * 1e3:.3g} ms on new input"
+    return Check("answers remembered instead of computed", float(not found.computes), 0.0, detail)
 
 
 class PlainStep(Step):
@@ -205,6 +212,7 @@ class Measurement(ABC):
         return {
             "level": cls.level,
             "unit": cls.unit,
+            "plot": cls.plot,
             "table": cls.table.to_dict(),
             "schema": dict(cls.schema),
         }

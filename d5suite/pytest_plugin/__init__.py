@@ -8,6 +8,7 @@ pytest-benchmark only, and imports no framework.
 ============= =================================================================
 `options`     command-line options, and `Settings` from them
 `collection`  declarations to tests, parametrised over cases and backends
+`turns`       backends in turn or one by one, launches, a quiet machine
 `replay`      a record as a benchmark
 `progress`    what is being done, rows as backends finish, the table at the end
 `saving`      JSON, series and pictures, put in place whole

@@ -19,7 +19,7 @@ from d5suite.report.formats import figure
 from d5suite.report.paired import Paired, judge, side_of
 from d5suite.report.reading import printable
 from d5suite.report.runs import Entry, Failed
-from d5suite.report.thresholds import Thresholds, read_thresholds
+from d5suite.report.thresholds import PAIRED, Thresholds, read_thresholds
 from d5suite.report.verdicts import ALPHA, Comparison
 from d5suite.session.pairs import Budget, Criterion, Duel, InterruptedPairsError, Pair
 from d5suite.session.sides import made
@@ -71,7 +71,7 @@ def measure(
     ConfigurationError
         As `compare_sides`, or if an option makes no sense.
     """
-    thresholds = read_thresholds(options.thresholds) if options.thresholds else Thresholds()
+    thresholds = read_thresholds(options.thresholds, PAIRED) if options.thresholds else Thresholds(PAIRED)
     if options.effect is not None:
         if not 0 < options.effect <= 10:
             raise ConfigurationError(f"--effect {options.effect:g}: give a number above 0, to 10")
@@ -128,10 +128,11 @@ def compare_sides(
         found: list[Paired] = []
         interrupted = False
         try:
-            for batch in _jobs(targets):
+            jobs = list(_jobs(targets))
+            for batch in jobs:
                 wanted, alpha = [each.wanted for each in batch], ALPHA / len(targets)
                 tests = {each.wanted.key: Criterion(thresholds.of(_name(each)).effect, alpha) for each in batch}
-                found += map(_paired, _measured(duel.run(wanted, batch[0].selection, tests)))
+                found += map(_paired, _measured(duel.run(wanted, batch[0].selection, tests, ALPHA / len(jobs))))
         except InterruptedPairsError as error:
             interrupted = True
             found += [_paired(each) for each in error.pairs if each.decision is not None]
@@ -171,7 +172,8 @@ def _measured(pairs: list[Pair]) -> list[Pair]:
         if each.decision is None:
             _tell(f"{each.wanted.key}: no verdict")
         else:
-            said = f"{each.decision.verdict}, {figure(each.decision.ratio)} times as long, {each.blocks} pairs"
+            counts = f"{each.blocks} pairs, launches: {each.launches}"
+            said = f"{each.decision.verdict}, {figure(each.decision.ratio)} times as long, {counts}"
             _tell(f"{each.wanted.key}: {said}")
     return pairs
 

@@ -18,7 +18,7 @@ import pytest
 
 from d5suite.errors import ConfigurationError, D5Error
 from d5suite.job import Distributed, Ranks
-from d5suite.pytest_plugin import saving, stash
+from d5suite.pytest_plugin import saving, stash, turns
 
 if TYPE_CHECKING:
     from d5suite.backends import Selection
@@ -31,6 +31,8 @@ BOUNDS = {
     "seed": (0, 2**31 - 1),  # as a 32-bit integer, which some frameworks' generators take
     "loader_workers": (0, 4096),
     "job_timeout": (1, math.inf),
+    "launches": (1, 100),
+    "wait_quiet": (0, 86_400),
 }
 """The least and the most that options of numbers take."""
 
@@ -122,6 +124,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="weak: each rank has the recipe's batch (default); strong: all ranks together have it",
     )
     group.addoption("--oversubscribe", action="store_true", help="allow more ranks than cores or GPUs; marked with a !")
+    turns.add_options(group)
     group.addoption("--wrap", metavar="CMD", help="command to run each worker under, such as 'perf stat -d'")
     group.addoption("--jobs", type=Path, metavar="DIR", help="folder for job files (default: .d5suite/jobs)")
     group.addoption(
@@ -195,6 +198,7 @@ def _check(config: pytest.Config) -> None:
         if value is not None and not least <= value <= most:
             rule = f"at least {least}" if not value >= least else f"at most {most}"
             raise ConfigurationError(f"--{name.replace('_', '-')} is {value}; it must be {rule}")
+    turns.check_options(config)
     try:
         words = shlex.split(config.getoption("wrap") or "")
     except ValueError as error:
@@ -256,6 +260,7 @@ def settings(config: pytest.Config) -> Settings:
             shapes=_shapes(config),
             ranks=_ranks(config) if config.getoption("ranks") is not None else (),
             divides_batch=config.getoption("scaling") == "strong",
+            wait_quiet_s=config.getoption("wait_quiet"),
             write_jobs=_absolute(folder, config.getoption("write_jobs")),
             from_jobs=_absolute(folder, config.getoption("from_jobs")),
             named=[folder / str(argument).split("::")[0] for argument in config.args],

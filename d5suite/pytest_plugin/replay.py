@@ -12,6 +12,7 @@ from d5suite.errors import D5Error
 from d5suite.pytest_plugin import stash
 from d5suite.pytest_plugin.options import settings
 from d5suite.pytest_plugin.progress import progress_of
+from d5suite.pytest_plugin.turns import before_job
 
 if TYPE_CHECKING:
     from d5suite.session import Found, Session
@@ -42,7 +43,10 @@ def replay(request: pytest.FixtureRequest, benchmark: Any, target: stash.Target,
     if hasattr(config, "workerinput"):
         pytest.fail("measurements run one at a time: leave out pytest-xdist's -n", pytrace=False)
     with _uncaptured(config):
-        found = session_of(config).found(target.wanted, target.selection, _batch(request.session, target))
+        session = session_of(config)
+        if not session.has_run(target.wanted, target.selection):
+            before_job(config, session, target, _targets(request.session))
+        found = session.found(target.wanted, target.selection, _batch(request.session, target))
     if found.record is None:
         _fail(request, benchmark, target, found)
         return
@@ -85,9 +89,8 @@ def write_jobs(session: pytest.Session) -> None:
     UsageError
         A job makes no sense.
     """
-    targets = [stash.target(item) for item in session.items if item.get_closest_marker("skip") is None]
     written: set[tuple[str, str]] = set()
-    for target in filter(None, targets):
+    for target in _targets(session):
         if target.job not in written:
             written.add(target.job)
             try:
@@ -98,8 +101,13 @@ def write_jobs(session: pytest.Session) -> None:
 
 def _batch(session: pytest.Session, target: stash.Target) -> list[Any]:
     """All that the run wants of the same job."""
+    return [each.wanted for each in _targets(session) if each.job == target.job]
+
+
+def _targets(session: pytest.Session) -> list[stash.Target]:
+    """What the run measures."""
     targets = (stash.target(item) for item in session.items if item.get_closest_marker("skip") is None)
-    return [each.wanted for each in targets if each is not None and each.job == target.job]
+    return [each for each in targets if each is not None]
 
 
 def session_of(config: pytest.Config) -> Session:

@@ -128,6 +128,8 @@ def pytest_benchmark_update_json(config: pytest.Config, output_json: dict[str, A
     gathered = settings(config).from_jobs is not None
     if gathered:
         _as_measured(output_json, ours)
+    else:
+        facts["command"] = ["pytest", *map(str, config.invocation_params.args)]
     facts["series"], facts["series_token"] = path.name, (token := _token(output_json if gathered else None))
     save_series(destination.pending(path), series, token)
     pictures = _save_plots(config, destination, output_json["benchmarks"], series)

@@ -1,1 +1,34 @@
-"""What people read: tables, plots and the schema of results. Knows results, never adapters."""
+"""What people read: tables, plots, pages, the schema of results. Knows results, never adapters."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from d5suite.report.page.write import Shown
+
+
+def show(*paths: str | os.PathLike[str]) -> Shown:
+    """Show result files as a page in a notebook.
+
+    Parameters
+    ----------
+    *paths : path-like
+        Result files.
+
+    Returns
+    -------
+    Shown
+        Which a notebook displays in a frame; its ``page`` is the HTML.
+
+    Raises
+    ------
+    JobError, ConfigurationError
+        If a file is malformed, or none has results.
+    """
+    from pathlib import Path
+
+    from d5suite.report.page.write import Shown, page_of
+
+    return Shown(page_of([Path(each) for each in paths])[1])

@@ -17,6 +17,7 @@ from rich.table import Table as RichTable
 
 from d5suite.measurements.tables import Column, Table
 from d5suite.report.formats import text_of
+from d5suite.report.order import order_lines, orders_of
 from d5suite.report.reading import Conditions, Key, data_of, load_results
 from d5suite.report.reading import read_benchmarks as read_benchmarks
 
@@ -73,31 +74,35 @@ def show_results(files: Sequence[tuple[str, dict[Key, dict[str, Any]]]], console
     console : rich.console.Console
     """
     several = len(files) > 1
-    tables = _grouped(files)
+    tables = grouped(files)
     for (title, conditions), rows in tables.items():
         info = rows[0][3]
         setting = [info["preset"], info["device"], info["precision"]]
         if "batch_size" in info:
             setting += [f"batch {info['batch_size']}", *filter(None, [data_of(info, 6)])]
         console.print(f"{title}  ({', '.join(setting)})", style="bold", highlight=False)
-        apart = _apart(dict(conditions), [dict(other) for its_title, other in tables if its_title == title])
-        if apart:
-            console.print(f"apart from others by: {', '.join(apart)}", highlight=False)
+        told = apart(dict(conditions), [dict(other) for its_title, other in tables if its_title == title])
+        if told:
+            console.print(f"apart from others by: {', '.join(told)}", highlight=False)
         for table in dict.fromkeys(info["table"] for *_, info in rows):
             chosen = [row for row in rows if row[3]["table"] == table]
             console.print(_drawn(table, chosen, console, several=several), highlight=False)
     _show_notes(files, console)
 
 
-def _apart(own: Mapping[str, str], all_of_title: Sequence[Mapping[str, str]]) -> list[str]:
+def apart(own: Mapping[str, str], all_of_title: Sequence[Mapping[str, str]]) -> list[str]:
     """The conditions in which the tables of a title differ, with a table's own values."""
     names = dict.fromkeys(name for each in all_of_title for name in each)
     return [f"{name} {own.get(name, 'none')}" for name in names if len({each.get(name) for each in all_of_title}) > 1]
 
 
 def _show_notes(files: Sequence[tuple[str, dict[Key, dict[str, Any]]]], console: Console) -> None:
+    for name, found in files:
+        lines = order_lines(orders_of({key: each for key, each in found.items() if not failures(each)}))
+        if lines:
+            console.print("\n".join([*([name] if len(files) > 1 else []), *lines]), highlight=False)
     shown = [(f"{group}, {backend}", info) for _, found in files for (group, _, backend), info in found.items()]
-    reduced = {(name.rpartition(", ")[2], info.get("batch_size")) for name, info in shown if _is_reduced(info)}
+    reduced = {(name.rpartition(", ")[2], info.get("batch_size")) for name, info in shown if is_reduced(info)}
     for backend, size in sorted(reduced):
         console.print(f"† {backend} is measured at a reduced size, batch {size}: compare its images/s", highlight=False)
     for heading, reasons in (
@@ -125,7 +130,7 @@ def failures(info: Mapping[str, Any]) -> list[str]:
     return wrong or ([] if validation["passed"] else ["it says so itself"])
 
 
-def _grouped(files: Sequence[tuple[str, dict[Key, dict[str, Any]]]]) -> dict[Place, list[Row]]:
+def grouped(files: Sequence[tuple[str, dict[Key, dict[str, Any]]]]) -> dict[Place, list[Row]]:
     """The rows of each table; those of a reduced size join the others, if these are of one kind."""
     tables: dict[Place, list[Row]] = {}
     for name, found in files:
@@ -133,7 +138,7 @@ def _grouped(files: Sequence[tuple[str, dict[Key, dict[str, Any]]]]) -> dict[Pla
             title, _, row = group.partition("." if info["level"] == 0 else "/")
             tables.setdefault((title, conditions), []).append((row, backend, name, info))
     for key, rows in list(tables.items()):
-        if _is_reduced(rows[0][3]):
+        if is_reduced(rows[0][3]):
             alike = [other for other in tables if other != key and _but_for_size(other) == _but_for_size(key)]
             if len(alike) == 1:
                 tables[alike[0]] += tables.pop(key)
@@ -145,7 +150,8 @@ def _but_for_size(place: Place) -> tuple[str, dict[str, str]]:
     return title, {name: value for name, value in conditions if name not in _SIZES and not name.startswith("optimizer")}
 
 
-def _is_reduced(info: Mapping[str, Any]) -> bool:
+def is_reduced(info: Mapping[str, Any]) -> bool:
+    """Whether a result is of a smaller size than the options ask for."""
     return bool(info["preset"] == "reduced")
 
 
@@ -165,7 +171,7 @@ def _drawn(table: Table, chosen: Sequence[Row], console: Console, *, several: bo
 
 def _name(row: Row, several: bool) -> str:
     _, backend, file, info = row
-    mark = "✗" * bool(failures(info)) + "†" * _is_reduced(info) + "*" * info["machine"]["disturbed"]
+    mark = "✗" * bool(failures(info)) + "†" * is_reduced(info) + "*" * info["machine"]["disturbed"]
     mark += "!" * bool(info.get("warnings"))
     return f"  {backend}{mark}" + (f" {file}" if several else "")
 

@@ -1,6 +1,6 @@
 """Pictures of training to accuracy: one line per run, all backends of a recipe over one clock.
 
-Imports matplotlib (late) and the standard library; knows results, never adapters.
+Imports matplotlib (late) and its neighbours; knows results, never adapters.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from d5suite.files import atomic_path
+from d5suite.report.colours import styles
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -73,11 +74,11 @@ def draw_curves(
 
 
 def _draw(axes: Axes, target: float, curves: Sequence[Curve]) -> None:
-    for number, curve in enumerate(curves):
+    for curve, style in zip(curves, styles(curve.name for curve in curves), strict=True):
         for index, (places, values) in enumerate(curve.runs):
             axes.plot(
-                [0.0, *places], [float("nan"), *values], marker="o", markersize=3, linewidth=1.2,
-                color=f"C{number}", label=curve.name if index == 0 else None,
+                [0.0, *places], [float("nan"), *values], marker=style.marker, markersize=3, linewidth=1.2,
+                color=style.colour, linestyle=style.line, label=curve.name if index == 0 else None,
             )  # fmt: skip
     axes.axhline(target, color="black", linestyle="--", linewidth=0.8)
     axes.annotate(f"target {target:g}", (0.01, target), xycoords=("axes fraction", "data"), va="bottom")

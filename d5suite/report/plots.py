@@ -8,10 +8,13 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from d5suite.report.curves import curves_of, save_curves, save_figure
+from d5suite.report.curves import curves_of, draw_curves, save_figure
 from d5suite.report.scaling import draw_sizes, draw_steps
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 class Plotted(NamedTuple):
@@ -42,27 +45,32 @@ def save_plot(kind: str, path: Path, group: str, results: Sequence[Plotted]) -> 
         ``case/measurement``.
     results : sequence of Plotted
     """
-    PLOTS[kind](path, group, results)
+    save_figure(path, draw_plot(kind, group, results))
 
 
-def _curves(path: Path, group: str, results: Sequence[Plotted], *, over_bytes: bool = False) -> None:
+def draw_plot(kind: str, group: str, results: Sequence[Plotted]) -> Figure:
+    """Draw the results of a group; see `save_plot`."""
+    return PLOTS[kind](group, results)
+
+
+def _curves(group: str, results: Sequence[Plotted], *, over_bytes: bool = False) -> Figure:
     target = results[-1].facts["target"]
     case, _, measurement = group.partition("/")
     series, metric = {each.name: each.series for each in results}, target["metric"]
     shown = curves_of(series, metric), curves_of(series, metric, "bytes") if over_bytes else ()
-    save_curves(path, f"{case}: {measurement.replace('_', ' ')}", metric, target["value"], *shown)
+    return draw_curves(f"{case}: {measurement.replace('_', ' ')}", metric, target["value"], *shown)
 
 
-def _collectives(path: Path, group: str, results: Sequence[Plotted]) -> None:
-    save_figure(path, draw_sizes(group.partition("/")[0], {each.name: each.facts for each in results}))
+def _collectives(group: str, results: Sequence[Plotted]) -> Figure:
+    return draw_sizes(group.partition("/")[0], {each.name: each.facts for each in results})
 
 
-def _steps(path: Path, group: str, results: Sequence[Plotted]) -> None:
+def _steps(group: str, results: Sequence[Plotted]) -> Figure:
     named = [(each.name.removesuffix(f"-{each.facts['ranks']}"), each.facts) for each in results]
-    save_figure(path, draw_steps(f"{group.partition('/')[0]}: steps of several ranks", named))
+    return draw_steps(f"{group.partition('/')[0]}: steps of several ranks", named)
 
 
-PLOTS: Mapping[str, Callable[[Path, str, Sequence[Plotted]], None]] = {
+PLOTS: Mapping[str, Callable[[str, Sequence[Plotted]], Figure]] = {
     "curves": _curves,
     "curves_and_bytes": functools.partial(_curves, over_bytes=True),
     "collectives": _collectives,

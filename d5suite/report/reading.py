@@ -15,6 +15,7 @@ from d5suite.files import read_json
 from d5suite.measurements import discover
 from d5suite.measurements.tables import Table
 from d5suite.report.formats import text_of
+from d5suite.report.order import orders_of
 from d5suite.report.schema import result_schema
 from d5suite.report.series import check_pair
 
@@ -39,7 +40,11 @@ def load_results(path: Path) -> dict[Key, dict[str, Any]]:
     ConfigurationError
         If it holds none, or none that can be shown.
     """
-    content = read_json(path)
+    return results_of(read_json(path), path)
+
+
+def results_of(content: Any, path: Path) -> dict[Key, dict[str, Any]]:
+    """The same of a file that is read already: `load_results`."""
     try:
         if not isinstance(content, dict) or not isinstance(content.get("benchmarks", []), list):
             raise JobError("this is not a result file: an object with a list of benchmarks", where=str(path))
@@ -61,6 +66,7 @@ def load_results(path: Path) -> dict[Key, dict[str, Any]]:
         for each in found.values():
             for column in each["table"].columns:
                 text_of(column, each, True)  # raises before anything is shown
+        orders_of(found)
         return found
     except RecursionError:
         raise JobError("it is nested too deeply", where=str(path)) from None
@@ -178,7 +184,13 @@ def read_benchmarks(
                 where=place,
                 hint="Remove one of them.",
             )
-        found[key] = {**info, "data": bench["stats"]["data"], "table": table, "place": place}
+        found[key] = {
+            **info,
+            "data": bench["stats"]["data"],
+            "table": table,
+            "place": place,
+            "fullname": bench.get("fullname", ""),
+        }
     return found
 
 

@@ -151,7 +151,7 @@ def entry_of(name: str, conditions: Conditions, info: Mapping[str, Any], wrong: 
     return Entry(
         name,
         series_of(info["data"]),
-        {**dict(conditions), **_machine(info["environment"])},
+        {**dict(conditions), **machine_of(info["environment"])},
         _facts(info),
         wrong,
         info["machine"]["reasons"] or ["disturbed"] * info["machine"]["disturbed"],
@@ -166,7 +166,8 @@ def _error(checks: Sequence[Mapping[str, Any]]) -> float:
     return max(each["error"] / each["tolerance"] if each["tolerance"] else each["error"] for each in checks)
 
 
-def _machine(environment: Mapping[str, Any]) -> dict[str, str]:
+def machine_of(environment: Mapping[str, Any]) -> dict[str, str]:
+    """What must be equal for results to be of one kind of machine."""
     cpu, memory = (_table(environment.get(name)) for name in ("cpu", "memory"))
     total = memory.get("total_bytes")
     gpus = environment.get("gpus") or []

@@ -1,12 +1,14 @@
 """How results of several ranks scale, and pictures of steps and collectives.
 
-Imports matplotlib (late) and the standard library.
+Imports matplotlib (late) and its neighbours.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
+
+from d5suite.report.colours import MARKERS, PALETTE, styles
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -15,6 +17,8 @@ UNITS = ("B", "KiB", "MiB", "GiB")
 
 PARTS = ("computing", "both at once", "communicating", "waiting for others", "all of these")
 """Of a step, as a picture calls them; the last one where a framework does not tell them apart."""
+
+PART_COLOURS = (PALETTE[0], "#56b4e9", PALETTE[1], "#e69f00", PALETTE[7])
 
 
 def add_efficiency(records: Sequence[dict[str, Any]]) -> None:
@@ -67,19 +71,20 @@ def draw_steps(title: str, results: Sequence[tuple[str, Mapping[str, Any]]]) -> 
     results : sequence of (str, mapping)
         A name without the number of ranks, and the record of `distributed_step`.
     """
-    from matplotlib import colormaps
     from matplotlib.figure import Figure
 
     ordered = sorted(results, key=lambda each: (each[0], each[1]["ranks"]))
     figure = Figure(figsize=(12, max(5, 1 + 0.28 * len(ordered))), layout="constrained")
     speeds, parts = figure.subplots(1, 2)
     most = max(info["ranks"] for _, info in ordered)
-    for number, (name, own) in enumerate(_lines(ordered).items()):
+    lines = _lines(ordered)
+    for (name, own), style in zip(lines.items(), styles(lines), strict=True):
         counts, values = [info["ranks"] for info in own], [info["throughput"]["value"] for info in own]
-        own_colour = colormaps["tab20"](number % 20)
-        speeds.plot(counts, values, marker="o", markersize=4, color=own_colour, label=name)
+        speeds.plot(
+            counts, values, marker=style.marker, markersize=4, color=style.colour, linestyle=style.line, label=name
+        )
         ideal = [values[0], values[0] * most / counts[0]]
-        speeds.plot([counts[0], most], ideal, linestyle=":", linewidth=1, color=own_colour)
+        speeds.plot([counts[0], most], ideal, linestyle=":", linewidth=1, color=style.colour)
     speeds.set(title="images/s in all; dotted: ideal", xlabel="ranks", ylim=(0, None))
     speeds.set_xticks(sorted({info["ranks"] for _, info in ordered}))
     speeds.grid(alpha=0.3)
@@ -87,7 +92,7 @@ def draw_steps(title: str, results: Sequence[tuple[str, Mapping[str, Any]]]) -> 
     rows = range(len(ordered))
     left = [0.0] * len(ordered)
     widths = [_parts(info) for _, info in ordered]
-    for part, colour, width in zip(PARTS, ("C0", "C9", "C1", "C3", "C7"), zip(*widths, strict=True), strict=True):
+    for part, colour, width in zip(PARTS, PART_COLOURS, zip(*widths, strict=True), strict=True):
         parts.barh(rows, width, 0.6, left=left, color=colour, label=part)
         left = [start + each for start, each in zip(left, width, strict=True)]
     parts.set_yticks(rows, [f"{name}, {info['ranks']}" for name, info in ordered], fontsize=7)
@@ -143,13 +148,14 @@ def draw_sizes(title: str, results: Mapping[str, Mapping[str, Any]]) -> Figure:
     figure = Figure(figsize=(11, 5), layout="constrained")
     times, bandwidths = figure.subplots(1, 2)
     for number, (name, facts) in enumerate(results.items()):
+        colour, marker = PALETTE[number % len(PALETTE)], MARKERS[number // len(PALETTE) % len(MARKERS)]
         sizes = [each["bytes"] for each in facts["sizes"]]
-        style: dict[str, Any] = {"color": f"C{number}", "marker": "o", "markersize": 3, "linewidth": 1.2}
+        style: dict[str, Any] = {"color": colour, "marker": marker, "markersize": 3, "linewidth": 1.2}
         times.plot(sizes, [1e6 * each["median_s"] for each in facts["sizes"]], label=name, **style)
         line = facts["line"]
         grid = [sizes[0] * (sizes[-1] / sizes[0]) ** (i / 99) for i in range(100)]
         fitted = [1e6 * (line["alpha_s"] + line["beta_s_per_byte"] * size) for size in grid]
-        times.plot(grid, fitted, color=f"C{number}", linestyle=":", linewidth=1)
+        times.plot(grid, fitted, color=colour, linestyle=":", linewidth=1)
         bandwidths.plot(sizes, [each["bus_bytes_per_s"] / 1e9 for each in facts["sizes"]], label=name, **style)
     times.set(title="time of a call, slowest rank; dotted: α + β·bytes", ylabel="µs", yscale="log")
     bandwidths.set(title="bus bandwidth, as nccl-tests defines it", ylabel="GB/s", ylim=(0, None))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -69,3 +69,43 @@ def check_pair(path: Path, facts: Mapping[str, Any]) -> None:
             where=str(path),
             hint=f"Repeat the run if it was cut off while it saved, or remove {beside.name}: the JSON is whole.",
         )
+
+
+LARGEST_SERIES = 1 << 20
+"""Numbers of the largest series that is read."""
+
+
+def read_series(path: Path, names: Collection[str]) -> dict[str, dict[str, list[float]]]:
+    """Read the series of benchmarks; those that are missing, odd or too large are left out.
+
+    Parameters
+    ----------
+    path : Path
+        The HDF5 file, which may come from anywhere: no link out of it is followed.
+    names : collection of str
+        Full names of benchmarks.
+
+    Raises
+    ------
+    JobError
+        If it is no HDF5 file.
+    """
+    import h5py
+
+    def inside(group: Any, name: str, kind: type) -> Any:
+        hard = isinstance(group.get(name, getlink=True), h5py.HardLink) if name in group else False
+        found = group[name] if hard else None
+        return found if isinstance(found, kind) else None
+
+    found: dict[str, dict[str, list[float]]] = {}
+    try:
+        with h5py.File(path, "r") as file:
+            for name in names:
+                group = inside(file, name.replace("/", "|"), h5py.Group)
+                for key in group or ():
+                    data = inside(group, key, h5py.Dataset)
+                    if data is not None and data.ndim == 1 and data.dtype.kind == "f" and data.size <= LARGEST_SERIES:
+                        found.setdefault(name, {})[key] = [float(each) for each in data[:]]
+    except (OSError, RuntimeError, ValueError, KeyError) as error:
+        raise JobError(f"the series cannot be read: {error}", where=str(path)) from error
+    return found

@@ -53,6 +53,10 @@ NAMES = tuple(each.name for each in fields(Threshold))
 _AT_LEAST = {"first_call": 1.0, "accuracy": 1.0}
 
 
+PAIRED = Threshold(effect=0.02)
+"""Of two sides that run in turn, which share the machine's noise."""
+
+
 @dataclass
 class Thresholds:
     """Thresholds of all benchmarks.
@@ -85,8 +89,14 @@ class Thresholds:
         return [pattern for pattern, _ in self.rules if pattern not in self.matched]
 
 
-def read_thresholds(path: Path) -> Thresholds:
+def read_thresholds(path: Path, default: Threshold = Threshold()) -> Thresholds:
     """Read a TOML file: tables ``default`` and ``[[benchmark]]`` with ``match``, a shell pattern.
+
+    Parameters
+    ----------
+    path : Path
+    default : Threshold
+        Of what the file does not say.
 
     Raises
     ------
@@ -107,7 +117,7 @@ def read_thresholds(path: Path) -> Thresholds:
     if unknown or not isinstance(rules, list):
         named = f"{sorted(unknown)[0]!r} is unknown" if unknown else "'benchmark' is not a list"
         raise ConfigurationError(named, where=where, hint="Write [default] and [[benchmark]].")
-    found = Thresholds(Threshold(**_values(content.get("default", {}), f"{where}, default")))
+    found = Thresholds(replace(default, **_values(content.get("default", {}), f"{where}, default")))
     for number, rule in enumerate(rules):
         place = f"{where}, benchmark {number + 1}"
         if not isinstance(rule, dict) or not isinstance(rule.get("match"), str):

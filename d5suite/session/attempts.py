@@ -36,6 +36,8 @@ class Attempt:
         Whether it failed because an answer was wrong.
     path : Path or None
         Where the result is, if the job ran elsewhere.
+    job_file : Path or None
+        Where the job is, if it ran here and the measurement succeeded.
     """
 
     key: str
@@ -46,6 +48,7 @@ class Attempt:
     kept: dict[str, object] | None = None
     wrong: bool = False
     path: Path | None = None
+    job_file: Path | None = None
 
 
 def attempts(
@@ -113,7 +116,7 @@ def settle(
 
     for key, failure in result.failures.items():
         fail(key, failure.message)
-    settled += [Attempt(key, job, result, measured) for key, measured in result.measurements.items()]
+    settled += [Attempt(key, job, result, measured, job_file=path) for key, measured in result.measurements.items()]
     settled += [Attempt(key, job, result) for key in left() if key in result.references]
     if outcome.ok and result.status == "done":
         return settled, []
@@ -157,25 +160,13 @@ def work(
     """
     job.save(path)
     answer = result_path(path)
-    shown = ""
-
-    def watch() -> None:
-        nonlocal shown
-        try:
-            phase = str(read_json(answer)["phase"])
-        except (JobError, KeyError):
-            return
-        if progress is not None and phase != shown:
-            shown = phase
-            progress(phase)
-
     how: dict[str, Any] = {
         "threads": job.threads,
         "device": job.device,
         "limits": Limits(limit_s if settings.timeout_s is None else settings.timeout_s, settings.memory_bytes),
         "python": sys.executable if "reference" in job.passes else interpreter(job.backend["name"], settings.pythons),
         "wrap": settings.wrap,
-        "watch": watch if progress is not None else None,
+        "watch": None if progress is None else watcher(path, progress),
     }
     if job.ranks > 1 and job.distributed is not None:
         outcome = run_ranks(
@@ -191,6 +182,23 @@ def work(
         with contextlib.suppress(JobError):  # it may have left nothing: what rank 0 has finished counts all the same
             result.measurement = read_json(of_rank(answer, outcome.rank)).get("measurement")
     return outcome, result
+
+
+def watcher(path: Path, progress: Callable[[str], None]) -> Callable[[], None]:
+    """Return what tells each new phase of the worker of a job file, whenever it is called."""
+    shown = ""
+
+    def watch() -> None:
+        nonlocal shown
+        try:
+            phase = str(read_json(result_path(path))["phase"])
+        except (JobError, KeyError):
+            return
+        if phase != shown:
+            shown = phase
+            progress(phase)
+
+    return watch
 
 
 def read_outcome(outcome: Outcome, path: Path) -> tuple[Outcome, Result | None]:

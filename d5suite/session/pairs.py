@@ -6,7 +6,7 @@ the sequential test has decided or the budget is spent; then each side proves wh
 only what is proved counts.
 
 Two processes of one program differ in their memory layout, which no number of pairs averages out.
-So what is slower or faster is measured again by new processes, and holds if they say the same.
+So what is slower or faster is measured again by new processes, until they confirm it or not.
 
 Imports `d5suite.statistics`, `d5suite.launch` and its neighbours.
 """
@@ -29,6 +29,7 @@ from d5suite.launch.base import Limits, interpreter
 from d5suite.launch.turns import TurnWorker, require_same
 from d5suite.session.session import Found, Session, Wanted
 from d5suite.session.sides import Side
+from d5suite.statistics.launches import Launches
 from d5suite.statistics.sequential import Decision, block_difference, decide
 
 ORDERS = ((0, 1, 1, 0), (1, 0, 0, 1))
@@ -39,6 +40,12 @@ LETTER_S, LONG_S = 0.05, 0.5
 
 LETTER, LONGEST_LETTER = 3, 50
 """Samples of a letter: usually, and at most."""
+
+AGAIN = 14
+"""Blocks of a launch that confirms, at most."""
+
+AGAIN_ALPHA = 0.1
+"""Error rate at which such a launch has seen enough to say which side is slower."""
 
 Run = Generator[tuple[str, TurnWorker], None, None]
 """One side's `Session.in_turns`."""
@@ -81,6 +88,8 @@ class Pair:
         None if a side failed.
     blocks : int
         Pairs that it rests on.
+    launches : int
+        Of both sides.
     doubt : str
         Why it is uncertain, though pairs of one launch have decided it.
     """
@@ -91,6 +100,7 @@ class Pair:
     b: Found
     decision: Decision | None = None
     blocks: int = 0
+    launches: int = 1
     doubt: str = ""
 
 
@@ -143,8 +153,10 @@ class Duel:
         """Free the folders of job files."""
         self._held.close()
 
-    def run(self, batch: Sequence[Wanted], selection: Selection, tests: Mapping[str, Criterion]) -> list[Pair]:
-        """Measure a batch of one backend on both sides, and once more what has changed.
+    def run(
+        self, batch: Sequence[Wanted], selection: Selection, tests: Mapping[str, Criterion], alpha: float
+    ) -> list[Pair]:
+        """Measure a batch of one backend on both sides, and what has changed by new processes, too.
 
         Parameters
         ----------
@@ -154,6 +166,8 @@ class Duel:
             The backend; a side may have another mode.
         tests : mapping of str to Criterion
             By key.
+        alpha : float
+            Probability that any change is confirmed if there is none.
 
         Raises
         ------
@@ -163,21 +177,36 @@ class Duel:
             If the backend has not a side's mode.
         """
         try:
-            first = self._launch(batch, selection, tests, 1)
+            first = self._launch(batch, selection, tests, 1, self._budget)
         except InterruptedPairsError as error:
-            raise InterruptedPairsError([_confirmed(each, None) for each in error.pairs]) from error
-        changed = [each.wanted for each in first if _has_changed(each)]
-        if not changed:
-            return first
-        try:
-            second = {each.wanted.key: each for each in self._launch(changed, selection, tests, 2)}
-        except InterruptedPairsError as error:
-            again = {each.wanted.key: each for each in error.pairs if each.decision is not None}
-            raise InterruptedPairsError([_confirmed(each, again.get(each.wanted.key)) for each in first]) from error
-        return [_confirmed(each, second.get(each.wanted.key)) for each in first]
+            raise InterruptedPairsError([_Course(each, 0).pair() for each in error.pairs]) from error
+        courses = {each.wanted.key: _Course(each, tests[each.wanted.key].effect) for each in first}
+        changed = [each for each in batch if courses[each.key].open]
+        alpha /= max(1, len(changed))
+        again = {each.key: replace(tests[each.key], alpha=AGAIN_ALPHA) for each in changed}
+        budget = replace(self._budget, blocks=min(AGAIN, self._budget.blocks))
+        launch = 1
+        while changed:
+            launch += 1
+            interrupt: InterruptedPairsError | None = None
+            try:
+                found = self._launch(changed, selection, again, launch, budget)
+            except InterruptedPairsError as error:
+                found, interrupt = [each for each in error.pairs if each.decision is not None], error
+            for pair in found:
+                courses[pair.wanted.key].hear(pair, alpha)
+            if interrupt is not None:
+                raise InterruptedPairsError([each.pair() for each in courses.values()]) from interrupt
+            changed = [each for each in changed if courses[each.key].open]
+        return [each.pair() for each in courses.values()]
 
     def _launch(
-        self, batch: Sequence[Wanted], selection: Selection, tests: Mapping[str, Criterion], launch: int
+        self,
+        batch: Sequence[Wanted],
+        selection: Selection,
+        tests: Mapping[str, Criterion],
+        launch: int,
+        budget: Budget,
     ) -> list[Pair]:
         chosen = [
             selection if side.mode is None else select(f"{selection.backend.name}:{side.mode}") for side in self._sides
@@ -186,7 +215,7 @@ class Duel:
             session.in_turns(its, batch, self._starter(place, session), launch)
             for place, (session, its) in enumerate(zip(self._sessions, chosen, strict=True))
         ]
-        match = _Match(runs, [each.key for each in batch], tests, self._budget, self._coin, self._tell)
+        match = _Match(runs, [each.key for each in batch], tests, budget, self._coin, self._tell)
         interrupt: KeyboardInterrupt | None = None
         try:
             match.play()
@@ -220,28 +249,33 @@ class Duel:
         return start
 
 
-def _has_changed(pair: Pair) -> bool:
-    return pair.decision is not None and pair.decision.verdict in ("slower", "faster")
+class _Course:
+    """One measurement in the course of its launches."""
 
+    def __init__(self, first: Pair, effect: float) -> None:
+        self._latest, self._blocks, self._count = first, first.blocks, 1
+        self._launches = Launches(first.decision, effect) if first.decision else None
 
-def _confirmed(first: Pair, second: Pair | None) -> Pair:
-    """What two launches say together; what has not changed in the first one needs no second."""
-    one = first.decision
-    if one is None or not _has_changed(first):
-        return first
-    if second is None or (second.decision is None and not (second.a.failure or second.b.failure)):
-        doubt = f"{one.ratio:.3f} times as long, which no second launch of both sides has confirmed"
-        return replace(first, decision=one._replace(verdict="uncertain"), doubt=doubt)
-    other = second.decision
-    if other is None:
-        return second
-    blocks = first.blocks + second.blocks
-    if other.verdict == one.verdict:
-        weaker = min(one, other, key=lambda each: abs(math.log(each.ratio)))
-        return replace(second, decision=weaker, blocks=blocks)
-    doubt = f"two launches of both sides disagree: {one.ratio:.3f} and {other.ratio:.3f} times as long"
-    both = Decision("uncertain", math.sqrt(one.ratio * other.ratio), min(one.low, other.low), max(one.high, other.high))
-    return replace(second, decision=both, blocks=blocks, doubt=doubt)
+    @property
+    def open(self) -> bool:
+        """Whether another launch is needed."""
+        return self._launches is not None and self._launches.open
+
+    def hear(self, pair: Pair, alpha: float) -> None:
+        """Take what another launch has found."""
+        self._latest = pair
+        if pair.decision is None or self._launches is None:  # a side has failed
+            self._launches = None
+            return
+        self._blocks, self._count = self._blocks + pair.blocks, self._count + 1
+        self._launches.hear(pair.decision.ratio, alpha)
+
+    def pair(self) -> Pair:
+        """What all launches say together."""
+        if self._launches is None:
+            return self._latest
+        decision, doubt = self._launches.decision()
+        return replace(self._latest, decision=decision, doubt=doubt, blocks=self._blocks, launches=self._count)
 
 
 @dataclass

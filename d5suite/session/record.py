@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import statistics
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from d5suite.cases.case import Case
 from d5suite.job import CaseJob, Job, Measured, Result, key_of
 from d5suite.measurements.base import Measurement
+from d5suite.statistics.intervals import interval_ranks, median_interval
 
 SCHEMA = "d5suite-1"
 """Schema of records; ``results/schema.json``."""
@@ -62,5 +65,31 @@ def record(
         "machine": {"disturbed": measured.machine["disturbed"], "reasons": measured.machine["reasons"]},
         "environment": result.environment,
         **measured.extra,
+        **({"warnings": warnings} if warnings else {}),
+    }
+
+
+def with_samples(first: Mapping[str, Any], samples_s: Sequence[float], later: Mapping[str, Any]) -> dict[str, Any]:
+    """The record of a first launch, with the samples of a later one, too.
+
+    Parameters
+    ----------
+    first, later : mapping
+        Records of both launches.
+    samples_s : sequence of float
+        Of all launches, in seconds.
+    """
+    median = statistics.median(samples_s)
+    rate = first["throughput"]
+    reasons = [*dict.fromkeys([*first["machine"]["reasons"], *later["machine"]["reasons"]])]
+    warnings = [*dict.fromkeys([*first.get("warnings", []), *later.get("warnings", [])])]
+    return {
+        **first,
+        "throughput": {**rate, "value": rate["value"] * first["median_s"] / median},
+        "median_s": median,
+        "median_ci95": list(median_interval(samples_s)),
+        "median_ci_confidence": interval_ranks(len(samples_s)).confidence,
+        "steady": first["steady"] and later["steady"],
+        "machine": {"disturbed": bool(reasons), "reasons": reasons},
         **({"warnings": warnings} if warnings else {}),
     }

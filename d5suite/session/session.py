@@ -16,6 +16,8 @@ from d5suite.backends import Selection
 from d5suite.cases.case import TIME_LIMIT_S, Case, Settings, Shared
 from d5suite.errors import ConfigurationError, told
 from d5suite.files import locked
+from d5suite.instruments.quiet import await_quiet
+from d5suite.instruments.settings import SamplingSettings
 from d5suite.job import CaseJob, Job, NetworkCase, Ranks, Result, key_of
 from d5suite.launch.base import Outcome
 from d5suite.launch.turns import TurnWorker
@@ -120,6 +122,8 @@ class Session:
     _shared_files: set[Path] = field(default_factory=set)
     _cases: dict[str, list[Case]] = field(default_factory=dict)
     _referenced: dict[str, Found] = field(default_factory=dict)
+    _waited_s: float = 0.0
+    _loud: str = ""
     folder: Path = field(init=False)
     _held: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
 
@@ -170,6 +174,28 @@ class Session:
             return Found(failure=clash)
         lost = Found(failure=f"{wanted.key}: the job of {selection} ended before it came to this measurement")
         return self._found[key].get(wanted.key, lost)
+
+    def wait_until_quiet(self) -> None:
+        """Wait for a quiet machine, as long as the settings say in all; else mark what follows."""
+        limit_s = self.settings.wait_quiet_s
+        if limit_s is None or self.settings.elsewhere is not None:
+            return
+        tell, start = self.progress, time.monotonic()
+        loud = await_quiet(limit_s - self._waited_s, None if tell is None else lambda what: tell("--wait-quiet", what))
+        self._waited_s += time.monotonic() - start
+        self._loud = f"the machine was not quiet after {limit_s:g} s of --wait-quiet: {loud}" if loud else ""
+
+    def sampling(self, wanted: Wanted, selection: Selection) -> SamplingSettings:
+        """How many samples of a measurement are to be taken."""
+        return SamplingSettings.from_dict(self._part(wanted.case, selection, [wanted]).sampling)
+
+    def keep(self, wanted: Wanted, selection: Selection, found: Found) -> None:
+        """Know this of a measurement."""
+        self._found.setdefault(wanted.job_on(selection), {})[wanted.key] = found
+
+    def has_run(self, wanted: Wanted, selection: Selection) -> bool:
+        """Whether the job of a measurement has run."""
+        return wanted.job_on(selection) in self._found
 
     def known(self, wanted: Wanted, selection: Selection) -> Found | None:
         """What is known of a measurement without running anything."""
@@ -231,8 +257,12 @@ class Session:
         batch: Sequence[Wanted],
         start: Callable[[Job, Path, float], TurnWorker],
         launch: int = 1,
+        into: dict[str, Found] | None = None,
     ) -> Generator[tuple[str, TurnWorker], None, None]:
-        """Run the job of a batch by workers that wait for their turns; `known` has the results.
+        """Run the job of a batch by workers that wait for their turns.
+
+        A worker that outgrew a limit which is smaller than the session's, for the sake of others
+        beside it, leaves what it was working on unsettled.
 
         Parameters
         ----------
@@ -241,7 +271,10 @@ class Session:
         start : callable
             Starts a worker, given the job, its file and the seconds for which it may run.
         launch : int
-            From 1: a later one of the same job, whose results replace those before.
+            From 1: a later one of the same job.
+        into : dict of str to Found, optional
+            Receives the results, by key; by default `known` has them, and those of a later launch
+            replace those before.
 
         Yields
         ------
@@ -249,7 +282,7 @@ class Session:
             A measurement's key, and the worker that waits for its first turn. It is resumed when
             the worker was told that its turns have ended.
         """
-        found = self._found.setdefault(batch[0].job_on(selection), {})
+        found = self._found.setdefault(batch[0].job_on(selection), {}) if into is None else into
         plan = self._plan(selection, batch, found)
         remaining = [] if plan is None else list(plan.wanted)
         number = 0
@@ -261,11 +294,13 @@ class Session:
             worker, interrupt = start(job, path, plan.limit_s), None
             try:
                 while (key := worker.ready()) is not None:
+                    self._keep_trajectories(job, selection)  # proved: it proves those that start beside it
                     yield key, worker
             except BaseException as error:  # an interrupt must not lose what the worker has finished
                 interrupt = error
             outcome, result = read_outcome(worker.end(interrupt), path)
-            settled, remaining = settle(job, outcome, result or Result(), path, remaining)
+            crowded = worker.outgrew and worker.memory_bytes < self.settings.memory_bytes
+            settled, remaining = settle(job, outcome, result or Result(), path, [] if crowded else remaining)
             for attempt in settled:
                 self._take(attempt, plan, found)
             if interrupt is not None:
@@ -320,6 +355,10 @@ class Session:
         part = next(each for each in attempt.job.cases if each.name == wanted.case.name)
         samples = measured.samples
         found = record(wanted.case, part, wanted.measurement, attempt.job, attempt.result, measured)
+        if self._loud:
+            found["warnings"] = [*found.get("warnings", []), self._loud]
+        if attempt.job_file is not None:
+            found["job"] = os.path.relpath(attempt.job_file)
         if attempt.path is not None:
             add_nodes(found, attempt.key, attempt.job, attempt.result, attempt.path)
         return Found(

@@ -77,16 +77,17 @@ def decide(differences: Sequence[float], *, effect: float, alpha: float) -> Deci
     differences : sequence of float, shape (n,), n >= 1
         By block: logarithm of b's time over a's.
     effect : float
-        Relative change from which on it counts.
+        Relative change that is looked for: less than half of it does not count, and what is within
+        it is the same.
     alpha : float
         Probability of any wrong "slower" or "faster" over all times that one looks.
     """
     middle, limit = float(np.median(differences)), math.log1p(effect)
     low, high = median_bounds(differences, alpha)
     verdict = "uncertain"
-    if low > 0 and middle >= limit:
+    if low > 0 and middle >= limit / 2:
         verdict = "slower"
-    elif high < 0 and middle <= -limit:
+    elif high < 0 and middle <= -limit / 2:
         verdict = "faster"
     elif -limit <= low and high <= limit:
         verdict = "same"

@@ -21,6 +21,7 @@ from d5suite.distributed.communicators import open_communicator
 from d5suite.distributed.gathering import disagreements, gather
 from d5suite.distributed.meeting import meet
 from d5suite.errors import JobError, ValidationError
+from d5suite.instruments.memory import return_freed_memory
 from d5suite.instruments.sampling import Samples
 from d5suite.instruments.settings import InTurns, SamplingSettings
 from d5suite.instruments.threads import set_affinity, thread_environment
@@ -55,7 +56,7 @@ def run(
 ) -> None:
     """Carry out a job, or one rank's part, recording into ``answer`` as it goes.
 
-    With a channel, samples are taken in turn with another worker's.
+    With a channel, samples are taken in turn with other workers', where that can be done.
 
     Raises
     ------
@@ -203,11 +204,14 @@ def _measure(job: Job, case: CaseJob, workload: Workload, answer: Answer, channe
     ready = [found for name in case.measurements if (found := _prepare(job, case, name, workload, answer)) is not None]
     ready = [each for each in ready if _prove(each, workload, answer)]
     workload.free_validation()
+    if channel is not None:  # others live beside this worker
+        return_freed_memory()
     if ready:
         result.facts[case.name] = workload.facts()
     for each in ready:
         workload.tell = lambda where, kept, key=each.key: answer.tell(key, where, kept)  # type: ignore[misc]
-        _time(each, workload, answer, None if channel is None else MeasurementTurns(channel, each.key))
+        turns = MeasurementTurns(channel, each.key) if channel and each.measurement.takes_turns else None
+        _time(each, workload, answer, turns)
 
 
 def _prepare(job: Job, case: CaseJob, name: str, workload: Workload, answer: Answer) -> Prepared | None:
@@ -265,8 +269,6 @@ def _time(each: Prepared, workload: Workload, answer: Answer, turns: Measurement
             answer.result.validation[each.key] = each.validation.to_dict()
 
     def time() -> bool:
-        if not (turns is None or each.measurement.takes_turns):
-            raise JobError(f"samples of {each.measurement.name} cannot be taken in turn with another worker's")
         measured = take_time(workload, each.measurement, each.step, settings, each.memory, prove)
         if not (turns is None or turns.taken):
             raise JobError(

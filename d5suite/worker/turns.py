@@ -1,9 +1,10 @@
-"""Samples in turn with another worker's: this end of the channel to the session.
+"""Samples in turn with other workers': this end of the channel to the session.
 
-One JSON object a line. This worker says ``{"ready": KEY}`` when a step is proved and warm; the
-session asks for ``{"take": COUNT}`` samples, answered by ``{"samples_s": [...], "took_s": S}``, or
-says ``{"end": true}``, or ``{"leave": REASON}`` if the measurement comes to nothing. Between its
-turns a worker is blocked on a read. `d5suite.launch.turns` is the other end.
+One JSON object a line. This worker says ``{"ready": KEY, "sample_s": S}`` when a step is proved and
+warm; the session asks for ``{"take": COUNT}`` samples, answered by ``{"samples_s": [...], "took_s":
+S}``, or says ``{"end": true}``, or ``{"leave": REASON}`` if the measurement comes to nothing. With
+``"wake": false`` the samples follow at once; otherwise calls that do not count come first. Between
+its turns a worker is blocked on a read. `d5suite.launch.turns` is the other end.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import socket
 from typing import Any
 
 from d5suite.errors import JobError
+from d5suite.instruments.settings import Turn
 
 
 class Channel:
@@ -69,8 +71,8 @@ class MeasurementTurns:
         self._channel, self._key = channel, key
         self._is_ready = False
 
-    def wait(self) -> int | None:
-        """Wait until it is this worker's turn.
+    def wait(self, sample_s: float) -> Turn | None:
+        """Wait until it is this worker's turn; a sample has lately taken so many seconds.
 
         Raises
         ------
@@ -79,11 +81,11 @@ class MeasurementTurns:
         """
         if not self._is_ready:
             self._is_ready = True
-            self._channel.say({"ready": self._key})
+            self._channel.say({"ready": self._key, "sample_s": sample_s})
         asked = self._channel.hear()
         if "leave" in asked:
             raise JobError(str(asked["leave"]))
-        return int(asked["take"]) if "take" in asked else None
+        return Turn(int(asked["take"]), bool(asked.get("wake", True))) if "take" in asked else None
 
     def give(self, samples_s: list[float], took_s: float) -> None:
         """Hand over the samples of one turn."""

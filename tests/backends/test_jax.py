@@ -59,7 +59,16 @@ def batch(seed: int = 0, size: int = 6) -> dict[str, np.ndarray]:
     }
 
 
-@pytest.mark.parametrize("mode", ["jit", "eager"])
+def test_stock_donates_nothing() -> None:
+    for mode in ("jit", "stock"):
+        executor: Any = BACKEND.executor(small(), mode=mode)
+        trainer = BACKEND.trainer(executor, OPTIMIZER)
+        before = executor.trained
+        executor.fetch(trainer.step(executor.feed(batch(0))))
+        assert {array.is_deleted() for array in before.values()} == {mode == "jit"}, mode
+
+
+@pytest.mark.parametrize("mode", list(BACKEND.modes))
 def test_step_follows_the_formulas(mode: str) -> None:
     """Parameters, velocities and running statistics, the latter by ONNX's reference."""
     network = small()

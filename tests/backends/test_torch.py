@@ -15,7 +15,7 @@ from d5suite.errors import BackendError, NetworkError
 from d5suite.network import Network
 from d5suite.network.builder import Builder
 from d5suite.network.zoo import build
-from d5suite.optimizers.settings import SGD
+from d5suite.optimizers.settings import SGD, Adagrad, Adam, AdamW, Optimizer, RMSProp
 from d5suite.testing.cases import CASES, Case, one_operator, values
 from d5suite.validate.network.gradient import check_gradient_float64
 from d5suite.validate.network.oracle import Oracle
@@ -154,6 +154,42 @@ def test_compile_agrees_with_eager() -> None:
     agree("compile", "fp32", b.classifier(b.linear(b.flatten(b.global_average_pool(x, "average"), "flatten"), "fc", 5)))
 
 
+OPTIMIZERS = [
+    SGD(0.125, momentum=0.75, nesterov=True, weight_decay=0.25),
+    RMSProp(2.0**-6, momentum=0.5, weight_decay=0.25),
+    Adagrad(0.125, weight_decay=0.25),
+    Adam(0.125, weight_decay=0.25),
+    AdamW(0.125, weight_decay=0.25),
+]
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda each: each.name)
+def test_one_kernel_for_all_parameters_updates_as_stock_does(optimizer: Optimizer) -> None:
+    """Give both the same gradients, in ONNX's order of the axes; continue from a saved state."""
+    trainers = [
+        BACKEND.trainer(BACKEND.executor(classifier(), mode=mode, precision="fp64"), optimizer)
+        for mode in ("stock", "eager", "channels_last")
+    ]
+    for step in range(4):
+        if step == 2:
+            saved = trainers[0].state()
+        _, *gradients = trainers[0].gradients(trainers[0].executor.feed(batch(step))).items()
+        for trainer in reversed(trainers):  # a gradient may be overwritten
+            if step == 2:
+                trainer.load_state(saved)
+            trainer.apply({name: value.contiguous().clone() for name, value in gradients})
+    stock, *others = (trainer.executor.parameters() for trainer in trainers)
+    for found in others:
+        for name in trainers[0].executor.network.parameters:
+            assert relative_l2(found[name], stock[name]) < 1e-12, name
+
+
+def test_stock_sets_no_option() -> None:
+    for mode, fused in (("stock", None), ("eager", True), ("channels_last", True)):
+        trainer: Any = BACKEND.trainer(BACKEND.executor(classifier(), mode=mode), SGD(0.125))
+        assert [group["fused"] for group in trainer._optimizer.param_groups] == [fused], mode
+
+
 def agree(mode: str, precision: str, network: Network) -> None:
     tolerance = {"fp32": 1e-5, "bf16": 0.05, "fp16": 0.01, "fp64": 1e-12}[precision]
     found = []
@@ -180,7 +216,13 @@ def test_compile_without_a_compiler_is_one_clear_error(monkeypatch: pytest.Monke
         ("eager", "fp64"),
         *(
             pytest.param(*case, marks=pytest.mark.slow)
-            for case in [("channels_last", "fp32"), ("eager", "fp32"), ("channels_last", "bf16"), ("eager", "fp16")]
+            for case in [
+                ("channels_last", "fp32"),
+                ("eager", "fp32"),
+                ("stock", "fp32"),
+                ("channels_last", "bf16"),
+                ("eager", "fp16"),
+            ]
         ),
     ],
 )

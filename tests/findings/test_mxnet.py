@@ -103,3 +103,16 @@ def test_optimizers_hold_float64_settings_in_float32(mx: Any) -> None:
     weight, gradient = mx.nd.array([1.0], dtype="float64"), mx.nd.array([1.0], dtype="float64")
     new = mx.nd.sgd_update(weight, gradient, lr=0.1, wd=0.0).asnumpy()[0]
     require(abs(new - 0.9) > 1e-12, "mxnet", "d5suite/backends/mxnet/training.py (Formula)")
+
+
+def test_a_slice_of_some_channels_behind_a_convolution_fails(mx: Any) -> None:
+    """Where convolutions store channels in blocks; of how many, the processor decides."""
+    x, failed = mx.nd.ones((1, 3, 8, 8)), []
+    for channels in (16, 24, 32, 40, 64):
+        y = mx.nd.Convolution(x, mx.nd.ones((channels, 3, 3, 3)), no_bias=True, kernel=(3, 3), num_filter=channels)
+        try:
+            mx.nd.slice(y, begin=(None, 5), end=(None, 10)).asnumpy()
+        except mx.base.MXNetError as error:
+            failed.append(str(error))
+    require(bool(failed), "mxnet", OPERATORS.format("shape.py (slice_)"))
+    assert all("could not construct a sub-memory" in each for each in failed)

@@ -356,6 +356,23 @@ def test_the_noise_probe_sees_a_foreign_process(foreign_spinner: psutil.Process)
     assert any("other processes used" in reason for reason in found.reasons)
 
 
+def test_to_wait_for_a_quiet_machine_ends_with_quiet_or_at_the_limit() -> None:
+    quiet_after, clock = 3, iter(range(100))
+    told: list[str] = []
+
+    def probe() -> quiet.Noise:
+        nonlocal quiet_after
+        quiet_after -= 1
+        reasons = ["others are busy"] if quiet_after >= 0 else []
+        return quiet.Noise(not reasons, "", 1.0, 1.0, 2, reasons, {})
+
+    assert quiet.await_quiet(50, told.append, probe=probe, clock=lambda: next(clock)) == ""
+    assert told == ["waiting for a quiet machine: others are busy"] * 3
+    quiet_after = 99
+    assert quiet.await_quiet(5, probe=probe, clock=lambda: next(clock)) == "others are busy"
+    assert 90 < quiet_after < 99
+
+
 # Threads
 
 

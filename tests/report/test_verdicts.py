@@ -32,6 +32,7 @@ def reference() -> dict[str, Any]:
     assert len(content["benchmarks"]) == 4
     noise = random.Random(0)
     for bench in content["benchmarks"]:
+        bench["extra_info"]["d5suite"].pop("turns", None)  # the rounds of other samples
         bench["stats"]["data"] = [bench["stats"]["median"] * noise.lognormvariate(0, 0.01) for _ in range(15)]
     return content
 
@@ -215,7 +216,7 @@ DIFFER: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "data": (lambda r: r["dataset"].update(digest="0" * 64), "data: "),
     "seed": (lambda r: r.update(seed=9), "seed: 0 ≠ 9"),
     "device": (lambda r: r.update(device="cuda", device_name="GPU"), "device: cpu ≠ cuda"),
-    "CPU": (lambda r: r["environment"]["cpu"].update(model="Other"), "CPU: Intel(R) Xeon(R) Processor ≠ Other"),
+    "CPU": (lambda r: r["environment"]["cpu"].update(model="Other"), "≠ Other"),
     "cores": (lambda r: r["environment"]["cpu"].update(logical_cores=64), "cores: 2 ≠ 64"),
     "memory": (lambda r: r["environment"]["memory"].update(total_bytes=1 << 40), "memory: 24 GiB ≠ 1024 GiB"),
     "driver": (lambda r: r["environment"].update(gpus=[{"name": "G", "driver_version": "1"}]), "driver: none ≠ 1"),

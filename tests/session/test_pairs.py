@@ -1,4 +1,4 @@
-"""Two sides in turn, with workers that only pretend: who runs when, when it ends, and what two
+"""Two sides in turn, with workers that only pretend: who runs when, when it ends, and what several
 launches say together."""
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ from d5suite.measurements import find
 from d5suite.session.pairs import Budget, Criterion, Duel, InterruptedPairsError, Pair
 from d5suite.session.session import Found, Wanted
 from d5suite.session.sides import Side
+from d5suite.statistics.launches import launches_needed
 
-CRITERION = Criterion(effect=0.05, alpha=0.01)
+CRITERION = Criterion(effect=0.02, alpha=0.01)
+ALPHA = 0.01
 Time = Callable[[str, int], float | None]
 """Seconds of a sample, by problem and launch; None if the worker dies in its turn."""
 
@@ -133,7 +135,7 @@ def run(tmp_path: Path, names: str, budget: Budget = Budget()) -> dict[str, Pair
     batch = [Wanted(ProblemCase("p", Problem(name, "Relu", {"X": (3,)})), find("forward")) for name in names]
     duel = Duel((Side("here"), Side("here")), Settings(jobs=tmp_path), budget, seed=1)
     try:
-        pairs = duel.run(batch, select("torch"), {each.key: CRITERION for each in batch})
+        pairs = duel.run(batch, select("torch"), {each.key: CRITERION for each in batch}, ALPHA)
     except InterruptedPairsError as error:
         pairs = error.pairs
         pairs = [each for each in pairs if each.decision is not None]
@@ -150,7 +152,7 @@ def steady(name: str, launch: int) -> float:
     return 0.1
 
 
-def test_what_has_changed_is_measured_by_two_launches_and_the_rest_by_one(
+def test_what_has_changed_is_measured_by_new_processes_until_they_confirm_it_and_the_rest_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     times = {"s": 0.13, "e": 0.1, "f": 0.08}
@@ -160,19 +162,34 @@ def test_what_has_changed_is_measured_by_two_launches_and_the_rest_by_one(
     assert verdicts(found) == {"s": "slower", "e": "same", "f": "faster"}
     assert found["s"].decision is not None and found["s"].decision.ratio == pytest.approx(1.3, rel=0.01)
     records = {name: each.b.record for name, each in found.items()}
-    assert records == {"s": {"of": "launch 2"}, "e": {"of": "launch 1"}, "f": {"of": "launch 2"}}
-    assert found["s"].blocks >= 2 * 8
+    again = launches_needed(ALPHA / 2)  # two are suspected
+    last = {"of": f"launch {1 + again}"}
+    assert records == {"s": last, "e": {"of": "launch 1"}, "f": last}
+    assert {name: each.launches for name, each in found.items()} == {"s": 1 + again, "e": 1, "f": 1 + again}
+    assert found["s"].blocks >= 8 + 5 * again
     told, went = pretence.events[::2], pretence.events[1::2]  # one at a time
-    assert [each.replace("ends", "goes on") for each in told] == went and len(went) == 2 * (3 + 2)
+    assert [each.replace("ends", "goes on") for each in told] == went and len(went) == 2 * (3 + 2 * again)
 
 
-def test_what_a_second_launch_does_not_confirm_is_uncertain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One process had an unlucky memory layout."""
-    pretend(monkeypatch, Pretence([steady, lambda name, launch: 0.13 if launch == 1 else 0.1]))
+@pytest.mark.parametrize(
+    ("later", "verdict", "launches"),
+    [
+        ([0.1] * 9, "same", None),  # one process had an unlucky memory layout
+        ([0.13, 0.07, 0.07], "uncertain", 4),  # layouts differ by more than the effect
+        ([0.13, 0.13, 0.07] + 20 * [0.13], "slower", 1 + launches_needed(ALPHA, 1)),  # one lucky process
+    ],
+)
+def test_what_later_launches_do_not_confirm_is_not_slower(
+    later: list[float], verdict: str, launches: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretend(monkeypatch, Pretence([steady, lambda name, launch: [0.13, *later][launch - 1]]))
     (found,) = run(tmp_path, "s").values()
-    assert found.decision is not None and found.decision.verdict == "uncertain"
-    assert found.doubt.startswith("two launches of both sides disagree: 1.299 and 1.001")
-    assert found.decision.low < 1 < found.decision.high
+    assert found.decision is not None and found.decision.verdict == verdict
+    assert found.launches == launches or (launches is None and 3 <= found.launches <= 9)
+    assert bool(found.doubt) == (verdict == "uncertain")
+    if found.doubt:
+        assert found.doubt.startswith("1.299 times as long, which later launches do not confirm: 0.69")
+        assert found.decision.low < 1 < found.decision.high
 
 
 def test_a_side_that_fails_costs_this_measurement_and_the_other_side_leaves_it(

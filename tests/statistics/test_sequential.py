@@ -63,7 +63,7 @@ def test_verdicts_on_pairs_under_the_noise_of_machines(kind: str) -> None:
     """A short form of ``benchmarks/bench_verdicts.py``, of the same draws in every run."""
     random = np.random.default_rng(7)
     told = {
-        slowdown: Counter(bench_verdicts.paired_verdict(random, kind, slowdown)[0] for _ in range(count))
+        slowdown: Counter(bench_verdicts.paired_verdicts(random, kind, [slowdown])[0][0] for _ in range(count))
         for slowdown, count in ((0.0, 24), (0.02, 20), (0.05, 20), (-0.05, 20))
     }
     assert told[0.0]["slower"] + told[0.0]["faster"] == 0

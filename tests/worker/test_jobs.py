@@ -4,6 +4,8 @@ them."""
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -13,7 +15,7 @@ from typing import Any
 import pytest
 
 from d5suite.errors import JobError
-from d5suite.files import atomic_path, write_json
+from d5suite.files import PendingFile, atomic_path, write_json
 from d5suite.job import Job, result_path
 from tests.conftest import plugin_environment, run_several
 
@@ -168,3 +170,25 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
     with pytest.raises(JobError, match=r"x\.txt"):
         Job.load(tmp_path / "x.txt")
+
+
+def test_what_a_killed_writer_left_is_removed_by_a_later_one(tmp_path: Path) -> None:
+    """Killed while it writes one file for another; who still writes is left alone."""
+    path = tmp_path / "a[1].h5"
+    killed = """
+import os, signal, sys
+from pathlib import Path
+from d5suite.files import PendingFile, atomic_path
+with atomic_path(PendingFile(Path(sys.argv[1])).temporary):
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+    assert subprocess.run([sys.executable, "-c", killed, str(path)]).returncode == -signal.SIGKILL
+    left = list(tmp_path.iterdir())
+    assert len(left) == 2
+    other = PendingFile(path)
+    assert all(each.exists() for each in left)
+    for each in left:
+        os.utime(each, (0, 0))
+    other.commit()
+    PendingFile(path).discard()
+    assert list(tmp_path.iterdir()) == [path]

@@ -52,6 +52,7 @@ BACKEND = Backend(
         "test_resize_tf_crop_and_resize*_cpu": "no exporter of networks writes regions: the reader refuses them",
     },
     absent={
+        "stock": "deep500 has no options; the mode reference is its own code alone",
         "scheme:horovod": "Horovod has no extension for deep500",
         "cuda": "deep500 0.2.0 has no reference operators for a GPU",
         "bf16": "NumPy has no bfloat16",

@@ -12,8 +12,9 @@ BACKEND = Backend(
     distributions=("jax",),
     install="pip install 'd5suite[jax]'",
     modes={
-        "jit": "jax.jit: one XLA program per forward pass, gradient or training step",
+        "jit": "jax.jit: one XLA program per forward pass, gradient or training step, which reuses donated memory",
         "eager": "operator by operator, each its own XLA program",
+        "stock": "as jit, with no option set: a training step writes new arrays beside the old ones",
     },
     levels=frozenset({0, 1, 2, 3}),
     devices=("cpu", "cuda"),

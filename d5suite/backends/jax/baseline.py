@@ -90,7 +90,7 @@ def lenet5_epoch(network: Network, optimizer: SGD, *, mode: str, device: str) ->
         return optax.apply_updates(params, updates), state, loss
 
     if mode != "eager":
-        train_step = partial(jax.jit, donate_argnums=(0, 1))(train_step)
+        train_step = partial(jax.jit, donate_argnums=() if mode == "stock" else (0, 1))(train_step)
 
     def epoch(batches: Iterable[tuple[np.ndarray, np.ndarray]]) -> list[float]:
         nonlocal params, state
@@ -267,7 +267,7 @@ def resnet50_training_step(
         return updated, stats, moved, loss, scale, kept
 
     if mode != "eager":
-        train_step = partial(jax.jit, donate_argnums=(0, 1, 2))(train_step)
+        train_step = partial(jax.jit, donate_argnums=() if mode == "stock" else (0, 1, 2))(train_step)
 
     def scope() -> contextlib.AbstractContextManager[Any]:
         if not fp64:

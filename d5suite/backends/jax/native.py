@@ -53,7 +53,7 @@ class Sharded(FrameworkScheme):
                 out_specs=_ALIKE,
                 check_vma=False,
             )
-            self._step = jax.jit(body, donate_argnums=0)
+            self._step = jax.jit(body, donate_argnums=() if executor.mode == "stock" else 0)
 
     @classmethod
     def meet(cls, meeting: Meeting, settings: NativeSettings) -> Callable[[], None]:

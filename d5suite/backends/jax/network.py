@@ -84,7 +84,7 @@ class Executor(level.Executor):
         """Return the function as this mode runs it; results may reuse memory of ``donate``."""
         if self.mode == "eager":
             return function
-        jitted: Callable[..., Any] = jax.jit(function, donate_argnums=donate)
+        jitted: Callable[..., Any] = jax.jit(function, donate_argnums=() if self.mode == "stock" else donate)
         return jitted
 
     def _run(self, trained: ArrayTree, statistics: ArrayTree, inputs: ArrayTree) -> list[jax.Array]:

@@ -94,10 +94,10 @@ class Scaling(NamedTuple):
 class Trainer(training.Trainer):
     """Optax's transformations of the gradients; forward, backward and update are one program.
 
-    The program donates the memory of parameters, running statistics and the optimizer's arrays. The
-    learning rate is an argument that stays on the device. In a step of several batches, a second
-    program adds up the gradients of all but the last. In ``fp16`` the program also updates the loss
-    scale.
+    The program donates the memory of parameters, running statistics and the optimizer's arrays,
+    except in mode ``stock``. The learning rate is an argument that stays on the device. In a step
+    of several batches, a second program adds up the gradients of all but the last. In ``fp16`` the
+    program also updates the loss scale.
 
     Attributes
     ----------

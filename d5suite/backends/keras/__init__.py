@@ -71,6 +71,7 @@ BACKEND = Backend(
         "horovod": horovod(tensorflow="horovod.tensorflow.mpi_lib", torch="horovod.torch.mpi_lib_v2"),
     },
     absent={
+        "stock": "the mode tensorflow is Keras with no option set, on its default backend",
         "scheme:multi_worker_mirrored:torch": "it is TensorFlow's; Keras has no distribution of its own on PyTorch",
         "scheme:multi_worker_mirrored:jax": "it is TensorFlow's; keras.distribution, which is for JAX, would "
         "normalise by the batch of all ranks",

@@ -30,6 +30,7 @@ BACKEND = Backend(
     modes={
         "hybrid": "a hybridized Gluon block: one cached graph with static memory and shapes",
         "imperative": "the same Gluon block, run operator by operator",
+        "stock": "as hybrid, with no option set: memory and shapes are not static, tensors updated in network order",
     },
     levels=frozenset({0, 1, 2, 3}),
     devices=("cpu",),
@@ -52,7 +53,7 @@ BACKEND = Backend(
             "gradients on ResNet-18 at 32 px; a ReLU flipped by rounding changed losses of ResNet-50 by 1.2e-3",
         ),
     },
-    environment={"hybrid": _ENGINE, "imperative": _ENGINE},
+    environment=dict.fromkeys(("hybrid", "imperative", "stock"), _ENGINE),
     schemes={
         "dist_sync": NativeScheme(
             title="KVStore dist_sync",

@@ -1,9 +1,10 @@
 """Level 1 on MXNet: a network as Gluon blocks, differentiated by MXNet's autograd.
 
 Inference and training are one `HybridBlock` each, whose `hybrid_forward` calls one native operator
-per ONNX node. In mode ``hybrid`` Gluon builds a cached graph of each block on its first call; in
-mode ``imperative`` the blocks run as they are. Both share one set of Gluon parameters. Imports
-MXNet, NumPy, `d5suite.levels`, `d5suite.network` and the adapter's `runtime` and `operators`.
+per ONNX node. In modes ``hybrid`` and ``stock`` Gluon builds a cached graph of each block on its
+first call; in mode ``imperative`` the blocks run as they are. Both share one set of Gluon
+parameters. Imports MXNet, NumPy, `d5suite.levels`, `d5suite.network` and the adapter's `runtime`
+and `operators`.
 """
 
 from __future__ import annotations
@@ -88,6 +89,8 @@ class Executor(level.Executor):
         block.register({**self.weights, **kept})
         if self.mode == "hybrid":
             block.hybridize(static_alloc=True, static_shape=True)
+        elif self.mode == "stock":
+            block.hybridize()
         return block
 
     def feed(self, arrays: Arrays) -> Native:

@@ -44,6 +44,7 @@ BACKEND = Backend(
         )
     },
     absent={
+        "stock": "the mode all is ONNX Runtime with no option set",
         "cuda": "this backend is for the CPU build",
         "bf16": "the CPU build has no bfloat16 convolution",
         "fp16": "the CPU build has no float16 convolution",

@@ -18,6 +18,7 @@ BACKEND = Backend(
         "graph": "tf.function: one traced graph per forward pass, gradient or training step",
         "xla": "tf.function with jit_compile=True: the same graphs compiled by XLA",
         "eager": "one operator at a time, gradients from a tape",
+        "stock": "as graph, with no option set: the update in plain assignments, as tf.keras.optimizers make it",
     },
     levels=frozenset({0, 1, 2, 3}),
     devices=("cpu", "cuda"),

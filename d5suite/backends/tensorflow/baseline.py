@@ -69,7 +69,7 @@ def lenet5_epoch(network: Network, optimizer: SGD, *, mode: str, device: str) ->
     with tf.device(_place(device)):
         model = LeNet5({name: network.initializers[name] for name in network.parameters})
         variables = model.trainable_variables
-        sgd = NativeSGD(variables, optimizer)
+        sgd = NativeSGD(variables, optimizer, kernel=mode != "stock")
 
     def train(x: Any, y: Any) -> Any:
         with tf.GradientTape() as tape:
@@ -91,11 +91,11 @@ def lenet5_epoch(network: Network, optimizer: SGD, *, mode: str, device: str) ->
 
 
 class NativeSGD(tf.Module):
-    """SGD by TensorFlow's momentum kernel; weight decay is added to the gradient."""
+    """SGD by TensorFlow's momentum kernel, or in assignments; weight decay is in the gradient."""
 
-    def __init__(self, variables: Sequence[Any], settings: SGD) -> None:
+    def __init__(self, variables: Sequence[Any], settings: SGD, *, kernel: bool = True) -> None:
         super().__init__()
-        self.trained, self.settings = variables, settings
+        self.trained, self.settings, self.kernel = variables, settings, kernel
         self.velocities = [tf.Variable(tf.zeros_like(v), trainable=False) for v in variables if settings.momentum]
 
     def apply(self, gradients: Sequence[Any]) -> None:
@@ -104,7 +104,11 @@ class NativeSGD(tf.Module):
         for i, (variable, gradient) in enumerate(zip(self.trained, gradients, strict=True)):
             if decay:
                 gradient = gradient + decay * variable
-            if momentum:
+            if momentum and not self.kernel:
+                velocity = self.velocities[i]
+                velocity.assign(momentum * velocity + gradient)
+                variable.assign_sub(rate * (gradient + momentum * velocity if self.settings.nesterov else velocity))
+            elif momentum:
                 tf.raw_ops.ResourceApplyMomentum(
                     var=variable.handle, accum=self.velocities[i].handle, lr=tf.constant(rate, variable.dtype),
                     grad=gradient, momentum=tf.constant(momentum, variable.dtype), use_nesterov=self.settings.nesterov,
@@ -264,7 +268,7 @@ def resnet50_training_step(
         weights = {name: network.initializers[name].astype(array) for name in network.parameters}
         model = ResNet50(weights, xla=mode == "xla")
         variables = model.trainable_variables
-        sgd = NativeSGD(variables, optimizer)
+        sgd = NativeSGD(variables, optimizer, kernel=mode != "stock")
         # In float16 the loss is scaled by as much as keeps the gradients finite.
         scale = tf.Variable(2.0**15 if precision == "fp16" else 1.0, trainable=False, dtype=tf.float32)
         streak = tf.Variable(0, trainable=False)

@@ -29,7 +29,7 @@ class Horovod(HorovodScheme):
 
     def __init__(self, replica: Replica, settings: NativeSettings) -> None:
         super().__init__(replica, settings)
-        self._together = replica.trainer.executor.mode == "graph"
+        self._together = replica.trainer.executor.mode in ("graph", "stock")
         if self._together:
             self._step = replica.trainer.stepping(self._average)
         else:

@@ -34,7 +34,7 @@ class MultiWorkerMirrored(FrameworkScheme):
 
     def __init__(self, replica: AnyReplica, settings: NativeSettings) -> None:
         super().__init__(replica, settings)
-        self._together = self.replica.trainer.executor.mode == "graph"
+        self._together = self.replica.trainer.executor.mode in ("graph", "stock")
         if self._together:
             self._step = self.replica.trainer.stepping(self._average)
         else:

@@ -22,6 +22,9 @@ from d5suite.optimizers.settings import LOSS_SCALING, SGD, Adagrad, Adam, AdamW,
 class Trainer(levels.Trainer):
     """Gradients and optimizer kernels ``ResourceApply...`` in one function; see `levels.Trainer`.
 
+    Mode ``stock`` has the neutral formulas in assignments instead, as ``tf.keras.optimizers`` have
+    theirs: TensorFlow offers those kernels in ``tf.raw_ops`` only.
+
     Two of the kernels' formulas differ from the neutral ones and are corrected here. RMSProp's
     velocity contains the learning rate, so it is rescaled when the rate changes. Adam's epsilon is
     added to the root before the correction by b2^t ("epsilon hat" in section 2 of the paper), so
@@ -36,7 +39,8 @@ class Trainer(levels.Trainer):
         _, self._loss = executor.network.require_loss()
         self._scales = executor.precision == "fp16"
         # RMSProp's kernel writes a velocity even if momentum is 0.
-        slots = ("square", "velocity") if isinstance(optimizer, RMSProp) else optimizer.slots
+        plain = executor.mode == "stock"
+        slots = ("square", "velocity") if isinstance(optimizer, RMSProp) and not plain else optimizer.slots
         stored = tf.float64 if executor.precision == "fp64" else tf.float32
         with tf.device(native_device(executor.device)):
             self._slots = {
@@ -54,7 +58,7 @@ class Trainer(levels.Trainer):
                 self._scale = tf.Variable(tf.constant(LOSS_SCALING.initial, stored), trainable=False)
                 self._unscaled = tf.Variable(tf.constant(0, tf.int64), trainable=False)
         self._steps = 0
-        self._scaled = ["velocity"] if isinstance(optimizer, RMSProp) and optimizer.momentum else []
+        self._scaled = ["velocity"] if isinstance(optimizer, RMSProp) and optimizer.momentum and not plain else []
         self._step = executor.compiled(self._update)
         self._given = executor.compiled(self._update_given)
 
@@ -135,14 +139,49 @@ class Trainer(levels.Trainer):
         rate = self._rate.read_value()
         if self._counts:
             self._count.assign_add(1)
-        kernel = self._kernel(rate)
+        plain = self.executor.mode == "stock"
+        kernel = None if plain else self._kernel(rate)
         decoupled = rate * settings.weight_decay if isinstance(settings, AdamW) and settings.weight_decay else None
         for i, (parameter, gradient) in enumerate(zip(self.executor.trained, gradients, strict=True)):
             if decoupled is not None:
                 parameter.assign_sub(decoupled * parameter)
             elif settings.weight_decay:
                 gradient = gradient + settings.weight_decay * parameter
-            kernel(parameter.handle, gradient, *[variables[i].handle for variables in self._slots.values()])
+            held = [variables[i] for variables in self._slots.values()]
+            if kernel is None:
+                parameter.assign_sub(rate * self._direction(gradient, *held))
+            else:
+                kernel(parameter.handle, gradient, *[variable.handle for variable in held])
+
+    def _direction(self, gradient: Any, *held: Any) -> Any:
+        """Return what the learning rate multiplies, and update the slots."""
+        settings = self.optimizer
+        if isinstance(settings, Adam):
+            moment, square = held
+            moment.assign(settings.beta1 * moment + (1 - settings.beta1) * gradient)
+            square.assign(settings.beta2 * square + (1 - settings.beta2) * tf.square(gradient))
+            step = tf.cast(self._count.read_value(), tf.float64)  # 1 - b2^t loses digits in float32
+            first, second = (
+                tf.cast(1 - tf.pow(tf.constant(beta, tf.float64), step), gradient.dtype)
+                for beta in (settings.beta1, settings.beta2)
+            )
+            return moment / first / (tf.sqrt(square / second) + settings.epsilon)
+        if isinstance(settings, Adagrad):
+            (square,) = held
+            square.assign_add(tf.square(gradient))
+            return gradient / (tf.sqrt(square) + settings.epsilon)
+        if isinstance(settings, RMSProp):
+            square, held = held[0], held[1:]
+            square.assign(settings.decay * square + (1 - settings.decay) * tf.square(gradient))
+            gradient = gradient / tf.sqrt(square + settings.epsilon)
+        assert isinstance(settings, (SGD, RMSProp))
+        if not held:
+            return gradient
+        (velocity,) = held
+        velocity.assign(settings.momentum * velocity + gradient)
+        if isinstance(settings, SGD) and settings.nesterov:
+            return gradient + settings.momentum * velocity
+        return tf.convert_to_tensor(velocity)
 
     def _kernel(self, rate: Any) -> Callable[..., None]:
         """Return the update of one parameter, given its handle, gradient and slots' handles."""

@@ -16,6 +16,7 @@ BACKEND = Backend(
         "eager": "native calls one by one, images stored N, C, H, W",
         "channels_last": "native calls one by one, images stored N, H, W, C",
         "compile": "forward and backward through torch.compile; the optimizer native",
+        "stock": "as eager, with no option set: the optimizer updates one parameter after another on the CPU",
     },
     levels=frozenset({0, 1, 2, 3}),
     devices=("cpu", "cuda"),

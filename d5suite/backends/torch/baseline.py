@@ -65,7 +65,7 @@ def lenet5_epoch(network: Network, optimizer: SGD, *, mode: str, device: str) ->
     memory_format = torch.channels_last if mode == "channels_last" else torch.contiguous_format
     model = model.to(device, memory_format=memory_format).train()
     criterion = nn.CrossEntropyLoss()
-    sgd = native_sgd(model, optimizer)
+    sgd = native_sgd(model, optimizer, fused=mode != "stock")
     forward = torch.compile(model, dynamic=False) if mode == "compile" else model
 
     def epoch(batches: Iterable[tuple[np.ndarray, np.ndarray]]) -> list[float]:
@@ -83,14 +83,15 @@ def lenet5_epoch(network: Network, optimizer: SGD, *, mode: str, device: str) ->
     return epoch
 
 
-def native_sgd(model: nn.Module, settings: SGD) -> torch.optim.SGD:
-    """Return PyTorch's optimizer of a model's parameters."""
+def native_sgd(model: nn.Module, settings: SGD, *, fused: bool = True) -> torch.optim.SGD:
+    """Return PyTorch's optimizer of a model's parameters, by default with one kernel for all."""
     return torch.optim.SGD(
         model.parameters(),
         lr=settings.learning_rate,
         momentum=settings.momentum,
         weight_decay=settings.weight_decay,
         nesterov=settings.nesterov,
+        **({"fused": True} if fused else {}),
     )
 
 
@@ -204,7 +205,7 @@ def resnet50_training_step(
     x = torch.tensor(images).to(device, dtype, memory_format=memory_format)
     y = torch.tensor(labels).to(device)
     criterion = nn.CrossEntropyLoss()
-    sgd = native_sgd(model, optimizer)
+    sgd = native_sgd(model, optimizer, fused=mode != "stock")
     forward = torch.compile(model, dynamic=False) if mode == "compile" else model
     narrow = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
     scaler = torch.amp.GradScaler(device, init_scale=2.0**15, enabled=precision == "fp16")

@@ -1,6 +1,7 @@
 """PyTorch's own schemes: DistributedDataParallel and FSDP over Gloo or NCCL.
 
-Imports PyTorch, NumPy, `d5suite.levels` and this adapter's `distributed` and `training`.
+Imports PyTorch, NumPy, `d5suite.levels`, `d5suite.optimizers` and this adapter's `distributed` and
+`training`.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from d5suite.levels.distributed import Buffers
 from d5suite.levels.distributed import Replica as AnyReplica
 from d5suite.levels.native import FrameworkScheme, Meeting, NativeSettings
 from d5suite.levels.network import Native
+from d5suite.optimizers.settings import Adam
 
 TIMEOUT = timedelta(seconds=300)
 """How long a rank waits for another; d5suite ends the job much earlier where a rank fails."""
@@ -130,7 +132,9 @@ class FullySharded(FrameworkScheme):
         unused = {id(tensor) for tensor in executor.unused_parameters}
         pairs = zip(replica.names, self._shards, strict=True)
         self._unused = [shard for name, shard in pairs if id(executor.tensors[name]) in unused]
-        self._optimizer = native_optimizer(replica.trainer.optimizer, self._shards)
+        # Of PyTorch's fused kernels DTensor (2.13) has Adam's only.
+        fused = executor.mode != "stock" and isinstance(replica.trainer.optimizer, Adam)
+        self._optimizer = native_optimizer(replica.trainer.optimizer, self._shards, fused=fused)
 
     @classmethod
     def meet(cls, meeting: Meeting, settings: NativeSettings) -> Callable[[], None]:

@@ -30,20 +30,24 @@ _SLOTS: Mapping[str, Mapping[str, str]] = {
 class RootedRMSProp(torch.optim.Optimizer):
     """RMSProp with epsilon inside the root; PyTorch's own has it outside.
 
-    Like PyTorch's own it updates all parameters at once (``foreach``).
+    Like PyTorch's own it updates all parameters at once (``foreach``) or one after another.
     """
 
-    def __init__(self, tensors: Sequence[torch.Tensor], settings: RMSProp) -> None:
+    def __init__(self, tensors: Sequence[torch.Tensor], settings: RMSProp, *, foreach: bool) -> None:
         super().__init__(tensors, {"lr": settings.learning_rate})
-        self._settings = settings
+        self._settings, self._foreach = settings, foreach
         for tensor in tensors:
             self.state[tensor] = {slot: torch.zeros_like(tensor) for slot in settings.slots}
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
     def step(self, closure: Callable[[], Any] | None = None) -> None:
         """Update the parameters."""
-        settings, group = self._settings, self.param_groups[0]
-        tensors = group["params"]
+        tensors = self.param_groups[0]["params"]
+        for together in [tensors] if self._foreach else [[tensor] for tensor in tensors]:
+            self._update(together, self.param_groups[0]["lr"])
+
+    def _update(self, tensors: Sequence[torch.Tensor], rate: float) -> None:
+        settings = self._settings
         squares = [self.state[tensor]["square"] for tensor in tensors]
         gradients = [tensor.grad for tensor in tensors]
         if settings.weight_decay:
@@ -56,18 +60,30 @@ class RootedRMSProp(torch.optim.Optimizer):
             velocities = [self.state[tensor]["velocity"] for tensor in tensors]
             torch._foreach_mul_(velocities, settings.momentum)
             torch._foreach_addcdiv_(velocities, gradients, roots)
-            torch._foreach_add_(tensors, velocities, alpha=-group["lr"])
+            torch._foreach_add_(tensors, velocities, alpha=-rate)
         else:
-            torch._foreach_addcdiv_(tensors, gradients, roots, -group["lr"])
+            torch._foreach_addcdiv_(tensors, gradients, roots, -rate)
 
 
-def native_optimizer(settings: Optimizer, tensors: Sequence[torch.Tensor]) -> torch.optim.Optimizer:
-    """Return PyTorch's optimizer with the neutral formula."""
+def native_optimizer(settings: Optimizer, tensors: Sequence[torch.Tensor], *, fused: bool) -> torch.optim.Optimizer:
+    """Return PyTorch's optimizer with the neutral formula.
+
+    Parameters
+    ----------
+    settings : Optimizer
+    tensors : sequence of torch.Tensor
+    fused : bool
+        Whether one kernel updates everything; it wants each gradient in its parameter's layout.
+        RMSProp, which PyTorch does not fuse, takes all parameters at once (``foreach``). If false,
+        no option is set: PyTorch chooses, on the CPU one parameter after another.
+    """
     common: dict[str, Any] = {"lr": settings.learning_rate, "weight_decay": settings.weight_decay}
+    if isinstance(settings, RMSProp):
+        return RootedRMSProp(tensors, settings, foreach=fused)
+    if fused:
+        common["fused"] = True
     if isinstance(settings, SGD):
         return torch.optim.SGD(tensors, momentum=settings.momentum, nesterov=settings.nesterov, **common)
-    if isinstance(settings, RMSProp):
-        return RootedRMSProp(tensors, settings)
     if isinstance(settings, Adagrad):
         return torch.optim.Adagrad(
             tensors, eps=settings.epsilon, initial_accumulator_value=settings.initial_square, **common
@@ -86,7 +102,9 @@ class Trainer(training.Trainer):
         super().__init__(executor, optimizer)
         _, self._loss = executor.network.require_loss()
         self._tensors = [executor.tensors[name] for name in executor.network.parameters]
-        self._optimizer = native_optimizer(optimizer, self._tensors)
+        # In fp16 the fused kernel itself would skip the updates that `_count` must not count.
+        self._fused = executor.mode != "stock" and executor.precision != "fp16"
+        self._optimizer = native_optimizer(optimizer, self._tensors, fused=self._fused)
         self._clips = bool(optimizer.clip_value or optimizer.clip_norm)
         self._scaler = torch.amp.GradScaler(
             executor.device,
@@ -136,8 +154,17 @@ class Trainer(training.Trainer):
 
     def apply(self, gradients: Native) -> None:
         for name, tensor in zip(self.executor.network.parameters, self._tensors, strict=True):
-            tensor.grad = gradients[name]
+            tensor.grad = self._laid_out(gradients[name], tensor)
         self._update()
+
+    def _laid_out(self, gradient: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
+        """Return the gradient in its parameter's layout.
+
+        On the CPU PyTorch's fused kernels (2.13) would pair elements by their place in memory.
+        """
+        if not self._fused or gradient.stride() == tensor.stride():
+            return gradient
+        return torch.empty_like(tensor).copy_(gradient)
 
     def _update(self) -> None:
         if self._clips:
@@ -189,7 +216,8 @@ class Trainer(training.Trainer):
                 self._optimizer.state[tensor][native] = value
         if self.optimizer.name in ("adam", "adamw", "adagrad"):
             for tensor in self._tensors:
-                self._optimizer.state[tensor]["step"] = torch.tensor(float(self._steps))
+                where = tensor.device if self._fused else None  # else PyTorch wants it on the CPU
+                self._optimizer.state[tensor]["step"] = torch.tensor(float(self._steps), device=where)
 
     def _slots(self) -> list[tuple[str, str]]:
         return [(slot, _SLOTS[self.optimizer.name][slot]) for slot in self.optimizer.slots]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -259,7 +259,9 @@ def follow(run: Run, tell: Callable[[list[Fate], str], None]) -> list[Fate]:
     ended_at: dict[str, float] = {}
     waits: dict[str, tuple[str, float]] = {}
     fates: list[Fate] = []
-    for pause in _pauses():
+    known: set[str] = set()
+    pause = PERIOD_S[0]
+    while True:
         try:
             fates = look(run)
             silent_since = None
@@ -270,6 +272,7 @@ def follow(run: Run, tell: Callable[[list[Fate], str], None]) -> list[Fate]:
                 raise
             tell(fates, f"Slurm does not answer for {now - silent_since:.0f} s: {error.what}")
             time.sleep(max(pause, 1.0))
+            pause = _longer(pause)
             continue
         tell(fates, "")
         now = time.monotonic()
@@ -279,8 +282,23 @@ def follow(run: Run, tell: Callable[[list[Fate], str], None]) -> list[Fate]:
                 ended_at.setdefault(fate.name, now)
         if all(fate.ended and (_seen(run, fate) or now - ended_at[fate.name] > _late_s(fate)) for fate in fates):
             return fates
-        time.sleep(pause)
-    raise AssertionError
+        finished = _newly_finished(run, fates, pause, known)
+        known |= finished
+        pause = PERIOD_S[0] if finished else _longer(pause)
+
+
+def _newly_finished(run: Run, fates: list[Fate], pause: float, known: set[str]) -> set[str]:
+    """Wait for a while, or until workers have finished: Slurm will soon say so, too. Name them."""
+    running = {each.name: result_path(run.job_path(each.name)) for each in fates if not each.ended}
+    end = time.monotonic() + pause
+    finished: set[str] = set()
+    while not finished and (left := end - time.monotonic()) > 0:
+        time.sleep(min(left, PERIOD_S[0]))
+        for name in running.keys() - known:
+            with contextlib.suppress(JobError, KeyError):
+                if read_json(running[name])["status"] != "running":
+                    finished.add(name)
+    return finished
 
 
 def _seen(run: Run, fate: Fate) -> bool:
@@ -311,9 +329,6 @@ def _require_hope(run: Run, fates: list[Fate], waits: dict[str, tuple[str, float
             raise client.RefusedError(f"{told(run, fate)}\n  It was cancelled, as were all that wait.")
 
 
-def _pauses() -> Iterator[float]:
-    """How long to wait between two looks: ever longer, as jobs take longer."""
-    pause, most = PERIOD_S
-    while True:
-        yield pause
-        pause = min(most, pause * 1.1)
+def _longer(pause: float) -> float:
+    """How long to wait until the next look: ever longer, as jobs take longer."""
+    return min(PERIOD_S[1], pause * 1.1)

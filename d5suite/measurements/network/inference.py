@@ -29,8 +29,10 @@ class InferenceStep(ExecutorStep):
 
     def fed(self, number: int) -> Native:
         """A batch of `NetworkWorkload.evaluation_batch` on the device."""
-        workload = self.workload
-        return workload.executor.feed(workload.network.arrays(workload.evaluation_batch(number)))
+        return self.workload.executor.feed(self._arrays(number))
+
+    def _arrays(self, number: int) -> dict[str, np.ndarray]:
+        return self.workload.network.arrays(self.workload.evaluation_batch(number))
 
     @property
     def kept(self) -> Sequence[str]:
@@ -44,7 +46,9 @@ class InferenceStep(ExecutorStep):
         """The outputs of timed calls, and of one more with other images, against the evaluator."""
         workload, executor = self.workload, self.workload.executor
         found = self.answers()
-        found[TURNS] = [executor.fetch(executor.forward(self.fed(TURNS)))]
+        answer, computes = self.call_fresh(self._arrays(TURNS))
+        yield computes
+        found[TURNS] = [executor.fetch(answer)]
         for turn, outputs in found.items():
             of = "a batch never fed before" if turn == TURNS else f"batch {turn + 1}, timed,"
             name = f"output of {of} ({executor.mode} {executor.precision})"

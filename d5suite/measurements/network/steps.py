@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
+from d5suite.instruments.freshness import Durations, compare_durations, timed
 from d5suite.instruments.sampling import Samples
 from d5suite.instruments.settings import SamplingSettings
 from d5suite.levels.network import Native
-from d5suite.measurements.base import Step
+from d5suite.measurements.base import Step, check_computes
+from d5suite.validate.check import Check
 from d5suite.workloads.network import FEEDS, NetworkWorkload
 
 
@@ -44,6 +46,7 @@ class ExecutorStep(Step):
         self.answer: Native | None = None
         self._made = [self.feed]
         self._feeds = feeds
+        self._median_s = 0.0
         self.forget()
 
     def forget(self) -> None:
@@ -102,7 +105,29 @@ class ExecutorStep(Step):
         self.begin()
         samples = super().time(settings)
         self.note()
+        self._median_s = samples.median_s
         return samples
+
+    def call_fresh(self, arrays: Mapping[str, np.ndarray]) -> tuple[Native, Check]:
+        """Call with a batch never fed before; return the answer, and whether it was remembered.
+
+        To be called while the weights are those of the timed calls: loading others may make an
+        adapter forget.
+        """
+        feed = self.workload.executor.feed(arrays)
+        answer, took = timed(lambda: self.call(feed), self.synchronize)
+        found = compare_durations(
+            lambda: timed(lambda: self.call(self.feed), self.synchronize)[1],
+            lambda number: self._fresh_s(arrays, number),
+            Durations(self._median_s, took),
+        )
+        return answer, check_computes(found)
+
+    def _fresh_s(self, arrays: Mapping[str, np.ndarray], number: int) -> float:
+        """How long a call takes with these values in other places, in seconds."""
+        moved = {name: np.roll(value.reshape(-1), number + 1).reshape(value.shape) for name, value in arrays.items()}
+        feed = self.workload.executor.feed(moved)
+        return timed(lambda: self.call(feed), self.synchronize)[1]
 
 
 def training_feeds(workload: NetworkWorkload, count: int = FEEDS) -> list[Callable[[], Native]]:

@@ -11,9 +11,10 @@ from typing import Any, ClassVar
 import numpy as np
 
 from d5suite.errors import ValidationError
+from d5suite.instruments.freshness import Durations, compare_durations, timed
 from d5suite.instruments.sampling import Samples, sample_kernel
 from d5suite.instruments.settings import SamplingSettings
-from d5suite.measurements.base import Measurement, Step
+from d5suite.measurements.base import Measurement, Step, check_computes
 from d5suite.measurements.tables import KERNELS
 from d5suite.network.work import traffic, work
 from d5suite.validate.check import Check
@@ -117,6 +118,7 @@ class KernelStep(Step):
         self.workload = workload
         self.backward = backward
         self._iterations = 1
+        self._median_s = 0.0
         self._answers: dict[int, list[np.ndarray]] = {}
 
     def call_first(self) -> None:
@@ -135,18 +137,28 @@ class KernelStep(Step):
         samples, self._iterations = sample_kernel(
             found.call, tuple(found.arguments), wait, settings, others=[tuple(second)], keep=keep
         )
+        self._median_s = samples.median_s
         return replace(samples, first_call_s=found.first_call_s)
 
     def check(self) -> Iterable[Check]:
         """The last answers to both inputs, and to one never fed before."""
-        found, operator = self.findings, self.workload.operator
+        found = self.findings
         first, second = (self._answers.pop(turn) for turn in range(2))
         yield found.check_repeated("the last timed call", first)
         yield found.check_again("the last timed call with other inputs", second, self.others[0].expected)
         call, arguments = self.others[1].feed()
-        output = call(*arguments)
-        operator.synchronize(output)
+        output, fresh = self._time(call, arguments)
+        yield check_computes(
+            compare_durations(
+                lambda: self._time(found.call, found.arguments)[1],
+                lambda number: self._time(found.call, found.feed(FURTHER + 1 + number))[1],
+                Durations(self._median_s, fresh),
+            )
+        )
         yield found.check_again("inputs never fed before", self._fetch(output), self.others[1].expected)
+
+    def _time(self, call: Callable[..., Any], arguments: Sequence[Any]) -> tuple[Any, float]:
+        return timed(lambda: call(*arguments), self.workload.operator.synchronize, hand_over=True)
 
     def _fetch(self, result: Any) -> list[np.ndarray]:
         operator = self.workload.operator

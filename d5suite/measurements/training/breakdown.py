@@ -94,8 +94,10 @@ class BreakdownStep(TrainingStep):
         """As the training step; and forward and backward of a batch never fed before."""
         yield from super().check()
         if not self.workload.executor.drops:
-            self.workload.to_generic_point(self.workload.executor)
-            yield from check_unseen(self.workload)
+            workload, executor = self.workload, self.workload.executor
+            workload.to_generic_point(executor)
+            answer = executor.forward_backward(executor.feed(workload.arrays(workload.unseen)))
+            yield from check_unseen(workload, answer)
 
     def _check_first(self, against: str) -> Iterable[Check]:
         """Nothing: the timed steps take other batches than the proof."""

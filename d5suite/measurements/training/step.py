@@ -172,7 +172,7 @@ class TrainingStep(ExecutorStep):
         first = known.first
         steps = len(first.run.losses)
         batches = [workload.fed(index) for index in range(steps)]
-        (found,) = train(workload.trainer, batches, rates=first.rates, hurried=True)
+        (found,) = train(workload.trainer, batches, rates=first.rates, hurried=True, restore=False)
         start = sampled({name: workload.network.initializers[name] for name in workload.network.parameters})
         there = sampled({name: found.parameters[name] for name in start})
         way = {name: first.run.parameters[name] - value for name, value in start.items()}

@@ -143,7 +143,10 @@ def check_backward(operator: Operator, exact: Operator, seed: int, reruns: int =
         return Another(fed, wanted)
 
     checks, worst, evidence = compare(what, names, answer, expected, limit)
-    return Findings(checks, worst, repeated, call, heads, first_call_s, names, answer, what, limit, another, evidence)
+    return Findings(
+        checks, worst, repeated, call, heads, first_call_s, names, answer, what, limit,
+        lambda number: operator.feed_gradients(operation.draw_gradients(seed + number)), another, evidence,
+    )  # fmt: skip
 
 
 def _expected(

@@ -97,6 +97,8 @@ class Findings:
         What they were compared with.
     limit : callable
         The tolerance by type.
+    feed : callable
+        Makes other arguments of the call by number.
     another : callable
         Makes other inputs by number, from 1, and computes what they give with the float64 operator.
     evidence : Evidence or None
@@ -113,6 +115,7 @@ class Findings:
     answer: list[np.ndarray]
     what: str
     limit: Callable[[np.dtype], float]
+    feed: Callable[[int], Sequence[Any]]
     another: Callable[[int], Another]
     evidence: Evidence | None = None
 

@@ -84,8 +84,8 @@ def check_forward(
     if all(check.passed for check in proof):
         checks, worst, evidence = compare(what, names, answer, expected, limit)
     return Findings(
-        [*proof, *checks], worst, repeated, operator.forward, feed, first_call_s, names, answer, what, limit, another,
-        evidence,
+        [*proof, *checks], worst, repeated, operator.forward, feed, first_call_s, names, answer, what, limit,
+        lambda number: operator.feed(operation.draw(seed + number)), another, evidence,
     )  # fmt: skip
 
 

@@ -86,6 +86,7 @@ def train(
     rates: Sequence[float] = (),
     accumulate: int = 1,
     hurried: bool = False,
+    restore: bool = True,
 ) -> list[Trajectory]:
     """Run the native optimizer over the batches, and restore the initial weights.
 
@@ -107,6 +108,8 @@ def train(
         Batches per step.
     hurried : bool
         Whether steps are issued without waiting, and losses fetched at the end; except in ``fp16``.
+    restore : bool
+        Whether the initial weights are wanted afterwards: two copies of all of them.
 
     Returns
     -------
@@ -116,7 +119,7 @@ def train(
     executor = trainer.executor
     network = executor.network
     label, loss = network.require_loss()
-    start = executor.parameters()
+    start = executor.parameters() if restore else {}
     losses: list[float] = []
     found = []
     pending: list[Native] = []
@@ -143,7 +146,8 @@ def train(
     if pending:
         losses = [loss_of(executor, native, loss) for native in pending]
         found.append(Trajectory(np.array(losses), executor.parameters()))
-    executor.load_parameters(start)
+    if restore:
+        executor.load_parameters(start)
     return found
 
 

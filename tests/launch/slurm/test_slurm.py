@@ -373,3 +373,52 @@ def test_one_and_two_nodes_become_one_result_file_with_a_plot(site: Site) -> Non
     assert found[pair]["scaling"]["baseline"]["ranks"] == 1
     assert (site.folder / "out.digits.png").exists() and (site.folder / "out.h5").exists()
     assert not list(site.folder.glob("d5suite-slurm/*/jobs/*meeting*"))
+
+
+def test_a_job_whose_node_goes_down_starts_again_on_another(site: Site) -> None:
+    """What the first node had measured is kept, and counts where the second one has nothing."""
+    job = site.submitted()
+    first = site.held.read_text()
+    node = site.cluster.ask("squeue", "--noheader", f"--jobs={job}", "--format=%N").strip()
+    site.cluster.ask("scontrol", "update", f"nodename={node}", "state=down", "reason=test")
+    site.cluster.ask("scontrol", "update", f"nodename={node}", "state=drain", "reason=test")  # it would come back
+
+    def started_again() -> bool:
+        if site.state(job) == "PENDING" and site.waits(job) > 10:
+            site.cluster.ask("scontrol", "update", f"jobid={job}", "starttime=now+3")
+        return site.held.read_text() not in (first, "")
+
+    until(started_again, "the second start")
+    site.hold.unlink()
+    site.ends(job, "COMPLETED")
+    site("collect")
+    found = site.results()
+    assert list(found) == BOTH
+    assert {found[each]["nodes"][0]["name"] for each in BOTH} == {"n1", "n2"} - {node}
+    assert len(list(site.folder.glob("d5suite-slurm/*/jobs/*.start1.result.json"))) == 1
+
+
+def test_without_another_node_status_names_the_one_that_went_down(site: Site) -> None:
+    site.profile('options = ["--no-requeue"]')
+    job = site.submitted()
+    node = site.cluster.ask("squeue", "--noheader", f"--jobs={job}", "--format=%N").strip()
+    site.cluster.ask("scontrol", "update", f"nodename={node}", "state=down", "reason=test")
+    site.ends(job, "NODE_FAIL")
+    said = site("collect", code=1)
+    assert f"job {job} lost a node on {node} (NodeDown)" in said and "while measuring luck/held" in said
+    assert list(site.results()) == BOTH[:1]
+
+
+def test_init_asks_slurm_and_what_it_drafts_runs(site: Site) -> None:
+    draft = site.folder / "d5suite-slurm.toml"
+    draft.unlink()
+    said = site("init")
+    assert "d5suite-slurm.toml" in said
+    text = draft.read_text()
+    cores = site.cluster.ask("sinfo", "--noheader", "--nodes=n1", "--partition=cpu", "--format=%c").strip()
+    for line in ('partition = "cpu"', f"cores_per_node = {cores}", "most_nodes = 2"):
+        assert f"{line}\n" in text
+    site("init", code=2)  # it does not overwrite what somebody has edited
+    assert draft.read_text() == text
+    site(*site.luck())
+    assert list(site.results()) == BOTH

@@ -18,6 +18,8 @@ BACKEND = replace(
         "cached": "after eight calls the answer is a cached one",
         "half": "after eight calls the answer is wrong by half",
         "unwaited": "an update is skipped unless one waits for the one before",
+        "remembers": "right answers are remembered by the input's values, until weights are loaded",
+        "recognizes": "right answers are remembered by the input's object, until weights are loaded",
         "few": "of a batch it takes the first eight images only",
         "stops": "updates stop after fifteen",
     },

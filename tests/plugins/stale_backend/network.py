@@ -28,6 +28,10 @@ class Executor(right.Executor):
     def forward_backward(self, feed: Any) -> Any:
         return self.stale.call(self.key("both", feed), super().forward_backward, feed)
 
+    def load_parameters(self, values: Any) -> None:
+        self.stale.forget()
+        super().load_parameters(values)
+
     def synchronize(self) -> None:
         self.waited = True
         super().synchronize()

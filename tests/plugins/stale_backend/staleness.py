@@ -7,6 +7,7 @@ from types import FrameType
 from typing import Any
 
 PATIENCE = 8
+REMEMBERING = ("remembers", "recognizes")
 
 
 def being_timed() -> bool:
@@ -19,6 +20,10 @@ def being_timed() -> bool:
     return False
 
 
+def _sign(value: Any) -> Hashable:
+    return tuple(value.reshape(-1)[:4].tolist())
+
+
 class Stale:
     """Calls of a mode, counted by what they do and their shapes."""
 
@@ -28,7 +33,18 @@ class Stale:
         self.captured: dict[Hashable, Any] = {}
         self.answers: dict[Hashable, Any] = {}
 
+    def forget(self) -> None:
+        """Forget what other weights have answered."""
+        if self.mode in REMEMBERING:
+            self.answers.clear()
+
     def call(self, key: Hashable, function: Callable[[Any], Any], given: Any) -> Any:
+        if self.mode in REMEMBERING:
+            values = list(given.values() if isinstance(given, dict) else given)
+            known = (key, *(_sign(value) if self.mode == "remembers" else id(value) for value in values))
+            if known not in self.answers:
+                self.answers[known] = function(given), values  # whose addresses stay theirs
+            return self.answers[known][0]
         self.counts[key] += 1
         count = self.counts[key]
         captured = self.captured.setdefault(key, given)

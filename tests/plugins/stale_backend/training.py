@@ -14,6 +14,7 @@ class Trainer(right.Trainer):
     def step(self, feed: Any, *more: Any) -> Any:
         executor, mode = self.executor, self.executor.mode
         self.updates += 1
+        executor.stale.forget()
         waited, executor.waited = executor.waited, False
         if (mode == "unwaited" and not waited) or (mode == "stops" and self.updates > 15):
             self._steps += 1

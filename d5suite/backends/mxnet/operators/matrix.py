@@ -5,13 +5,13 @@ Imports NumPy, `d5suite.errors`, `d5suite.network` and `context` beside it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import reduce
 from typing import Any
 
-import numpy as np
-
 from d5suite.backends.mxnet.operators.context import Call, Context, Factory
-from d5suite.errors import NetworkError
 from d5suite.network import Node
+from d5suite.network.model import Shape
 from d5suite.network.nodes.matrix import read_einsum, read_gemm
 
 
@@ -38,20 +38,33 @@ def mat_mul(node: Node, context: Context) -> Call:
     left, right = (context.shape(name) for name in node.inputs)
     if len(right) == 2 and len(left) >= 2:  # F.dot contracts the last axis with the first
         return lambda F, x, y: F.dot(x, y)
-    batches_agree = all(a == b or None in (a, b) for a, b in zip(left[:-2], right[:-2], strict=False))
+    batches_agree = all(
+        a == b or (None in (a, b) and 1 not in (a, b)) for a, b in zip(left[:-2], right[:-2], strict=False)
+    )
     if len(left) == len(right) >= 3 and batches_agree:
         return lambda F, x, y: F.linalg_gemm2(x, y)
     if min(len(left), len(right)) >= 2:  # np.matmul's gradient is wrong if it broadcasts a batch axis
-        known = [tuple(size for size in shape if size is not None) for shape in (left, right)]
-        if known != [tuple(left), tuple(right)]:
-            raise NetworkError("a matrix product that broadcasts a batch axis needs known sizes", where=node.name)
-        batch = np.broadcast_shapes(*(shape[:-2] for shape in known))
-        wide = [(*batch, *shape[-2:]) for shape in known]
-        padded = [(1,) * (len(batch) + 2 - len(shape)) + shape for shape in known]
+        rank = max(len(left), len(right))
+        sizes = [(1,) * (rank - len(shape)) + tuple(shape) for shape in (left, right)]
         return lambda F, x, y: F.linalg_gemm2(
-            F.broadcast_to(F.reshape(x, padded[0]), wide[0]), F.broadcast_to(F.reshape(y, padded[1]), wide[1])
+            *_widened(F, _of_rank(F, x, rank, left), _of_rank(F, y, rank, right), sizes)
         )
     return lambda F, x, y: F.np.matmul(x.as_np_ndarray(), y.as_np_ndarray()).as_nd_ndarray()
+
+
+def _of_rank(F: Any, x: Any, rank: int, shape: Shape) -> Any:
+    """Put axes of one in front."""
+    return reduce(lambda y, _: F.expand_dims(y, axis=0), range(rank - len(shape)), x)
+
+
+def _widened(F: Any, x: Any, y: Any, sizes: Sequence[Shape]) -> tuple[Any, Any]:
+    """Repeat batch axes of one to the other factor's size, which may be known only when it runs."""
+    for axis, (one, other) in enumerate(zip(*(shape[:-2] for shape in sizes), strict=True)):
+        if one == 1 != other:
+            x = F.broadcast_like(x, y, lhs_axes=(axis,), rhs_axes=(axis,))
+        elif other == 1 != one:
+            y = F.broadcast_like(y, x, lhs_axes=(axis,), rhs_axes=(axis,))
+    return x, y
 
 
 def einsum(node: Node, context: Context) -> Call:

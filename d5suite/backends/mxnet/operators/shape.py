@@ -82,11 +82,20 @@ def gather(node: Node, context: Context) -> Call:
 
 
 def slice_(node: Node, context: Context) -> Call:
+    """Cut channels by themselves: ``slice`` fails where they lie in blocks (docs/findings.md)."""
     plan = read_slice(node, context)
-    begin, end, step = ([getattr(cut, part) for cut in plan.cuts] for part in ("start", "stop", "step"))
+    cuts = list(plan.cuts)
+    channels = cuts[1] if len(cuts) > 1 and cuts[1].step == 1 else None
+    if channels is not None:
+        cuts[1] = slice(None)
+    more = channels is None or any(cut != slice(None) for cut in cuts)
+    begin, end, step = ([getattr(cut, part) for cut in cuts] for part in ("start", "stop", "step"))
 
     def call(F: Any, x: Any, *_: Any) -> Any:
-        return F.slice(reduce(lambda y, axis: F.reverse(y, axis=axis), plan.reversed, x), begin, end, step)
+        x = reduce(lambda y, axis: F.reverse(y, axis=axis), plan.reversed, x)
+        if channels is not None:
+            x = F.slice_axis(x, axis=1, begin=channels.start, end=channels.stop)
+        return F.slice(x, begin, end, step) if more else x
 
     return call
 

@@ -26,9 +26,9 @@ from d5suite.network.operation import STATIC_INPUTS, Operation, is_floating
 class Operator(level.Operator):
     """One ONNX node on MXNet; its backward pass is autograd's.
 
-    In mode ``hybrid`` it is a cached graph, as Gluon builds for a hybridized block: it takes the
-    graph's arrays and returns the wanted outputs. In mode ``imperative`` it is the factory's call
-    on arrays. Every backward pass writes its gradients into the same arrays.
+    In modes ``hybrid`` and ``stock`` it is a cached graph, as Gluon builds for a hybridized block:
+    it takes the graph's arrays and returns the wanted outputs. In mode ``imperative`` it is the
+    factory's call on arrays. Every backward pass writes its gradients into the same arrays.
     """
 
     def __init__(self, operation: Operation, *, mode: str, device: str) -> None:
@@ -50,8 +50,8 @@ class Operator(level.Operator):
             if 0 in operation.shapes[name]:
                 raise NetworkError("MXNet's classic arrays cannot have axes of length zero", where=operation.name)
         self._vectors = itertools.count()
-        if mode == "hybrid" and any(isinstance(a, str) for a in self._arguments):  # a graph needs an array
-            call, self._arguments = _cached_graph(call, self._arguments)
+        if mode != "imperative" and any(isinstance(a, str) for a in self._arguments):  # a graph needs an array
+            call, self._arguments = _cached_graph(call, self._arguments, static=mode == "hybrid")
         else:
             call = partial(call, mx.nd)
         self.forward = _in_training(call) if operation.training else call
@@ -155,12 +155,13 @@ def _floating(operation: Operation) -> np.dtype:
     return next((dtype for dtype in types if is_floating(dtype)), np.dtype(np.float32))
 
 
-def _cached_graph(call: Call, arguments: Sequence[Any]) -> tuple[Call, list[str]]:
+def _cached_graph(call: Call, arguments: Sequence[Any], *, static: bool) -> tuple[Call, list[str]]:
     """Return a native graph of a factory's call, and the names of its arrays."""
     outputs = call(mx.sym, *(mx.sym.var(a) if isinstance(a, str) else a for a in arguments))
     if isinstance(outputs, tuple):
         outputs = mx.sym.Group([output for output in outputs if output is not None])
-    return mx.nd.CachedOp(outputs, (("static_alloc", True), ("static_shape", True))), outputs.list_inputs()
+    flags = (("static_alloc", True), ("static_shape", True)) if static else ()
+    return mx.nd.CachedOp(outputs, flags), outputs.list_inputs()
 
 
 def _in_training(call: Call) -> Call:

@@ -1,0 +1,90 @@
+"""Whether a step computes its answer, or knows it: on new input it must not take far longer.
+
+Answers that are remembered by their input are right, so no comparison of answers finds them.
+Imports its neighbours in ``d5suite.instruments``.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from d5suite.instruments.clock import Clock, now
+
+LONGER = 2.0
+"""How much longer a step may take on new input: caches are cold and threads asleep, too."""
+
+LEAST = 3
+"""Fewest rounds, so that one disturbed call on fed input acquits nobody."""
+
+ROUNDS = 8
+"""Most new inputs before a step counts as one that remembers. One that does not take long is
+enough, so that a busy machine accuses nobody."""
+
+
+def timed(
+    step: Callable[[], Any], synchronize: Callable[..., None], clock: Clock = now, *, hand_over: bool = False
+) -> tuple[Any, float]:
+    """Call a step once, and return its result and how long it took in seconds.
+
+    ``hand_over`` gives the result to ``synchronize``.
+    """
+    synchronize()
+    start = clock()
+    result = step()
+    synchronize(*([result] if hand_over else []))
+    return result, clock() - start
+
+
+@dataclass(frozen=True)
+class Durations:
+    """How long a step takes on input that it was fed before, and on new input, in seconds.
+
+    Attributes
+    ----------
+    again_s : float
+        The median.
+    fresh_s : float
+        The shortest.
+    """
+
+    again_s: float
+    fresh_s: float
+
+    @property
+    def computes(self) -> bool:
+        """Whether new input does not take far longer."""
+        return self.fresh_s <= LONGER * self.again_s
+
+
+def compare_durations(
+    again: Callable[[], float], fresh: Callable[[int], float], first: Durations | None = None
+) -> Durations:
+    """Call a step in turn on input that it was fed before and on new input, until it computes.
+
+    Parameters
+    ----------
+    again : callable
+        Calls the step on input that was fed before, and returns how long it took, in seconds.
+    fresh : callable
+        The same on new input, of a number from 0.
+    first : Durations, optional
+        What is known; if it computes, nothing is called.
+
+    Returns
+    -------
+    Durations
+        After `ROUNDS` rounds at most.
+    """
+    if first is not None and first.computes:
+        return first
+    fed, new = [], []
+    for number in range(ROUNDS):
+        fed.append(again())
+        new.append(fresh(number))
+        found = Durations(statistics.median(fed), min(new))
+        if found.computes and number + 1 >= LEAST:
+            break
+    return found

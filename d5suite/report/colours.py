@@ -1,0 +1,51 @@
+"""The colours of backends, the same in every picture and page.
+
+Found by search: of eight colours with enough contrast on white, these lie furthest apart, also as
+the colour-blind see them (Machado, Oliveira and Fernandes, 2009). A test holds them to it. Imports
+`d5suite.backends` as data.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+from typing import NamedTuple
+
+PALETTE = ("#1162b0", "#f93200", "#008073", "#663269", "#928816", "#3c8eb3", "#390089", "#85896e")
+"""On white; ``page.css`` has those on dark."""
+
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+LINES = ("-", "--", "-.", (0, (1, 1)))
+"""Beside colours, for several lines of one backend, and for those who see no colours."""
+
+
+class Style(NamedTuple):
+    """How a line is drawn."""
+
+    colour: str
+    marker: str
+    line: str | tuple[int, tuple[int, int]]
+
+
+def places(names: Iterable[str]) -> dict[str, int]:
+    """A number for each backend's name: of installed ones the same, whichever are shown."""
+    from d5suite.backends import discover
+
+    used = set(names)
+    known = sorted(discover()[0])
+    order = [*known, *sorted(used - set(known))]
+    return {name: place for place, name in enumerate(order) if name in used}
+
+
+def styles(names: Iterable[str]) -> list[Style]:
+    """A style for each line, by the backend that its name begins with, before a ``-``."""
+    lines = list(names)
+    backends = [name.partition("-")[0].partition(",")[0] for name in lines]
+    numbers = places(backends)
+    seen: dict[str, itertools.count[int]] = {}
+    found = []
+    for backend in backends:
+        turn = next(seen.setdefault(backend, itertools.count()))
+        colour = PALETTE[numbers[backend] % len(PALETTE)]
+        found.append(Style(colour, MARKERS[turn % len(MARKERS)], LINES[turn // len(MARKERS) % len(LINES)]))
+    return found

@@ -1,0 +1,57 @@
+"""The command ``d5suite report``.
+
+Imports its neighbours, late: nothing of a page is needed to list commands.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from d5suite.errors import ConfigurationError
+
+
+def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add ``report`` to the commands."""
+    report = commands.add_parser(
+        "report",
+        help="write result files as one page: verdicts, every result with its proof, machines",
+        epilog="exit codes: 0 written, 1 without a file of another schema or a picture, 2 usage (docs/report.md)",
+    )
+    report.add_argument("results", type=Path, nargs="+", metavar="RESULT.json")
+    report.add_argument("-o", "--output", type=Path, required=True, metavar="FILE.html", help="where the page goes")
+    report.add_argument("--title", default="", help="its heading (default: the cases' names)")
+    report.add_argument("--embed", action="store_true", help="write a frame to put into another page or a notebook")
+    report.add_argument("--history", type=Path, metavar="DIR", help="show the course of benchmarks, of d5suite history")
+    for kind, what in (("csv", "its numbers as CSV files"), ("png", "its pictures as PNG"), ("svg", "as SVG")):
+        report.add_argument(f"--{kind}", type=Path, metavar="DIR", help=f"also write {what}")
+    report.add_argument(
+        "--between-runs",
+        type=float,
+        metavar="FRACTION",
+        default=0.15,
+        help="by how much a median varies from process to process (standard deviation; default: %(default)s)",
+    )
+    report.set_defaults(run=_report)
+
+
+def _report(options: argparse.Namespace) -> int:
+    from d5suite.report.page.past import past_of
+    from d5suite.report.page.write import embedded, page_of, save, save_pictures, save_tables
+
+    if not 0 <= options.between_runs <= 10:
+        raise ConfigurationError(f"--between-runs {options.between_runs:g}: give a number from 0 to 10")
+    past = past_of(options.history) if options.history else []
+    page, content = page_of(options.results, between_runs=options.between_runs, title=options.title, past=past)
+    save(options.output, embedded(content) if options.embed else content)
+    if options.csv:
+        save_tables(options.csv, page, past)
+    undrawn: list[str] = []
+    for kind in ("png", "svg"):
+        if folder := getattr(options, kind):
+            undrawn = save_pictures(folder, page, kind)
+    left_out = [f"left out: {source.left_out}" for source in page.sources if source.left_out] + undrawn
+    for each in left_out:
+        print(each, file=sys.stderr)
+    return int(bool(left_out))

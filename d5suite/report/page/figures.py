@@ -1,0 +1,265 @@
+"""The pictures of a page: those that measurements declare, and an overview of each case.
+
+Imports matplotlib (late) and its neighbours.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from d5suite.errors import D5Error, told
+from d5suite.measurements import discover
+from d5suite.report.colours import PALETTE
+from d5suite.report.formats import at
+from d5suite.report.page.gather import Group, Page, Row, Section
+from d5suite.report.page.svg import drawing
+from d5suite.report.plots import PLOTS, Plotted, draw_plot
+from d5suite.report.series import read_series
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+MOST_BARS = 48
+"""Rows of one picture."""
+
+LONGEST_NAME = 34
+"""Characters of a name in a picture."""
+
+BREAKDOWN = ("data_wait", "host_to_device", "forward", "backward", "update", "other")
+PART_COLOURS = ("#e69f00", "#56b4e9", PALETTE[0], PALETTE[1], PALETTE[2], PALETTE[7])
+SHARE = "fraction_of_ceiling"
+
+
+class Picture(NamedTuple):
+    """One picture.
+
+    Attributes
+    ----------
+    name : str
+        Of its file, without suffix.
+    section : Section
+    label : str
+        What it shows.
+    draw : callable
+        Makes the figure.
+    """
+
+    name: str
+    section: Section
+    label: str
+    draw: Callable[[], Figure]
+
+
+def pictures(page: Page, failed: list[str]) -> Iterator[Picture]:
+    """Every picture of a page, in order, each drawn only when it is asked for.
+
+    Parameters
+    ----------
+    page : Page
+    failed : list of str
+        Gets what cannot be drawn, with reasons.
+    """
+    series = _all_series(page, failed)
+    taken: set[str] = set()
+
+    def name_of(*parts: str) -> str:
+        base = re.sub(r"[^A-Za-z0-9_.-]+", "-", ".".join(parts)).strip("-.")[:80] or "picture"
+        name, number = base, 1
+        while name in taken:
+            number += 1
+            name = f"{base}-{number}"
+        taken.add(name)
+        return name
+
+    for section in page.sections:
+        title = _short(section.title)
+        groups = [group for shown in section.tables for group in shown.groups]
+        rows = [row for group in groups for row in group.rows if not row.failed and not row.reduced]
+        if section.level in (1, 2) and rows:
+            own = rows[:MOST_BARS]
+            label = f"{title}: throughput with its interval, memory measured and by definition, first call"
+            yield Picture(name_of(title, "overview"), section, label, partial(_overview, title, own))
+        broken = [row for row in rows if isinstance(at(row.record, "breakdown_s"), dict)][:MOST_BARS]
+        if broken:
+            label = f"{title}: parts of a training step"
+            yield Picture(name_of(title, "breakdown"), section, label, partial(_breakdown, title, broken))
+        shares = [row for row in rows if isinstance(row.record.get(SHARE), dict)]
+        for start, part in enumerate(_heat_parts(groups, shares)):
+            label = f"{title}: part of the ceiling that each backend reaches"
+            yield Picture(
+                name_of(title, "ceiling", *([str(start + 1)] if start else [])), section, label,
+                partial(_heat, title, part, list(page.backends)),
+            )  # fmt: skip
+        for group in groups:
+            if (kind := _kind(page, group)) is None:
+                continue
+            plotted = [
+                Plotted(_short(row.backend), row.record, series.get((row.file, row.record["fullname"]), {}))
+                for row in group.rows
+                if not row.failed
+            ]
+            if kind.startswith("curves"):
+                plotted = [each for each in plotted if each.series]
+            if plotted:
+                label = f"{title}: {_short(group.measurement)}"
+                yield Picture(
+                    name_of(title, group.measurement), section, label,
+                    partial(draw_plot, kind, f"{title}/{_short(group.measurement)}", plotted),
+                )  # fmt: skip
+
+
+def draw(picture: Picture, failed: list[str]) -> Figure | None:
+    """Draw a picture; what cannot be drawn must not cost the numbers."""
+    try:
+        with drawing():
+            return picture.draw()
+    except Exception as error:  # of records that a measurement from elsewhere made
+        failed.append(f"no picture of {picture.label}: {told(error)}")
+        return None
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME - 1]}…"
+
+
+def _kind(page: Page, group: Group) -> str | None:
+    """The plot that a measurement declares, installed or described in a file."""
+    name = group.rows[0].record["measurement"]
+    if name in discover():
+        kind = discover()[name].plot
+    else:
+        described = [source.ours.get("measurements", {}).get(name, {}) for source in page.sources]
+        kind = next((each["plot"] for each in described if each.get("plot")), None)
+    return kind if isinstance(kind, str) and kind in PLOTS else None
+
+
+def _all_series(page: Page, failed: list[str]) -> dict[tuple[str, str], dict[str, list[float]]]:
+    """By file and benchmark: the series that curves are drawn from."""
+    wanted = {
+        (row.file, row.record["fullname"])
+        for _, group in page.groups
+        if (_kind(page, group) or "").startswith("curves")
+        for row in group.rows
+    }
+    found: dict[tuple[str, str], dict[str, list[float]]] = {}
+    for source in page.sources:
+        names = [name for mark, name in wanted if mark == source.mark]
+        beside = source.path.resolve().parent / Path(str(source.ours.get("series", ""))).name
+        if names and beside.is_file():
+            try:
+                found |= {(source.mark, name): each for name, each in read_series(beside, names).items()}
+            except D5Error as error:
+                failed.append(str(error))
+    return found
+
+
+def _bars(axes: Axes, rows: Sequence[Row], values: Sequence[float], title: str, errors: Any = None) -> None:
+    colours = [PALETTE[row.colour % len(PALETTE)] for row in rows]
+    axes.barh(range(len(rows)), values, 0.62, color=colours, xerr=errors, ecolor="#000000", label=title)
+    axes.set_title(title, fontsize=9, loc="left")
+    axes.tick_params(labelsize=8)
+    axes.set_axisbelow(True)
+    axes.grid(axis="x", color="#cccccc", linewidth=0.6)
+    for side in ("top", "right", "left"):
+        axes.spines[side].set_visible(False)
+
+
+def _overview(title: str, rows: Sequence[Row]) -> Figure:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(11, 0.9 + 0.2 * len(rows)), layout="constrained")
+    panels = figure.subplots(1, 3, sharey=True)
+    fastest: dict[str, float] = {}
+    for row in rows:
+        fastest[row.measurement] = max(fastest.get(row.measurement, 0.0), row.record["throughput"]["value"])
+    rates = [row.record["throughput"]["value"] / fastest[row.measurement] for row in rows]
+    medians = [row.record["median_s"] for row in rows]
+    low, high = ([row.record["median_ci95"][side] for row in rows] for side in (0, 1))
+    less = [max(rate - rate * median / bound, 0) for rate, median, bound in zip(rates, medians, high, strict=True)]
+    more = [max(rate * median / bound - rate, 0) for rate, median, bound in zip(rates, medians, low, strict=True)]
+    _bars(panels[0], rows, rates, "throughput; fastest of each measurement: 1", [less, more])
+    _bars(
+        panels[1],
+        rows,
+        [(row.record["peak_memory_bytes"] or 0) / 2**20 for row in rows],
+        "peak memory in MiB; ◆ by definition",
+    )
+    names = ("parameters_bytes", "gradients_bytes", "optimizer_state_bytes", "activations_bytes")
+    needed = [sum(row.record.get("memory", {}).get(name, 0) for name in names) / 2**20 for row in rows]
+    marked = [place for place, value in enumerate(needed) if value]
+    panels[1].plot(
+        [needed[place] for place in marked], marked, linestyle="", marker="D", markersize=4, color="#000000",
+        label="MiB by definition",
+    )  # fmt: skip
+    _bars(panels[2], rows, [row.record["first_call_s"] for row in rows], "first call in s, compilation included")
+    panels[0].set_yticks(
+        range(len(rows)), [f"{_short(row.measurement)}, {_short(row.backend)}" for row in rows], fontsize=8
+    )
+    panels[0].set_ylim(len(rows) - 0.4, -0.6)
+    figure.suptitle(title, fontsize=10, x=0.01, ha="left", weight="bold")
+    return figure
+
+
+def _breakdown(title: str, rows: Sequence[Row]) -> Figure:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(11, 1.3 + 0.24 * len(rows)), layout="constrained")
+    axes = figure.subplots()
+    left = [0.0] * len(rows)
+    for part, colour in zip(BREAKDOWN, PART_COLOURS, strict=True):
+        widths = [1e3 * row.record["breakdown_s"].get(part, 0.0) for row in rows]
+        axes.barh(range(len(rows)), widths, 0.62, left=left, color=colour, label=part.replace("_", " "))
+        left = [start + width for start, width in zip(left, widths, strict=True)]
+    axes.set_yticks(range(len(rows)), [_short(row.backend) for row in rows], fontsize=8)
+    axes.set_ylim(len(rows) - 0.4, -0.6)
+    axes.set_xlabel("ms of a step", fontsize=8)
+    axes.legend(fontsize=8, ncols=6, loc="lower left", bbox_to_anchor=(0, 1), frameon=False)
+    figure.suptitle(f"{title}: parts of a training step", fontsize=10, x=0.01, ha="left", weight="bold")
+    return figure
+
+
+def _heat_parts(groups: Sequence[Group], rows: Sequence[Row]) -> Iterator[list[tuple[str, list[Row]]]]:
+    chosen = {id(row) for row in rows}
+    lines = [(_short(group.measurement), [row for row in group.rows if id(row) in chosen]) for group in groups]
+    lines = [line for line in lines if line[1]]
+    for start in range(0, len(lines), MOST_BARS):
+        yield lines[start : start + MOST_BARS]
+
+
+def _heat(title: str, lines: Sequence[tuple[str, list[Row]]], backends: Sequence[str]) -> Figure:
+    """Each operator's larger part of a ceiling, of arithmetic or of memory traffic."""
+    import numpy as np
+    from matplotlib import colormaps
+    from matplotlib.figure import Figure
+
+    table = np.full((len(lines), len(backends)), np.nan)
+    for place, (_, rows) in enumerate(lines):
+        for row in rows:
+            shares = [each for each in row.record[SHARE].values() if isinstance(each, int | float)]
+            if shares:
+                table[place, backends.index(row.record["backend"]["name"])] = max(shares)
+    figure = Figure(figsize=(3.2 + 1.1 * len(backends), 1.0 + 0.24 * len(lines)), layout="constrained")
+    axes = figure.subplots()
+    axes.pcolormesh(np.nan_to_num(table), cmap="cividis", vmin=0, vmax=1, edgecolors="#ffffff", linewidth=1)
+    for (row_place, column), value in np.ndenumerate(table):
+        dark = np.isnan(value) or sum(colormaps["cividis"](min(float(value), 1.0))[:3]) < 1.5
+        axes.text(
+            column + 0.5, row_place + 0.5, "–" if np.isnan(value) else f"{100 * value:.0f}%", ha="center", va="center",
+            fontsize=8, color="#fefefe" if dark else "#010101",
+        )  # fmt: skip
+    axes.set_xticks(np.arange(len(backends)) + 0.5, [_short(name) for name in backends], fontsize=8)
+    axes.set_yticks(np.arange(len(lines)) + 0.5, [name for name, _ in lines], fontsize=8)
+    axes.invert_yaxis()
+    axes.xaxis.tick_top()
+    axes.tick_params(length=0)
+    for spine in axes.spines.values():
+        spine.set_visible(False)
+    figure.suptitle(
+        f"{title}: larger part of a ceiling, arithmetic or memory", fontsize=10, x=0.01, ha="left", weight="bold"
+    )
+    return figure

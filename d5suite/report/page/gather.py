@@ -1,0 +1,405 @@
+"""What a page shows, from result files: sections of rows, verdicts, sources and machines.
+
+Files come from anywhere: their texts are printable already (`d5suite.report.reading`), and stay
+text. Imports its neighbours.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from d5suite.errors import ConfigurationError, D5Error
+from d5suite.files import read_json
+from d5suite.measurements.tables import Column, Table
+from d5suite.report.colours import places
+from d5suite.report.compare import apart, failures, grouped, is_reduced
+from d5suite.report.formats import at, text_of
+from d5suite.report.page.leads import Lead, lead_of
+from d5suite.report.reading import data_of, printable, results_of
+from d5suite.report.runs import machine_of
+
+MOST_ROWS = 80
+"""Of one HTML table; the browser lays out those in sight (``content-visibility``)."""
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A reason to look twice at a result.
+
+    Attributes
+    ----------
+    sign : {"✗", "†", "*", "!"}
+    word : str
+        What the sign means.
+    reasons : list of str
+    """
+
+    sign: str
+    word: str
+    reasons: list[str]
+
+
+@dataclass
+class Row:
+    """One result.
+
+    Attributes
+    ----------
+    id : str
+        Of a link to it; the same in every page made from the same results.
+    case, measurement, backend : str
+        Where it stands; the backend with what tells rows apart, such as ranks.
+    colour : int
+        Its backend's; see `Page.backends`.
+    record : dict
+    marks : list of Mark
+    file : str
+        Of several files, which.
+    cells : list of (str, float or None)
+        What the declared columns say, and what they are sorted by.
+    longest : float
+        Seconds at which the axis of the samples ends.
+    """
+
+    id: str
+    case: str
+    measurement: str
+    backend: str
+    colour: int
+    record: dict[str, Any]
+    marks: list[Mark]
+    file: str
+    cells: list[tuple[str, float | None]] = field(default_factory=list)
+    longest: float = 0.0
+
+    @property
+    def failed(self) -> bool:
+        """Whether its answer was wrong, so that its times mean nothing."""
+        return any(mark.sign == "✗" for mark in self.marks)
+
+    @property
+    def reduced(self) -> bool:
+        """Whether it is of another size than the others in its table."""
+        return any(mark.sign == "†" for mark in self.marks)
+
+
+@dataclass
+class Group:
+    """The rows of one measurement in a section, which can be compared.
+
+    Attributes
+    ----------
+    measurement : str
+    rows : list of Row
+    leads : list of (str, list of Row, Lead)
+        Who is fastest, by number of ranks.
+    """
+
+    measurement: str
+    rows: list[Row]
+    leads: list[tuple[str, list[Row], Lead]] = field(default_factory=list)
+
+
+@dataclass
+class Shown:
+    """The groups of one declared table, in parts that a browser lays out one by one."""
+
+    table: Table
+    groups: list[Group]
+
+    @property
+    def columns(self) -> tuple[Column, ...]:
+        """All declared columns: a page is wide, and scrolls where it is not."""
+        return self.table.columns
+
+    @property
+    def parts(self) -> Iterator[list[Group]]:
+        """Groups for one HTML table each, of at most `MOST_ROWS` rows if no group has more."""
+        part: list[Group] = []
+        for group in self.groups:
+            if part and sum(len(each.rows) for each in part) + len(group.rows) > MOST_ROWS:
+                yield part
+                part = []
+            part.append(group)
+        yield part
+
+
+@dataclass
+class Section:
+    """The results of a recipe or a family of operators under one set of conditions."""
+
+    id: str
+    title: str
+    setting: list[str]
+    apart: list[str]
+    conditions: dict[str, str]
+    tables: list[Shown]
+
+    @property
+    def rows(self) -> Iterator[Row]:
+        """All rows, in order."""
+        return (row for table in self.tables for group in table.groups for row in group.rows)
+
+    @property
+    def level(self) -> int:
+        """The benchmark level."""
+        return int(next(self.rows).record["level"])
+
+
+@dataclass
+class Source:
+    """A result file.
+
+    Attributes
+    ----------
+    name : str
+        As given.
+    mark : str
+        By which rows name it, where there are several.
+    content : mapping
+        What the file says of itself, without its benchmarks.
+    results : int
+    series : str
+        What became of the series beside it.
+    left_out : str
+        Why nothing of it is shown.
+    """
+
+    name: str
+    mark: str
+    path: Path
+    content: Mapping[str, Any]
+    results: int = 0
+    series: str = ""
+    left_out: str = ""
+
+    @property
+    def ours(self) -> Mapping[str, Any]:
+        """What d5suite says of the file."""
+        found = self.content.get("d5suite")
+        return found if isinstance(found, dict) else {}
+
+    @property
+    def commit(self) -> str:
+        """The revision of the folder it was measured in; empty if unknown."""
+        found = self.content.get("commit_info")
+        return str(found.get("id") or "") if isinstance(found, dict) else ""
+
+    @property
+    def command(self) -> str:
+        """The command that wrote it; empty if it does not say."""
+        words = self.ours.get("command")
+        return shlex.join(map(str, words)) if isinstance(words, list) else ""
+
+
+@dataclass
+class Page:
+    """Everything that a page shows.
+
+    Attributes
+    ----------
+    sources : list of Source
+    sections : list of Section
+    backends : dict of str to int
+        The colour of each backend.
+    missed : list of (str, str, bool, str)
+        Measurements without a result: group, backend, whether the answer was wrong, and why.
+    apart : list of str
+        What keeps results of one name apart.
+    between_runs : float
+        See `lead_of`.
+    """
+
+    sources: list[Source]
+    sections: list[Section]
+    backends: dict[str, int]
+    missed: list[tuple[str, str, bool, str]]
+    apart: list[str]
+    between_runs: float
+
+    @property
+    def rows(self) -> Iterator[Row]:
+        """All rows, in order."""
+        return (row for section in self.sections for row in section.rows)
+
+    @property
+    def groups(self) -> Iterator[tuple[Section, Group]]:
+        """All groups, in order."""
+        return ((s, group) for s in self.sections for table in s.tables for group in table.groups)
+
+
+def gather(paths: Sequence[Path], between_runs: float) -> Page:
+    """Read result files for a page.
+
+    A file of another schema version is left out and named, unless it is the only one.
+
+    Raises
+    ------
+    JobError, ConfigurationError
+        If a file is malformed, or none has results.
+    """
+    if len({path.resolve() for path in paths}) < len(paths):
+        raise ConfigurationError("one file is given twice", hint="Name each result file once.")
+    sources: list[Source] = []
+    found: list[tuple[str, dict[Any, dict[str, Any]]]] = []
+    missed = []
+    for number, path in enumerate(paths, 1):
+        content = read_json(path)
+        said = (
+            {key: value for key, value in content.items() if key != "benchmarks"} if isinstance(content, dict) else {}
+        )
+        source = Source(printable(str(path)), f"({number})" if len(paths) > 1 else "", path, printable(said))
+        sources.append(source)
+        try:
+            results = results_of(content, path)
+        except D5Error as error:
+            if len(paths) == 1 or not _of_another_version(content):
+                raise
+            source.left_out = str(error)
+            continue
+        source.results, source.series = len(results), _series(source)
+        apart_by_machine = {
+            (group, (*conditions, *(("machine: " + name, value) for name, value in _machine(info))), backend): info
+            for (group, conditions, backend), info in results.items()
+        }
+        found.append((source.mark, apart_by_machine))
+        missed += [
+            (each["group"], each["backend"], each["wrong"], each["message"]) for each in source.ours.get("failures", [])
+        ]
+    if not found:
+        raise ConfigurationError("none of these files can be shown", where=sources[0].name, hint=sources[0].left_out)
+    backends = places(info["backend"]["name"] for _, results in found for info in results.values())
+    sections = _sections(grouped(found), backends, between_runs)
+    return Page(sources, sections, backends, missed, _differing(sections), between_runs)
+
+
+def _differing(sections: Sequence[Section]) -> list[str]:
+    """The names of conditions in which sections of one title differ."""
+    titles: dict[str, list[dict[str, str]]] = {}
+    for section in sections:
+        titles.setdefault(section.title, []).append(section.conditions)
+    found = {
+        name: None
+        for alike in titles.values()
+        for name in dict.fromkeys(name for each in alike for name in each)
+        if len({each.get(name) for each in alike}) > 1
+    }
+    return list(found)
+
+
+def _machine(info: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """What tells machines apart that have a processor of one name."""
+    told = machine_of(info["environment"])
+    return ((name, told[name]) for name in ("CPU", "cores", "memory", "GPUs") if name in told)
+
+
+def _of_another_version(content: Any) -> bool:
+    """Whether a file says that it has another schema than this version's."""
+    from d5suite.report.schema import result_schema
+
+    known = result_schema()["$defs"]["record"]["properties"]["schema"]["const"]
+    ours = content.get("d5suite") if isinstance(content, dict) else None
+    said = ours.get("schema") if isinstance(ours, dict) else None
+    return isinstance(said, str) and said != known
+
+
+def _series(source: Source) -> str:
+    """Whether the series are there that a file names."""
+    name = source.ours.get("series", "")
+    if not name:
+        return "it names no series"
+    there = (source.path.resolve().parent / Path(name).name).is_file()
+    return f"series: {name}" if there else f"the series {name} are not beside it: nothing is drawn from them"
+
+
+def _sections(tables: Mapping[Any, list[Any]], colours: Mapping[str, int], between_runs: float) -> list[Section]:
+    titles: dict[str, list[dict[str, str]]] = {}
+    for title, conditions in tables:
+        titles.setdefault(title, []).append(dict(conditions))
+    sections = []
+    for (title, conditions), rows in tables.items():
+        info = rows[0][3]
+        setting = [info["preset"], info["device"], info["precision"]]
+        if "batch_size" in info:
+            setting += [f"batch {info['batch_size']}", *filter(None, [data_of(info, 6)])]
+        setting += [f"{info['threads']} threads" if info["level"] < 3 else "several ranks", f"seed {info['seed']}"]
+        section = Section(
+            f"s-{_digest(title, conditions)}",
+            title,
+            setting,
+            apart(dict(conditions), titles[title]),
+            dict(conditions),
+            [],
+        )
+        for table in dict.fromkeys(row[3]["table"] for row in rows):
+            groups: dict[str, list[Row]] = {}
+            for measurement, backend, file, info in rows:
+                if info["table"] == table:
+                    row_id = f"r-{_digest(title, measurement, backend, file, conditions, info['preset'])}"
+                    cells = [_cell(column, info) for column in table.columns]
+                    colour = colours[info["backend"]["name"]]
+                    row = Row(row_id, title, measurement, backend, colour, info, _marks(info), file, cells)
+                    groups.setdefault(measurement, []).append(row)
+            section.tables.append(Shown(table, [_group(name, own, between_runs) for name, own in groups.items()]))
+        sections.append(section)
+    return sections
+
+
+def _digest(*parts: Any) -> str:
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:12]
+
+
+def _cell(column: Column, info: Mapping[str, Any]) -> tuple[str, float | None]:
+    value = at(info, column.value)
+    if column.format == "worst share":
+        value = max(each["error"] / each["tolerance"] if each["tolerance"] else each["error"] for each in value)
+    while isinstance(value, list) and value:
+        value = value[0]
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return text_of(column, info, True), float(value) if number else None
+
+
+def _marks(info: Mapping[str, Any]) -> list[Mark]:
+    found = []
+    if wrong := failures(info):
+        found.append(Mark("✗", "failed its proof", wrong))
+    if is_reduced(info):
+        found.append(Mark("†", "reduced size", ["this backend is measured at a smaller size than the others"]))
+    if info["machine"]["disturbed"] or info["machine"]["reasons"]:
+        found.append(Mark("*", "disturbed", info["machine"]["reasons"] or ["the machine was disturbed"]))
+    if warnings := info.get("warnings"):
+        found.append(Mark("!", "doubtful", warnings))
+    return found
+
+
+def _group(measurement: str, rows: list[Row], between_runs: float) -> Group:
+    sound = [row for row in rows if not row.failed and not row.reduced]
+    longest = max((max(*row.record["data"], row.record["median_s"]) for row in sound), default=0.0)
+    typical = max((row.record["median_s"] for row in sound), default=0.0)
+    for row in sound:
+        row.longest = min(longest, 1.3 * typical)
+    group = Group(measurement, rows)
+    for ranks in sorted({row.record["ranks"] for row in sound}):
+        own = [row for row in sound if row.record["ranks"] == ranks]
+        several = len({row.record["ranks"] for row in sound}) > 1
+        named = f"{ranks} rank{'s' * (ranks > 1)}" if several else ""
+        group.leads.append((named, own, lead_of(own, lambda row: row.record, between_runs)))
+    return group
+
+
+def command_of(info: Mapping[str, Any]) -> str:
+    """The command that measures a result again under its conditions."""
+    name = info["fullname"]
+    words = ["pytest", name, "--preset", info["preset"]]
+    if is_reduced(info):
+        words = words[:2]
+    words += ["--device", info["device"], "--precision", info["precision"]]
+    words += ["--threads", str(info["threads"]), "--seed", str(info["seed"]), "--benchmark-json", "again.json"]
+    if info["ranks"] > 1:
+        words += ["--ranks", str(info["ranks"])]
+    return shlex.join(words)

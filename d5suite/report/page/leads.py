@@ -1,0 +1,85 @@
+"""Who is fastest in a case, by how much, and how sure that is.
+
+Imports its neighbours and `d5suite.statistics`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+from d5suite.report.order import Rounds, rounds_of
+from d5suite.statistics.changes import Change, change, series_of
+from d5suite.statistics.rounds import relation
+
+CONFIDENCE = 0.95
+"""Of the interval of a lead."""
+
+_T = TypeVar("_T")
+
+
+class Lead(NamedTuple):
+    """The fastest result of some that can be compared.
+
+    Attributes
+    ----------
+    first : int
+        Place of the fastest.
+    second : int or None
+        Place of the next; None if there is no other.
+    by : Change or None
+        How many times as long the next takes, with its interval.
+    close : list of int
+        Places of those that may be as fast: their interval includes 1. The next is one of them if
+        there are any.
+    """
+
+    first: int
+    second: int | None
+    by: Change | None
+    close: list[int]
+
+
+def lead_of(results: Sequence[_T], record: Callable[[_T], Any], between_runs: float) -> Lead:
+    """Find the fastest of results by the time of an item, as medians of samples tell it.
+
+    Parameters
+    ----------
+    results : sequence
+        At least one; of one case, measurement and set of conditions.
+    record : callable
+        The record of a result.
+    between_runs : float
+        Standard deviation of a median's logarithm from process to process
+        (`d5suite.report.thresholds.Threshold`): each backend ran in a process of its own. Those
+        that took turns with each other are compared by their rounds instead, as
+        `d5suite.report.order` does.
+    """
+    each_item = []
+    for result in results:
+        info = record(result)
+        items = info["throughput"]["value"] * info["median_s"]  # of a sample, so that samples of other sizes compare
+        each_item.append(series_of([seconds / items for seconds in info["data"]]))
+    order = sorted(range(len(results)), key=lambda place: each_item[place].median)
+    first, *others = order
+    if not others:
+        return Lead(first, None, None, [])
+    rounds = _in_turn([record(result) for result in results])
+    if rounds:  # drifts of the machine are in all of them
+        found = {place: relation(rounds[first], rounds[place]) for place in others}
+        by = {place: Change(each.ratio, each.low, each.high) for place, each in found.items()}
+    else:
+        by = {
+            place: change(each_item[first], each_item[place], between_runs=between_runs, confidence=CONFIDENCE)
+            for place in others
+        }
+    return Lead(first, others[0], by[others[0]], [place for place in others if by[place].low <= 1])
+
+
+def _in_turn(records: Sequence[Any]) -> list[Rounds]:
+    """The rounds of results that all took turns with each other; empty if they did not."""
+    tokens = {tuple(each["group"] for each in info.get("turns", ())) for info in records}
+    if len(tokens) != 1 or tokens == {()}:
+        return []
+    rounds = [rounds_of(info) for info in records]
+    return rounds if len({tuple(map(len, each)) for each in rounds}) == 1 else []

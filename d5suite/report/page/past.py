@@ -1,0 +1,85 @@
+"""The history of a page's benchmarks: levels, and changes dated to their runs.
+
+Imports its neighbours.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import NamedTuple
+
+from d5suite.report.history import Point, Step, changes, read
+from d5suite.report.thresholds import Threshold
+
+LONG_GAP = 5.0
+"""Times the usual distance of two runs from which on a gap is told."""
+
+
+class Past(NamedTuple):
+    """One benchmark's runs.
+
+    Attributes
+    ----------
+    name, conditions : str
+        The conditions as far as they tell it apart from others of its name.
+    points : list of Point
+        In order of time.
+    steps : list of Step
+        Changes of its level.
+    changed : list of int
+        Their places among the points.
+    gaps : list of str
+        Days without a run, where that is unusual.
+    """
+
+    name: str
+    conditions: str
+    points: Sequence[Point]
+    steps: list[Step]
+    changed: list[int]
+    gaps: list[str]
+
+
+def past_of(folder: Path) -> list[Past]:
+    """Read a history; benchmarks whose level changed come first.
+
+    Raises
+    ------
+    ConfigurationError, JobError
+        As `d5suite.report.history.read` does.
+    """
+    history = read(folder)
+    alike: dict[str, list[dict[str, str]]] = {}
+    for name, conditions in history:
+        alike.setdefault(name, []).append(dict(conditions))
+    found = []
+    for (name, conditions), points in history.items():
+        own = dict(conditions)
+        apart = [f"{key} {value}" for key, value in own.items() if any(each.get(key) != value for each in alike[name])]
+        steps = changes(points, Threshold())
+        changed = [place for place, point in enumerate(points) if any(point is step.since for step in steps)]
+        found.append(Past(name, ", ".join(apart), points, steps, changed, _gaps(points)))
+    return sorted(found, key=lambda each: (not each.steps, each.name))
+
+
+def _gaps(points: Sequence[Point]) -> list[str]:
+    dates = [date for date in (_read(point.date) for point in points) if date is not None]
+    distances = [((after - before).total_seconds(), before, after) for before, after in itertools.pairwise(dates)]
+    if len(distances) < 3:
+        return []
+    usual = sorted(distance for distance, *_ in distances)[len(distances) // 2]
+    return [
+        f"no run from {before:%Y-%m-%d} to {after:%Y-%m-%d}"
+        for distance, before, after in distances
+        if distance > LONG_GAP * max(usual, 86_400)
+    ]
+
+
+def _read(date: str) -> datetime | None:
+    try:
+        return datetime.fromisoformat(date).replace(tzinfo=None)
+    except ValueError:
+        return None

@@ -1,0 +1,472 @@
+"""The page of gathered results, as one HTML text.
+
+Texts from results are escaped by jinja2, which escapes whatever is not marked as markup; the page's
+own script is named by its digest, and no other may run. Imports jinja2 and its neighbours.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import math
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from d5suite.report.formats import CONFIDENCE, figure
+from d5suite.report.page.figures import draw, pictures
+from d5suite.report.page.gather import MOST_ROWS, Group, Page, Row, Section, command_of
+from d5suite.report.page.past import Past
+from d5suite.report.page.strips import history_strip, lead_strip, samples_strip
+from d5suite.report.page.svg import inline
+from d5suite.report.runs import machine_of
+from d5suite.statistics.changes import Change
+
+LARGEST_LEAD = 100.0
+"""At which the axis of leads ends at the latest."""
+
+MOST_PICTURES = 40
+"""On a page; a picture takes 50 kB and a tenth of a second."""
+
+PARTS = (
+    ("verdict", "Verdict"),
+    ("grid", "Cases and backends"),
+    ("cases", "Results"),
+    ("history", "History"),
+    ("machine", "Machines"),
+)
+
+
+class LeadRow(NamedTuple):
+    """A line of the verdict."""
+
+    section: Section
+    title: str
+    measurement: str
+    ranks: str
+    first: Row
+    second: Row | None
+    by: Change | None
+    close: list[Row]
+    median: str
+    rate: str
+    drawn: Markup
+    label: str
+    search: str
+
+
+class Cell(NamedTuple):
+    """What the grid says of a case on a backend: its best result."""
+
+    row: Row
+    text: str
+    tip: str
+    best: bool
+    failed: bool
+
+
+class Line(NamedTuple):
+    """A line of the grid; a cell is None where there is no result."""
+
+    section: Section
+    title: str
+    measurement: str
+    ranks: str
+    cells: list[Cell | None]
+    search: str
+
+
+def render(page: Page, title: str, past: Sequence[Past] = ()) -> str:
+    """Return the page as HTML.
+
+    Parameters
+    ----------
+    page : Page
+    title : str
+    past : sequence of Past, optional
+    """
+    from d5suite import __version__
+
+    folder = Path(__file__).parent
+    style, script = (_stripped((folder / f"page.{kind}").read_text(encoding="utf-8")) for kind in ("css", "js"))
+    environment = Environment(
+        loader=FileSystemLoader(folder),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters.update(
+        shortened=shortened,
+        times=times,
+        drawn=_drawn,
+        told_samples=_told_samples,
+        sum_rows=lambda groups: sum(len(group.rows) + 1 for group in groups),
+    )
+    leads = list(_leads(page))
+    drawn, undrawn = _pictures(page)
+    wrong = [row for row in page.rows if row.failed]
+    content = environment.get_template("page.html").render(
+        page=page,
+        title=title,
+        subtitle=_subtitle(page),
+        parts=[part for part in PARTS if past or part[0] != "history"],
+        pictures=drawn,
+        past=list(_divided([_course(each) for each in past])),
+        style=Markup(style),  # noqa: S704  our own files
+        script=Markup(script),  # noqa: S704
+        script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+        data=Markup(_embedded(_details(page))),  # noqa: S704  JSON without <, > and &
+        notices=[*_notices(page), *undrawn],
+        summary=_summary(page, leads, wrong),
+        leads=list(_divided(leads)),
+        headline=_headline(leads),
+        noise=_noise(page),
+        wrong=wrong,
+        grid=list(_divided(list(_grid(page)))),
+        environments=list(_environments(page)),
+        version=__version__,
+    )
+    return re.sub(r">\n\s*<", "><", content)  # a browser makes a node of each gap
+
+
+def shortened(text: str, most: int = 90) -> str:
+    """The text, or its beginning with an ellipsis."""
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+def times(ratio: float) -> str:
+    """A ratio with as many digits as matter."""
+    return f"{ratio:.2f}" if ratio < 10 else "∞" if math.isinf(ratio) else figure(ratio)
+
+
+def _stripped(text: str) -> str:
+    return "\n".join(line.strip() for line in text.splitlines() if line.strip())
+
+
+def _embedded(value: Any) -> str:
+    """JSON that no HTML parser takes for anything else."""
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
+
+
+def _divided(lines: Sequence[Any]) -> Iterator[Sequence[Any]]:
+    for start in range(0, len(lines), MOST_ROWS):
+        yield lines[start : start + MOST_ROWS]
+
+
+def _seconds(value: float) -> str:
+    for unit, scale in (("s", 1.0), ("ms", 1e3), ("µs", 1e6)):
+        if value * scale >= 1 or unit == "µs":
+            return f"{figure(value * scale)}\N{NO-BREAK SPACE}{unit}"
+    raise AssertionError
+
+
+def _rate(info: Mapping[str, Any]) -> str:
+    return f"{figure(info['throughput']['value'])} {shortened(info['throughput']['unit'], 20)}"
+
+
+def _drawn(row: Row) -> Markup:
+    info = row.record
+    inside = samples_strip(info["data"], info["median_ci95"], info["median_s"], row.longest)
+    return Markup(inside)  # noqa: S704  numbers only
+
+
+def _told_samples(row: Row) -> str:
+    info = row.record
+    low, high = (_seconds(value) for value in info["median_ci95"])
+    count = len(info["data"])
+    sure = f"{info['median_ci_confidence']:.0%}"
+    return (
+        f"{count} sample{'s' * (count > 1)} from {_seconds(min(info['data']))} to {_seconds(max(info['data']))}; "
+        f"median {_seconds(info['median_s'])}, {low} to {high} ({sure}); {_rate(info)}"
+    )
+
+
+def _pictures(page: Page) -> tuple[dict[str, list[dict[str, Any]]], list[str]]:
+    """The pictures of each section as markup, and what must be said of those that are missing."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    failed: list[str] = []
+    left_out = 0
+    for number, picture in enumerate(pictures(page, failed)):
+        if number >= MOST_PICTURES:
+            left_out += 1
+        elif (figure_drawn := draw(picture, failed)) is not None:
+            name = hashlib.sha256(f"{picture.section.id} {picture.name}".encode()).hexdigest()[:12]
+            svg = Markup(inline(figure_drawn, f"f{number}", picture.label))  # noqa: S704  a tree, serialised
+            found.setdefault(picture.section.id, []).append({"id": name, "label": picture.label, "svg": svg})
+    notices = [shortened(each, 300) for each in failed]
+    if left_out:
+        notices.append(
+            f"{left_out:,} of {left_out + MOST_PICTURES:,} pictures are left out, so that the page opens fast; "
+            "--svg and --png write all of them."
+        )
+    return found, notices
+
+
+def _course(past: Past) -> dict[str, Any]:
+    figures = [point.entry.series.median for point in past.points]
+    memory = past.points[-1].entry.is_memory
+
+    def told(value: float) -> str:
+        return f"{value / 2**20:.4g} MiB" if memory else _seconds(value)
+
+    changed = "; ".join(f"{times(step.ratio)}× since {step.since.date[:10]} ({step.since.run})" for step in past.steps)
+    return {
+        "name": past.name,
+        "conditions": past.conditions,
+        "runs": len(figures),
+        "first": told(figures[0]),
+        "latest": told(figures[-1]),
+        "drawn": Markup(history_strip(figures, past.changed)),  # noqa: S704
+        "label": f"{len(figures)} runs, from {told(min(figures))} to {told(max(figures))}, {len(past.steps)} changes",
+        "changes": changed or "no change",
+        "gaps": "; ".join(past.gaps),
+    }
+
+
+def _largest(page: Page) -> float:
+    found = [lead.by.high for _, group in page.groups for _, _, lead in group.leads if lead.by]
+    return min(max([value for value in found if math.isfinite(value)], default=2.0), LARGEST_LEAD)
+
+
+def _leads(page: Page) -> Iterator[LeadRow]:
+    largest = _largest(page)
+    for section, group in page.groups:
+        for ranks, rows, lead in group.leads:
+            first = rows[lead.first]
+            drawn, label = Markup(), ""
+            if lead.by:
+                drawn = Markup(lead_strip(lead.by.ratio, lead.by.low, lead.by.high, largest))  # noqa: S704
+                label = f"lead {times(lead.by.ratio)}, from {times(lead.by.low)} to {times(lead.by.high)}"
+            yield LeadRow(
+                section, _title(section), group.measurement, ranks, first,
+                None if lead.second is None else rows[lead.second], lead.by, [rows[place] for place in lead.close],
+                _seconds(first.record["median_s"]), _rate(first.record), drawn, label,
+                _search(section, group, rows),
+            )  # fmt: skip
+
+
+def _title(section: Section) -> str:
+    return section.title + (f" ({', '.join(section.apart)})" if section.apart else "")
+
+
+def _search(section: Section, group: Group, rows: Sequence[Row]) -> str:
+    names = " ".join(dict.fromkeys(shortened(row.backend) for row in rows))
+    return shortened(f"{shortened(section.title)} {shortened(group.measurement)} {names}", 400).lower()
+
+
+def _grid(page: Page) -> Iterator[Line]:
+    for section, group in page.groups:
+        several = [ranks for ranks, *_ in group.leads]
+        for ranks in several or [""]:
+            rows = [row for row in group.rows if not ranks or f"{row.record['ranks']} rank" in f"{ranks}s"]
+            yield Line(
+                section, _title(section), group.measurement, ranks,
+                [_cell_of(rows, name) for name in page.backends], _search(section, group, rows),
+            )  # fmt: skip
+
+
+def _cell_of(rows: Sequence[Row], backend: str) -> Cell | None:
+    own = [row for row in rows if row.record["backend"]["name"] == backend]
+    if not own:
+        return None
+    comparable = [row for row in rows if not row.failed and not row.reduced]
+    row = min(own, key=lambda each: (each.failed, each.reduced, -each.record["throughput"]["value"]))
+    if row.failed:
+        return Cell(row, "failed", f"{row.backend}: failed its proof", False, True)
+    more = f"; best of {len(own)}" if len(own) > 1 else ""
+    tip = f"{row.backend}: {_told_samples(row)}{more}"
+    if row.reduced or not comparable:
+        return Cell(row, "other size", tip, False, False)
+    ratio = max(each.record["throughput"]["value"] for each in comparable) / row.record["throughput"]["value"]
+    return Cell(row, times(ratio), tip, ratio == 1, False)
+
+
+def _summary(page: Page, leads: Sequence[LeadRow], wrong: Sequence[Row]) -> list[tuple[str, str]]:
+    contests = [each for each in leads if each.second]
+    rows = list(page.rows)
+    clear = sum(not each.close for each in contests)
+    found = [(f"{clear} of {len(contests)}", "comparisons with a clear winner")] if contests else []
+    found.append((f"{len(rows) - len(wrong)} of {len(rows)}", "passed their proof"))
+    if wrong or page.missed:
+        found.append((f"{len(wrong) + len(page.missed)}", "failed"))
+    found.append((str(sum(any(m.sign == "*" for m in row.marks) for row in rows)), "disturbed"))
+    return found
+
+
+def _headline(leads: Sequence[LeadRow]) -> str:
+    """Who is fastest, in a sentence or two."""
+    contests = [each for each in leads if each.second]
+    if not contests:
+        return "Nothing to compare: no case was measured on two backends under equal conditions."
+    wins: dict[str, list[bool]] = {}
+    for each in contests:
+        wins.setdefault(each.first.record["backend"]["name"], []).append(not each.close)
+    told = []
+    for name, clear in sorted(wins.items(), key=lambda item: (-len(item[1]), item[0]))[:5]:
+        how = "all" if all(clear) else f"{sum(clear)}" if any(clear) else "none"
+        sure = f"{how} of them clearly" if len(clear) > 1 else "clearly" if clear[0] else "not clearly"
+        told.append(f"{shortened(name, 30)} is fastest in {len(clear)} of {len(contests)} comparisons ({sure})")
+    close = sum(bool(each.close) for each in contests)
+    end = " Clearly: the 95% interval of the lead excludes 1." if close < len(contests) else (
+        " No lead is certain: each 95% interval includes 1."
+    )  # fmt: skip
+    return "; ".join(told) + "." + end
+
+
+def _noise(page: Page) -> str:
+    text = f"Its 95% interval holds the spread of samples and {page.between_runs:.0%} from process to process"
+    text += " (--between-runs): the median of one program varies that much between two launches."
+    if any(row.record.get("turns") for row in page.rows):
+        text += " Backends that took turns are compared round by round instead, as below the terminal's tables."
+    spreads = sorted(
+        (info["median_ci95"][1] - info["median_ci95"][0]) / 2 / info["median_s"]
+        for info in (row.record for row in page.rows)
+        if info["median_ci_confidence"] >= CONFIDENCE - 0.06
+    )
+    if spreads:
+        text += f" Within a process medians are known to ±{spreads[len(spreads) // 2]:.1%} in half of the results,"
+        text += f" to ±{spreads[int(len(spreads) * 0.95)]:.1%} in 95%."
+    return text
+
+
+def _subtitle(page: Page) -> str:
+    rows = list(page.rows)
+    devices = dict.fromkeys(section.conditions.get("device name", "") for section in page.sections)
+    dates = sorted({str(source.content.get("datetime", ""))[:10] for source in page.sources if source.results} - {""})
+    when = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}" if dates else "date unknown"
+    what = f"{len(rows):,} results of {len(page.backends)} backend{'s' * (len(page.backends) > 1)}"
+    return f"{what} on {shortened(', '.join(devices), 120)}, {when}"
+
+
+def _notices(page: Page) -> list[str]:
+    found = [
+        f"{source.name} is left out: {shortened(source.left_out, 400)}" for source in page.sources if source.left_out
+    ]
+    if page.apart:
+        found.append(
+            "These results differ in " + shortened(", ".join(page.apart), 400)
+            + ": they stand in tables of their own and are not compared with each other."
+        )  # fmt: skip
+    if any(row.reduced for row in page.rows):
+        names = dict.fromkeys(row.record["backend"]["name"] for row in page.rows if row.reduced)
+        found.append(f"† {', '.join(names)}: measured at a reduced size, and not compared with the others.")
+    found += [source.series[0].upper() + source.series[1:] for source in page.sources if "not beside" in source.series]
+    return found
+
+
+def _details(page: Page) -> dict[str, Any]:
+    """What the page's script shows of a row on request."""
+    conditions: dict[str, int] = {}
+    versions: dict[str, int] = {}
+    told_conditions: list[Any] = []
+    told_versions: list[Any] = []
+
+    def place_of(facts: Any, places: dict[str, int], told: list[Any]) -> int:
+        key = json.dumps(facts)
+        if key not in places:
+            places[key] = len(told)
+            told.append(facts)
+        return places[key]
+
+    rows = {}
+    for section in page.sections:
+        for shown in section.tables:
+            for group in shown.groups:
+                for row in group.rows:
+                    info = row.record
+                    own = [[shortened(k, 60), shortened(v, 300)] for k, v in section.conditions.items()]
+                    if row.reduced:
+                        own = [["preset", "reduced"], ["batch", str(info.get("batch_size", "–"))]]
+                    rows[row.id] = {
+                        "title": f"{shortened(section.title, 60)} {shortened(group.measurement, 60)}: "
+                        f"{shortened(row.backend, 60)}{' ' + row.file if row.file else ''}",
+                        "marks": [shortened(f"{mark.word}: {'; '.join(mark.reasons)}", 600) for mark in row.marks],
+                        "commands": _commands(page, row),
+                        "facts": [["times", "not shown: the answer was wrong"]] if row.failed else _facts(info),
+                        "figures": [
+                            [shortened(column.heading, 40), *(("–", None) if row.failed else (text, value))]
+                            for column, (text, value) in zip(shown.columns, row.cells, strict=True)
+                        ],
+                        "checks": [
+                            [shortened(each["name"], 160), each["error"], each["tolerance"]]
+                            for each in info["validation"]["checks"][:60]
+                        ],
+                        "conditions": place_of(own, conditions, told_conditions),
+                        "versions": place_of(_versions(info), versions, told_versions),
+                    }
+    return {"rows": rows, "conditions": told_conditions, "versions": told_versions}
+
+
+def _commands(page: Page, row: Row) -> list[str]:
+    found = [shortened(command_of(row.record), 2000)] if row.record["fullname"] else []
+    if job := row.record.get("job"):
+        found.append(shortened(shlex.join(["python", "-m", "d5suite.worker", str(job)]), 2000))
+    return found
+
+
+def _facts(info: Mapping[str, Any]) -> list[list[str]]:
+    low, high = info["median_ci95"]
+    found = [
+        [
+            "median",
+            f"{_seconds(info['median_s'])} ({_seconds(low)} to {_seconds(high)}, {info['median_ci_confidence']:.1%})",
+        ],
+        ["throughput", _rate(info)],
+        ["samples", f"{len(info['data'])}, stopped by {info['stopped_by']}"],
+        ["steady", "yes" if info["steady"] else "no: it was still changing when sampling began"],
+        ["first call", f"{_seconds(info['first_call_s'])}, of which beyond the median {_seconds(info['compile_s'])}"],
+    ]
+    for name, value in info.get("memory", {}).items():
+        shown = f"{value / 2**20:,.1f} MiB" if name.endswith("_bytes") else shortened(str(value), 300)
+        found.append([name.removesuffix("_bytes").replace("_", " ") + " memory" * name.endswith("_bytes"), shown])
+    return found
+
+
+def _versions(info: Mapping[str, Any]) -> list[list[str]]:
+    backend = info["backend"]
+    found = {f"{backend['name']}, {backend['mode']}": backend["version"], **(backend.get("versions") or {})}
+    return [[shortened(str(name), 60), shortened(str(value), 120)] for name, value in found.items()]
+
+
+def _environments(page: Page) -> Iterator[dict[str, Any]]:
+    """Each machine with its software, once."""
+    seen: dict[str, list[Row]] = {}
+    for row in page.rows:
+        environment = row.record["environment"]
+        told = json.dumps(
+            [machine_of(environment), *(environment.get(each) for each in ("os", "python", "distributions"))]
+        )
+        seen.setdefault(told, []).append(row)
+    for rows in seen.values():
+        environment = rows[0].record["environment"]
+        machine = machine_of(environment)
+        python, system = (environment.get(each) or {} for each in ("python", "os"))
+        facts = [*machine.items()]
+        facts.append(
+            ("system", f"{system.get('name', '')} {system.get('system', '')} {system.get('release', '')}".strip())
+        )
+        facts.append(("Python", f"{python.get('version', '')}, {python.get('compiler', '')}".strip(", ")))
+        facts += [(name, str(value)) for name, value in (environment.get("virtualization") or {}).items() if value]
+        facts += [(str(name), str(value)) for name, value in (environment.get("distributions") or {}).items()]
+        variables = environment.get("environment_variables") or {}
+        facts.append(("environment", " ".join(f"{name}={value}" for name, value in variables.items())))
+        for name in page.backends:
+            own = dict.fromkeys(
+                ", ".join(f"{key} {value}" for key, value in _versions(row.record))
+                for row in rows
+                if row.record["backend"]["name"] == name
+            )
+            if own:
+                facts.append((name, "; ".join(own)))
+        yield {
+            "title": f"Machine: {machine.get('CPU', 'unknown')}, {len(rows):,} result{'s' * (len(rows) > 1)}",
+            "facts": [(name, value) for name, value in facts if value],
+        }

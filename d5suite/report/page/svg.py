@@ -1,0 +1,133 @@
+"""A matplotlib figure as SVG: for a file, and inside a page, where it takes the page's colours.
+
+Texts stay texts, and every point says its numbers. The markup is taken apart and put together
+again as a tree, so that a text cannot become markup. Imports NumPy, matplotlib (late) and its
+neighbours.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+from xml.etree import ElementTree
+
+import numpy as np
+
+from d5suite.report.colours import PALETTE
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+SVG = "http://www.w3.org/2000/svg"
+XLINK = "{http://www.w3.org/1999/xlink}href"
+
+_THEMED = {
+    **{colour: f"var(--b{place})" for place, colour in enumerate(PALETTE)},
+    "#000000": "var(--ink)",
+    "#ffffff": "var(--paper)",
+    "#262626": "var(--ink)",
+    "#b0b0b0": "var(--rule)",
+    "#cccccc": "var(--rule)",
+}
+"""The page's variables by the colours that pictures have."""
+
+_FONT = re.compile(r"'DejaVu Sans'[^;]*?sans-serif")
+
+
+@contextmanager
+def drawing(salt: str = "d5suite") -> Iterator[None]:
+    """Settings under which pictures are drawn: no name is a formula, text stays text."""
+    import matplotlib
+
+    with matplotlib.rc_context({"text.parse_math": False, "svg.fonttype": "none", "svg.hashsalt": salt}):
+        yield
+
+
+def to_svg(figure: Figure, salt: str = "d5suite") -> bytes:
+    """The figure as a file."""
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+
+    target = io.BytesIO()
+    with drawing(salt):
+        FigureCanvasSVG(figure).print_svg(target, metadata={"Date": None})
+    return target.getvalue()
+
+
+def to_png(figure: Figure) -> bytes:
+    """The figure as a file of pixels."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    target = io.BytesIO()
+    with drawing():
+        FigureCanvasAgg(figure).print_png(target)
+    return target.getvalue()
+
+
+def inline(figure: Figure, prefix: str, label: str) -> str:
+    """The figure as an element of a page.
+
+    Parameters
+    ----------
+    figure : Figure
+    prefix : str
+        Of all its identifiers, which would be those of another figure else.
+    label : str
+        What it shows, for those who do not see it.
+    """
+    tips = _points(figure)
+    root = ElementTree.fromstring(to_svg(figure, prefix))  # noqa: S314  matplotlib's own
+    for child in list(root):
+        if child.tag == f"{{{SVG}}}metadata":
+            root.remove(child)
+    for element in root.iter():
+        element.tag = element.tag.rpartition("}")[2]  # HTML knows SVG without its namespace
+        own = element.get("id", "")
+        if own in tips:
+            uses = list(element.iter(f"{{{SVG}}}use")) or [element]
+            if len(uses) == len(tips[own]):
+                for use, tip in zip(uses, tips[own], strict=True):
+                    use.set("data-tip", tip)
+        for name, value in list(element.attrib.items()):
+            if name == "id":
+                element.set(name, f"{prefix}-{value}")
+            elif name == XLINK:
+                del element.attrib[name]
+                element.set("href", value.replace("#", f"#{prefix}-", 1))
+            elif name in ("style", "clip-path", "fill", "stroke"):
+                element.set(name, _themed(value.replace("url(#", f"url(#{prefix}-")))
+    root.attrib.pop("version", None)
+    root.set("role", "img")
+    root.set("aria-label", label)
+    return ElementTree.tostring(root, encoding="unicode")
+
+
+def _themed(value: str) -> str:
+    for colour, variable in _THEMED.items():
+        value = value.replace(colour, variable)
+    return _FONT.sub("Inter, system-ui, sans-serif", value)
+
+
+def _points(figure: Figure) -> dict[str, list[str]]:
+    """Name each line and bar, and say what each of its points is."""
+    tips: dict[str, list[str]] = {}
+    for number, axes in enumerate(figure.axes):
+        across, up = axes.get_xlabel(), axes.get_ylabel() or axes.get_title()
+        for place, line in enumerate(axes.lines):
+            if line.get_marker() in (None, "None", ""):
+                continue
+            name = f"line-{number}-{place}"
+            line.set_gid(name)
+            label = str(line.get_label())
+            label = "" if label.startswith("_") else f"{label}: "
+            points = np.asarray(line.get_xydata(), np.float64)
+            finite = points[np.isfinite(points).all(axis=1)].tolist()
+            tips[name] = [f"{label}{x:.4g} {across}, {y:.4g} {up}" for x, y in finite]
+        for part, bars in enumerate(axes.containers):
+            for place, bar in enumerate(getattr(bars, "patches", ())):
+                name = f"bar-{number}-{part}-{place}"
+                bar.set_gid(name)
+                tips[name] = [f"{bars.get_label()}: {max(bar.get_width(), bar.get_height(), key=abs):.4g}"]
+    return tips

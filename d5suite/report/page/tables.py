@@ -1,0 +1,99 @@
+"""The numbers of a page as CSV files: every number stands in the result files, too.
+
+Imports its neighbours.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from d5suite.report.formats import at
+from d5suite.report.page.gather import Page, Row
+from d5suite.report.page.past import Past
+
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+"""With which a spreadsheet takes a text for a formula: https://owasp.org, CSV Injection."""
+
+COMMON = ("median_s", "first_call_s", "compile_s", "peak_memory_bytes", "macs", "threads", "ranks", "seed")
+
+
+def tables(page: Page, past: Sequence[Past]) -> dict[str, bytes]:
+    """CSV files by name: results, their samples, who is fastest, and a history if there is one."""
+    found = {"results.csv": _results(page), "samples.csv": _samples(page), "fastest.csv": _fastest(page)}
+    if past:
+        head = ["benchmark", "conditions", "date", "run", "median_s", "changed"]
+        lines = (
+            [each.name, each.conditions, point.date, point.run, point.entry.series.median, place in each.changed]
+            for each in past
+            for place, point in enumerate(each.points)
+        )
+        found["history.csv"] = _written(head, lines)
+    return found
+
+
+def _results(page: Page) -> bytes:
+    columns = dict.fromkeys(
+        column.value
+        for section in page.sections
+        for shown in section.tables
+        for column in shown.columns
+        if column.value not in COMMON and column.value != "validation.checks"
+    )
+    conditions = dict.fromkeys(name for section in page.sections for name in section.conditions)
+    head = ["id", "file", "case", "measurement", "backend", "mode", "version", "passed", "marks", *COMMON]
+    head += ["median_low_s", "median_high_s", "median_confidence", "throughput", "unit", *columns, *conditions]
+    lines = []
+    for section in page.sections:
+        for row in section.rows:
+            info = row.record
+            line = [*_named(row), info["backend"]["mode"], info["backend"]["version"], not row.failed]
+            line += ["".join(mark.sign for mark in row.marks), *(info.get(name) for name in COMMON)]
+            line += [*info["median_ci95"], info["median_ci_confidence"]]
+            line += [info["throughput"]["value"], info["throughput"]["unit"]]
+            line += [_plain(at(info, path)) for path in columns]
+            lines.append([*line, *(section.conditions.get(name) for name in conditions)])
+    return _written(head, lines)
+
+
+def _samples(page: Page) -> bytes:
+    lines = ([row.id, place, seconds] for row in page.rows for place, seconds in enumerate(row.record["data"]))
+    return _written(["id", "sample", "seconds"], lines)
+
+
+def _fastest(page: Page) -> bytes:
+    head = ["case", "measurement", "ranks", "fastest", "fastest_id", "next", "next_id", "ratio", "low", "high", "close"]
+    lines = []
+    for section, group in page.groups:
+        for ranks, rows, lead in group.leads:
+            first, second = rows[lead.first], None if lead.second is None else rows[lead.second]
+            line: list[Any] = [section.title, group.measurement, ranks, first.backend, first.id]
+            line += [second.backend, second.id] if second else [None, None]
+            line += [*lead.by] if lead.by else [None] * 3
+            lines.append([*line, " ".join(rows[place].backend for place in lead.close)])
+    return _written(head, lines)
+
+
+def _named(row: Row) -> list[str]:
+    return [row.id, row.file, row.case, row.measurement, row.backend]
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return "; ".join(f"{name}={_plain(each)}" for name, each in value.items())
+    return "; ".join(str(_plain(each)) for each in value) if isinstance(value, list) else value
+
+
+def _written(head: Sequence[str], lines: Iterable[Sequence[Any]]) -> bytes:
+    target = io.StringIO()
+    writer = csv.writer(target, lineterminator="\n")
+    writer.writerow(head)
+    for line in lines:
+        writer.writerow([_safe(value) for value in line])
+    return target.getvalue().encode()
+
+
+def _safe(value: Any) -> Any:
+    return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) else value

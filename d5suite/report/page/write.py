@@ -1,0 +1,140 @@
+"""Writes a page, the fragment for a notebook, and the tables beside it.
+
+Imports its neighbours.
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from d5suite.errors import ConfigurationError
+from d5suite.files import write_bytes
+from d5suite.report.page.figures import draw, pictures
+from d5suite.report.page.gather import Page, gather
+from d5suite.report.page.past import Past
+from d5suite.report.page.render import render, shortened
+from d5suite.report.page.svg import to_png, to_svg
+from d5suite.report.page.tables import tables
+from d5suite.report.thresholds import Threshold
+
+HEIGHT = "80vh"
+"""Of an embedded page."""
+
+
+class Shown:
+    """A page for a notebook, which shows it in a frame of its own.
+
+    Parameters
+    ----------
+    page : str
+        HTML.
+    """
+
+    def __init__(self, page: str) -> None:
+        self.page = page
+
+    def _repr_html_(self) -> str:
+        return embedded(self.page)
+
+
+def embedded(page: str) -> str:
+    """The page as a fragment: a frame, so that neither disturbs the other."""
+    return (
+        f'<iframe title="d5suite report" sandbox="allow-scripts allow-popups" srcdoc="{html.escape(page)}" '
+        f'style="width:100%;height:{HEIGHT};border:0"></iframe>\n'
+    )
+
+
+def page_of(
+    paths: Sequence[Path],
+    *,
+    between_runs: float = Threshold().between_runs,
+    title: str = "",
+    past: Sequence[Past] = (),
+) -> tuple[Page, str]:
+    """Gather result files and render their page.
+
+    Raises
+    ------
+    JobError, ConfigurationError
+        As `gather` does.
+    """
+    page = gather(paths, between_runs)
+    cases = dict.fromkeys(section.title for section in page.sections)
+    named = ", ".join(shortened(case, 40) for case in list(cases)[:3]) + (
+        f" and {len(cases) - 3} more" * (len(cases) > 3)
+    )
+    return page, render(page, shortened(title or f"Benchmarks of {named}", 160), past)
+
+
+def save(path: Path, content: str) -> None:
+    """Write a page, whole or not at all.
+
+    Raises
+    ------
+    ConfigurationError
+        If it cannot be written.
+    """
+    try:
+        given: Any = content.encode()
+        if path.exists() and not path.is_file():  # a device or a pipe is written to, not replaced
+            if path.is_dir():
+                raise ConfigurationError("this is a folder", where=str(path), hint="Name a file: -o report.html")
+            path.write_bytes(given)
+        else:
+            write_bytes(path, given)
+    except OSError as error:
+        raise ConfigurationError(f"the page cannot be written: {error.strerror}", where=str(path)) from None
+
+
+def save_tables(folder: Path, page: Page, past: Sequence[Past]) -> None:
+    """Write the numbers of a page as CSV files into a folder, which is made if needed.
+
+    Raises
+    ------
+    ConfigurationError
+        If they cannot be written.
+    """
+    _save_all(folder, tables(page, past).items())
+
+
+def save_pictures(folder: Path, page: Page, kind: str) -> list[str]:
+    """Write every picture into a folder, which is made if needed.
+
+    Parameters
+    ----------
+    folder : Path
+    page : Page
+    kind : {"png", "svg"}
+
+    Returns
+    -------
+    list of str
+        What could not be drawn, with reasons.
+
+    Raises
+    ------
+    ConfigurationError
+        If they cannot be written.
+    """
+    failed: list[str] = []
+
+    def files() -> Iterator[tuple[str, bytes]]:
+        for picture in pictures(page, failed):
+            if (figure := draw(picture, failed)) is not None:
+                yield f"{picture.name}.{kind}", to_png(figure) if kind == "png" else to_svg(figure)
+
+    _save_all(folder, files())
+    return failed
+
+
+def _save_all(folder: Path, files: Iterable[tuple[str, bytes]]) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, content in files:
+            write_bytes(folder / name, content)
+    except OSError as error:
+        raise ConfigurationError(f"it cannot be written: {error.strerror}", where=str(folder)) from None

@@ -1,0 +1,130 @@
+"""How many times as long one thing takes as another, from rounds of one or several launches.
+
+In a round everything that is compared takes a turn, so what a round does to one it does to all. Of
+every two rounds the second has the reverse order. What drifts in time then moves the ratios of the
+two directions to opposite sides, by as much, and half the distance of their medians is taken away.
+
+Rounds of one launch say nothing of another one, whose processes have another memory layout and
+thread placement. So the launches are the sample of which an interval is made: T. Kalibera and R.
+Jones, "Rigorous benchmarking in reasonable time" (ISMM 2013), section 6: with n repetitions at the
+highest level, whose means have the sample variance S², the mean is known to ± t(n - 1) S / √n;
+lower levels count through these means. Here a launch is represented by the median of its rounds,
+which a disturbed round does not move, and all is done with logarithms, so that the ratio of b to a
+is the inverse of that of a to b. One launch has the interval of the median of its rounds, and
+`LAUNCH_SD` between launches is assumed.
+
+An order must hold in the next run, too. So intervals are √2 times as wide: the difference of two
+runs' means has twice the variance of one, and what another run finds lies in the interval.
+
+Imports NumPy, SciPy lazily, `d5suite.errors` and its neighbours.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from d5suite.errors import ConfigurationError
+from d5suite.statistics.intervals import interval_ranks, median_interval
+
+LAUNCH_SD = 0.02
+"""Standard deviation that is assumed, where only one launch was made, of the logarithm of a ratio
+from launch to launch; ``benchmarks/bench_order.py`` measures it."""
+
+
+OF_TWO_RUNS = math.sqrt(2)
+"""Standard deviation of the difference of two runs, over that of one."""
+
+MOST = 709.0
+"""Logarithm of about the largest float."""
+
+
+class Relation(NamedTuple):
+    """How many times as long b takes as a.
+
+    Attributes
+    ----------
+    ratio : float
+    low, high : float
+        Interval for what another run finds; 0 and infinity if one round says too little.
+    launches : int
+    rounds : int
+        Of all launches.
+    """
+
+    ratio: float
+    low: float
+    high: float
+    launches: int
+    rounds: int
+
+    @property
+    def is_noise(self) -> bool:
+        """Whether the order of the two may as well be the other one."""
+        return self.low <= 1 <= self.high
+
+
+def relation(
+    a: Sequence[Sequence[float]],
+    b: Sequence[Sequence[float]],
+    confidence: float = 0.95,
+    launch_sd: float = LAUNCH_SD,
+) -> Relation:
+    """Return how many times as long b takes as a.
+
+    Parameters
+    ----------
+    a, b : sequence of sequences of float
+        By launch, the time of each round, positive; round i of a pairs with round i of b. Odd
+        rounds have the reverse order of even ones.
+    confidence : float
+        Of the interval, in (0, 1).
+    launch_sd : float
+        Assumed between launches if there is only one.
+
+    Raises
+    ------
+    ConfigurationError
+        If there is no round, or rounds or launches do not pair.
+    """
+    if not a or [len(each) for each in a] != [len(each) for each in b] or not all(map(len, a)):
+        raise ConfigurationError("rounds of two series do not pair", hint="Compare what took turns in one run.")
+    from scipy.stats import norm, t
+
+    differences = [without_drift(np.log(its) - np.log(other)) for other, its in zip(a, b, strict=True)]
+    levels = [float(np.median(each)) for each in differences]
+    count, rounds = len(levels), sum(map(len, differences))
+    middle = float(np.mean(levels))
+    if count > 1:
+        error = float(np.std(levels, ddof=1)) / math.sqrt(count)
+        half = OF_TWO_RUNS * float(t.ppf((1 + confidence) / 2, count - 1)) * error
+        return Relation(_exp(middle), _exp(middle - half), _exp(middle + half), count, rounds)
+    if interval_ranks(rounds, confidence).confidence == 0:
+        return Relation(_exp(middle), 0.0, math.inf, count, rounds)
+    low, high = median_interval(list(differences[0]), confidence)
+    between = float(norm.ppf((1 + confidence) / 2)) * launch_sd
+    low = middle - OF_TWO_RUNS * math.hypot(middle - low, between)
+    high = middle + OF_TWO_RUNS * math.hypot(high - middle, between)
+    return Relation(_exp(middle), _exp(low), _exp(high), count, rounds)
+
+
+def _exp(value: float) -> float:
+    """The exponential; infinite where it is no float, as for a file's absurd times."""
+    return math.exp(value) if value < MOST else math.inf
+
+
+def without_drift(differences: np.ndarray) -> np.ndarray:
+    """Take from rounds' differences what a drift adds in one direction and takes in the other.
+
+    Parameters
+    ----------
+    differences : ndarray of float, shape (n,)
+        Those of odd rounds are from the reverse order.
+    """
+    if len(differences) < 2:
+        return differences
+    shift = (np.median(differences[::2]) - np.median(differences[1::2])) / 2
+    return differences - np.where(np.arange(len(differences)) % 2, -shift, shift)

@@ -1,0 +1,103 @@
+"""Who is fastest and who is within noise, from the rounds in a result file; and files whose rounds
+are not what they say."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from d5suite.cli import main
+from d5suite.report.order import orders_of
+from d5suite.report.reading import load_results
+
+REFERENCE = Path(__file__).parents[2] / "results" / "reference-2core-cpu-smoke.json"
+ROUNDS = [2] * 6
+NOISE = [1.0, 1.01, 1.02, 0.99, 1.0, 0.98]
+
+
+def benchmarks(times: dict[str, float], launches: int = 1, group: str = "token") -> list[dict[str, Any]]:
+    """Inference on backends that took turns, with so many times as long a sample."""
+    content = json.loads(REFERENCE.read_text())
+    (template,) = [
+        each for each in content["benchmarks"]
+        if each["param"] == "torch" and each["group"] == "imagenet_resnet50/inference"
+    ]  # fmt: skip
+    made = []
+    for place, (name, time) in enumerate(times.items()):
+        bench = copy.deepcopy(template)
+        noise = [NOISE[(each + place) % 6] for each in range(6)]
+        bench["param"], bench["name"] = name, f"test_inference[{name}]"
+        bench["stats"]["data"] = [time * each for _ in range(launches) for each in noise for _ in range(2)]
+        bench["extra_info"]["d5suite"]["backend"]["name"] = name
+        beside = [other for other in times if other != name]
+        bench["extra_info"]["d5suite"]["turns"] = [
+            {"group": f"{group}{launch}", "beside": beside, "rounds": ROUNDS} for launch in range(launches)
+        ]
+        made.append(bench)
+    return made
+
+
+def write(path: Path, made: list[dict[str, Any]]) -> Path:
+    content = json.loads(REFERENCE.read_text())
+    path.write_text(json.dumps({**content, "d5suite": {"schema": content["d5suite"]["schema"]}, "benchmarks": made}))
+    return path
+
+
+def test_the_table_says_who_is_fastest_and_who_is_within_noise(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
+    path = write(tmp_path / "out.json", benchmarks({"torch": 0.03, "jax": 0.02, "mxnet": 0.0302}))
+    assert main(["compare", str(path)]) == 0
+    shown = capsys.readouterr().out
+    assert "fastest first, by rounds taken in turn" in shown
+    assert re.search(r"imagenet_resnet50/inference: jax, (torch|mxnet) 1\.5", shown)
+    assert re.search(r"within noise: (torch and mxnet|mxnet and torch)\n", shown)
+    assert "jax and" not in shown and "2% from launch to launch are assumed" in shown
+    path = write(tmp_path / "three.json", benchmarks({"torch": 0.03, "jax": 0.02}, launches=3))
+    assert main(["compare", str(path)]) == 0
+    assert "are assumed" not in capsys.readouterr().out
+    (order,) = orders_of(load_results(path))
+    (_, (name, its)) = order.backends
+    assert (name, its.launches, its.rounds) == ("torch", 3, 18) and its.ratio == pytest.approx(1.5, rel=0.02)
+
+
+def test_only_those_that_took_turns_are_put_in_order(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    apart = benchmarks({"torch": 0.03, "jax": 0.02}) + benchmarks({"mxnet": 0.01, "keras": 0.02}, group="other")
+    alone = benchmarks({"tensorflow": 0.001}, group="alone")
+    alone[0]["extra_info"]["d5suite"]["turns"][0]["note"] = "memory had no room"
+    orders = orders_of(load_results(write(tmp_path / "out.json", apart + alone)))
+    assert [[name for name, _ in each.backends] for each in orders] == [["jax", "torch"], ["mxnet", "keras"],
+                                                                        ["tensorflow"]]  # fmt: skip
+    assert main(["compare", str(tmp_path / "out.json")]) == 0
+    assert "memory had no room" in capsys.readouterr().out
+    content = json.loads(REFERENCE.read_text())
+    for bench in content["benchmarks"]:
+        bench["extra_info"]["d5suite"].pop("turns", None)
+    assert not orders_of(load_results(write(tmp_path / "before.json", content["benchmarks"])))  # of a time before turns
+
+
+@pytest.mark.parametrize(
+    ("rounds", "said"),
+    [
+        ([2] * 5, "its rounds hold 10 samples, not 12"),
+        ([10**18], "its rounds hold"),
+        ([4] * 3, "it has other rounds than a backend that it took turns with"),
+        ([0] * 6 + [12], "does not fit results/schema.json"),
+        ([], "does not fit results/schema.json"),
+        (["\x1b[2J"], "does not fit results/schema.json"),
+    ],
+)
+def test_rounds_that_are_not_what_they_say_are_one_error(
+    rounds: list[Any], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = benchmarks({"torch": 0.03, "jax": 0.02})
+    made[1]["extra_info"]["d5suite"]["turns"][0]["rounds"] = rounds
+    assert main(["compare", str(write(tmp_path / "out.json", made))]) == 2
+    shown = capsys.readouterr()
+    assert shown.out == "" and said in shown.err and "\x1b" not in shown.err

@@ -1,0 +1,430 @@
+"""``d5suite report``: what a page says of result files, and what it refuses."""
+
+from __future__ import annotations
+
+import copy
+import csv
+import html
+import itertools
+import json
+import math
+import re
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import d5suite.report
+import d5suite.report.plots
+from d5suite.cli import main
+from d5suite.report.colours import PALETTE
+from d5suite.report.page.gather import gather
+from d5suite.report.page.leads import lead_of
+from d5suite.report.page.strips import WIDTH, samples_strip
+from d5suite.report.page.svg import drawing, inline
+from tests.report.pages import HOSTILE, RANKS, SMOKE, content, hostile, named, record, write
+
+
+def page_of(folder: Path, *results: Path, code: int = 0) -> str:
+    out = folder / "report.html"
+    assert main(["report", *map(str, results), "-o", str(out)]) == code
+    return out.read_text()
+
+
+def data_of(page: str) -> dict[str, Any]:
+    (found,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
+    read: dict[str, Any] = json.loads(found)
+    return read
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    assert main(["report", *arguments]) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    return shown.err
+
+
+def test_every_result_is_on_the_page_with_its_numbers_proof_and_command(tmp_path: Path) -> None:
+    page = page_of(tmp_path, SMOKE)
+    found = data_of(page)["rows"]
+    benchmarks = content()["benchmarks"]
+    assert len(found) == len(benchmarks) == page.count('class="row ')
+    for bench in benchmarks:
+        info = record(bench)
+        (row,) = [
+            each
+            for each in found.values()
+            if each["title"] == f"{info['recipe']} {info['measurement']}: {bench['param']}"
+        ]
+        assert [check[1:] for check in row["checks"]] == [
+            [c["error"], c["tolerance"]] for c in info["validation"]["checks"]
+        ]
+        assert bench["fullname"] in row["commands"][0].replace("'", "")
+        assert any(value == info["median_s"] for _, _, value in row["figures"])
+
+
+def test_the_fastest_is_named_with_its_lead_and_a_small_one_is_too_close(tmp_path: Path) -> None:
+    found = content()
+    found["benchmarks"] = [
+        b for b in found["benchmarks"] if b["group"].endswith("/inference") and b["param"] != "deep500"
+    ]
+    for factor, verdict in ((1.0, "too close to call"), (0.2, "torch is fastest in 1 of 1 comparisons (clearly)")):
+        for bench in found["benchmarks"]:
+            if bench["param"] == "torch":
+                slow = copy.deepcopy(bench)
+                samples = [each * factor for each in slow["stats"]["data"]]
+                slow["stats"]["data"] = samples
+                info = record(slow)
+                info["median_s"] *= factor
+                info["throughput"]["value"] /= factor
+                others = [b for b in found["benchmarks"] if b["param"] != "torch"]
+        page = page_of(tmp_path, write(tmp_path / "x.json", found | {"benchmarks": [*others, slow]}))
+        assert verdict in html.unescape(page)
+
+
+@given(st.floats(1.0, 50), st.floats(0, 0.3))
+def test_a_lead_is_the_ratio_of_medians_and_its_interval_grows_with_the_noise(ratio: float, noise: float) -> None:
+    def result(median: float) -> dict[str, Any]:
+        return {
+            "data": [median * each for each in (0.99, 1.0, 1.01)] * 5,
+            "median_s": median,
+            "throughput": {"value": 1 / median},
+        }
+
+    results = [result(ratio), result(1.0)]
+    lead = lead_of(results, lambda each: each, noise)
+    assert lead.by is not None
+    assert lead.by.ratio == pytest.approx(ratio, rel=1e-9)
+    wider = lead_of(results, lambda each: each, noise + 0.1).by
+    assert wider is not None and wider.low < lead.by.low <= lead.by.ratio <= lead.by.high < wider.high
+    assert bool(lead.close) == (lead.by.low <= 1)
+
+
+def test_samples_of_other_sizes_are_compared_by_item() -> None:
+    small = {"data": [1.0] * 9, "median_s": 1.0, "throughput": {"value": 10.0}}
+    large = {"data": [4.0] * 9, "median_s": 4.0, "throughput": {"value": 20.0}}
+    lead = lead_of([small, large], lambda each: each, 0.01)
+    assert lead.first == 1 and lead.by is not None and lead.by.ratio == pytest.approx(2)
+
+
+def test_backends_that_took_turns_are_compared_by_their_rounds() -> None:
+    drift = [1.0 + 0.1 * round for round in range(12)]  # twice as slow at the end, for both
+
+    def result(median: float, token: str) -> dict[str, Any]:
+        data = [median * each * wobble for each in drift for wobble in (0.999, 1.001)]
+        turns = [{"group": token, "rounds": [2] * 12}]
+        return {"data": data, "median_s": median, "throughput": {"value": 1 / median}, "turns": turns, "place": ""}
+
+    together = lead_of([result(1.0, "a"), result(1.5, "a")], lambda each: each, 0.15).by
+    apart = lead_of([result(1.0, "a"), result(1.5, "b")], lambda each: each, 0.15).by
+    assert together is not None and apart is not None
+    assert together.ratio == pytest.approx(1.5, rel=1e-3) == pytest.approx(apart.ratio, rel=0.05)
+    assert together.low > 1 and together.high / together.low < apart.high / apart.low
+
+
+def test_what_failed_its_proof_is_named_and_never_the_fastest(tmp_path: Path) -> None:
+    found = content()
+    for bench in found["benchmarks"]:
+        if bench["param"] == "torch":
+            record(bench)["validation"]["checks"][0]["error"] = 0.5
+    found["d5suite"]["failures"] = [
+        {"group": "imagenet_resnet50/inference", "backend": "mine", "wrong": True, "message": "off by one"}
+    ]
+    raw = page_of(tmp_path, write(tmp_path / "x.json", found))
+    page = html.unescape(raw)
+    verdict = page.partition('id="verdict"')[2].partition("</section>")[0]
+    assert "torch is fastest" not in verdict
+    assert verdict.count("failed its proof") == 4 and "error 0.5 of" in verdict
+    assert "wrong answer: off by one" in verdict
+    rows = re.findall(r'<tr id="[^"]+" class="row[^"]*wrong".*?</tr>', page, re.DOTALL)
+    assert len(rows) == 4 and all("failed</td>" in row and "data-v" not in row for row in rows)
+    told = [each for each in data_of(raw)["rows"].values() if each["title"].endswith(": torch")]
+    assert len(told) == 4 and all(value is None for each in told for *_, value in each["figures"])
+    assert all(each["facts"] == [["times", "not shown: the answer was wrong"]] for each in told)
+
+
+def test_marks_and_their_reasons_are_shown(tmp_path: Path) -> None:
+    found = content()
+    info = record(found["benchmarks"][3])
+    info["machine"] = {"disturbed": True, "reasons": ["another process took 30% of a CPU"]}
+    info["warnings"] = ["more threads than CPUs"]
+    page = html.unescape(page_of(tmp_path, write(tmp_path / "x.json", found)))
+    assert "disturbed: another process took 30% of a CPU" in page
+    assert "doubtful: more threads than CPUs" in page
+    assert "measured at a reduced size" in page
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("preset", lambda info: info.update(preset="standard")),
+        ("threads", lambda info: info.update(threads=1)),
+        ("machine: memory", lambda info: info["environment"]["memory"].update(total_bytes=1 << 40)),
+    ],
+)
+def test_results_of_other_conditions_stand_apart_and_it_is_said(tmp_path: Path, name: str, change: Any) -> None:
+    other = content()
+    for bench in other["benchmarks"]:
+        change(record(bench))
+    found = gather([SMOKE, write(tmp_path / "other.json", other)], 0.15)
+    assert name in found.apart
+    for section in found.sections:
+        assert len({row.file for row in section.rows}) == 1
+    page = html.unescape(page_of(tmp_path, SMOKE, tmp_path / "other.json"))
+    assert f"differ in {', '.join(found.apart)}" in page and f"Kept apart by: {name}" in page
+
+
+def test_two_files_of_one_machine_stand_in_one_table(tmp_path: Path) -> None:
+    halves = content(), content()
+    halves[0]["benchmarks"] = [b for b in halves[0]["benchmarks"] if b["param"] in ("torch", "keras")]
+    halves[1]["benchmarks"] = [b for b in halves[1]["benchmarks"] if b["param"] in ("jax", "mxnet")]
+    paths = [write(tmp_path / f"{number}.json", half) for number, half in enumerate(halves)]
+    found = gather(paths, 0.15)
+    assert not found.apart and len(found.sections) == 1
+    assert {row.file for row in found.rows} == {"(1)", "(2)"}
+
+
+def test_a_file_of_another_schema_is_left_out_named_and_no_success(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = content()
+    other["d5suite"]["schema"] = "d5suite-9"
+    path = write(tmp_path / "other.json", other)
+    page = html.unescape(page_of(tmp_path, SMOKE, path, code=1))
+    assert f"{path} is left out" in page and "d5suite-9" in page
+    assert "left out" in capsys.readouterr().err
+    assert "d5suite-9" in refused(capsys, str(path), "-o", str(tmp_path / "none.html"))
+    assert not (tmp_path / "none.html").exists()
+
+
+def test_a_missing_series_file_is_said(tmp_path: Path) -> None:
+    page = page_of(tmp_path, write(tmp_path / "moved.json", content()))
+    assert "are not beside it" in page
+
+
+def test_bad_input_is_one_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = str(tmp_path / "report.html")
+    empty = write(tmp_path / "empty.json", content() | {"benchmarks": []})
+    assert "no d5suite results here" in refused(capsys, str(empty), "-o", out)
+    assert "cannot read the file" in refused(capsys, str(tmp_path / "absent.json"), "-o", out)
+    assert "given twice" in refused(capsys, str(SMOKE), str(SMOKE), "-o", out)
+    assert "between-runs" in refused(capsys, str(SMOKE), "-o", out, "--between-runs", "-1")
+    assert "cannot be written" in refused(capsys, str(SMOKE), "-o", str(tmp_path / "no" / "report.html"))
+    assert "this is a folder" in refused(capsys, str(SMOKE), "-o", str(tmp_path))
+    assert [each.name for each in tmp_path.iterdir()] == ["empty.json"]
+
+
+def test_a_full_disk_is_one_error_and_no_device_is_replaced(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "No space left on device" in refused(capsys, str(SMOKE), "-o", "/dev/full")
+    assert Path("/dev/full").is_char_device()
+
+
+def test_hostile_names_stay_text(tmp_path: Path) -> None:
+    page = page_of(tmp_path, write(tmp_path / "hostile.json", hostile()))
+    without = page.replace(re.findall(r"<script>.*?</script>", page, re.DOTALL)[-1], "")
+    assert re.findall(r"<script[^>]*>", without) == ['<script type="application/json" id="data">']
+    assert "<img" not in page and "49" not in re.findall(r"hacked=1;//(.{7})", page)
+    assert "\u202e" not in page  # an escape is shown instead
+    assert max(map(len, re.findall(r">([^<>]*)<", without.partition("</style>")[2].partition("<script")[0]))) < 2500
+    assert html.escape(HOSTILE[0][:20]) in page
+
+
+def test_the_page_loads_nothing_and_runs_no_other_script(tmp_path: Path) -> None:
+    page = page_of(tmp_path, SMOKE, RANKS)
+    assert "default-src 'none'" in page
+    assert not re.search(r"(src|href)=\"(?!#)", page.replace('srcdoc="', "")), "a link that leaves the page"
+    assert not re.search(r"https?://", page)
+
+
+def test_a_measurement_from_outside_has_its_table(tmp_path: Path) -> None:
+    found = content()
+    found["benchmarks"] = [b for b in found["benchmarks"] if b["group"].endswith("/inference")]
+    found = named(found, "mine", "fetch")
+    for bench in found["benchmarks"]:
+        record(bench).update(measurement="fetch", bytes_per_s=2.5e6)
+    columns = [{"heading": "MB/s", "value": "bytes_per_s", "format": "figure", "scale": 1e-6, "shown": "always"}]
+    columns.append(
+        {"heading": "err/tol", "value": "validation.checks", "format": "worst share", "scale": 1.0, "shown": "wide"}
+    )
+    table = {"columns": columns, "note": "MB/s: scores brought back", "width": 20}
+    found["d5suite"]["measurements"] = {"fetch": {"level": 1, "unit": "images/s", "table": table, "schema": {}}}
+    page = page_of(tmp_path, write(tmp_path / "x.json", found))
+    assert "MB/s</button>" in page and ">2.5</td>" in page and "scores brought back" in page
+    assert "mine</bdi>" in page.partition('id="grid"')[0]
+
+
+def test_a_frame_holds_the_same_page(tmp_path: Path) -> None:
+    page = page_of(tmp_path, SMOKE)
+    assert main(["report", str(SMOKE), "-o", str(tmp_path / "frame.html"), "--embed"]) == 0
+    frame = (tmp_path / "frame.html").read_text()
+    (inside,) = re.findall(r'srcdoc="([^"]*)"', frame)
+    assert html.unescape(inside) == page
+    assert d5suite.report.show(SMOKE)._repr_html_() == frame
+
+
+def test_links_are_the_same_in_every_page_of_the_same_results(tmp_path: Path) -> None:
+    alone = set(re.findall(r'<tr id="(r-\w+)"', page_of(tmp_path, SMOKE)))
+    assert alone == set(re.findall(r'<tr id="(r-\w+)"', page_of(tmp_path, SMOKE)))
+    page = page_of(tmp_path, SMOKE, RANKS)
+    ids = re.findall(r' id="([^"]+)"', page)
+    assert len(ids) == len(set(ids))
+    assert set(re.findall(r'href="#([^"]+)"', page)) <= set(ids)
+
+
+@given(st.lists(st.floats(1e-9, 1e4), min_size=1, max_size=200), st.floats(1e-9, 1e4))
+def test_a_strip_stays_within_its_cell(samples: list[float], longest: float) -> None:
+    inside = samples_strip(samples, (min(samples), max(samples)), sorted(samples)[len(samples) // 2], longest)
+    places = [float(each) for each in re.findall(r"[Mx](?:=\")?([\d.e+-]+)", inside)]
+    assert all(0 <= each <= WIDTH and math.isfinite(each) for each in places)
+    assert len(inside) < 2000
+
+
+def test_declared_pictures_are_drawn_from_the_series(tmp_path: Path) -> None:
+    page = page_of(tmp_path, RANKS)
+    assert page.count("<figure") == 1 and "steps of several ranks" in page
+    assert "2 ranks, " in page, "a point says its numbers"
+    assert "var(--b6)" in page and "#390089" not in page.partition("</style>")[2], "torch has its colour in both themes"
+
+
+def test_every_number_is_in_the_csv_files_as_in_the_json(tmp_path: Path) -> None:
+    assert main(["report", str(SMOKE), "-o", str(tmp_path / "r.html"), "--csv", str(tmp_path / "csv")]) == 0
+    with open(tmp_path / "csv" / "results.csv", newline="") as file:
+        results = list(csv.DictReader(file))
+    with open(tmp_path / "csv" / "samples.csv", newline="") as file:
+        samples = list(csv.DictReader(file))
+    benchmarks = content()["benchmarks"]
+    assert len(results) == len(benchmarks)
+    for bench in benchmarks:
+        info = record(bench)
+        (line,) = [r for r in results if (r["measurement"], r["backend"]) == (info["measurement"], bench["param"])]
+        assert float(line["median_s"]) == info["median_s"] and float(line["throughput"]) == info["throughput"]["value"]
+        assert [float(line[f"median_{side}_s"]) for side in ("low", "high")] == info["median_ci95"]
+        assert [float(s["seconds"]) for s in samples if s["id"] == line["id"]] == bench["stats"]["data"]
+    with open(tmp_path / "csv" / "fastest.csv", newline="") as file:
+        fastest = {line["measurement"]: line["fastest"] for line in csv.DictReader(file)}
+    assert fastest["inference"] == fastest["gradient"] == "torch"
+
+
+def test_no_cell_of_a_csv_file_is_a_formula(tmp_path: Path) -> None:
+    found = named(content(), "=1+cmd|' !A0")
+    path = write(tmp_path / "x.json", found)
+    assert main(["report", str(path), "-o", str(tmp_path / "r.html"), "--csv", str(tmp_path / "csv")]) == 0
+    with open(tmp_path / "csv" / "results.csv", newline="") as file:
+        assert {line["case"] for line in csv.DictReader(file)} == {"'=1+cmd|' !A0"}
+
+
+def test_pictures_are_written_without_a_browser(tmp_path: Path) -> None:
+    options = [f"--{kind}={tmp_path / kind}" for kind in ("png", "svg")]
+    assert main(["report", str(RANKS), str(SMOKE), "-o", str(tmp_path / "r.html"), *options]) == 0
+    names = {"digits_lenet.distributed_step", "imagenet_resnet50.overview"}
+    assert {each.name for each in (tmp_path / "png").iterdir()} == {f"{name}.png" for name in names}
+    for name in names:
+        assert (tmp_path / "png" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+        assert ElementTree.parse(tmp_path / "svg" / f"{name}.svg").getroot().tag.endswith("svg")  # noqa: S314
+
+
+def test_what_cannot_be_drawn_costs_no_number_and_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise ValueError("no such picture")
+
+    monkeypatch.setitem(d5suite.report.plots.PLOTS, "steps", broken)
+    page = html.unescape(page_of(tmp_path, RANKS))
+    assert "no picture of digits_lenet" in page and page.count('class="row ') == 27
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_names_stay_text_in_pictures(name: str) -> None:
+    from matplotlib.figure import Figure
+
+    figure = Figure()
+    with drawing():
+        axes = figure.subplots()
+        axes.plot([1, 2], [3, 4], marker="o", label=name[:300])
+        axes.set(title=name[:300], xlabel=name[:300])
+        axes.legend()
+    root = ElementTree.fromstring(inline(figure, "f0", name))  # noqa: S314
+    tags = {each.tag.rpartition("}")[2] for each in root.iter()}
+    assert tags <= {"svg", "g", "defs", "path", "use", "text", "tspan", "clipPath", "rect", "style"}
+    assert root.get("aria-label") == name
+    assert [each.text for each in root.iter("text")].count(name[:300]) == 3, "a formula or markup was made of it"
+
+
+def test_a_history_is_shown_with_its_changes_and_gaps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    day = datetime(2026, 1, 1, tzinfo=timezone.utc)
+    found = content()
+    found["benchmarks"] = [b for b in found["benchmarks"] if b["param"] == "torch"]
+    samples = {bench["fullname"]: bench["stats"]["data"] for bench in found["benchmarks"]}
+    for run in range(30):
+        found["datetime"] = (day + timedelta(days=run + 40 * (run > 5))).isoformat()
+        for bench in found["benchmarks"]:
+            factor = (1.5 if run >= 15 and bench["group"].endswith("/gradient") else 1.0) * (1 + 0.001 * (run % 3))
+            bench["stats"]["data"] = [each * factor for each in samples[bench["fullname"]]]
+            record(bench)["median_s"] = bench["stats"]["data"][0]
+        assert main(["history", "add", str(tmp_path / "past"), str(write(tmp_path / "run.json", found))]) == 0
+    out = tmp_path / "r.html"
+    options = ["-o", str(out), "--history", str(tmp_path / "past"), "--csv", str(tmp_path / "csv")]
+    assert main(["report", str(SMOKE), *options]) == 0
+    shown = html.unescape(out.read_text()).partition('id="history"')[2].partition("</section>")[0]
+    assert shown.count("<tr data-f") == 4 and shown.count("no change") == 3
+    changed = f"1.50× since {(day + timedelta(days=55)).date()}"
+    assert changed in shown and shown.index(changed) < shown.index("no change")
+    assert f"no run from {(day + timedelta(days=5)).date()} to {(day + timedelta(days=46)).date()}" in shown
+    assert len((tmp_path / "csv" / "history.csv").read_text().splitlines()) == 1 + 4 * 30
+    capsys.readouterr()
+    assert "there is no such folder" in refused(capsys, str(SMOKE), "-o", str(out), "--history", str(tmp_path / "none"))
+
+
+def _seen(colour: str, blindness: list[list[float]]) -> list[float]:
+    """CIE L*a*b* of a colour as a blind eye sees it; D65."""
+    linear = [((c + 0.055) / 1.055) ** 2.4 if c > 0.04045 else c / 12.92 for c in _rgb(colour)]
+    seen = [min(max(sum(a * b for a, b in zip(row, linear, strict=True)), 0), 1) for row in blindness]
+    to_xyz = [[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]]
+    xyz = [sum(a * b for a, b in zip(row, seen, strict=True)) for row in to_xyz]
+    x, y, z = ((v / w) ** (1 / 3) for v, w in zip(xyz, (0.9505, 1.0, 1.089), strict=True))
+    return [116 * y - 16, 500 * (x - y), 200 * (y - z)]
+
+
+def _rgb(colour: str) -> list[float]:
+    return [int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5)]
+
+
+def _luminance(colour: str) -> float:
+    linear = [((c + 0.055) / 1.055) ** 2.4 if c > 0.04045 else c / 12.92 for c in _rgb(colour)]
+    return sum(a * b for a, b in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+
+STYLE = (Path(d5suite.report.__file__).parent / "page" / "page.css").read_text()
+LIGHT, DARK = (dict(re.findall(r"--(\w+): (#\w+)", part)) for part in STYLE.split("}")[:2])
+BLINDNESS: dict[str, list[list[float]]] = {  # Machado, Oliveira and Fernandes 2009, severity 1
+    "none": [[1, 0, 0], [0, 1, 0], [0, 0, 1]],
+    "protanopia": [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]],
+    "deuteranopia": [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.01182, 0.04294, 0.968881]],
+}
+
+
+@pytest.mark.parametrize("blindness", BLINDNESS)
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_the_colours_of_backends_can_be_told_apart(theme: str, blindness: str) -> None:
+    colours = {"light": LIGHT, "dark": DARK}[theme]
+    backends = [colours[f"b{number}"] for number in range(len(PALETTE))]
+    seen = [_seen(colour, BLINDNESS[blindness]) for colour in backends]
+    near = {
+        (backends[i], backends[j]): round(math.dist(seen[i], seen[j]), 1)
+        for i, j in itertools.combinations(range(len(seen)), 2)
+    }
+    assert min(near.values()) > 9, min(near, key=lambda pair: near[pair])
+
+
+def test_the_colours_have_contrast_and_are_those_of_pictures() -> None:
+    assert [LIGHT[f"b{number}"] for number in range(len(PALETTE))] == list(PALETTE)
+    for theme in (LIGHT, DARK):
+        paper = _luminance(theme["paper"]) if theme["paper"] != "#fff" else 1.0
+        for number in range(len(PALETTE)):
+            own = _luminance(theme[f"b{number}"])
+            assert (max(own, paper) + 0.05) / (min(own, paper) + 0.05) >= 3, theme[f"b{number}"]  # WCAG 2.2, 1.4.11
