@@ -71,9 +71,16 @@ def test_a_built_in_adapter_conforms(kits: Kits, name: str, form: tuple[str, ...
     if problem:
         pytest.skip(problem)
     done = kits(name, form, attempt)
-    assert done.returncode == 0, done.stdout[-5000:]
+    assert done.returncode == 0, _failures(done)
     total = _total(done)
     assert int(total[1]) > 150 and int(total[2]) == 0
+
+
+def _failures(done: subprocess.CompletedProcess[str]) -> str:
+    """Return what failed, and how the first of it did."""
+    _, _, told = done.stdout.partition(" FAILURES ")
+    named = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
+    return "\n".join([*named, told[:4000] or done.stdout[-4000:], done.stderr[-1000:]])
 
 
 def _total(done: subprocess.CompletedProcess[str]) -> list[str]:

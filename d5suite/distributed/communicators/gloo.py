@@ -9,11 +9,13 @@ Imports torch, as a transport only, NumPy, `d5suite.errors`, `d5suite.levels` an
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import functools
 import itertools
+import os
 import socket
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
@@ -80,6 +82,21 @@ def met(file: Path, rank: int, size: int, timeout_s: float) -> tuple[FileStore, 
         ) from error
 
 
+@contextlib.contextmanager
+def alone_in(folder: Path) -> Iterator[None]:
+    """Let one rank of this host at a time end its store.
+
+    A store counts those that ended, then those that are left, and removes the file if both counts
+    say that it is the last. Of two that count at once neither may be.
+    """
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):  # the folder is gone, or its file system has no locks
+            opened = os.open(folder, os.O_RDONLY)
+            stack.callback(os.close, opened)
+            fcntl.flock(opened, fcntl.LOCK_EX)
+        yield
+
+
 class _Pending(Request):
     def __init__(self, rank: int, peer: int, tensor: torch.Tensor, work: Any) -> None:
         self.rank, self._peer, self._tensor, self._work = rank, peer, tensor, work
@@ -103,6 +120,7 @@ class GlooCommunicator(Communicator):
         self, algorithm: str, rank: int, size: int, meeting: Path, timeout_s: float, hosts: Sequence[str] | None = None
     ) -> None:
         # A folder may see several groups, which every rank opens in the same order.
+        self._meeting = meeting
         store, found = met(meeting / f"gloo{next(_opened)}", rank, size, timeout_s)
         super().__init__(rank, size, hosts or found, algorithm, ALGORITHMS[algorithm])
         self._seen: tuple[Any, Any, Any] = None, None, None
@@ -121,13 +139,15 @@ class GlooCommunicator(Communicator):
         self._store, self._group = store, ProcessGroupGloo(store, self.rank, self.size, options)
 
     def close(self) -> None:
-        """Close the connections once all ranks do; the last rank's end removes the file."""
+        """Close the connections once all ranks do; the last rank's store removes the file."""
         if self._store is not None:
             # A connection that closes early may take a message with it that another rank waits for.
             with contextlib.suppress(RuntimeError):
                 self._store.set(f"closes{self.rank}", "")
                 self._store.wait([f"closes{other}" for other in range(self.size)], CLOSES)
-        self._group = self._store = None
+        self._group = None
+        with alone_in(self._meeting):
+            self._store = None
         self._seen = None, None, None
 
     @named

@@ -17,9 +17,10 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch.distributed import FileStore
 
 from d5suite.distributed.algorithms import ALGORITHMS, DEFAULTS
-from d5suite.distributed.communicators.gloo import as_bytes, as_tensor, met, named
+from d5suite.distributed.communicators.gloo import alone_in, as_bytes, as_tensor, met, named
 from d5suite.errors import ConfigurationError, D5Error
 from d5suite.levels.distributed import ANY, Collective, Communicator, Request
 
@@ -62,7 +63,9 @@ class NcclCommunicator(Communicator):
         self, algorithm: str, rank: int, size: int, meeting: Path, timeout_s: float,
         hosts: Sequence[str] | None = None, *, backend: str = "nccl", device: str | None = None,
     ) -> None:  # fmt: skip
+        self._meeting = meeting
         store, found = met(meeting / f"nccl{next(_opened)}", rank, size, timeout_s)
+        self._store: FileStore | None = store
         neighbours = [other for other in range(size) if found[other] == found[rank]]
         if device is None:
             device = f"cuda:{neighbours.index(rank) % torch.cuda.device_count()}"
@@ -76,10 +79,12 @@ class NcclCommunicator(Communicator):
         self.group = dist.group.WORLD
 
     def close(self) -> None:
-        """Destroy the process group."""
+        """Destroy the process group; the last rank's store removes the file."""
         if self.group is not None:
             dist.destroy_process_group(self.group)
         self.group = None
+        with alone_in(self._meeting):
+            self._store = None
 
     def start(self) -> None:
         """Start the messages that wait, together."""
