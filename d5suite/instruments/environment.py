@@ -1,7 +1,7 @@
 """The machine and software of a measurement: facts that do not change during a run.
 
 See `machine` for the state that does. Unreadable facts are omitted; nothing here raises. Imports
-the standard library, and psutil lazily.
+the standard library, its neighbours, and psutil lazily.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
-import subprocess
 from collections.abc import Iterable
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 from d5suite.instruments.clock import measure_clock
+from d5suite.instruments.gpus import describe_gpus
 from d5suite.instruments.threads import allowed_cpus
 
 VARIABLES = frozenset(
@@ -41,9 +41,6 @@ MALLOC_TRIM_THRESHOLD_ GLIBC_TUNABLES LD_PRELOAD PYTHONHASHSEED PYTHONMALLOC PYT
 
 Exact names: results are published, and what merely begins alike may be a licence or a password.
 """
-
-NVIDIA_SMI_LIMIT_S = 10.0
-"""nvidia-smi answers within two seconds, or never if the driver hangs."""
 
 
 def describe(distributions: Iterable[str] = (), variables: Iterable[str] = ()) -> dict[str, Any]:
@@ -88,26 +85,6 @@ def _slurm() -> dict[str, dict[str, str]]:
     names = {"node": "SLURMD_NODENAME", "job": "SLURM_JOB_ID", "partition": "SLURM_JOB_PARTITION"}
     found = {name: os.environ[variable] for name, variable in names.items() if variable in os.environ}
     return {"slurm": found} if "node" in found else {}
-
-
-def describe_gpus() -> list[dict[str, str]]:
-    """List name, driver and memory of each NVIDIA GPU; empty without a working nvidia-smi."""
-    keys = ("name", "driver_version", "memory.total", "compute_cap", "power.limit", "mig.mode.current")
-    rows = query_nvidia_smi("gpu", keys) or query_nvidia_smi("gpu", keys[:3]) or []  # older drivers know fewer keys
-    return [{key.replace(".", "_"): value for key, value in row.items()} for row in rows]
-
-
-def query_nvidia_smi(what: str, keys: tuple[str, ...]) -> list[dict[str, str]] | None:
-    """Return the rows of ``nvidia-smi --query-<what>=<keys>``; None if it fails or hangs."""
-    command = ["nvidia-smi", f"--query-{what}={','.join(keys)}", "--format=csv,noheader,nounits"]
-    try:
-        answer = subprocess.run(
-            command, capture_output=True, text=True, timeout=NVIDIA_SMI_LIMIT_S, check=True, stdin=subprocess.DEVNULL
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    rows = [[cell.strip() for cell in line.split(",")] for line in answer.stdout.splitlines() if line.strip()]
-    return [dict(zip(keys, row, strict=True)) for row in rows if len(row) == len(keys)]
 
 
 def cpu_quota() -> float | None:

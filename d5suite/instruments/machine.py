@@ -9,7 +9,7 @@ invisible, as from inside a container; visible ones are named. Pressure-stall to
 kernel's Documentation/accounting/psi.rst) are recorded, but CPU pressure is no reason: a framework
 with more threads than CPUs causes it itself.
 
-Imports the standard library, and psutil lazily.
+Imports the standard library, its neighbours, and psutil lazily.
 """
 
 from __future__ import annotations
@@ -17,11 +17,14 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 from d5suite.instruments.clock import now
-from d5suite.instruments.environment import cpu_control_groups, current_frequency_mhz, query_nvidia_smi, read_text
+from d5suite.instruments.environment import cpu_control_groups, current_frequency_mhz, read_text
+from d5suite.instruments.gpus import gpu_states
+from d5suite.instruments.nvml import SLOWDOWNS, GpuState
 from d5suite.instruments.threads import allowed_cpus
 
 COMPETING_SHARE = 0.05
@@ -53,9 +56,8 @@ MEMORY_STALL_SHARE = 0.01
 SWAPPED_BYTES = 1 << 20
 """Bytes swapped during a run; less is a stray page."""
 
-GPU_SLOWDOWN_MASK = 0x08 | 0x20 | 0x40 | 0x80
-"""Hardware slowdown, software thermal, hardware thermal and power brake (NVML,
-nvmlClocksEventReasons). The software power cap, 0x04, is how a GPU runs under full load."""
+GPU_LIMITS = ("heat", "the board's limit", "reliability")
+"""What may hold a GPU's clocks down and disturbs: its power limit does so under any full load."""
 
 
 @dataclass(frozen=True)
@@ -68,17 +70,6 @@ class ProcessTimes:
     created: float
     own_s: float
     children_s: float
-
-
-@dataclass(frozen=True)
-class GpuState:
-    """One GPU: its processes (pid to name), the bit mask of its slowdown reasons, its clock."""
-
-    name: str
-    processes: Mapping[int, str]
-    slowdown: int
-    clock_mhz: float | None = None
-    temperature_c: float | None = None
 
 
 @dataclass(frozen=True)
@@ -144,11 +135,9 @@ class MachineState:
         values.pop("processes")
         for name in ("busy_s", "steal_s"):
             values[name] = {str(cpu): seconds for cpu, seconds in values[name].items()}
-        values["gpus"] = [
-            {"name": gpu.name, "processes": {str(pid): name for pid, name in gpu.processes.items()},
-             "slowdown": gpu.slowdown}
-            for gpu in self.gpus
-        ]  # fmt: skip
+        for gpu in values["gpus"]:
+            for name in ("processes", "process_bytes"):
+                gpu[name] = {str(pid): each for pid, each in gpu[name].items()}
         return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
 
@@ -171,7 +160,7 @@ def snapshot(*, gpu: bool = False) -> MachineState:
     Parameters
     ----------
     gpu : bool
-        Whether to query nvidia-smi too, which may take a second; for runs on a GPU.
+        Whether to ask for GPUs, too, for which nvidia-smi may take a second; for runs on a GPU.
     """
     import psutil
 
@@ -209,7 +198,7 @@ def snapshot(*, gpu: bool = False) -> MachineState:
         temperature_c=_temperature_c(),
         swapped_bytes=swapped,
         available_memory_bytes=available,
-        gpus=_gpus() if gpu else (),
+        gpus=gpu_states() if gpu else (),
     )
     for what, absent in (
         ("load average", state.load_average is None),
@@ -297,9 +286,8 @@ def disturbance(
     details["frequency_mhz"] = [before.frequency_mhz, after.frequency_mhz]
     details["temperature_c"] = [before.temperature_c, after.temperature_c]
     if after.gpus:
-        details["gpus"] = [
-            {"name": gpu.name, "clock_mhz": gpu.clock_mhz, "temperature_c": gpu.temperature_c} for gpu in after.gpus
-        ]
+        details["gpus"] = [_gpu_details(*pair, elapsed) for pair in zip_longest(before.gpus, after.gpus) if pair[1]]
+        reasons += [reason for each in details["gpus"] for reason in _limit_reasons(each)]
     details["load_average_1min"] = [state.load_average[0] if state.load_average else None for state in (before, after)]
     for state in (before, after):
         reasons += [reason for reason in _gpu_reasons(state, own) if reason not in reasons]
@@ -346,13 +334,42 @@ def _competitors(
 def _gpu_reasons(state: MachineState, own: set[int]) -> list[str]:
     reasons: list[str] = []
     for gpu in state.gpus:
-        # In a container nvidia-smi may list the host's pids, even this run's: count visible ones.
+        # In a container the driver may list the host's pids, even this run's: count visible ones.
         others = [f"{name} ({pid})" for pid, name in gpu.processes.items() if pid in state.processes and pid not in own]
         if others:
             reasons.append(f"{gpu.name} was in use by other processes: {', '.join(sorted(others))}")
-        if gpu.slowdown & GPU_SLOWDOWN_MASK:
-            reasons.append(f"{gpu.name} slowed down for heat or power (NVML reasons {gpu.slowdown:#x})")
+        slow = ", ".join(text for bit, text in SLOWDOWNS.items() if gpu.slowdown & bit)
+        if slow:
+            reasons.append(f"{gpu.name} slowed down: {slow} (NVML reasons {gpu.slowdown:#x})")
+        if gpu.problem:
+            reasons.append(f"{gpu.name} does not answer: {gpu.problem}")
     return reasons
+
+
+def _gpu_details(before: GpuState | None, after: GpuState, elapsed: float) -> dict[str, Any]:
+    """What is recorded of a GPU; of a second state of the same place, what changed since."""
+    earlier = before.limited_s if before is not None else {}
+    shares = {name: (now - earlier[name]) / elapsed for name, now in after.limited_s.items() if name in earlier}
+    return {
+        "name": after.name,
+        "clock_mhz": after.clock_mhz,
+        "memory_clock_mhz": after.memory_clock_mhz,
+        "temperature_c": after.temperature_c,
+        "clock_reasons": after.clock_reasons,
+        "limited_share": shares,
+        "used_bytes": after.used_bytes,
+        "process_bytes": {str(pid): size for pid, size in after.process_bytes.items()},
+        "processes": len(after.processes),
+        "missing": dict(after.refused),
+    }
+
+
+def _limit_reasons(gpu: Mapping[str, Any]) -> list[str]:
+    return [
+        f"{gpu['name']} was held down by {name} during {share:.1%} of the run"
+        for name, share in gpu["limited_share"].items()
+        if name in GPU_LIMITS and share > THROTTLED_SHARE
+    ]
 
 
 def _process_times() -> dict[int, ProcessTimes]:
@@ -423,26 +440,6 @@ def _thermal_throttles() -> int | None:
     return sum(known) if known else None
 
 
-def _gpus() -> tuple[GpuState, ...]:
-    keys = ("uuid", "name", "clocks_throttle_reasons.active")
-    rows = query_nvidia_smi("gpu", (*keys, "clocks.sm", "temperature.gpu")) or query_nvidia_smi("gpu", keys) or []
-    users = query_nvidia_smi("compute-apps", ("gpu_uuid", "pid", "process_name")) or []
-    return tuple(
-        GpuState(
-            name=row["name"],
-            processes={
-                int(user["pid"]): user["process_name"]
-                for user in users
-                if user["gpu_uuid"] == row["uuid"] and user["pid"].isdigit()
-            },
-            slowdown=_hexadecimal(row["clocks_throttle_reasons.active"]),
-            clock_mhz=_number(row.get("clocks.sm", "")),
-            temperature_c=_number(row.get("temperature.gpu", "")),
-        )
-        for row in rows
-    )
-
-
 def _temperature_c() -> float | None:
     """Degrees Celsius of the hottest sensor of the CPUs; None if there is none, as in many VMs."""
     import psutil
@@ -453,14 +450,3 @@ def _temperature_c() -> float | None:
         return None
     found = [each.current for name in ("coretemp", "k10temp", "cpu_thermal") for each in sensors.get(name, [])]
     return max(found, default=None)
-
-
-def _number(text: str) -> float | None:
-    return float(text) if text.replace(".", "", 1).isdecimal() else None
-
-
-def _hexadecimal(text: str) -> int:
-    try:
-        return int(text, 16)
-    except ValueError:
-        return 0

@@ -6,7 +6,7 @@ the peak exactly (``VmHWM`` in ``/proc/self/status``, reset by writing 5 to
 every 2 ms and may miss a short peak; the result names the method. An adapter reports device memory
 through a pair of functions.
 
-Imports the standard library, `d5suite.instruments.environment`, and psutil lazily.
+Imports the standard library, its neighbours, and psutil lazily.
 """
 
 from __future__ import annotations
@@ -18,12 +18,18 @@ import threading
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
-from d5suite.instruments.environment import query_nvidia_smi
+from d5suite.instruments.gpus import free_gpu_memory
+from d5suite.instruments.nvml import used_gpu
+
+T = TypeVar("T")
 
 SAMPLING_PERIOD_S = 0.002
 """Sampling period of the fallback; reading the resident set costs 20 µs, 1% of it."""
+
+GPU_PERIOD_S = 0.02
+"""Likewise for a GPU: frameworks keep what they took, and drivers may take long to answer."""
 
 MEMORY_LIMIT = "D5SUITE_MEMORY_LIMIT"
 """Environment variable: bytes that this process and its children may use together."""
@@ -44,10 +50,9 @@ def free_memory(device: str) -> dict[str, int]:
         used = psutil.Process().memory_info().rss
         found["under the limit of --job-memory"] = max(int(os.environ[MEMORY_LIMIT]) - used, 0)
     if device == "cuda":
-        first = (os.environ.get("CUDA_VISIBLE_DEVICES") or "0").partition(",")[0]
-        for row in query_nvidia_smi("gpu", ("index", "uuid", "memory.free")) or []:
-            if (row["index"] == first or row["uuid"].startswith(first)) and row["memory.free"].isdecimal():
-                found["in the GPU's memory"] = int(row["memory.free"]) * 2**20
+        free = free_gpu_memory()
+        if free is not None:
+            found["in the GPU's memory"] = free
     return found
 
 
@@ -115,6 +120,46 @@ def peak_memory(
     return _sampled_peak(function)
 
 
+def gpu_memory(function: Callable[[], T], name: str = "") -> tuple[T, dict[str, Any]]:
+    """Call the function once, and report what the driver says of the first visible GPU's memory.
+
+    It counts what the framework's own figure leaves out: the context, libraries and their
+    workspaces, and what the allocator keeps.
+
+    Parameters
+    ----------
+    function : callable
+        What to run; must wait for work that it queues on a device.
+    name : str
+        The GPU's, as the framework calls it.
+
+    Returns
+    -------
+    result : object
+        The function's.
+    memory : dict
+        ``peak_bytes`` and ``baseline_bytes`` of what ``of`` says: this process, or the whole GPU
+        where the driver does not tell processes apart. Read every `GPU_PERIOD_S` and at the end, so
+        a lower bound. Or ``missing``, with the reason.
+    """
+    gpu, problem = used_gpu(name)
+    if gpu is None:
+        return function(), {"missing": problem}
+
+    def of_process() -> int | None:
+        return gpu.process_bytes().get(os.getpid())
+
+    def of_gpu() -> int | None:
+        return (gpu.memory_bytes() or (None,))[0]
+
+    read, of = (of_process, "this process") if of_process() is not None else (of_gpu, "the whole GPU")
+    if read() is None:
+        return function(), {"missing": f"{gpu.name}: {'; '.join(dict.fromkeys(gpu.refused.values()))}"}
+    result: list[T] = []
+    peak, baseline = _sampled(lambda: result.append(function()), read, GPU_PERIOD_S)
+    return result[0], {"peak_bytes": peak, "baseline_bytes": baseline, "of": of}
+
+
 def return_freed_memory() -> None:
     """Return freed memory to the system: reused, it hides in a baseline; kept, others lack it."""
     gc.collect()
@@ -143,13 +188,18 @@ def _sampled_peak(function: Callable[[], object]) -> PeakMemory:
     import psutil
 
     process = psutil.Process()
-    baseline = peak = process.memory_info().rss
+    return PeakMemory(*_sampled(function, lambda: process.memory_info().rss, SAMPLING_PERIOD_S), "sampled")
+
+
+def _sampled(function: Callable[[], object], read: Callable[[], int | None], period_s: float) -> tuple[int, int]:
+    """The highest reading while a function runs and at its end, and the one before."""
+    baseline = peak = read() or 0
     finished = threading.Event()
 
     def look() -> None:
         nonlocal peak
-        while not finished.wait(SAMPLING_PERIOD_S):
-            peak = max(peak, process.memory_info().rss)
+        while not finished.wait(period_s):
+            peak = max(peak, read() or 0)
 
     watcher = threading.Thread(target=look, name="peak-memory", daemon=True)
     watcher.start()
@@ -158,4 +208,4 @@ def _sampled_peak(function: Callable[[], object]) -> PeakMemory:
     finally:
         finished.set()
         watcher.join()
-    return PeakMemory(max(peak, process.memory_info().rss), baseline, "sampled")
+    return max(peak, read() or 0), baseline

@@ -158,6 +158,11 @@ class Measurement(ABC):
         Whether the peak memory of its step is taken.
     without_memory : str
         Otherwise, why not.
+    takes_energy : bool
+        Whether the energy of its step is taken: the step can run any number of times before it is
+        timed, and `Step.time` begins from the start.
+    without_energy : str
+        Otherwise, why not.
     runs_network : bool
         Whether it runs a network: a backend that is too slow for a preset is not too slow for one
         that does not.
@@ -181,6 +186,8 @@ class Measurement(ABC):
     needs: ClassVar[Sequence[str]] = ()
     takes_memory: ClassVar[bool] = False
     without_memory: ClassVar[str] = "not taken for this measurement"
+    takes_energy: ClassVar[bool] = False
+    without_energy: ClassVar[str] = "not taken for this measurement"
     runs_network: ClassVar[bool] = True
     trains: ClassVar[bool] = False
     takes_turns: ClassVar[bool] = True

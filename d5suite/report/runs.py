@@ -179,13 +179,28 @@ def machine_of(environment: Mapping[str, Any]) -> dict[str, str]:
         "architecture": _table(environment.get("os")).get("architecture"),
         "memory": f"{total / 2**30:.0f} GiB" if isinstance(total, int | float) else None,
         "GPUs": ", ".join(str(gpu.get("name")) for gpu in gpus),
-        "driver": ", ".join(dict.fromkeys(str(gpu.get("driver_version")) for gpu in gpus)),
+        "driver": _of_gpus(gpus, "driver_version"),
+        "GPU ECC": _of_gpus(gpus, "ecc_mode_current"),
+        "GPU MIG": _of_gpus([gpu for gpu in gpus if gpu.get("mig_mode_current") != "Disabled"], "mig_mode_current"),
+        "GPU power limit (W)": _of_gpus(gpus, "power_limit"),
     }
     return {name: str(value) for name, value in named.items() if value not in (None, "")}
 
 
+def _of_gpus(gpus: Sequence[Mapping[str, Any]], key: str) -> str:
+    """What the GPUs say under a key, each answer once."""
+    return ", ".join(dict.fromkeys(str(gpu[key]) for gpu in gpus if gpu.get(key) is not None))
+
+
 def _facts(info: Mapping[str, Any]) -> dict[str, str]:
     environment = info["environment"]
+    gpus = environment.get("gpus") or []
+    told = {
+        "GPU (hashed UUID)": "uuid_sha256",
+        "CUDA of the driver": "cuda_version",
+        "GPU's highest clock (MHz)": "clocks_max_sm",
+        "GPU's set clock (MHz)": "clocks_applications_sm",
+    }
     named = {
         **_table(info["backend"].get("versions")),
         **_table(environment.get("distributions")),
@@ -194,6 +209,7 @@ def _facts(info: Mapping[str, Any]) -> dict[str, str]:
         "kernel": _table(environment.get("os")).get("release"),
         **_table(environment.get("environment_variables")),
         "CPUs": info.get("cpus"),
+        **{name: found for name, key in told.items() if (found := _of_gpus(gpus, key))},
     }
     return {str(name): str(value) for name, value in named.items() if value is not None}
 

@@ -34,6 +34,7 @@ def record(
     """
     samples = measured.samples
     warnings = [*result.threads["notes"], *measured.extra.get("warnings", [])]
+    gpus = measured.machine.get("details", {}).get("gpus")
     return {
         "schema": SCHEMA,
         "recipe": case.name,
@@ -62,7 +63,11 @@ def record(
         "memory": measured.memory,
         "macs": measured.macs,
         "validation": result.validation[key_of(case.name, measurement.name)],
-        "machine": {"disturbed": measured.machine["disturbed"], "reasons": measured.machine["reasons"]},
+        "machine": {
+            "disturbed": measured.machine["disturbed"],
+            "reasons": measured.machine["reasons"],
+            **({"gpus": gpus} if gpus else {}),
+        },
         "environment": result.environment,
         **measured.extra,
         **({"warnings": warnings} if warnings else {}),
@@ -90,6 +95,6 @@ def with_samples(first: Mapping[str, Any], samples_s: Sequence[float], later: Ma
         "median_ci95": list(median_interval(samples_s)),
         "median_ci_confidence": interval_ranks(len(samples_s)).confidence,
         "steady": first["steady"] and later["steady"],
-        "machine": {"disturbed": bool(reasons), "reasons": reasons},
+        "machine": {**first["machine"], "disturbed": bool(reasons), "reasons": reasons},
         **({"warnings": warnings} if warnings else {}),
     }

@@ -6,8 +6,9 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+from d5suite.instruments.energy import EnergyError, meter_of
 from d5suite.instruments.machine import disturbance, snapshot
-from d5suite.instruments.memory import peak_memory
+from d5suite.instruments.memory import gpu_memory, peak_memory
 from d5suite.instruments.sampling import Samples
 from d5suite.instruments.settings import SamplingSettings
 from d5suite.job import Measured
@@ -28,8 +29,36 @@ def take_memory(workload: Workload, step: Step) -> dict[str, Any]:
         step.synchronize()
 
     with step:
-        step.memory = {**peak_memory(twice, device_peak).to_dict(), **step.memory_by_definition()}
+        if device_peak is None:
+            found = peak_memory(twice).to_dict()
+        else:
+            name = workload.backend.load("runtime").device_name(workload.job.device)
+            measured, by_driver = gpu_memory(lambda: peak_memory(twice, device_peak), name)
+            found = {**measured.to_dict(), "nvml": by_driver}
+        step.memory = {**found, **step.memory_by_definition()}
     return dict(step.memory)
+
+
+def take_energy(workload: Workload, measurement: Measurement, step: Step) -> dict[str, Any]:
+    """The energy of a step, in a pass of its own before it is timed; or ``missing``, and why."""
+    if not measurement.takes_energy:
+        return {"missing": measurement.without_energy}
+    if workload.job.ranks > 1:
+        return {"missing": "not taken of several ranks"}
+    device = workload.job.device
+
+    def once() -> None:
+        step.next_input()
+        step.run()
+        step.synchronize()
+
+    try:
+        meter = meter_of(device, workload.backend.load("runtime").device_name(device))
+        with step:
+            found = meter.measure(once)
+    except EnergyError as error:
+        return {"missing": str(error)}
+    return {**found.to_dict(), "joules_per_item": found.joules_per_step / step.items}
 
 
 def take_time(
@@ -54,6 +83,7 @@ def take_time(
         Proves what was timed, once the step no longer runs and before anything is made of it.
     """
     gpu = workload.job.device != "cpu"
+    energy = take_energy(workload, measurement, step)
     with step:
         before = snapshot(gpu=gpu)
         samples = step.time(settings)
@@ -64,7 +94,7 @@ def take_time(
         samples=samples.to_dict(),  # type: ignore[arg-type]
         items=step.items,
         macs=step.macs,
-        extra=step.record(samples),
+        extra={**step.record(samples), "energy": energy},
         series=step.series(),
         machine=found.to_dict(),
         memory=memory,

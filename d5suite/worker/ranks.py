@@ -13,7 +13,7 @@ from pathlib import Path
 
 import d5suite
 from d5suite.errors import JobError
-from d5suite.instruments.environment import query_nvidia_smi
+from d5suite.instruments.gpus import query_nvidia_smi
 from d5suite.instruments.threads import share_cpus
 from d5suite.job import Job
 from d5suite.launch.base import MEETING, RANK, RANKS, STARTED_BY_SRUN

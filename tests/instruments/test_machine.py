@@ -17,8 +17,9 @@ import psutil
 import pytest
 
 from d5suite.errors import ConfigurationError
-from d5suite.instruments import environment, machine, memory, quiet, threads
-from d5suite.instruments.machine import GpuState, MachineState, ProcessTimes, disturbance, snapshot
+from d5suite.instruments import environment, gpus, machine, memory, quiet, threads
+from d5suite.instruments.machine import MachineState, ProcessTimes, disturbance, snapshot
+from d5suite.instruments.nvml import GpuState
 
 pytestmark = pytest.mark.alone
 
@@ -313,7 +314,8 @@ def test_the_cpu_quota_of_both_versions_of_control_groups(
 
 @pytest.fixture
 def nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """Puts a made-up nvidia-smi first on the path."""
+    """Puts a made-up nvidia-smi first on the path, where there is no nvidia-ml-py."""
+    monkeypatch.setitem(sys.modules, "pynvml", None)
 
     def install(script: str) -> None:
         program = tmp_path / "nvidia-smi"
@@ -331,14 +333,14 @@ def test_gpus_are_described_and_their_users_seen(nvidia_smi: Callable[[str], Non
         "elif 'compute_cap' in sys.argv[1]: sys.exit(2)\n"
         "else: print('Big GPU, 555.1, 141000')"
     )
-    assert environment.describe_gpus() == [{"name": "Big GPU", "driver_version": "555.1", "memory_total": "141000"}]
+    assert gpus.describe_gpus() == [{"name": "Big GPU", "driver_version": "555.1", "memory_total": "141000"}]
     assert snapshot(gpu=True).gpus == (GpuState("Big GPU", {4242: "trainer"}, 0x40),)
 
 
 def test_a_hung_nvidia_smi_is_given_up(nvidia_smi: Callable[[str], None], monkeypatch: pytest.MonkeyPatch) -> None:
     nvidia_smi("import threading; threading.Event().wait()")
-    monkeypatch.setattr(environment, "NVIDIA_SMI_LIMIT_S", 0.2)
-    assert environment.describe_gpus() == []
+    monkeypatch.setattr(gpus, "NVIDIA_SMI_LIMIT_S", 0.2)
+    assert gpus.describe_gpus() == []
 
 
 def test_the_noise_probe_gives_a_verdict_of_one_line() -> None:

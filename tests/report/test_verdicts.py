@@ -220,6 +220,9 @@ DIFFER: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "cores": (lambda r: r["environment"]["cpu"].update(logical_cores=64), "cores: 2 ≠ 64"),
     "memory": (lambda r: r["environment"]["memory"].update(total_bytes=1 << 40), "memory: 24 GiB ≠ 1024 GiB"),
     "driver": (lambda r: r["environment"].update(gpus=[{"name": "G", "driver_version": "1"}]), "driver: none ≠ 1"),
+    "ECC": (lambda r: r["environment"].update(gpus=[{"ecc_mode_current": "Disabled"}]), "GPU ECC: none ≠ Disabled"),
+    "MIG": (lambda r: r["environment"].update(gpus=[{"mig_mode_current": "Enabled"}]), "GPU MIG: none ≠ Enabled"),
+    "power": (lambda r: r["environment"].update(gpus=[{"power_limit": "300.00"}]), "power limit (W): none ≠ 300.00"),
 }
 
 
@@ -244,6 +247,20 @@ def test_versions_may_differ_and_are_told(
     record(result)["backend"]["version"] = "99.0"
     found = compared(capsys, base, write(tmp_path / "new.json", result), *QUIET, code=0)
     assert any(each.endswith("≠ 99.0") for each in found[name_of(result, 0)]["differences"])
+
+
+def test_which_one_of_equal_gpus_it_was_is_told(
+    base: Path, result: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gpu = {"name": "G", "driver_version": "1", "mig_mode_current": "Disabled"}
+    paths = []
+    for number, uuid in enumerate(("ab12", "cd34")):
+        for bench in result["benchmarks"]:
+            bench["extra_info"]["d5suite"]["environment"]["gpus"] = [{**gpu, "uuid_sha256": uuid}]
+        paths.append(write(tmp_path / f"{number}.json", result))
+    found = compared(capsys, *paths, *QUIET, code=0)
+    assert "GPU (hashed UUID): ab12 ≠ cd34" in found[name_of(result, 0)]["differences"]
+    assert not any("MIG" in each for each in found[name_of(result, 0)]["differences"])
 
 
 def test_results_of_several_conditions_in_one_file_find_their_own(

@@ -76,6 +76,7 @@ class Gradient(Measurement):
     level = 1
     needs = ("gradient",)
     takes_memory = True
+    takes_energy = True
     table = TIMES
 
     def prepare(self, workload: NetworkWorkload) -> Step:

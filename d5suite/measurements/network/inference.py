@@ -77,6 +77,7 @@ class Inference(Measurement):
     name = "inference"
     level = 1
     takes_memory = True
+    takes_energy = True
     table = TIMES
 
     def prepare(self, workload: NetworkWorkload) -> Step:

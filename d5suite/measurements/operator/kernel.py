@@ -192,6 +192,7 @@ class Kernel(Measurement):
     level = 0
     unit = "calls/s"
     without_memory = "not taken at level 0"
+    without_energy = "not taken at level 0"
     table = KERNELS
     schema = SCHEMA
     backward: ClassVar[bool]

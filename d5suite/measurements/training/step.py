@@ -199,6 +199,7 @@ class Training(Measurement):
     level = 2
     needs = ("gradient", "level 2")
     takes_memory = True
+    takes_energy = True
     table = TIMES
 
     def prepare(self, workload: NetworkWorkload) -> Step:

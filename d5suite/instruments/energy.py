@@ -1,0 +1,276 @@
+"""Energy per step, of a GPU by NVML or of CPUs by RAPL, with its error.
+
+A pass of its own runs the step again and again, each time to its end, and reads a meter between
+two steps. A counter of energy moves in ticks: NVML's about ten times a second, RAPL's a thousand
+times. So the energy between its first and its last tick is divided by the steps between, and each
+of these ends may be off by one tick. Where a GPU counts no energy, its power is read by a thread
+and integrated. The energy is that of the whole GPU, or of whole CPU packages, idle or not.
+
+Imports the standard library, `d5suite.errors` and its neighbours.
+"""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Literal
+
+from d5suite.errors import D5Error
+from d5suite.instruments.clock import Clock, now
+from d5suite.instruments.environment import read_text
+from d5suite.instruments.nvml import Gpu, used_gpu
+
+ENERGY_S = 2.0
+"""Longest time for the energy of one measurement: 20 ticks of NVML's counter."""
+
+PRECISION = 0.02
+"""Error, as a part of the energy, at which it is enough; likewise the samples' precision."""
+
+POWER_PERIOD_S = 0.02
+"""Between two readings of the power: NVML renews its own every 20 to 100 ms."""
+
+SENSOR_ERROR = 0.05
+"""Of NVML's power: "accurate to within +/- 5% of current power draw" (nvmlDeviceGetPowerUsage)."""
+
+RAPL = Path("/sys/class/powercap")
+"""Where Linux counts the energy of Intel's and AMD's CPUs (Documentation/power/powercap)."""
+
+
+class EnergyError(D5Error):
+    """Why an energy could not be measured."""
+
+
+@dataclass(frozen=True)
+class Energy:
+    """The energy of a step.
+
+    Attributes
+    ----------
+    joules_per_step, error_j : float
+        And by how much it may be off.
+    steps : int
+        That were measured.
+    seconds : float
+        How long these took.
+    mean_power_w : float
+        Meanwhile.
+    method : {"counter", "sampled power"}
+    of : str
+        What has used it.
+    """
+
+    joules_per_step: float
+    error_j: float
+    steps: int
+    seconds: float
+    mean_power_w: float
+    method: Literal["counter", "sampled power"]
+    of: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the figures as JSON-able values."""
+        return asdict(self)
+
+
+class Meter(ABC):
+    """Measures the energy of a step.
+
+    Attributes
+    ----------
+    of : str
+        What uses the energy.
+    """
+
+    of: str
+
+    @abstractmethod
+    def measure(self, step: Callable[[], object], *, longest_s: float = ENERGY_S, clock: Clock = now) -> Energy:
+        """Run a step, again and again, and say what it costs.
+
+        Parameters
+        ----------
+        step : callable
+            Does all of its work before it returns.
+        longest_s : float
+            Seconds after which no further step begins.
+        clock : callable
+            Seconds, monotonic.
+
+        Raises
+        ------
+        EnergyError
+            If it could not be measured.
+        """
+
+
+class Counter(Meter):
+    """A meter that counts joules.
+
+    Parameters
+    ----------
+    read : callable
+        Returns joules since some moment; None if it cannot be read.
+    of : str
+    """
+
+    def __init__(self, read: Callable[[], float | None], of: str) -> None:
+        self._read, self.of = read, of
+
+    def measure(self, step: Callable[[], object], *, longest_s: float = ENERGY_S, clock: Clock = now) -> Energy:
+        """See `Meter.measure`; it ends sooner once the energy is known to `PRECISION`."""
+        step()  # wakes threads and clocks
+        start, last, count = clock(), self._joules(), 0
+        ticks: list[tuple[int, float, float]] = []
+        while clock() - start < longest_s:
+            step()
+            count += 1
+            joules = self._joules()
+            if joules < last:
+                raise EnergyError(f"the energy counter went backwards, from {last:.6g} to {joules:.6g} J")
+            if joules > last:
+                last = joules
+                ticks.append((count, clock(), joules))
+                if len(ticks) > 2 and self._error(ticks) <= PRECISION:
+                    break
+        if len(ticks) < 2:
+            raise EnergyError(f"the energy counter moved {len(ticks)} times in {count} steps, {longest_s:g} s")
+        (first, begin, before), (final, end, after) = ticks[0], ticks[-1]
+        steps, energy = final - first, after - before
+        error = self._error(ticks) * energy / steps
+        return Energy(energy / steps, error, steps, end - begin, energy / (end - begin), "counter", self.of)
+
+    def _joules(self) -> float:
+        found = self._read()
+        if found is None:
+            raise EnergyError("the energy counter stopped answering")
+        return found
+
+    @staticmethod
+    def _error(ticks: Sequence[tuple[int, float, float]]) -> float:
+        """The longest tick as a part of the whole time: what both ends together may be off by."""
+        longest = max(later - earlier for (_, earlier, _), (_, later, _) in pairwise(ticks))
+        return longest / (ticks[-1][1] - ticks[0][1])
+
+
+class Power(Meter):
+    """A meter that reads power, which is integrated by trapezoids.
+
+    The error is `SENSOR_ERROR`, and half of what lies between the sums of the lower and of the
+    higher reading of each interval.
+
+    Parameters
+    ----------
+    read : callable
+        Returns watts; None if it cannot be read.
+    of : str
+    """
+
+    def __init__(self, read: Callable[[], float | None], of: str) -> None:
+        self._read, self.of = read, of
+
+    def measure(self, step: Callable[[], object], *, longest_s: float = ENERGY_S, clock: Clock = now) -> Energy:
+        """See `Meter.measure`; it takes all of the time."""
+        step()
+        readings: list[tuple[float, float | None]] = []
+        finished = threading.Event()
+
+        def note() -> None:
+            readings.append((clock(), self._read()))
+
+        def watch() -> None:
+            while not finished.wait(POWER_PERIOD_S):
+                note()
+
+        note()
+        start, count = readings[0][0], 0
+        watcher = threading.Thread(target=watch, name="power", daemon=True)
+        watcher.start()
+        try:
+            while count == 0 or clock() - start < longest_s:
+                step()
+                count += 1
+        finally:
+            finished.set()
+            watcher.join()
+        note()
+        known = [(at, watts) for at, watts in readings if watts is not None]
+        if len(known) < len(readings):
+            raise EnergyError(f"the power could not be read {len(readings) - len(known)} of {len(readings)} times")
+        seconds = known[-1][0] - start
+        energy = sum((q + p) / 2 * (t - s) for (s, p), (t, q) in pairwise(known))
+        between = sum(abs(q - p) / 2 * (t - s) for (s, p), (t, q) in pairwise(known))
+        error = (SENSOR_ERROR * energy + between) / count
+        return Energy(energy / count, error, count, seconds, energy / seconds, "sampled power", self.of)
+
+
+class _Zone:
+    """One counter of RAPL, in µJ, which begins anew at its end."""
+
+    def __init__(self, folder: Path) -> None:
+        self._file = folder / "energy_uj"
+        self._range = int(read_text(folder / "max_energy_range_uj") or 0)
+        self._last = self._counted()
+        self._joules = 0.0
+
+    def joules(self) -> float | None:
+        """Joules since the counter was found."""
+        counted = self._counted()
+        if counted is None or self._last is None:
+            return None
+        self._joules += ((counted - self._last) % (self._range + 1) if self._range else counted - self._last) / 1e6
+        self._last = counted
+        return self._joules
+
+    def _counted(self) -> int | None:
+        text = read_text(self._file)
+        return int(text) if text and text.isdecimal() else None
+
+
+def meter_of(device: str, name: str = "") -> Meter:
+    """The meter of a device.
+
+    Parameters
+    ----------
+    device : {"cpu", "cuda"}
+    name : str
+        The device's, as the framework calls it.
+
+    Raises
+    ------
+    EnergyError
+        If there is none, with the reason.
+    """
+    return _meter_of_cpus() if device == "cpu" else _meter_of_gpu(*used_gpu(name))
+
+
+def _meter_of_gpu(gpu: Gpu | None, problem: str) -> Meter:
+    if gpu is None:
+        raise EnergyError(problem)
+    if gpu.is_divided:
+        raise EnergyError(f"{gpu.name} is divided (MIG), and what it uses is not told apart by instance")
+    if gpu.energy_j() is not None:
+        return Counter(gpu.energy_j, gpu.name)
+    if gpu.power_w() is not None:
+        return Power(gpu.power_w, gpu.name)
+    raise EnergyError(f"{gpu.name} tells neither energy nor power: {'; '.join(dict.fromkeys(gpu.refused.values()))}")
+
+
+def _meter_of_cpus() -> Meter:
+    """The packages of all CPUs, with their memory where it is counted beside them."""
+    packages = [each for each in RAPL.glob("intel-rapl:*") if (read_text(each / "name") or "").startswith("package")]
+    memories = [each for one in packages for each in one.glob("intel-rapl:*") if read_text(each / "name") == "dram"]
+    if not packages:
+        raise EnergyError(f"this machine counts no energy of its CPUs (RAPL: {RAPL}/intel-rapl:*)")
+    zones = [_Zone(folder) for folder in [*packages, *memories]]
+    if any(zone.joules() is None for zone in zones):
+        raise EnergyError(f"the energy of the CPUs may not be read (RAPL: {packages[0]}/energy_uj)")
+
+    def read() -> float | None:
+        found = [zone.joules() for zone in zones]
+        return None if None in found else sum(each for each in found if each is not None)
+
+    return Counter(read, "CPU packages and memory" if memories else "CPU packages")

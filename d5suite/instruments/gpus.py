@@ -1,0 +1,88 @@
+"""The GPUs of this machine: through NVML, else through nvidia-smi.
+
+Without nvidia-ml-py, which is optional, nvidia-smi still names GPUs, drivers, users and slowdowns:
+it comes with every driver. Energy, memory by process and the time spent slowed down need NVML.
+
+Imports the standard library and its neighbours.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+
+from d5suite.instruments.nvml import GpuState, open_gpus
+
+NVIDIA_SMI_LIMIT_S = 10.0
+"""nvidia-smi answers within two seconds, or never if the driver hangs."""
+
+
+def describe_gpus() -> list[dict[str, str]]:
+    """List each NVIDIA GPU: `d5suite.instruments.nvml.Gpu.describe`; empty if there is none.
+
+    From nvidia-smi: name, driver, memory in MiB, compute capability, power limit in W, MIG, ECC.
+    """
+    found = open_gpus().found
+    if found:
+        return [gpu.describe() for gpu in found]
+    keys = ("name", "driver_version", "memory.total", "compute_cap", "power.limit", "mig.mode.current",
+            "ecc.mode.current")  # fmt: skip
+    rows = query_nvidia_smi("gpu", keys) or query_nvidia_smi("gpu", keys[:3]) or []  # older drivers know fewer keys
+    return [{key.replace(".", "_"): value for key, value in row.items() if value[:1] != "["} for row in rows]
+
+
+def gpu_states() -> tuple[GpuState, ...]:
+    """How each GPU is now."""
+    found = open_gpus().found
+    if found:
+        return tuple(gpu.state() for gpu in found)
+    keys = ("uuid", "name", "clocks_throttle_reasons.active")
+    rows = query_nvidia_smi("gpu", (*keys, "clocks.sm", "temperature.gpu")) or query_nvidia_smi("gpu", keys) or []
+    users = query_nvidia_smi("compute-apps", ("gpu_uuid", "pid", "process_name")) or []
+    return tuple(
+        GpuState(
+            name=row["name"],
+            processes={
+                int(user["pid"]): user["process_name"]
+                for user in users
+                if user["gpu_uuid"] == row["uuid"] and user["pid"].isdigit()
+            },
+            slowdown=_hexadecimal(row["clocks_throttle_reasons.active"]),
+            clock_mhz=_number(row.get("clocks.sm", "")),
+            temperature_c=_number(row.get("temperature.gpu", "")),
+        )
+        for row in rows
+    )
+
+
+def free_gpu_memory() -> int | None:
+    """Bytes that are free on the first visible GPU; None if nvidia-smi does not say."""
+    first = (os.environ.get("CUDA_VISIBLE_DEVICES") or "0").partition(",")[0]
+    for row in query_nvidia_smi("gpu", ("index", "uuid", "memory.free")) or []:
+        if (row["index"] == first or row["uuid"].startswith(first)) and row["memory.free"].isdecimal():
+            return int(row["memory.free"]) * 2**20
+    return None
+
+
+def query_nvidia_smi(what: str, keys: tuple[str, ...]) -> list[dict[str, str]] | None:
+    """Return the rows of ``nvidia-smi --query-<what>=<keys>``; None if it fails or hangs."""
+    command = ["nvidia-smi", f"--query-{what}={','.join(keys)}", "--format=csv,noheader,nounits"]
+    try:
+        answer = subprocess.run(
+            command, capture_output=True, text=True, timeout=NVIDIA_SMI_LIMIT_S, check=True, stdin=subprocess.DEVNULL
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    rows = [[cell.strip() for cell in line.split(",")] for line in answer.stdout.splitlines() if line.strip()]
+    return [dict(zip(keys, row, strict=True)) for row in rows if len(row) == len(keys)]
+
+
+def _number(text: str) -> float | None:
+    return float(text) if text.replace(".", "", 1).isdecimal() else None
+
+
+def _hexadecimal(text: str) -> int:
+    try:
+        return int(text, 16)
+    except ValueError:
+        return 0

@@ -1,0 +1,311 @@
+"""NVIDIA's GPUs through NVML: what they are, how they are, and who uses them.
+
+NVML is the driver's library (NVIDIA's "NVML API Reference Guide", from which the meaning and the
+unit of each answer here are taken). nvidia-ml-py binds it (module ``pynvml``), and is optional:
+without it, or without a driver, there is one reason. A driver may refuse any question, such as
+``Not Supported`` or ``GPU is lost``. Then the answer is missing, and the refusal is kept.
+
+Imports the standard library, and pynvml and psutil lazily.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+INSTALL = "pip install 'd5suite[gpu]'"
+
+SLOWDOWNS = {
+    0x008: "hardware slowdown",
+    0x020: "software thermal slowdown",
+    0x040: "hardware thermal slowdown",
+    0x080: "power brake",
+}
+"""Why clocks are low, where that disturbs a measurement (nvmlClocksEventReasons)."""
+
+CLOCK_REASONS = {
+    0x001: "idle",
+    0x002: "application clocks",
+    0x004: "power cap",
+    0x010: "sync boost",
+    0x100: "display clocks",
+    **SLOWDOWNS,
+}
+"""All reasons. The power cap is how a GPU runs under full load, and application clocks are set."""
+
+POLICIES = {"power": 0, "heat": 1, "sync boost": 2, "the board's limit": 3, "reliability": 5}
+"""Counters of the time in which clocks were held down (nvmlPerfPolicyType_t)."""
+
+_SM, _MEMORY = 1, 2
+"""nvmlClockType_t."""
+
+
+@dataclass(frozen=True)
+class GpuState:
+    """One GPU at one moment; None or empty where the driver does not say.
+
+    Attributes
+    ----------
+    name : str
+    processes : mapping of int to str
+        Names of the processes that compute on it, by process id.
+    slowdown : int
+        The bit mask of why its clocks are low: `CLOCK_REASONS`.
+    clock_mhz, memory_clock_mhz : float or None
+        Of its multiprocessors and of its memory.
+    temperature_c : float or None
+        Of the chip.
+    used_bytes : int or None
+        Of its memory, by all processes and the driver.
+    process_bytes : mapping of int to int
+        Of its memory, by process id.
+    limited_s : mapping of str to float
+        By one of `POLICIES`: seconds in which it held clocks down, since the driver was loaded.
+    problem : str
+        Why it answers nothing at all, such as that it is lost.
+    refused : mapping of str to str
+        By NVML's function: why it gave no answer.
+    """
+
+    name: str
+    processes: Mapping[int, str]
+    slowdown: int
+    clock_mhz: float | None = None
+    temperature_c: float | None = None
+    memory_clock_mhz: float | None = None
+    used_bytes: int | None = None
+    process_bytes: Mapping[int, int] = field(default_factory=dict)
+    limited_s: Mapping[str, float] = field(default_factory=dict)
+    problem: str = ""
+    refused: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def clock_reasons(self) -> list[str]:
+        """Why its clocks are low, in words."""
+        return [text for bit, text in sorted(CLOCK_REASONS.items()) if self.slowdown & bit]
+
+
+class Gpu:
+    """One GPU, or a part of one (MIG), that answers questions.
+
+    Parameters
+    ----------
+    api : module
+        pynvml, started.
+    handle : object
+        None if NVML gives none.
+    number : int
+        Its place in NVML's list.
+
+    Attributes
+    ----------
+    refused : dict of str to str
+        By NVML's function: why it gave no answer.
+    """
+
+    def __init__(self, api: Any, handle: Any, number: int) -> None:
+        self.api, self.handle, self.number = api, handle, number
+        self.refused: dict[str, str] = {}
+
+    def ask(self, function: str, *arguments: Any) -> Any:
+        """Call one of NVML's functions; None if it is refused, and `refused` says why."""
+        if self.handle is None:
+            return None
+        try:
+            found = getattr(self.api, function)(self.handle, *arguments)
+        except AttributeError:
+            self.refused[function] = "unknown to this version of nvidia-ml-py"
+        except self.api.NVMLError as error:
+            self.refused[function] = str(error)
+        else:
+            self.refused.pop(function, None)
+            return found
+        return None
+
+    @property
+    def name(self) -> str:
+        """The vendor's name; its number if it has none."""
+        return _text(self.ask("nvmlDeviceGetName")) or f"GPU {self.number}"
+
+    @property
+    def is_divided(self) -> bool:
+        """Whether it is divided into instances (MIG), or is one of them."""
+        return bool(self.is_part or (self.ask("nvmlDeviceGetMigMode") or [0])[0])
+
+    @property
+    def is_part(self) -> bool:
+        """Whether it is an instance of a divided GPU (MIG)."""
+        return bool(self.ask("nvmlDeviceIsMigDeviceHandle"))
+
+    def energy_j(self) -> float | None:
+        """Energy used since the driver was loaded, in joules (counted in mJ, from Volta on)."""
+        counted = self.ask("nvmlDeviceGetTotalEnergyConsumption")
+        return None if counted is None else counted / 1e3
+
+    def power_w(self) -> float | None:
+        """Power of the whole board in watts (read in mW)."""
+        drawn = self.ask("nvmlDeviceGetPowerUsage")
+        return None if drawn is None else drawn / 1e3
+
+    def memory_bytes(self) -> tuple[int, int] | None:
+        """Bytes of its memory that are used, and that there are."""
+        found = self.ask("nvmlDeviceGetMemoryInfo")
+        return None if found is None else (int(found.used), int(found.total))
+
+    def process_bytes(self) -> dict[int, int | None]:
+        """Bytes of its memory by process that computes on it; None where the driver hides them."""
+        found = self.ask("nvmlDeviceGetComputeRunningProcesses") or []
+        return {int(each.pid): each.usedGpuMemory and int(each.usedGpuMemory) for each in found}
+
+    def describe(self) -> dict[str, str]:
+        """What it is: facts that do not change during a run, named as nvidia-smi names them.
+
+        ``memory_total`` is in MiB, ``power_limit`` in W, clocks are in MHz. The UUID is hashed: it
+        would tell a machine from all others for ever.
+        """
+        memory, uuid = self.memory_bytes(), _text(self.ask("nvmlDeviceGetUUID"))
+        capability = self.ask("nvmlDeviceGetCudaComputeCapability")
+        limit = self.ask("nvmlDeviceGetPowerManagementLimit")
+        named = {
+            "name": self.name,
+            "uuid_sha256": hashlib.sha256(uuid.encode()).hexdigest()[:16] if uuid else None,
+            "driver_version": _text(_asked(self.api, "nvmlSystemGetDriverVersion")),
+            "cuda_version": _cuda_version(_asked(self.api, "nvmlSystemGetCudaDriverVersion_v2")),
+            "memory_total": memory and memory[1] // 2**20,
+            "compute_cap": capability and ".".join(map(str, capability)),
+            "power_limit": limit and f"{limit / 1e3:.2f}",
+            "clocks_max_sm": self.ask("nvmlDeviceGetMaxClockInfo", _SM),
+            "clocks_max_mem": self.ask("nvmlDeviceGetMaxClockInfo", _MEMORY),
+            "clocks_applications_sm": self.ask("nvmlDeviceGetApplicationsClock", _SM),
+            "mig_mode_current": _switch(self.ask("nvmlDeviceGetMigMode")),
+            "ecc_mode_current": _switch(self.ask("nvmlDeviceGetEccMode")),
+        }
+        if self.is_part:
+            named["mig_mode_current"] = "Enabled, one instance"
+        return {key: str(value) for key, value in named.items() if value is not None}
+
+    def state(self) -> GpuState:
+        """How it is now."""
+        reasons = self.ask("nvmlDeviceGetCurrentClocksEventReasons")
+        if reasons is None:  # its name before CUDA 12
+            reasons = self.ask("nvmlDeviceGetCurrentClocksThrottleReasons")
+        clock, memory_clock = (self.ask("nvmlDeviceGetClockInfo", kind) for kind in (_SM, _MEMORY))
+        memory, held = self.memory_bytes(), self.process_bytes()
+        limited = {name: self.ask("nvmlDeviceGetViolationStatus", policy) for name, policy in POLICIES.items()}
+        lost = [each for each in self.refused.values() if "lost" in each.lower()]
+        return GpuState(
+            name=self.name,
+            processes={pid: process_name(pid) for pid in held},
+            slowdown=int(reasons or 0),
+            clock_mhz=clock,
+            temperature_c=self.ask("nvmlDeviceGetTemperature", 0),
+            memory_clock_mhz=memory_clock,
+            used_bytes=memory and memory[0],
+            process_bytes={pid: size for pid, size in held.items() if size is not None},
+            limited_s={name: each.violationTime / 1e9 for name, each in limited.items() if each is not None},
+            problem=lost[0] if lost else "",
+            refused=dict(self.refused),
+        )
+
+
+class Gpus(NamedTuple):
+    """The GPUs that NVML lists; if it lists none, why."""
+
+    found: list[Gpu]
+    problem: str = ""
+
+
+def open_gpus() -> Gpus:
+    """Start NVML, and list its GPUs. It stays open until the process ends."""
+    try:
+        import pynvml as api
+    except (ImportError, OSError):
+        return Gpus([], f"nvidia-ml-py is not installed; install it with: {INSTALL}")
+    try:
+        api.nvmlInit()
+        count = api.nvmlDeviceGetCount()
+    except api.NVMLError as error:
+        return Gpus([], f"NVML does not answer: {error}; check the driver with nvidia-smi")
+    found = []
+    for number in range(count):
+        gpu = Gpu(api, None, number)
+        try:
+            gpu.handle = api.nvmlDeviceGetHandleByIndex(number)
+        except api.NVMLError as error:
+            gpu.refused["nvmlDeviceGetHandleByIndex"] = str(error)
+        found.append(gpu)
+    return Gpus(found, "" if found else "NVML lists no GPU")
+
+
+def used_gpu(name: str = "") -> tuple[Gpu | None, str]:
+    """The GPU that a process's first CUDA device is; or None, and why it is not known.
+
+    It is the first one of ``CUDA_VISIBLE_DEVICES``: a number, or the beginning of a UUID. NVML
+    counts in the order of the PCI bus, and CUDA does only with ``CUDA_DEVICE_ORDER=PCI_BUS_ID``.
+
+    Parameters
+    ----------
+    name : str
+        As the framework calls it. Where GPUs differ and CUDA orders them, its name decides, if
+        only one GPU has it.
+    """
+    gpus = open_gpus()
+    if not gpus.found:
+        return None, gpus.problem
+    first = (os.environ.get("CUDA_VISIBLE_DEVICES") or "0").partition(",")[0].strip()
+    if first.startswith("MIG-"):
+        return _instance(gpus.found[0].api, first)
+    if not first.isdecimal():
+        chosen = [gpu for gpu in gpus.found if (_text(gpu.ask("nvmlDeviceGetUUID")) or "").startswith(first)]
+        return (chosen[0], "") if len(chosen) == 1 else (None, f"NVML lists no GPU {first!r} (CUDA_VISIBLE_DEVICES)")
+    names = {gpu.name for gpu in gpus.found}
+    if len(names) > 1 and os.environ.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID":
+        chosen = [gpu for gpu in gpus.found if gpu.name == name]
+        hint = "set CUDA_DEVICE_ORDER=PCI_BUS_ID"
+        return (chosen[0], "") if len(chosen) == 1 else (None, f"several GPUs, which CUDA may count otherwise; {hint}")
+    if int(first) >= len(gpus.found):
+        return None, f"NVML lists no GPU {first} (CUDA_VISIBLE_DEVICES)"
+    gpu = gpus.found[int(first)]
+    return (gpu, "") if gpu.handle is not None else (None, f"{gpu.name}: {'; '.join(gpu.refused.values())}")
+
+
+def _instance(api: Any, uuid: str) -> tuple[Gpu | None, str]:
+    try:
+        return Gpu(api, api.nvmlDeviceGetHandleByUUID(uuid), 0), ""
+    except api.NVMLError as error:
+        return None, f"NVML does not know {uuid!r} (CUDA_VISIBLE_DEVICES): {error}"
+
+
+def process_name(pid: int) -> str:
+    """The name of a process, or ``unknown`` where it cannot be seen, as from inside a container."""
+    import psutil
+
+    try:
+        return psutil.Process(pid).name() or "unknown"
+    except psutil.Error:
+        return "unknown"
+
+
+def _asked(api: Any, function: str) -> Any:
+    try:
+        return getattr(api, function)()
+    except (AttributeError, api.NVMLError):
+        return None
+
+
+def _text(value: Any) -> str | None:
+    """The text of an answer, which older versions of nvidia-ml-py give as bytes."""
+    return value.decode(errors="replace") if isinstance(value, bytes) else value
+
+
+def _cuda_version(number: int | None) -> str | None:
+    """12.8 for 12080: 1000 times the major version and 10 times the minor one."""
+    return None if number is None else f"{number // 1000}.{number % 1000 // 10}"
+
+
+def _switch(modes: Any) -> str | None:
+    """The current one of a pair of modes, of which the other holds after a restart."""
+    return None if modes is None else ("Disabled", "Enabled")[bool(modes[0])]
