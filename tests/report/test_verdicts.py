@@ -258,7 +258,7 @@ def test_which_one_of_equal_gpus_it_was_is_told(
         for bench in result["benchmarks"]:
             bench["extra_info"]["d5suite"]["environment"]["gpus"] = [{**gpu, "uuid_sha256": uuid}]
         paths.append(write(tmp_path / f"{number}.json", result))
-    found = compared(capsys, *paths, *QUIET, code=0)
+    found = compared(capsys, paths[0], paths[1], *QUIET, code=0)
     assert "GPU (hashed UUID): ab12 ≠ cd34" in found[name_of(result, 0)]["differences"]
     assert not any("MIG" in each for each in found[name_of(result, 0)]["differences"])
 
