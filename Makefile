@@ -33,17 +33,18 @@ horovod: $(VENV)/installed
 	@$(RUN) third_party/horovod/build.py $(FRAMEWORKS)
 
 # Tests that measure time run after the others, beside none; both parts run, whatever the first one finds. Threads that
-# wait let the other process's work. Tests ask whether answers are right, not fast, so JAX compiles them quickly.
+# wait let the other process's work. Tests ask whether answers are right, not fast, so JAX compiles them quickly. They
+# start hundreds of processes, which keep what Python compiles whatever the environment says.
 # A test that fails is tried once more and listed as rerun: real processes, ports and clocks are disturbed by what else
 # the machine does; what is wrong fails twice.
 test test-all: $(VENV)/installed-test
 	@failed=; \
-	$(QUICKLY) OMP_WAIT_POLICY=passive $(RUN) -m pytest tests/ -n $(WORKERS) --dist worksteal $(RETRY) -m "($(CHOSEN)) and not alone" || failed=yes; \
-	$(QUICKLY) OMP_WAIT_POLICY=passive $(RUN) -m pytest tests/ $(RETRY) -m "($(CHOSEN)) and alone" || failed=yes; \
+	$(QUICKLY) $(RUN) -m pytest tests/ -n $(WORKERS) --dist worksteal $(RETRY) -m "($(CHOSEN)) and not alone" || failed=yes; \
+	$(QUICKLY) $(RUN) -m pytest tests/ $(RETRY) -m "($(CHOSEN)) and alone" || failed=yes; \
 	test -z "$$failed"
 RETRY := --reruns 1 -rR
 test: CHOSEN := not slow
-QUICKLY := XLA_FLAGS="--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+QUICKLY := OMP_WAIT_POLICY=passive PYTHONDONTWRITEBYTECODE= XLA_FLAGS="--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 test-all: CHOSEN := slow or not slow
 
 lint: $(VENV)/installed-test

@@ -205,8 +205,8 @@ def test_short_precisions_round_weights_and_activations_only(precision: str, dty
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("precision", "tolerance"), [("fp64", 1e-9), ("fp32", 1e-4)])
-def test_baseline_is_the_same_computation(precision: str, tolerance: float) -> None:
+def test_baseline_is_the_same_computation() -> None:
+    precision, tolerance = "fp64", 1e-9  # in float32 test_cost_of_neutrality proves it before it measures
     network = build("resnet50", classes=4, image_size=32)
     rng = np.random.default_rng(0)
     images = rng.standard_normal((4, 3, 32, 32)).astype(np.float32)

@@ -147,6 +147,7 @@ def test_channels_last_agrees_with_eager(precision: str) -> None:
     agree("channels_last", precision, classifier())
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
 def test_compile_agrees_with_eager() -> None:
     b = Builder("tiny", image_size=10)  # each operator takes seconds to compile

@@ -29,18 +29,18 @@ def logs(folder: Path) -> str:
     return "".join(each.read_text() for each in folder.glob("d5suite-regression-*.log"))
 
 
-def test_a_slowdown_is_the_jobs_exit_code(
+def test_a_verdict_is_the_jobs_exit_code(
     slurm: Cluster, tmp_path: Path, small_onnx: Path, imagenet_tree: Path
 ) -> None:
     write_recipe(tmp_path, small_onnx)
     done = submit(
-        tmp_path, "here", "env:FAULTY_FAULT=slow:4", "recipes", "--backend", "faulty", "--",
+        tmp_path, "here", "env:FAULTY_FAULT=wrong:4", "recipes", "--backend", "faulty", "--",
         "--imagenet", str(imagenet_tree), "--threads", "1", "-k", "inference",
         D5SUITE=str(Path(sys.executable).with_name("d5suite")), PATH=os.environ["PATH"],
     )  # fmt: skip
-    assert done.returncode == 1, done.stderr + logs(tmp_path)
+    assert done.returncode == 3, done.stderr + logs(tmp_path)
     found = json.loads((tmp_path / "results/comparison.json").read_text())
-    assert [each["verdict"] for each in found["benchmarks"]] == ["slower"]
+    assert [each["verdict"] for each in found["benchmarks"]] == ["invalid"]
     assert {each.name for each in (tmp_path / "results").iterdir()} == {
         f"comparison.{kind}" for kind in ("json", "md", "xml")
     }
