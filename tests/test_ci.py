@@ -133,16 +133,16 @@ def test_an_environment_without_d5suite_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_slowdown_fails_the_job_and_is_in_its_page(tmp_path: Path, small_onnx: Path, imagenet_tree: Path) -> None:
+def test_a_verdict_fails_the_job_and_is_in_its_page(tmp_path: Path, small_onnx: Path, imagenet_tree: Path) -> None:
     write_recipe(tmp_path, small_onnx)
     inputs = {
-        "a": "here", "b": "env:FAULTY_FAULT=slow:4", "recipes": "recipes", "backend": "faulty",
+        "a": "here", "b": "env:FAULTY_FAULT=wrong:4", "recipes": "recipes", "backend": "faulty",
         "options": f"--imagenet={imagenet_tree}\n--threads=1\n-k\ninference", "environment": str(HERE),
     }  # fmt: skip
     code, said, runner = run_action(tmp_path, inputs, plugin_environment())
-    assert code == 1, said
+    assert code == 3, said
     summary = (runner / "GITHUB_STEP_SUMMARY").read_text().replace("\\", "")
-    assert "small/inference faulty" in summary and "slower" in summary
+    assert "small/inference faulty" in summary and "invalid" in summary
     results = runner / "d5suite-comparison"
-    assert json.loads((results / "comparison.json").read_text())["exit"] == 1
+    assert json.loads((results / "comparison.json").read_text())["exit"] == 3
     assert (results / "comparison.xml").exists()
