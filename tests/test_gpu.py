@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import shutil
 import subprocess
@@ -49,6 +50,14 @@ def test_a_recipe_runs_on_the_gpu(
         info = bench["extra_info"]["d5suite"]
         assert info["device"] == "cuda"
         assert info["memory"]["method"] == "device"
+        if importlib.util.find_spec("pynvml") is not None:
+            driver, energy = info["memory"]["nvml"], info["energy"]
+            assert driver.get("missing") or driver["peak_bytes"] >= info["peak_memory_bytes"]
+            assert energy.get("missing") or 0 < energy["error_j"] < energy["joules_per_step"]
+            assert len(info["environment"]["gpus"][0]["uuid_sha256"]) == 16
+        if name == "torch" and "missing" not in info["device_events"]:
+            assert info["device_events"]["trusted"]
+            assert len(info["device_events"]["samples_s"]) == len(bench["stats"]["data"])
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])

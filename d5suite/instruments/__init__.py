@@ -9,6 +9,7 @@ and pynvml.
 `settings`      how many samples to take
 `warmup`        calls until times are steady
 `sampling`      first call, warm-up, adaptive samples; alternating runs for ratios
+`events`        the device's own clock beside the host's
 `freshness`     whether a step computes, or remembers answers
 `memory`        free memory and peak memory
 `environment`   machine and software, constant during a run

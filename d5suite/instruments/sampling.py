@@ -14,12 +14,13 @@ import random
 import statistics as stdlib_statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import repeat
 from typing import Any, Literal
 
 from d5suite.errors import ConfigurationError
 from d5suite.instruments.clock import Clock, now
+from d5suite.instruments.events import EventLog
 from d5suite.instruments.settings import InTurns, SamplingSettings, Turns
 from d5suite.instruments.warmup import WARMUP_BLOCK_CALLS, still_falls, warm_up
 from d5suite.statistics.intervals import count_outliers, drift, interval_ranks, median_interval, relative_half_width
@@ -63,6 +64,8 @@ class Samples:
         ``max_rounds``; in turns, as many as were asked for.
     confidence : float
         Requested confidence of the interval in `to_dict`.
+    device_s : list of float
+        The same samples on the device's own clock, if it was asked.
     """
 
     first_call_s: float
@@ -71,6 +74,7 @@ class Samples:
     steady: bool
     stopped_by: StopReason
     confidence: float = 0.95
+    device_s: list[float] = field(default_factory=list)
 
     @property
     def median_s(self) -> float:
@@ -112,6 +116,7 @@ def sample(
     before_sample: Callable[[], None] | None = None,
     clock: Clock = now,
     calls: int = 1,
+    events: EventLog | None = None,
 ) -> Samples:
     """Time a step: first call, warm-up, samples.
 
@@ -129,6 +134,8 @@ def sample(
         Seconds, monotonic.
     calls : int
         Calls that a step makes: times that are handed over in turns are those of one call.
+    events : EventLog, optional
+        Receives each call's time on the device; not of samples taken in turns.
 
     Returns
     -------
@@ -144,7 +151,7 @@ def sample(
     Repeated checks of the interval's width reduce its final coverage slightly: 94.3% instead of 95%
     in 1500 simulated runs with log-normal noise.
     """
-    call = _timed_call(step, synchronize, before_sample, clock)
+    call = _timed_call(step, synchronize, before_sample, clock, events)
     with quiet_interpreter(settings):
         first_call_s = call()
         _collect_before_warming_up()
@@ -169,7 +176,13 @@ def sample(
             if stopped_by is None:
                 stopped_by = _out_of_budget(count, settings, clock() >= end)
     return Samples(
-        first_call_s, warmup_s, samples_s, steady and not still_falls(samples_s), stopped_by, settings.confidence
+        first_call_s,
+        warmup_s,
+        samples_s,
+        steady and not still_falls(samples_s),
+        stopped_by,
+        settings.confidence,
+        [] if events is None else events.seconds[-len(samples_s) :],
     )
 
 
@@ -182,6 +195,7 @@ def sample_kernel(
     others: Sequence[tuple[Any, ...]] = (),
     keep: Callable[[int, Any], None] | None = None,
     clock: Clock = now,
+    events: EventLog | None = None,
 ) -> tuple[Samples, int]:
     """Time a native call that may be much shorter than a clock reading.
 
@@ -195,7 +209,7 @@ def sample_kernel(
         The kernel is ``call(*arguments)``.
     synchronize : callable
         Returns when all calls are done; takes the last one's result, or nothing if none is pending.
-    settings, clock
+    settings, clock, events
         As in `sample`.
     others : sequence of tuple
         Further arguments, with which samples take turns.
@@ -246,7 +260,9 @@ def sample_kernel(
             if took >= KERNEL_SAMPLE_S:
                 break
             iterations = min(KERNEL_MAX_ITERATIONS, max(2 * iterations, int(iterations * KERNEL_SAMPLE_S / took)))
-    samples = sample(loop(iterations), wait, settings, before_sample=take_turns, clock=clock, calls=iterations)
+    samples = sample(
+        loop(iterations), wait, settings, before_sample=take_turns, clock=clock, calls=iterations, events=events
+    )
     if keep is not None:
         keep(turn, result[0])
         for _ in others:
@@ -257,6 +273,7 @@ def sample_kernel(
         first_call_s=first_call_s,
         warmup_s=[duration / iterations for duration in samples.warmup_s],
         samples_s=[duration / iterations for duration in samples.samples_s],
+        device_s=[duration / iterations for duration in samples.device_s],
     )
     return each, iterations
 
@@ -364,7 +381,11 @@ def _sample_in_turns(call: Callable[[], float], turns: Turns, calls: int, clock:
 
 
 def _timed_call(
-    step: Step, synchronize: Synchronize, before_sample: Callable[[], None] | None, clock: Clock
+    step: Step,
+    synchronize: Synchronize,
+    before_sample: Callable[[], None] | None,
+    clock: Clock,
+    events: EventLog | None = None,
 ) -> Callable[[], float]:
     """Return a function that calls the step once and returns its duration in seconds."""
 
@@ -377,7 +398,14 @@ def _timed_call(
         synchronize()
         return clock() - start
 
-    return call
+    def call_between_events() -> float:
+        assert events is not None
+        if before_sample is not None:
+            before_sample()
+        synchronize()
+        return events.call(step, synchronize, clock)
+
+    return call if events is None else call_between_events
 
 
 @contextmanager

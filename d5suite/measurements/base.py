@@ -7,6 +7,7 @@ once; every pass (peak memory, time, later traces) runs that same `Step`. Import
 
 from __future__ import annotations
 
+import statistics
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -14,6 +15,7 @@ from typing import Any, ClassVar
 
 from d5suite.errors import ValidationError
 from d5suite.instruments.clock import now
+from d5suite.instruments.events import EventLog, TwoClocks
 from d5suite.instruments.freshness import Durations
 from d5suite.instruments.sampling import Samples, sample
 from d5suite.instruments.settings import SamplingSettings
@@ -37,12 +39,18 @@ class Step:
         Seconds that the very first call took, compilation included; None before it.
     memory : mapping
         Its peak memory, once that is taken: `d5suite.job.Measured.memory`.
+    events : EventLog or None
+        Receives the device's own time of each call, where the backend has a clock for it.
+    calls_per_sample : int
+        By which samples are divided.
     """
 
     items: int = 1
     macs: int | None = None
     first_call_s: float | None = None
     memory: Mapping[str, Any] = {}
+    events: EventLog | None = None
+    calls_per_sample: int = 1
 
     def __enter__(self) -> Step:
         """Acquire what running needs."""
@@ -79,7 +87,7 @@ class Step:
         ----------
         settings : SamplingSettings
         """
-        samples = sample(self.run, self.synchronize, settings, before_sample=self.next_input)
+        samples = sample(self.run, self.synchronize, settings, before_sample=self.next_input, events=self.events)
         return samples if self.first_call_s is None else replace(samples, first_call_s=self.first_call_s)
 
     def check(self) -> Iterable[Check]:
@@ -103,6 +111,13 @@ def check_computes(found: Durations) -> Check:
     """Whether a step computes its answers: on new input it does not take far longer."""
     detail = f"{found.again_s * 1e3:.3g} ms on input fed before, {found.fresh_s * 1e3:.3g} ms on new input"
     return Check("answers remembered instead of computed", float(not found.computes), 0.0, detail)
+
+
+def check_waits(found: TwoClocks) -> Check:
+    """Whether the host's clock stopped when the device had finished, and not before."""
+    median = statistics.median(found.host_s)
+    detail = f"the device worked {found.early_s * 1e3:.3g} ms after synchronize had returned"
+    return Check("samples end before the device does", found.early_s / median, found.slack_s / median, detail)
 
 
 class PlainStep(Step):

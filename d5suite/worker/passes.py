@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from d5suite.instruments.energy import EnergyError, meter_of
+from d5suite.instruments.events import EventLog, TwoClocks
 from d5suite.instruments.machine import disturbance, snapshot
 from d5suite.instruments.memory import gpu_memory, peak_memory
 from d5suite.instruments.sampling import Samples
 from d5suite.instruments.settings import SamplingSettings
 from d5suite.job import Measured
-from d5suite.measurements.base import Measurement, Step
+from d5suite.measurements.base import Measurement, Step, check_waits
+from d5suite.validate.check import Check
 from d5suite.workloads.base import Workload
 
 
@@ -67,7 +69,7 @@ def take_time(
     step: Step,
     settings: SamplingSettings,
     memory: dict[str, Any],
-    prove: Callable[[Samples], None],
+    prove: Callable[[Samples, Iterable[Check]], None],
 ) -> Measured:
     """Sample the step, with the machine's state before and after, and prove what was timed.
 
@@ -80,22 +82,39 @@ def take_time(
     memory : dict
         Of `take_memory`.
     prove : callable
-        Proves what was timed, once the step no longer runs and before anything is made of it.
+        Proves what was timed, once the step no longer runs and before anything is made of it; takes
+        the samples, and checks of them to begin with.
     """
     gpu = workload.job.device != "cpu"
     energy = take_energy(workload, measurement, step)
+    timer, no_events = workload.event_timer()
+    step.events = None if timer is None else EventLog(timer)
     with step:
         before = snapshot(gpu=gpu)
         samples = step.time(settings)
         found = disturbance(before, snapshot(gpu=gpu), own_pids=[os.getppid()], threads=workload.job.threads)
-    prove(samples)
+        clocks = _two_clocks(step, samples)
+    prove(samples, [] if clocks is None else [check_waits(clocks)])
+    extra = {**step.record(samples), "energy": energy}
+    if clocks is not None:
+        extra |= {"device_events": clocks.to_dict(), "warnings": [*extra.get("warnings", []), *clocks.warnings]}
+    elif gpu:
+        extra["device_events"] = {"missing": no_events or "this measurement takes its samples in its own way"}
     return Measured(
         level=measurement.level,
         samples=samples.to_dict(),  # type: ignore[arg-type]
         items=step.items,
         macs=step.macs,
-        extra={**step.record(samples), "energy": energy},
+        extra=extra,
         series=step.series(),
         machine=found.to_dict(),
         memory=memory,
     )
+
+
+def _two_clocks(step: Step, samples: Samples) -> TwoClocks | None:
+    """The samples on the host's clock and the device's; None if the step did not ask the latter."""
+    if step.events is None or not samples.device_s:
+        return None
+    overhead_s = step.events.overhead(step.synchronize) / step.calls_per_sample
+    return TwoClocks(samples.samples_s, samples.device_s, overhead_s)

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import itertools
 import json
 import os
 import platform
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, replace
 from typing import Any, NamedTuple
 
@@ -29,7 +30,7 @@ from d5suite.job import CaseJob, Job, NetworkCase, OperationCase, key_of
 from d5suite.launch.pulse import Heart
 from d5suite.measurements import find
 from d5suite.measurements.base import Measurement, Step
-from d5suite.validate.check import Validation
+from d5suite.validate.check import Check, Validation
 from d5suite.worker.answer import Answer
 from d5suite.worker.passes import take_memory, take_time
 from d5suite.worker.ranks import Place, code_digest, share
@@ -250,12 +251,12 @@ def _time(each: Prepared, workload: Workload, answer: Answer, turns: Measurement
     if turns is not None:
         settings = InTurns(**settings.to_dict(), turns=turns)
 
-    def prove(samples: Samples) -> None:
+    def prove(samples: Samples, first: Iterable[Check]) -> None:
         """Prove what was timed; if that fails, what was measured is kept beside the result."""
         answer.phase(f"proving what was timed of {each.key}", each.key)
         try:
             each.validation.require(
-                each.step.check(),
+                itertools.chain(first, each.step.check()),
                 hint=f"So what was timed is wrong. Its {len(samples.samples_s)} samples (median "
                 f"{samples.median_s * 1e3:.4g} ms) are set aside under 'kept' in the worker's result file.",
             )

@@ -11,6 +11,7 @@ from d5suite.instruments.settings import SamplingSettings
 from d5suite.job import CaseJob, Job
 from d5suite.levels.backend import Backend
 from d5suite.levels.distributed import Communicator
+from d5suite.levels.events import EventTimer, event_timer
 from d5suite.validate.check import Check
 
 
@@ -70,6 +71,10 @@ class Workload(ABC):
     @abstractmethod
     def facts(self) -> dict[str, Any]:
         """What holds for all measurements of the case, for their records; JSON-able."""
+
+    def event_timer(self) -> tuple[EventTimer | None, str]:
+        """The backend's clock of its device; or None, and why it has none."""
+        return event_timer(self.backend, self.job.device)
 
     def fingerprint(self) -> dict[str, str]:
         """What all ranks must have in common: short texts and checksums by name."""

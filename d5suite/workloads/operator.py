@@ -145,16 +145,16 @@ def _custom_operator(file: str, name: str) -> CustomOperator:
 
 def _ceilings(job: Job, selection: Selection) -> dict[str, float]:
     settings = SamplingSettings(max_time_s=CEILING_TIME_S)
-    product = Operation(
-        "Gemm", {"A": (CEILING_GEMM, CEILING_GEMM), "B": (CEILING_GEMM, CEILING_GEMM)}, name="large product",
-        precision=job.precision,
-    )  # fmt: skip
     # Two halves put together can only be copied: no view will do.
     half = (CEILING_COPY[job.device] // 2 // PRECISIONS[job.precision].itemsize,)
-    copy = Operation("Concat", {"A": half, "B": half}, {"axis": 0}, name="large copy", precision=job.precision)
+    square = (CEILING_GEMM, CEILING_GEMM)
     found = {}
-    for key, operation in (("flops_per_s", product), ("bytes_per_s", copy)):
-        if selection.backend.lacks(operation) is None:
+    for key, operator_name, shapes, attributes in (
+        ("flops_per_s", "Gemm", {"A": square, "B": square}, {}),
+        ("bytes_per_s", "Concat", {"A": half, "B": half}, {"axis": 0}),
+    ):
+        if selection.backend.lacks_operator(operator_name, job.precision) is None:
+            operation = Operation(operator_name, shapes, attributes, name=f"large {key}", precision=job.precision)
             operator = selection.backend.operator(operation, mode=selection.mode, device=job.device)
             feed = tuple(operator.feed(operation.draw(job.seed)))
             samples, _ = sample_kernel(operator.forward, feed, operator.synchronize, settings)

@@ -314,5 +314,49 @@ def test_runtime_reports_this_machine() -> None:
     assert runtime.device_problem("cpu") is None
     assert runtime.device_name("cpu")
     assert runtime.device_memory("cpu") is None
+    assert runtime.event_timer("cpu") is None
     if not torch.cuda.is_available():
         assert "CUDA" in runtime.device_problem("cuda")
+
+
+def test_events_are_recorded_in_order_and_read_when_the_second_is_reached(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against made-up events: no GPU is needed, and none has seen it."""
+    told: list[str] = []
+
+    class Event:
+        def __init__(self, *, enable_timing: bool) -> None:
+            assert enable_timing
+            self.name = f"event {len(told)}"
+            told.append(self.name)
+
+        def record(self) -> None:
+            told.append(f"{self.name} recorded")
+
+        def synchronize(self) -> None:
+            told.append(f"{self.name} reached")
+
+        def elapsed_time(self, later: Event) -> float:
+            assert told[-1] == f"{later.name} reached"
+            return 2.5
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    timer = BACKEND.load("runtime").event_timer("cuda")
+    assert timer is not None
+    timer.start()
+    timer.stop()
+    assert timer.milliseconds() == 2.5
+    assert told == ["event 0", "event 1", "event 0 recorded", "event 1 recorded", "event 1 reached"]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch sees no GPU")
+def test_events_measure_a_real_gpu() -> None:
+    timer = BACKEND.load("runtime").event_timer("cuda")
+    assert timer is not None
+    x = torch.ones(4096, 4096, device="cuda")
+    for _ in range(3):
+        timer.start()
+        y = x @ x
+        timer.stop()
+        assert 0.01 < timer.milliseconds() < 10_000
+    del y

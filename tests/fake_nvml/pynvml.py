@@ -7,6 +7,7 @@ folder on the path, or the module into ``sys.modules``.
 from __future__ import annotations
 
 import os
+import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -35,7 +36,7 @@ GPU: dict[str, Any] = {
     "nvmlDeviceGetMigMode": [0, 0],
     "nvmlDeviceGetEccMode": [1, 1],
     "nvmlDeviceIsMigDeviceHandle": 0,
-    "nvmlDeviceGetTotalEnergyConsumption": 5_000_000,
+    "nvmlDeviceGetTotalEnergyConsumption": lambda: round(300e3 * time.monotonic()),
     "nvmlDeviceGetPowerUsage": 300_000,
     "nvmlDeviceGetCurrentClocksEventReasons": 0x4,
     "nvmlDeviceGetComputeRunningProcesses": [SimpleNamespace(pid=os.getpid(), usedGpuMemory=2 * 2**30)],

@@ -63,6 +63,7 @@ BACKEND = Backend(
         ),
     },
     absent={
+        "device events": "JAX's Python interface records no events among a device's work",
         "scheme:horovod": "Horovod has no extension for JAX",
         "scheme:sharded:eager": "one program over all processes is made by jit",
         "early gradients": "a compiled program returns all its results together",

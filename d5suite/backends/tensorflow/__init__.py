@@ -75,6 +75,7 @@ BACKEND = Backend(
         "horovod": horovod(any="horovod.tensorflow.mpi_lib"),
     },
     absent={
+        "device events": "TensorFlow's Python interface records no events among a device's work",
         "scheme:parameter_server_strategy": "ParameterServerStrategy has one client, whose program schedules functions "
         "on workers; a rank, which steps on batches of its own, can be none of them",
         "early gradients": "a traced function returns all its results together",

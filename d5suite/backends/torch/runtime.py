@@ -1,6 +1,6 @@
 """Process-wide settings of PyTorch, and the devices and libraries it uses.
 
-Imports PyTorch and NumPy.
+Imports PyTorch, NumPy and `d5suite.levels`.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
+
+from d5suite.levels import events
 
 
 def configure(*, threads: int, seed: int, device: str) -> None:
@@ -85,3 +87,26 @@ def device_memory(device: str) -> tuple[Callable[[], None], Callable[[], int]] |
     if device == "cpu":
         return None
     return torch.cuda.reset_peak_memory_stats, torch.cuda.max_memory_allocated
+
+
+class EventTimer(events.EventTimer):
+    """Two `torch.cuda.Event` on the current stream, to which all modes issue their work."""
+
+    def __init__(self) -> None:
+        self._start = torch.cuda.Event(enable_timing=True)
+        self._stop = torch.cuda.Event(enable_timing=True)
+
+    def start(self) -> None:
+        self._start.record()
+
+    def stop(self) -> None:
+        self._stop.record()
+
+    def milliseconds(self) -> float:
+        self._stop.synchronize()
+        return float(self._start.elapsed_time(self._stop))
+
+
+def event_timer(device: str) -> EventTimer | None:
+    """Return the device's own clock; None on the CPU."""
+    return EventTimer() if device == "cuda" else None

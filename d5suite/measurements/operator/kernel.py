@@ -117,7 +117,6 @@ class KernelStep(Step):
     def __init__(self, workload: OperatorWorkload, *, backward: bool) -> None:
         self.workload = workload
         self.backward = backward
-        self._iterations = 1
         self._median_s = 0.0
         self._answers: dict[int, list[np.ndarray]] = {}
 
@@ -127,6 +126,9 @@ class KernelStep(Step):
     def run(self) -> object:
         return self.findings.call(*self.findings.arguments)
 
+    def synchronize(self) -> None:
+        self.workload.operator.synchronize()
+
     def time(self, settings: SamplingSettings) -> Samples:
         found, wait = self.findings, self.workload.operator.synchronize
         _, second = self.others[0].feed()
@@ -134,8 +136,8 @@ class KernelStep(Step):
         def keep(turn: int, result: Any) -> None:
             self._answers[turn] = self._fetch(result)
 
-        samples, self._iterations = sample_kernel(
-            found.call, tuple(found.arguments), wait, settings, others=[tuple(second)], keep=keep
+        samples, self.calls_per_sample = sample_kernel(
+            found.call, tuple(found.arguments), wait, settings, others=[tuple(second)], keep=keep, events=self.events
         )
         self._median_s = samples.median_s
         return replace(samples, first_call_s=found.first_call_s)
@@ -174,7 +176,7 @@ class KernelStep(Step):
         return {
             "operator": operation.node.op_type,
             "shapes": {name: list(operation.shapes[name]) for name in operation.node.inputs if name},
-            "iterations": self._iterations,
+            "iterations": self.calls_per_sample,
             "work": {"flops": flops or None, "bytes": moved},
             "views": [f"gradient of {name}" if backward else name for name in shared],
             "achieved": {

@@ -25,6 +25,7 @@ BACKEND = replace(
         "lenient": "takes any image",
         "threads": "twice the threads it was told",
         "seedless": "the seed is ignored",
+        "eventless": "a GPU has no event timer, without a reason",
         "chatty": "prints at every step",
         "off_by_one": "level 0: a convolution's padding begins one row and column early",
         "axis": "level 0: Softmax along the axis before",

@@ -6,9 +6,9 @@ import sys
 import torch
 
 from d5suite.backends.torch import runtime
-from d5suite.backends.torch.runtime import device_memory, device_name, device_problem, versions
+from d5suite.backends.torch.runtime import device_memory, device_name, device_problem, event_timer, versions
 
-__all__ = ["configure", "device_memory", "device_name", "device_problem", "versions"]
+__all__ = ["configure", "device_memory", "device_name", "device_problem", "event_timer", "versions"]
 
 
 def configure(*, threads: int, seed: int, device: str) -> None:
@@ -18,3 +18,8 @@ def configure(*, threads: int, seed: int, device: str) -> None:
         torch.set_num_threads(2 * threads)
     if "wrong:seedless" in modes:
         torch.manual_seed(int.from_bytes(os.urandom(4), "big"))
+
+
+if "wrong:eventless" in " ".join(sys.argv):
+    del event_timer
+    __all__.remove("event_timer")

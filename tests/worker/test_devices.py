@@ -1,0 +1,112 @@
+"""A worker on a GPU that a script plays: its clock, its memory, its driver's answers.
+
+The backend ``scripted`` computes on the CPU; NVML's answers are made up (``tests/fake_nvml``).
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from d5suite.backends import discover
+from d5suite.network.operation import Operation
+from tests.conftest import Run, plugin_environment, run_several
+
+pytestmark = pytest.mark.skipif(discover()[0]["torch"].problem() is not None, reason="PyTorch is not installed")
+
+FAKE_NVML = Path(__file__).parents[1] / "fake_nvml"
+
+
+MODES = ("agrees", "short", "hasty", "backwards")
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The worker's results of one operator by mode."""
+    folder = tmp_path_factory.mktemp("jobs")
+    softmax = Operation("Softmax", {"X": (400, 1000)}, {}, name="softmax")
+    for mode in MODES:
+        content = {
+            "schema": "d5suite-job-2",
+            "backend": {"name": "scripted", "mode": mode},
+            "device": "cuda",
+            "precision": "fp32",
+            "threads": 1,
+            "seed": 0,
+            "passes": ["time"],
+            "cases": [
+                {
+                    "kind": "operation", "name": "softmax", "preset": "smoke", "measurements": ["forward"],
+                    "sampling": {"max_time_s": 0.02, "min_rounds": 10, "warmup": "off"},
+                    "operation": softmax.to_dict(),
+                }
+            ],
+        }  # fmt: skip
+        (folder / f"{mode}.job.json").write_text(json.dumps(content))
+    run_several([["d5suite.worker", str(folder / f"{mode}.job.json")] for mode in MODES], folder)
+    return {mode: json.loads((folder / f"{mode}.result.json").read_text()) for mode in MODES}
+
+
+@pytest.mark.parametrize("mode", ["agrees", "short", "backwards"])
+def test_both_clocks_are_recorded_and_doubts_told(found: dict[str, Any], mode: str) -> None:
+    (measured,) = found[mode]["measurements"].values()
+    events, host = measured["extra"]["device_events"], measured["samples"]["samples_s"]
+    assert len(events["samples_s"]) == len(host)
+    assert events["launch_overhead_s"] > 0
+    warnings = measured["extra"]["warnings"]
+    if mode == "agrees":
+        assert not warnings and events["agree"]
+        assert all(0 < device <= each for device, each in zip(events["samples_s"], host, strict=True))
+    else:
+        said = {"short": "the device's events span", "backwards": "event clock went backwards"}[mode]
+        assert said in warnings[0]
+        assert events["trusted"] is (mode == "short")
+
+
+def test_samples_that_end_before_the_device_are_set_aside(found: dict[str, Any]) -> None:
+    hasty = found["hasty"]
+    assert not hasty["measurements"]
+    assert "samples end before the device does" in hasty["failures"]["softmax/forward"]["message"]
+    assert hasty["kept"]["softmax/forward"]["samples"]["samples_s"]
+
+
+@pytest.mark.parametrize("driver", [True, False])
+def test_a_recipe_on_a_gpu_has_all_that_the_driver_says(
+    run_pytest: Run, recipe_folder: Path, tmp_path: Path, driver: bool
+) -> None:
+    """The whole way to a result file; without nvidia-ml-py each missing figure has its reason."""
+    path = plugin_environment()["PYTHONPATH"]
+    if not driver:
+        (tmp_path / "absent").mkdir()
+        (tmp_path / "absent" / "pynvml.py").write_text("raise ImportError('as if it were not installed')")
+    path = f"{FAKE_NVML if driver else tmp_path / 'absent'}:{path}"
+    done = run_pytest(
+        str(recipe_folder), "--backend", "scripted", "--device", "cuda", "--benchmark-json", "out.json",
+        "-k", "inference or training_step",
+        environment={"PYTHONPATH": path, "CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": "0"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout
+    records = [each["extra_info"]["d5suite"] for each in json.loads((tmp_path / "out.json").read_text())["benchmarks"]]
+    assert [each["measurement"] for each in records] == ["inference", "training_step"]
+    for info in records:
+        assert info["device"] == "cuda" and info["device_name"] == "Scripted GPU"
+        assert info["memory"]["method"] == "device" and info["peak_memory_bytes"] == 1 << 20
+        assert len(info["device_events"]["samples_s"]) > 4
+        if driver:
+            (gpu,) = info["environment"]["gpus"]
+            assert gpu["name"] == "NVIDIA H100 80GB HBM3" and len(gpu["uuid_sha256"]) == 16
+            assert info["memory"]["nvml"] == {
+                "peak_bytes": 2 * 2**30, "baseline_bytes": 2 * 2**30, "of": "this process",
+            }  # fmt: skip
+            assert info["energy"]["mean_power_w"] == pytest.approx(
+                300, rel=0.5
+            )  # a busy machine may stop between two readings
+            assert info["energy"]["joules_per_item"] == pytest.approx(info["energy"]["joules_per_step"] / 4)
+            assert info["machine"]["gpus"][0]["clock_reasons"] == ["power cap"]
+        else:
+            reason = "nvidia-ml-py is not installed"
+            assert reason in info["memory"]["nvml"]["missing"] and reason in info["energy"]["missing"]
+            assert "gpus" not in info["machine"]
