@@ -117,6 +117,7 @@ def sample(
     clock: Clock = now,
     calls: int = 1,
     events: EventLog | None = None,
+    flush: Callable[[], object] | None = None,
 ) -> Samples:
     """Time a step: first call, warm-up, samples.
 
@@ -136,6 +137,8 @@ def sample(
         Calls that a step makes: times that are handed over in turns are those of one call.
     events : EventLog, optional
         Receives each call's time on the device; not of samples taken in turns.
+    flush : callable, optional
+        Makes the L2 cache cold, last before each step, outside the timing, where settings say so.
 
     Returns
     -------
@@ -144,14 +147,14 @@ def sample(
     Raises
     ------
     ConfigurationError
-        If turns end before any sample was taken.
+        If turns end before any sample was taken, or nothing makes the cache cold that is to be.
 
     Notes
     -----
     Repeated checks of the interval's width reduce its final coverage slightly: 94.3% instead of 95%
     in 1500 simulated runs with log-normal noise.
     """
-    call = _timed_call(step, synchronize, before_sample, clock, events)
+    call = _timed_call(step, synchronize, _made_cold(before_sample, flush, settings), clock, events)
     with quiet_interpreter(settings):
         first_call_s = call()
         _collect_before_warming_up()
@@ -196,6 +199,7 @@ def sample_kernel(
     keep: Callable[[int, Any], None] | None = None,
     clock: Clock = now,
     events: EventLog | None = None,
+    flush: Callable[[], object] | None = None,
 ) -> tuple[Samples, int]:
     """Time a native call that may be much shorter than a clock reading.
 
@@ -209,8 +213,8 @@ def sample_kernel(
         The kernel is ``call(*arguments)``.
     synchronize : callable
         Returns when all calls are done; takes the last one's result, or nothing if none is pending.
-    settings, clock, events
-        As in `sample`.
+    settings, clock, events, flush
+        As in `sample`. With a cold cache a sample is of one call: the next one would find it warm.
     others : sequence of tuple
         Further arguments, with which samples take turns.
     keep : callable, optional
@@ -255,13 +259,20 @@ def sample_kernel(
 
     iterations = 1
     with quiet_interpreter(settings):
-        while iterations < KERNEL_MAX_ITERATIONS:
+        while iterations < KERNEL_MAX_ITERATIONS and not settings.l2_cold:
             took = _timed_call(loop(iterations), wait, take_turns, clock)()
             if took >= KERNEL_SAMPLE_S:
                 break
             iterations = min(KERNEL_MAX_ITERATIONS, max(2 * iterations, int(iterations * KERNEL_SAMPLE_S / took)))
     samples = sample(
-        loop(iterations), wait, settings, before_sample=take_turns, clock=clock, calls=iterations, events=events
+        loop(iterations),
+        wait,
+        settings,
+        before_sample=take_turns,
+        clock=clock,
+        calls=iterations,
+        events=events,
+        flush=flush,
     )
     if keep is not None:
         keep(turn, result[0])
@@ -310,11 +321,12 @@ def sample_alternating(
     Raises
     ------
     ConfigurationError
-        If the names differ, there is no step, or samples are to be taken in turn with another
-        worker's, too.
+        If the names differ, there is no step, samples are to be taken in turn with another
+        worker's, too, or the L2 cache is to be cold.
     """
     if isinstance(settings, InTurns):
         raise ConfigurationError("what is itself a comparison is not compared in turns")
+    _made_cold(None, None, settings)
     if not steps or set(steps) != set(synchronizers):
         raise ConfigurationError(
             f"steps {sorted(steps)} and synchronizers {sorted(synchronizers)} do not match",
@@ -378,6 +390,23 @@ def _sample_in_turns(call: Callable[[], float], turns: Turns, calls: int, clock:
     if not samples_s:
         raise ConfigurationError("turns ended before any sample was taken")
     return samples_s
+
+
+def _made_cold(
+    before_sample: Callable[[], None] | None, flush: Callable[[], object] | None, settings: SamplingSettings
+) -> Callable[[], None] | None:
+    """What comes before a step: the L2 cache is made cold last."""
+    if not settings.l2_cold:
+        return before_sample
+    if flush is None:
+        raise ConfigurationError("nothing makes the L2 cache cold here", where="sampling settings, l2_cold")
+
+    def before() -> None:
+        if before_sample is not None:
+            before_sample()
+        flush()
+
+    return before
 
 
 def _timed_call(

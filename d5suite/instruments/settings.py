@@ -47,6 +47,8 @@ class SamplingSettings:
         See above.
     warmup_iterations : int
         Most warm-up calls after the first call.
+    l2_cold : bool
+        Whether the device's L2 cache is made cold before each sample, which is then of one call.
 
     Raises
     ------
@@ -61,6 +63,7 @@ class SamplingSettings:
     confidence: float = 0.95
     warmup: Literal["auto", "on", "off"] = "auto"
     warmup_iterations: int = 100_000
+    l2_cold: bool = False
 
     def __post_init__(self) -> None:
         for name, accepted, meaning in (
@@ -71,6 +74,7 @@ class SamplingSettings:
             ("confidence", _is_number(self.confidence) and 0 < self.confidence < 1, "between 0 and 1"),
             ("warmup", self.warmup in ("auto", "on", "off"), "'auto', 'on' or 'off'"),
             ("warmup_iterations", _is_count(self.warmup_iterations, 0), "a whole number, 0 or more"),
+            ("l2_cold", isinstance(self.l2_cold, bool), "true or false"),
         ):
             if not accepted:
                 raise ConfigurationError(

@@ -6,7 +6,8 @@ object, the same in every backend:
 
 ===============  ===================================================================================
 ``runtime``      ``configure``, ``versions``, ``device_problem``, ``device_name``, ``device_memory``
-                 and, for ``cuda``, ``event_timer``: a `d5suite.levels.events.EventTimer`
+                 and, for ``cuda``, ``event_timer`` and ``l2_flush``: a
+                 `d5suite.levels.events.EventTimer` and a `d5suite.levels.cache.L2Flush`
 ``operators``    ``OPERATORS``: ONNX operator name -> native implementation; ``Operator``, a
                  `d5suite.levels.operator.Operator` (level 0)
 ``custom``       ``factory``: a `d5suite.custom.CustomOperator` -> native implementation
@@ -140,9 +141,10 @@ class Backend:
         What is not supported, with the reason: a device, a precision, an operator, a module of
         `MODULES`, ``level 0``, ``level 2``, ``level 3``, ``early gradients``
         (`d5suite.levels.distributed.Replica.gradients_early`), ``device events``
-        (`d5suite.levels.events.event_timer`); at level 0 also
-        ``OPERATOR:backward``, ``OPERATOR:PRECISION`` and ``OPERATOR:backward:PRECISION``. Of the
-        framework's own schemes: ``scheme:NAME``, ``scheme:NAME:MODE``, ``scheme:NAME:PRECISION``.
+        (`d5suite.levels.events.event_timer`), ``L2 flush`` (`d5suite.levels.cache`); at level 0
+        also ``OPERATOR:backward``, ``OPERATOR:PRECISION`` and ``OPERATOR:backward:PRECISION``. Of
+        the framework's own schemes: ``scheme:NAME``, ``scheme:NAME:MODE`` and
+        ``scheme:NAME:PRECISION``.
     schemes : mapping of str to NativeScheme
         The framework's own ways to train on several ranks.
     expected_failures : mapping of str to str

@@ -43,6 +43,8 @@ class Step:
         Receives the device's own time of each call, where the backend has a clock for it.
     calls_per_sample : int
         By which samples are divided.
+    flush : callable or None
+        Makes the device's L2 cache cold, where that was asked for.
     """
 
     items: int = 1
@@ -51,6 +53,7 @@ class Step:
     memory: Mapping[str, Any] = {}
     events: EventLog | None = None
     calls_per_sample: int = 1
+    flush: Callable[[], object] | None = None
 
     def __enter__(self) -> Step:
         """Acquire what running needs."""
@@ -87,7 +90,14 @@ class Step:
         ----------
         settings : SamplingSettings
         """
-        samples = sample(self.run, self.synchronize, settings, before_sample=self.next_input, events=self.events)
+        samples = sample(
+            self.run,
+            self.synchronize,
+            settings,
+            before_sample=self.next_input,
+            events=self.events,
+            flush=self.flush,
+        )
         return samples if self.first_call_s is None else replace(samples, first_call_s=self.first_call_s)
 
     def check(self) -> Iterable[Check]:
@@ -178,6 +188,9 @@ class Measurement(ABC):
         timed, and `Step.time` begins from the start.
     without_energy : str
         Otherwise, why not.
+    takes_cold : bool
+        Whether its samples can be taken with a cold L2 cache: they are made by `Step.time`, or pass
+        `Step.flush` on.
     runs_network : bool
         Whether it runs a network: a backend that is too slow for a preset is not too slow for one
         that does not.
@@ -203,6 +216,7 @@ class Measurement(ABC):
     without_memory: ClassVar[str] = "not taken for this measurement"
     takes_energy: ClassVar[bool] = False
     without_energy: ClassVar[str] = "not taken for this measurement"
+    takes_cold: ClassVar[bool] = False
     runs_network: ClassVar[bool] = True
     trains: ClassVar[bool] = False
     takes_turns: ClassVar[bool] = True

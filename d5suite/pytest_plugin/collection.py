@@ -85,6 +85,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         unasked = case.not_asked(described.measurement, chosen, metafunc.definition.path)
         for selection, ranks, reason in _runners(config, case, chosen):
             why = reason or case.cannot(selection.backend, described.measurement, chosen)
+            why = why or _stays_warm(selection, described, chosen)
             marks = [pytest.mark.d5suite_not_asked(unasked)] if unasked else []
             marks += [pytest.mark.skip(reason=why)] if why and not unasked else []
             target = _target(case, described, selection, ranks)
@@ -114,6 +115,16 @@ def _lacks_scheme(selection: Selection, ranks: Ranks | None, chosen: Settings) -
     return selection.backend.lacks_scheme(
         ranks.distributed.scheme, mode=selection.mode, device=chosen.device, precision=chosen.precision
     )
+
+
+def _stays_warm(selection: Selection, described: Test, chosen: Settings) -> str | None:
+    """Why the L2 cache is not made cold, where that was asked for, or None."""
+    if not chosen.sampling.get("l2_cold"):
+        return None
+    if not described.measurement.takes_cold:
+        return f"{described.measurement.name} takes its samples in its own way, with the L2 cache as it is"
+    lacking = selection.backend.absent.get("L2 flush")
+    return f"{selection.backend.name} has no L2 flush: {lacking}" if lacking else None
 
 
 def _target(case: Case, described: Test, selection: Selection, ranks: Ranks | None) -> stash.Target:

@@ -55,6 +55,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     group.addoption("--preset", metavar="NAME", help="workload size: smoke (default), standard or full")
     group.addoption("--device", default="cpu", choices=["cpu", "cuda"], help="default: %(default)s")
+    group.addoption(
+        "--l2-cold",
+        action="store_true",
+        help="on a GPU: before each sample, write a buffer larger than the L2 cache, so that the step finds it cold",
+    )
     precisions = ["fp32", "bf16", "fp16", "fp64"]  # d5suite.levels.backend has these too, but imports NumPy
     group.addoption("--precision", default="fp32", choices=precisions, help="default: %(default)s")
     group.addoption("--threads", type=int, metavar="N", help="CPU threads per framework (default: every allowed CPU)")
@@ -199,6 +204,10 @@ def _check(config: pytest.Config) -> None:
             rule = f"at least {least}" if not value >= least else f"at most {most}"
             raise ConfigurationError(f"--{name.replace('_', '-')} is {value}; it must be {rule}")
     turns.check_options(config)
+    if config.getoption("l2_cold") and config.getoption("device") == "cpu":
+        raise ConfigurationError(
+            "--l2-cold is for a GPU: the caches of CPUs are left as they are", hint="Give --device cuda, too."
+        )
     try:
         words = shlex.split(config.getoption("wrap") or "")
     except ValueError as error:
@@ -463,6 +472,8 @@ def _sampling(config: pytest.Config) -> dict[str, Any]:
         if asked != "auto":  # pytest-benchmark reads auto as off on CPython
             sampling["warmup"] = "on" if config.getoption("benchmark_warmup") else "off"
     sampling["warmup_iterations"] = config.getoption("benchmark_warmup_iterations")
+    if config.getoption("l2_cold"):
+        sampling["l2_cold"] = True
     from d5suite.instruments.settings import SamplingSettings
 
     checked: SamplingSettings = SamplingSettings.from_dict(sampling)

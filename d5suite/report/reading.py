@@ -221,6 +221,7 @@ def conditions(info: Mapping[str, Any]) -> Conditions:
         "data": data_of(info),
         **_threads_and_ranks(info),
         "seed": info["seed"],
+        "L2 cache": "cold" if "l2_cold" in info else None,
         "schema": info["schema"],
         **{f"optimizer {key}": value for key, value in sorted(info.get("optimizer", {}).items())},
     }

@@ -84,12 +84,13 @@ def test_its_modules_offer_their_interface(subject: Subject, module: str) -> Non
         subject.hold("backend.modules", hasattr(loaded, name), f"{module} has no {name}")
 
 
-def test_it_has_a_clock_of_its_gpu_or_says_why_not(subject: Subject) -> None:
+@pytest.mark.parametrize(("name", "what"), [("event_timer", "device events"), ("l2_flush", "L2 flush")])
+def test_it_has_what_gpus_need_or_says_why_not(subject: Subject, name: str, what: str) -> None:
     backend = subject.backend
-    if "cuda" not in backend.devices or "device events" in backend.absent:
-        pytest.skip(f"no device events: {backend.absent.get('device events', 'it has no GPU')}")
-    offered = hasattr(backend.load("runtime", subject.mode), "event_timer")
-    subject.hold("backend.modules", offered, "runtime has no event_timer, and 'device events' is not absent")
+    if "cuda" not in backend.devices or what in backend.absent:
+        pytest.skip(f"no {what}: {backend.absent.get(what, 'it has no GPU')}")
+    offered = hasattr(backend.load("runtime", subject.mode), name)
+    subject.hold("backend.modules", offered, f"runtime has no {name}, and {what!r} is not absent")
 
 
 def test_it_implements_the_operators_it_declares(subject: Subject) -> None:

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from d5suite.errors import JobError
 from d5suite.instruments.energy import EnergyError, meter_of
 from d5suite.instruments.events import EventLog, TwoClocks
 from d5suite.instruments.machine import disturbance, snapshot
@@ -89,16 +90,23 @@ def take_time(
     energy = take_energy(workload, measurement, step)
     timer, no_events = workload.event_timer()
     step.events = None if timer is None else EventLog(timer)
+    flush, no_flush = workload.l2_flush() if settings.l2_cold else (None, "")
+    if settings.l2_cold and (flush is None or not measurement.takes_cold):
+        raise JobError(f"the L2 cache is not made cold: {no_flush or f'{measurement.name} samples in its own way'}")
+    step.flush = flush
     with step:
         before = snapshot(gpu=gpu)
         samples = step.time(settings)
         found = disturbance(before, snapshot(gpu=gpu), own_pids=[os.getppid()], threads=workload.job.threads)
         clocks = _two_clocks(step, samples)
+    step.flush = None  # its buffer is no part of what is measured next
     prove(samples, [] if clocks is None else [check_waits(clocks)])
     extra = {**step.record(samples), "energy": energy}
     if clocks is not None:
         extra |= {"device_events": clocks.to_dict(), "warnings": [*extra.get("warnings", []), *clocks.warnings]}
-    elif gpu:
+    if flush is not None:
+        extra["l2_cold"] = {"cache_bytes": flush.cache_bytes, "buffer_bytes": flush.buffer_bytes}
+    if gpu and clocks is None:
         extra["device_events"] = {"missing": no_events or "this measurement takes its samples in its own way"}
     return Measured(
         level=measurement.level,

@@ -10,6 +10,7 @@ from d5suite.backends import Selection, select
 from d5suite.instruments.settings import SamplingSettings
 from d5suite.job import CaseJob, Job
 from d5suite.levels.backend import Backend
+from d5suite.levels.cache import L2Flush, l2_flush
 from d5suite.levels.distributed import Communicator
 from d5suite.levels.events import EventTimer, event_timer
 from d5suite.validate.check import Check
@@ -75,6 +76,10 @@ class Workload(ABC):
     def event_timer(self) -> tuple[EventTimer | None, str]:
         """The backend's clock of its device; or None, and why it has none."""
         return event_timer(self.backend, self.job.device)
+
+    def l2_flush(self) -> tuple[L2Flush | None, str]:
+        """What makes the device's L2 cache cold; or None, and why nothing does."""
+        return l2_flush(self.backend, self.job.device)
 
     def fingerprint(self) -> dict[str, str]:
         """What all ranks must have in common: short texts and checksums by name."""

@@ -315,6 +315,7 @@ def test_runtime_reports_this_machine() -> None:
     assert runtime.device_name("cpu")
     assert runtime.device_memory("cpu") is None
     assert runtime.event_timer("cpu") is None
+    assert runtime.l2_flush("cpu") is None
     if not torch.cuda.is_available():
         assert "CUDA" in runtime.device_problem("cuda")
 
@@ -346,6 +347,28 @@ def test_events_are_recorded_in_order_and_read_when_the_second_is_reached(monkey
     timer.stop()
     assert timer.milliseconds() == 2.5
     assert told == ["event 0", "event 1", "event 0 recorded", "event 1 recorded", "event 1 reached"]
+
+
+def test_a_buffer_larger_than_the_cache_is_written_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against a made-up GPU."""
+    made: list[Any] = []
+
+    class Properties:
+        L2_cache_size = 1 << 10
+
+    def empty(count: int, *, dtype: Any, device: str) -> Any:
+        assert device == "cuda"
+        made.append(torch.ones(count, dtype=dtype))
+        return made[-1]
+
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: Properties)
+    monkeypatch.setattr(torch, "empty", empty)
+    flush = BACKEND.load("runtime").l2_flush("cuda")
+    (buffer,) = made
+    assert buffer.numel() * buffer.element_size() == flush.buffer_bytes == 2 * flush.cache_bytes == 2 << 10
+    flush()
+    assert not buffer.any()
+    assert len(made) == 1
 
 
 @pytest.mark.gpu

@@ -5,12 +5,14 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from d5suite.errors import ConfigurationError
 from d5suite.instruments.events import EventLog, TwoClocks
-from d5suite.instruments.sampling import sample, sample_kernel
+from d5suite.instruments.sampling import sample, sample_alternating, sample_kernel
 from d5suite.instruments.settings import SamplingSettings
 from d5suite.measurements.base import check_waits
 
@@ -170,6 +172,59 @@ def test_the_calls_of_a_kernel_are_divided_on_both_clocks() -> None:
     assert samples.device_s == pytest.approx([2e-4] * 7, rel=0.03)
     overhead_s = log.overhead(device.synchronize, device.clock) / iterations
     assert not TwoClocks(samples.samples_s, samples.device_s, overhead_s).warnings
+
+
+def test_a_cold_cache_is_made_last_before_each_call_and_off_the_clock() -> None:
+    device = Device()
+    told: list[str] = []
+
+    def flush() -> None:
+        told.append("flush")
+        device.launch(1e-2)  # still pending when it returns
+
+    def step() -> None:
+        told.append("step")
+        device.launch(2e-3)
+
+    cold = replace(SETTINGS, l2_cold=True)
+    log = EventLog(device)
+    samples = sample(
+        step, device.synchronize, cold, before_sample=lambda: told.append("feed"), clock=device.clock, events=log,
+        flush=flush,
+    )  # fmt: skip
+    assert told == ["feed", "flush", "step"] * 8
+    assert samples.samples_s == pytest.approx([2e-3] * 7, rel=0.01)
+    assert samples.device_s == pytest.approx([2e-3] * 7, rel=0.01)
+
+
+def test_a_kernel_is_called_once_a_sample_where_the_cache_is_cold() -> None:
+    device = Device()
+    calls, flushes = itertools.count(), itertools.count()
+
+    def call() -> None:
+        next(calls)
+        device.launch(2e-5)
+
+    _, iterations = sample_kernel(
+        call, (), device.synchronize, replace(SETTINGS, l2_cold=True),
+        clock=device.clock, flush=lambda: next(flushes),
+    )  # fmt: skip
+    assert iterations == 1
+    assert next(calls) == 1 + next(flushes)  # the very first call comes before all samples
+
+
+def test_a_cache_that_nothing_makes_cold_is_an_error() -> None:
+    device = Device()
+    cold = replace(SETTINGS, l2_cold=True)
+    for take in (
+        lambda: sample(device.synchronize, device.synchronize, cold),
+        lambda: sample_kernel(device.synchronize, (), device.synchronize, cold),
+        lambda: sample_alternating({"a": device.synchronize}, {"a": device.synchronize}, cold),
+    ):
+        with pytest.raises(ConfigurationError, match="nothing makes the L2 cache cold"):
+            take()
+    samples = sample(lambda: device.launch(1e-3), device.synchronize, SETTINGS, clock=device.clock, flush=lambda: 1 / 0)
+    assert len(samples.samples_s) == 7  # not asked for, not flushed
 
 
 def test_without_events_nothing_is_asked() -> None:

@@ -220,6 +220,7 @@ DIFFER: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "cores": (lambda r: r["environment"]["cpu"].update(logical_cores=64), "cores: 2 ≠ 64"),
     "memory": (lambda r: r["environment"]["memory"].update(total_bytes=1 << 40), "memory: 24 GiB ≠ 1024 GiB"),
     "driver": (lambda r: r["environment"].update(gpus=[{"name": "G", "driver_version": "1"}]), "driver: none ≠ 1"),
+    "L2": (lambda r: r.update(l2_cold={"cache_bytes": 1, "buffer_bytes": 2}), "L2 cache: none ≠ cold"),
     "ECC": (lambda r: r["environment"].update(gpus=[{"ecc_mode_current": "Disabled"}]), "GPU ECC: none ≠ Disabled"),
     "MIG": (lambda r: r["environment"].update(gpus=[{"mig_mode_current": "Enabled"}]), "GPU MIG: none ≠ Enabled"),
     "power": (lambda r: r["environment"].update(gpus=[{"power_limit": "300.00"}]), "power limit (W): none ≠ 300.00"),

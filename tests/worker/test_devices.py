@@ -27,9 +27,10 @@ MODES = ("agrees", "short", "hasty", "backwards")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """The worker's results of one operator by mode."""
     folder = tmp_path_factory.mktemp("jobs")
-    softmax = Operation("Softmax", {"X": (400, 1000)}, {}, name="softmax")
+    # Milliseconds long: on a busy machine, too, both clocks differ by less than 1% of it.
+    softmax = Operation("Softmax", {"X": (8000, 1000)}, {}, name="softmax")
     for mode in MODES:
-        content = {
+        content: dict[str, Any] = {
             "schema": "d5suite-job-2",
             "backend": {"name": "scripted", "mode": mode},
             "device": "cuda",
@@ -46,8 +47,14 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
             ],
         }  # fmt: skip
         (folder / f"{mode}.job.json").write_text(json.dumps(content))
-    run_several([["d5suite.worker", str(folder / f"{mode}.job.json")] for mode in MODES], folder)
-    return {mode: json.loads((folder / f"{mode}.result.json").read_text()) for mode in MODES}
+        sampling = {**content["cases"][0]["sampling"], "l2_cold": True}
+        content = {**content, "cases": [{**content["cases"][0], "sampling": sampling}]}
+        (folder / f"{mode}-cold.job.json").write_text(json.dumps(content))
+        (folder / f"{mode}-cpu.job.json").write_text(json.dumps({**content, "device": "cpu"}))
+    jobs = [*MODES, "agrees-cold", "agrees-cpu"]
+    done = run_several([["d5suite.worker", str(folder / f"{name}.job.json")] for name in jobs], folder)
+    results = {name: json.loads((folder / f"{name}.result.json").read_text()) for name in jobs}
+    return {**results, "output": {name: each.stdout for name, each in zip(jobs, done, strict=True)}}
 
 
 @pytest.mark.parametrize("mode", ["agrees", "short", "backwards"])
@@ -71,6 +78,30 @@ def test_samples_that_end_before_the_device_are_set_aside(found: dict[str, Any])
     assert not hasty["measurements"]
     assert "samples end before the device does" in hasty["failures"]["softmax/forward"]["message"]
     assert hasty["kept"]["softmax/forward"]["samples"]["samples_s"]
+
+
+def test_the_cache_is_made_cold_before_every_call_where_asked_for(found: dict[str, Any]) -> None:
+    (measured,) = found["agrees-cold"]["measurements"].values()
+    assert measured["extra"]["l2_cold"] == {"cache_bytes": 1 << 20, "buffer_bytes": 2 << 20}
+    assert measured["extra"]["iterations"] == 1
+    assert found["output"]["agrees-cold"].count("flushed") > len(measured["samples"]["samples_s"])
+    assert "flushed" not in found["output"]["agrees"]
+    assert "l2_cold" not in next(iter(found["agrees"]["measurements"].values()))["extra"]
+    reason = "the caches of CPUs are left as they are"
+    assert reason in found["agrees-cpu"]["failures"]["softmax/forward"]["message"]
+
+
+def test_a_cold_cache_is_refused_where_nothing_makes_it_so(run_pytest: Run, recipe_folder: Path) -> None:
+    done = run_pytest(str(recipe_folder), "--backend", "torch", "--l2-cold")
+    assert done.returncode == 4
+    assert "--l2-cold is for a GPU" in done.stderr
+    asked = ("--device", "cuda", "--l2-cold", "-rs")
+    done = run_pytest(str(recipe_folder), "--backend", "scripted", *asked, "-k", "pipeline")
+    assert "input_pipeline takes its samples in its own way" in " ".join(done.stdout.split()), done.stdout
+    if discover()[0]["tensorflow"].problem() is None:
+        done = run_pytest(str(recipe_folder), "--backend", "tensorflow", *asked, "-k", "inference")
+        assert done.returncode == 5
+        assert "tensorflow has no L2 flush: TensorFlow's tensors are never" in " ".join(done.stdout.split())
 
 
 @pytest.mark.parametrize("driver", [True, False])

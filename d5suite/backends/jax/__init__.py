@@ -63,6 +63,7 @@ BACKEND = Backend(
         ),
     },
     absent={
+        "L2 flush": "JAX's arrays are never overwritten, so that no buffer can be written again and again",
         "device events": "JAX's Python interface records no events among a device's work",
         "scheme:horovod": "Horovod has no extension for JAX",
         "scheme:sharded:eager": "one program over all processes is made by jit",

@@ -14,7 +14,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from d5suite.levels import events
+from d5suite.levels import cache, events
 
 
 def configure(*, threads: int, seed: int, device: str) -> None:
@@ -105,6 +105,22 @@ class EventTimer(events.EventTimer):
     def milliseconds(self) -> float:
         self._stop.synchronize()
         return float(self._start.elapsed_time(self._stop))
+
+
+class L2Flush(cache.L2Flush):
+    """A buffer that is overwritten with zeros, as Triton's ``do_bench`` does it."""
+
+    def __init__(self) -> None:
+        self.cache_bytes = int(torch.cuda.get_device_properties("cuda").L2_cache_size)
+        self._buffer = torch.empty(self.buffer_bytes, dtype=torch.uint8, device="cuda")
+
+    def __call__(self) -> None:
+        self._buffer.zero_()
+
+
+def l2_flush(device: str) -> L2Flush | None:
+    """Return what makes the device's L2 cache cold; None on the CPU."""
+    return L2Flush() if device == "cuda" else None
 
 
 def event_timer(device: str) -> EventTimer | None:

@@ -77,6 +77,7 @@ class Gradient(Measurement):
     needs = ("gradient",)
     takes_memory = True
     takes_energy = True
+    takes_cold = True
     table = TIMES
 
     def prepare(self, workload: NetworkWorkload) -> Step:

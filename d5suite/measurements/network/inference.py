@@ -78,6 +78,7 @@ class Inference(Measurement):
     level = 1
     takes_memory = True
     takes_energy = True
+    takes_cold = True
     table = TIMES
 
     def prepare(self, workload: NetworkWorkload) -> Step:

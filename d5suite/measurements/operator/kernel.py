@@ -137,8 +137,9 @@ class KernelStep(Step):
             self._answers[turn] = self._fetch(result)
 
         samples, self.calls_per_sample = sample_kernel(
-            found.call, tuple(found.arguments), wait, settings, others=[tuple(second)], keep=keep, events=self.events
-        )
+            found.call, tuple(found.arguments), wait, settings, others=[tuple(second)], keep=keep, events=self.events,
+            flush=self.flush,
+        )  # fmt: skip
         self._median_s = samples.median_s
         return replace(samples, first_call_s=found.first_call_s)
 
@@ -195,6 +196,7 @@ class Kernel(Measurement):
     unit = "calls/s"
     without_memory = "not taken at level 0"
     without_energy = "not taken at level 0"
+    takes_cold = True
     table = KERNELS
     schema = SCHEMA
     backward: ClassVar[bool]

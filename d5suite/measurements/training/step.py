@@ -200,6 +200,7 @@ class Training(Measurement):
     needs = ("gradient", "level 2")
     takes_memory = True
     takes_energy = True
+    takes_cold = True
     table = TIMES
 
     def prepare(self, workload: NetworkWorkload) -> Step:

@@ -29,9 +29,7 @@ def logs(folder: Path) -> str:
     return "".join(each.read_text() for each in folder.glob("d5suite-regression-*.log"))
 
 
-def test_a_verdict_is_the_jobs_exit_code(
-    slurm: Cluster, tmp_path: Path, small_onnx: Path, imagenet_tree: Path
-) -> None:
+def test_a_verdict_is_the_jobs_exit_code(slurm: Cluster, tmp_path: Path, small_onnx: Path, imagenet_tree: Path) -> None:
     write_recipe(tmp_path, small_onnx)
     done = submit(
         tmp_path, "here", "env:FAULTY_FAULT=wrong:4", "recipes", "--backend", "faulty", "--",

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from d5suite.backends.torch import runtime as right
 from d5suite.backends.torch.runtime import versions
-from d5suite.levels import events
+from d5suite.levels import cache, events
 
-__all__ = ["configure", "device_memory", "device_name", "device_problem", "event_timer", "versions"]
+__all__ = ["configure", "device_memory", "device_name", "device_problem", "event_timer", "l2_flush", "versions"]
 
 SPANS = {"agrees": 1.0, "short": 0.5, "hasty": 2.0, "backwards": -1.0}
 """By mode, after which the job file is named: how much of the host's time the events span."""
@@ -48,3 +48,14 @@ class EventTimer(events.EventTimer):
 
 def event_timer(device: str) -> EventTimer:
     return EventTimer()
+
+
+class L2Flush(cache.L2Flush):
+    cache_bytes = 1 << 20
+
+    def __call__(self) -> None:
+        print("flushed")
+
+
+def l2_flush(device: str) -> L2Flush:
+    return L2Flush()

@@ -6,9 +6,9 @@ import sys
 import torch
 
 from d5suite.backends.torch import runtime
-from d5suite.backends.torch.runtime import device_memory, device_name, device_problem, event_timer, versions
+from d5suite.backends.torch.runtime import device_memory, device_name, device_problem, event_timer, l2_flush, versions
 
-__all__ = ["configure", "device_memory", "device_name", "device_problem", "event_timer", "versions"]
+__all__ = ["configure", "device_memory", "device_name", "device_problem", "event_timer", "l2_flush", "versions"]
 
 
 def configure(*, threads: int, seed: int, device: str) -> None:
