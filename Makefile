@@ -42,7 +42,7 @@ test test-all: $(VENV)/installed-test
 	$(QUICKLY) $(RUN) -m pytest tests/ -n $(WORKERS) --dist worksteal $(RETRY) -m "($(CHOSEN)) and not alone" || failed=yes; \
 	$(QUICKLY) $(RUN) -m pytest tests/ $(RETRY) -m "($(CHOSEN)) and alone" || failed=yes; \
 	test -z "$$failed"
-RETRY := --reruns 1 -rR
+RETRY := --reruns 1 --rerun-show-tracebacks
 test: CHOSEN := not slow
 QUICKLY := OMP_WAIT_POLICY=passive PYTHONDONTWRITEBYTECODE= XLA_FLAGS="--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 test-all: CHOSEN := slow or not slow
