@@ -9,10 +9,12 @@ from __future__ import annotations
 import itertools
 import statistics
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from d5suite.errors import JobError
 from d5suite.statistics.rounds import LAUNCH_SD, Relation, relation
+
+_Key = TypeVar("_Key")
 
 Rounds = list[list[float]]
 """By launch, the median time of each round in seconds."""
@@ -83,17 +85,21 @@ def orders_of(found: Mapping[tuple[str, Any, str], Mapping[str, Any]]) -> list[O
 
 
 def _order(group: str, rounds: Mapping[str, Rounds], notes: Sequence[str], place: str) -> Order:
-    names = list(rounds)
     shapes = {tuple(map(len, each)) for each in rounds.values()}
     if len(shapes) > 1:
         raise JobError("it has other rounds than a backend that it took turns with", where=place)
-    # Medians of ratios do not multiply: the fastest is the one that least is faster than.
-    fastest = max(names, key=lambda one: min(relation(rounds[one], rounds[other]).ratio for other in names))
-    ordered = sorted(names, key=lambda name: (name != fastest, relation(rounds[fastest], rounds[name]).ratio))
-    backends = [(name, relation(rounds[ordered[0]], rounds[name])) for name in ordered]
-    pairs = itertools.combinations(ordered, 2)
+    backends = fastest_first(rounds)
+    pairs = itertools.combinations((name for name, _ in backends), 2)
     noise = [(one, other) for one, other in pairs if relation(rounds[one], rounds[other]).is_noise]
     return Order(group, backends, noise, notes)
+
+
+def fastest_first(rounds: Mapping[_Key, Rounds]) -> list[tuple[_Key, Relation]]:
+    """Put some that took turns in order, each with how many times as long it takes as the first."""
+    # Medians of ratios do not multiply: the fastest is the one that least is faster than.
+    fastest = max(rounds, key=lambda one: min(relation(rounds[one], other).ratio for other in rounds.values()))
+    found = [(key, relation(rounds[fastest], own)) for key, own in rounds.items()]
+    return sorted(found, key=lambda each: (each[0] != fastest, each[1].ratio))
 
 
 def order_lines(orders: Sequence[Order]) -> list[str]:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -22,10 +23,12 @@ import d5suite.report
 import d5suite.report.plots
 from d5suite.cli import main
 from d5suite.report.colours import PALETTE
+from d5suite.report.order import orders_of
 from d5suite.report.page.gather import gather
 from d5suite.report.page.leads import lead_of
 from d5suite.report.page.strips import WIDTH, samples_strip
 from d5suite.report.page.svg import drawing, inline
+from d5suite.report.reading import load_results
 from tests.report.pages import HOSTILE, RANKS, SMOKE, content, hostile, named, record, write
 
 
@@ -124,6 +127,22 @@ def test_backends_that_took_turns_are_compared_by_their_rounds() -> None:
     assert together is not None and apart is not None
     assert together.ratio == pytest.approx(1.5, rel=1e-3) == pytest.approx(apart.ratio, rel=0.05)
     assert together.low > 1 and together.high / together.low < apart.high / apart.low
+
+
+def test_the_fastest_of_those_that_took_turns_is_so_in_its_rounds() -> None:
+    """One took most of its samples while the machine was slow: its median misleads."""
+
+    def result(factor: float, many_when_slow: bool) -> dict[str, Any]:
+        counts = [1 if slow != many_when_slow else 9 for slow in (False, True) * 6]
+        data = [factor * (1 + index % 2) for index, count in enumerate(counts) for _ in range(count)]
+        median = float(np.median(data))
+        turns = [{"group": "a", "rounds": counts}]
+        return {"data": data, "median_s": median, "throughput": {"value": 1 / median}, "turns": turns, "place": ""}
+
+    slower, faster = result(1.1, False), result(1.0, True)
+    assert slower["median_s"] < faster["median_s"]
+    lead = lead_of([slower, faster], lambda each: each, 0.15)
+    assert lead.first == 1 and lead.by is not None and lead.by.ratio == pytest.approx(1.1)
 
 
 def test_what_failed_its_proof_is_named_and_never_the_fastest(tmp_path: Path) -> None:
@@ -306,7 +325,9 @@ def test_every_number_is_in_the_csv_files_as_in_the_json(tmp_path: Path) -> None
         assert [float(s["seconds"]) for s in samples if s["id"] == line["id"]] == bench["stats"]["data"]
     with open(tmp_path / "csv" / "fastest.csv", newline="") as file:
         fastest = {line["measurement"]: line["fastest"] for line in csv.DictReader(file)}
-    assert fastest["inference"] == fastest["gradient"] == "torch"
+    in_turn = {order.group.partition("/")[2]: order.backends[0][0] for order in orders_of(load_results(SMOKE))}
+    assert {"inference", "gradient", "training_step"} <= set(in_turn)
+    assert {name: fastest[name] for name in in_turn} == in_turn  # as below the terminal's tables
 
 
 def test_no_cell_of_a_csv_file_is_a_formula(tmp_path: Path) -> None:

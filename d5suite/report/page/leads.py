@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
-from d5suite.report.order import Rounds, rounds_of
-from d5suite.statistics.changes import Change, change, series_of
-from d5suite.statistics.rounds import relation
+from d5suite.report.order import Rounds, fastest_first, rounds_of
+from d5suite.statistics.changes import Change, Series, change, series_of
 
 CONFIDENCE = 0.95
 """Of the interval of a lead."""
@@ -41,7 +40,7 @@ class Lead(NamedTuple):
 
 
 def lead_of(results: Sequence[_T], record: Callable[[_T], Any], between_runs: float) -> Lead:
-    """Find the fastest of results by the time of an item, as medians of samples tell it.
+    """Find the fastest of results by the time of an item.
 
     Parameters
     ----------
@@ -55,25 +54,29 @@ def lead_of(results: Sequence[_T], record: Callable[[_T], Any], between_runs: fl
         that took turns with each other are compared by their rounds instead, as
         `d5suite.report.order` does.
     """
-    each_item = []
-    for result in results:
-        info = record(result)
-        items = info["throughput"]["value"] * info["median_s"]  # of a sample, so that samples of other sizes compare
-        each_item.append(series_of([seconds / items for seconds in info["data"]]))
-    order = sorted(range(len(results)), key=lambda place: each_item[place].median)
-    first, *others = order
+    records = [record(result) for result in results]
+    rounds = _in_turn(records)
+    if rounds:  # drifts of the machine are in all of them
+        order = fastest_first(dict(enumerate(rounds)))
+        places = [place for place, _ in order]
+        by = {place: Change(each.ratio, each.low, each.high) for place, each in order[1:]}
+    else:
+        samples = [_of_items(info) for info in records]
+        places = sorted(range(len(samples)), key=lambda place: samples[place].median)
+        by = {
+            place: change(samples[places[0]], samples[place], between_runs=between_runs, confidence=CONFIDENCE)
+            for place in places[1:]
+        }
+    first, *others = places
     if not others:
         return Lead(first, None, None, [])
-    rounds = _in_turn([record(result) for result in results])
-    if rounds:  # drifts of the machine are in all of them
-        found = {place: relation(rounds[first], rounds[place]) for place in others}
-        by = {place: Change(each.ratio, each.low, each.high) for place, each in found.items()}
-    else:
-        by = {
-            place: change(each_item[first], each_item[place], between_runs=between_runs, confidence=CONFIDENCE)
-            for place in others
-        }
     return Lead(first, others[0], by[others[0]], [place for place in others if by[place].low <= 1])
+
+
+def _of_items(info: Any) -> Series:
+    """The samples of a record, of one item each, so that samples of other sizes compare."""
+    items = info["throughput"]["value"] * info["median_s"]
+    return series_of([seconds / items for seconds in info["data"]])
 
 
 def _in_turn(records: Sequence[Any]) -> list[Rounds]:
