@@ -28,12 +28,13 @@ class Style(NamedTuple):
 
 
 def places(names: Iterable[str]) -> dict[str, int]:
-    """A number for each backend's name: of installed ones the same, whichever are shown."""
+    """A number for each backend's name, whichever are shown: of d5suite's own the same everywhere."""
     from d5suite.backends import discover
 
-    used = set(names)
-    known = sorted(discover()[0])
-    order = [*known, *sorted(used - set(known))]
+    used, known = set(names), discover()[0]
+    own = sorted(name for name, backend in known.items() if backend.package.startswith("d5suite."))
+    others = sorted(set(known) - set(own))
+    order = [*own, *others, *sorted(used - set(known))]
     return {name: place for place, name in enumerate(order) if name in used}
 
 

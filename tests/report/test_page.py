@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import copy
 import csv
 import html
@@ -9,6 +10,8 @@ import itertools
 import json
 import math
 import re
+import subprocess
+import sys
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
@@ -22,13 +25,14 @@ from hypothesis import strategies as st
 import d5suite.report
 import d5suite.report.plots
 from d5suite.cli import main
-from d5suite.report.colours import PALETTE
+from d5suite.report.colours import PALETTE, places
 from d5suite.report.order import orders_of
 from d5suite.report.page.gather import gather
 from d5suite.report.page.leads import lead_of
 from d5suite.report.page.strips import WIDTH, samples_strip
 from d5suite.report.page.svg import drawing, inline
 from d5suite.report.reading import load_results
+from tests.conftest import plugin_environment
 from tests.report.pages import HOSTILE, RANKS, SMOKE, content, hostile, named, record, write
 
 
@@ -440,6 +444,17 @@ def test_the_colours_of_backends_can_be_told_apart(theme: str, blindness: str) -
         for i, j in itertools.combinations(range(len(seen)), 2)
     }
     assert min(near.values()) > 9, min(near, key=lambda pair: near[pair])
+
+
+def test_a_plug_in_changes_no_colour() -> None:
+    """One whose name comes before others in the alphabet."""
+    code = "from d5suite.report.colours import places; print(places(['torch', 'jax', 'faulty']))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=plugin_environment()
+    )
+    found = ast.literal_eval(done.stdout)
+    assert {name: found[name] for name in ("jax", "torch")} == places(["torch", "jax"])
+    assert found["faulty"] > found["torch"]
 
 
 def test_the_colours_have_contrast_and_are_those_of_pictures() -> None:
