@@ -28,7 +28,7 @@ class Style(NamedTuple):
 
 
 def places(names: Iterable[str]) -> dict[str, int]:
-    """A number for each backend's name, whichever are shown: of d5suite's own the same everywhere."""
+    """A number for each backend's name, whichever are shown; a built-in one keeps its own."""
     from d5suite.backends import discover
 
     used, known = set(names), discover()[0]

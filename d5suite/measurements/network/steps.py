@@ -108,14 +108,15 @@ class ExecutorStep(Step):
         self._median_s = samples.median_s
         return samples
 
-    def call_fresh(self, arrays: Mapping[str, np.ndarray]) -> tuple[Native, Check]:
+    def call_fresh(self, arrays: Mapping[str, np.ndarray]) -> tuple[dict[str, np.ndarray], Check]:
         """Call with a batch never fed before; return the answer, and whether it was remembered.
 
         To be called while the weights are those of the timed calls: loading others may make an
-        adapter forget.
+        adapter forget. The answer is fetched at once: further calls may overwrite it.
         """
         feed = self.workload.executor.feed(arrays)
-        answer, took = timed(lambda: self.call(feed), self.synchronize)
+        native, took = timed(lambda: self.call(feed), self.synchronize)
+        answer = self.workload.executor.fetch(native)
         found = compare_durations(
             lambda: timed(lambda: self.call(self.feed), self.synchronize)[1],
             lambda number: self._fresh_s(arrays, number),

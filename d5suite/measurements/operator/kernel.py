@@ -151,6 +151,7 @@ class KernelStep(Step):
         yield found.check_again("the last timed call with other inputs", second, self.others[0].expected)
         call, arguments = self.others[1].feed()
         output, fresh = self._time(call, arguments)
+        third = self._fetch(output)  # at once: further calls may overwrite it
         yield check_computes(
             compare_durations(
                 lambda: self._time(found.call, found.arguments)[1],
@@ -158,7 +159,7 @@ class KernelStep(Step):
                 Durations(self._median_s, fresh),
             )
         )
-        yield found.check_again("inputs never fed before", self._fetch(output), self.others[1].expected)
+        yield found.check_again("inputs never fed before", third, self.others[1].expected)
 
     def _time(self, call: Callable[..., Any], arguments: Sequence[Any]) -> tuple[Any, float]:
         return timed(lambda: call(*arguments), self.workload.operator.synchronize, hand_over=True)

@@ -96,7 +96,7 @@ class BreakdownStep(TrainingStep):
         if not self.workload.executor.drops:
             workload, executor = self.workload, self.workload.executor
             workload.to_generic_point(executor)
-            answer = executor.forward_backward(executor.feed(workload.arrays(workload.unseen)))
+            answer = executor.fetch(executor.forward_backward(executor.feed(workload.arrays(workload.unseen))))
             yield from check_unseen(workload, answer)
 
     def _check_first(self, against: str) -> Iterable[Check]:
