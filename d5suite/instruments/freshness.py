@@ -60,16 +60,18 @@ class Durations:
 
 
 def compare_durations(
-    again: Callable[[], float], fresh: Callable[[int], float], first: Durations | None = None
+    again: Callable[[], float], fresh: Callable[[int], Callable[[], float]], first: Durations | None = None
 ) -> Durations:
     """Call a step in turn on input that it was fed before and on new input, until it computes.
+
+    New input is made before both calls: threads that fell asleep meanwhile are woken by the first.
 
     Parameters
     ----------
     again : callable
         Calls the step on input that was fed before, and returns how long it took, in seconds.
     fresh : callable
-        The same on new input, of a number from 0.
+        Makes new input, of a number from 0, and returns what calls the step on it likewise.
     first : Durations, optional
         What is known; if it computes, nothing is called.
 
@@ -82,8 +84,9 @@ def compare_durations(
         return first
     fed, new = [], []
     for number in range(ROUNDS):
+        call = fresh(number)
         fed.append(again())
-        new.append(fresh(number))
+        new.append(call())
         found = Durations(statistics.median(fed), min(new))
         if found.computes and number + 1 >= LEAST:
             break

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -10,7 +12,7 @@ from d5suite.instruments.freshness import ROUNDS, Durations, compare_durations, 
 
 
 def test_what_is_known_to_compute_is_not_called_again() -> None:
-    def never(*number: int) -> float:
+    def never(*number: int) -> Any:
         raise AssertionError(number)
 
     assert compare_durations(never, never, Durations(1.0, 1.9)).computes
@@ -21,11 +23,29 @@ def test_noise_accuses_nobody(disturbed: float) -> None:
     """However many calls take three times as long."""
     draw = random.Random(0)
 
-    def call(*number: int) -> float:
+    def call() -> float:
         return draw.uniform(1.0, 1.3) * (3.0 if draw.random() < disturbed else 1.0)
 
-    accused = sum(not compare_durations(call, call, Durations(1.0, 3.0)).computes for _ in range(1000))
+    accused = sum(not compare_durations(call, lambda _: call, Durations(1.0, 3.0)).computes for _ in range(1000))
     assert accused <= 1000 * disturbed**ROUNDS
+
+
+def test_threads_that_sleep_while_input_is_made_accuse_nobody() -> None:
+    """A call takes three times as long if anything but another call came before it."""
+    awake = False
+
+    def call() -> float:
+        nonlocal awake
+        took = 1.0 if awake else 3.0
+        awake = True
+        return took
+
+    def fresh(number: int) -> Callable[[], float]:
+        nonlocal awake
+        awake = False
+        return call
+
+    assert compare_durations(call, fresh, Durations(1.0, 3.0)).computes
 
 
 def test_one_that_remembers_is_found_however_its_machine_is_disturbed() -> None:
@@ -35,9 +55,9 @@ def test_one_that_remembers_is_found_however_its_machine_is_disturbed() -> None:
     def call(usual: float) -> float:
         return usual * (100.0 if draw.random() < 0.2 else 1.0)
 
-    def fresh(number: int) -> float:
+    def fresh(number: int) -> Callable[[], float]:
         fed.append(number)
-        return call(1.0)
+        return lambda: call(1.0)
 
     assert not compare_durations(lambda: call(0.01), fresh, Durations(0.01, 1.0)).computes
     assert fed == list(range(ROUNDS))

@@ -119,16 +119,16 @@ class ExecutorStep(Step):
         answer = self.workload.executor.fetch(native)
         found = compare_durations(
             lambda: timed(lambda: self.call(self.feed), self.synchronize)[1],
-            lambda number: self._fresh_s(arrays, number),
+            lambda number: self._moved(arrays, number),
             Durations(self._median_s, took),
         )
         return answer, check_computes(found)
 
-    def _fresh_s(self, arrays: Mapping[str, np.ndarray], number: int) -> float:
-        """How long a call takes with these values in other places, in seconds."""
+    def _moved(self, arrays: Mapping[str, np.ndarray], number: int) -> Callable[[], float]:
+        """What times a call with these values in other places."""
         moved = {name: np.roll(value.reshape(-1), number + 1).reshape(value.shape) for name, value in arrays.items()}
         feed = self.workload.executor.feed(moved)
-        return timed(lambda: self.call(feed), self.synchronize)[1]
+        return lambda: timed(lambda: self.call(feed), self.synchronize)[1]
 
 
 def training_feeds(workload: NetworkWorkload, count: int = FEEDS) -> list[Callable[[], Native]]:

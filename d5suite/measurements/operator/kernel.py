@@ -155,7 +155,7 @@ class KernelStep(Step):
         yield check_computes(
             compare_durations(
                 lambda: self._time(found.call, found.arguments)[1],
-                lambda number: self._time(found.call, found.feed(FURTHER + 1 + number))[1],
+                lambda number: self._timing(found.call, found.feed(FURTHER + 1 + number)),
                 Durations(self._median_s, fresh),
             )
         )
@@ -163,6 +163,9 @@ class KernelStep(Step):
 
     def _time(self, call: Callable[..., Any], arguments: Sequence[Any]) -> tuple[Any, float]:
         return timed(lambda: call(*arguments), self.workload.operator.synchronize, hand_over=True)
+
+    def _timing(self, call: Callable[..., Any], arguments: Sequence[Any]) -> Callable[[], float]:
+        return lambda: self._time(call, arguments)[1]
 
     def _fetch(self, result: Any) -> list[np.ndarray]:
         operator = self.workload.operator
