@@ -164,6 +164,17 @@ class Site:
         eligible = next(word.split("=")[1] for word in said.split() if word.startswith("EligibleTime="))
         return (datetime.fromisoformat(eligible) - datetime.now()).total_seconds()
 
+    def starts_again(self, job: str, first: str) -> None:
+        """Wait until a job that was held has started once more."""
+
+        def started() -> bool:
+            if self.state(job) == "PENDING" and self.waits(job) > 10:  # Slurm waits for two minutes otherwise
+                # In the second in which it ended the job, a node takes a new start for the old one.
+                self.cluster.ask("scontrol", "update", f"jobid={job}", "starttime=now+3")
+            return self.held.read_text() not in (first, "")
+
+        until(started, "the second start")
+
     def ends(self, job: str, state: str) -> None:
         """Wait until a job has ended in a state."""
         until(lambda: self.state(job) == state, f"{state} of job {job}")
@@ -283,13 +294,7 @@ def test_a_job_that_starts_again_keeps_what_it_had_measured(site: Site, accident
             "--wrap=sleep 1",
         )
 
-    def started_again() -> bool:
-        if site.state(job) == "PENDING" and site.waits(job) > 10:  # Slurm waits for two minutes otherwise
-            # In the second in which it ended the job, a node takes a new start for the old one.
-            site.cluster.ask("scontrol", "update", f"jobid={job}", "starttime=now+3")
-        return site.held.read_text() not in (first, "")
-
-    until(started_again, "the second start")
+    site.starts_again(job, first)
     site.hold.unlink()
     site.ends(job, "COMPLETED")
     site("collect")
@@ -383,12 +388,7 @@ def test_a_job_whose_node_goes_down_starts_again_on_another(site: Site) -> None:
     site.cluster.ask("scontrol", "update", f"nodename={node}", "state=down", "reason=test")
     site.cluster.ask("scontrol", "update", f"nodename={node}", "state=drain", "reason=test")  # it would come back
 
-    def started_again() -> bool:
-        if site.state(job) == "PENDING" and site.waits(job) > 10:
-            site.cluster.ask("scontrol", "update", f"jobid={job}", "starttime=now+3")
-        return site.held.read_text() not in (first, "")
-
-    until(started_again, "the second start")
+    site.starts_again(job, first)
     site.hold.unlink()
     site.ends(job, "COMPLETED")
     site("collect")

@@ -85,9 +85,8 @@ def slice_(node: Node, context: Context) -> Call:
     """Cut channels by themselves: ``slice`` fails where they lie in blocks (docs/findings.md)."""
     plan = read_slice(node, context)
     cuts = list(plan.cuts)
-    channels = cuts[1] if len(cuts) > 1 and cuts[1].step == 1 else None
-    if channels is not None and channels.start == channels.stop:
-        channels = None  # slice_axis makes no empty array
+    # slice_axis makes no empty array.
+    channels = cuts[1] if len(cuts) > 1 and cuts[1].step == 1 and cuts[1].start != cuts[1].stop else None
     if channels is not None:
         cuts[1] = slice(None)
     more = channels is None or any(cut != slice(None) for cut in cuts)
