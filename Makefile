@@ -34,17 +34,21 @@ horovod: $(VENV)/installed
 
 # Tests that measure time run after the others, beside none; both parts run, whatever the first one finds. Threads that
 # wait let the other process's work. Tests ask whether answers are right, not fast, so JAX compiles them quickly. They
-# start hundreds of processes, which keep what Python compiles whatever the environment says.
+# start hundreds of processes, which keep what Python compiles whatever the environment says, and what JAX compiles for
+# the rest of the run; TensorFlow imports Keras for none (no test uses the old Keras for which this setting leaves room).
 # A test that fails is tried once more and listed as rerun: real processes, ports and clocks are disturbed by what else
 # the machine does; what is wrong fails twice.
 test test-all: $(VENV)/installed-test
-	@failed=; \
+	@rm -rf $(COMPILED); failed=; \
 	$(QUICKLY) $(RUN) -m pytest tests/ -n $(WORKERS) --dist worksteal $(RETRY) -m "($(CHOSEN)) and not alone" || failed=yes; \
 	$(QUICKLY) $(RUN) -m pytest tests/ $(RETRY) -m "($(CHOSEN)) and alone" || failed=yes; \
 	test -z "$$failed"
 RETRY := --reruns 1 --rerun-show-tracebacks
 test: CHOSEN := not slow
-QUICKLY := OMP_WAIT_POLICY=passive PYTHONDONTWRITEBYTECODE= XLA_FLAGS="--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+COMPILED := .pytest_cache/d/jax
+QUICKLY := OMP_WAIT_POLICY=passive PYTHONDONTWRITEBYTECODE= TF_USE_LEGACY_KERAS=1 \
+	XLA_FLAGS="--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true" \
+	JAX_COMPILATION_CACHE_DIR="$(CURDIR)/$(COMPILED)" JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0
 test-all: CHOSEN := slow or not slow
 
 lint: $(VENV)/installed-test
