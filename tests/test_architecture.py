@@ -231,6 +231,15 @@ def test_importing_d5suite_alone_is_light() -> None:
     assert not {"numpy", "onnx", "onnxruntime", "scipy", "h5py", "rich", "pytest", "psutil"} & set(loaded)
 
 
+def test_collecting_recipes_imports_only_what_declares_them() -> None:
+    # Likewise for what each start of pytest on recipes costs: SciPy took half of it.
+    loaded = _fresh(
+        "import sys\nimport d5suite.pytest_plugin, d5suite.session, d5suite.cases.recipe\n"
+        "from d5suite.measurements import discover\ndiscover()\nprint(' '.join(sys.modules))"
+    ).split()
+    assert not {"scipy", "rich", "matplotlib", "jsonschema", "sklearn", "onnxruntime"} & set(loaded)
+
+
 @pytest.mark.parametrize("name", BACKENDS)
 def test_a_backend_is_data_until_it_is_loaded(name: str) -> None:
     loaded = _fresh(f"import sys\nfrom d5suite.backends.{name} import BACKEND\nprint(' '.join(sys.modules))")

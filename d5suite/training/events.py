@@ -1,6 +1,6 @@
 """Events of a run: a progress bar, series, and reasons to stop.
 
-Imports h5py, rich, the contract and its neighbours.
+Imports h5py, the contract and its neighbours, and rich where a bar is shown.
 """
 
 from __future__ import annotations
@@ -12,17 +12,18 @@ import sys
 from abc import abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import h5py
 import numpy as np
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from d5suite.errors import ConfigurationError, DataError
 from d5suite.files import atomic_hdf5, check_writable, declared, write_bytes
 from d5suite.training.loop import Event, Run
 from d5suite.validate.metrics import Metric
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
 LOSS_EVERY_STEPS = 50
 """Steps between fetches of the loss: each waits for the device and leaves a GPU idle briefly."""
@@ -36,6 +37,9 @@ class ProgressBar(Event):
 
     def on_start(self, run: Run) -> None:
         if sys.stderr.isatty():
+            from rich.console import Console
+            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
             columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
             self._bar = Progress(*columns, console=Console(stderr=True), transient=True)
             self._bar.start()
