@@ -88,7 +88,7 @@ def draw_steps(title: str, results: Sequence[tuple[str, Mapping[str, Any]]]) -> 
     speeds.set(title="images/s in all; dotted: ideal", xlabel="ranks", ylim=(0, None))
     speeds.set_xticks(sorted({info["ranks"] for _, info in ordered}))
     speeds.grid(alpha=0.3)
-    speeds.legend(fontsize=7, loc="upper left", bbox_to_anchor=(0, -0.09), ncols=2)  # below: it has many lines
+    figure.legend(*speeds.get_legend_handles_labels(), fontsize=7, loc="outside lower left", ncols=2)
     rows = range(len(ordered))
     left = [0.0] * len(ordered)
     widths = [_parts(info) for _, info in ordered]
@@ -98,7 +98,7 @@ def draw_steps(title: str, results: Sequence[tuple[str, Mapping[str, Any]]]) -> 
     parts.set_yticks(rows, [f"{name}, {info['ranks']}" for name, info in ordered], fontsize=7)
     parts.set_ylim(max(len(ordered), 4) - 0.5, -0.5)
     parts.set(title="parts of a step in ms, mean of ranks")
-    parts.legend(fontsize=7)
+    figure.legend(*parts.get_legend_handles_labels(), fontsize=7, loc="outside lower right", ncols=len(PARTS))
     figure.suptitle(title)
     return figure
 

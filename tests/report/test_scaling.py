@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from d5suite.report.plots import Plotted, save_plot
-from d5suite.report.scaling import add_efficiency, size_text
+from d5suite.report.scaling import add_efficiency, draw_steps, size_text
 
 PICTURE = b"\x89PNG\r\n"
 PARTS = {"step_s": 0.01, "computing_s": 0.008, "communicating_s": 0.003, "waiting_s": None, "overlapped_s": 0.001}
@@ -78,3 +79,14 @@ def test_sizes_are_written_in_binary_units() -> None:
     assert [size_text(size) for size in (4, 1024, 3 << 19, 1 << 30, 1 << 42)] == [
         "4 B", "1 KiB", "1.5 MiB", "1 GiB", "4096 GiB",
     ]  # fmt: skip
+
+
+def test_legends_of_steps_cover_nothing() -> None:
+    results = [(f"{name}-gloo", _result(ranks, 1.0)) for name in ("torch", "mxnet", "jax") for ranks in (1, 2)]
+    figure = draw_steps("r: steps", results)
+    FigureCanvasAgg(figure).draw()
+    legends = [each.get_window_extent() for each in figure.legends]
+    assert len(legends) == 2 and not legends[0].overlaps(legends[1])
+    for axes in figure.axes:
+        shown = axes.get_tightbbox()
+        assert shown is not None and not any(shown.overlaps(each) for each in legends)
