@@ -1,6 +1,7 @@
 """A real Slurm cluster of two nodes on this machine, from Debian's packages.
 
-It has ports, a folder and a munge socket of its own, and leaves nothing. By hand:
+It has ports, a folder and a munge socket of its own, and leaves nothing. Each node has a half of
+the CPUs: workers bind themselves to the first of those that they may use. By hand:
 ``python -m tests.launch.slurm.cluster bash`` runs a command in which ``sinfo`` answers.
 """
 
@@ -17,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -63,6 +64,7 @@ MpiDefault=none
 KillWait=2
 InactiveLimit=0
 SwitchType=switch/none
+SlurmdParameters=config_overrides
 NodeName=n[1-2] NodeHostname={host} NodeAddr=127.0.0.1 Port=[{ports[1]}-{ports[2]}] CPUs=2 RealMemory=3000
 PartitionName=cpu Nodes=n[1-2] Default=YES MaxTime=02:00:00 DefaultTime=00:30:00 PriorityTier=1 PreemptMode=REQUEUE
 PartitionName=urgent Nodes=n[1-2] MaxTime=02:00:00 PriorityTier=10 PreemptMode=OFF
@@ -130,8 +132,10 @@ class Cluster:
         for each in ("state", "n1", "n2"):
             (self.folder / each).mkdir(exist_ok=True)
         self.start_controller()
-        for each in ("n1", "n2"):
-            self._start("slurmd", "-D", "-N", each, name=each)
+        cpus = sorted(os.sched_getaffinity(0))
+        half = (len(cpus) + 1) // 2
+        for each, own in (("n1", cpus[:half]), ("n2", cpus[-half:])):
+            self._start("slurmd", "-D", "-N", each, name=each, cpus=own)
         self._wait(self.idle, "the nodes")
 
     def start_controller(self) -> None:
@@ -191,11 +195,18 @@ class Cluster:
             with contextlib.suppress(psutil.Error):
                 orphan.kill()
 
-    def _start(self, program: str, *arguments: str, name: str | None = None) -> None:
+    def _start(
+        self, program: str, *arguments: str, name: str | None = None, cpus: Collection[int] | None = None
+    ) -> None:
+        def begin() -> None:
+            end_with_tests()
+            if cpus is not None:
+                os.sched_setaffinity(0, cpus)
+
         with (self.folder / f"{name or program}.out.log").open("ab") as output:
             self._processes[name or program] = subprocess.Popen(
                 [str(shutil.which(program)), *arguments], stdin=subprocess.DEVNULL, stdout=output, stderr=output,
-                env=os.environ | self.environment, start_new_session=True, preexec_fn=end_with_tests,
+                env=os.environ | self.environment, start_new_session=True, preexec_fn=begin,
             )  # fmt: skip
 
     def _answers(self, *command: str) -> bool:
