@@ -15,6 +15,7 @@ pytest-benchmark only, and imports no framework.
 `ending`      interrupts lose nothing that is finished; what is absent is said
 `asked`       what a command line asks for, without measuring it
 `ab`          two sides of it, measured in turn: ``d5suite ab``
+`prepared`    pytest, imported before it is told to begin
 `bisect`      the revision that made it slower: ``d5suite bisect``
 ============= =================================================================
 """

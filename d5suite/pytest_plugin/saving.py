@@ -98,6 +98,13 @@ MISSED = ".missed.h5"
 """What the name of a file ends in that holds partial results of failures."""
 
 
+def pytest_benchmark_generate_machine_info(config: pytest.Config) -> dict[str, Any] | None:
+    """Ask nothing about this machine where `_as_measured` will say which ones measured."""
+    from d5suite.pytest_plugin.options import settings
+
+    return {} if config.stash[stash.RESULTS] and settings(config).from_jobs is not None else None
+
+
 def pytest_benchmark_update_json(config: pytest.Config, output_json: dict[str, Any]) -> None:
     """Make the JSON strictly valid, describe its measurements, write series and plots."""
     ours = [bench for bench in output_json["benchmarks"] if "d5suite" in bench["extra_info"]]

@@ -6,6 +6,7 @@
 `script`     readable batch scripts
 `run`        a run: a folder with jobs, scripts and a ledger of what was submitted
 `follow`     what has become of each job, until all have ended
+`gather`     runs of pytest: cases become jobs, and results become a file
 `command`    ``init``, ``run``, ``script``, ``status``, ``collect``, ``cancel``
 ============ ==========================================================================
 

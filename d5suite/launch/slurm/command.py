@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import shutil
-import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
@@ -14,8 +14,9 @@ from d5suite.errors import ConfigurationError, JobError
 from d5suite.files import check_writable
 from d5suite.launch.slurm import client
 from d5suite.launch.slurm.follow import Fate, follow, look, told, write_fates
+from d5suite.launch.slurm.gather import Gathering, write_jobs
 from d5suite.launch.slurm.profile import Source, find_profile, read_profile
-from d5suite.launch.slurm.run import JOBS, PARENT, Run, find_run, submit, write_scripts
+from d5suite.launch.slurm.run import PARENT, Run, find_run, submit, write_scripts
 
 PASSED = ("scheme", "communicator", "algorithm", "scaling", "preset", "device", "precision", "batch-size",
           "optimizer", "imagenet", "openimages", "seed", "loader-workers")  # fmt: skip
@@ -80,27 +81,41 @@ def _run(options: argparse.Namespace) -> int:
     else:
         run = _new(options)
         print(f"run: {_shown(run.folder)}", flush=True)
-    with run.held():
-        fates = look(run)
-        missing = [fate.name for fate in fates if fate.ended and not fate.complete]
-        if missing:
-            submit(run, missing)
-        count = len(missing)
-        print(f"submitted {count} job{'s' * (count != 1)} of {len(run.jobs)}", flush=True)
-        if options.no_follow:
-            print(f"collect later: d5suite slurm collect {_shown(run.folder)}")
-            return 0
-        shown = _Shown(run)
-        try:
-            fates = follow(run, shown.tell)
-        except KeyboardInterrupt:
-            shown.clear()
-            where = _shown(run.folder)
-            print(f"jobs go on; collect later: d5suite slurm collect {where}; stop them: d5suite slurm cancel {where}")
-            raise
-        finally:
-            shown.clear()
-    return _gather(run, fates, Path(run.out))
+    out = Path(run.out)
+    with Gathering(run, out) as gathering:
+        with run.held():
+            fates = look(run)
+            missing = [fate.name for fate in fates if fate.ended and not fate.complete]
+            if missing:
+                submit(run, missing)
+            count = len(missing)
+            print(f"submitted {count} job{'s' * (count != 1)} of {len(run.jobs)}", flush=True)
+            if options.no_follow:
+                print(f"collect later: d5suite slurm collect {_shown(run.folder)}")
+                return 0
+            fates = _followed(run, gathering)
+        return _gather(run, fates, out, gathering)
+
+
+def _followed(run: Run, gathering: Gathering) -> list[Fate]:
+    """Wait until all jobs have ended; once none waits in a queue, gathering is prepared."""
+    shown = _Shown(run)
+
+    def tell(fates: list[Fate], remark: str) -> None:
+        shown.tell(fates, remark)
+        if fates and not any(fate.waits for fate in fates):
+            with contextlib.suppress(JobError):  # gathering will say so
+                gathering.prepare()
+
+    try:
+        return follow(run, tell)
+    except KeyboardInterrupt:
+        shown.clear()
+        where = _shown(run.folder)
+        print(f"jobs go on; collect later: d5suite slurm collect {where}; stop them: d5suite slurm cancel {where}")
+        raise
+    finally:
+        shown.clear()
 
 
 def _status(options: argparse.Namespace) -> int:
@@ -117,7 +132,9 @@ def _status(options: argparse.Namespace) -> int:
 
 def _collect(options: argparse.Namespace) -> int:
     run = find_run(options.folder)
-    return _gather(run, look(run), options.out or Path(run.out))
+    out = Path(options.out or run.out).absolute()
+    with Gathering(run, out) as gathering:
+        return _gather(run, look(run), out, gathering)
 
 
 def _cancel(options: argparse.Namespace) -> None:
@@ -151,13 +168,7 @@ def _new(options: argparse.Namespace) -> Run:
     run.out = str((options.out or run.folder / "result.json").absolute())
     try:
         _require_writable(Path(run.out))
-        done = _pytest(run, "--write-jobs", capture=True)
-        names = sorted(each.name.removesuffix(".job.json") for each in (run.folder / JOBS).glob("*.job.json"))
-        if done.returncode or not names:
-            said = [line for line in (done.stdout + done.stderr).splitlines() if line.strip()]
-            errors = [line.removeprefix("ERROR: ") for line in said if line.startswith(("ERROR", "E  ", "  "))]
-            raise ConfigurationError("\n".join(errors or said[-8:]) or "nothing is to be measured")
-        run.jobs = {name: [] for name in names}
+        run.jobs = {name: [] for name in write_jobs(run)}
         run.save()
     except BaseException:
         shutil.rmtree(run.folder, ignore_errors=True)
@@ -205,20 +216,10 @@ def _require_writable(out: Path) -> None:
         raise ConfigurationError(f"the result cannot be written: {error.strerror}", where=f"--out {out}") from error
 
 
-def _pytest(run: Run, how: str, *more: str, capture: bool = False) -> subprocess.CompletedProcess[str]:
-    """Run pytest on the recipes of a run, where it was made."""
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *run.arguments, how, str(run.folder / JOBS)]
-    try:
-        return subprocess.run([*command, *more], cwd=run.cwd, capture_output=capture, text=True)
-    except OSError as error:
-        raise JobError(f"cannot run pytest: {error.strerror}", where=run.cwd) from error
-
-
-def _gather(run: Run, fates: list[Fate], out: Path) -> int:
+def _gather(run: Run, fates: list[Fate], out: Path, gathering: Gathering) -> int:
     """Write the result file of all that is measured; say what is missing, and why."""
     write_fates(run, fates)
-    out = out.absolute()
-    code = _pytest(run, "--from-jobs", "--quiet", "--no-header", f"--benchmark-json={out}").returncode
+    code = gathering.gather()
     missing = [fate for fate in fates if not fate.complete]
     for fate in missing:
         print(f"missing: {fate.name}: {told(run, fate)}")
@@ -255,7 +256,7 @@ class _Shown:
     def _word(fate: Fate) -> str:
         if fate.ended:
             return "measured" if fate.complete else "ended"
-        return "wait" if fate.state is not None and fate.state.name == "PENDING" else "run"
+        return "wait" if fate.waits else "run"
 
     def clear(self) -> None:
         if self.terminal:

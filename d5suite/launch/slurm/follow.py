@@ -16,8 +16,12 @@ from d5suite.launch.slurm import client
 from d5suite.launch.slurm.client import FINAL, SilentError, State
 from d5suite.launch.slurm.run import SCRIPTS, Run, Submission, number_all
 
-PERIOD_S = (0.2, 5.0)
-"""Between two questions to the controller: at first, and at most, because all users share it."""
+PERIOD_S = (0.1, 5.0)
+"""Between two questions to the controller: at first, as when a worker has just finished, and at
+most, because all users share it."""
+
+GLANCE_S = 0.2
+"""Between two looks at the results of jobs that run."""
 
 PATIENCE_S = 3600.0
 """Seconds of silence of the controller after which it is no longer waited for."""
@@ -91,6 +95,11 @@ class Fate:
     def ended(self) -> bool:
         """Whether it runs no more, nor will it."""
         return self.start is None or (self.state is not None and (self.state.ended or self.state.name == NAMELESS))
+
+    @property
+    def waits(self) -> bool:
+        """Whether it waits in Slurm's queue."""
+        return self.state is not None and self.state.name == "PENDING"
 
 
 def look(run: Run) -> list[Fate]:
@@ -293,7 +302,7 @@ def _newly_finished(run: Run, fates: list[Fate], pause: float, known: set[str]) 
     end = time.monotonic() + pause
     finished: set[str] = set()
     while not finished and (left := end - time.monotonic()) > 0:
-        time.sleep(min(left, PERIOD_S[0]))
+        time.sleep(min(left, GLANCE_S))
         for name in running.keys() - known:
             with contextlib.suppress(JobError, KeyError):
                 if read_json(running[name])["status"] != "running":
@@ -318,7 +327,7 @@ def _late_s(fate: Fate) -> float:
 
 def _require_hope(run: Run, fates: list[Fate], waits: dict[str, tuple[str, float]], now: float) -> None:
     """Cancel all that wait, if one has waited for `HOPELESS_S` for what will never come."""
-    pending = [fate for fate in fates if fate.state is not None and fate.state.name == "PENDING"]
+    pending = [fate for fate in fates if fate.waits]
     for fate in pending:
         assert fate.state is not None and fate.start is not None
         if waits.get(fate.name, ("", now))[0] != fate.state.reason:

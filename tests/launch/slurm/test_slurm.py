@@ -13,10 +13,11 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from d5suite.report.schema import result_schema
-from tests.conftest import plugin_environment
+from tests.conftest import end_with_tests, plugin_environment
 from tests.launch.slurm.cluster import Cluster
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
@@ -120,8 +121,17 @@ class Site:
         return subprocess.Popen(
             [sys.executable, "-m", "d5suite.cli", "slurm", *arguments], cwd=self.folder, text=True,
             env=plugin_environment() | self.cluster.environment | environment, stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True, preexec_fn=end_with_tests,
         )  # fmt: skip
+
+    def submitters(self) -> list[str]:
+        """What runs in this folder to submit, follow or gather."""
+        found = []
+        for each in psutil.process_iter(["cmdline", "cwd", "status"]):
+            words = each.info["cmdline"] or []
+            if each.info["cwd"] == str(self.folder) and {"d5suite.cli", "d5suite.pytest_plugin.prepared"} & set(words):
+                found.append(" ".join(words))
+        return found
 
     def __call__(self, *arguments: str, code: int = 0, **environment: str) -> str:
         process = self.start(*arguments, **environment)
@@ -233,6 +243,7 @@ def test_a_killed_submitter_costs_nothing_and_every_shell_gathers_the_same_file(
     until(site.held.exists, "the held measurement")
     process.send_signal(signal.SIGKILL)
     process.wait(timeout=300)
+    until(lambda: site.submitters() == [], "the end of what would have gathered")
     assert "#SBATCH --array=0-1" in next(site.folder.glob("d5suite-slurm/*/scripts/*.sh")).read_text()
     assert not site.out.exists()
     site.hold.unlink()
@@ -246,6 +257,22 @@ def test_a_killed_submitter_costs_nothing_and_every_shell_gathers_the_same_file(
     site.out.unlink()
     assert "submitted 0 jobs of 2" in site("run", "--resume")
     assert site.out.read_bytes() == first and site.out.with_suffix(".h5").read_bytes() == series
+
+
+def test_ctrl_c_leaves_the_jobs_and_no_process(site: Site) -> None:
+    site.hold.write_text("")
+    process = site.start(*site.luck())
+    until(site.held.exists, "the held measurement")
+    until(lambda: len(site.submitters()) == 2, "what is to gather the results")
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+    said, _ = process.communicate(timeout=300)
+    assert process.returncode == 130, said
+    assert said.splitlines()[-2].startswith("jobs go on; collect later: d5suite slurm collect d5suite-slurm/")
+    assert said.splitlines()[-1] == "interrupted" and site.submitters() == []
+    site.hold.unlink()
+    site.ends(site.number, "COMPLETED")
+    site("collect")
+    assert list(site.results()) == BOTH
 
 
 @pytest.mark.parametrize(
@@ -420,5 +447,5 @@ def test_init_asks_slurm_and_what_it_drafts_runs(site: Site) -> None:
         assert f"{line}\n" in text
     site("init", code=2)  # it does not overwrite what somebody has edited
     assert draft.read_text() == text
-    site(*site.luck())
+    site(*site.luck("--loader-workers", "1"))  # a node says that it has two CPUs, and may have one
     assert list(site.results()) == BOTH

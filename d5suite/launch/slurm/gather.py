@@ -1,0 +1,126 @@
+"""Runs of pytest: cases become jobs, and results become a file.
+
+Both are runs of `d5suite.pytest_plugin.prepared`, which this part knows by name only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+
+from d5suite.errors import ConfigurationError, JobError
+from d5suite.launch.slurm.run import JOBS, Run
+
+PYTEST = (sys.executable, "-m", "d5suite.pytest_plugin.prepared")
+
+
+def write_jobs(run: Run) -> list[str]:
+    """Write the job files of a run.
+
+    Returns
+    -------
+    list of str
+        Their names without suffix.
+
+    Raises
+    ------
+    ConfigurationError
+        What pytest says of options or recipes that make no sense.
+    """
+    with _start(run, "-", _arguments(run, "--write-jobs"), stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        import jsonschema  # noqa: F401  reading the jobs needs it; meanwhile it costs no time
+
+        output = process.communicate()
+    names = sorted(each.name.removesuffix(".job.json") for each in (run.folder / JOBS).glob("*.job.json"))
+    if process.returncode or not names:
+        said = [line for line in "".join(output).splitlines() if line.strip()]
+        errors = [line.removeprefix("ERROR: ") for line in said if line.startswith(("ERROR", "E  ", "  "))]
+        raise ConfigurationError("\n".join(errors or said[-8:]) or "nothing is to be measured")
+    return names
+
+
+class Gathering:
+    """Results become a file; what is prepared meanwhile saves the time to import it.
+
+    Parameters
+    ----------
+    run : Run
+    out : Path
+        The result file.
+    """
+
+    def __init__(self, run: Run, out: Path) -> None:
+        self._run = run
+        self._arguments = _arguments(run, "--from-jobs", "--quiet", "--no-header", f"--benchmark-json={out}")
+        self._process: subprocess.Popen[str] | None = None
+        self._pipe = -1
+
+    def prepare(self) -> None:
+        """Start pytest, unless that was done; it reads nothing yet."""
+        if self._process is not None:
+            return
+        reads, self._pipe = os.pipe()
+        try:
+            with _uninterrupted():
+                self._process = _start(self._run, str(reads), self._arguments, pass_fds=[reads])
+        finally:
+            os.close(reads)
+
+    def gather(self) -> int:
+        """Write the result file of what is measured now; return pytest's exit code.
+
+        Raises
+        ------
+        JobError
+            pytest cannot be run.
+        """
+        self.prepare()
+        assert self._process is not None
+        with contextlib.suppress(BrokenPipeError):  # its exit code says why it has ended
+            os.write(self._pipe, b"\n")
+        return self._process.wait()
+
+    def __enter__(self) -> Gathering:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._pipe >= 0:
+            os.close(self._pipe)
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
+
+def _arguments(run: Run, how: str, *more: str) -> list[str]:
+    return ["-p", "no:cacheprovider", *run.arguments, how, str(run.folder / JOBS), *more]
+
+
+def _start(
+    run: Run, told: str, arguments: Sequence[str], *, stdout: int | None = None, stderr: int | None = None,
+    pass_fds: Sequence[int] = (),
+) -> subprocess.Popen[str]:  # fmt: skip
+    """Run pytest on the recipes of a run, where it was made."""
+    try:
+        return subprocess.Popen(
+            [*PYTEST, told, *arguments], cwd=run.cwd, text=True, stdout=stdout, stderr=stderr, pass_fds=pass_fds
+        )
+    except OSError as error:
+        raise JobError(f"cannot run pytest: {error.strerror}", where=run.cwd) from error
+
+
+@contextlib.contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Start processes that Ctrl-C does not reach before they say what it means to them."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
