@@ -1,7 +1,8 @@
 """A real Slurm cluster of two nodes on this machine, from Debian's packages.
 
 It has ports, a folder and a munge socket of its own, and leaves nothing. Each node has a half of
-the CPUs: workers bind themselves to the first of those that they may use. By hand:
+the CPUs, because workers bind themselves to the first of those that they may use; it says that it
+has two, so that two jobs can share it. By hand:
 ``python -m tests.launch.slurm.cluster bash`` runs a command in which ``sinfo`` answers.
 """
 
