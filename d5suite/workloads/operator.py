@@ -45,8 +45,15 @@ processors' caches. For results above 32 MiB the C library takes every page anew
 a virtual machine that took five times as long as copying, and PyTorch reached 1.7 of 10 GB/s. A
 GPU's allocator keeps what it has."""
 
+CEILING_ROW = 1024
+"""Elements of a row of the copy. Of vectors, ONNX's shape inference takes seconds to follow the
+values, and MXNet copies one value at a time: 0.9 of 23 GB/s."""
+
 CEILING_TIME_S = 0.5
 """Sampling budget of each ceiling, in seconds."""
+
+CEILING_BUDGETS = 10
+"""A ceiling takes at most so many times the sampling budget of a measurement."""
 
 
 class OperatorWorkload(Workload):
@@ -83,10 +90,9 @@ class OperatorWorkload(Workload):
             FLOP/s and bytes/s.
         """
         tell("measuring the machine's ceilings")
+        _freeze()
         found = _ceilings(job, selection)
-        # Hundreds of collections follow, which would each take 0.2 s for the framework's objects.
-        gc.collect()
-        gc.freeze()
+        _freeze()
         return found
 
     def facts(self) -> dict[str, Any]:
@@ -143,10 +149,20 @@ def _custom_operator(file: str, name: str) -> CustomOperator:
     raise DataError(f"it describes no custom operator {name!r}", where=file)
 
 
+def _freeze() -> None:
+    """Leave what is there out of collections.
+
+    Hundreds of them follow, which would each take up to 0.2 s for the framework's objects.
+    """
+    gc.collect()
+    gc.freeze()
+
+
 def _ceilings(job: Job, selection: Selection) -> dict[str, float]:
-    settings = SamplingSettings(max_time_s=CEILING_TIME_S)
+    budget = max(SamplingSettings.from_dict(case.sampling).max_time_s for case in job.cases)
+    settings = SamplingSettings(max_time_s=min(CEILING_TIME_S, CEILING_BUDGETS * budget))
     # Two halves put together can only be copied: no view will do.
-    half = (CEILING_COPY[job.device] // 2 // PRECISIONS[job.precision].itemsize,)
+    half = (CEILING_COPY[job.device] // 2 // PRECISIONS[job.precision].itemsize // CEILING_ROW, CEILING_ROW)
     square = (CEILING_GEMM, CEILING_GEMM)
     found = {}
     for key, operator_name, shapes, attributes in (

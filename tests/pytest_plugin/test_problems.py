@@ -340,7 +340,7 @@ def test_tolerances_tell_float16_sums_from_float32_ones() -> None:
 
 @needs_torch
 def test_problems_become_ordinary_benchmarks(measure: Measure, tmp_path: Path) -> None:
-    done = measure(PROBLEMS, "--benchmark-json", "out.json")
+    done = measure(PROBLEMS, "--benchmark-json", "out.json", "--benchmark-max-time", "0.01")
     assert done.returncode == 0, done.stdout + done.stderr
     result = json.loads((tmp_path / "out.json").read_text())
     jsonschema.validate(result, SCHEMA)
@@ -409,7 +409,7 @@ def test_bad_problems_cost_their_own_tests(measure: Measure) -> None:
         "            Problem('unknown', 'Sinh', {'X': (10,)}),\n"
         "            Problem('good', 'Relu', {'X': (10,)})]\n"
         "BAD = Problems('bad', smoke=PROBLEMS, standard=PROBLEMS, full=PROBLEMS)\n",
-        "-rs", "-k", "forward",
+        "-rs", "-k", "forward", "--benchmark-max-time", "0.01",
     )  # fmt: skip
     assert done.returncode == 1
     assert "2 failed, 1 passed, 1 skipped" in done.stdout, done.stdout

@@ -7,7 +7,8 @@ from random import Random
 
 import numpy as np
 import pytest
-import scipy.special  # noqa: F401  (loaded late by the module: not within Hypothesis's deadline)
+import scipy.special  # loaded late by the module: not within Hypothesis's deadline
+import scipy.stats
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -98,6 +99,23 @@ def test_drift_finds_a_trend_and_its_size(n: int) -> None:
     level = drift(list(1.0 + noise))
     assert abs(level.relative_change) < 0.03
     assert level.p_value > 0.01
+
+
+@given(
+    st.one_of(
+        st.lists(st.integers(1, 9).map(float), min_size=3, max_size=60),  # with equal values
+        st.lists(st.floats(1e-9, 1e6), min_size=3, max_size=60, unique=True),
+        st.integers(3, 60).map(lambda n: [float(2 * n - at) for at in range(n)]),
+    )
+)
+def test_drift_is_that_of_scipy(samples: list[float]) -> None:
+    if len(set(samples)) == 1:
+        return
+    position = np.arange(len(samples))
+    slope = scipy.stats.theilslopes(samples, position).slope
+    found = drift(samples)
+    assert found.relative_change == pytest.approx(slope * (len(samples) - 1) / np.median(samples), rel=1e-9, abs=1e-12)
+    assert found.p_value == pytest.approx(scipy.stats.kendalltau(position, samples).pvalue, rel=1e-9, abs=1e-9)
 
 
 def test_drift_of_a_constant_or_very_short_series_is_none() -> None:
