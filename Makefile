@@ -47,7 +47,8 @@ RETRY := --reruns 1 --rerun-show-tracebacks
 test: CHOSEN := not slow
 COMPILED := .pytest_cache/d/jax
 QUICKLY := OMP_WAIT_POLICY=passive PYTHONDONTWRITEBYTECODE= TF_USE_LEGACY_KERAS=1 \
-	XLA_FLAGS="--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true" \
+	XLA_FLAGS="--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true \
+	--xla_cpu_use_fusion_emitters=false" \
 	JAX_COMPILATION_CACHE_DIR="$(CURDIR)/$(COMPILED)" JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0
 test-all: CHOSEN := slow or not slow
 
