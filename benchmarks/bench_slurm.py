@@ -5,6 +5,10 @@ collecting recipes, submitting, following and gathering; and the lines of its ba
 call ``srun``, by themselves. Jobs run one after the other, on one node. Of one job and of three:
 what is added once, and what by each further job.
 
+The worker is a stand-in, which takes three seconds and then puts a real worker's result in place.
+Real ones take seven, by one or two more or less each time, as much as what is measured; and on a
+cluster they are not on the machine on which the command prepares to gather.
+
 Both run as a user runs them: Python keeps what it compiles, and pytest has no plug-ins but those
 that d5suite depends on. The tests' own cost each start of pytest 0.35 s (hypothesis alone 0.23 s).
 
@@ -47,7 +51,19 @@ RECIPE = Recipe(name='digits', network='lenet5', dataset='digits', on_request=Tr
     presets={'smoke': Preset(image_size=32, batch_size=8, classes=10, max_time_s=0.05)})
 """
 
-PROFILE = 'partition = "cpu"\ntime = "00:10:00"\ncores_per_node = 1\noptions = ["--nodelist=n1"]\n'
+PROFILE = """
+partition = "cpu"
+time = "00:10:00"
+cores_per_node = 1
+options = ["--nodelist=n1"]
+python = "{folder}/worker"
+"""
+
+WORKER = """#!/bin/bash
+sleep 3
+job=${{@: -1}}
+cp "{results}/$(basename "$job" .job.json).result.json" "${{job%.job.json}}.result.json"
+"""
 
 
 def environment(started: Cluster) -> dict[str, str]:
@@ -92,7 +108,7 @@ def test_slurm_run_adds_little_to_srun(
     if reason:
         pytest.skip(reason)
     (tmp_path / "test_digits.py").write_text(RECIPE)
-    (tmp_path / "d5suite-slurm.toml").write_text(PROFILE)
+    (tmp_path / "d5suite-slurm.toml").write_text(PROFILE.format(folder=tmp_path))
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
     counts = (1, len(MODES))
     added: dict[int, list[float]] = {each: [] for each in counts}
@@ -101,6 +117,12 @@ def test_slurm_run_adds_little_to_srun(
             slurm(tmp_path, started, "script", jobs)
             (made,) = tmp_path.glob("d5suite-slurm/*")
             shutil.move(made, tmp_path / f"kept{jobs}")
+        results = tmp_path / f"kept{jobs}/jobs"
+        for job in results.glob("*.job.json"):
+            subprocess.run([sys.executable, "-m", "d5suite.worker", str(job)], check=True, env=environment(started))
+            shutil.copy(job.with_name(job.name.replace(".job.", ".result.")), tmp_path)
+        (tmp_path / "worker").write_text(WORKER.format(results=tmp_path))
+        (tmp_path / "worker").chmod(0o755)
         slurm(tmp_path, started, "run", 1)
         bare(tmp_path, started, tmp_path / "kept1")
         for turn, jobs in itertools.product(range(ROUNDS), counts):
