@@ -239,7 +239,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _process(folder: Path, task: str) -> None:
-    quick = {"XLA_FLAGS": "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"}
+    flags = ("backend_optimization_level=0", "llvm_disable_expensive_passes=true", "cpu_use_fusion_emitters=false")
+    quick = {"XLA_FLAGS": " ".join(f"--xla_{flag}" for flag in flags)}
     environment = {**plugin_environment(), **thread_environment(1), "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-m", "tests.test_public_networks", task, str(folder)],

@@ -148,6 +148,8 @@ def _workloads(
         "versions": versions,
     }
     result.device = {"kind": job.device, "name": runtime.device_name(job.device)}
+    gc.collect()
+    gc.freeze()  # else each collection, several per measurement, takes up to 0.2 s for the framework's objects
     result.environment = describe(["d5suite", "numpy", "onnx", "onnxruntime", "pillow", "h5py"])
     answer.write()
     for kind in dict.fromkeys(case.kind for case in job.cases):

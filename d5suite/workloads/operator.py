@@ -90,9 +90,10 @@ class OperatorWorkload(Workload):
             FLOP/s and bytes/s.
         """
         tell("measuring the machine's ceilings")
-        _freeze()
         found = _ceilings(job, selection)
-        _freeze()
+        # Hundreds of collections follow, which would each take 0.2 s for the framework's objects.
+        gc.collect()
+        gc.freeze()
         return found
 
     def facts(self) -> dict[str, Any]:
@@ -147,15 +148,6 @@ def _custom_operator(file: str, name: str) -> CustomOperator:
             if each.name == name:
                 return each
     raise DataError(f"it describes no custom operator {name!r}", where=file)
-
-
-def _freeze() -> None:
-    """Leave what is there out of collections.
-
-    Hundreds of them follow, which would each take up to 0.2 s for the framework's objects.
-    """
-    gc.collect()
-    gc.freeze()
 
 
 def _ceilings(job: Job, selection: Selection) -> dict[str, float]:
