@@ -35,7 +35,8 @@ horovod: $(VENV)/installed
 # Tests that measure time run after the others, beside none; both parts run, whatever the first one finds. Threads that
 # wait let the other process's work. Tests ask whether answers are right, not fast, so JAX compiles them quickly. They
 # start hundreds of processes, which keep what Python compiles whatever the environment says, and what JAX compiles for
-# the rest of the run; TensorFlow imports Keras for none (no test uses the old Keras for which this setting leaves room).
+# the rest of the run. TensorFlow imports Keras for none: this setting leaves room for the old Keras, which no test uses.
+# But Horovod for TensorFlow, where it is built, takes Keras from it.
 # A test that fails is tried once more and listed as rerun: real processes, ports and clocks are disturbed by what else
 # the machine does; what is wrong fails twice.
 test test-all: $(VENV)/installed-test
@@ -45,8 +46,9 @@ test test-all: $(VENV)/installed-test
 	test -z "$$failed"
 RETRY := --reruns 1 --rerun-show-tracebacks
 test: CHOSEN := not slow
+KERASLESS := $(if $(wildcard $(VENV)/lib/python*/site-packages/horovod/tensorflow/mpi_lib*.so),,TF_USE_LEGACY_KERAS=1)
 COMPILED := .pytest_cache/d/jax
-QUICKLY := OMP_WAIT_POLICY=passive PYTHONDONTWRITEBYTECODE= TF_USE_LEGACY_KERAS=1 \
+QUICKLY := OMP_WAIT_POLICY=passive PYTHONDONTWRITEBYTECODE= $(KERASLESS) \
 	XLA_FLAGS="--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true \
 	--xla_cpu_use_fusion_emitters=false" \
 	JAX_COMPILATION_CACHE_DIR="$(CURDIR)/$(COMPILED)" JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0
