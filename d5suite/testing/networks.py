@@ -301,6 +301,41 @@ def tagger() -> Network:
     return Network(model, name="tagger").with_classification_loss(axis=2)
 
 
+def reader() -> Network:
+    """Score 5 classes for 6 words below 11, by recurrences that few layers have."""
+    shapes = {
+        "words": (11, 8), "gru.w": (2, 12, 8), "gru.r": (2, 12, 4), "gru.b": (2, 24), "w": (2, 16, 8), "r": (2, 16, 4),
+        "b": (2, 32), "p": (2, 12), "back.w": (1, 16, 8), "back.r": (1, 16, 4), "fc": (4, 5),
+    }  # fmt: skip
+    parameters = {name: values(*shape, seed=index) * f32(0.5) for index, (name, shape) in enumerate(shapes.items())}
+    node = helper.make_node
+    nodes = [
+        node("Gather", ["words", "tokens"], ["embedded"], "embedded"),
+        node("Transpose", ["embedded"], ["steps"], "steps", perm=[1, 0, 2]),
+        node("GRU", ["steps", "gru.w", "gru.r", "gru.b"], ["", "start"], "reset first", hidden_size=4,
+             direction="bidirectional"),
+        node("LSTM", ["steps", "w", "r", "b", "", "start", "", "p"], ["peeping"], "peepholes", hidden_size=4,
+             direction="bidirectional"),
+        node("LSTM", ["embedded", "back.w", "back.r"], ["all", "last"], "batch first", hidden_size=4,
+             direction="reverse", layout=1),
+        node("ReduceMean", ["peeping", "first two"], ["seen"], "seen", keepdims=0),
+        node("ReduceMean", ["all", "middle two"], ["heard"], "heard", keepdims=0),
+        node("Squeeze", ["last", "one"], ["ended"], "ended"),
+        node("Sum", ["seen", "heard", "ended"], ["known"], "known"),
+        node("MatMul", ["known", "fc"], ["scores"], "scores"),
+    ]  # fmt: skip
+    constants = {"first two": i64(0, 1), "middle two": i64(1, 2), "one": i64(1)}
+    graph = helper.make_graph(
+        nodes,
+        "reader",
+        [helper.make_tensor_value_info("tokens", TensorProto.INT64, ["N", 6])],
+        [helper.make_tensor_value_info("scores", TensorProto.FLOAT, ["N", 5])],
+        [numpy_helper.from_array(value, name) for name, value in {**parameters, **constants}.items()],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    return Network(model, name="reader").with_classification_loss()
+
+
 def _random_batches(network: Network, steps: int) -> list[Batch]:
     return [random_batch(network, seed=step) for step in range(steps)]
 

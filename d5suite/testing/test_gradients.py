@@ -21,6 +21,7 @@ from d5suite.testing.networks import (
     dropping,
     every_operator,
     random_batch,
+    reader,
     sharing,
     tagger,
     through,
@@ -76,6 +77,7 @@ def test_gradient_through_operator(subject: Subject, operator: str) -> None:
         pytest.param(today().at_generic_point(), marks=pytest.mark.slow),
         transformer(),
         tagger(),
+        reader(),
     ],
     ids=[
         "classifier",
@@ -88,6 +90,7 @@ def test_gradient_through_operator(subject: Subject, operator: str) -> None:
         "today, generic",
         "transformer",
         "tagger",
+        "reader",
     ],
 )
 def test_gradient_of_network(subject: Subject, network: Network) -> None:

@@ -17,6 +17,7 @@ from d5suite.testing.networks import (
     classifier,
     every_operator,
     random_batch,
+    reader,
     sharing,
     tagger,
     today,
@@ -82,7 +83,7 @@ def _before_softmax(path: Path, folder: Path) -> Path:
 
 @pytest.mark.parametrize(
     "network",
-    [classifier(), sharing(), every_operator(), today(), transformer(), tagger()],
+    [classifier(), sharing(), every_operator(), today(), transformer(), tagger(), reader()],
     ids=lambda network: network.name,
 )
 def test_output_equals_the_reference_at_any_batch_size(subject: Subject, network: Network) -> None:

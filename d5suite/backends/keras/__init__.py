@@ -24,9 +24,8 @@ BACKEND = Backend(
     levels=frozenset({0, 1, 2, 3}),
     devices=("cpu", "cuda"),
     precisions=("fp32", "bf16", "fp16", "fp64"),
-    # Keras's layers have one bias where ONNX has two, which are two parameters of a network.
-    operators=(ZOO_OPERATORS | MORE_OPERATORS) - {"GRU", "LSTM"},
-    single_operators=SINGLE_OPERATORS | {"GRU", "LSTM"},
+    operators=ZOO_OPERATORS | MORE_OPERATORS,
+    single_operators=SINGLE_OPERATORS,
     tolerances={
         "fp64": Tolerance(
             outputs=1e-10,

@@ -165,7 +165,7 @@ class Functions:
     stack : callable
         (tensors, axis) to one tensor with a new axis.
     zeros : callable
-        (rows, columns) to zeros in the operation's type.
+        (matrix, columns) to zeros in the operation's type, with as many rows as the matrix has.
     """
 
     matmul: Callable[[Any, Any], Any]
@@ -174,7 +174,7 @@ class Functions:
     tanh: Callable[[Any], Any]
     split: Callable[[Any, int], Sequence[Any]]
     stack: Callable[[Sequence[Any], int], Any]
-    zeros: Callable[[int, int], Any]
+    zeros: Callable[[Any, int], Any]
 
 
 def unrolled(
@@ -201,11 +201,11 @@ def unrolled(
     Raises
     ------
     NetworkError
-        If batch or steps are unknown.
+        If the number of steps is unknown.
     """
-    if plan.batch is None or plan.steps is None:
-        raise NetworkError(f"this variant of {plan.kind} needs a fixed batch and length", where=plan.names[0])
-    f, batch, time = functions, plan.batch, range(plan.steps)
+    if plan.steps is None:
+        raise NetworkError(f"this variant of {plan.kind} needs a fixed length", where=plan.names[0])
+    f, time = functions, range(plan.steps)
     every: list[list[Any]] = []
     last_h, last_c = [], []
     for d in range(plan.directions):
@@ -213,7 +213,7 @@ def unrolled(
 
         def state(value: Any, d: int = d) -> Any:
             if value is None:
-                return f.zeros(batch, plan.hidden)
+                return f.zeros(x[:, 0] if plan.batch_first else x[0], plan.hidden)
             return value[:, d] if plan.batch_first else value[d]
 
         h, c = state(initial_h), state(initial_c) if plan.kind == "LSTM" else None

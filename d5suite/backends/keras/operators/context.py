@@ -68,7 +68,10 @@ class Calculation(layers.Layer):
         """Return the function's value."""
         given = iter(inputs if isinstance(inputs, list | tuple) else [inputs])
         found = self.function(*[self._value(source, given) for source in self._sources])
-        return [value for value in found if value is not None] if self._more else found
+        if not isinstance(found, tuple):
+            return found
+        kept = [value for value in found if value is not None]
+        return kept if self._more else kept[0]
 
     def _value(self, source: Any, given: Any) -> Any:
         if source is ...:
@@ -192,8 +195,11 @@ class Context(LayoutContext):
         """Return a new symbolic input, as stored."""
         return keras.Input(batch_shape=self.stored(name), dtype=str(self.dtypes[name]))
 
-    def calculate(self, node: Node, function: Function, *, policy: str | None = None) -> Any:
-        """Return a `Calculation` over a node's inputs; at level 0, the function itself."""
+    def calculate(self, node: Node, function: Function, *, policy: str | None = None, compiles: bool = True) -> Any:
+        """Return a `Calculation` over a node's inputs; at level 0, the function itself.
+
+        ``compiles`` is whether XLA can compile the function.
+        """
         if self.single:
             return function
         inputs: list[Any] = []
@@ -211,10 +217,11 @@ class Context(LayoutContext):
         settings = {"name": self.name(node), "dtype": policy or self.policy}
         (stored, result), *more = [(self.stored(name), self._result(name)) for name in node.outputs if name]
         layer = Calculation(function, inputs, stored, result, more, **settings)
+        layer.supports_jit = compiles
         found = layer(given if len(given) > 1 else given[0])
-        if not more:
+        if node.outputs[0] and not more:
             return found
-        several = iter(found)
+        several = iter(found if more else [found])
         return tuple(next(several) if name else None for name in node.outputs)
 
     def _result(self, name: str) -> str | None:
@@ -224,9 +231,10 @@ class Context(LayoutContext):
     def stored(self, name: str) -> Shape | None:
         """Return a tensor's shape as stored, if it is known except for the batch."""
         shape = self.shapes.get(name)
-        if shape is None or None in shape[1:]:
+        if shape is None:
             return None
-        return tuple(shape[axis] for axis in self.layout(name))
+        stored = tuple(shape[axis] for axis in self.layout(name))
+        return None if None in stored[1:] else stored
 
     def enter(self, node: Node, index: int, wanted: Layout) -> Any:
         """Return an input of a node in a layout."""

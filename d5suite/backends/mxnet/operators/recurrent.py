@@ -27,7 +27,7 @@ def recurrent(node: Node, context: Context) -> Call:
     """MXNet's kernel or, for variants that it lacks, the recurrence step by step."""
     plan = read_recurrent(node, context)
     if not plan.has_kernel:
-        return _step_by_step(context, plan)
+        return _step_by_step(node, context, plan)
     names = plan.names
     if context.single:
         given = [n for n in names[1:4] if n]
@@ -70,7 +70,7 @@ def recurrent(node: Node, context: Context) -> Call:
             y, last = F.swapaxes(y, 0, 1), [F.swapaxes(state, 0, 1) for state in last]
         else:
             y = F.swapaxes(y, 1, 2)
-        return select((y, *last), plan.wanted)
+        return select((y, *last), context.wanted(node))
 
     return call
 
@@ -111,7 +111,7 @@ def _packed_weights(plan: Recurrent, names: Sequence[str], shapes: Sequence[Shap
     return Packed(names, pack, unpack)
 
 
-def _step_by_step(context: Context, plan: Recurrent) -> Call:
+def _step_by_step(node: Node, context: Context, plan: Recurrent) -> Call:
     """Run the recurrence in MXNet's operators, on split tensors: symbols have no indices."""
     steps = plan.steps or 0
     time_first = replace(plan, batch_first=False)
@@ -123,9 +123,17 @@ def _step_by_step(context: Context, plan: Recurrent) -> Call:
             """Repeat each direction's vector as rows: sums of symbols need equal shapes."""
             if vectors is None:
                 return None
-            return [
-                F.broadcast_axis(v, axis=0, size=plan.batch) for v in _slices(F, vectors, plan.directions, keep=True)
-            ]
+            return [each_row(v) for v in _slices(F, vectors, plan.directions, keep=True)]
+
+        def each_row(vector: Any) -> Any:
+            if plan.batch:
+                return F.broadcast_axis(vector, axis=0, size=plan.batch)
+            return F.broadcast_like(vector, every[0], lhs_axes=(0,), rhs_axes=(0,))
+
+        def zeros(matrix: Any, width: int) -> Any:
+            if plan.batch:
+                return F.zeros(shape=(plan.batch, width), dtype=context.dtype)
+            return F.broadcast_axis(F.zeros_like(F.slice_axis(matrix, axis=1, begin=0, end=1)), axis=1, size=width)
 
         def states(value: Any) -> Any:
             if value is None:
@@ -134,17 +142,14 @@ def _step_by_step(context: Context, plan: Recurrent) -> Call:
 
         functions = Functions(
             F.dot, F.transpose, F.sigmoid, F.tanh, lambda t, n: F.split(t, num_outputs=n, axis=1),
-            lambda tensors, axis: F.stack(*tensors, axis=axis),
-            lambda height, width: F.zeros(shape=(height, width), dtype=context.dtype),
+            lambda tensors, axis: F.stack(*tensors, axis=axis), zeros,
         )  # fmt: skip
-        x = F.swapaxes(x, 0, 1) if plan.batch_first else x
+        every = _slices(F, F.swapaxes(x, 0, 1) if plan.batch_first else x, steps)
         w, r = _slices(F, w, plan.directions), _slices(F, r, plan.directions)
-        y, *last = unrolled(
-            time_first, functions, _slices(F, x, steps), w, r, rows(b), lengths, states(h), states(c), rows(p)
-        )
+        y, *last = unrolled(time_first, functions, every, w, r, rows(b), lengths, states(h), states(c), rows(p))
         if plan.batch_first:  # (steps, directions, batch, hidden)
             y, last = F.transpose(y, axes=(2, 0, 1, 3)), [F.swapaxes(state, 0, 1) for state in last]
-        return select((y, *last), plan.wanted)
+        return select((y, *last), context.wanted(node))
 
     return call
 

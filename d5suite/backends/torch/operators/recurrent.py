@@ -63,7 +63,7 @@ def _step_by_step(plan: Recurrent) -> Function:
     def run(x: torch.Tensor, *rest: Any) -> Any:
         functions = Functions(
             torch.mm, torch.t, torch.sigmoid, torch.tanh, lambda t, n: t.chunk(n, -1), torch.stack,
-            lambda rows, columns: x.new_zeros(rows, columns),
+            lambda matrix, columns: x.new_zeros(matrix.shape[0], columns),
         )  # fmt: skip
         return select(unrolled(plan, functions, x, *rest), plan.wanted)
 
