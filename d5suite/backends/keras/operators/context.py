@@ -71,7 +71,7 @@ class Calculation(layers.Layer):
         if not isinstance(found, tuple):
             return found
         kept = [value for value in found if value is not None]
-        return kept if self._more else kept[0]
+        return kept if len(kept) > 1 else kept[0]
 
     def _value(self, source: Any, given: Any) -> Any:
         if source is ...:
