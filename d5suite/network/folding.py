@@ -151,6 +151,8 @@ class _Dimensions:
         if node.op_type == "Shape" and node.input[0] in self._shapes:
             bounds = {a.name: a.i for a in node.attribute}
             found = np.array(self._shapes[node.input[0]][bounds.get("start", 0) : bounds.get("end")], np.int64)
+        elif node.op_type == "Size" and min(self._shapes.get(node.input[0], [_OPEN]), default=1) > _OPEN:
+            found = np.array(math.prod(self._shapes[node.input[0]]), np.int64)
         elif node.op_type in (*_MOVES, "Equal") and all(i in self._values or i in constants for i in node.input if i):
             arrays = {
                 i: self._values[i] if i in self._values else numpy_helper.to_array(constants[i])
@@ -162,6 +164,8 @@ class _Dimensions:
                 low, high = np.minimum(one, other), np.maximum(one, other)
                 if ((low <= _OPEN) & (low != high) & ((high >= 0) | (high <= _OPEN))).any():
                     return None  # an open dimension may be any number from 0 on
+            if node.op_type == "Reshape" and (arrays[node.input[1]] <= _OPEN).any():
+                return None  # to an open dimension
             found = np.asarray(next(iter(ReferenceEvaluator(node).run(None, arrays))))
         else:
             return None

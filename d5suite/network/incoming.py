@@ -115,7 +115,6 @@ def check_graph(model: onnx.ModelProto) -> None:
     _check_names(model.graph)
     _check_attributes(model.graph)
     _check_order(model.graph)
-    check_kinds(model)
 
 
 def _check_names(graph: onnx.GraphProto) -> None:
@@ -191,7 +190,10 @@ def _check_attributes(graph: onnx.GraphProto) -> None:
 
 
 _UNFIT = {
-    "control flow is": (("If", "Loop", "Scan"), "Export the model without conditionals and loops."),
+    "control flow is": (
+        ("If", "Loop", "Scan"),
+        "Export the model without loops, and without conditionals on data; or state the shapes.",
+    ),
     "quantised networks are": (
         ("DequantizeLinear", "DynamicQuantizeLinear", "QuantizeLinear", "*Integer", "QLinear*"),
         "Export the network before its quantisation, in float32 or float16.",

@@ -27,6 +27,10 @@ from d5suite.network.normalise import normalised
 _SETTINGS = {"Resize": (1, 2)}
 """Floating-point vectors that are settings, not parameters: regions and scales, by input number."""
 
+_MASKED = frozenset({"Add", "Attention", "Expand", "Gather", "Max", "Min", "Reshape", "Slice", "Squeeze", "Sub",
+                     "Transpose", "Unsqueeze", "Where"})  # fmt: skip
+"""Operators that read masks of minus infinity; others read weights, of which none is infinite."""
+
 _STATISTICS_INPUTS = {"BatchNormalization": (3, 4)}
 
 
@@ -140,8 +144,16 @@ class Network:
             if value.dtype.kind == "f"
             and value.ndim > 0
             and name not in (*self.statistics, *fixed)
-            and not (value.size == 1 and np.isinf(value).item())  # what exporters mask with
+            and not self._masks(name, value)
         )
+
+    def _masks(self, name: str, value: np.ndarray) -> bool:
+        """Whether exporters mask with a tensor: it has minus infinity, and is added or chosen."""
+        if value.size == 1:
+            return bool(np.isinf(value).all())
+        if np.isnan(value).any() or not np.isneginf(value).any() or np.isposinf(value).any():
+            return False
+        return _MASKED.issuperset(node.op_type for node in self.nodes if name in node.inputs)
 
     def __repr__(self) -> str:
         return f"Network({self.name!r}, {len(self.nodes)} nodes, {len(self.parameters)} parameters)"

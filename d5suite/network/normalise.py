@@ -9,12 +9,14 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import numpy as np
 import onnx
 from onnx import TensorProto, numpy_helper, shape_inference
 
 from d5suite.errors import NetworkError
+from d5suite.network.conditions import without_conditions
 from d5suite.network.folding import fold, shapes_of, tensor_of
 from d5suite.network.incoming import MOST, check_graph, check_kinds, opset
 
@@ -51,14 +53,11 @@ def normalised(model: onnx.ModelProto, name: str, shapes: Mapping[str, Sequence[
     version = opset(model, name)
     try:
         check_graph(model)
+        model = without_conditions(model, partial(_constants, name=name, shapes=shapes or {}))
+        check_kinds(model)
         given, model = model, without_weights(model)
         _check_model(model, shapes or {})
-        if version < OPSET:
-            from onnx import version_converter
-
-            model = version_converter.convert_version(model, OPSET)
-            if version < 11:
-                _mend_resizes(model)
+        model = _converted(model, version)
         if model.functions:
             from onnx import inliner
 
@@ -71,10 +70,7 @@ def normalised(model: onnx.ModelProto, name: str, shapes: Mapping[str, Sequence[
         _name_first_outputs(model)
         _set_shapes(model, name, shapes or {})
         _mend_conversion(model)
-        for _ in range(_PASSES):
-            _infer_shapes(model)
-            if not fold(model, name):
-                break
+        _fold_all(model, name)
         _drop_casts(model)
         _drop_zero_states(model)
         _split_into_slices(model)
@@ -88,6 +84,36 @@ def normalised(model: onnx.ModelProto, name: str, shapes: Mapping[str, Sequence[
         raise NetworkError(
             f"the model is not valid ONNX: {what}", where=name, hint="Try another opset, or another exporter."
         ) from error
+
+
+def _converted(model: onnx.ModelProto, version: int) -> onnx.ModelProto:
+    if version < OPSET:
+        from onnx import version_converter
+
+        model = version_converter.convert_version(model, OPSET)
+        if version < 11:
+            _mend_resizes(model)
+    return model
+
+
+def _fold_all(model: onnx.ModelProto, name: str) -> None:
+    for _ in range(_PASSES):
+        _infer_shapes(model)
+        if not fold(model, name):
+            break
+
+
+def _constants(model: onnx.ModelProto, name: str, shapes: Mapping[str, Sequence[int]]) -> dict[str, onnx.TensorProto]:
+    """Return what is left of a part of a model as constants; see `without_conditions`."""
+    inputs = {value.name for value in model.graph.input}
+    given, model = model, without_weights(model)
+    model = _converted(model, opset(model, name))
+    _restore_weights(model, given)
+    model.ir_version = max(model.ir_version, IR_VERSION)
+    _set_shapes(model, name, {key: shape for key, shape in shapes.items() if key in inputs})
+    _mend_conversion(model)
+    _fold_all(model, name)
+    return {tensor.name: tensor for tensor in model.graph.initializer}
 
 
 _EXPANDED = frozenset(
@@ -179,14 +205,21 @@ def _mend_resizes(model: onnx.ModelProto) -> None:
 
 
 def _mend_conversion(model: onnx.ModelProto) -> None:
-    """Make a scalar of Dropout's ratio, which the version converter leaves as a vector of one."""
-    ratios = {node.input[1] for node in model.graph.node if node.op_type == "Dropout" and len(node.input) > 1}
+    """Make scalars of what is written as a vector of one.
+
+    The version converter leaves Dropout's ratio so, and PyTorch's older exporter CumSum's axis.
+    """
+    scalars = {node.input[1] for node in model.graph.node if node.op_type in _SCALARS and len(node.input) > 1}
     constants = [
-        a.t for node in model.graph.node if node.output[0] in ratios for a in node.attribute if a.name == "value"
+        a.t for node in model.graph.node if node.output[0] in scalars for a in node.attribute if a.name == "value"
     ]
-    for tensor in (*constants, *(t for t in model.graph.initializer if t.name in ratios)):
+    for tensor in (*constants, *(t for t in model.graph.initializer if t.name in scalars)):
         if list(tensor.dims) == [1]:
             del tensor.dims[:]
+
+
+_SCALARS = frozenset({"CumSum", "Dropout"})
+"""Operators whose second input is a scalar."""
 
 
 def _is_weight(tensor: onnx.TensorProto) -> bool:

@@ -285,6 +285,58 @@ def test_an_infinite_value_of_a_mask_is_no_weight(tmp_path: Path) -> None:
     _same_answer(path, network, 2)
 
 
+def test_a_mask_of_minus_infinity_is_no_weight_and_a_bias_with_one_is_refused(tmp_path: Path) -> None:
+    """Exporters write causal masks and distances so, added to attention's scores."""
+    mask = np.triu(np.full((8, 8), -np.inf, np.float32), 1) + np.arange(8, dtype=np.float32)
+    for operator, inputs in (("Add", ["x", "mask"]), ("MatMul", ["x", "mask"])):
+        model = _model(
+            [helper.make_node(operator, inputs, ["scores"]), helper.make_node("Softmax", ["scores"], ["y"])], {}
+        )
+        model.graph.initializer.append(numpy_helper.from_array(mask, "mask"))
+        onnx.save(model, tmp_path / f"{operator}.onnx")
+    network = Network.load(tmp_path / "Add.onnx")
+    assert network.constants == ("mask",) and network.parameters == ()
+    _same_answer(tmp_path / "Add.onnx", network, 2)
+    with pytest.raises(NetworkError, match="28 of 64 values of initializer 'mask' are NaN or infinite"):
+        Network.load(tmp_path / "MatMul.onnx")
+
+
+@pytest.mark.parametrize("axes", [2, 3])
+def test_a_conditional_on_a_shape_becomes_the_branch_taken(tmp_path: Path, axes: int) -> None:
+    """PyTorch's older exporter asks so whether to squeeze an axis; branches read the outside."""
+    branches = {}
+    for kind, operator in (("then", "Relu"), ("else", "Neg")):
+        nodes = [helper.make_node(operator, ["twice"], ["inner"]), helper.make_node("Add", ["inner", "one"], [kind])]
+        output = helper.make_tensor_value_info(kind, TensorProto.FLOAT, None)
+        one = numpy_helper.from_array(np.array(1, np.float32), "one")
+        branches[f"{kind}_branch"] = helper.make_graph(nodes, kind, [], [output], [one])
+    nodes = [
+        helper.make_node("Add", ["x", "x"], ["twice"]),
+        helper.make_node("Shape", ["twice"], ["shape"]),
+        helper.make_node("Size", ["shape"], ["rank"]),
+        helper.make_node("Greater", ["rank", "axes"], ["more"]),
+        helper.make_node("If", ["more"], ["first"], **branches),
+        helper.make_node("If", ["more"], ["second"], **branches),
+        helper.make_node("Mul", ["first", "second"], ["y"]),
+    ]
+    model = _model(nodes, {})
+    model.graph.initializer.append(numpy_helper.from_array(np.array(axes + 1), "axes"))
+    onnx.save(model, tmp_path / "m.onnx")
+    network = Network.load(tmp_path / "m.onnx")
+    taken = "Relu" if axes == 2 else "Neg"
+    assert [node.op_type for node in network.nodes if node.op_type in ("If", "Relu", "Neg")] == [taken, taken]
+    _same_answer(tmp_path / "m.onnx", network, 2)
+
+
+def test_an_axis_written_as_a_vector_of_one_is_a_scalar(tmp_path: Path) -> None:
+    """PyTorch's older exporter writes CumSum's so, behind `torch.diagonal`."""
+    model = _model([helper.make_node("CumSum", ["x", "axis"], ["y"])], {"axis": [1]})
+    onnx.save(model, tmp_path / "m.onnx")
+    network = Network.load(tmp_path / "m.onnx")
+    assert network.initializers["axis"].ndim == 0
+    _same_answer(tmp_path / "m.onnx", network, 2)
+
+
 @pytest.mark.parametrize("mode", ["nearest", "linear"])
 @pytest.mark.parametrize("operator", [("Upsample", 9), ("Resize", 10)], ids=lambda value: value[0])
 @pytest.mark.parametrize("scale", [2.0, 1.5])

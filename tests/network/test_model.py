@@ -167,11 +167,14 @@ def test_an_old_opset_and_control_flow_are_refused(tmp_path: Path) -> None:
         [helper.make_tensor_value_info("b", TensorProto.FLOAT, None)],
     )
     graph = helper.make_graph(
-        [helper.make_node("If", ["c"], ["y"], then_branch=branch, else_branch=branch)],
+        [
+            helper.make_node("ReduceMax", ["x"], ["largest"], keepdims=0),
+            helper.make_node("Cast", ["largest"], ["c"], to=TensorProto.BOOL),
+            helper.make_node("If", ["c"], ["y"], then_branch=branch, else_branch=branch),
+        ],
         "branches",
         [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 3, 2, 2])],
         [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 3, 2, 2])],
-        [numpy_helper.from_array(np.array(True), "c")],
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=8)
     with pytest.raises(NetworkError, match="control flow"):
