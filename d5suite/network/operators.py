@@ -12,15 +12,16 @@ ZOO_OPERATORS = frozenset(
 
 MORE_OPERATORS = frozenset(
     {
-        "Abs", "And", "ArgMax", "ArgMin", "Attention", "Cast", "Ceil", "ConstantOfShape", "ConvTranspose", "Cos",
-        "CumSum", "DepthToSpace", "Einsum", "Elu", "Equal", "Erf", "Exp", "Expand", "Floor", "GRU", "Gather",
-        "GatherElements", "GatherND", "Gelu", "Greater", "GreaterOrEqual", "GridSample", "GroupNormalization",
-        "HardSigmoid", "HardSwish", "InstanceNormalization", "IsNaN", "LSTM", "LayerNormalization", "Less",
-        "LessOrEqual", "Log", "LpNormalization", "Max", "Mean", "Min", "Mish", "Neg", "Not", "OneHot", "Or", "PRelu",
-        "Pow", "RMSNormalization", "Range", "Reciprocal", "ReduceL1", "ReduceL2", "ReduceLogSumExp", "ReduceMax",
-        "ReduceMean", "ReduceMin", "ReduceProd", "ReduceSum", "ReduceSumSquare", "Resize", "Round", "ScatterElements",
-        "ScatterND", "Selu", "Shape", "Sign", "Sin", "Slice", "Softplus", "Softsign", "SpaceToDepth", "Sqrt",
-        "ThresholdedRelu", "Tile", "TopK", "Trilu", "Where", "Xor",
+        "Abs", "Acos", "Acosh", "And", "ArgMax", "ArgMin", "Asin", "Asinh", "Atan", "Atanh", "Attention", "Cast",
+        "Ceil", "ConstantOfShape", "ConvTranspose", "Cos", "Cosh", "CumSum", "DepthToSpace", "Einsum", "Elu", "Equal",
+        "Erf", "Exp", "Expand", "Floor", "GRU", "Gather", "GatherElements", "GatherND", "Gelu", "Greater",
+        "GreaterOrEqual", "GridSample", "GroupNormalization", "HardSigmoid", "HardSwish", "InstanceNormalization",
+        "IsInf", "IsNaN", "LSTM", "LayerNormalization", "Less", "LessOrEqual", "Log", "LpNormalization", "Max", "Mean",
+        "Min", "Mish", "Mod", "Neg", "Not", "OneHot", "Or", "PRelu", "Pow", "RMSNormalization", "Range", "Reciprocal",
+        "ReduceL1", "ReduceL2", "ReduceLogSumExp", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd", "ReduceSum",
+        "ReduceSumSquare", "Resize", "Round", "ScatterElements", "ScatterND", "Selu", "Shape", "Sign", "Sin", "Sinh",
+        "Slice", "Softplus", "Softsign", "SpaceToDepth", "Sqrt", "Tan", "ThresholdedRelu", "Tile", "TopK", "Trilu",
+        "Where", "Xor",
     }
 )  # fmt: skip
 """Further operators of level 0's problems and of today's networks."""

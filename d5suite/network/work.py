@@ -30,16 +30,17 @@ from d5suite.network.nodes.equation import expand_equation
 from d5suite.network.operation import Operation
 
 PER_ELEMENT = {
-    "Abs": 1, "Add": 1, "And": 1, "ArgMax": 1, "ArgMin": 1, "AveragePool": 1, "BatchNormalization": 4, "Ceil": 1,
-    "Clip": 2, "Cos": 1, "CumSum": 1, "Div": 1, "Elu": 2, "Equal": 1, "Erf": 1, "Exp": 1, "Floor": 1, "Gelu": 5,
-    "GlobalAveragePool": 1, "GlobalMaxPool": 1, "Greater": 1, "GreaterOrEqual": 1, "GridSample": 8,
-    "GroupNormalization": 7, "HardSigmoid": 4, "HardSwish": 4, "InstanceNormalization": 7, "IsNaN": 1, "LRN": 6,
-    "LayerNormalization": 7, "LeakyRelu": 1, "Less": 1, "LessOrEqual": 1, "Log": 1, "LogSoftmax": 4,
-    "LpNormalization": 3, "Max": 1, "MaxPool": 1, "Mean": 1, "Min": 1, "Mish": 5, "Mul": 1, "Neg": 1, "Not": 1,
-    "Or": 1, "PRelu": 1, "Pow": 1, "RMSNormalization": 5, "Reciprocal": 1, "ReduceL1": 2, "ReduceL2": 2,
-    "ReduceLogSumExp": 2, "ReduceMax": 1, "ReduceMean": 1, "ReduceMin": 1, "ReduceProd": 1, "ReduceSum": 1,
-    "ReduceSumSquare": 2, "Relu": 1, "Resize": 8, "Round": 1, "Selu": 3, "Sigmoid": 3, "Sign": 1, "Sin": 1,
-    "Softmax": 5, "SoftmaxCrossEntropyLoss": 5, "Softplus": 3, "Softsign": 3, "Sqrt": 1, "Sub": 1, "Sum": 1, "Tanh": 1,
+    "Abs": 1, "Acos": 1, "Acosh": 1, "Add": 1, "And": 1, "ArgMax": 1, "ArgMin": 1, "Asin": 1, "Asinh": 1, "Atan": 1,
+    "Atanh": 1, "AveragePool": 1, "BatchNormalization": 4, "Ceil": 1, "Clip": 2, "Cos": 1, "Cosh": 1, "CumSum": 1,
+    "Div": 1, "Elu": 2, "Equal": 1, "Erf": 1, "Exp": 1, "Floor": 1, "Gelu": 5, "GlobalAveragePool": 1,
+    "GlobalMaxPool": 1, "Greater": 1, "GreaterOrEqual": 1, "GridSample": 8, "GroupNormalization": 7, "HardSigmoid": 4,
+    "HardSwish": 4, "InstanceNormalization": 7, "IsInf": 1, "IsNaN": 1, "LRN": 6, "LayerNormalization": 7,
+    "LeakyRelu": 1, "Less": 1, "LessOrEqual": 1, "Log": 1, "LogSoftmax": 4, "LpNormalization": 3, "Max": 1,
+    "MaxPool": 1, "Mean": 1, "Min": 1, "Mish": 5, "Mod": 1, "Mul": 1, "Neg": 1, "Not": 1, "Or": 1, "PRelu": 1,
+    "Pow": 1, "RMSNormalization": 5, "Reciprocal": 1, "ReduceL1": 2, "ReduceL2": 2, "ReduceLogSumExp": 2,
+    "ReduceMax": 1, "ReduceMean": 1, "ReduceMin": 1, "ReduceProd": 1, "ReduceSum": 1, "ReduceSumSquare": 2, "Relu": 1,
+    "Resize": 8, "Round": 1, "Selu": 3, "Sigmoid": 3, "Sign": 1, "Sin": 1, "Sinh": 1, "Softmax": 5,
+    "SoftmaxCrossEntropyLoss": 5, "Softplus": 3, "Softsign": 3, "Sqrt": 1, "Sub": 1, "Sum": 1, "Tan": 1, "Tanh": 1,
     "ThresholdedRelu": 1, "Xor": 1,
 }  # fmt: skip
 """Operations per element of the largest input or output; an elementary function counts 1."""
@@ -63,10 +64,11 @@ _NORMALISED = {0: (0, 1), 1: (0,), 2: ()}
 BACKWARD_READS: Mapping[str, Mapping[int, tuple[int, ...]]] = {
     # Functions of one tensor: the slope follows from the input, or from the equally large output.
     **dict.fromkeys(
-        ("Abs", "Clip", "Cos", "Elu", "Erf", "Exp", "Gelu", "HardSigmoid", "HardSwish", "LeakyRelu", "Log",
-         "LogSoftmax", "LpNormalization", "Mish", "Reciprocal", "ReduceL1", "ReduceL2", "ReduceLogSumExp", "ReduceProd",
-         "ReduceSumSquare", "Relu", "Selu", "Sigmoid", "Sin", "Softmax", "Softplus", "Softsign", "Sqrt", "Tanh",
-         "ThresholdedRelu"), _OWN_INPUT,
+        ("Abs", "Acos", "Acosh", "Asin", "Asinh", "Atan", "Atanh", "Clip", "Cos", "Cosh", "Elu", "Erf", "Exp",
+          "Gelu", "HardSigmoid", "HardSwish", "LeakyRelu", "Log", "LogSoftmax", "LpNormalization", "Mish",
+          "Reciprocal", "ReduceL1", "ReduceL2", "ReduceLogSumExp", "ReduceProd", "ReduceSumSquare", "Relu", "Selu",
+          "Sigmoid", "Sin", "Sinh", "Softmax", "Softplus", "Softsign", "Sqrt", "Tan", "Tanh",
+          "ThresholdedRelu"), _OWN_INPUT,
     ),
     # Products: each factor's gradient takes the other factor; an addend's takes none.
     **dict.fromkeys(("Conv", "ConvTranspose", "Gemm", "MatMul", "Mul"), _OTHER_FACTOR),

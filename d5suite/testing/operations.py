@@ -98,6 +98,14 @@ OPERATIONS = [
     _operation("plain", "HardSigmoid", {"X": Tensor((4, 50), low=-2.0, high=2.0)}),
     _operation("settings", "HardSigmoid", {"X": (4, 50)}, {"alpha": 0.3, "beta": 0.4}),
     _operation("both", "Pow", {"A": _positive(4, 1, 3), "B": (5, 1)}),
+    *[_operation("plain", name, {"X": Tensor((4, 50), low=-0.9, high=0.9)})
+      for name in ("Acos", "Asin", "Atanh", "Tan")],
+    *[_operation("plain", name, {"X": (4, 50)}) for name in ("Asinh", "Atan", "Cosh", "Sinh")],
+    _operation("plain", "Acosh", {"X": Tensor((4, 50), low=1.5, high=4.0)}),
+    _operation("truncated", "Mod", {"A": (4, 1, 3), "B": Tensor((5, 1), low=0.5, high=2.0)}, {"fmod": 1}),
+    _operation("whole", "Mod", {"A": Tensor((4, 1, 3), "int64", -9, 9), "B": Tensor((5, 1), "int64", 1, 5)}),
+    _operation("plain", "IsInf", {"X": np.array([0, np.nan, np.inf, -np.inf], np.float32)}),
+    _operation("negative", "IsInf", {"X": np.array([0, np.nan, np.inf, -np.inf], np.float32)}, {"detect_positive": 0}),
     *[_operation("plain", name, {"X": (4, 50)})
       for name in ("Ceil", "Cos", "Floor", "Round", "Sign", "Sin", "Softsign", "ThresholdedRelu")],
     _operation("channels", "PRelu", {"X": (2, 4, 6, 5), "s": (4, 1, 1)}),

@@ -28,6 +28,11 @@ def is_clip_fixed(node: Node, context: NodeContext) -> bool:
     return all(node.inputs[index] in context.constants for index in (1, 2) if has_input(node, index))
 
 
+def infinite_signs(node: Node) -> tuple[int, int]:
+    """Return whether an IsInf finds negative infinity, and positive infinity: 0 or 1."""
+    return node.attributes["detect_negative"], node.attributes["detect_positive"]
+
+
 def read_dropout(node: Node, context: NodeContext) -> float:
     """Return the probability with which Dropout drops an element."""
     ratio = context.constant(node, 1)

@@ -27,7 +27,7 @@ from d5suite.backends.deep500.operators.context import (
 from d5suite.backends.deep500.repairs import custom_op_python as native
 from d5suite.backends.deep500.repairs import deep500
 from d5suite.network import Node
-from d5suite.network.nodes.elementwise import read_clip, read_dropout
+from d5suite.network.nodes.elementwise import infinite_signs, read_clip, read_dropout
 
 _random = np.random.default_rng()
 
@@ -227,6 +227,19 @@ def _where_gradient(gradient: np.ndarray, inputs: Sequence[np.ndarray], _: np.nd
     return [np.zeros_like(condition), collapsed(taken[0], x.shape), collapsed(taken[1], y.shape)]
 
 
+def is_inf(node: Node, context: Context) -> CustomOperator:
+    negative, positive = infinite_signs(node)
+    return flat(lambda x: np.logical_or(np.isneginf(x) & bool(negative), np.isposinf(x) & bool(positive)))(
+        node, context
+    )
+
+
+def mod(node: Node, context: Context) -> CustomOperator:
+    if node.attributes["fmod"]:
+        return binary(np.fmod, lambda a, b: (1, -np.trunc(a / b)))(node, context)
+    return binary(np.mod, lambda a, b: (1, -np.floor(a / b)))(node, context)
+
+
 def cast(node: Node, context: Context) -> CustomOperator:
     dtype = context.dtypes[node.outputs[0]]
     return Formula(
@@ -238,12 +251,19 @@ def cast(node: Node, context: Context) -> CustomOperator:
 
 OPERATORS: dict[str, Factory] = {
     "Abs": unary(np.abs, lambda x, _: np.sign(x)),
+    "Acos": unary(np.arccos, lambda x, _: -1 / np.sqrt(1 - x**2)),
+    "Acosh": unary(np.arccosh, lambda x, _: 1 / np.sqrt(x**2 - 1)),
     "Add": native_operator("AddOp"),
     "And": flat(np.logical_and),
+    "Asin": unary(np.arcsin, lambda x, _: 1 / np.sqrt(1 - x**2)),
+    "Asinh": unary(np.arcsinh, lambda x, _: 1 / np.sqrt(x**2 + 1)),
+    "Atan": unary(np.arctan, lambda x, _: 1 / (1 + x**2)),
+    "Atanh": unary(np.arctanh, lambda x, _: 1 / (1 - x**2)),
     "Cast": cast,
     "Ceil": flat(np.ceil),
     "Clip": clip,
     "Cos": unary(np.cos, lambda x, _: -np.sin(x)),
+    "Cosh": unary(np.cosh, lambda x, _: np.sinh(x)),
     "Div": div,
     "Dropout": dropout,
     "Elu": elu,
@@ -257,6 +277,7 @@ OPERATORS: dict[str, Factory] = {
     "HardSigmoid": hard_sigmoid,
     "HardSwish": unary(lambda x: x * np.clip(x / 6 + 0.5, 0, 1), _hard_swish_slope),
     "Identity": identity,
+    "IsInf": is_inf,
     "IsNaN": flat(np.isnan),
     "LeakyRelu": leaky_relu,
     "Less": flat(np.less),
@@ -266,6 +287,7 @@ OPERATORS: dict[str, Factory] = {
     "Mean": mean,
     "Min": extreme(np.minimum),
     "Mish": unary(lambda x: x * np.tanh(_softplus(x)), _mish_slope),
+    "Mod": mod,
     "Mul": binary(np.multiply, lambda a, b: (b, a)),
     "Neg": unary(np.negative, lambda x, _: -1.0),
     "Not": flat(np.logical_not),
@@ -281,11 +303,13 @@ OPERATORS: dict[str, Factory] = {
     "Sigmoid": unary(sigmoid, lambda _, y: y * (1 - y)),
     "Sign": flat(np.sign),
     "Sin": unary(np.sin, lambda x, _: np.cos(x)),
+    "Sinh": unary(np.sinh, lambda x, _: np.cosh(x)),
     "Softplus": unary(_softplus, lambda x, _: sigmoid(x)),
     "Softsign": unary(lambda x: x / (1 + np.abs(x)), lambda x, _: 1 / (1 + np.abs(x)) ** 2),
     "Sqrt": unary(np.sqrt, lambda _, y: 0.5 / y),
     "Sub": binary(np.subtract, lambda a, b: (1, -1)),
     "Sum": native_operator("SumOp"),
+    "Tan": unary(np.tan, lambda _, y: 1 + y**2),
     "Tanh": unary(np.tanh, lambda _, y: 1 - y**2),
     "ThresholdedRelu": thresholded_relu,
     "Where": formula(np.where, _where_gradient),

@@ -11,7 +11,7 @@ from jax import lax
 
 from d5suite.backends.jax.operators.context import Call, Context, Factory, broadcast, same
 from d5suite.network import Node
-from d5suite.network.nodes.elementwise import read_clip, read_dropout
+from d5suite.network.nodes.elementwise import infinite_signs, read_clip, read_dropout
 
 
 def unary(function: Call) -> Factory:
@@ -119,6 +119,15 @@ def where(node: Node, context: Context) -> Call:
     return lambda *xs: jnp.where(*[convert(x) for convert, x in zip(converters, xs, strict=True)])
 
 
+def mod(node: Node, context: Context) -> Call:
+    return binary(jnp.fmod if node.attributes["fmod"] else jnp.remainder)(node, context)
+
+
+def is_inf(node: Node, context: Context) -> Call:
+    negative, positive = infinite_signs(node)
+    return unary(lambda x: (jnp.isneginf(x) & bool(negative)) | (jnp.isposinf(x) & bool(positive)))(node, context)
+
+
 def cast(node: Node, context: Context) -> Call:
     dtype = context.dtypes[node.outputs[0]]
     return unary(lambda x: x.astype(dtype))(node, context)
@@ -126,12 +135,19 @@ def cast(node: Node, context: Context) -> Call:
 
 OPERATORS: dict[str, Factory] = {
     "Abs": unary(jnp.abs),
+    "Acos": unary(jnp.arccos),
+    "Acosh": unary(jnp.arccosh),
     "Add": binary(jnp.add),
     "And": binary(jnp.logical_and),
+    "Asin": unary(jnp.arcsin),
+    "Asinh": unary(jnp.arcsinh),
+    "Atan": unary(jnp.arctan),
+    "Atanh": unary(jnp.arctanh),
     "Cast": cast,
     "Ceil": unary(jnp.ceil),
     "Clip": clip,
     "Cos": unary(jnp.cos),
+    "Cosh": unary(jnp.cosh),
     "Div": binary(_divide),
     "Dropout": dropout,
     "Elu": elu,
@@ -145,6 +161,7 @@ OPERATORS: dict[str, Factory] = {
     "HardSigmoid": hard_sigmoid,
     "HardSwish": unary(jax.nn.hard_swish),
     "Identity": unary(same),
+    "IsInf": is_inf,
     "IsNaN": unary(jnp.isnan),
     "LeakyRelu": leaky_relu,
     "Less": binary(jnp.less),
@@ -154,6 +171,7 @@ OPERATORS: dict[str, Factory] = {
     "Mean": mean,
     "Min": binary(jnp.minimum),
     "Mish": unary(_mish),
+    "Mod": mod,
     "Mul": binary(jnp.multiply),
     "Neg": unary(jnp.negative),
     "Not": unary(jnp.logical_not),
@@ -167,11 +185,13 @@ OPERATORS: dict[str, Factory] = {
     "Sigmoid": unary(jax.nn.sigmoid),
     "Sign": unary(jnp.sign),
     "Sin": unary(jnp.sin),
+    "Sinh": unary(jnp.sinh),
     "Softplus": unary(jax.nn.softplus),
     "Softsign": unary(jax.nn.soft_sign),
     "Sqrt": unary(jnp.sqrt),
     "Sub": binary(jnp.subtract),
     "Sum": binary(jnp.add),
+    "Tan": unary(jnp.tan),
     "Tanh": unary(jnp.tanh),
     "ThresholdedRelu": thresholded_relu,
     "Where": where,

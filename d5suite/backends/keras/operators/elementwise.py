@@ -11,7 +11,7 @@ from keras import layers, ops
 
 from d5suite.backends.keras.operators.context import Calculation, Context, Factory, Function, aligned, same
 from d5suite.network import Node
-from d5suite.network.nodes.elementwise import is_clip_fixed, read_clip, read_dropout
+from d5suite.network.nodes.elementwise import infinite_signs, is_clip_fixed, read_clip, read_dropout
 
 
 def activation(layer: Any, **arguments: Any) -> Factory:
@@ -117,6 +117,21 @@ def _truncated(a: Any, b: Any) -> Any:
     return whole + ops.cast(up, whole.dtype)
 
 
+def _fmod(a: Any, b: Any) -> Any:
+    return ops.sign(a) * ops.mod(ops.abs(a), ops.abs(b))
+
+
+def mod(node: Node, context: Context) -> Any:
+    return binary(None, _fmod if node.attributes["fmod"] else ops.mod)(node, context)
+
+
+def is_inf(node: Node, context: Context) -> Any:
+    found = [sign * math.inf for sign, wanted in zip((-1, 1), infinite_signs(node), strict=True) if wanted]
+    return unary(lambda x: reduce(ops.logical_or, [ops.equal(x, each) for each in found], ops.zeros_like(x, "bool")))(
+        node, context
+    )
+
+
 def clip(node: Node, context: Context) -> Any:
     context.keep_layout(node)
     if is_clip_fixed(node, context):
@@ -180,12 +195,19 @@ def cast(node: Node, context: Context) -> Any:
 
 OPERATORS: dict[str, Factory] = {
     "Abs": unary(ops.abs),
+    "Acos": unary(ops.arccos),
+    "Acosh": unary(ops.arccosh),
     "Add": binary(layers.Add, _add),
     "And": binary(None, ops.logical_and),
+    "Asin": unary(ops.arcsin),
+    "Asinh": unary(ops.arcsinh),
+    "Atan": unary(ops.arctan),
+    "Atanh": unary(ops.arctanh),
     "Cast": cast,
     "Ceil": unary(ops.ceil),
     "Clip": clip,
     "Cos": unary(ops.cos),
+    "Cosh": unary(ops.cosh),
     "Div": div,
     "Dropout": dropout,
     "Elu": elu,
@@ -199,6 +221,7 @@ OPERATORS: dict[str, Factory] = {
     "HardSigmoid": hard_sigmoid,
     "HardSwish": unary(ops.hard_silu),
     "Identity": activation(layers.Identity),
+    "IsInf": is_inf,
     "IsNaN": unary(ops.isnan),
     "LeakyRelu": leaky_relu,
     "Less": binary(None, ops.less),
@@ -208,6 +231,7 @@ OPERATORS: dict[str, Factory] = {
     "Mean": mean,
     "Min": binary(layers.Minimum, ops.minimum),
     "Mish": unary(_mish),
+    "Mod": mod,
     "Mul": binary(layers.Multiply, ops.multiply),
     "Neg": unary(ops.negative),
     "Not": unary(ops.logical_not),
@@ -221,11 +245,13 @@ OPERATORS: dict[str, Factory] = {
     "Sigmoid": activation(layers.Activation, activation="sigmoid"),
     "Sign": unary(ops.sign),
     "Sin": unary(ops.sin),
+    "Sinh": unary(ops.sinh),
     "Softplus": unary(ops.softplus),
     "Softsign": unary(ops.softsign),
     "Sqrt": unary(ops.sqrt),
     "Sub": binary(layers.Subtract, ops.subtract),
     "Sum": binary(layers.Add, _add),
+    "Tan": unary(ops.tan),
     "Tanh": activation(layers.Activation, activation="tanh"),
     "ThresholdedRelu": thresholded_relu,
     "Where": where,

@@ -16,7 +16,7 @@ import numpy as np
 from d5suite.backends.mxnet.operators.context import ARRAY_TYPES, Call, Context, Factory, rounded
 from d5suite.errors import NetworkError
 from d5suite.network import Node
-from d5suite.network.nodes.elementwise import read_clip, read_dropout, slopes_of_channels
+from d5suite.network.nodes.elementwise import infinite_signs, read_clip, read_dropout, slopes_of_channels
 
 
 def identity(node: Node, context: Context) -> Call:
@@ -220,8 +220,8 @@ def where(node: Node, context: Context) -> Call:
 
     def run(F: Any, *inputs: Any) -> Any:
         condition, x, y = (convert(F, value) for convert, value in zip(converters, inputs, strict=True))
+        x, y, condition = _filled(F, x, y, condition)
         condition = F.cast(condition, dtype)
-        x, y, _ = _filled(F, x, y, condition)
         if len(shapes) > 1 or None in shapes:  # MXNet's operator does not broadcast
             zeros = reduce(F.broadcast_add, [F.zeros_like(value) for value in (condition, x, y)])
             condition, x, y = (F.broadcast_add(value, zeros) for value in (condition, x, y))
@@ -271,6 +271,26 @@ def is_nan(node: Node, context: Context) -> Call:
     return lambda F, x: x != x
 
 
+def is_inf(node: Node, context: Context) -> Call:
+    negative, positive = infinite_signs(node)
+    return lambda F, x: (x == -math.inf) * negative + (x == math.inf) * positive
+
+
+def _fmod(F: Any, a: Any, b: Any) -> Any:
+    return F.broadcast_mul(F.sign(a), F.broadcast_mod(F.abs(a), F.abs(b)))
+
+
+def mod(node: Node, context: Context) -> Call:
+    numbers = [_is_scalar(context, operand) for operand in node.inputs]
+
+    def run(F: Any, a: Any, b: Any) -> Any:
+        if any(numbers):
+            a, b = _filled(F, a, b)
+        return _fmod(F, a, b) if node.attributes["fmod"] else F.broadcast_mod(a, b)
+
+    return run
+
+
 def cast(node: Node, context: Context) -> Call:
     dtype, numbers = context.dtypes[node.outputs[0]], context.numbers(node.inputs[0])
     if dtype == np.bool_:
@@ -282,12 +302,19 @@ def cast(node: Node, context: Context) -> Call:
 
 OPERATORS: dict[str, Factory] = {
     "Abs": unary("abs"),
+    "Acos": unary("arccos"),
+    "Acosh": unary("arccosh"),
     "Add": add,
     "And": logical("and"),
+    "Asin": unary("arcsin"),
+    "Asinh": unary("arcsinh"),
+    "Atan": unary("arctan"),
+    "Atanh": unary("arctanh"),
     "Cast": cast,
     "Ceil": unary("ceil"),
     "Clip": clip,
     "Cos": unary("cos"),
+    "Cosh": unary("cosh"),
     "Div": binary("div", operator.truediv),
     "Dropout": dropout,
     "Elu": elu,
@@ -301,6 +328,7 @@ OPERATORS: dict[str, Factory] = {
     "HardSigmoid": hard_sigmoid,
     "HardSwish": hard_swish,
     "Identity": identity,
+    "IsInf": is_inf,
     "IsNaN": is_nan,
     "LeakyRelu": leaky_relu,
     "Less": compare("lesser", operator.lt),
@@ -310,6 +338,7 @@ OPERATORS: dict[str, Factory] = {
     "Mean": mean,
     "Min": extreme("minimum"),
     "Mish": mish,
+    "Mod": mod,
     "Mul": binary("mul", operator.mul),
     "Neg": unary("negative"),
     "Not": not_,
@@ -323,11 +352,13 @@ OPERATORS: dict[str, Factory] = {
     "Sigmoid": activation("sigmoid"),
     "Sign": unary("sign"),
     "Sin": unary("sin"),
+    "Sinh": unary("sinh"),
     "Softplus": softplus,
     "Softsign": unary("softsign"),
     "Sqrt": unary("sqrt"),
     "Sub": binary("sub", operator.sub),
     "Sum": sum_,
+    "Tan": unary("tan"),
     "Tanh": activation("tanh"),
     "ThresholdedRelu": thresholded_relu,
     "Where": where,

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from d5suite.backends.tensorflow.operators.context import Call, Context, Factory, aligned, in_float32, same
 from d5suite.network import Node
-from d5suite.network.nodes.elementwise import read_clip, read_dropout
+from d5suite.network.nodes.elementwise import infinite_signs, read_clip, read_dropout
 
 
 def unary(function: Call) -> Factory:
@@ -185,6 +185,21 @@ def where(node: Node, context: Context) -> Call:
     return run
 
 
+def _fmod(x: Any, y: Any) -> Any:
+    return tf.sign(x) * tf.math.floormod(tf.abs(x), tf.abs(y))  # `tf.truncatemod` has no gradient
+
+
+def mod(node: Node, context: Context) -> Call:
+    return binary(_fmod if node.attributes["fmod"] else tf.math.floormod)(node, context)
+
+
+def is_inf(node: Node, context: Context) -> Call:
+    found = [sign * math.inf for sign, wanted in zip((-1, 1), infinite_signs(node), strict=True) if wanted]
+    return unary(lambda x: reduce(tf.logical_or, [tf.equal(x, each) for each in found], tf.zeros_like(x, tf.bool)))(
+        node, context
+    )
+
+
 def cast(node: Node, context: Context) -> Call:
     dtype = tf.as_dtype(context.dtypes[node.outputs[0]])
     context.keep_layout(node)
@@ -193,12 +208,19 @@ def cast(node: Node, context: Context) -> Call:
 
 OPERATORS: dict[str, Factory] = {
     "Abs": unary(tf.abs),
+    "Acos": unary(tf.math.acos),
+    "Acosh": unary(tf.math.acosh),
     "Add": binary(tf.add),
     "And": binary(tf.logical_and),
+    "Asin": unary(tf.math.asin),
+    "Asinh": unary(tf.math.asinh),
+    "Atan": unary(tf.math.atan),
+    "Atanh": unary(tf.math.atanh),
     "Cast": cast,
     "Ceil": unary(tf.math.ceil),
     "Clip": clip,
     "Cos": unary(tf.cos),
+    "Cosh": unary(tf.math.cosh),
     "Div": div,
     "Dropout": dropout,
     "Elu": elu,
@@ -212,6 +234,7 @@ OPERATORS: dict[str, Factory] = {
     "HardSigmoid": hard_sigmoid,
     "HardSwish": unary(_hard_swish),
     "Identity": unary(same),
+    "IsInf": is_inf,
     "IsNaN": unary(tf.math.is_nan),
     "LeakyRelu": leaky_relu,
     "Less": binary(tf.less),
@@ -221,6 +244,7 @@ OPERATORS: dict[str, Factory] = {
     "Mean": mean,
     "Min": repeated(tf.minimum),
     "Mish": unary(_mish),
+    "Mod": mod,
     "Mul": binary(tf.multiply),
     "Neg": unary(tf.negative),
     "Not": unary(tf.logical_not),
@@ -234,11 +258,13 @@ OPERATORS: dict[str, Factory] = {
     "Sigmoid": unary(tf.sigmoid),
     "Sign": unary(tf.sign),
     "Sin": unary(tf.sin),
+    "Sinh": unary(tf.math.sinh),
     "Softplus": unary(tf.math.softplus),
     "Softsign": unary(tf.nn.softsign),
     "Sqrt": unary(tf.sqrt),
     "Sub": binary(tf.subtract),
     "Sum": sum_,
+    "Tan": unary(tf.math.tan),
     "Tanh": unary(tf.tanh),
     "ThresholdedRelu": thresholded_relu,
     "Where": where,

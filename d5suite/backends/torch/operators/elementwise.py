@@ -13,7 +13,7 @@ import torch.nn.functional as F
 
 from d5suite.backends.torch.operators.context import Context, Factory, Function, native, same
 from d5suite.network import Node
-from d5suite.network.nodes.elementwise import is_clip_fixed, read_clip, read_dropout, slopes_of_channels
+from d5suite.network.nodes.elementwise import infinite_signs, is_clip_fixed, read_clip, read_dropout, slopes_of_channels
 
 
 def relu(node: Node, context: Context) -> Function:
@@ -99,6 +99,17 @@ def mean(node: Node, context: Context) -> Function:
     return lambda *xs: reduce(torch.add, xs) / count
 
 
+def mod(node: Node, context: Context) -> Function:
+    return torch.fmod if node.attributes["fmod"] else torch.remainder
+
+
+def is_inf(node: Node, context: Context) -> Function:
+    signs = infinite_signs(node)
+    return {(1, 1): torch.isinf, (1, 0): torch.isneginf, (0, 1): torch.isposinf}.get(
+        signs, lambda x: torch.zeros_like(x, dtype=torch.bool)
+    )
+
+
 def cast(node: Node, context: Context) -> Function:
     dtype = getattr(torch, context.dtypes[node.outputs[0]].name)
     return lambda x: x.to(dtype)
@@ -106,12 +117,19 @@ def cast(node: Node, context: Context) -> Function:
 
 OPERATORS: dict[str, Factory] = {
     "Abs": native(torch.abs),
+    "Acos": native(torch.acos),
+    "Acosh": native(torch.acosh),
     "Add": add,
     "And": native(torch.logical_and),
+    "Asin": native(torch.asin),
+    "Asinh": native(torch.asinh),
+    "Atan": native(torch.atan),
+    "Atanh": native(torch.atanh),
     "Cast": cast,
     "Ceil": native(torch.ceil),
     "Clip": clip,
     "Cos": native(torch.cos),
+    "Cosh": native(torch.cosh),
     "Div": native(torch.div),
     "Dropout": dropout,
     "Elu": elu,
@@ -125,6 +143,7 @@ OPERATORS: dict[str, Factory] = {
     "HardSigmoid": hard_sigmoid,
     "HardSwish": native(F.hardswish),
     "Identity": native(same),
+    "IsInf": is_inf,
     "IsNaN": native(torch.isnan),
     "LeakyRelu": leaky_relu,
     "Less": native(torch.lt),
@@ -134,6 +153,7 @@ OPERATORS: dict[str, Factory] = {
     "Mean": mean,
     "Min": repeated(torch.minimum),
     "Mish": native(F.mish),
+    "Mod": mod,
     "Mul": native(torch.mul),
     "Neg": native(torch.neg),
     "Not": native(torch.logical_not),
@@ -147,11 +167,13 @@ OPERATORS: dict[str, Factory] = {
     "Sigmoid": native(torch.sigmoid),
     "Sign": native(torch.sign),
     "Sin": native(torch.sin),
+    "Sinh": native(torch.sinh),
     "Softplus": native(F.softplus),
     "Softsign": native(F.softsign),
     "Sqrt": native(torch.sqrt),
     "Sub": native(torch.sub),
     "Sum": sum_,
+    "Tan": native(torch.tan),
     "Tanh": native(torch.tanh),
     "ThresholdedRelu": thresholded_relu,
     "Where": native(torch.where),
