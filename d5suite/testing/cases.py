@@ -43,7 +43,8 @@ class Case(NamedTuple):
 
 _OF_BOOLEANS = ("And", "Not", "Or", "Where", "Xor")
 _TO_BOOLEANS = (
-    "And", "Equal", "Greater", "GreaterOrEqual", "IsNaN", "Less", "LessOrEqual", "Not", "Or", "Xor",
+    "And", "Equal", "Greater", "GreaterOrEqual", "IsInf", "IsNaN", "Less", "LessOrEqual", "Not", "Or",
+    "Xor",
 )  # fmt: skip
 
 
@@ -163,7 +164,10 @@ _CASES: list[tuple[str, tuple[int, ...], dict[str, Any], dict[str, Any]]] = [
     ("Pad", IMAGE, {"pads": i64(0, 1, 2, 3, 0, 0, 1, 2), "value": f32(0.5)}, {}),
     ("Pad", IMAGE, {"pads": i64(1, 0, 0, 2), "value": None, "axes": i64(3, 2)}, {}),
     ("ConvTranspose", IMAGE, {"w": values(4, 6, 3, 3), "b": BIAS}, {"strides": [2, 2], "pads": [1, 1, 1, 1]}),
+    ("Pad", IMAGE, {"pads": i64(0, 0, -2, 1, 0, -1, 3, -4)}, {}),
     ("ConvTranspose", IMAGE, {"w": values(4, 3, 2, 3)}, {"group": 2, "strides": [3, 1], "pads": [0, 1, 1, 0]}),
+    ("ConvTranspose", IMAGE, {"w": values(4, 3, 3, 3)},
+     {"strides": [2, 2], "dilations": [2, 2], "pads": [2, 2, 2, 2], "output_padding": [1, 1]}),
     ("Elu", IMAGE, {}, {"alpha": 0.7}),
     ("Exp", IMAGE, {}, {}),
     ("Gelu", IMAGE, {}, {}),
@@ -172,6 +176,9 @@ _CASES: list[tuple[str, tuple[int, ...], dict[str, Any], dict[str, Any]]] = [
     *[(name, IMAGE, {}, {}) for name in ("Abs", "Erf", "HardSigmoid", "Mish", "Neg", "Selu", "Softplus")],
     *[(name, IMAGE, {}, {})
       for name in ("Ceil", "Cos", "Floor", "IsNaN", "Not", "Round", "Sign", "Sin", "Softsign", "ThresholdedRelu")],
+    *[(name, IMAGE, {}, {}) for name in ("Asinh", "Atan", "Cosh", "IsInf", "Sinh", "Tan")],
+    ("IsInf", IMAGE, {}, {"detect_negative": 0}),
+    ("Mod", IMAGE, {"y2": np.where(values(4, 1, 1) > 0, 0.7, -0.7).astype(np.float32)}, {"fmod": 1}),
     ("Pow", IMAGE, {"y2": f32(2)}, {}),
     ("PRelu", IMAGE, {"slope": values(4, 1, 1)}, {}),
     ("PRelu", IMAGE, {"slope": values(10)}, {}),

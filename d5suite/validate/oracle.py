@@ -15,6 +15,7 @@ from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 from onnx.reference.ops.op_conv_transpose import ConvTranspose as OfficialConvTranspose
 from onnx.reference.ops.op_grid_sample import GridSample as OfficialGridSample
+from onnx.reference.ops.op_pad import Pad_18 as OfficialPad
 from onnx.reference.ops.op_resize import Resize as OfficialResize
 
 from d5suite.errors import NetworkError
@@ -158,6 +159,23 @@ class Mean(OpRun):
         return ((sum(xs[1:], xs[0]) / len(xs)).astype(xs[0].dtype),)
 
 
+class Pad(OfficialPad):
+    """Pad. The evaluator's own (onnx 1.23) rejects negative widths, which crop."""
+
+    op_domain = ""
+
+    def _run(
+        self, data: np.ndarray, pads: np.ndarray, value: Any = None, axes: Any = None, mode: str = "constant"
+    ) -> Any:
+        if min(pads, default=0) < 0:
+            places = range(data.ndim) if axes is None else [int(axis) for axis in axes]
+            kept = [slice(None)] * data.ndim
+            for axis, before, after in zip(places, pads[: len(places)], pads[len(places) :], strict=True):
+                kept[axis] = slice(max(-int(before), 0), min(int(after), 0) or None)
+            data, pads = data[tuple(kept)], np.maximum(pads, 0)
+        return super()._run(data, pads, value, axes, mode=mode)
+
+
 class Resize(OfficialResize):
     """Resize. The evaluator's own (onnx 1.23) computes a given cubic coefficient's in float32."""
 
@@ -169,7 +187,7 @@ class Resize(OfficialResize):
 
 CORRECTED: list[type[OpRun]] = [
     ConvTranspose, Erf, GatherElements, Gelu, GridSample, GroupNormalization, HardSwish, LRN, LpNormalization, Mean,
-    Resize,
+    Pad, Resize,
 ]  # fmt: skip
 """Operators that replace the evaluator's own."""
 

@@ -148,6 +148,19 @@ def test_the_network_is_a_model_of_keras_layers() -> None:
     assert tuple(executor.feed(batch())["image"].shape) == (6, 10, 10, 3)
 
 
+def test_a_weight_that_no_slope_leads_to_has_a_gradient_of_zero() -> None:
+    """It is used, but behind a comparison, as in vector quantisation."""
+    b = Builder("quantised", image_size=4)
+    y = b.linear(b.flatten(b.image, "flatten", size=4), "fc", 5)
+    codes, half = b.parameter("codes", np.linspace(-1, 1, 5, dtype=np.float32)), b.scalar("half", 0.5)
+    above = b.node("Greater", "above", [y, codes], 5)
+    executor = executor_of(b.classifier(b.node("Where", "chosen", [above, y, half], 5)), "fp64")
+    inputs = {"image": batch()["image"][..., :4, :4], "label": np.arange(6) % 5}
+    gradients = executor.fetch(executor.forward_backward(executor.feed(inputs)))
+    np.testing.assert_array_equal(gradients["codes"], np.zeros(5))
+    assert np.abs(gradients["fc.weight"]).max() > 0
+
+
 def test_float64_leaves_the_process_as_it_was() -> None:
     import keras
     from keras.src.backend.common import dtypes

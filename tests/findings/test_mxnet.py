@@ -47,6 +47,19 @@ def _gradients(mx: Any, function: Any, *arrays: np.ndarray) -> list[np.ndarray]:
     return [value.grad.asnumpy() for value in values]
 
 
+def test_a_dilated_transposed_convolution_with_strides_is_wrong_in_float64(mx: Any) -> None:
+    """Pixel i meets cell k of the kernel at 2 i + 2 k of the output, along each axis."""
+    x, w, right = np.arange(9.0).reshape(3, 3), np.arange(1.0, 5).reshape(2, 2), np.zeros((7, 7))
+    for pixel in np.ndindex(3, 3):
+        for cell in np.ndindex(2, 2):
+            right[2 * pixel[0] + 2 * cell[0], 2 * pixel[1] + 2 * cell[1]] += x[pixel] * w[cell]
+    y = mx.nd.Deconvolution(
+        *(mx.nd.array(a[None, None], dtype="float64") for a in (x, w)),
+        kernel=(2, 2), stride=(2, 2), dilate=(2, 2), num_filter=1, no_bias=True,
+    )  # fmt: skip
+    require(not np.allclose(y.asnumpy()[0, 0], right), "mxnet", OPERATORS.format("convolution.py (_by_convolution)"))
+
+
 def test_the_gradient_of_a_product_with_a_repeated_batch_axis_is_wrong(mx: Any) -> None:
     """An axis that is repeated behind one that is not."""
     x, y = np.arange(6.0).reshape(2, 1, 1, 3), np.arange(24.0).reshape(2, 4, 3, 1)

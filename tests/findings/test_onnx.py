@@ -55,6 +55,14 @@ def test_a_float64_function_is_good_to_float32_only(operator: str, exact: float)
     require(abs(y - exact) > 1e-12 * exact, "onnx", ORACLE.format(operator))
 
 
+def test_negative_padding_is_rejected() -> None:
+    try:
+        broken = not np.array_equal(_evaluate("Pad", np.arange(4.0), np.array([-1, 1])), [1, 2, 3, 0])
+    except ValueError:  # of NumPy's pad
+        broken = True
+    require(broken, "onnx", ORACLE.format("Pad"))
+
+
 def test_response_normalization_confuses_images_with_channels() -> None:
     x = np.ones((1, 3, 1, 1), np.float32)  # one image, three channels
     y = _evaluate("LRN", x, size=1, alpha=1.0, beta=1.0, bias=1.0)

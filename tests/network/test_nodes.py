@@ -90,11 +90,14 @@ def test_pad_widths_and_rows_are_those_of_the_reference(data: st.DataObject, mod
     np.testing.assert_array_equal(found, expected)
 
 
-def test_negative_padding_is_refused_where_the_caller_cannot_crop() -> None:
+def test_negative_padding_crops_unless_the_mode_repeats_the_image() -> None:
     operation = _operation("Pad", {"x": (4,), "pads": _ints(-1, 1)})
-    assert read_pad(operation.node, _context(operation)).widths == ((-1, 1),)
+    pad = read_pad(operation.node, _context(operation))
+    assert pad.widths == ((-1, 1),)
+    assert pad.kept == (slice(1, None),) and pad.added == ((0, 1),)
+    operation = _operation("Pad", {"x": (4,), "pads": _ints(-1, 1)}, {"mode": "reflect"})
     with pytest.raises(NetworkError, match="negative padding"):
-        read_pad(operation.node, _context(operation), crops=False)
+        read_pad(operation.node, _context(operation))
 
 
 @pytest.mark.parametrize("shape", [(2, 3, 4), (2, 0, 4), (0, 3), (3, 0)])
@@ -443,6 +446,12 @@ def test_layouts_of_images_kernels_and_groups() -> None:
     assert layouts.grouped_channels_last(5) == (0, 3, 4, 1, 2)
     assert layouts.without((0, 2, 3, 1), (1, 2)) == (0, 1)
     assert layouts.arrange((0, 2, 3, 1), ("h", "w"), "-") == ("-", "h", "w", "-")
+
+
+def test_an_axis_that_joins_an_open_batch_is_no_group_of_channels() -> None:
+    """Video networks join a clip's pictures with the batch: (N, 6, 3, H, W) to (6 N, 3, H, W)."""
+    assert not layouts.splits_channels((None, 3, 12, 12), (None, 6, 3, 12, 12))
+    assert layouts.splits_channels((None, 18, 12, 12), (None, 6, 3, 12, 12))
 
 
 @pytest.mark.parametrize(

@@ -279,7 +279,8 @@ class _TensorFlow(_Engine):
             with tf.GradientTape() as tape:
                 loss = training(list(inputs), training=True)
                 scaled = _times(loss, scale)
-            return loss, tape.gradient(scaled, [variable.value for variable in trained])
+            values = [variable.value for variable in trained]
+            return loss, tape.gradient(scaled, values, unconnected_gradients=tf.UnconnectedGradients.ZERO)
 
         def loss_and_gradients(*inputs: Any) -> tuple[Any, list[Any]]:
             loss, gradients = scaled_gradients(self.scale, *inputs)
@@ -320,7 +321,7 @@ class _Torch(_Engine):
         loss = self.training(inputs, training=True)
         scaled = _times(loss, self.scale if scale is None else scale)
         values = [variable.value for variable in self.trained]
-        gradients = list(torch.autograd.grad(scaled, values) if values else ())
+        gradients = list(torch.autograd.grad(scaled, values, materialize_grads=True) if values else ())
         if scale is None and self.scale is not None and gradients:
             gradients = list(torch._foreach_div(gradients, self.scale))
         return loss.detach(), gradients

@@ -149,4 +149,5 @@ def splits_channels(shape: Shape, split: Shape) -> bool:
     """Whether (N, C, spatial) becomes (N, a, b, spatial), with two or more spatial axes."""
     if len(shape) < 4 or len(split) != len(shape) + 1 or None in (*shape[1:], *split[1:]):
         return False
-    return split[0] == shape[0] and split[3:] == shape[2:]
+    apart = (split[1] or 0) * (split[2] or 0)
+    return split[0] == shape[0] and shape[1] == apart and split[3:] == shape[2:]

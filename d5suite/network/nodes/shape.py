@@ -319,6 +319,16 @@ class Pad:
     widths: tuple[tuple[int, int], ...]
     value: Any
 
+    @property
+    def added(self) -> tuple[tuple[int, int], ...]:
+        """The cells before and after that are added, for each axis."""
+        return tuple((max(before, 0), max(after, 0)) for before, after in self.widths)
+
+    @property
+    def kept(self) -> tuple[slice, ...]:
+        """What negative widths leave of each axis."""
+        return tuple(slice(max(-before, 0), min(after, 0) or None) for before, after in self.widths)
+
     def rows(self, shape: Shape) -> dict[int, np.ndarray]:
         """Return, for each padded axis, the input's index of every output index: int64.
 
@@ -336,25 +346,18 @@ class Pad:
         return found
 
 
-def read_pad(node: Node, context: NodeContext, *, crops: bool = True) -> Pad:
+def read_pad(node: Node, context: NodeContext) -> Pad:
     """Read a Pad.
-
-    Parameters
-    ----------
-    node : Node
-    context : NodeContext
-    crops : bool
-        Whether the caller implements negative widths.
 
     Raises
     ------
     NetworkError
-        If a width is negative and not ``crops``.
+        If a width is negative and the mode is not ``constant``.
     """
     rank = context.rank(node.inputs[0])
     amounts, value, axes = (context.constant(node, index) for index in (1, 2, 3))
     assert amounts is not None  # ONNX has no default
-    if not crops and min(amounts, default=0) < 0:
+    if node.attributes["mode"] != "constant" and min(amounts, default=0) < 0:
         raise NetworkError(f"negative padding: {amounts.tolist()}", where=node.name)
     padded = range(rank) if axes is None else [int(axis) % rank for axis in axes]
     widths = [(0, 0)] * rank

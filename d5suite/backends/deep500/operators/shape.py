@@ -82,7 +82,7 @@ def concat(node: Node, context: Context) -> CustomOperator:
 
 
 def pad(node: Node, context: Context) -> CustomOperator:
-    plan = read_pad(node, context, crops=False)
+    plan = read_pad(node, context)
     widths, mode, fill = plan.widths, plan.mode, plan.value
     if mode != "constant":
         return Formula(
@@ -90,11 +90,14 @@ def pad(node: Node, context: Context) -> CustomOperator:
             lambda x: np.pad(x, widths, mode),  # type: ignore[call-overload]
             lambda gradient, inputs, _: [_gathered(gradient, plan.rows(inputs[0].shape), inputs[0].shape)],
         )
-    return Formula(
-        context.describe(node),
-        lambda x: np.pad(x, widths, constant_values=fill),
-        lambda gradient, *_: [cropped(gradient, widths)],
-    )
+    added, kept = plan.added, plan.kept
+
+    def backward(gradient: np.ndarray, inputs: Sequence[np.ndarray], _: np.ndarray) -> list[np.ndarray]:
+        found = np.zeros_like(inputs[0])
+        found[kept] = cropped(gradient, added)
+        return [found]
+
+    return Formula(context.describe(node), lambda x: np.pad(x[kept], added, constant_values=fill), backward)
 
 
 def _gathered(gradient: np.ndarray, rows: Mapping[int, np.ndarray], shape: Sequence[int]) -> np.ndarray:

@@ -87,10 +87,14 @@ def slice_(node: Node, context: Context) -> Any:
 
 
 def pad(node: Node, context: Context) -> Any:
-    plan, layout = read_pad(node, context, crops=False), context.keep_layout(node)
+    plan, layout = read_pad(node, context), context.keep_layout(node)
     if plan.mode == "constant":
-        stored, fill = [plan.widths[axis] for axis in layout], plan.value
-        return context.calculate(node, lambda x, *_: ops.pad(x, stored, constant_values=fill))
+        stored, kept, fill = (
+            [plan.added[axis] for axis in layout],
+            tuple(plan.kept[axis] for axis in layout),
+            plan.value,
+        )
+        return context.calculate(node, lambda x, *_: ops.pad(x[kept], stored, constant_values=fill))
     rows = {
         layout.index(axis): ops.convert_to_tensor(indices.astype(np.int32))
         for axis, indices in plan.rows(context.shape(node.inputs[0])).items()

@@ -63,6 +63,8 @@ class Context(NodeContext):
 
     def numbers(self, name: str) -> Call:
         """Return a function of `F` and a tensor that casts Booleans: inputs and constants are."""
+        if name in self.constants and self.constants[name].ndim == 0:
+            return lambda F, x: x if isinstance(x, int | float) and not isinstance(x, bool) else float(x)
         if self.dtypes.get(name) == np.bool_:
             return lambda F, x: F.cast(x, self.dtype)
         return lambda F, x: x

@@ -87,11 +87,11 @@ def slice_(node: Node, context: Context) -> Call:
 
 
 def pad(node: Node, context: Context) -> Call:
-    plan, shape = read_pad(node, context, crops=False), context.shape(node.inputs[0])
+    plan, shape = read_pad(node, context), context.shape(node.inputs[0])
     layout = context.keep_layout(node)
-    stored, fill = [plan.widths[axis] for axis in layout], plan.value
+    stored, kept, fill = [plan.added[axis] for axis in layout], [plan.kept[axis] for axis in layout], plan.value
     if plan.mode == "constant":
-        return lambda x, *_: tf.pad(x, stored, constant_values=tf.cast(fill, x.dtype))
+        return lambda x, *_: tf.pad(x[tuple(kept)], stored, constant_values=tf.cast(fill, x.dtype))
     # TensorFlow's kernel reflects, at most once.
     once = all(size is not None and max(width) < size for width, size in zip(plan.widths, shape, strict=True))
     if plan.mode == "reflect" and once:
