@@ -19,6 +19,7 @@ from d5suite.errors import NetworkError
 from d5suite.network.conditions import without_conditions
 from d5suite.network.folding import fold, shapes_of, tensor_of
 from d5suite.network.incoming import MOST, check_graph, check_kinds, opset
+from d5suite.network.operators import REDUCTIONS
 
 OPSET = 21
 """The ONNX operator-set version that networks are converted to."""
@@ -69,10 +70,11 @@ def normalised(model: onnx.ModelProto, name: str, shapes: Mapping[str, Sequence[
         _widen(model)
         _name_first_outputs(model)
         _set_shapes(model, name, shapes or {})
-        _mend_conversion(model)
+        _mend_ranks(model)
         _fold_all(model, name)
         _drop_casts(model)
         _drop_zero_states(model)
+        _write_out_batch_norms(model)
         _split_into_slices(model)
         _separate_statistics(model)
         return model
@@ -111,7 +113,7 @@ def _constants(model: onnx.ModelProto, name: str, shapes: Mapping[str, Sequence[
     _restore_weights(model, given)
     model.ir_version = max(model.ir_version, IR_VERSION)
     _set_shapes(model, name, {key: shape for key, shape in shapes.items() if key in inputs})
-    _mend_conversion(model)
+    _mend_ranks(model)
     _fold_all(model, name)
     return {tensor.name: tensor for tensor in model.graph.initializer}
 
@@ -204,22 +206,34 @@ def _mend_resizes(model: onnx.ModelProto) -> None:
             node.attribute.extend([*kept, *(onnx.helper.make_attribute(*pair) for pair in meaning.items())])
 
 
-def _mend_conversion(model: onnx.ModelProto) -> None:
-    """Make scalars of what is written as a vector of one.
+def _mend_ranks(model: onnx.ModelProto) -> None:
+    """Make scalars of vectors of one, and the reverse, where ONNX wants the other.
 
-    The version converter leaves Dropout's ratio so, and PyTorch's older exporter CumSum's axis.
+    The version converter leaves Dropout's ratio as a vector, PyTorch's older exporter CumSum's
+    axis, and its newer one writes axes as scalars. onnxruntime accepts all of them.
     """
-    scalars = {node.input[1] for node in model.graph.node if node.op_type in _SCALARS and len(node.input) > 1}
-    constants = [
-        a.t for node in model.graph.node if node.output[0] in scalars for a in node.attribute if a.name == "value"
-    ]
-    for tensor in (*constants, *(t for t in model.graph.initializer if t.name in scalars)):
-        if list(tensor.dims) == [1]:
-            del tensor.dims[:]
+    graph = model.graph
+    constants = {node.output[0]: a.t for node in graph.node for a in node.attribute if a.name == "value"}
+    constants |= {tensor.name: tensor for tensor in graph.initializer}
+    wrong = {"scalar": (_SCALARS, [1]), "vector": (_VECTORS, [])}
+    added: set[str] = set()
+    for node in graph.node:
+        for kind, (operators, dimensions) in wrong.items():
+            tensor = constants.get(node.input[1]) if len(node.input) > 1 and node.op_type in operators else None
+            if tensor is not None and list(tensor.dims) == dimensions:
+                name = f"{node.input[1]}.d5suite.{kind}"
+                if name not in added:
+                    array = numpy_helper.to_array(tensor).reshape(() if kind == "scalar" else (1,))
+                    graph.initializer.append(tensor_of(array, name))
+                added.add(name)
+                node.input[1] = name
 
 
 _SCALARS = frozenset({"CumSum", "Dropout"})
 """Operators whose second input is a scalar."""
+
+_VECTORS = frozenset({"Squeeze", "Unsqueeze", *REDUCTIONS})
+"""Operators whose second input is a vector."""
 
 
 def _is_weight(tensor: onnx.TensorProto) -> bool:
@@ -348,6 +362,45 @@ def _drop_zero_states(model: onnx.ModelProto) -> None:
             del model.graph.initializer[place]
 
 
+def _write_out_batch_norms(model: onnx.ModelProto) -> None:
+    """Write a BatchNormalization with computed statistics in inference, which has none of its own.
+
+    So do exporters with a layer that keeps none: y = scale (x - mean) / √(variance + ε) + bias.
+    """
+    graph, shapes = model.graph, shapes_of(model)
+    given = {t.name for t in graph.initializer}
+    nodes = list(graph.node)
+    graph.ClearField("node")
+    for node in nodes:
+        settings = {a.name: a for a in node.attribute}
+        training = "training_mode" in settings and settings["training_mode"].i
+        if node.op_type != "BatchNormalization" or node.domain or training or given.issuperset(node.input[3:5]):
+            graph.node.append(node)
+            continue
+        y, epsilon = node.output[0], settings["epsilon"].f if "epsilon" in settings else 1e-5
+        column = [-1, *[1] * (len(shapes[node.input[0]]) - 2)]
+        for name, value in (("column", np.array(column)), ("epsilon", np.array(epsilon, np.float32))):
+            graph.initializer.append(tensor_of(value, f"{y}.d5suite.{name}"))
+        for name in node.input[1:5]:
+            _append(graph, "Reshape", [name, f"{y}.d5suite.column"], f"{y}.d5suite.{name}")
+        scale, bias, mean, variance = (f"{y}.d5suite.{name}" for name in node.input[1:5])
+        for operator, inputs, output in (
+            ("Sub", [node.input[0], mean], f"{y}.d5suite.centred"),
+            ("Add", [variance, f"{y}.d5suite.epsilon"], f"{y}.d5suite.positive"),
+            ("Sqrt", [f"{y}.d5suite.positive"], f"{y}.d5suite.deviation"),
+            ("Div", [f"{y}.d5suite.centred", f"{y}.d5suite.deviation"], f"{y}.d5suite.normal"),
+            ("Mul", [f"{y}.d5suite.normal", scale], f"{y}.d5suite.scaled"),
+            ("Add", [f"{y}.d5suite.scaled", bias], y),
+        ):
+            _append(graph, operator, inputs, output)
+    if len(nodes) != len(graph.node):
+        _infer_shapes(model)
+
+
+def _append(graph: onnx.GraphProto, operator: str, inputs: list[str], output: str) -> None:
+    graph.node.append(onnx.helper.make_node(operator, inputs, [output], f"{output}.d5suite.{operator}"))
+
+
 def _split_into_slices(model: onnx.ModelProto) -> None:
     """Write every part of a Split, and what a Gather takes at one constant index, as a Slice.
 
@@ -358,8 +411,7 @@ def _split_into_slices(model: onnx.ModelProto) -> None:
     nodes = list(graph.node)
     graph.ClearField("node")
 
-    def add(operator: str, inputs: list[str], output: str) -> None:
-        graph.node.append(onnx.helper.make_node(operator, inputs, [output], f"{output}.d5suite.{operator}"))
+    add = partial(_append, graph)
 
     def cut(node: onnx.NodeProto, axis: int, start: int, stop: int, output: str) -> str:
         """Add a Slice; return the name of the tensor that names its axis."""

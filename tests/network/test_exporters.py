@@ -328,12 +328,39 @@ def test_a_conditional_on_a_shape_becomes_the_branch_taken(tmp_path: Path, axes:
     _same_answer(tmp_path / "m.onnx", network, 2)
 
 
-def test_an_axis_written_as_a_vector_of_one_is_a_scalar(tmp_path: Path) -> None:
-    """PyTorch's older exporter writes CumSum's so, behind `torch.diagonal`."""
-    model = _model([helper.make_node("CumSum", ["x", "axis"], ["y"])], {"axis": [1]})
+@pytest.mark.parametrize("shape", [[], [1]], ids=["scalar", "vector"])
+def test_an_axis_may_be_a_scalar_or_a_vector_of_one(tmp_path: Path, shape: list[int]) -> None:
+    """PyTorch's older exporter writes CumSum's as a vector, its newer one all as scalars."""
+    nodes = [
+        helper.make_node("ReduceMax", ["x", "axis"], ["most"]),
+        helper.make_node("Sub", ["x", "most"], ["below"]),
+        helper.make_node("CumSum", ["below", "axis"], ["sum"]),
+        helper.make_node("Unsqueeze", ["sum", "axis"], ["y"]),
+    ]
+    for file, sizes in (("given", shape), ("vectors", [1])):
+        model = _model(nodes, {}, axes="NXCHW")
+        model.graph.initializer.append(numpy_helper.from_array(np.ones(sizes, np.int64), "axis"))
+        onnx.save(model, tmp_path / f"{file}.onnx")
+    network = Network.load(tmp_path / "given.onnx")
+    ranks = {node.op_type: network.initializers[node.inputs[1]].ndim for node in network.nodes if node.op_type != "Sub"}
+    assert ranks == {"ReduceMax": 1, "CumSum": 0, "Unsqueeze": 1}
+    _same_answer(tmp_path / "vectors.onnx", network, 2)
+
+
+def test_a_batch_norm_with_computed_statistics_has_none_of_its_own(tmp_path: Path) -> None:
+    """PyTorch's newer exporter writes a layer so that keeps no running statistics."""
+    nodes = [
+        helper.make_node("ReduceMean", ["x", "axes"], ["mean"], keepdims=0),
+        helper.make_node("ReduceL2", ["x", "axes"], ["variance"], keepdims=0),
+        helper.make_node("BatchNormalization", ["x", "scale", "bias", "mean", "variance"], ["y"], epsilon=1e-3),
+    ]
+    model = _model(nodes, {"axes": [0, 2, 3]})
+    for name in ("scale", "bias"):
+        value = np.arange(1, 4, dtype=np.float32) * (1 if name == "scale" else -1)
+        model.graph.initializer.append(numpy_helper.from_array(value, name))
     onnx.save(model, tmp_path / "m.onnx")
     network = Network.load(tmp_path / "m.onnx")
-    assert network.initializers["axis"].ndim == 0
+    assert network.statistics == () and network.parameters == ("scale", "bias")
     _same_answer(tmp_path / "m.onnx", network, 2)
 
 

@@ -96,7 +96,13 @@ def slice_(node: Node, context: Context) -> Call:
         x = reduce(lambda y, axis: F.reverse(y, axis=axis), plan.reversed, x)
         if channels is not None:
             x = F.slice_axis(x, axis=1, begin=channels.start, end=channels.stop)
-        return F.slice(x, begin, end, step) if more else x
+        return cut(F, x) if more else x
+
+    def cut(F: Any, x: Any) -> Any:
+        if len(cuts) < 6 or any(each not in (None, 1) for each in step):
+            return F.slice(x, begin, end, step)
+        parts = [(axis, each) for axis, each in enumerate(cuts) if each != slice(None)]
+        return reduce(lambda y, part: F.slice_axis(y, axis=part[0], begin=part[1].start, end=part[1].stop), parts, x)
 
     return call
 

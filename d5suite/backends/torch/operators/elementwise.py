@@ -99,6 +99,12 @@ def mean(node: Node, context: Context) -> Function:
     return lambda *xs: reduce(torch.add, xs) / count
 
 
+def div(node: Node, context: Context) -> Function:
+    if context.is_integer(node.inputs[0]):  # ONNX truncates quotients of integers
+        return lambda x, y: torch.div(x, y, rounding_mode="trunc")
+    return torch.div
+
+
 def mod(node: Node, context: Context) -> Function:
     return torch.fmod if node.attributes["fmod"] else torch.remainder
 
@@ -130,7 +136,7 @@ OPERATORS: dict[str, Factory] = {
     "Clip": clip,
     "Cos": native(torch.cos),
     "Cosh": native(torch.cosh),
-    "Div": native(torch.div),
+    "Div": div,
     "Dropout": dropout,
     "Elu": elu,
     "Equal": native(torch.eq),
