@@ -206,11 +206,16 @@ _UNFIT = {
 """Operators, by what they make of a network."""
 
 
-def check_kinds(model: onnx.ModelProto) -> None:
-    """Refuse what no adapter can be given, by the node or tensor that has it."""
+def check_kinds(model: onnx.ModelProto, *, conditionals: bool = False) -> None:
+    """Refuse what no adapter can be given, by the node or tensor that has it.
+
+    With ``conditionals``, accept these: they may be decided before anything runs.
+    """
     graph = model.graph
     for index, node in enumerate(graph.node):
         where = node.name or f"{node.op_type}_{index}"
+        if conditionals and node.op_type == "If":
+            continue
         nested = any(a.type in (a.GRAPH, a.GRAPHS) for a in node.attribute)
         for what, (operators, hint) in _UNFIT.items():
             if any(fnmatchcase(node.op_type, pattern) for pattern in operators) or (nested and "flow" in what):

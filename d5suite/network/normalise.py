@@ -17,6 +17,7 @@ from onnx import TensorProto, numpy_helper, shape_inference
 
 from d5suite.errors import NetworkError
 from d5suite.network.conditions import without_conditions
+from d5suite.network.expansions import expand
 from d5suite.network.folding import fold, shapes_of, tensor_of
 from d5suite.network.incoming import MOST, check_graph, check_kinds, opset
 from d5suite.network.operators import REDUCTIONS
@@ -54,6 +55,7 @@ def normalised(model: onnx.ModelProto, name: str, shapes: Mapping[str, Sequence[
     version = opset(model, name)
     try:
         check_graph(model)
+        check_kinds(model, conditionals=True)
         model = without_conditions(model, partial(_constants, name=name, shapes=shapes or {}))
         check_kinds(model)
         given, model = model, without_weights(model)
@@ -74,7 +76,8 @@ def normalised(model: onnx.ModelProto, name: str, shapes: Mapping[str, Sequence[
         _fold_all(model, name)
         _drop_casts(model)
         _drop_zero_states(model)
-        _write_out_batch_norms(model)
+        if expand(model):
+            _infer_shapes(model)
         _split_into_slices(model)
         _separate_statistics(model)
         return model
@@ -119,7 +122,15 @@ def _constants(model: onnx.ModelProto, name: str, shapes: Mapping[str, Sequence[
 
 
 _EXPANDED = frozenset(
-    {"CastLike", "Celu", "MeanVarianceNormalization", "ReduceLogSum", "RotaryEmbedding", "Shrink", "Swish"}
+    {
+        "CastLike",
+        "Celu",
+        "MeanVarianceNormalization",
+        "ReduceLogSum",
+        "RotaryEmbedding",
+        "Shrink",
+        "Swish",
+    }
 )
 """Operators that no framework here has; ONNX defines them as functions of others."""
 
@@ -362,45 +373,6 @@ def _drop_zero_states(model: onnx.ModelProto) -> None:
             del model.graph.initializer[place]
 
 
-def _write_out_batch_norms(model: onnx.ModelProto) -> None:
-    """Write a BatchNormalization with computed statistics in inference, which has none of its own.
-
-    So do exporters with a layer that keeps none: y = scale (x - mean) / √(variance + ε) + bias.
-    """
-    graph, shapes = model.graph, shapes_of(model)
-    given = {t.name for t in graph.initializer}
-    nodes = list(graph.node)
-    graph.ClearField("node")
-    for node in nodes:
-        settings = {a.name: a for a in node.attribute}
-        training = "training_mode" in settings and settings["training_mode"].i
-        if node.op_type != "BatchNormalization" or node.domain or training or given.issuperset(node.input[3:5]):
-            graph.node.append(node)
-            continue
-        y, epsilon = node.output[0], settings["epsilon"].f if "epsilon" in settings else 1e-5
-        column = [-1, *[1] * (len(shapes[node.input[0]]) - 2)]
-        for name, value in (("column", np.array(column)), ("epsilon", np.array(epsilon, np.float32))):
-            graph.initializer.append(tensor_of(value, f"{y}.d5suite.{name}"))
-        for name in node.input[1:5]:
-            _append(graph, "Reshape", [name, f"{y}.d5suite.column"], f"{y}.d5suite.{name}")
-        scale, bias, mean, variance = (f"{y}.d5suite.{name}" for name in node.input[1:5])
-        for operator, inputs, output in (
-            ("Sub", [node.input[0], mean], f"{y}.d5suite.centred"),
-            ("Add", [variance, f"{y}.d5suite.epsilon"], f"{y}.d5suite.positive"),
-            ("Sqrt", [f"{y}.d5suite.positive"], f"{y}.d5suite.deviation"),
-            ("Div", [f"{y}.d5suite.centred", f"{y}.d5suite.deviation"], f"{y}.d5suite.normal"),
-            ("Mul", [f"{y}.d5suite.normal", scale], f"{y}.d5suite.scaled"),
-            ("Add", [f"{y}.d5suite.scaled", bias], y),
-        ):
-            _append(graph, operator, inputs, output)
-    if len(nodes) != len(graph.node):
-        _infer_shapes(model)
-
-
-def _append(graph: onnx.GraphProto, operator: str, inputs: list[str], output: str) -> None:
-    graph.node.append(onnx.helper.make_node(operator, inputs, [output], f"{output}.d5suite.{operator}"))
-
-
 def _split_into_slices(model: onnx.ModelProto) -> None:
     """Write every part of a Split, and what a Gather takes at one constant index, as a Slice.
 
@@ -411,7 +383,8 @@ def _split_into_slices(model: onnx.ModelProto) -> None:
     nodes = list(graph.node)
     graph.ClearField("node")
 
-    add = partial(_append, graph)
+    def add(operator: str, inputs: list[str], output: str) -> None:
+        graph.node.append(onnx.helper.make_node(operator, inputs, [output], f"{output}.d5suite.{operator}"))
 
     def cut(node: onnx.NodeProto, axis: int, start: int, stop: int, output: str) -> str:
         """Add a Slice; return the name of the tensor that names its axis."""

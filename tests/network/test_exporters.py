@@ -364,6 +364,46 @@ def test_a_batch_norm_with_computed_statistics_has_none_of_its_own(tmp_path: Pat
     _same_answer(tmp_path / "m.onnx", network, 2)
 
 
+@pytest.mark.parametrize("direction", ["forward", "reverse", "bidirectional"])
+def test_an_rnn_is_written_step_by_step(tmp_path: Path, direction: str) -> None:
+    """Adapters have LSTM and GRU; the simplest recurrence is three nodes per step."""
+    random, both = np.random.default_rng(0), 2 if direction == "bidirectional" else 1
+    weights = {"w": (both, 5, 8), "r": (both, 5, 5), "b": (both, 10), "start": (both, 8, 5)}
+    nodes = [
+        helper.make_node("Reshape", ["x", "shape"], ["steps"]),
+        helper.make_node("RNN", ["steps", *list(weights)[:3], "", "start"], ["all", "last"], hidden_size=5,
+                         direction=direction, activations=["Relu", "Tanh"][:both]),
+        helper.make_node("ReduceMax", ["all", "rows"], ["most"], keepdims=0),
+        helper.make_node("Mul", ["most", "last"], ["y"]),
+    ]  # fmt: skip
+    model = _model(nodes, {"shape": [-1, 8, 8], "rows": [0]}, axes="DNH")
+    for name, shape in weights.items():
+        value = random.standard_normal(shape).astype(np.float32)
+        model.graph.initializer.append(numpy_helper.from_array(value, name))
+    onnx.save(model, tmp_path / "m.onnx")
+    network = Network.load(tmp_path / "m.onnx", shapes={"x": (2, *SIZE)})
+    assert set(network.parameters) == set(weights) and "RNN" not in {node.op_type for node in network.nodes}
+    _same_answer(tmp_path / "m.onnx", network, 2)
+
+
+@pytest.mark.parametrize("corners", [0, 1])
+@pytest.mark.parametrize("size", [[2, 3, 4, 5], [2, 3, 2, 4, 5]], ids=["image", "volume"])
+def test_a_grid_of_points_is_a_product_with_theta(tmp_path: Path, corners: int, size: list[int]) -> None:
+    """Spatial transformers compute where to look so; theta is the input's first rows."""
+    rank = len(size) - 2
+    nodes = [
+        helper.make_node("Slice", ["x", "zeros", "shape", "axes"], ["cut"]),
+        helper.make_node("Squeeze", ["cut", "first"], ["theta"]),
+        helper.make_node("AffineGrid", ["theta", "size"], ["y"], align_corners=corners),
+    ]
+    constants = {"zeros": [0, 0, 0], "shape": [1, rank, rank + 1], "axes": [1, 2, 3], "first": [1], "size": size}
+    model = _model(nodes, constants, axes="NDHWX" if rank == 3 else "NHWX")
+    onnx.save(model, tmp_path / "m.onnx")
+    network = Network.load(tmp_path / "m.onnx")
+    assert network.parameters == () and "AffineGrid" not in {node.op_type for node in network.nodes}
+    _same_answer(tmp_path / "m.onnx", network, 2)
+
+
 @pytest.mark.parametrize("mode", ["nearest", "linear"])
 @pytest.mark.parametrize("operator", [("Upsample", 9), ("Resize", 10)], ids=lambda value: value[0])
 @pytest.mark.parametrize("scale", [2.0, 1.5])

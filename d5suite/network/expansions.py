@@ -1,0 +1,176 @@
+"""Write nodes as others that every adapter has, where ONNX has no function for them.
+
+May import ONNX and NumPy and, from d5suite, `network.folding`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import numpy_helper
+
+from d5suite.network.folding import Shape, shapes_of, tensor_of
+
+_ACTIVATIONS = {"relu": "Relu", "sigmoid": "Sigmoid", "tanh": "Tanh"}
+
+
+def expand(model: onnx.ModelProto) -> bool:
+    """Write out AffineGrid, RNN, and BatchNormalization with computed statistics.
+
+    Shapes are inferred, constants are folded. Returns whether there were any.
+    """
+    graph, shapes = model.graph, shapes_of(model)
+    fixed = {tensor.name: tensor for tensor in graph.initializer}
+    nodes, changed = list(graph.node), False
+    graph.ClearField("node")
+    for node in nodes:
+        kind = "" if node.domain else node.op_type
+        if kind == "BatchNormalization" and _has_computed_statistics(node, graph):
+            changed = True
+            _write_batch_norm(node, _Writer(graph, node.output[0]), shapes)
+        elif kind == "AffineGrid" and node.input[1] in fixed:
+            changed = True
+            _write_affine_grid(node, _Writer(graph, node.output[0]), numpy_helper.to_array(fixed[node.input[1]]))
+        elif kind == "RNN" and (plan := _Rnn.read(node, graph, shapes)) is not None:
+            changed = True
+            plan.write(_Writer(graph, next(filter(None, node.output))))
+        else:
+            graph.node.append(node)
+    return changed
+
+
+class _Writer:
+    """Adds nodes and constants to a graph, under names that begin with that of a tensor."""
+
+    def __init__(self, graph: onnx.GraphProto, prefix: str) -> None:
+        self._graph, self._prefix, self._count = graph, prefix, 0
+
+    def _name(self, kind: str) -> str:
+        self._count += 1
+        return f"{self._prefix}.d5suite.{kind}{self._count}"
+
+    def constant(self, value: Any) -> str:
+        name = self._name("constant")
+        self._graph.initializer.append(tensor_of(np.asarray(value), name))
+        return name
+
+    def node(self, operator: str, *inputs: str, output: str = "", **attributes: Any) -> str:
+        name = output or self._name(operator)
+        self._graph.node.append(onnx.helper.make_node(operator, inputs, [name], f"{name}.d5suite", **attributes))
+        return name
+
+    def row(self, x: str, index: int, axis: int) -> str:
+        """Cut one row, and the axis with it."""
+        bounds = [self.constant(np.array([value])) for value in (index, index + 1, axis)]
+        return self.node("Squeeze", self.node("Slice", x, *bounds), bounds[2])
+
+    def stack(self, tensors: list[str], axis: int, output: str = "") -> str:
+        """Join tensors along a new axis."""
+        place = self.constant(np.array([axis]))
+        return self.node("Concat", *(self.node("Unsqueeze", x, place) for x in tensors), output=output, axis=axis)
+
+
+def _attributes(node: onnx.NodeProto) -> dict[str, Any]:
+    return {attribute.name: onnx.helper.get_attribute_value(attribute) for attribute in node.attribute}
+
+
+def _has_computed_statistics(node: onnx.NodeProto, graph: onnx.GraphProto) -> bool:
+    given = {tensor.name for tensor in graph.initializer}
+    return not given.issuperset(node.input[3:5]) and not _attributes(node).get("training_mode")
+
+
+def _write_batch_norm(node: onnx.NodeProto, write: _Writer, shapes: Mapping[str, Shape]) -> None:
+    """Write y = scale (x - mean) / √(variance + ε) + bias.
+
+    Exporters write a layer so that keeps no running statistics, in inference.
+    """
+    column = write.constant(np.array([-1, *[1] * (len(shapes[node.input[0]]) - 2)]))
+    scale, bias, mean, variance = (write.node("Reshape", name, column) for name in node.input[1:5])
+    epsilon = write.constant(np.float32(_attributes(node).get("epsilon", 1e-5)))
+    deviation = write.node("Sqrt", write.node("Add", variance, epsilon))
+    normal = write.node("Div", write.node("Sub", node.input[0], mean), deviation)
+    write.node("Add", write.node("Mul", normal, scale), bias, output=node.output[0])
+
+
+def _write_affine_grid(node: onnx.NodeProto, write: _Writer, size: np.ndarray) -> None:
+    """Write each point of a grid, (x, y, 1) or (x, y, z, 1), times the matrix theta.
+
+    The outer points are at -1 and 1 with ``align_corners``, and half a pixel within otherwise.
+    Points are whole numbers times a scalar: a tensor of fractions would be taken for a weight.
+    """
+    image = [int(n) for n in size[2:]]
+    if _attributes(node).get("align_corners"):
+        spans = [max(n - 1, 1) for n in image]
+        places = [2 * np.arange(n) - n + 1 for n in image]
+    else:
+        spans, places = image, [2 * np.arange(n) + 1 - n for n in image]
+    whole = int(np.prod(spans))
+    axes = np.meshgrid(*(place * (whole // span) for place, span in zip(places, spans, strict=True)), indexing="ij")
+    points = np.stack([*(axis.ravel() for axis in reversed(axes)), np.full(axes[0].size, whole)], -1)
+    numbers = write.node("Cast", write.constant(points), to=onnx.TensorProto.FLOAT)
+    scaled = write.node("Mul", numbers, write.constant(np.float32(1 / whole)))
+    grid = write.node("MatMul", scaled, write.node("Transpose", node.input[0], perm=[0, 2, 1]))
+    write.node("Reshape", grid, write.constant(np.array([0, *image, len(image)])), output=node.output[0])
+
+
+class _Rnn:
+    """An RNN node, step by step: h = f(x Wᵀ + h Rᵀ + Wb + Rb) (ONNX operator specification)."""
+
+    def __init__(self, node: onnx.NodeProto, steps: int, activations: list[str]) -> None:
+        settings = _attributes(node)
+        self._inputs = [*node.input, *[""] * 6][:6]
+        self._outputs = [*node.output, ""][:2]
+        self._steps, self._activations = steps, activations
+        self._time, self._state_axis = (1, 1) if settings.get("layout") else (0, 0)
+        self._reverse = settings.get("direction") == b"reverse"
+
+    @classmethod
+    def read(cls, node: onnx.NodeProto, graph: onnx.GraphProto, shapes: Mapping[str, Shape]) -> _Rnn | None:
+        """Return None for variants that are to be refused: lengths, clipping, odd activations."""
+        settings = _attributes(node)
+        directions = 2 if settings.get("direction") == b"bidirectional" else 1
+        names = [name.decode().lower() for name in settings.get("activations") or [b"tanh"] * directions]
+        steps = shapes.get(node.input[0], (None, None))[1 if settings.get("layout") else 0]
+        lengths = node.input[4] if len(node.input) > 4 else ""
+        fixed = {tensor.name: tensor for tensor in graph.initializer}
+        whole = not lengths or (lengths in fixed and bool((numpy_helper.to_array(fixed[lengths]) == steps).all()))
+        odd = settings.get("clip") or settings.get("activation_alpha") or not set(names) <= set(_ACTIVATIONS)
+        if steps is None or odd or not whole or len(names) != directions:
+            return None
+        return cls(node, steps, [_ACTIVATIONS[name] for name in names])
+
+    def write(self, write: _Writer) -> None:
+        every, last = zip(*(self._direction(write, d) for d in range(len(self._activations))), strict=True)
+        y, y_h = self._outputs
+        if y:
+            steps = [write.stack(list(states), self._state_axis) for states in zip(*every, strict=True)]
+            write.stack(steps, self._time, output=y)
+        if y_h:
+            write.stack(list(last), self._state_axis, output=y_h)
+
+    def _direction(self, write: _Writer, d: int) -> tuple[list[str], str]:
+        """Return the states of all steps, and the last one."""
+        x, w, r, b, _, start = self._inputs
+        w, r = (write.node("Transpose", write.row(each, d, 0), perm=[1, 0]) for each in (w, r))
+        given = write.node("MatMul", x, w)
+        if b:
+            given = write.node("Add", given, write.node("Add", *self._halves(write, write.row(b, d, 0))))
+        h = write.row(start, d, self._state_axis) if start else ""
+        states = {}
+        for t in self._order(d):
+            total = write.row(given, t, self._time)
+            h = states[t] = write.node(
+                self._activations[d], write.node("Add", total, write.node("MatMul", h, r)) if h else total
+            )
+        return [states[t] for t in range(self._steps)], h
+
+    def _order(self, d: int) -> Iterator[int]:
+        steps = range(self._steps)
+        return iter(reversed(steps) if self._reverse or d == 1 else steps)
+
+    def _halves(self, write: _Writer, b: str) -> list[str]:
+        two = write.node("Reshape", b, write.constant(np.array([2, -1])))
+        return [write.row(two, half, 0) for half in (0, 1)]
