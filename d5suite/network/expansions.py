@@ -20,7 +20,8 @@ _ACTIVATIONS = {"relu": "Relu", "sigmoid": "Sigmoid", "tanh": "Tanh"}
 def expand(model: onnx.ModelProto) -> bool:
     """Write out AffineGrid, RNN, and BatchNormalization with computed statistics.
 
-    Shapes are inferred, constants are folded. Returns whether there were any.
+    Shapes are inferred, constants are folded. Returns whether there were any. Windows that exceed
+    their image are cut.
     """
     graph, shapes = model.graph, shapes_of(model)
     fixed = {tensor.name: tensor for tensor in graph.initializer}
@@ -38,6 +39,8 @@ def expand(model: onnx.ModelProto) -> bool:
             changed = True
             plan.write(_Writer(graph, next(filter(None, node.output))))
         else:
+            if kind in ("AveragePool", "MaxPool"):
+                _fit_window(node, shapes)
             graph.node.append(node)
     return changed
 
@@ -75,6 +78,22 @@ class _Writer:
 
 def _attributes(node: onnx.NodeProto) -> dict[str, Any]:
     return {attribute.name: onnx.helper.get_attribute_value(attribute) for attribute in node.attribute}
+
+
+def _fit_window(node: onnx.NodeProto, shapes: Mapping[str, Shape]) -> None:
+    """Cut a pooling window to its image where ``ceil_mode`` admits a larger one.
+
+    Some networks pool the whole image by a window as large as they have channels.
+    """
+    settings, image = _attributes(node), shapes.get(node.input[0], ())[2:]
+    padded = any(settings.get("pads", [])) or settings.get("auto_pad", b"NOTSET") != b"NOTSET"
+    kernel = settings["kernel_shape"]
+    strides = settings.get("strides") or [1] * len(kernel)
+    if not settings.get("ceil_mode") or padded or None in image or max(settings.get("dilations", [1])) > 1:
+        return
+    for axis, (k, n, stride) in enumerate(zip(kernel, image, strides, strict=True)):
+        if n is not None and 0 < k - n < stride:
+            next(a for a in node.attribute if a.name == "kernel_shape").ints[axis] = n
 
 
 def _has_computed_statistics(node: onnx.NodeProto, graph: onnx.GraphProto) -> bool:

@@ -146,6 +146,7 @@ _CASES: list[tuple[str, tuple[int, ...], dict[str, Any], dict[str, Any]]] = [
     ("Reshape", IMAGE, {"shape": i64(2, 0, 3, 30)}, {}),
     ("Transpose", IMAGE, {}, {"perm": [0, 2, 3, 1]}),
     ("Transpose", IMAGE, {}, {}),
+    ("Transpose", (2, 3, 2, 2, 2, 3, 2, 4), {}, {"perm": [0, 1, 3, 5, 2, 4, 6, 7]}),
     ("Squeeze", (2, 1, 3, 1), {"axes": i64(-1, 1)}, {}),
     ("Unsqueeze", (2, 3), {"axes": i64(-1, 1)}, {}),
     ("Gemm", (2, 5), {"w": values(5, 3), "b": values(3)}, {}),

@@ -47,6 +47,22 @@ def _gradients(mx: Any, function: Any, *arrays: np.ndarray) -> list[np.ndarray]:
     return [value.grad.asnumpy() for value in values]
 
 
+def test_a_transpose_behind_a_reshaped_3d_convolution_fails(mx: Any) -> None:
+    class Patches(mx.gluon.HybridBlock):  # type: ignore[name-defined, misc]
+        def hybrid_forward(self, F: Any, x: Any, w: Any) -> Any:
+            y = F.Convolution(x, w, kernel=(2, 16, 16), stride=(2, 16, 16), num_filter=8, no_bias=True)
+            return F.transpose(F.reshape(y, shape=(2, 8, 8)), axes=(0, 2, 1))
+
+    patches = Patches()
+    patches.hybridize()
+    try:
+        patches(mx.nd.ones((2, 3, 4, 32, 32)), mx.nd.ones((8, 3, 2, 16, 16))).asnumpy()
+        broken = False
+    except mx.base.MXNetError:
+        broken = True
+    require(broken, "mxnet", OPERATORS.format("shape.py (reshape)"))
+
+
 def test_a_dilated_transposed_convolution_with_strides_is_wrong_in_float64(mx: Any) -> None:
     """Pixel i meets cell k of the kernel at 2 i + 2 k of the output, along each axis."""
     x, w, right = np.arange(9.0).reshape(3, 3), np.arange(1.0, 5).reshape(2, 2), np.zeros((7, 7))

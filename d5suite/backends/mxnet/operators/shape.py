@@ -6,6 +6,7 @@ Imports NumPy, `d5suite.errors`, `d5suite.network`, and `context` and `elementwi
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from functools import reduce
 from typing import Any
@@ -52,12 +53,28 @@ def reshape(node: Node, context: Context) -> Call:
     sizes = read_reshape(node, context).sizes
     if not sizes or 0 in sizes:
         raise NetworkError(f"Reshape to {list(sizes)} is not implemented: MXNet has no such arrays", where=node.name)
+    if context.rank(node.inputs[0]) == 5:  # a transpose behind it fails where oneDNN stores volumes in blocks
+        return lambda F, x, _: F.reshape(F.slice_axis(x, axis=0, begin=0, end=None), shape=sizes)
     return lambda F, x, _: F.reshape(x, shape=sizes)
 
 
 def transpose(node: Node, context: Context) -> Call:
-    order = read_transpose(node, context)
-    return lambda F, x: F.transpose(x, axes=order)
+    order, shape = read_transpose(node, context), context.shape(node.inputs[0])
+    if len(order) <= 6 or shape.count(None) > 1:
+        return lambda F, x: F.transpose(x, axes=order)
+    # MXNet moves at most six axes; those that stay together are one.
+    runs: list[list[int]] = []
+    for axis in order:
+        if runs and runs[-1][-1] + 1 == axis:
+            runs[-1].append(axis)
+        else:
+            runs.append([axis])
+    stored = sorted(runs)
+    sizes = [
+        -1 if None in (parts := [shape[axis] for axis in run]) else math.prod(n or 0 for n in parts) for run in stored
+    ]
+    moved, result = [stored.index(run) for run in runs], [shape[axis] or -1 for axis in order]
+    return lambda F, x: F.reshape(F.transpose(F.reshape(x, shape=sizes), axes=moved), shape=result)
 
 
 def squeeze(node: Node, context: Context) -> Call:
