@@ -48,7 +48,7 @@ def _gradients(mx: Any, function: Any, *arrays: np.ndarray) -> list[np.ndarray]:
 
 
 def test_a_transpose_behind_a_reshaped_3d_convolution_fails(mx: Any) -> None:
-    class Patches(mx.gluon.HybridBlock):  # type: ignore[name-defined, misc]
+    class Patches(mx.gluon.HybridBlock):
         def hybrid_forward(self, F: Any, x: Any, w: Any) -> Any:
             y = F.Convolution(x, w, kernel=(2, 16, 16), stride=(2, 16, 16), num_filter=8, no_bias=True)
             return F.transpose(F.reshape(y, shape=(2, 8, 8)), axes=(0, 2, 1))

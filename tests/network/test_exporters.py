@@ -367,8 +367,8 @@ def test_a_batch_norm_with_computed_statistics_has_none_of_its_own(tmp_path: Pat
 @pytest.mark.parametrize("operator", ["AveragePool", "MaxPool"])
 def test_a_window_larger_than_its_image_is_cut_in_ceil_mode(tmp_path: Path, operator: str) -> None:
     """EfficientNet of `transformers` pools by a window as large as it has channels."""
-    settings = {"kernel_shape": [20, 5], "strides": [20, 2], "ceil_mode": 1}
-    onnx.save(_model([helper.make_node(operator, ["x"], ["y"], **settings)], {}), tmp_path / "m.onnx")
+    node = helper.make_node(operator, ["x"], ["y"], kernel_shape=[20, 5], strides=[20, 2], ceil_mode=1)
+    onnx.save(_model([node], {}), tmp_path / "m.onnx")
     network = Network.load(tmp_path / "m.onnx")
     assert network.nodes[0].attributes["kernel_shape"] == [8, 5]
     _same_answer(tmp_path / "m.onnx", network, 2)
