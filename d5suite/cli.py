@@ -66,6 +66,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
 
     doctor = commands.add_parser("doctor", help="show what is installed and usable, and how quiet the machine is")
+    doctor.add_argument("backend", nargs="*", help="try these backends only")
     doctor.set_defaults(run=_doctor)
 
     backends = commands.add_parser("backends", help="list backends with their modes, devices and operators")
@@ -459,7 +460,7 @@ def _doctor(options: argparse.Namespace) -> None:
 
     from d5suite.report.doctor import show_doctor
 
-    show_doctor(Console(markup=False))
+    show_doctor(Console(markup=False), options.backend)
 
 
 def _network(options: argparse.Namespace) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -45,15 +46,28 @@ def test_conformance_has_pytests_options_for_going_on_after_a_failure() -> None:
     assert _fits(done.stdout)
 
 
-def test_doctor_tries_each_backend_and_survives_faulty_ones() -> None:
-    done = d5suite("doctor", environment=plugin_environment() | {"COLUMNS": "80"})
+@pytest.mark.parametrize(
+    "names",
+    [
+        pytest.param(["deep500", "faulty", "absent", "unimportable"], id="some"),
+        pytest.param([], id="all", marks=pytest.mark.slow),
+    ],
+)
+def test_doctor_tries_each_backend_and_survives_faulty_ones(names: list[str]) -> None:
+    done = d5suite("doctor", *names, environment=plugin_environment() | {"COLUMNS": "80"})
     assert done.returncode == 0, done.stderr
     assert _fits(done.stdout)
-    assert "faulty" in done.stdout
     flat = " ".join(done.stdout.replace("│", " ").split())
+    assert re.search(r" faulty +\S+ yes ", flat)
     assert "no_such_framework" in flat
     assert "unimportable" in flat
+    assert (" onnxruntime " in flat.partition("Backends")[2]) == (not names)
     assert "Noise:" in done.stdout
+
+
+def test_doctor_refuses_an_unknown_backend() -> None:
+    done = d5suite("doctor", "pytorch")
+    assert done.returncode == 2 and "there is no backend 'pytorch'" in done.stderr
 
 
 def test_backends_are_described() -> None:

@@ -152,6 +152,9 @@ class Backend:
         with ``mode:`` in front if the case fails in that mode only.
     reduced : str
         Why recipes measure it at their ``reduced`` preset only; otherwise empty.
+    slow_float64 : str
+        Why float64 is much slower than elsewhere on the CPU; otherwise empty. Such a backend is
+        proved after the others, by the references that those have made.
     on_request : str
         Why only the recipe of a user's own network measures it unless ``--backend`` names it;
         otherwise empty.
@@ -177,6 +180,7 @@ class Backend:
     schemes: Mapping[str, NativeScheme] = field(default_factory=dict)
     expected_failures: Mapping[str, str] = field(default_factory=dict)
     reduced: str = ""
+    slow_float64: str = ""
     on_request: str = ""
 
     @property

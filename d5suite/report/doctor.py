@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Collection
 
 from rich.console import Console
 from rich.table import Table
 
-from d5suite.backends import Backend, discover
+from d5suite.backends import Backend, backend, discover
 from d5suite.instruments.environment import describe
 from d5suite.instruments.quiet import probe_noise
 
@@ -29,8 +30,18 @@ _PROBE = (
 )
 
 
-def show_doctor(console: Console) -> None:
-    """Print the machine, the backends and a short measurement of noise."""
+def show_doctor(console: Console, names: Collection[str] = ()) -> None:
+    """Print the machine, the backends and a short measurement of noise.
+
+    Raises
+    ------
+    BackendError
+        If one of the ``names``, of the backends to try (default: all), is unknown.
+    """
+    backends, faults = discover()
+    for name in names:
+        if name not in faults:
+            backend(name)
     machine = describe(["d5suite", "numpy", "onnx", "onnxruntime", "pytest-benchmark"])
     table = Table.grid(padding=(0, 2))
     table.add_column(style="bold")
@@ -49,21 +60,23 @@ def show_doctor(console: Console) -> None:
     console.print(table, highlight=False)
     console.print()
 
-    backends, faults = discover()
     table = Table(title="Backends", title_justify="left")
     for column in ("backend", "version", "cpu", "cuda", "remark"):
         table.add_column(column, overflow="fold")
-    for backend in backends.values():
-        with console.status(f"trying {backend.name}"):
-            devices, remark = _try(backend)
+    for name, each in backends.items():
+        if names and name not in names:
+            continue
+        with console.status(f"trying {name}"):
+            devices, remark = _try(each)
         table.add_row(
-            backend.name,
-            backend.version() or "–",
+            name,
+            each.version() or "–",
             *("yes" if devices.get(device) == "usable" else "no" for device in ("cpu", "cuda")),
             remark or "; ".join(f"{d}: {p}" for d, p in devices.items() if p != "usable"),
         )
     for name, fault in faults.items():
-        table.add_row(name, "–", "no", "no", fault.what)
+        if not names or name in names:
+            table.add_row(name, "–", "no", "no", fault.what)
     console.print(table, highlight=False)
     console.print()
     with console.status("listening to the machine for a second"):

@@ -95,6 +95,7 @@ def measure_in_turns(session: Session, places: Sequence[Place], launches: int = 
     KeyboardInterrupt
         After Ctrl-C; what was finished is known.
     """
+    places = sorted(places, key=lambda place: bool(place.selection.backend.slow_float64))
     try:
         _measure(session, places, launches)
     except Exception as error:  # whatever it is, it costs this case and no other

@@ -25,15 +25,6 @@ from d5suite.statistics.ratios import paired_ratio
 pytestmark = pytest.mark.alone
 
 
-@pytest.fixture(scope="module", autouse=True)
-def short_collections() -> Iterator[None]:
-    """Every sampling collects garbage: spare it the objects of the test run itself, which take
-    most of the time."""
-    gc.freeze()
-    yield
-    gc.unfreeze()
-
-
 class FakeMachine:
     """A clock that moves only when work is done, and a queue of work that runs when someone
     synchronizes."""

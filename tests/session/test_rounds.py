@@ -26,7 +26,7 @@ from d5suite.report.order import Order, orders_of
 from d5suite.session.rounds import ROUNDS, Place, can_take_turns, measure_in_turns, samples_of_turn
 from d5suite.session.session import Found, Session, Wanted
 
-NAMES = ("torch", "jax", "mxnet")
+NAMES = ("torch", "mxnet", "jax")
 SAMPLING = SamplingSettings(max_time_s=12.0)
 MEMORY = 2**50
 
@@ -165,14 +165,19 @@ def recipe() -> Recipe:
 
 
 def run(
-    monkeypatch: pytest.MonkeyPatch, machine: Machine, launches: int = 1, memory: int = MEMORY, free: int = MEMORY
+    monkeypatch: pytest.MonkeyPatch,
+    machine: Machine,
+    launches: int = 1,
+    memory: int = MEMORY,
+    free: int = MEMORY,
+    names: Sequence[str] = NAMES,
 ) -> dict[tuple[str, str], Found]:
     """Measure on three backends; by backend and measurement what was found."""
     session = Pretender(machine, memory)
     monkeypatch.setattr(Worker, "machine", machine, raising=False)
     monkeypatch.setattr("d5suite.session.rounds.TurnWorker", Worker)
     monkeypatch.setattr("d5suite.session.rounds.free_memory", lambda device: {"in this machine's memory": free})
-    places = [Place(select(name), [Wanted(recipe(), find(each)) for each in MEASUREMENTS]) for name in NAMES]
+    places = [Place(select(name), [Wanted(recipe(), find(each)) for each in MEASUREMENTS]) for name in names]
     with contextlib.suppress(KeyboardInterrupt):
         measure_in_turns(cast(Session, session), places, launches)
     return session.found
@@ -208,6 +213,12 @@ def test_rounds_go_there_and_back_one_worker_at_a_time(monkeypatch: pytest.Monke
     (record,) = [each.record for key, each in found.items() if key == ("jax", "gradient")]
     assert record is not None and record["turns"][0]["beside"] == ["mxnet", "torch"]
     assert "turns" not in (found["jax", "step_breakdown"].record or {})
+
+
+def test_slow_float64_is_proved_after_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Machine(steady)
+    run(monkeypatch, machine, names=("jax", "torch", "mxnet"))
+    assert [each for each in machine.turns if each.endswith("starts")] == [f"{each} starts" for each in NAMES]
 
 
 def test_what_drifts_in_time_changes_neither_ranks_nor_ratios(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -284,7 +295,7 @@ def test_what_fails_in_a_later_launch_is_failed(wrong: bool, monkeypatch: pytest
         ({}, MEMORY, MEMORY, 1),
         (dict.fromkeys(NAMES, 400), 1000, MEMORY, 2),  # of --job-memory
         (dict.fromkeys(NAMES, 400), MEMORY, 450, 3),  # of the machine
-        ({"torch": 100, "jax": 900, "mxnet": 100}, 950, MEMORY, 3),  # one is larger than those before it
+        ({"torch": 100, "mxnet": 900, "jax": 100}, 950, MEMORY, 3),  # one is larger than those before it
     ],
 )
 def test_what_memory_has_no_room_for_takes_turns_later_and_is_marked(

@@ -203,7 +203,7 @@ def test_momentum_with_dampening_is_caught(batch: tuple[np.ndarray, np.ndarray])
     executor = HandExecutor()
     steps = [batch] * 10
     expected = train_by_formula(executor, optimizer, steps)
-    early, right = train(HandTrainer(executor, optimizer), steps, early=3)
+    early, right = train(HandTrainer(executor, optimizer), steps, early=[3])
     assert np.array_equal(early.losses, right.losses[:3])
     assert not np.array_equal(early.parameters["fc.bias"], right.parameters["fc.bias"])
     Validation().require(check_trajectory("a vs b", right, expected, tolerance=1e-8, parameters=True))

@@ -44,7 +44,7 @@ NETWORK_FAULTS: dict[str, dict[str, str]] = {
     "half": {"inference": "output of batch", "gradient": "loss of", "training_step": "a batch never fed before"},
     "remembers": {"inference": REMEMBERED, "gradient": REMEMBERED},
     "recognizes": {"inference": REMEMBERED, "gradient": REMEMBERED},
-    "unwaited": {"training_step": "of 3 steps, hurried"},
+    "unwaited": {"training_step": "of 2 steps, hurried"},
     "stops": {"training_step": "update by a batch never fed before"},
 }
 

@@ -62,6 +62,7 @@ BACKEND = Backend(
             quick=False,  # it is compiled for both optimizers, each twice
         ),
     },
+    slow_float64="XLA compiles float64 convolutions for the CPU to plain loops in one thread",
     absent={
         "L2 flush": "JAX's arrays are never overwritten, so that no buffer can be written again and again",
         "device events": "JAX's Python interface records no events among a device's work",

@@ -10,7 +10,7 @@ Imports NumPy and the contract; no framework.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -34,8 +34,8 @@ from d5suite.validate.training.trajectory import (
 )
 
 OF_USE = 0.5
-"""The largest accepted error of a way that shows a missing update: the last of three with momentum
-makes half of it."""
+"""The largest accepted error of a way that shows a missing update: the last of two makes half of
+it, with momentum two thirds."""
 
 SLOWER = (1.0, 0.03, 0.001)
 """Parts of the learning rate, tried in turn: weights that hardly move amplify little. In float32 a
@@ -95,8 +95,8 @@ class Runs:
         In float64.
     batches : sequence
         Of all steps.
-    early, whole : Trajectory
-        Its runs of the first few and of all batches, from the initial state.
+    runs : sequence of Trajectory
+        Its runs of the first few and of all batches, from the initial state, the shortest first.
     tolerances : mapping of str to Tolerance
         The backend's, by precision.
     """
@@ -105,13 +105,12 @@ class Runs:
         self,
         exact: Trainer,
         batches: Batches,
-        early: Trajectory,
-        whole: Trajectory,
+        runs: Sequence[Trajectory],
         tolerances: Mapping[str, Tolerance],
     ) -> None:
         self.exact, self.batches, self.tolerances = exact, batches, tolerances
-        self.runs = {len(each.losses): each for each in (whole, early)}
-        self.early = len(early.losses)
+        self.runs = {len(each.losses): each for each in runs}
+        self.fewest = min(self.runs)
         self.drifts: dict[str, Drift] = {}
 
     def compare(
@@ -173,7 +172,7 @@ class Runs:
         losses = np.zeros(len(self.batches))
         parameters = dict.fromkeys(self.runs, noise)
         for _ in disturbed(self.exact.executor, noise):
-            for run in self._train(self.batches, early=self.early):
+            for run in self._train(self.batches, early=self.runs):
                 steps = len(run.losses)
                 known = self.runs[steps]
                 parameters[steps] = max(parameters[steps], *parameter_errors(run, known).values())
@@ -182,7 +181,7 @@ class Runs:
                     losses = np.maximum(losses, found)
         return Drift(noise, np.maximum.accumulate(losses), parameters)
 
-    def _train(self, batches: Batches, *, early: int | None = None, rates: Sequence[float] = ()) -> list[Trajectory]:
+    def _train(self, batches: Batches, *, early: Collection[int] = (), rates: Sequence[float] = ()) -> list[Trajectory]:
         self.exact.load_state(self.exact.initial_state())
         return train(self.exact, batches, early=early, rates=rates)
 
@@ -220,9 +219,9 @@ class Runs:
 
     def first(self, precision: str, least: float) -> First:
         """Return the first few steps, at a lower learning rate if their end is useful only so."""
-        executor, steps = self.exact.executor, self.batches[: self.early]
+        executor, steps = self.exact.executor, self.batches[: self.fewest]
         if precision not in self.drifts:
-            return First(self.runs[self.early], (), least, 0.0)
+            return First(self.runs[self.fewest], (), least, 0.0)
         start = executor.parameters()
         for part in SLOWER:
             rates = (part * self.exact.optimizer.learning_rate,)

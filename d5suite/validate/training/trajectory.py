@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -81,7 +81,7 @@ def train(
     trainer: Trainer,
     batches: Batches,
     *,
-    early: int | None = None,
+    early: Collection[int] = (),
     durations: list[float] | None = None,
     rates: Sequence[float] = (),
     accumulate: int = 1,
@@ -98,8 +98,8 @@ def train(
         In its initial state.
     batches : sequence
         See `Batches`.
-    early : int, optional
-        A number of steps after which to record the run too.
+    early : collection of int
+        Numbers of steps after which to record the run too.
     durations : list of float, optional
         Receives the seconds of each step.
     rates : sequence of float
@@ -114,7 +114,7 @@ def train(
     Returns
     -------
     list of Trajectory
-        The run after ``early`` steps, if given, and the whole run.
+        The run after each number of ``early`` steps, from the smallest on, and the whole run.
     """
     executor = trainer.executor
     network = executor.network
@@ -141,7 +141,7 @@ def train(
         if scaled:
             repeat_until_updated(trainer, feeds, updates := updates + 1)
         losses.append(loss_of(executor, native, loss))
-        ended = [len(losses) == early, len(losses) == len(steps)]
+        ended = [len(losses) in early, len(losses) == len(steps)]
         found += [Trajectory(np.array(losses), executor.parameters()) for end in ended if end]
     if pending:
         losses = [loss_of(executor, native, loss) for native in pending]
