@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import gc
 from collections import Counter
 from typing import Any
 
@@ -70,6 +71,8 @@ def subject() -> Subject:
     """Return the backend under test with its framework configured."""
     chosen = subjects.chosen()
     chosen.configure()
+    gc.collect()
+    gc.freeze()  # else each of a dozen collections takes up to a second for the framework's objects
     return chosen
 
 

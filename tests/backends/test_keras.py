@@ -114,7 +114,11 @@ print(json.dumps({
 """
 
 
-@pytest.mark.parametrize("mode", list(BACKEND.modes))
+SLOW = {BACKEND.default_mode: pytest.mark.slow}
+"""The kit proves it in full."""
+
+
+@pytest.mark.parametrize("mode", [pytest.param(mode, marks=SLOW.get(mode, ())) for mode in BACKEND.modes])
 def test_every_mode_follows_the_formulas(mode: str) -> None:
     """In float64, too, where Keras on PyTorch and JAX uses float32; one trace serves all rates."""
     problem = BACKEND.problem(mode)

@@ -82,11 +82,24 @@ def test_one_file_brings_a_measurement(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (("relative_l2(again, step.scores)", "1.0"), "scores fetched again: relative error 1 exceeds 0"),
-        (("self.scores.nbytes / samples.median_s", "-1.0"), "bytes_per_s: -1.0 is less than or equal to the minimum"),
-        (("return self.executor.fetch(self.output)\n", "raise OSError('gone')\n"), "OSError: gone"),
+        pytest.param(
+            ("relative_l2(again, step.scores)", "1.0"),
+            "scores fetched again: relative error 1 exceeds 0",
+            id="wrong",
+        ),
+        pytest.param(
+            ("self.scores.nbytes / samples.median_s", "-1.0"),
+            "bytes_per_s: -1.0 is less than or equal to the minimum",
+            id="off-schema",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            ("return self.executor.fetch(self.output)\n", "raise OSError('gone')\n"),
+            "OSError: gone",
+            id="raises",
+            marks=pytest.mark.slow,
+        ),
     ],
-    ids=["wrong", "off-schema", "raises"],
 )
 def test_its_mistakes_are_found(tmp_path: Path, change: tuple[str, str], message: str) -> None:
     assert change[0] in source()

@@ -544,7 +544,7 @@ def test_a_schedule_refuses_further_outputs() -> None:
         [helper.make_tensor_value_info("flat", TensorProto.INT64, [1, 27])],
     )
     network = Network(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10))
-    with pytest.raises(NetworkError, match="'indices' is not a first output"):
+    with pytest.raises(NetworkError, match="'indices' is not a first output of MaxPool"):
         schedule(network, "flat", training=False)
     with pytest.raises(NetworkError, match="no node computes 'indices' as its first output"):
         schedule(network, "indices", training=False)

@@ -50,7 +50,7 @@ def _folder(output: str) -> Path:
 
 @pytest.mark.parametrize(
     "end",
-    [signal.SIGINT, signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.slow)],
+    [signal.SIGINT, *(pytest.param(end, marks=pytest.mark.slow) for end in (signal.SIGTERM, signal.SIGHUP))],
     ids=lambda end: end.name,
 )
 def test_an_interrupt_saves_what_the_worker_has_finished_and_leaves_no_process(

@@ -507,7 +507,13 @@ def test_a_missed_target_is_no_number_and_keeps_its_curves(tmp_path: Path) -> No
     assert "run 3/3, epoch 1/1 at 0." in log.read_text()  # what a terminal shows
     assert "epoch 1/1" not in done.stdout + done.stderr  # and a pipe does not
 
-    # Some seeds get there, and the others have no number: what the former took is kept, too
+
+@needs_torch
+@pytest.mark.slow
+def test_what_seeds_took_that_reached_the_target_is_kept_though_others_missed_it(tmp_path: Path) -> None:
+    _trained(tmp_path, training="target=1.1, epochs=1, runs=3")
+    runs = _result(tmp_path)["kept"]["tiny/time_to_accuracy"]["runs"]
+    accuracies = [run["top-1 accuracy"] for run in runs]
     assert min(accuracies) < max(accuracies)
     done = _trained(tmp_path, training=f"target={max(accuracies)!r}, epochs=1, runs=3")
     assert done.returncode == 1, done.stdout

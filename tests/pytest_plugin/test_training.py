@@ -56,11 +56,17 @@ def test_a_recipe_is_trained_to_accuracy_and_its_curves_are_drawn(
 
 
 @needs_torch
+@pytest.mark.slow
 def test_a_run_that_misses_its_target_is_no_number(run_pytest: RunPytest, recipe: Path) -> None:
-    options = ("--backend", "torch", "--threads", "1", "-rs")
-    done = run_pytest(str(recipe), *options, "--preset", "hopeless", "-k", "time_to_accuracy")
+    options = ("--backend", "torch", "--threads", "1", "--preset", "hopeless", "-k", "time_to_accuracy")
+    done = run_pytest(str(recipe), *options)
     assert done.returncode == 1
     assert "1 of 1 runs did not reach top-1 accuracy 1.1: that of seed 0 ended after 1 epochs at 0." in done.stdout
+
+
+@needs_torch
+def test_a_preset_without_a_target_says_where_there_is_one(run_pytest: RunPytest, recipe: Path) -> None:
+    options = ("--backend", "torch", "--threads", "1", "-rs")
     done = run_pytest(str(recipe), *options, "--preset", "none")
     assert done.returncode == 5 and "2 skipped" in done.stdout
     assert "trained to accuracy at other presets only: smoke, hopeless" in done.stdout

@@ -184,8 +184,10 @@ SINGLE = ("tripled",)
 
 
 FORKS = """
-import json, os, sys, tempfile
+import gc, json, os, sys, tempfile
 import numpy, onnx, scipy.stats, torch._dynamo
+gc.collect()
+gc.freeze()
 for line in sys.stdin:
     with tempfile.TemporaryFile() as out:
         child = os.fork()

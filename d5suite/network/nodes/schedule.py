@@ -62,8 +62,9 @@ def schedule(network: Network, wanted: str | Sequence[str], *, training: bool) -
     for index, node in enumerate(nodes):
         for name in node.inputs:
             if name not in known:
+                maker = next((f" of {each.op_type}" for each in nodes if name in each.outputs), "")
                 raise NetworkError(
-                    f"tensor {name!r} is not a first output, and only those are computed", where=node.name
+                    f"tensor {name!r} is not a first output{maker}, and only those are computed", where=node.name
                 )
         outputs = node.outputs if node.op_type in _SEVERAL else node.outputs[:1]
         outputs = tuple(name if i == 0 or name in read else "" for i, name in enumerate(outputs))
