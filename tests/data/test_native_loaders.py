@@ -75,7 +75,7 @@ def stores(tmp_path_factory: pytest.TempPathFactory, imagenet_tree: Path) -> Pat
     return folder
 
 
-@pytest.mark.parametrize(
+@pytest.mark.parametrize(  # Keras has TensorFlow's
     "name", [pytest.param(name, marks=pytest.mark.slow) if name == "keras" else name for name in LOADERS]
 )
 def test_every_format_gives_the_same_images(stores: Path, name: str) -> None:

@@ -100,12 +100,9 @@ def mean(node: Node, context: Context) -> Function:
 
 
 def div(node: Node, context: Context) -> Function:
-    if not context.is_integer(node.inputs[0]):
-        return torch.div
-    if context.dtypes[node.inputs[0]].name not in ("uint16", "uint32", "uint64"):
-        return lambda x, y: torch.div(x, y, rounding_mode="trunc")  # as ONNX truncates quotients of integers
-    # No kernel divides these. An unsigned number of 64 bits has to be below 2**63.
-    return lambda x, y: torch.div(x.long(), y.long(), rounding_mode="trunc").to(x.dtype)
+    if context.is_integer(node.inputs[0]):  # ONNX truncates quotients of integers
+        return lambda x, y: torch.div(x, y, rounding_mode="trunc")
+    return torch.div
 
 
 def mod(node: Node, context: Context) -> Function:
