@@ -39,7 +39,7 @@ OPERATOR_FILES = {
         "normalization.py",
         "pooling.py",
     ),
-    *("recurrent.py", "reduction.py", "sampling.py", "shape.py"),
+    *("recurrent.py", "reduction.py", "sampling.py", "shape.py", "signal.py"),
 }
 """An adapter's ``operators/``: what families share, level 0, and the families."""
 

@@ -199,7 +199,7 @@ _UNFIT = {
         "Export the network before its quantisation, in float32 or float16.",
     ),
     "sequences and optional values are": (
-        ("*Sequence*", "SplitToSequence", "Optional*"),
+        ("Sequence*", "ConcatFromSequence", "SplitToSequence", "Optional*"),
         "Export the network so that its tensors have names of their own, as inputs and outputs.",
     ),
 }

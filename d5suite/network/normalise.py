@@ -311,6 +311,13 @@ def infer(model: onnx.ModelProto) -> onnx.ModelProto:
         if node.op_type in _LIKE_INPUT and not node.domain:
             node.op_type = "Identity"
             del node.input[1:], node.attribute[:]
+        if node.op_type == "STFT" and not node.domain and not node.attribute:
+            node.attribute.append(onnx.helper.make_attribute("onesided", 1))  # ONNX (1.23) infers as if it were 0
+        if node.op_type == "MaxUnpool" and not node.domain and len(node.input) > 2:
+            node.op_type = "Resize"  # ONNX (1.23) infers no shape from an output_shape; that of sizes it does
+            given = (node.input[0], "", "", node.input[2])
+            del node.input[:], node.attribute[:]
+            node.input.extend(given)
     try:
         return shape_inference.infer_shapes(model, check_type=True, strict_mode=True, data_prop=True)
     except shape_inference.InferenceError:  # ONNX (1.23) propagates values of any shape as vectors, and adds them so

@@ -34,8 +34,9 @@ OLDEST_OPERATION_OPSET = 21
 """Operations of older operator sets are converted to this one, so that adapters see one meaning."""
 
 STATIC_INPUTS: Mapping[str, tuple[int, ...]] = {
-    "Attention": (6,), "Clip": (1, 2), "ConstantOfShape": (0,), "Dropout": (1, 2), "GRU": (4,), "LSTM": (4,),
-    "Pad": (1, 2, 3), "Range": (0, 1, 2), "Resize": (1, 2, 3), "Slice": (1, 2, 3, 4), **dict.fromkeys(REDUCTIONS, (1,)),
+    "Attention": (6,), "Clip": (1, 2), "Col2Im": (1, 2), "ConstantOfShape": (0,), "DFT": (1, 2), "Dropout": (1, 2),
+    "GRU": (4,), "LSTM": (4,), "MaxUnpool": (2,), "Pad": (1, 2, 3), "Range": (0, 1, 2), "Resize": (1, 2, 3),
+    "STFT": (1, 3), "Slice": (1, 2, 3, 4), **dict.fromkeys(REDUCTIONS, (1,)),
     **dict.fromkeys(
         ("CumSum", "Expand", "OneHot", "Reshape", "Split", "Squeeze", "Tile", "TopK", "Trilu", "Unsqueeze"), (1,)
     ),
@@ -47,7 +48,7 @@ _GRADIENT_FREE: Mapping[str, tuple[int, ...]] = {"Attention": (3, 4, 5), "BatchN
 
 _GRADIENT_FREE_OUTPUTS: Mapping[str, tuple[int, ...]] = {
     "Attention": (1, 2, 3), "BatchNormalization": (1, 2), "LayerNormalization": (1, 2), "SoftmaxCrossEntropyLoss": (1,),
-    **dict.fromkeys(("Ceil", "Floor", "Round", "Sign"), (0,)),
+    **dict.fromkeys(("Ceil", "EyeLike", "Floor", "Hardmax", "Round", "Sign"), (0,)),
 }  # fmt: skip
 """Floating-point outputs without a gradient: statistics and caches of the pass, and steps."""
 

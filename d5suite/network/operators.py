@@ -12,14 +12,16 @@ ZOO_OPERATORS = frozenset(
 
 MORE_OPERATORS = frozenset(
     {
-        "Abs", "Acos", "Acosh", "And", "ArgMax", "ArgMin", "Asin", "Asinh", "Atan", "Atanh", "Attention", "Cast",
-        "Ceil", "ConstantOfShape", "ConvTranspose", "Cos", "Cosh", "CumSum", "DepthToSpace", "Einsum", "Elu", "Equal",
-        "Erf", "Exp", "Expand", "Floor", "GRU", "Gather", "GatherElements", "GatherND", "Gelu", "Greater",
-        "GreaterOrEqual", "GridSample", "GroupNormalization", "HardSigmoid", "HardSwish", "InstanceNormalization",
-        "IsInf", "IsNaN", "LSTM", "LayerNormalization", "Less", "LessOrEqual", "Log", "LpNormalization", "Max", "Mean",
-        "Min", "Mish", "Mod", "Neg", "Not", "OneHot", "Or", "PRelu", "Pow", "RMSNormalization", "Range", "Reciprocal",
-        "ReduceL1", "ReduceL2", "ReduceLogSumExp", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd", "ReduceSum",
-        "ReduceSumSquare", "Resize", "Round", "ScatterElements", "ScatterND", "Selu", "Shape", "Sign", "Sin", "Sinh",
+        "Abs", "Acos", "Acosh", "And", "ArgMax", "ArgMin", "Asin", "Asinh", "Atan", "Atanh", "Attention", "BitShift",
+        "BitwiseAnd", "BitwiseNot", "BitwiseOr", "BitwiseXor", "Cast", "Ceil", "Col2Im", "ConstantOfShape",
+        "ConvTranspose", "Cos", "Cosh", "CumSum", "DFT", "DepthToSpace", "Det", "Einsum", "Elu", "Equal", "Erf", "Exp",
+        "Expand", "EyeLike", "Floor", "GRU", "Gather", "GatherElements", "GatherND", "Gelu", "GlobalLpPool", "Greater",
+        "GreaterOrEqual", "GridSample", "GroupNormalization", "HardSigmoid", "HardSwish", "Hardmax",
+        "InstanceNormalization", "IsInf", "IsNaN", "LSTM", "LayerNormalization", "Less", "LessOrEqual", "Log",
+        "LpNormalization", "LpPool", "Max", "MaxUnpool", "Mean", "Min", "Mish", "Mod", "Neg", "Not", "OneHot", "Or",
+        "PRelu", "Pow", "RMSNormalization", "Range", "Reciprocal", "ReduceL1", "ReduceL2", "ReduceLogSumExp",
+        "ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd", "ReduceSum", "ReduceSumSquare", "Resize",
+        "ReverseSequence", "Round", "STFT", "ScatterElements", "ScatterND", "Selu", "Shape", "Sign", "Sin", "Sinh",
         "Slice", "Softplus", "Softsign", "SpaceToDepth", "Sqrt", "Tan", "ThresholdedRelu", "Tile", "TopK", "Trilu",
         "Where", "Xor",
     }

@@ -25,8 +25,10 @@ _PADDING = ("NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID")
 CHOICES: Mapping[str, Mapping[str, tuple[object, ...]]] = {
     "Attention": {"is_causal": (0, 1), "qk_matmul_output_mode": (0, 1, 2, 3)},
     "AveragePool": {"auto_pad": _PADDING},
+    "BitShift": {"direction": ("LEFT", "RIGHT")},
     "Conv": {"auto_pad": _PADDING},
     "ConvTranspose": {"auto_pad": _PADDING},
+    "DFT": {"inverse": (0, 1), "onesided": (0, 1)},
     "GRU": {"direction": ("forward", "reverse", "bidirectional"), "layout": (0, 1), "linear_before_reset": (0, 1)},
     "Gelu": {"approximate": ("none", "tanh")},
     "GridSample": {
@@ -35,6 +37,7 @@ CHOICES: Mapping[str, Mapping[str, tuple[object, ...]]] = {
     },
     "LSTM": {"direction": ("forward", "reverse", "bidirectional"), "layout": (0, 1), "input_forget": (0, 1)},
     "LpNormalization": {"p": (2, 1)},
+    "LpPool": {"auto_pad": _PADDING},
     "MaxPool": {"auto_pad": _PADDING, "storage_order": (0, 1)},
     "Pad": {"mode": ("constant", "reflect", "edge", "wrap")},
     "Resize": {
@@ -50,6 +53,7 @@ CHOICES: Mapping[str, Mapping[str, tuple[object, ...]]] = {
             "tf_crop_and_resize",
         ),
     },
+    "STFT": {"onesided": (1, 0)},
     "ScatterElements": {"reduction": ("none", "add", "mul", "max", "min")},
     "ScatterND": {"reduction": ("none", "add", "mul", "max", "min")},
     "SoftmaxCrossEntropyLoss": {"reduction": ("none", "sum", "mean")},
@@ -70,8 +74,8 @@ LARGEST_PADDING = 64
 """Cells on a side of an image that is smaller; ASPP with its largest rate pads 36."""
 
 _PER_IMAGE = frozenset({
-    "AveragePool", "Clip", "Conv", "ConvTranspose", "Dropout", "GlobalAveragePool", "GlobalMaxPool", "LRN",
-    "LayerNormalization", "MaxPool", "Transpose",
+    "AveragePool", "Clip", "Col2Im", "Conv", "ConvTranspose", "DFT", "Det", "Dropout", "GlobalAveragePool",
+    "GlobalLpPool", "GlobalMaxPool", "LRN", "LayerNormalization", "LpPool", "MaxPool", "STFT", "Transpose",
 })  # fmt: skip
 """Operators whose rules do not depend on the batch size, which a network may leave open."""
 
@@ -250,6 +254,8 @@ def _window(case: _Case, kernel: tuple[int, ...] = ()) -> Window:
 
 
 def _pool(case: _Case) -> None:
+    if case.node.attributes.get("p", 1) < 1:
+        case.refuse(f"a norm of order {case.node.attributes['p']}")
     found = _window(case)
     spans = [(k - 1) * d + 1 for k, d in zip(found.kernel, found.dilations, strict=True)]
     pads = [max(both) for both in zip(found.pads_begin, found.pads_end, strict=True)]
@@ -257,11 +263,103 @@ def _pool(case: _Case) -> None:
         case.refuse(f"a window of {spans} would see only padding, of {pads}")
 
 
+def _columns(case: _Case) -> None:
+    node, (_, rows, columns) = case.node, case.shape(0)
+    image, kernel = (tuple(map(int, case.values[node.inputs[index]])) for index in (1, 2))
+    if min((*image, *kernel), default=1) < 1 or len(image) != len(kernel):
+        case.refuse(f"blocks of {list(kernel)} of an image of {list(image)}")
+    found = window(node, image, kernel)
+    if rows % math.prod(kernel) or columns != math.prod(found.outputs):
+        wanted = f"{math.prod(found.outputs)} columns of a multiple of {math.prod(kernel)}"
+        case.refuse(f"input {node.inputs[0]!r} of shape {list(case.shape(0))} is not {wanted}")
+
+
+def _unpool(case: _Case) -> None:
+    node, pooled = case.node, case.shape(0)
+    case.expect(1, *pooled)
+    rank = len(pooled) - 2
+    kernel = node.attributes["kernel_shape"]
+    strides, pads = node.attributes.get("strides") or [1] * rank, node.attributes.get("pads") or [0] * 2 * rank
+    if not len(kernel) == len(strides) == len(pads) / 2 == rank or min((*kernel, *strides), default=1) < 1:
+        case.refuse(f"a window of {list(kernel)} with strides {list(strides)} and pads {list(pads)}")
+    image = [(n - 1) * s + k for n, s, k in zip(pooled[2:], strides, kernel, strict=True)]
+    sizes = [n - a - b for n, a, b in zip(image, pads[:rank], pads[rank:], strict=True)]
+    name = case.given(2)
+    asked = case.values.get(name or "")
+    if min(sizes, default=1) < 1 or (asked is not None and (len(asked) != rank + 2 or (asked[2:] < sizes).any())):
+        case.refuse(f"an image of {sizes} does not fit output_shape {asked}")
+    case.expect_within(1, 0, math.prod(pooled[:2]) * math.prod(sizes) - 1)
+
+
+def _bit_shift(case: _Case) -> None:
+    if not case.node.attributes.get("direction"):
+        case.refuse("no direction is given")
+
+
+def _det(case: _Case) -> None:
+    shape = case.shape(0)
+    if len(shape) < 2 or shape[-1] != shape[-2]:
+        case.refuse(f"input {case.node.inputs[0]!r} of shape {list(shape)} is not square")
+
+
+def _eye(case: _Case) -> None:
+    if len(case.shape(0)) != 2:
+        case.refuse(f"input {case.node.inputs[0]!r} of shape {list(case.shape(0))} is not a matrix")
+
+
+def _scalar(case: _Case, index: int) -> int | None:
+    """Return a fixed scalar, None if it is omitted or computed."""
+    name = case.given(index)
+    return int(case.values[name].item()) if name is not None and name in case.values else None
+
+
+def _dft(case: _Case) -> None:
+    shape, (length, axis), a = case.shape(0), (_scalar(case, index) for index in (1, 2)), case.node.attributes
+    rank = len(shape)
+    if rank < 2 or shape[-1] not in (1, 2):
+        case.refuse(f"input {case.node.inputs[0]!r} of shape {list(shape)} does not end in real and imaginary parts")
+    if axis is not None and (not -rank <= axis < rank or axis % rank == rank - 1):
+        case.refuse(f"axis {axis} of {rank}, of which the last one is real and imaginary parts")
+    if length is not None and length < 1:
+        case.refuse(f"a length of {length}")
+    if a["onesided"] and (shape[-1] == 1) == bool(a["inverse"]):
+        case.refuse("onesided wants real numbers, and of the inverse complex ones")
+
+
+def _stft(case: _Case) -> None:
+    shape, (step, length) = case.shape(0), (_scalar(case, index) for index in (1, 3))
+    if len(shape) != 3 or shape[-1] not in (1, 2):
+        case.refuse(f"input {case.node.inputs[0]!r} of shape {list(shape)} is not (batch, length, 1 or 2)")
+    if step is not None and step < 1:
+        case.refuse(f"a step of {step}")
+    window = case.given(2)
+    if length is None and window is not None:
+        length = case.shapes[window][0]
+    if length is not None:
+        case.expect(2, length)
+        if not 1 <= length <= shape[1]:
+            case.refuse(f"frames of {length} of a signal of {shape[1]}")
+    if case.node.attributes["onesided"] and shape[-1] == 2:
+        case.refuse("onesided wants a signal of real numbers")
+
+
+def _reverse(case: _Case) -> None:
+    shape, a = case.shape(0), case.node.attributes
+    if len(shape) < 2 or sorted((a["time_axis"], a["batch_axis"])) != [0, 1]:
+        case.refuse(
+            f"time_axis {a['time_axis']} and batch_axis {a['batch_axis']} are not the first two of {len(shape)}"
+        )
+    case.expect(1, shape[a["batch_axis"]])
+    case.expect_within(1, 0, shape[a["time_axis"]])
+
+
 def _image(case: _Case) -> None:
     if len(case.shape(0)) < 3:
         case.refuse(
             f"input {case.node.inputs[0]!r} of shape {list(case.shape(0))} is not an image: it has no spatial axes"
         )
+    if case.node.attributes.get("p", 1) < 1:
+        case.refuse(f"a norm of order {case.node.attributes['p']}")
     if case.node.attributes.get("size", 1) < 1:
         case.refuse(f"size is {case.node.attributes['size']}")
 
@@ -484,18 +582,24 @@ def _attention(case: _Case) -> None:
 _RULES: Mapping[str, Callable[[_Case], None]] = {
     "Attention": _attention,
     "AveragePool": _pool,
+    "BitShift": _bit_shift,
     "Clip": _clip,
+    "Col2Im": _columns,
     "Conv": _convolution,
     "ConvTranspose": _convolution,
+    "DFT": _dft,
     "DepthToSpace": _blocks,
+    "Det": _det,
     "Dropout": _dropout,
     "Einsum": _einsum,
+    "EyeLike": _eye,
     "GRU": _recurrent,
     "Gather": _gather,
     "GatherElements": _elements,
     "GatherND": _tuples,
     "Gemm": _gemm,
     "GlobalAveragePool": _image,
+    "GlobalLpPool": _image,
     "GlobalMaxPool": _image,
     "GridSample": _grid_sample,
     "GroupNormalization": _group_normalization,
@@ -504,11 +608,15 @@ _RULES: Mapping[str, Callable[[_Case], None]] = {
     "LSTM": _recurrent,
     "LayerNormalization": _layer_normalization,
     "RMSNormalization": _layer_normalization,
+    "LpPool": _pool,
     "MaxPool": _pool,
+    "MaxUnpool": _unpool,
     "PRelu": _slope,
     **dict.fromkeys(REDUCTIONS, _reduce),
     "OneHot": _one_hot,
     "Reshape": _reshape,
+    "ReverseSequence": _reverse,
+    "STFT": _stft,
     "ScatterElements": _elements,
     "ScatterND": _tuples,
     "Slice": _slice,

@@ -31,17 +31,17 @@ from d5suite.network.operation import Operation
 
 PER_ELEMENT = {
     "Abs": 1, "Acos": 1, "Acosh": 1, "Add": 1, "And": 1, "ArgMax": 1, "ArgMin": 1, "Asin": 1, "Asinh": 1, "Atan": 1,
-    "Atanh": 1, "AveragePool": 1, "BatchNormalization": 4, "Ceil": 1, "Clip": 2, "Cos": 1, "Cosh": 1, "CumSum": 1,
-    "Div": 1, "Elu": 2, "Equal": 1, "Erf": 1, "Exp": 1, "Floor": 1, "Gelu": 5, "GlobalAveragePool": 1,
+    "Atanh": 1, "AveragePool": 1, "BatchNormalization": 4, "BitShift": 1, "BitwiseAnd": 1, "BitwiseNot": 1,
+    "BitwiseOr": 1, "BitwiseXor": 1, "Ceil": 1, "Clip": 2, "Col2Im": 1, "Cos": 1, "Cosh": 1, "CumSum": 1, "Div": 1,
+    "Elu": 2, "Equal": 1, "Erf": 1, "Exp": 1, "Floor": 1, "Gelu": 5, "GlobalAveragePool": 1, "GlobalLpPool": 2,
     "GlobalMaxPool": 1, "Greater": 1, "GreaterOrEqual": 1, "GridSample": 8, "GroupNormalization": 7, "HardSigmoid": 4,
-    "HardSwish": 4, "InstanceNormalization": 7, "IsInf": 1, "IsNaN": 1, "LRN": 6, "LayerNormalization": 7,
-    "LeakyRelu": 1, "Less": 1, "LessOrEqual": 1, "Log": 1, "LogSoftmax": 4, "LpNormalization": 3, "Max": 1,
-    "MaxPool": 1, "Mean": 1, "Min": 1, "Mish": 5, "Mod": 1, "Mul": 1, "Neg": 1, "Not": 1, "Or": 1, "PRelu": 1,
-    "Pow": 1, "RMSNormalization": 5, "Reciprocal": 1, "ReduceL1": 2, "ReduceL2": 2, "ReduceLogSumExp": 2,
-    "ReduceMax": 1, "ReduceMean": 1, "ReduceMin": 1, "ReduceProd": 1, "ReduceSum": 1, "ReduceSumSquare": 2, "Relu": 1,
-    "Resize": 8, "Round": 1, "Selu": 3, "Sigmoid": 3, "Sign": 1, "Sin": 1, "Sinh": 1, "Softmax": 5,
-    "SoftmaxCrossEntropyLoss": 5, "Softplus": 3, "Softsign": 3, "Sqrt": 1, "Sub": 1, "Sum": 1, "Tan": 1, "Tanh": 1,
-    "ThresholdedRelu": 1, "Xor": 1,
+    "HardSwish": 4, "Hardmax": 1, "InstanceNormalization": 7, "IsInf": 1, "IsNaN": 1, "LRN": 6, "LayerNormalization": 7,
+    "LeakyRelu": 1, "Less": 1, "LessOrEqual": 1, "Log": 1, "LogSoftmax": 4, "LpNormalization": 3, "LpPool": 2, "Max": 1,
+    "MaxPool": 1, "Mean": 1, "Min": 1, "Mish": 5, "Mod": 1, "Mul": 1, "Neg": 1, "Not": 1, "Or": 1, "PRelu": 1, "Pow": 1,
+    "RMSNormalization": 5, "Reciprocal": 1, "ReduceL1": 2, "ReduceL2": 2, "ReduceLogSumExp": 2, "ReduceMax": 1,
+    "ReduceMean": 1, "ReduceMin": 1, "ReduceProd": 1, "ReduceSum": 1, "ReduceSumSquare": 2, "Relu": 1, "Resize": 8,
+    "Round": 1, "Selu": 3, "Sigmoid": 3, "Sign": 1, "Sin": 1, "Sinh": 1, "Softmax": 5, "SoftmaxCrossEntropyLoss": 5,
+    "Softplus": 3, "Softsign": 3, "Sqrt": 1, "Sub": 1, "Sum": 1, "Tan": 1, "Tanh": 1, "ThresholdedRelu": 1, "Xor": 1,
 }  # fmt: skip
 """Operations per element of the largest input or output; an elementary function counts 1."""
 
@@ -49,10 +49,10 @@ LOOKED_UP = {"Gather": 0, "GatherElements": 0, "GatherND": 0}
 """By operator, the input of which only the elements that become output are read."""
 
 FROM_GRADIENTS_ALONE = frozenset({
-    "Add", "AveragePool", "Cast", "Concat", "CumSum", "DepthToSpace", "Dropout", "Expand", "Flatten",
+    "Add", "AveragePool", "Cast", "Col2Im", "Concat", "CumSum", "DFT", "DepthToSpace", "Dropout", "Expand", "Flatten",
     "GlobalAveragePool", "GlobalMaxPool", "Identity", "Max", "MaxPool", "Mean", "Min", "Neg", "Pad", "ReduceMax",
-    "ReduceMean", "ReduceMin", "ReduceSum", "Reshape", "Resize", "Slice", "SpaceToDepth", "Split", "Squeeze", "Sub",
-    "Sum", "Tile", "TopK", "Transpose", "Trilu", "Unsqueeze",
+    "ReduceMean", "ReduceMin", "ReduceSum", "Reshape", "Resize", "ReverseSequence", "Slice", "SpaceToDepth", "Split",
+    "Squeeze", "Sub", "Sum", "Tile", "TopK", "Transpose", "Trilu", "Unsqueeze",
 })  # fmt: skip
 """Operators whose gradient needs no input: they are linear in it, or select elements. The record of
 the selection takes less than a float per element and does not count."""
@@ -85,6 +85,8 @@ BACKWARD_READS: Mapping[str, Mapping[int, tuple[int, ...]]] = {
     "Gather": {0: (1,)},
     "GatherElements": {0: (1,)},
     "GatherND": {0: (1,)},
+    "MaxUnpool": {0: (1,)},
+    "STFT": {0: (2,), 2: (0,)},
     "ScatterElements": {0: (1,), 2: (1,)},
     "ScatterND": {0: (1,), 2: (1,)},
     "OneHot": {2: (0,)},
@@ -97,7 +99,7 @@ recurrences, custom operators."""
 PRODUCTS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 """Convolutions and matrix products."""
 
-_POOLS = ("AveragePool", "MaxPool")
+_POOLS = ("AveragePool", "LpPool", "MaxPool")
 
 
 @dataclass(frozen=True)
@@ -143,7 +145,7 @@ def work(operation: Operation) -> Work:
         terms = -(-macs // max(sizes[outputs[0]], 1))
         backward_terms = max((-(-macs // max(sizes[name], 1)) for name in gradients), default=1)
     else:
-        flops = PER_ELEMENT.get(node.op_type, 0) * largest
+        flops = _of_transform(operation) or PER_ELEMENT.get(node.op_type, 0) * largest
         if node.op_type in _POOLS:
             flops = sizes[outputs[0]] * math.prod(node.attributes["kernel_shape"])
         backward = 0 if flops == 0 else None
@@ -246,6 +248,44 @@ def _attention(node: Node, shape: Callable[[str], Sequence[int]]) -> int:
     return q[0] * heads * queries * (past + keys) * (size + value_size)
 
 
+def _of_transform(operation: Operation) -> int:
+    """Return what a Fourier transform costs, or a determinant; 0 for other operators.
+
+    n complex numbers take 5 n log2 n operations, real ones half (the convention of FFTW's
+    benchmarks, "Speed of FFTs"); an LU decomposition of n rows 2/3 n^3 (Golub and Van Loan,
+    "Matrix computations", 3.2).
+    """
+    node, length = operation.node, _transformed(operation)
+    if node.op_type == "Det":
+        return math.prod(operation.shapes[node.inputs[0]][:-2]) * 2 * length**3 // 3
+    if not length:
+        return 0
+    given, found = operation.shapes[node.inputs[0]], operation.shapes[node.outputs[0]]
+    parts = max(given[-1], 1 if node.attributes.get("onesided") else found[-1])
+    count = math.prod(given[:-1]) // max(given[_axis(operation)], 1) if node.op_type == "DFT" else math.prod(found[:2])
+    return round(count * length * math.log2(max(length, 2)) * 5 * parts / 2)
+
+
+def _axis(operation: Operation) -> int:
+    """Return the axis of a DFT."""
+    node = operation.node
+    axis = operation.constants.get(node.inputs[2]) if len(node.inputs) > 2 else None
+    return -2 if axis is None else int(axis.item())
+
+
+def _transformed(operation: Operation) -> int:
+    """Return how many numbers one result of a Fourier transform or determinant depends on, or 0."""
+    node = operation.node
+    if node.op_type == "Det":
+        return operation.shapes[node.inputs[0]][-1]
+    if node.op_type == "DFT":
+        return max(operation.shapes[name][_axis(operation)] for name in (node.inputs[0], node.outputs[0]))
+    if node.op_type != "STFT":
+        return 0
+    bins = operation.shapes[node.outputs[0]][2]
+    return 2 * (bins - 1) if node.attributes["onesided"] else bins
+
+
 def _normalised(operation: Operation) -> int:
     """Return the terms in one sum of a normalisation, softmax or window."""
     node = operation.node
@@ -264,7 +304,7 @@ def _normalised(operation: Operation) -> int:
         return math.prod(shape)
     if node.op_type in _POOLS:
         return math.prod(node.attributes["kernel_shape"])
-    return 1
+    return max(_transformed(operation), 1)
 
 
 def _steps(operation: Operation) -> int:

@@ -19,6 +19,8 @@ from onnx.reference.ops.op_pad import Pad_18 as OfficialPad
 from onnx.reference.ops.op_resize import Resize as OfficialResize
 
 from d5suite.errors import NetworkError
+from d5suite.network import Node
+from d5suite.network.nodes.windows import window
 
 
 class ConvTranspose(OfficialConvTranspose):
@@ -137,6 +139,35 @@ class LRN(OpRun):
         return (x / (bias + alpha / size * total) ** beta,)
 
 
+class GlobalLpPool(OpRun):
+    """The p-norm over all spatial axes (ONNX operator specification).
+
+    The evaluator (onnx 1.23) has none.
+    """
+
+    op_domain = ""
+
+    def _run(self, x: np.ndarray, p: int = 2) -> tuple[np.ndarray]:
+        return ((np.abs(x) ** p).sum(tuple(range(2, x.ndim)), keepdims=True) ** (1 / p),)
+
+
+class LpPool(OpRun):
+    """The p-norm of each window (ONNX operator specification).
+
+    The evaluator's own (onnx 1.23) multiplies the mean of the cells that exist by all cells, where
+    ``ceil_mode`` has a window reach beyond the end.
+    """
+
+    op_domain = ""
+
+    def _run(self, x: np.ndarray, **settings: Any) -> tuple[np.ndarray]:
+        given = {key: value for key, value in settings.items() if value is not None}
+        w, order = window(Node("", "LpPool", ("x",), ("y",), given), x.shape[2:]), given.get("p", 2)
+        powers = np.pad(np.abs(x) ** order, [(0, 0), (0, 0), *w.pads])
+        cells: list[Any] = [(..., *tap) for tap in w.taps()]
+        return (sum(powers[cell] for cell in cells) ** (1 / order),)
+
+
 class LpNormalization(OpRun):
     """x over the p-norm along an axis; 0 stays 0 (ONNX operator specification).
 
@@ -186,8 +217,8 @@ class Resize(OfficialResize):
 
 
 CORRECTED: list[type[OpRun]] = [
-    ConvTranspose, Erf, GatherElements, Gelu, GridSample, GroupNormalization, HardSwish, LRN, LpNormalization, Mean,
-    Pad, Resize,
+    ConvTranspose, Erf, GatherElements, Gelu, GlobalLpPool, GridSample, GroupNormalization, HardSwish, LRN,
+    LpNormalization, LpPool, Mean, Pad, Resize,
 ]  # fmt: skip
 """Operators that replace the evaluator's own."""
 

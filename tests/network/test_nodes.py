@@ -535,16 +535,16 @@ def test_a_schedule_frees_each_tensor_after_its_last_use() -> None:
 
 
 def test_a_schedule_refuses_further_outputs() -> None:
-    pooled = helper.make_node("MaxPool", ["image"], ["pooled", "indices"], "pool", kernel_shape=[2, 2])
-    flat = helper.make_node("Flatten", ["indices"], ["flat"], "flat")
+    dropped = helper.make_node("Dropout", ["image"], ["dropped", "mask"], "drop")
+    flat = helper.make_node("Flatten", ["mask"], ["flat"], "flat")
     graph = helper.make_graph(
-        [pooled, flat],
+        [dropped, flat],
         "further",
         [helper.make_tensor_value_info("image", TensorProto.FLOAT, [1, 3, 4, 4])],
-        [helper.make_tensor_value_info("flat", TensorProto.INT64, [1, 27])],
+        [helper.make_tensor_value_info("flat", TensorProto.BOOL, [1, 48])],
     )
     network = Network(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10))
-    with pytest.raises(NetworkError, match="'indices' is not a first output of MaxPool"):
+    with pytest.raises(NetworkError, match="'mask' is not a first output of Dropout"):
         schedule(network, "flat", training=False)
-    with pytest.raises(NetworkError, match="no node computes 'indices' as its first output"):
-        schedule(network, "indices", training=False)
+    with pytest.raises(NetworkError, match="no node computes 'mask' as its first output"):
+        schedule(network, "mask", training=False)

@@ -406,7 +406,7 @@ def test_bad_problems_cost_their_own_tests(measure: Measure) -> None:
         "from d5suite.cases.problem import Problem, Problems\n"
         "PROBLEMS = [Problem('bad', 'Gemm', {'A': (2, 3), 'B': (4, 5)}),\n"
         "            Problem('large', 'Relu', {'X': (10**6, 10**7)}),\n"
-        "            Problem('unknown', 'Det', {'X': (10, 10)}),\n"
+        "            Problem('unknown', 'Bernoulli', {'X': (10, 10)}),\n"
         "            Problem('good', 'Relu', {'X': (10,)})]\n"
         "BAD = Problems('bad', smoke=PROBLEMS, standard=PROBLEMS, full=PROBLEMS)\n",
         "-rs", "-k", "forward", "--benchmark-max-time", "0.01",
@@ -415,7 +415,7 @@ def test_bad_problems_cost_their_own_tests(measure: Measure) -> None:
     assert "2 failed, 1 passed, 1 skipped" in done.stdout, done.stdout
     assert "Gemm is not valid ONNX" in done.stdout
     assert "bad.large: Relu(X[1000000, 10000000]) needs 640,000,000,000,000 bytes" in done.stdout
-    assert "torch has no operator Det" in done.stdout
+    assert "torch has no operator Bernoulli" in done.stdout
 
 
 @needs_torch
@@ -569,9 +569,9 @@ def test_published_tables_are_whole(file: str, rows: int) -> None:
 
 def test_the_kit_fails_for_an_operator_that_it_does_not_try() -> None:
     backend = select("torch").backend
-    more = replace(backend, single_operators=backend.single_operators | {"Hardmax"})
+    more = replace(backend, single_operators=backend.single_operators | {"Bernoulli"})
     test_level0.test_every_declared_operator_is_in_an_operation(Subject(backend, "eager", "cpu", 1))
-    with pytest.raises(ContractError, match=r"no operation in .* tests Hardmax"):
+    with pytest.raises(ContractError, match=r"no operation in .* tests Bernoulli"):
         test_level0.test_every_declared_operator_is_in_an_operation(Subject(more, "eager", "cpu", 1))
 
 

@@ -28,7 +28,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def lacking(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same with an operator that no framework's adapter has."""
-    return _save(tmp_path_factory.mktemp("lacking"), "Hardmax")
+    return _save(tmp_path_factory.mktemp("lacking"), "Bernoulli")
 
 
 def _save(folder: Path, operator: str) -> Path:
@@ -93,7 +93,7 @@ def test_it_is_measured_on_every_framework(pair: Path, tmp_path: Path) -> None:
 def test_an_operator_that_a_backend_lacks_is_a_line_with_its_node(lacking: Path, tmp_path: Path) -> None:
     done = _measure(tmp_path, "--network", str(lacking), "--backend", "torch")
     assert done.returncode == 5, done.stdout + done.stderr
-    assert "backend 'torch' lacks 1 operator(s) of network 'pair': Hardmax (node bent)" in done.stdout
+    assert "backend 'torch' lacks 1 operator(s) of network 'pair': Bernoulli (node bent)" in done.stdout
     assert "Traceback" not in done.stdout + done.stderr
 
 
@@ -117,4 +117,4 @@ def test_what_can_run_is_known_before(pair: Path, lacking: Path) -> None:
     assert found["memory_bytes"]["training_step"]["gradients"] == 4 * found["parameters"]
     assert found["backends"]["torch"]["can"] == ["inference", "gradient", "training_step"]
     shown = d5suite("network", str(lacking))
-    assert "Hardmax (node bent)" in shown.stdout and "image" in shown.stdout
+    assert "Bernoulli (node bent)" in shown.stdout and "image" in shown.stdout

@@ -140,7 +140,7 @@ def _non_negative(network: Network) -> frozenset[str]:
         read = {name for index, name in enumerate(node.inputs) if name and index not in static}
         if node.op_type in ("ArgMax", "ArgMin", "Shape") or (node.op_type in _STAYS_NON_NEGATIVE and read <= found):
             found.add(node.outputs[0])
-        if node.op_type == "TopK":
+        if node.op_type in ("MaxPool", "TopK"):
             found.update(node.outputs[1:])
     return frozenset(found)
 

@@ -166,6 +166,16 @@ def read_range(node: Node, context: NodeContext) -> tuple[Any, Any, Any, np.dtyp
     return start.item(), limit.item(), delta.item(), context.dtypes[node.outputs[0]]
 
 
+def read_eye(node: Node, context: NodeContext) -> tuple[int, np.dtype]:
+    """Return an EyeLike's diagonal, counted to the right, and its type."""
+    return node.attributes["k"], context.dtypes[node.outputs[0]]
+
+
+def read_reverse(node: Node) -> tuple[int, int]:
+    """Return a ReverseSequence's axes of time and batch."""
+    return node.attributes["time_axis"], node.attributes["batch_axis"]
+
+
 def read_constant_of_shape(node: Node, context: NodeContext) -> tuple[tuple[int, ...], Any, np.dtype]:
     """Return a ConstantOfShape's sizes, its value as a Python number, and its type."""
     sizes, value = context.constant(node, 0), np.asarray(node.attributes.get("value", np.zeros(1, np.float32)))

@@ -16,7 +16,7 @@ _FLOAT32_INPUTS = {"BatchNormalization": (1, 2, 3, 4), "SoftmaxCrossEntropyLoss"
 """Weights that stay float32 in a 16-bit precision, by operator and input number."""
 
 
-_SEVERAL = frozenset({"GRU", "LSTM", "TopK"})
+_SEVERAL = frozenset({"GRU", "LSTM", "MaxPool", "TopK"})
 """Operators of which networks need further outputs; of others, only the first is computed."""
 
 

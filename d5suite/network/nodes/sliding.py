@@ -1,9 +1,14 @@
 """Convolutions and pools as nodes: the windows that they slide over images.
 
-Imports `d5suite.errors`, `d5suite.network` and its neighbours.
+Imports NumPy, `d5suite.errors`, `d5suite.network` and its neighbours.
 """
 
 from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
 
 from d5suite.errors import NetworkError
 from d5suite.network.model import Node, Shape
@@ -22,8 +27,85 @@ def read_conv_transpose(node: Node, context: NodeContext) -> TransposedWindow:
 
 
 def read_pool(node: Node, context: NodeContext) -> Window:
-    """Return the window of a MaxPool or AveragePool; raises like `read_conv`."""
+    """Return the window of a MaxPool, AveragePool or LpPool; raises like `read_conv`."""
     return window(node, _spatial(node, context))
+
+
+@dataclass(frozen=True)
+class Columns:
+    """A Col2Im: columns, each the cells that a window sees of an image, are summed into the image.
+
+    Attributes
+    ----------
+    window : Window
+        Of the convolution that would make such columns of the image.
+    channels : int
+    """
+
+    window: Window
+    channels: int
+
+    @property
+    def cells(self) -> np.ndarray:
+        """Cells of the image that a channel's columns are summed into, row by row: int64.
+
+        Those of the padding are past the image's end.
+        """
+        w = self.window
+        numbers = np.pad(np.arange(math.prod(w.image)).reshape(w.image), w.pads, constant_values=math.prod(w.image))
+        return np.stack([numbers[tap].reshape(-1) for tap in w.taps()]).reshape(-1)
+
+
+def read_columns(node: Node, context: NodeContext) -> Columns:
+    """Read a Col2Im; raises like `window`, and if the number of channels is unknown."""
+    image, block = context.constant(node, 1), context.constant(node, 2)
+    assert image is not None and block is not None  # ONNX has no default
+    rows = context.shape(node.inputs[0])[1]
+    if rows is None:
+        raise NetworkError("Col2Im to an unknown number of channels", where=node.name)
+    kernel = tuple(map(int, block))
+    return Columns(window(node, tuple(map(int, image)), kernel), rows // math.prod(kernel))
+
+
+@dataclass(frozen=True)
+class Unpool:
+    """A MaxUnpool: values go back to the cells of an image that they were the maxima of.
+
+    Attributes
+    ----------
+    channels : int
+    image : tuple of int
+        Sizes of the image whose cells the indices count, those of batch and channels included.
+    padding : tuple of (int, int)
+        Cells of zeros to be added before and after each axis of that image.
+    """
+
+    channels: int
+    image: tuple[int, ...]
+    padding: tuple[tuple[int, int], ...]
+
+    @property
+    def padded(self) -> bool:
+        """Whether `padding` changes anything."""
+        return any(map(any, self.padding))
+
+
+def read_unpool(node: Node, context: NodeContext) -> Unpool:
+    """Read a MaxUnpool; raises if the image's size or number of channels is unknown."""
+    _, channels, *sizes = context.shape(node.inputs[0])
+    a, shape = node.attributes, context.constant(node, 2)
+    kernel, rank = a["kernel_shape"], len(a["kernel_shape"])
+    known = [n for n in sizes if n is not None]
+    if channels is None or len(known) < rank:
+        raise NetworkError("MaxUnpool of an image of unknown size", where=node.name)
+    strides, pads = a.get("strides") or [1] * rank, a.get("pads") or [0] * 2 * rank
+    image = tuple(
+        (n - 1) * stride - begin - end + k
+        for n, stride, begin, end, k in zip(known, strides, pads[:rank], pads[rank:], kernel, strict=True)
+    )
+    wanted = image if shape is None else tuple(map(int, shape[2:]))
+    padding = ((0, 0), (0, 0), *((0, after - before) for before, after in zip(image, wanted, strict=True)))
+    return Unpool(channels, image, padding)
 
 
 def read_global_pool(node: Node, context: NodeContext) -> int:

@@ -63,7 +63,7 @@ HOLLOW = replace(
     BACKEND,
     name="hollow",
     modes={"good": "lies about its operators"},
-    operators=BACKEND.operators | {"Hardmax"},
+    operators=BACKEND.operators | {"Bernoulli"},
     absent={key: reason for key, reason in _ABSENT.items() if key != "operators"},
 )
 TWIN = replace(BACKEND, name="twin")

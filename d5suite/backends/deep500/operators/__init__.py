@@ -21,6 +21,7 @@ from d5suite.backends.deep500.operators import (
     reduction,
     sampling,
     shape,
+    signal,
 )
 from d5suite.backends.deep500.operators.context import Context, Factory, operands
 from d5suite.backends.deep500.operators.elementwise import load_random_state, random_state, seed
@@ -39,6 +40,7 @@ OPERATORS: dict[str, Factory] = {
     **reduction.OPERATORS,
     **sampling.OPERATORS,
     **shape.OPERATORS,
+    **signal.OPERATORS,
 }
 """ONNX operator name to its factory; the keys are the backend's declared operators."""
 

@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from d5suite.backends.deep500.operators.context import Context, CustomOperator, Factory, cropped, taps, widths
+from d5suite.backends.deep500.operators.context import Context, CustomOperator, Factory, Formula, cropped, taps, widths
 from d5suite.backends.deep500.repairs import custom_op_python as native
 from d5suite.backends.deep500.repairs import deep500
 from d5suite.network import Node
-from d5suite.network.nodes.sliding import read_conv, read_conv_transpose
+from d5suite.network.nodes.sliding import read_columns, read_conv, read_conv_transpose
 from d5suite.network.nodes.windows import Window
 
 
@@ -110,7 +110,27 @@ def conv_transpose(node: Node, context: Context) -> CustomOperator:
     return _TransposedConv(*context.describe(node), convolution, w.outputs)
 
 
+def columns(node: Node, context: Context) -> CustomOperator:
+    """Col2Im."""
+    plan = read_columns(node, context)
+    image, channels = plan.window.image, plan.channels
+    size = math.prod(image)
+    cells: Any = (..., plan.cells)
+
+    def forward(x: np.ndarray) -> np.ndarray:
+        found = np.zeros((x.shape[0], channels, size + 1), x.dtype)
+        np.add.at(found, cells, x.reshape(x.shape[0], channels, -1))
+        return found[..., :size].reshape(x.shape[0], channels, *image)
+
+    def backward(gradient: np.ndarray, inputs: Sequence[np.ndarray], _: np.ndarray) -> list[np.ndarray]:
+        padded = np.pad(gradient.reshape(*gradient.shape[:2], -1), ((0, 0), (0, 0), (0, 1)))
+        return [padded[cells].reshape(inputs[0].shape)]
+
+    return Formula(context.describe(node), forward, backward)
+
+
 OPERATORS: dict[str, Factory] = {
+    "Col2Im": columns,
     "Conv": conv,
     "ConvTranspose": conv_transpose,
 }

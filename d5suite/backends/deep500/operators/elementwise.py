@@ -249,6 +249,10 @@ def cast(node: Node, context: Context) -> CustomOperator:
     )
 
 
+def bit_shift(node: Node, context: Context) -> CustomOperator:
+    return flat(np.left_shift if node.attributes["direction"] == "LEFT" else np.right_shift)(node, context)
+
+
 OPERATORS: dict[str, Factory] = {
     "Abs": unary(np.abs, lambda x, _: np.sign(x)),
     "Acos": unary(np.arccos, lambda x, _: -1 / np.sqrt(1 - x**2)),
@@ -259,6 +263,11 @@ OPERATORS: dict[str, Factory] = {
     "Asinh": unary(np.arcsinh, lambda x, _: 1 / np.sqrt(x**2 + 1)),
     "Atan": unary(np.arctan, lambda x, _: 1 / (1 + x**2)),
     "Atanh": unary(np.arctanh, lambda x, _: 1 / (1 - x**2)),
+    "BitShift": bit_shift,
+    "BitwiseAnd": flat(np.bitwise_and),
+    "BitwiseNot": flat(np.bitwise_not),
+    "BitwiseOr": flat(np.bitwise_or),
+    "BitwiseXor": flat(np.bitwise_xor),
     "Cast": cast,
     "Ceil": flat(np.ceil),
     "Clip": clip,

@@ -21,11 +21,14 @@ from d5suite.network.nodes.indexing import (
     read_cumulative,
     read_elements,
     read_extreme,
+    read_eye,
     read_one_hot,
     read_range,
+    read_reverse,
     read_shape,
     read_tuples,
 )
+from d5suite.network.nodes.shape import read_axis
 
 
 def _cells(indices: np.ndarray, plan: Elements) -> Any:
@@ -164,6 +167,33 @@ def extreme(node: Node, context: Context) -> CustomOperator:
     return Formula(context.describe(node), forward, _without_gradient)
 
 
+def hardmax(node: Node, context: Context) -> CustomOperator:
+    axis = read_axis(node, context)
+
+    def forward(x: np.ndarray) -> np.ndarray:
+        found = np.zeros_like(x)
+        np.put_along_axis(found, x.argmax(axis, keepdims=True), 1, axis)
+        return found
+
+    return Formula(context.describe(node), forward, _without_gradient)
+
+
+def reverse_sequence(node: Node, context: Context) -> CustomOperator:
+    time, batch = read_reverse(node)
+
+    def reversed_(x: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+        lengths = np.expand_dims(lengths, time)  # the other of the first two axes is the batch
+        steps = np.expand_dims(np.arange(x.shape[time]), batch)
+        rows = np.where(steps < lengths, lengths - 1 - steps, steps)
+        return np.take_along_axis(x, rows.reshape(*rows.shape, *[1] * (x.ndim - 2)), time)
+
+    return Formula(
+        context.describe(node),
+        reversed_,
+        lambda gradient, inputs, _: [reversed_(gradient, inputs[1]), np.zeros_like(inputs[1])],
+    )
+
+
 def one_hot(node: Node, context: Context) -> CustomOperator:
     axis, depth = read_one_hot(node, context)
 
@@ -191,6 +221,11 @@ def constant_of_shape(node: Node, context: Context) -> CustomOperator:
     return Formula(context.describe(node), lambda: np.full(sizes, value, dtype), _without_gradient)
 
 
+def eye_like(node: Node, context: Context) -> CustomOperator:
+    diagonal, dtype = read_eye(node, context)
+    return Formula(context.describe(node), lambda x: np.eye(x.shape[0], x.shape[1], diagonal, dtype), _without_gradient)
+
+
 def shape(node: Node, context: Context) -> CustomOperator:
     axes = list(read_shape(node, context))
     return Formula(context.describe(node), lambda x: np.array(x.shape, np.int64)[axes], _without_gradient)
@@ -201,10 +236,13 @@ OPERATORS: dict[str, Factory] = {
     "ArgMin": extreme,
     "ConstantOfShape": constant_of_shape,
     "CumSum": cum_sum,
+    "EyeLike": eye_like,
     "GatherElements": gather_elements,
     "GatherND": gather_nd,
+    "Hardmax": hardmax,
     "OneHot": one_hot,
     "Range": range_,
+    "ReverseSequence": reverse_sequence,
     "ScatterElements": scatter_elements,
     "ScatterND": scatter_nd,
     "Shape": shape,

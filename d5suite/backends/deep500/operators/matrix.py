@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from d5suite.backends.deep500.operators.context import Context, CustomOperator, Factory, Formula, collapsed
+from d5suite.backends.deep500.operators.context import Context, CustomOperator, Factory, Formula, collapsed, formula
 from d5suite.backends.deep500.repairs import custom_op_python as native
 from d5suite.network import Node
 from d5suite.network.nodes.matrix import read_einsum, read_gemm
@@ -77,7 +77,18 @@ def einsum(node: Node, context: Context) -> CustomOperator:
     return Formula(context.describe(node), lambda *xs: np.einsum(equation, *xs), backward)
 
 
+def _det_gradient(gradient: np.ndarray, inputs: Sequence[np.ndarray], output: np.ndarray) -> list[np.ndarray]:
+    """Return det(x) x⁻ᵀ, by Jacobi's formula; of a singular matrix, the limit from beside it."""
+    (x,) = inputs
+    left, values, right = np.linalg.svd(x)
+    # With x = U diag(s) V: the cofactors are det(U) det(V) U diag(products of the other s) V.
+    others = np.stack([np.delete(values, i, -1).prod(-1) for i in range(x.shape[-1])], -1)
+    sign = np.linalg.det(left) * np.linalg.det(right)
+    return [((gradient * sign)[..., None, None] * (left * others[..., None, :]) @ right).astype(x.dtype)]
+
+
 OPERATORS: dict[str, Factory] = {
+    "Det": formula(lambda x: np.asarray(np.linalg.det(x)), _det_gradient),
     "Einsum": einsum,
     "Gemm": gemm,
     "MatMul": mat_mul,

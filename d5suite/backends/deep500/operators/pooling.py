@@ -25,7 +25,7 @@ from d5suite.backends.deep500.operators.context import (
 )
 from d5suite.backends.deep500.repairs import custom_op_python as native
 from d5suite.network import Node
-from d5suite.network.nodes.sliding import read_pool
+from d5suite.network.nodes.sliding import read_pool, read_unpool
 from d5suite.network.nodes.windows import Window
 
 
@@ -88,10 +88,8 @@ def max_pool(node: Node, context: Context) -> CustomOperator:
 def _max_pool_with_indices(node: Node, context: Context, w: Window) -> CustomOperator:
     """Return a pool that also gives each maximum's index in the input."""
     cells, area = taps(w), math.prod(w.image)
-    planes = [n or 0 for n in context.shape(node.inputs[0])[:2]]
     order: Any = "F" if node.attributes["storage_order"] else "C"
     numbers = np.pad(np.arange(area).reshape(w.image, order=order), w.pads, constant_values=-1)
-    first = np.arange(math.prod(planes)).reshape(*planes, *[1] * len(w.image)) * area
 
     def forward(x: np.ndarray) -> list[np.ndarray]:
         padded = np.pad(x, widths(w), constant_values=lowest(x.dtype))
@@ -100,6 +98,7 @@ def _max_pool_with_indices(node: Node, context: Context, w: Window) -> CustomOpe
         for tap in others:
             better = (padded[tap] > values) | (found < 0)
             values, found = np.where(better, padded[tap], values), np.where(better, numbers[tap], found)
+        first = np.arange(x.shape[0] * x.shape[1]).reshape(*x.shape[:2], *[1] * len(w.image)) * area
         return [values, found + first]
 
     return Formula(
@@ -135,6 +134,56 @@ def average_pool(node: Node, context: Context) -> CustomOperator:
     return Formula(context.describe(node), forward, backward)
 
 
+def lp_pool(node: Node, context: Context) -> CustomOperator:
+    w, order = read_pool(node, context), node.attributes["p"]
+    cells = taps(w)
+
+    def forward(x: np.ndarray) -> np.ndarray:
+        padded = np.pad(np.abs(x) ** order, widths(w))
+        return fold(np.add, (padded[tap] for tap in cells)) ** (1 / order)
+
+    def backward(gradient: np.ndarray, inputs: Sequence[np.ndarray], output: np.ndarray) -> list[np.ndarray]:
+        (x,) = inputs
+        share, padded = gradient * _slope(output, order), np.pad(np.zeros_like(x), widths(w))
+        for tap in cells:
+            padded[tap] += share
+        return [cropped(padded, widths(w)) * np.sign(x) * np.abs(x) ** (order - 1)]
+
+    return Formula(context.describe(node), forward, backward)
+
+
+def _slope(norms: np.ndarray, order: int) -> np.ndarray:
+    """Return the slope of norms by their values' powers, times the order; 0 at 0."""
+    return np.where(norms > 0, np.where(norms > 0, norms, 1) ** (1 - order), 0).astype(norms.dtype)
+
+
+def global_lp_pool(node: Node, context: Context) -> CustomOperator:
+    axes, order = tuple(range(2, context.rank(node.inputs[0]))), node.attributes["p"]
+
+    def backward(gradient: np.ndarray, inputs: Sequence[np.ndarray], output: np.ndarray) -> list[np.ndarray]:
+        (x,) = inputs
+        return [gradient * _slope(output, order) * np.sign(x) * np.abs(x) ** (order - 1)]
+
+    return Formula(
+        context.describe(node), lambda x: (np.abs(x) ** order).sum(axes, keepdims=True) ** (1 / order), backward
+    )
+
+
+def max_unpool(node: Node, context: Context) -> CustomOperator:
+    plan = read_unpool(node, context)
+
+    def forward(x: np.ndarray, indices: np.ndarray) -> np.ndarray:
+        found = np.zeros((x.shape[0], plan.channels, *plan.image), x.dtype)
+        found.reshape(-1)[indices.reshape(-1)] = x.reshape(-1)
+        return np.pad(found, plan.padding)
+
+    def backward(gradient: np.ndarray, inputs: Sequence[np.ndarray], _: np.ndarray) -> list[np.ndarray]:
+        x, indices = inputs
+        return [cropped(gradient, plan.padding).reshape(-1)[indices].reshape(x.shape), np.zeros_like(indices)]
+
+    return Formula(context.describe(node), forward, backward)
+
+
 class _GlobalAveragePool(native.GlobalAveragePoolOp):
     """deep500's, for other than two spatial axes, where deep500 averages over the wrong ones."""
 
@@ -160,6 +209,9 @@ def _global_max_pool_gradient(
 OPERATORS: dict[str, Factory] = {
     "AveragePool": average_pool,
     "GlobalAveragePool": global_average_pool,
+    "GlobalLpPool": global_lp_pool,
     "GlobalMaxPool": formula(lambda x: x.max(tuple(range(2, x.ndim)), keepdims=True), _global_max_pool_gradient),
+    "LpPool": lp_pool,
     "MaxPool": max_pool,
+    "MaxUnpool": max_unpool,
 }

@@ -23,6 +23,7 @@ from d5suite.backends.jax.operators import (
     reduction,
     sampling,
     shape,
+    signal,
 )
 from d5suite.backends.jax.operators.context import Context, Factory
 from d5suite.backends.jax.operators.single import Operator
@@ -40,6 +41,7 @@ OPERATORS: dict[str, Factory] = {
     **reduction.OPERATORS,
     **sampling.OPERATORS,
     **shape.OPERATORS,
+    **signal.OPERATORS,
 }
 """ONNX operator name to its factory; the keys are the backend's declared operators."""
 

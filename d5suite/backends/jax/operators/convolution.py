@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -9,12 +10,12 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
-from d5suite.backends.jax.operators.context import Call, Context, Factory, broadcast
+from d5suite.backends.jax.operators.context import Call, Context, Factory, broadcast, in_float32, in_onnx
 from d5suite.network import Node
 from d5suite.network.model import Shape
 from d5suite.network.nodes.context import Packing
 from d5suite.network.nodes.layouts import Layout, channels_last, kernel_last
-from d5suite.network.nodes.sliding import read_conv, read_conv_transpose
+from d5suite.network.nodes.sliding import read_columns, read_conv, read_conv_transpose
 from d5suite.network.nodes.windows import TransposedWindow, Window
 
 
@@ -86,7 +87,22 @@ def _mirrored_weight(shape: Shape, groups: int) -> Packing:
     return Packing(pack, unpack)
 
 
+@in_onnx
+def columns(node: Node, context: Context) -> Call:
+    """Col2Im; cells past the end, those of the padding, are left out."""
+    plan = read_columns(node, context)
+    image, channels, cells = plan.window.image, plan.channels, plan.cells
+
+    def call(x: Any, *_: Any) -> Any:
+        values = in_float32(x).reshape(x.shape[0], channels, -1)
+        y = jnp.zeros((*values.shape[:2], math.prod(image)), values.dtype).at[..., cells].add(values, mode="drop")
+        return y.reshape(*y.shape[:2], *image).astype(x.dtype)
+
+    return call
+
+
 OPERATORS: dict[str, Factory] = {
+    "Col2Im": columns,
     "Conv": conv,
     "ConvTranspose": conv_transpose,
 }

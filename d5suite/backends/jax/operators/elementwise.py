@@ -133,6 +133,10 @@ def cast(node: Node, context: Context) -> Call:
     return unary(lambda x: x.astype(dtype))(node, context)
 
 
+def bit_shift(node: Node, context: Context) -> Call:
+    return binary(jnp.left_shift if node.attributes["direction"] == "LEFT" else jnp.right_shift)(node, context)
+
+
 OPERATORS: dict[str, Factory] = {
     "Abs": unary(jnp.abs),
     "Acos": unary(jnp.arccos),
@@ -143,6 +147,11 @@ OPERATORS: dict[str, Factory] = {
     "Asinh": unary(jnp.arcsinh),
     "Atan": unary(jnp.arctan),
     "Atanh": unary(jnp.arctanh),
+    "BitShift": bit_shift,
+    "BitwiseAnd": binary(jnp.bitwise_and),
+    "BitwiseNot": unary(jnp.bitwise_not),
+    "BitwiseOr": binary(jnp.bitwise_or),
+    "BitwiseXor": binary(jnp.bitwise_xor),
     "Cast": cast,
     "Ceil": unary(jnp.ceil),
     "Clip": clip,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 
@@ -19,11 +20,14 @@ from d5suite.network.nodes.indexing import (
     read_cumulative,
     read_elements,
     read_extreme,
+    read_eye,
     read_one_hot,
     read_range,
+    read_reverse,
     read_shape,
     read_tuples,
 )
+from d5suite.network.nodes.shape import read_axis
 
 
 @in_onnx
@@ -109,6 +113,25 @@ def extreme(node: Node, context: Context) -> Call:
 
 
 @in_onnx
+def hardmax(node: Node, context: Context) -> Call:
+    axis = read_axis(node, context)
+    return lambda x: jax.nn.one_hot(jnp.argmax(x, axis), x.shape[axis], dtype=x.dtype, axis=axis)
+
+
+@in_onnx
+def reverse_sequence(node: Node, context: Context) -> Call:
+    time, batch = read_reverse(node)
+
+    def call(x: Any, lengths: Any) -> Any:
+        lengths = jnp.expand_dims(lengths, time)  # the other of the first two axes is the batch
+        steps = jnp.expand_dims(jnp.arange(x.shape[time]), batch)
+        rows = jnp.where(steps < lengths, lengths - 1 - steps, steps)
+        return jnp.take_along_axis(x, rows.reshape(*rows.shape, *[1] * (x.ndim - 2)), time, mode="clip")
+
+    return call
+
+
+@in_onnx
 def one_hot(node: Node, context: Context) -> Call:
     axis, depth = read_one_hot(node, context)
 
@@ -130,6 +153,12 @@ def constant_of_shape(node: Node, context: Context) -> Call:
 
 
 @in_onnx
+def eye_like(node: Node, context: Context) -> Call:
+    diagonal, dtype = read_eye(node, context)
+    return lambda x: jnp.eye(x.shape[0], x.shape[1], diagonal, dtype)
+
+
+@in_onnx
 def shape(node: Node, context: Context) -> Call:
     axes = read_shape(node, context)
     return lambda x: jnp.array([x.shape[axis] for axis in axes], int)
@@ -140,10 +169,13 @@ OPERATORS: dict[str, Factory] = {
     "ArgMin": extreme,
     "ConstantOfShape": constant_of_shape,
     "CumSum": cum_sum,
+    "EyeLike": eye_like,
     "GatherElements": gather_elements,
     "GatherND": gather_nd,
+    "Hardmax": hardmax,
     "OneHot": one_hot,
     "Range": range_,
+    "ReverseSequence": reverse_sequence,
     "ScatterElements": scatter_elements,
     "ScatterND": scatter_nd,
     "Shape": shape,

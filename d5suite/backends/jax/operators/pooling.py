@@ -10,10 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from d5suite.backends.jax.operators.context import Call, Context, Factory, in_float32, lowest
+from d5suite.backends.jax.operators.context import Call, Context, Factory, in_float32, in_onnx, lowest
 from d5suite.network import Node
 from d5suite.network.nodes.layouts import Layout, arrange
-from d5suite.network.nodes.sliding import read_pool
+from d5suite.network.nodes.sliding import read_pool, read_unpool
 from d5suite.network.nodes.windows import Window
 
 
@@ -56,9 +56,9 @@ def max_pool(node: Node, context: Context) -> Call:
         return call
     context.layouts[node.outputs[1]] = layout
     order = "F" if node.attributes["storage_order"] else "C"
-    planes = [n or 0 for n in context.shape(node.inputs[0])[:2]]
 
     def with_indices(x: Any) -> Any:
+        planes = [x.shape[layout.index(axis)] for axis in (0, 1)]
         plane = jnp.arange(math.prod(planes)).reshape(*planes, *[1] * len(w.image))
         within = jnp.arange(math.prod(w.image)).reshape(w.image, order=order)
         places = (plane * within.size + within).transpose(layout)
@@ -88,6 +88,37 @@ def average_pool(node: Node, context: Context) -> Call:
     return call
 
 
+def lp_pool(node: Node, context: Context) -> Call:
+    order, pooling = node.attributes["p"], _Pooling(read_pool(node, context), context.keep_layout(node))
+    return lambda x: _root(pooling.reduce(jnp.abs(in_float32(x)) ** order, 0.0, lax.add), order).astype(x.dtype)
+
+
+def _root(sums: Any, order: int) -> Any:
+    """Return a root, with the gradient 0 at 0."""
+    return jnp.where(sums > 0, jnp.where(sums > 0, sums, 1) ** (1 / order), 0)
+
+
+def global_lp_pool(node: Node, context: Context) -> Call:
+    order = node.attributes["p"]
+
+    def norm(x: Any, axes: tuple[int, ...], *, keepdims: bool) -> Any:
+        return _root((jnp.abs(in_float32(x)) ** order).sum(axes, keepdims=keepdims), order).astype(x.dtype)
+
+    return global_pool(norm)(node, context)
+
+
+@in_onnx
+def max_unpool(node: Node, context: Context) -> Call:
+    plan = read_unpool(node, context)
+
+    def call(x: Any, indices: Any, *_: Any) -> Any:
+        y = jnp.zeros(x.shape[0] * plan.channels * math.prod(plan.image), x.dtype)
+        y = y.at[indices.reshape(-1)].set(x.reshape(-1)).reshape(x.shape[0], plan.channels, *plan.image)
+        return lax.pad(y, y.dtype.type(0), [(*pair, 0) for pair in plan.padding])
+
+    return call
+
+
 def global_pool(function: Call) -> Factory:
     """Return a factory for GlobalAveragePool or GlobalMaxPool."""
 
@@ -101,6 +132,9 @@ def global_pool(function: Call) -> Factory:
 OPERATORS: dict[str, Factory] = {
     "AveragePool": average_pool,
     "GlobalAveragePool": global_pool(jnp.mean),
+    "GlobalLpPool": global_lp_pool,
     "GlobalMaxPool": global_pool(jnp.max),
+    "LpPool": lp_pool,
     "MaxPool": max_pool,
+    "MaxUnpool": max_unpool,
 }

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from keras import layers, ops
 
-from d5suite.backends.keras.operators.context import Context, Factory
+from d5suite.backends.keras.operators.context import Context, Factory, Function, in_float32, in_onnx
 from d5suite.network import Node
 from d5suite.network.nodes.layouts import Layout, kernel_last
-from d5suite.network.nodes.sliding import read_conv, read_conv_transpose
+from d5suite.network.nodes.sliding import read_columns, read_conv, read_conv_transpose
 from d5suite.network.nodes.windows import TransposedWindow, Window
 
 _CONVOLUTIONS = (layers.Conv1D, layers.Conv2D, layers.Conv3D)
@@ -147,7 +148,23 @@ def _general_conv_transpose(node: Node, context: Context, w: TransposedWindow) -
     return context.calculate(node, run)
 
 
+@in_onnx
+def columns(node: Node, context: Context) -> Function:
+    """Col2Im, as sums of the columns' values by cell of the image."""
+    plan = read_columns(node, context)
+    image, channels, cells = plan.window.image, plan.channels, plan.cells
+    size = math.prod(image)
+
+    def run(x: Any, *_: Any) -> Any:
+        values = ops.transpose(ops.reshape(in_float32(x), (-1, channels, cells.size)), (2, 0, 1))
+        sums = ops.segment_sum(values, ops.convert_to_tensor(cells, dtype="int32"), size + 1)[:size]
+        return ops.cast(ops.reshape(ops.transpose(sums, (1, 2, 0)), (-1, channels, *image)), x.dtype)
+
+    return run
+
+
 OPERATORS: dict[str, Factory] = {
+    "Col2Im": columns,
     "Conv": conv,
     "ConvTranspose": conv_transpose,
 }

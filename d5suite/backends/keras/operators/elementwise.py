@@ -193,6 +193,22 @@ def cast(node: Node, context: Context) -> Any:
     return unary(lambda x: ops.cast(x, dtype))(node, context)
 
 
+def bit_shift(node: Node, context: Context) -> Any:
+    dtype = context.dtypes[node.inputs[0]]
+    left, bits, unsigned = node.attributes["direction"] == "LEFT", 8 * dtype.itemsize, dtype.kind == "u"
+
+    def shifted(x: Any, y: Any) -> Any:
+        inside = ops.logical_and(y >= 0, y < bits)  # Keras leaves open what other shifts do
+        y = ops.where(inside, y, ops.full_like(y, bits - 1))
+        if left:
+            return ops.where(inside, ops.left_shift(x, y), ops.zeros_like(x))
+        # Shifted by all its bits, a signed number is its sign alone.
+        found = ops.right_shift(x, y)
+        return ops.where(inside, found, ops.zeros_like(found)) if unsigned else found
+
+    return binary(None, shifted)(node, context)
+
+
 OPERATORS: dict[str, Factory] = {
     "Abs": unary(ops.abs),
     "Acos": unary(ops.arccos),
@@ -203,6 +219,11 @@ OPERATORS: dict[str, Factory] = {
     "Asinh": unary(ops.arcsinh),
     "Atan": unary(ops.arctan),
     "Atanh": unary(ops.arctanh),
+    "BitShift": bit_shift,
+    "BitwiseAnd": binary(None, ops.bitwise_and),
+    "BitwiseNot": unary(ops.bitwise_not),
+    "BitwiseOr": binary(None, ops.bitwise_or),
+    "BitwiseXor": binary(None, ops.bitwise_xor),
     "Cast": cast,
     "Ceil": unary(ops.ceil),
     "Clip": clip,

@@ -20,11 +20,14 @@ from d5suite.network.nodes.indexing import (
     read_cumulative,
     read_elements,
     read_extreme,
+    read_eye,
     read_one_hot,
     read_range,
+    read_reverse,
     read_shape,
     read_tuples,
 )
+from d5suite.network.nodes.shape import read_axis
 from d5suite.network.operation import is_floating
 
 
@@ -136,6 +139,26 @@ def extreme(node: Node, context: Context) -> Function:
 
 
 @in_onnx
+def hardmax(node: Node, context: Context) -> Function:
+    axis = read_axis(node, context)
+    return lambda x: ops.one_hot(ops.argmax(x, axis), x.shape[axis], axis, dtype=x.dtype)
+
+
+@in_onnx
+def reverse_sequence(node: Node, context: Context) -> Function:
+    time, batch = read_reverse(node)
+
+    def run(x: Any, lengths: Any) -> Any:
+        lengths = ops.expand_dims(ops.cast(lengths, "int32"), time)  # the other of the first two axes is the batch
+        steps = ops.expand_dims(ops.arange(x.shape[time], dtype="int32"), batch)
+        rows = ops.where(steps < lengths, lengths - 1 - steps, steps)
+        rows = ops.reshape(rows, (*ops.shape(rows), *[1] * (len(x.shape) - 2)))
+        return ops.take_along_axis(x, rows, time)
+
+    return run
+
+
+@in_onnx
 def one_hot(node: Node, context: Context) -> Function:
     axis, depth = read_one_hot(node, context)
 
@@ -158,6 +181,17 @@ def constant_of_shape(node: Node, context: Context) -> Any:
 
 
 @in_onnx
+def eye_like(node: Node, context: Context) -> Function:
+    diagonal, dtype = read_eye(node, context)
+
+    def run(x: Any) -> Any:  # `ops.eye` does not take sizes that are known when it runs
+        rows, columns = (ops.arange(size, dtype="int32") for size in ops.shape(x))
+        return ops.cast(columns - ops.expand_dims(rows, 1) == diagonal, dtype.name)
+
+    return run
+
+
+@in_onnx
 def shape(node: Node, context: Context) -> Function:
     axes = read_shape(node, context)
     return lambda x: ops.convert_to_tensor([ops.shape(x)[axis] for axis in axes], dtype="int64")
@@ -168,10 +202,13 @@ OPERATORS: dict[str, Factory] = {
     "ArgMin": extreme,
     "ConstantOfShape": constant_of_shape,
     "CumSum": cum_sum,
+    "EyeLike": eye_like,
     "GatherElements": gather_elements,
     "GatherND": gather_nd,
+    "Hardmax": hardmax,
     "OneHot": one_hot,
     "Range": range_,
+    "ReverseSequence": reverse_sequence,
     "ScatterElements": scatter_elements,
     "ScatterND": scatter_nd,
     "Shape": shape,

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from keras import layers, ops
 
-from d5suite.backends.keras.operators.context import Calculation, Context, Factory, Function
+from d5suite.backends.keras.operators.context import Calculation, Context, Factory, Function, in_float32, in_onnx
 from d5suite.network import Node
-from d5suite.network.nodes.sliding import read_global_pool, read_pool
+from d5suite.network.nodes.sliding import read_global_pool, read_pool, read_unpool
 from d5suite.network.nodes.windows import Window
 
 _MAX_POOLINGS = (layers.MaxPooling1D, layers.MaxPooling2D, layers.MaxPooling3D)
@@ -28,7 +28,7 @@ def max_pool(node: Node, context: Context) -> Any:
     integer = context.is_integer(node.inputs[0])  # no kernel pools integers
     if w.dilated or integer or not w.same or len(node.outputs) > 1:
         x = _padded(node, context, w, x, np.iinfo(context.dtypes[node.inputs[0]]).min if integer else -math.inf)
-    if context.single and len(node.outputs) > 1:
+    if len(node.outputs) > 1:
         context.layouts[node.outputs[1]] = context.layout(node.outputs[0])
         return _with_indices(node, context, w, x)
     if integer or _by_taps(w, context):
@@ -40,22 +40,32 @@ def max_pool(node: Node, context: Context) -> Any:
 
 def _with_indices(node: Node, context: Context, w: Window, x: Any) -> Any:
     """Return maxima, and their indices in the whole tensor in ONNX's layout."""
-    batch, channels, *sizes = [size or 0 for size in context.shape(node.inputs[0])]
+    layout, area = context.layout(node.outputs[0]), math.prod(w.image)
     steps = w.cell_strides(column_major=bool(node.attributes["storage_order"]))
     offsets = [np.dot(cell, np.multiply(w.dilations, steps)) for cell in itertools.product(*map(range, w.kernel))]
-    corner = np.arange(batch * channels).reshape(batch, channels, *[1] * len(sizes)) * math.prod(sizes)
+    corner = np.zeros((1, 1, *[1] * len(steps)), np.int64)
     for axis, step in enumerate(steps):
         place = (np.arange(w.outputs[axis]) * w.strides[axis] - w.pads_begin[axis]) * step
-        corner = corner + place.reshape(-1, *[1] * (len(sizes) - 1 - axis))
-    corner = corner.transpose(context.layout(node.outputs[0]))
+        corner = corner + place.reshape(-1, *[1] * (len(steps) - 1 - axis))
+    corner = corner.transpose(layout)
     from_corner, corners = (ops.convert_to_tensor(np.asarray(n), dtype="int32") for n in (offsets, corner))
     taps = _taps(w, context)
 
     def pool(y: Any) -> Any:
-        seen = ops.stack(taps(y))
-        return ops.max(seen, 0), ops.take(from_corner, ops.argmax(seen, 0)) + corners
+        seen, channels = ops.stack(taps(y)), y.shape[layout.index(1)]
+        planes = ops.reshape(ops.arange(ops.shape(y)[0] * channels, dtype="int32"), (-1, channels, *[1] * len(steps)))
+        first = ops.transpose(planes * area, layout)
+        within = ops.take(from_corner, ops.argmax(seen, 0)) + corners
+        return ops.max(seen, 0), ops.cast(within + first, "int64")
 
-    return tuple(Calculation(pool, [...], None, **context.settings(node))(x))
+    return tuple(Calculation(pool, [...], *_results(node, context), **context.settings(node))(x))
+
+
+def _results(node: Node, context: Context) -> tuple[Any, Any, Any]:
+    """Return shape and type of maxima, and of their indices, as a `Calculation` takes them."""
+    integer = str(context.dtypes[node.inputs[0]]) if context.is_integer(node.inputs[0]) else None
+    stored = [context.stored(name or node.outputs[0]) for name in node.outputs]
+    return stored[0], integer, [(stored[1], "int64")]
 
 
 def _taps(w: Window, context: Context) -> Function:
@@ -110,6 +120,49 @@ def average_pool(node: Node, context: Context) -> Any:
     return Calculation(average, [...], context.stored(node.outputs[0]), **context.settings(node))(x)
 
 
+def lp_pool(node: Node, context: Context) -> Any:
+    w, order = read_pool(node, context), node.attributes["p"]
+    x, taps = _padded(node, context, w, context.image(node), 0.0), _taps(w, context)
+    by_taps, count = _by_taps(w, context), math.prod(w.kernel)
+
+    def pool(y: Any) -> Any:
+        powers = ops.abs(in_float32(y)) ** order
+        if by_taps:
+            sums = reduce(ops.add, taps(powers))
+        else:
+            sums = ops.average_pool(powers, w.kernel, w.strides, "valid", context.data_format) * count
+        return ops.cast(_root(sums, order), y.dtype)
+
+    return Calculation(pool, [...], context.stored(node.outputs[0]), **context.settings(node))(x)
+
+
+def _root(sums: Any, order: int) -> Any:
+    """Return a root, with the gradient 0 at 0."""
+    return ops.where(sums > 0, ops.where(sums > 0, sums, 1) ** (1 / order), 0)
+
+
+def global_lp_pool(node: Node, context: Context) -> Any:
+    axes, order = [place for place, axis in enumerate(context.keep_layout(node)) if axis > 1], node.attributes["p"]
+
+    def norm(x: Any) -> Any:
+        return ops.cast(_root(ops.sum(ops.abs(in_float32(x)) ** order, axes, keepdims=True), order), x.dtype)
+
+    return context.calculate(node, norm)
+
+
+@in_onnx
+def max_unpool(node: Node, context: Context) -> Function:
+    plan = read_unpool(node, context)
+
+    def run(x: Any, indices: Any, *_: Any) -> Any:
+        batch = ops.shape(x)[0]
+        y = ops.zeros((batch * plan.channels * math.prod(plan.image),), dtype=x.dtype)
+        y = ops.scatter_update(y, ops.reshape(indices, (-1, 1)), ops.reshape(x, (-1,)))
+        return ops.pad(ops.reshape(y, (batch, plan.channels, *plan.image)), plan.padding)
+
+    return run
+
+
 def global_pool(kinds: Sequence[Any]) -> Factory:
     """Return a factory for a pooling over all spatial axes."""
 
@@ -123,6 +176,9 @@ def global_pool(kinds: Sequence[Any]) -> Factory:
 OPERATORS: dict[str, Factory] = {
     "AveragePool": average_pool,
     "GlobalAveragePool": global_pool(_GLOBAL_AVERAGES),
+    "GlobalLpPool": global_lp_pool,
     "GlobalMaxPool": global_pool(_GLOBAL_MAXIMA),
+    "LpPool": lp_pool,
     "MaxPool": max_pool,
+    "MaxUnpool": max_unpool,
 }

@@ -21,6 +21,7 @@ from d5suite.backends.mxnet.operators import (
     reduction,
     sampling,
     shape,
+    signal,
 )
 from d5suite.backends.mxnet.operators.context import Context, Factory
 from d5suite.backends.mxnet.operators.single import Operator
@@ -38,6 +39,7 @@ OPERATORS: dict[str, Factory] = {
     **reduction.OPERATORS,
     **sampling.OPERATORS,
     **shape.OPERATORS,
+    **signal.OPERATORS,
 }
 """ONNX operator name to its factory; the keys are the backend's declared operators."""
 

@@ -10,7 +10,7 @@ from d5suite.errors import NetworkError
 from d5suite.network import Node
 from d5suite.network.model import Shape
 from d5suite.network.nodes.context import has_input
-from d5suite.network.nodes.sliding import read_conv, read_conv_transpose
+from d5suite.network.nodes.sliding import read_columns, read_conv, read_conv_transpose
 from d5suite.network.nodes.windows import TransposedWindow
 
 
@@ -75,7 +75,31 @@ def _by_convolution(F: Any, x: Any, weight: Any, w: TransposedWindow, settings: 
     return F.Convolution(x, mirrored, pad=tuple(span - 1 for span in w.spans), no_bias=True, **settings)
 
 
+def columns(node: Node, context: Context) -> Call:
+    """Col2Im."""
+    w = read_columns(node, context).window
+    if len(w.image) > 2:
+        raise NetworkError("MXNet's col2im has one or two spatial axes", where=node.name)
+    sizes, line = [n + sum(pair) for n, pair in zip(w.image, w.pads, strict=True)], len(w.image) == 1
+    ahead = (1,) if line else ()  # its kernel fails on one axis
+    settings = {
+        "output_size": (*ahead, *sizes),
+        "kernel": (*ahead, *w.kernel),
+        "stride": (*ahead, *w.strides),
+        "dilate": (*ahead, *w.dilations),
+        "pad": (0, 0),
+    }
+    widths = ((0, 0), (0, 0), *((-before, -after) for before, after in w.pads))
+
+    def call(F: Any, x: Any, *_: Any) -> Any:
+        y = F.col2im(x, **settings)
+        return padded(F, F.squeeze(y, axis=2) if line else y, widths)
+
+    return call
+
+
 OPERATORS: dict[str, Factory] = {
+    "Col2Im": columns,
     "Conv": conv,
     "ConvTranspose": conv_transpose,
 }

@@ -300,6 +300,30 @@ def cast(node: Node, context: Context) -> Call:
     return lambda F, x: F.cast(numbers(F, x), dtype.name)
 
 
+def bitwise(name: str) -> Factory:
+    """Return a factory for a function of bits."""
+
+    def call(F: Any, *xs: Any) -> Any:
+        function = getattr(F.np, f"bitwise_{name}")
+        return function(*[x.as_np_ndarray() for x in _filled(F, *xs)]).as_nd_ndarray()
+
+    return lambda node, context: call
+
+
+def bit_shift(node: Node, context: Context) -> Call:
+    """MXNet shifts no bits: numbers are multiplied or divided, exactly, in float32."""
+    if context.type_of(node.inputs[0]) != "uint8":
+        raise NetworkError("MXNet shifts no bits, and has no unsigned integers but of 8 bits", where=node.name)
+    left = node.attributes["direction"] == "LEFT"
+
+    def call(F: Any, x: Any, y: Any) -> Any:
+        x, y = (F.cast(each, dtype="float32") for each in _filled(F, x, y))
+        found = F.broadcast_mul(x, 2**y) % 256 if left else F.floor(F.broadcast_div(x, 2**y))
+        return F.cast(found, dtype="uint8")
+
+    return call
+
+
 OPERATORS: dict[str, Factory] = {
     "Abs": unary("abs"),
     "Acos": unary("arccos"),
@@ -310,6 +334,11 @@ OPERATORS: dict[str, Factory] = {
     "Asinh": unary("arcsinh"),
     "Atan": unary("arctan"),
     "Atanh": unary("arctanh"),
+    "BitShift": bit_shift,
+    "BitwiseAnd": bitwise("and"),
+    "BitwiseNot": bitwise("not"),
+    "BitwiseOr": bitwise("or"),
+    "BitwiseXor": bitwise("xor"),
     "Cast": cast,
     "Ceil": unary("ceil"),
     "Clip": clip,

@@ -18,11 +18,14 @@ from d5suite.network.nodes.indexing import (
     read_cumulative,
     read_elements,
     read_extreme,
+    read_eye,
     read_one_hot,
     read_range,
+    read_reverse,
     read_shape,
     read_tuples,
 )
+from d5suite.network.nodes.shape import read_axis
 
 
 def gather_elements(node: Node, context: Context) -> Call:
@@ -141,6 +144,26 @@ def extreme(node: Node, context: Context) -> Call:
     return call
 
 
+def hardmax(node: Node, context: Context) -> Call:
+    axis, shape = read_axis(node, context), context.shape(node.inputs[0])
+    size, dtype = shape[axis], context.type_of(node.outputs[0])
+    if size is None:
+        raise NetworkError("Hardmax along an axis of unknown size", where=node.name)
+    order = [*range(axis), len(shape) - 1, *range(axis, len(shape) - 1)]
+    return lambda F, x: F.transpose(F.one_hot(F.argmax(x, axis=axis), depth=size, dtype=dtype), axes=order)
+
+
+def reverse_sequence(node: Node, context: Context) -> Call:
+    time, _ = read_reverse(node)
+
+    def call(F: Any, x: Any, lengths: Any) -> Any:
+        y = F.swapaxes(x, dim1=0, dim2=1) if time == 1 else x
+        y = F.SequenceReverse(y, F.cast(lengths, dtype=context.dtype), use_sequence_length=True)
+        return F.swapaxes(y, dim1=0, dim2=1) if time == 1 else y
+
+    return call
+
+
 def one_hot(node: Node, context: Context) -> Call:
     axis, depth = read_one_hot(node, context)
     order = [*range(axis), context.rank(node.inputs[0]), *range(axis, context.rank(node.inputs[0]))]
@@ -164,6 +187,16 @@ def constant_of_shape(node: Node, context: Context) -> Call:
     return lambda F, *_: F.full(sizes, value, dtype=dtype.name)
 
 
+def eye_like(node: Node, context: Context) -> Call:
+    diagonal, _ = read_eye(node, context)
+    dtype = context.type_of(node.outputs[0])
+
+    def call(F: Any, x: Any) -> Any:
+        return F.cast(places(F, x, 1, 2) - places(F, x, 0, 2) == diagonal, dtype=dtype)
+
+    return call
+
+
 def shape(node: Node, context: Context) -> Call:
     axes = read_shape(node, context)
 
@@ -178,10 +211,13 @@ OPERATORS: dict[str, Factory] = {
     "ArgMin": extreme,
     "ConstantOfShape": constant_of_shape,
     "CumSum": cum_sum,
+    "EyeLike": eye_like,
     "GatherElements": gather_elements,
     "GatherND": gather_nd,
+    "Hardmax": hardmax,
     "OneHot": one_hot,
     "Range": range_,
+    "ReverseSequence": reverse_sequence,
     "ScatterElements": scatter_elements,
     "ScatterND": scatter_nd,
     "Shape": shape,

@@ -72,7 +72,24 @@ def einsum(node: Node, context: Context) -> Call:
     return lambda F, *xs: F.np.einsum(equation, *[x.as_np_ndarray() for x in xs]).as_nd_ndarray()
 
 
+def det(node: Node, context: Context) -> Call:
+    if not context.single:
+        return lambda F, x: F.linalg_det(x)
+    rank = context.rank(node.inputs[0])
+
+    def repeatable(F: Any, x: Any) -> Any:
+        """Add a sum with the gradient det(x) x⁻ᵀ: MXNet's own overwrites what it starts from."""
+        y = F.BlockGrad(F.linalg_det(x))
+        inverse = F.swapaxes(F.linalg_inverse(x), dim1=rank - 2, dim2=rank - 1)
+        slope = F.BlockGrad(F.broadcast_mul(F.reshape(y, shape=(-2, 1, 1)) if rank > 2 else y, inverse))
+        linear = F.sum(slope * x, axis=(rank - 2, rank - 1))
+        return y + (linear - F.BlockGrad(linear))
+
+    return repeatable
+
+
 OPERATORS: dict[str, Factory] = {
+    "Det": det,
     "Einsum": einsum,
     "Gemm": gemm,
     "MatMul": mat_mul,

@@ -22,6 +22,7 @@ from d5suite.backends.tensorflow.operators import (
     reduction,
     sampling,
     shape,
+    signal,
 )
 from d5suite.backends.tensorflow.operators.context import Context, Factory
 from d5suite.backends.tensorflow.operators.single import Operator
@@ -39,6 +40,7 @@ OPERATORS: dict[str, Factory] = {
     **reduction.OPERATORS,
     **sampling.OPERATORS,
     **shape.OPERATORS,
+    **signal.OPERATORS,
 }
 """ONNX operator name to its factory; the keys are the backend's declared operators."""
 

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
 import tensorflow as tf
 
-from d5suite.backends.tensorflow.operators.context import Call, Context, Factory, add_bias
+from d5suite.backends.tensorflow.operators.context import Call, Context, Factory, add_bias, in_float32, in_onnx
 from d5suite.network import Node
 from d5suite.network.nodes.context import has_input
 from d5suite.network.nodes.layouts import kernel_last
-from d5suite.network.nodes.sliding import read_conv, read_conv_transpose
+from d5suite.network.nodes.sliding import read_columns, read_conv, read_conv_transpose
 
 
 @cache
@@ -170,7 +171,23 @@ def _spread(kernel: Any, dilations: Sequence[int]) -> Any:
     return kernel
 
 
+@in_onnx
+def columns(node: Node, context: Context) -> Call:
+    """Col2Im, as sums of the columns' values by cell of the image."""
+    plan = read_columns(node, context)
+    image, channels, cells = plan.window.image, plan.channels, plan.cells
+    size = math.prod(image)
+
+    def run(x: Any, *_: Any) -> Any:
+        values = tf.transpose(tf.reshape(in_float32(x), [-1, channels, cells.size]), [2, 0, 1])
+        sums = tf.math.unsorted_segment_sum(values, cells, size + 1)[:size]
+        return tf.cast(tf.reshape(tf.transpose(sums, [1, 2, 0]), [-1, channels, *image]), x.dtype)
+
+    return run
+
+
 OPERATORS: dict[str, Factory] = {
+    "Col2Im": columns,
     "Conv": conv,
     "ConvTranspose": conv_transpose,
 }

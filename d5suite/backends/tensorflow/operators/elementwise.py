@@ -206,6 +206,21 @@ def cast(node: Node, context: Context) -> Call:
     return lambda x: tf.cast(x, dtype)
 
 
+def bit_shift(node: Node, context: Context) -> Call:
+    left, bits = node.attributes["direction"] == "LEFT", 8 * context.dtypes[node.inputs[0]].itemsize
+
+    def shifted(x: Any, y: Any) -> Any:
+        inside = (y >= 0) & (y < bits)  # TensorFlow leaves open what other shifts do
+        y = tf.where(inside, y, tf.cast(bits - 1, y.dtype))
+        if left:
+            return tf.where(inside, tf.bitwise.left_shift(x, y), tf.zeros_like(x))
+        # Shifted by all its bits, a signed number is its sign alone.
+        found = tf.bitwise.right_shift(x, y)
+        return tf.where(inside, found, tf.zeros_like(found)) if x.dtype.is_unsigned else found
+
+    return repeated(shifted)(node, context)
+
+
 OPERATORS: dict[str, Factory] = {
     "Abs": unary(tf.abs),
     "Acos": unary(tf.math.acos),
@@ -216,6 +231,11 @@ OPERATORS: dict[str, Factory] = {
     "Asinh": unary(tf.math.asinh),
     "Atan": unary(tf.math.atan),
     "Atanh": unary(tf.math.atanh),
+    "BitShift": bit_shift,
+    "BitwiseAnd": repeated(tf.bitwise.bitwise_and),
+    "BitwiseNot": unary(tf.bitwise.invert),
+    "BitwiseOr": repeated(tf.bitwise.bitwise_or),
+    "BitwiseXor": repeated(tf.bitwise.bitwise_xor),
     "Cast": cast,
     "Ceil": unary(tf.math.ceil),
     "Clip": clip,

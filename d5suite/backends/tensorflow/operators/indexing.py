@@ -19,11 +19,14 @@ from d5suite.network.nodes.indexing import (
     read_cumulative,
     read_elements,
     read_extreme,
+    read_eye,
     read_one_hot,
     read_range,
+    read_reverse,
     read_shape,
     read_tuples,
 )
+from d5suite.network.nodes.shape import read_axis
 from d5suite.network.operation import is_floating
 
 
@@ -131,6 +134,18 @@ def extreme(node: Node, context: Context) -> Call:
 
 
 @in_onnx
+def hardmax(node: Node, context: Context) -> Call:
+    axis = read_axis(node, context)
+    return lambda x: tf.one_hot(tf.argmax(x, axis), x.shape[axis], axis=axis, dtype=x.dtype)
+
+
+@in_onnx
+def reverse_sequence(node: Node, context: Context) -> Call:
+    time, batch = read_reverse(node)
+    return lambda x, lengths: tf.reverse_sequence(x, lengths, time, batch)
+
+
+@in_onnx
 def one_hot(node: Node, context: Context) -> Call:
     axis, depth = read_one_hot(node, context)
 
@@ -154,6 +169,18 @@ def constant_of_shape(node: Node, context: Context) -> Call:
 
 
 @in_onnx
+def eye_like(node: Node, context: Context) -> Call:
+    diagonal, dtype = read_eye(node, context)
+    kind = tf.as_dtype(dtype)
+
+    def run(x: Any) -> Any:
+        rows, columns = (tf.range(tf.shape(x)[axis]) for axis in (0, 1))  # `tf.eye` has no other diagonals
+        return tf.cast(columns - rows[:, tf.newaxis] == diagonal, kind)
+
+    return run
+
+
+@in_onnx
 def shape(node: Node, context: Context) -> Call:
     axes = read_shape(node, context)
     return lambda x: tf.gather(tf.shape(x, tf.int64), tf.constant(axes, tf.int32))
@@ -164,10 +191,13 @@ OPERATORS: dict[str, Factory] = {
     "ArgMin": extreme,
     "ConstantOfShape": constant_of_shape,
     "CumSum": cum_sum,
+    "EyeLike": eye_like,
     "GatherElements": gather_elements,
     "GatherND": gather_nd,
+    "Hardmax": hardmax,
     "OneHot": one_hot,
     "Range": range_,
+    "ReverseSequence": reverse_sequence,
     "ScatterElements": scatter_elements,
     "ScatterND": scatter_nd,
     "Shape": shape,

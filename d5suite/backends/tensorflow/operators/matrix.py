@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from d5suite.backends.tensorflow.operators.context import Call, Context, Factory, add_bias, in_onnx
+from d5suite.backends.tensorflow.operators.context import Call, Context, Factory, add_bias, in_float32, in_onnx
 from d5suite.network import Node
 from d5suite.network.nodes.matrix import read_einsum, read_gemm
 
@@ -59,7 +59,13 @@ def einsum(node: Node, context: Context) -> Call:
     return lambda *xs: tf.einsum(equation, *xs)
 
 
+@in_onnx
+def det(node: Node, context: Context) -> Call:
+    return lambda x: tf.cast(tf.linalg.det(in_float32(x)), x.dtype)
+
+
 OPERATORS: dict[str, Factory] = {
+    "Det": det,
     "Einsum": einsum,
     "Gemm": gemm,
     "MatMul": mat_mul,

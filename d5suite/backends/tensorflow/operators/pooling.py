@@ -1,6 +1,6 @@
 """ONNX in TensorFlow: pooling.
 
-Imports TensorFlow, NumPy, `d5suite.errors`, `d5suite.network` and `context`.
+Imports TensorFlow, NumPy, `d5suite.network` and `context`.
 """
 
 from __future__ import annotations
@@ -12,11 +12,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from d5suite.backends.tensorflow.operators.context import Call, Context, Factory, Images
-from d5suite.errors import NetworkError
+from d5suite.backends.tensorflow.operators.context import Call, Context, Factory, Images, in_float32, in_onnx
 from d5suite.network import Node
 from d5suite.network.nodes.layouts import channels_last
-from d5suite.network.nodes.sliding import read_pool
+from d5suite.network.nodes.sliding import read_pool, read_unpool
 from d5suite.network.nodes.windows import Window
 
 
@@ -45,10 +44,8 @@ def _max_pool_with_indices(node: Node, context: Context) -> Call:
     rank = context.rank(node.inputs[0])
     images = Images(rank, last=True)
     w = images.lift(read_pool(node, context))
-    if images.dimensions != 2 or w.dilated or context.xla:
-        raise NetworkError(
-            "MaxPool with indices is implemented for one or two axes, without dilation and without XLA", where=node.name
-        )
+    if images.dimensions != 2 or w.dilated or context.xla or context.is_integer(node.inputs[0]):  # no kernel
+        return _max_pool_by_taps(node, context)
     to_image, pad = context.convert(node.inputs[0], channels_last(rank)), images.padding(w)
     context.layouts.update(dict.fromkeys(node.outputs, channels_last(rank)))
     (top, left), size = w.pads_begin, math.prod(w.image)
@@ -56,15 +53,39 @@ def _max_pool_with_indices(node: Node, context: Context) -> Call:
 
     def run(x: Any) -> Any:
         x = images.enter(to_image(x))
-        batch, channels = x.shape[0], x.shape[-1]
+        batch, channels = tf.shape(x)[0], x.shape[-1]
         x = pad(x, -math.inf)
         y, places = tf.nn.max_pool_with_argmax(
             x, images.spatial(w.kernel, 1), images.spatial(w.strides, 1), "VALID", output_dtype=tf.int64
         )
         channel, pixel = places % channels, places // channels
         row, column = pixel // x.shape[2] - top, pixel % x.shape[2] - left
-        plane = tf.reshape(tf.range(batch, dtype=tf.int64), [-1, 1, 1, 1]) * channels + channel
+        plane = tf.reshape(tf.cast(tf.range(batch), tf.int64), [-1, 1, 1, 1]) * channels + channel
         return images.leave(y), images.leave(plane * size + row * down + column * right)
+
+    return run
+
+
+def _max_pool_by_taps(node: Node, context: Context) -> Call:
+    """Pool with indices, cell by cell of the window."""
+    w, to_onnx = read_pool(node, context), context.to_onnx(node.inputs[0])
+    order: Any = "F" if node.attributes["storage_order"] else "C"
+    area, pads = math.prod(w.image), [(0, 0), (0, 0), *w.pads]
+    numbers = np.pad(np.arange(area).reshape(w.image, order=order), w.pads)
+    taps = [((..., *tap), numbers[tap]) for tap in w.taps()]
+
+    def run(x: Any) -> Any:
+        x = to_onnx(x)
+        padded = tf.pad(x, pads, constant_values=tf.cast(-math.inf if x.dtype.is_floating else x.dtype.min, x.dtype))
+        seen = tf.stack([padded[cut] for cut, _ in taps])
+        first = tf.argmax(seen, 0)
+        places = tf.constant(np.stack([place for _, place in taps]))
+        chosen = tf.one_hot(first, len(taps), axis=0, dtype=tf.int64)
+        within = tf.reduce_sum(chosen * places[:, tf.newaxis, tf.newaxis], 0)
+        planes = tf.reshape(
+            tf.cast(tf.range(tf.shape(x)[0] * x.shape[1]), tf.int64), [-1, x.shape[1], *[1] * len(w.image)]
+        )
+        return tf.reduce_max(seen, 0), within + planes * area
 
     return run
 
@@ -100,9 +121,14 @@ def _pool_3d_float64(pool: Call, x: Any, kernel: Sequence[int], strides: Sequenc
 
 
 def average_pool(node: Node, context: Context) -> Call:
+    return _average(node, context, include=bool(node.attributes["count_include_pad"]))
+
+
+def _average(node: Node, context: Context, *, include: bool) -> Call:
+    """Return the average of each window, of its padding too if that is included."""
     images, to_image = context.image(node)
     w = images.lift(read_pool(node, context))
-    pad, include = images.padding(w), bool(node.attributes["count_include_pad"])
+    pad = images.padding(w)
     # "SAME" averages without the padding. 3-D pooling in float64 is done in parts, which only work
     # without padding.
     same_padding = not include and w.padded and images.dimensions == 2 and not w.dilated and w.same
@@ -124,6 +150,49 @@ def average_pool(node: Node, context: Context) -> Call:
     return run
 
 
+def lp_pool(node: Node, context: Context) -> Call:
+    order, average, counts = node.attributes["p"], _average(node, context, include=True), _counts(node, context)
+
+    def run(x: Any) -> Any:
+        means = average(tf.abs(in_float32(x)) ** order)
+        return tf.cast(_root(means * tf.cast(counts, means.dtype), order), x.dtype)
+
+    return run
+
+
+def _counts(node: Node, context: Context) -> np.ndarray:
+    """Return how many cells each window has, padding included, as the images are stored."""
+    counts: np.ndarray = read_pool(node, context).counts(include_pad=True)
+    return counts.reshape(Images(counts.ndim + 2, context.images_last).spatial(counts.shape, 1))
+
+
+def _root(sums: Any, order: int) -> Any:
+    """Return a root, with the gradient 0 at 0."""
+    return tf.where(sums > 0, tf.where(sums > 0, sums, 1) ** (1 / order), 0)
+
+
+def global_lp_pool(node: Node, context: Context) -> Call:
+    order = node.attributes["p"]
+
+    def norm(x: Any, axes: Sequence[int], *, keepdims: bool) -> Any:
+        return tf.cast(_root(tf.reduce_sum(tf.abs(in_float32(x)) ** order, axes, keepdims), order), x.dtype)
+
+    return global_pool(norm)(node, context)
+
+
+@in_onnx
+def max_unpool(node: Node, context: Context) -> Call:
+    plan = read_unpool(node, context)
+
+    def run(x: Any, indices: Any, *_: Any) -> Any:
+        shape = (tf.shape(x)[0], plan.channels, *plan.image)
+        y = tf.zeros([tf.reduce_prod(shape)], x.dtype)
+        y = tf.tensor_scatter_nd_update(y, tf.reshape(indices, [-1, 1]), tf.reshape(x, [-1]))
+        return tf.pad(tf.reshape(y, shape), plan.padding)
+
+    return run
+
+
 def global_pool(function: Call) -> Factory:
     """Return a factory for a pooling over all spatial axes."""
 
@@ -137,6 +206,9 @@ def global_pool(function: Call) -> Factory:
 OPERATORS: dict[str, Factory] = {
     "AveragePool": average_pool,
     "GlobalAveragePool": global_pool(tf.reduce_mean),
+    "GlobalLpPool": global_lp_pool,
     "GlobalMaxPool": global_pool(tf.reduce_max),
+    "LpPool": lp_pool,
     "MaxPool": max_pool,
+    "MaxUnpool": max_unpool,
 }

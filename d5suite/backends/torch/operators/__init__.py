@@ -19,6 +19,7 @@ from d5suite.backends.torch.operators import (
     reduction,
     sampling,
     shape,
+    signal,
 )
 from d5suite.backends.torch.operators.context import CHANNELS_LAST, Context, Factory, require_compiler
 from d5suite.backends.torch.operators.single import Operator
@@ -36,6 +37,7 @@ OPERATORS: dict[str, Factory] = {
     **reduction.OPERATORS,
     **sampling.OPERATORS,
     **shape.OPERATORS,
+    **signal.OPERATORS,
 }
 """ONNX operator name to its factory; the keys are the backend's declared operators."""
 

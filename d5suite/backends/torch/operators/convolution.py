@@ -5,12 +5,14 @@ Imports PyTorch, `d5suite.network` and `context` beside it.
 
 from __future__ import annotations
 
+import math
+
 import torch
 import torch.nn.functional as F
 
-from d5suite.backends.torch.operators.context import Context, Factory, Function, pad_argument
+from d5suite.backends.torch.operators.context import Context, Factory, Function, in_float32, pad_argument
 from d5suite.network import Node
-from d5suite.network.nodes.sliding import read_conv, read_conv_transpose
+from d5suite.network.nodes.sliding import read_columns, read_conv, read_conv_transpose
 
 
 def conv(node: Node, context: Context) -> Function:
@@ -42,7 +44,25 @@ def conv_transpose(node: Node, context: Context) -> Function:
     return whole
 
 
+def columns(node: Node, context: Context) -> Function:
+    """Col2Im."""
+    plan = read_columns(node, context)
+    w, channels = plan.window, plan.channels
+    if len(w.image) == 2 and w.symmetric and not context.is_integer(node.inputs[0]):
+        settings = w.image, w.kernel, w.dilations, w.pads_begin, w.strides
+        return lambda x, *_: F.fold(in_float32(x), *settings).to(x.dtype)
+    cells = torch.as_tensor(plan.cells).to(context.device)
+    size = math.prod(w.image)
+
+    def run(x: torch.Tensor, *_: torch.Tensor) -> torch.Tensor:
+        y = x.new_zeros(x.shape[0], channels, size + 1).index_add(2, cells, x.reshape(x.shape[0], channels, -1))
+        return y.narrow(2, 0, size).reshape(*y.shape[:2], *w.image)
+
+    return run
+
+
 OPERATORS: dict[str, Factory] = {
+    "Col2Im": columns,
     "Conv": conv,
     "ConvTranspose": conv_transpose,
 }

@@ -121,6 +121,41 @@ def cast(node: Node, context: Context) -> Function:
     return lambda x: x.to(dtype)
 
 
+def bitwise(function: Function) -> Factory:
+    """Return a factory for a function of bits; wide unsigned integers take that of signed ones."""
+
+    def factory(node: Node, context: Context) -> Function:
+        signed = _SIGNED.get(context.dtypes[node.inputs[0]].name)
+        if signed is None:
+            return function
+        return lambda *xs: function(*[x.view(signed) for x in xs]).view(xs[0].dtype)
+
+    return factory
+
+
+_SIGNED = {"uint16": torch.int16, "uint32": torch.int32, "uint64": torch.int64}
+"""Types as wide as those for which PyTorch (2.13) has few kernels."""
+
+
+def bit_shift(node: Node, context: Context) -> Function:
+    dtype = context.dtypes[node.inputs[0]]
+    signed, bits = _SIGNED.get(dtype.name), 8 * dtype.itemsize
+    left = node.attributes["direction"] == "LEFT"
+    if signed is None:
+        return torch.bitwise_left_shift if left else torch.bitwise_right_shift
+
+    def shifted(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        kind, x, y = x.dtype, x.view(signed), y.view(signed)
+        if left:
+            return torch.bitwise_left_shift(x, y).view(kind)
+        # The sign is repeated on the left, as many times as bits are shifted out: clear these.
+        kept = torch.bitwise_not(torch.bitwise_left_shift(torch.full_like(y, -1), bits - y))
+        kept = torch.where(y == 0, -1, kept)
+        return torch.bitwise_and(torch.bitwise_right_shift(x, y), kept).view(kind)
+
+    return shifted
+
+
 OPERATORS: dict[str, Factory] = {
     "Abs": native(torch.abs),
     "Acos": native(torch.acos),
@@ -131,6 +166,11 @@ OPERATORS: dict[str, Factory] = {
     "Asinh": native(torch.asinh),
     "Atan": native(torch.atan),
     "Atanh": native(torch.atanh),
+    "BitShift": bit_shift,
+    "BitwiseAnd": bitwise(torch.bitwise_and),
+    "BitwiseNot": bitwise(torch.bitwise_not),
+    "BitwiseOr": bitwise(torch.bitwise_or),
+    "BitwiseXor": bitwise(torch.bitwise_xor),
     "Cast": cast,
     "Ceil": native(torch.ceil),
     "Clip": clip,

@@ -18,11 +18,14 @@ from d5suite.network.nodes.indexing import (
     read_cumulative,
     read_elements,
     read_extreme,
+    read_eye,
     read_one_hot,
     read_range,
+    read_reverse,
     read_shape,
     read_tuples,
 )
+from d5suite.network.nodes.shape import read_axis
 
 
 def gather_elements(node: Node, context: Context) -> Function:
@@ -114,6 +117,23 @@ def extreme(node: Node, context: Context) -> Function:
     return lambda x: function(x, axis, keep)
 
 
+def hardmax(node: Node, context: Context) -> Function:
+    axis = read_axis(node, context)
+    return lambda x: torch.zeros_like(x).scatter(axis, torch.argmax(x, axis, True), 1)
+
+
+def reverse_sequence(node: Node, context: Context) -> Function:
+    time, batch = read_reverse(node)
+
+    def run(x: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+        lengths = lengths.unsqueeze(time)  # the other of the first two axes is the batch
+        steps = torch.arange(x.shape[time], device=x.device).unsqueeze(batch)
+        rows = torch.where(steps < lengths, lengths - 1 - steps, steps)
+        return torch.gather(x, time, rows.reshape(*rows.shape, *[1] * (x.dim() - 2)).expand_as(x))
+
+    return run
+
+
 def one_hot(node: Node, context: Context) -> Function:
     axis, depth = read_one_hot(node, context)
 
@@ -136,6 +156,17 @@ def constant_of_shape(node: Node, context: Context) -> Function:
     return lambda *_: torch.full(sizes, value, **settings)
 
 
+def eye_like(node: Node, context: Context) -> Function:
+    diagonal, dtype = read_eye(node, context)
+    kind = getattr(torch, dtype.name)
+
+    def run(x: torch.Tensor) -> torch.Tensor:
+        rows, columns = (torch.arange(size, device=x.device) for size in x.shape)
+        return (columns - rows.unsqueeze(1) == diagonal).to(kind)
+
+    return run
+
+
 def shape(node: Node, context: Context) -> Function:
     axes = read_shape(node, context)
     return lambda x: torch.tensor([x.shape[axis] for axis in axes], dtype=torch.int64)
@@ -146,10 +177,13 @@ OPERATORS: dict[str, Factory] = {
     "ArgMin": extreme,
     "ConstantOfShape": constant_of_shape,
     "CumSum": cum_sum,
+    "EyeLike": eye_like,
     "GatherElements": gather_elements,
     "GatherND": gather_nd,
+    "Hardmax": hardmax,
     "OneHot": one_hot,
     "Range": range_,
+    "ReverseSequence": reverse_sequence,
     "ScatterElements": scatter_elements,
     "ScatterND": scatter_nd,
     "Shape": shape,

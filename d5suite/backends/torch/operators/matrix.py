@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from d5suite.backends.torch.operators.context import Context, Factory, Function, native
+from d5suite.backends.torch.operators.context import Context, Factory, Function, in_float32, native
 from d5suite.network import Node
 from d5suite.network.nodes.matrix import read_einsum, read_gemm
 
@@ -35,7 +35,12 @@ def einsum(node: Node, context: Context) -> Function:
     return lambda *xs: torch.einsum(equation, *xs)
 
 
+def det(node: Node, context: Context) -> Function:
+    return lambda x: torch.linalg.det(in_float32(x)).to(x.dtype)
+
+
 OPERATORS: dict[str, Factory] = {
+    "Det": det,
     "Einsum": einsum,
     "Gemm": gemm,
     "MatMul": native(torch.matmul),

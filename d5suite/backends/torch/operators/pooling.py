@@ -1,6 +1,6 @@
 """ONNX on PyTorch: pooling.
 
-Imports PyTorch, `d5suite.errors`, `d5suite.network` and `context` beside it.
+Imports PyTorch, `d5suite.network` and `context` beside it.
 """
 
 from __future__ import annotations
@@ -13,10 +13,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from d5suite.backends.torch.operators.context import Context, Factory, Function, pad_argument
-from d5suite.errors import NetworkError
+from d5suite.backends.torch.operators.context import Context, Factory, Function, in_float32, pad_argument
 from d5suite.network import Node
-from d5suite.network.nodes.sliding import read_global_pool, read_pool
+from d5suite.network.nodes.sliding import read_global_pool, read_pool, read_unpool
 from d5suite.network.nodes.windows import Window
 
 
@@ -34,31 +33,41 @@ def max_pool(node: Node, context: Context) -> Function:
         if indexed:
             return _with_indices(node, context, w, lambda x: pool(x, kernel, strides, padding, dilations, ceil, True))
         return lambda x: pool(x, kernel, strides, padding, dilations, ceil)
-    if indexed:
-        raise NetworkError("MaxPool with this padding and indices is not implemented", where=node.name)
     pads = pad_argument(w.pads)
+    if indexed:
+        return _with_indices(
+            node,
+            context,
+            w,
+            lambda x: pool(F.pad(x, pads, value=-math.inf), kernel, strides, 0, dilations, False, True),
+        )
     return lambda x: pool(F.pad(x, pads, value=-math.inf), kernel, strides, 0, dilations)
 
 
 def _with_indices(node: Node, context: Context, w: Window, pool: Function) -> Function:
-    """Return a pool with indices into the whole tensor; PyTorch's are per plane."""
-    planes, area = math.prod(n or 0 for n in context.shape(node.inputs[0])[:2]), math.prod(w.image)
-    column_major = bool(node.attributes["storage_order"])
-    strides = w.cell_strides(column_major=True)
+    """Return a pool with indices into the whole tensor; PyTorch's are per plane that it pools."""
+    area, column_major = math.prod(w.image), bool(node.attributes["storage_order"])
+    strides = w.cell_strides(column_major=column_major)
+    added = (0,) * len(w.image) if _is_native(w) else w.pads_begin
+    seen = w.image if _is_native(w) else tuple(n + sum(pair) for n, pair in zip(w.image, w.pads, strict=True))
 
     def run(x: torch.Tensor) -> Any:
         y, within = pool(x)
-        if column_major:
-            rows = torch.unravel_index(within, w.image)
-            within = reduce(torch.add, (row * stride for row, stride in zip(rows, strides, strict=True)))
-        first = torch.arange(planes, device=x.device).reshape(*y.shape[:2], *[1] * len(w.image)) * area
+        if column_major or seen != w.image:
+            places = zip(torch.unravel_index(within, seen), added, strict=True)
+            within = reduce(torch.add, ((p - a) * stride for (p, a), stride in zip(places, strides, strict=True)))
+        first = torch.arange(y.shape[0] * y.shape[1], device=x.device).reshape(*y.shape[:2], *[1] * len(w.image)) * area
         return y, within + first
 
     return run
 
 
 def average_pool(node: Node, context: Context) -> Function:
-    w, include = read_pool(node, context), bool(node.attributes["count_include_pad"])
+    return _average(read_pool(node, context), context, include=bool(node.attributes["count_include_pad"]))
+
+
+def _average(w: Window, context: Context, *, include: bool) -> Function:
+    """Return the average of each window, of its padding too if that is included."""
     pool = (F.avg_pool1d, F.avg_pool2d, F.avg_pool3d)[len(w.kernel) - 1]
     kernel, strides, dilations = w.kernel, w.strides, w.dilations
     if _is_native(w) and not w.dilated:
@@ -79,6 +88,42 @@ def average_pool(node: Node, context: Context) -> Function:
     return dilated
 
 
+def lp_pool(node: Node, context: Context) -> Function:
+    """LpPool; PyTorch's own takes values with their signs, and no padding."""
+    w, order = read_pool(node, context), node.attributes["p"]
+    average = _average(w, context, include=True)
+    counts = torch.as_tensor(w.counts(include_pad=True), dtype=torch.float64).to(context.device)
+
+    def run(x: torch.Tensor) -> torch.Tensor:
+        means = average(in_float32(x).abs() ** order)
+        return _root(means * counts.to(means.dtype), order).to(x.dtype)
+
+    return run
+
+
+def _root(sums: torch.Tensor, order: int) -> torch.Tensor:
+    """Return a root, with the gradient 0 at 0, as PyTorch's own norms have it."""
+    return torch.where(sums > 0, torch.where(sums > 0, sums, 1) ** (1 / order), 0)
+
+
+def global_lp_pool(node: Node, context: Context) -> Function:
+    axes, order = tuple(range(2, context.rank(node.inputs[0]))), node.attributes["p"]
+    return lambda x: torch.linalg.vector_norm(in_float32(x), order, axes, True).to(x.dtype)
+
+
+def max_unpool(node: Node, context: Context) -> Function:
+    plan = read_unpool(node, context)
+    image, area, channels = plan.image, math.prod(plan.image), plan.channels
+    pads = pad_argument(plan.padding)
+
+    def run(x: torch.Tensor, indices: torch.Tensor, *_: torch.Tensor) -> torch.Tensor:
+        y = x.new_zeros(x.shape[0] * channels * area).scatter(0, indices.reshape(-1), x.reshape(-1))
+        y = y.reshape(x.shape[0], channels, *image)
+        return F.pad(y, pads) if plan.padded else y
+
+    return run
+
+
 def global_pool(functions: Sequence[Function]) -> Factory:
     """Return a factory for a pool over the whole image, by number of spatial axes."""
 
@@ -92,6 +137,9 @@ def global_pool(functions: Sequence[Function]) -> Factory:
 OPERATORS: dict[str, Factory] = {
     "AveragePool": average_pool,
     "GlobalAveragePool": global_pool((F.adaptive_avg_pool1d, F.adaptive_avg_pool2d, F.adaptive_avg_pool3d)),
+    "GlobalLpPool": global_lp_pool,
     "GlobalMaxPool": global_pool((F.adaptive_max_pool1d, F.adaptive_max_pool2d, F.adaptive_max_pool3d)),
+    "LpPool": lp_pool,
     "MaxPool": max_pool,
+    "MaxUnpool": max_unpool,
 }
