@@ -145,3 +145,26 @@ def test_a_slice_of_some_channels_behind_a_convolution_fails(mx: Any) -> None:
             failed.append(str(error))
     require(bool(failed), "mxnet", OPERATORS.format("shape.py (slice_)"))
     assert all("could not construct a sub-memory" in each for each in failed)
+
+
+def test_a_second_gradient_of_a_determinant_is_wrong(mx: Any) -> None:
+    x = np.random.default_rng(0).standard_normal((3, 4, 4))
+    value = mx.nd.array(x, dtype="float64")
+    value.attach_grad()
+    with mx.autograd.record():
+        y = mx.nd.linalg_det(value)
+    found = []
+    for _ in range(2):
+        y.backward(retain_graph=True)
+        found.append(value.grad.asnumpy())
+    require(not np.allclose(*found), "mxnet", OPERATORS.format("matrix.py (det)"))
+
+
+def test_columns_of_one_axis_fail(mx: Any) -> None:
+    x = mx.nd.ones((2, 6, 4))
+    try:
+        mx.nd.col2im(x, output_size=(6,), kernel=(3,), stride=(1,), dilate=(1,), pad=(0,)).wait_to_read()
+        broken = False
+    except mx.base.MXNetError:
+        broken = True
+    require(broken, "mxnet", OPERATORS.format("convolution.py (columns)"))

@@ -148,3 +148,36 @@ def test_an_upsample_becomes_a_resize_with_other_coordinates() -> None:
     answers: Any = ReferenceEvaluator(converted).run(None, {"x": np.array([[[[0.0, 1.0]]]], np.float32)})
     broken = not np.allclose(answers[0], [[[[0, 0.5, 1, 1]]]])  # a place is its index over the scale
     require(broken, "onnx", "d5suite/network/normalise.py (_mend_resizes)")
+
+
+def test_norms_of_windows_beyond_the_end_are_too_large() -> None:
+    y = _evaluate("LpPool", np.ones((1, 1, 6)), kernel_shape=[3], strides=[2], ceil_mode=1, p=1)
+    require(not np.allclose(y, [[[3, 3, 2]]]), "onnx", ORACLE.format("LpPool"))
+
+
+def test_there_is_no_global_pooled_norm() -> None:
+    try:
+        _evaluate("GlobalLpPool", np.ones((1, 1, 3)))
+        broken = False
+    except NotImplementedError:
+        broken = True
+    require(broken, "onnx", ORACLE.format("GlobalLpPool"))
+
+
+def test_a_short_time_transform_is_inferred_without_its_default() -> None:
+    inputs = [
+        numpy_helper.from_array(np.zeros((1, 16, 1), np.float32), "x"),
+        numpy_helper.from_array(np.array(4), "step"),
+        numpy_helper.from_array(np.ones(8, np.float32), "window"),
+    ]
+    require(_shape("STFT", inputs) != [1, 3, 5, 2], "onnx", "d5suite/network/normalise.py (infer)")
+
+
+def test_no_shape_of_an_unpooled_image_is_inferred_from_the_one_given() -> None:
+    inputs = [
+        numpy_helper.from_array(np.zeros((1, 1, 3), np.float32), "x"),
+        numpy_helper.from_array(np.array([[[1, 2, 5]]]), "indices"),
+        numpy_helper.from_array(np.array([1, 1, 8]), "sizes"),
+    ]
+    shape = _shape("MaxUnpool", inputs, kernel_shape=[2], strides=[2])
+    require(shape != [1, 1, 8], "onnx", "d5suite/network/normalise.py (infer)")
