@@ -440,7 +440,6 @@ def _timed_call(
 @contextmanager
 def quiet_interpreter(settings: SamplingSettings) -> Iterator[None]:
     """Collect garbage, then keep the collector off; restore it afterwards."""
-    interval_ranks(settings.min_rounds, settings.confidence)  # loads SciPy before sampling
     was_enabled = gc.isenabled()
     gc.collect()
     gc.disable()

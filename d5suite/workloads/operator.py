@@ -53,7 +53,11 @@ CEILING_TIME_S = 0.5
 """Sampling budget of each ceiling, in seconds."""
 
 CEILING_BUDGETS = 10
-"""A ceiling takes at most so many times the sampling budget of a measurement."""
+"""A ceiling takes at most so many times the sampling budget of a measurement, but for its
+`CEILING_ROUNDS`."""
+
+CEILING_ROUNDS = 2
+"""Fewest samples of a ceiling, after the first call and one that counts the calls of a sample."""
 
 
 class OperatorWorkload(Workload):
@@ -152,7 +156,10 @@ def _custom_operator(file: str, name: str) -> CustomOperator:
 
 def _ceilings(job: Job, selection: Selection) -> dict[str, float]:
     budget = max(SamplingSettings.from_dict(case.sampling).max_time_s for case in job.cases)
-    settings = SamplingSettings(max_time_s=min(CEILING_TIME_S, CEILING_BUDGETS * budget))
+    # The best call counts, so those that warm up do no harm.
+    settings = SamplingSettings(
+        max_time_s=min(CEILING_TIME_S, CEILING_BUDGETS * budget), min_rounds=CEILING_ROUNDS, warmup="off"
+    )
     # Two halves put together can only be copied: no view will do.
     half = (CEILING_COPY[job.device] // 2 // PRECISIONS[job.precision].itemsize // CEILING_ROW, CEILING_ROW)
     square = (CEILING_GEMM, CEILING_GEMM)

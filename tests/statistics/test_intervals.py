@@ -7,10 +7,10 @@ from random import Random
 
 import numpy as np
 import pytest
-import scipy.special  # loaded late by the module: not within Hypothesis's deadline
 import scipy.stats
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.special import bdtr
 
 from d5suite.errors import ConfigurationError
 from d5suite.statistics.intervals import count_outliers, drift, interval_ranks, median_interval, relative_half_width
@@ -58,6 +58,13 @@ def test_the_ranks_are_the_tightest_symmetric_ones_that_reach_the_confidence(n: 
 )
 def test_the_ranks_are_those_of_published_tables(n: int, rank: int) -> None:
     assert interval_ranks(n).low == rank - 1
+
+
+@pytest.mark.parametrize("n", [5, 53, 54, 999, 10_000])
+def test_the_coverage_is_scipys(n: int) -> None:
+    for confidence in (0.5, 0.9, 0.95, 0.99):
+        low, _, reached = interval_ranks(n, confidence)
+        assert reached == pytest.approx(max(0.0, 1 - 2 * bdtr(float(low), n, 0.5)), abs=1e-9)
 
 
 def test_below_six_samples_there_is_only_the_range() -> None:

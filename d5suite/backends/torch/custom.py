@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import torch
 from onnx.helper import np_dtype_to_tensor_dtype, tensor_dtype_to_np_dtype
-from torch.utils import cpp_extension
 
 from d5suite.custom import CustomOperator, Glue, compile_operator
 from d5suite.custom.interface import require_output_shapes
@@ -67,6 +66,8 @@ def factory(custom: CustomOperator) -> Callable[[Any, Any], Callable[..., Any]]:
 
 
 def _register_source(custom: CustomOperator, name: str, device: str) -> Path:
+    from torch.utils import cpp_extension  # which imports setuptools
+
     definitions = {
         "D5_INPUTS": str(len(custom.inputs)),
         "D5_OUTPUTS": str(len(custom.outputs)),
