@@ -52,7 +52,8 @@ _whole = pytest.StashKey[bool]()
 def pytest_configure(config: pytest.Config) -> None:
     """Find the backend under test before collection."""
     try:
-        subjects.choose(config.getoption("backend"), config.getoption("device"), config.getoption("threads"))
+        chosen = subjects.choose(config.getoption("backend"), config.getoption("device"), config.getoption("threads"))
+        chosen.short = config.getoption("markexpr") == "not slow"
     except D5Error as error:
         # With --pyargs pytest loads this file while it collects, and then hides a UsageError.
         pytest.exit(f"error: {error}", returncode=pytest.ExitCode.USAGE_ERROR)

@@ -37,6 +37,8 @@ class Subject:
     mode, device : str
     threads : int
         Thread budget of this process.
+    short : bool
+        Whether slow cases are left out, so that they need not be made.
     seen : Seen
         The errors so far under each declared tolerance.
     case, note : str
@@ -47,6 +49,7 @@ class Subject:
     mode: str
     device: str
     threads: int
+    short: bool = False
     seen: Seen = field(default_factory=Seen)
     case: str = ""
     note: str = ""

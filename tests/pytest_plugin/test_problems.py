@@ -43,6 +43,8 @@ PICTURE = b"\x89PNG\r\n"
 
 needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="measured with PyTorch")
 
+needs_deep500 = pytest.mark.skipif(select("deep500").backend.problem() is not None, reason="measured with deep500")
+
 needs_compiler = pytest.mark.skipif(shutil.which(os.environ.get("CXX", "g++")) is None, reason="no C++ compiler")
 
 PROBLEMS = """
@@ -400,7 +402,7 @@ def test_a_mistake_costs_its_own_tests(measure: Measure, tmp_path: Path, mistake
             assert any(name.startswith(f"wrong:{mistake}-small.{problem}") for name in pictures), mistake
 
 
-@needs_torch
+@needs_deep500
 def test_bad_problems_cost_their_own_tests(measure: Measure) -> None:
     done = measure(
         "from d5suite.cases.problem import Problem, Problems\n"
@@ -409,13 +411,13 @@ def test_bad_problems_cost_their_own_tests(measure: Measure) -> None:
         "            Problem('unknown', 'Bernoulli', {'X': (10, 10)}),\n"
         "            Problem('good', 'Relu', {'X': (10,)})]\n"
         "BAD = Problems('bad', smoke=PROBLEMS, standard=PROBLEMS, full=PROBLEMS)\n",
-        "-rs", "-k", "forward", "--benchmark-max-time", "0.01",
+        "-rs", "-k", "forward", "--benchmark-max-time", "0.01", backend="deep500",
     )  # fmt: skip
     assert done.returncode == 1
     assert "2 failed, 1 passed, 1 skipped" in done.stdout, done.stdout
     assert "Gemm is not valid ONNX" in done.stdout
     assert "bad.large: Relu(X[1000000, 10000000]) needs 640,000,000,000,000 bytes" in done.stdout
-    assert "torch has no operator Bernoulli" in done.stdout
+    assert "deep500 has no operator Bernoulli" in done.stdout
 
 
 @needs_torch
@@ -454,7 +456,7 @@ def test_views_of_deep500_are_told() -> None:
     assert operator.views(operator.forward(*feed), feed, backward=False) == ["Transpose.0"]
 
 
-@needs_torch
+@needs_deep500
 def test_problems_that_make_no_sense_leave_the_others_alone(measure: Measure, tmp_path: Path) -> None:
     (tmp_path / "test_good.py").write_text(
         "from d5suite.cases.problem import Problem, Problems\n"
@@ -475,13 +477,13 @@ def test_problems_that_make_no_sense_leave_the_others_alone(measure: Measure, tm
         "            Problem('nothing', 'Relu', {'X': (0, 3)}),\n"
         "            Problem('sound', 'Relu', {'X': (3,)})]\n"
         "BAD = Problems('bad', smoke=PROBLEMS, standard=PROBLEMS, full=PROBLEMS)\n",
-        "test_good.py", "test_twins.py", "--benchmark-max-time", "0.01",
+        "test_good.py", "test_twins.py", "--benchmark-max-time", "0.01", backend="deep500",
     )  # fmt: skip
     failed = sorted(line.split()[1] for line in done.stdout.splitlines() if line.startswith("FAILED"))
     ways, bad = ("backward", "forward"), ("kind", "shape", "attributes", "nothing")
     assert failed == sorted(
-        [*(f"test_problems.py::test_{way}[{p}-torch]" for way in ways for p in bad)]
-        + [f"{file}::test_{way}[twin-torch]" for way in ways for file in ("test_good.py", "test_twins.py")]
+        [*(f"test_problems.py::test_{way}[{p}-deep500]" for way in ways for p in bad)]
+        + [f"{file}::test_{way}[twin-deep500]" for way in ways for file in ("test_good.py", "test_twins.py")]
     ), done.stdout
     assert "4 passed" in done.stdout
     assert f"{tmp_path / 'test_problems.py'}, bad.kind: input 'X': kind 'floatt' is neither" in done.stdout
@@ -524,7 +526,7 @@ extern "C" int d5_backward(const d5_call *call) {
 """
 
 
-@needs_torch
+@needs_deep500
 @needs_compiler
 def test_faulty_custom_operators_cost_their_own_tests(measure: Measure, tmp_path: Path) -> None:
     sources = {
@@ -535,14 +537,14 @@ def test_faulty_custom_operators_cost_their_own_tests(measure: Measure, tmp_path
     }
     for name, source in sources.items():
         (tmp_path / f"{name}.cc").write_text(source)
-    done = measure(CUSTOM % tuple(sources).__repr__(), "--benchmark-max-time", "0.01")
+    done = measure(CUSTOM % tuple(sources).__repr__(), "--benchmark-max-time", "0.01", backend="deep500")
     outcomes = {
         line.split()[1].partition("::")[2]: line for line in done.stdout.splitlines() if line.startswith("FAILED")
     }
     assert done.returncode == 1, done.stdout
     assert set(outcomes) == {
-        "test_forward[broken-torch]", "test_backward[broken-torch]", "test_backward[wrong-torch]",
-        "test_forward[crash-torch]", "test_backward[crash-torch]",
+        "test_forward[broken-deep500]", "test_backward[broken-deep500]", "test_backward[wrong-deep500]",
+        "test_forward[crash-deep500]", "test_backward[crash-deep500]",
     }, done.stdout  # fmt: skip
     assert f"{tmp_path / 'broken.cc'}:12:" in done.stdout and "error:" in done.stdout
     assert "gradient of x (fp64) vs central differences" in done.stdout

@@ -305,6 +305,16 @@ def test_the_kit_has_the_networks_that_onnx_ships() -> None:
     assert {path.stem for path in LIGHT} > set(LIGHTEST)
 
 
+@pytest.mark.slow
+def test_the_short_form_makes_no_other_node_tests_than_the_full_form_has() -> None:
+    short, full = (
+        kit("deep500", "d5suite.testing.test_onnx_nodes", options=["--collect-only", "-q", "-m", cases])
+        for cases in ("not slow", "not (slow)")
+    )
+    found = [line for line in short.stdout.splitlines() if "::" in line]
+    assert len(found) > 5 and found == [line for line in full.stdout.splitlines() if "::" in line]
+
+
 def test_a_run_in_which_nothing_passes_fails() -> None:
     done = kit("faulty", "d5suite.testing.test_training")
     assert done.returncode == 1
