@@ -180,8 +180,10 @@ def is_dead(pid: int) -> bool:
 def plugin_environment() -> dict[str, str]:
     """Return an environment in which the tests' plug-ins are installed.
 
-    Without plug-ins of no use here, which take more than a second to import in every run of pytest.
+    Without plug-ins of no use here, which take more than a second to import in every run of pytest,
+    or to collect garbage at its end.
     """
+    plugins = "-p no:hypothesispytest -p no:anyio -p no:unraisableexception"
     path = os.pathsep.join([str(PLUGINS), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
-    ours = {"PYTHONPATH": path, "COLUMNS": "100", "PYTEST_ADDOPTS": "-p no:hypothesispytest -p no:anyio"}
+    ours = {"PYTHONPATH": path, "COLUMNS": "100", "PYTEST_ADDOPTS": plugins}
     return {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")} | ours

@@ -19,7 +19,7 @@ from d5suite.testing.probe import GIVEN, LOSSES, verdict
 from d5suite.testing.subject import Subject
 from d5suite.testing.waiting import elapsed, lasting, require_waiting
 
-FEWEST, MOST = 4, 2048
+FEWEST, MOST = 1, 2048
 """Images per step that `synchronize` has to wait for; a fast device needs many."""
 
 

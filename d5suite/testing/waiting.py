@@ -14,6 +14,11 @@ from d5suite.testing.subject import Subject
 
 REPEATS = 7
 
+FEWER = 3
+"""Repetitions of work that takes `LONG_S` and more, whose remainder no noise hides."""
+
+LONG_S = 0.5
+
 UNFINISHED = 0.2
 """Accepted part of the work's time that remains after `synchronize`."""
 
@@ -87,8 +92,9 @@ def _medians(
     work: Callable[[], Any], synchronize: Callable[[Any], None], read: Callable[[Any], Any], times: int
 ) -> tuple[float, float]:
     """Return the seconds of the work, issued several times, and those after ``synchronize``."""
-    whole, rest = [], []
-    for _ in range(REPEATS):
+    whole: list[float] = []
+    rest: list[float] = []
+    while len(whole) < (FEWER if whole and min(whole) >= LONG_S else REPEATS):
         start = time.perf_counter()
         for _ in range(times):
             result = work()
