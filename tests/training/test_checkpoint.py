@@ -59,11 +59,10 @@ for path in map(Path, sys.argv[4:]):
 @pytest.mark.parametrize(
     ("backend", "network"),
     [
-        ("torch", "lenet"),
         ("torch", "with_dropout"),
         *(
             pytest.param(backend, "lenet", marks=pytest.mark.slow)
-            for backend in ("deep500", "jax", "keras", "mxnet", "tensorflow")
+            for backend in ("deep500", "jax", "keras", "mxnet", "tensorflow", "torch")
         ),
     ],
 )
