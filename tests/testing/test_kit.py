@@ -36,7 +36,8 @@ def kit(backend: str, *modules: str, options: Sequence[str] = ()) -> subprocess.
     )
 
 
-BUILT_IN = ("deep500", "jax", "keras", "mxnet", "tensorflow", "torch")
+BUILT_IN = ("keras", "jax", "tensorflow", "torch", "mxnet", "deep500")
+"""The slowest first: two kits run at a time, and nothing else beside the last one."""
 QUICK, REST = ("-m", "not slow"), ("-m", "slow")
 """The short form of the kit, and what the full form adds to it."""
 
