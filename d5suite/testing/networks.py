@@ -260,6 +260,64 @@ def transformer() -> Network:
     return Network(model, name="transformer").with_classification_loss()
 
 
+def spectral() -> Network:
+    """Score 5 classes by spectra, norms, determinants and places of 3×8×8 pixels."""
+    shapes = {"kernel": (4, 3, 3, 3), "bias": (4,), "window": (16,), "spread": (64, 9), "fc": (94, 5)}
+    parameters = {name: values(*shape, seed=index) * f32(0.3) for index, (name, shape) in enumerate(shapes.items())}
+    constants = {
+        "planes": i64(-1, 4, 64), "signals": i64(-1, 256, 1), "flat": i64(0, -1), "pooled": i64(-1, 4, 16),
+        "two": i64(2), "three": i64(3), "last": i64(2, 3), "length": np.array(24), "along": np.array(2),
+        "step": np.array(48), "image": i64(4, 4), "block": i64(2, 2), "inside": i64(63), "lengths": i64(8, 3, 0, 5),
+    }  # fmt: skip
+    node = helper.make_node
+    half: dict[str, Any] = {"kernel_shape": [2, 2], "strides": [2, 2]}
+    nodes = [
+        node("Conv", ["x", "kernel", "bias"], ["c"], "conv", pads=[1, 1, 1, 1]),
+        node("Reshape", ["c", "planes"], ["plane"], "plane"),
+        node("Unsqueeze", ["plane", "three"], ["real"], "real"),
+        node("DFT", ["real", "length", "along"], ["spectrum"], "spectrum", onesided=1),
+        node("Relu", ["spectrum"], ["positive"], "positive"),
+        node("DFT", ["positive", "", "along"], ["back"], "back", inverse=1, onesided=1),
+        node("ReduceSumSquare", ["back", "last"], ["powers"], "powers", keepdims=0),
+        node("Reshape", ["c", "signals"], ["signal"], "signal"),
+        node("STFT", ["signal", "step", "window"], ["frames"], "frames", onesided=1),
+        node("ReduceL2", ["frames", "three"], ["loud"], "loud", keepdims=0),
+        node("Reshape", ["loud", "flat"], ["loudness"], "loudness"),
+        node("LpPool", ["c"], ["norms"], "norms", **half),
+        node("Det", ["norms"], ["volumes"], "volumes"),
+        node("GlobalLpPool", ["c"], ["whole"], "whole", p=3),
+        node("Reshape", ["whole", "flat"], ["size"], "size"),
+        node("MatMul", ["plane", "spread"], ["columns"], "columns"),
+        node("Col2Im", ["columns", "image", "block"], ["tiles"], "tiles"),
+        node("Reshape", ["tiles", "flat"], ["tiled"], "tiled"),
+        node("Hardmax", ["plane"], ["highest"], "highest"),
+        node("Mul", ["highest", "plane"], ["alone"], "alone"),
+        node("ReduceSum", ["alone", "two"], ["peaks"], "peaks", keepdims=0),
+        node("MaxPool", ["c"], ["largest", "cells"], "largest", **half),
+        node("BitwiseAnd", ["cells", "inside"], ["within"], "within"),
+        node("Reshape", ["within", "pooled"], ["rows"], "rows"),
+        node("GatherElements", ["plane", "rows"], ["found"], "found", axis=2),
+        node("ReduceMean", ["found", "two"], ["places"], "places", keepdims=0),
+        node("Transpose", ["c"], ["channels"], "channels", perm=[1, 2, 0, 3]),
+        node("ReverseSequence", ["channels", "lengths"], ["reversed"], "reversed", batch_axis=0, time_axis=1),
+        node("Transpose", ["reversed"], ["turned"], "turned", perm=[2, 0, 1, 3]),
+        node("Mul", ["turned", "c"], ["matched"], "matched"),
+        node("ReduceMean", ["matched", "last"], ["matches"], "matches", keepdims=0),
+        node("Concat", ["powers", "loudness", "volumes", "size", "tiled", "peaks", "places", "matches"], ["all"], "all",
+             axis=1),
+        node("MatMul", ["all", "fc"], ["scores"], "scores"),
+    ]  # fmt: skip
+    graph = helper.make_graph(
+        nodes,
+        "spectral",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", 3, 8, 8])],
+        [helper.make_tensor_value_info("scores", TensorProto.FLOAT, ["N", 5])],
+        [numpy_helper.from_array(value, name) for name, value in {**parameters, **constants}.items()],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 23)], ir_version=11)
+    return Network(model, name="spectral").with_classification_loss()
+
+
 def tagger() -> Network:
     """Score 5 classes for each of 6 words below 11, by recurrences and the largest of 8 gates."""
     shapes = {

@@ -23,6 +23,7 @@ from d5suite.testing.networks import (
     random_batch,
     reader,
     sharing,
+    spectral,
     tagger,
     through,
     today,
@@ -78,6 +79,7 @@ def test_gradient_through_operator(subject: Subject, operator: str) -> None:
         transformer(),
         tagger(),
         reader(),
+        spectral(),
     ],
     ids=[
         "classifier",
@@ -91,6 +93,7 @@ def test_gradient_through_operator(subject: Subject, operator: str) -> None:
         "transformer",
         "tagger",
         "reader",
+        "spectral",
     ],
 )
 def test_gradient_of_network(subject: Subject, network: Network) -> None:

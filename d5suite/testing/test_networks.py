@@ -19,6 +19,7 @@ from d5suite.testing.networks import (
     random_batch,
     reader,
     sharing,
+    spectral,
     tagger,
     today,
     transformer,
@@ -83,7 +84,7 @@ def _before_softmax(path: Path, folder: Path) -> Path:
 
 @pytest.mark.parametrize(
     "network",
-    [classifier(), sharing(), every_operator(), today(), transformer(), tagger(), reader()],
+    [classifier(), sharing(), every_operator(), today(), transformer(), tagger(), reader(), spectral()],
     ids=lambda network: network.name,
 )
 def test_output_equals_the_reference_at_any_batch_size(subject: Subject, network: Network) -> None:

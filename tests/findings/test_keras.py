@@ -24,6 +24,12 @@ x = np.array([[0, 0, 0, 6]], np.float32).reshape(1, 4, 1)
 print(float(keras.ops.average_pool(x, 3, 2, padding="same", data_format="channels_last")[0, -1, 0]))
 """
 
+SEGMENTS = """
+import keras
+import numpy as np
+print(float(keras.ops.segment_sum(np.array([1 / 3]), np.array([0]), 1)[0]))
+"""
+
 
 def _print(program: str, backend: str) -> float:
     if find_spec("keras") is None or find_spec(backend) is None:
@@ -44,3 +50,8 @@ def test_adding_a_column_on_tensorflow_adds_a_row() -> None:
 def test_average_pooling_on_pytorch_counts_a_repeated_border() -> None:
     """The last window holds 0, 6 and a padded pixel, which Keras on TensorFlow leaves out: 3."""
     require(_print(POOLING, "torch") != 3, "keras", "d5suite/backends/keras/operators/pooling.py")
+
+
+@pytest.mark.slow
+def test_segments_on_pytorch_are_summed_in_float32() -> None:
+    require(_print(SEGMENTS, "torch") != 1 / 3, "keras", "d5suite/backends/keras/operators/convolution.py (columns)")

@@ -1,10 +1,11 @@
-"""ONNX in Keras: convolutions. Imports Keras, `d5suite.network` and `context`."""
+"""ONNX in Keras: convolutions. Imports Keras, NumPy, `d5suite.network` and `context`."""
 
 from __future__ import annotations
 
 import math
 from typing import Any
 
+import numpy as np
 from keras import layers, ops
 
 from d5suite.backends.keras.operators.context import Context, Factory, Function, in_float32, in_onnx
@@ -150,14 +151,15 @@ def _general_conv_transpose(node: Node, context: Context, w: TransposedWindow) -
 
 @in_onnx
 def columns(node: Node, context: Context) -> Function:
-    """Col2Im, as sums of the columns' values by cell of the image."""
+    """Col2Im. On PyTorch, Keras's `segment_sum` is in float32."""
     plan = read_columns(node, context)
     image, channels, cells = plan.window.image, plan.channels, plan.cells
-    size = math.prod(image)
+    size, places = math.prod(image), np.expand_dims(cells, 1)
 
     def run(x: Any, *_: Any) -> Any:
         values = ops.transpose(ops.reshape(in_float32(x), (-1, channels, cells.size)), (2, 0, 1))
-        sums = ops.segment_sum(values, ops.convert_to_tensor(cells, dtype="int32"), size + 1)[:size]
+        zeros = ops.zeros((size + 1, ops.shape(x)[0], channels), dtype=values.dtype)
+        sums = ops.scatter_update(zeros, places, values, "add")[:size]
         return ops.cast(ops.reshape(ops.transpose(sums, (1, 2, 0)), (-1, channels, *image)), x.dtype)
 
     return run

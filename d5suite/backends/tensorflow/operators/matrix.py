@@ -1,4 +1,7 @@
-"""ONNX in TensorFlow: matrix products. Imports TensorFlow, `d5suite.network` and `context`."""
+"""ONNX in TensorFlow: matrix products.
+
+Imports TensorFlow, `d5suite.errors`, `d5suite.network` and `context`.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from d5suite.backends.tensorflow.operators.context import Call, Context, Factory, add_bias, in_float32, in_onnx
+from d5suite.errors import NetworkError
 from d5suite.network import Node
 from d5suite.network.nodes.matrix import read_einsum, read_gemm
 
@@ -61,6 +65,8 @@ def einsum(node: Node, context: Context) -> Call:
 
 @in_onnx
 def det(node: Node, context: Context) -> Call:
+    if context.xla:
+        raise NetworkError("TensorFlow's XLA compiles no determinant", where=node.name, hint="Choose another mode.")
     return lambda x: tf.cast(tf.linalg.det(in_float32(x)), x.dtype)
 
 
