@@ -60,12 +60,10 @@ def normalised(model: onnx.ModelProto, name: str, shapes: Mapping[str, Sequence[
         check_kinds(model)
         given, model = model, without_weights(model)
         _check_model(model, shapes or {})
-        model = _converted(model, version)
-        if model.functions:
-            from onnx import inliner
-
-            model = inliner.inline_local_functions(model)
+        if model.functions:  # before the conversion, which drops them
+            model = _inlined(model)
             check_kinds(model)
+        model = _converted(model, version)
         model = _expand_operators(model)
         _restore_weights(model, given)
         model.ir_version = max(model.ir_version, IR_VERSION)  # older ones want initializers among the inputs
@@ -99,6 +97,19 @@ def _converted(model: onnx.ModelProto, version: int) -> onnx.ModelProto:
         if version < 11:
             _mend_resizes(model)
     return model
+
+
+def _inlined(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Write the model's own functions out; of attributes that are not stated, with the defaults."""
+    from onnx import inliner
+
+    defaults = {(function.domain, function.name): function.attribute_proto for function in model.functions}
+    for nodes in (model.graph.node, *(function.node for function in model.functions)):
+        for node in nodes:  # ONNX (1.23) inlines functions without these
+            stated = {attribute.name for attribute in node.attribute}
+            known = defaults.get((node.domain, node.op_type), ())
+            node.attribute.extend(attribute for attribute in known if attribute.name not in stated)
+    return inliner.inline_local_functions(model, convert_version=True)
 
 
 def _fold_all(model: onnx.ModelProto, name: str) -> None:

@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import AttributeProto, TensorProto, helper, numpy_helper
 from onnx.defs import onnx_opset_version
+from onnx.inliner import inline_local_functions
 from onnx.reference import ReferenceEvaluator
 from onnx.shape_inference import InferenceError, infer_shapes
 from onnx.version_converter import convert_version
@@ -181,3 +182,15 @@ def test_no_shape_of_an_unpooled_image_is_inferred_from_the_one_given() -> None:
     ]
     shape = _shape("MaxUnpool", inputs, kernel_shape=[2], strides=[2])
     require(shape != [1, 1, 8], "onnx", "d5suite/network/normalise.py (infer)")
+
+
+def test_functions_are_inlined_without_the_defaults_of_their_attributes() -> None:
+    bent = helper.make_node("LeakyRelu", ["a"], ["b"])
+    bent.attribute.append(AttributeProto(name="alpha", ref_attr_name="slope", type=AttributeProto.FLOAT))
+    opsets, slope = [helper.make_opsetid("", 21), helper.make_opsetid("local", 1)], helper.make_attribute("slope", 0.5)
+    function = helper.make_function("local", "Bent", ["a"], ["b"], [bent], opsets[:1], attribute_protos=[slope])
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [2]) for name in "xy"]
+    graph = helper.make_graph([helper.make_node("Bent", ["x"], ["y"], domain="local")], "g", ends[:1], ends[1:])
+    model = helper.make_model(graph, opset_imports=opsets, functions=[function])
+    (node,) = inline_local_functions(model).graph.node
+    require(not node.attribute, "onnx", "d5suite/network/normalise.py (_inlined)")

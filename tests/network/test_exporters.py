@@ -124,6 +124,29 @@ def test_a_function_is_inlined() -> None:
     assert [node.op_type for node in network.nodes] == ["Add"]
 
 
+def test_a_function_of_an_older_operator_set_is_inlined_with_its_defaults() -> None:
+    """The version converter drops functions, and ONNX's inliner their attributes' defaults."""
+    bent = helper.make_node("LeakyRelu", ["a"], ["b"])
+    bent.attribute.append(onnx.AttributeProto(name="alpha", ref_attr_name="slope", type=onnx.AttributeProto.FLOAT))
+    opsets, slope = [helper.make_opsetid("", 13)], [helper.make_attribute("slope", 0.5)]
+    inner = helper.make_function("local", "Bent", ["a"], ["b"], [bent], opsets, attribute_protos=slope)
+    call = helper.make_node("Bent", ["a"], ["b"], domain="local")
+    opsets = [*opsets, helper.make_opsetid("local", 1)]
+    outer = helper.make_function("local", "Outer", ["a"], ["b"], [call], opsets)
+    graph = helper.make_graph(
+        [helper.make_node("Outer", ["x"], ["m"], domain="local"),
+         helper.make_node("Bent", ["m"], ["y"], domain="local", slope=0.25)],
+        "functions",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [2, *SIZE])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [2, *SIZE])],
+    )  # fmt: skip
+    network = Network(helper.make_model(graph, opset_imports=opsets, functions=[inner, outer], ir_version=9))
+    assert [(node.op_type, node.attributes["alpha"]) for node in network.nodes] == [
+        ("LeakyRelu", 0.5),
+        ("LeakyRelu", 0.25),
+    ]
+
+
 @pytest.mark.parametrize(
     ("shapes", "message"),
     [({"z": (1, *SIZE)}, "no input 'z'"), ({"x": (1, 3, 8)}, "has shape"), ({"x": (1, 3, 8, 9)}, "has shape")],
