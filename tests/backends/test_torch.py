@@ -14,6 +14,7 @@ from d5suite.backends.torch import BACKEND
 from d5suite.errors import BackendError, NetworkError
 from d5suite.network import Network
 from d5suite.network.builder import Builder
+from d5suite.network.operation import Operation
 from d5suite.network.zoo import build
 from d5suite.optimizers.settings import SGD, Adagrad, Adam, AdamW, Optimizer, RMSProp
 from d5suite.testing.cases import CASES, Case, one_operator, values
@@ -203,6 +204,19 @@ def agree(mode: str, precision: str, network: Network) -> None:
         found.append({"losses": np.array(losses), **output, **executor.parameters()})
     for name, value in found[0].items():
         assert relative_l2(found[1][name], value, floor=0.1) < tolerance, name
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
+def test_any_number_of_operators_of_a_kind_is_compiled() -> None:
+    """They share a factory's code, of which PyTorch compiles eight forms if they share that, too."""
+    with torch._dynamo.config.patch(recompile_limit=1):
+        for alpha in (0.25, 0.5):
+            operation = Operation("LeakyRelu", {"X": (2, 3)}, {"alpha": alpha}, name="bent")
+            operator = BACKEND.operator(operation, mode="compile")
+            (x,) = operation.draw(0)
+            assert x is not None
+            (y,) = operator.fetch(operator.forward(*operator.feed([x])))
+            np.testing.assert_allclose(y, np.where(x > 0, x, x * alpha), rtol=1e-6)
 
 
 def test_compile_without_a_compiler_is_one_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:

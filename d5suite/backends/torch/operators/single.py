@@ -37,7 +37,9 @@ class Operator(level.Operator):
         factory = operators.OPERATORS[operation.node.op_type] if custom is None else custom_operators.factory(custom)
         call = factory(operation.node, context)
         self._packing = context.packing
-        self.forward = torch.compile(call, dynamic=False, fullgraph=True) if mode == "compile" else call
+        self.forward = call
+        if mode == "compile":  # isolated: operators of one factory share its code, of which PyTorch compiles 8 forms
+            self.forward = torch.compile(call, dynamic=False, fullgraph=True, isolate_recompiles=True)
 
     def feed(self, arrays: Sequence[np.ndarray | None]) -> Sequence[Any]:
         self.check_feed(arrays)
