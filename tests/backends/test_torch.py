@@ -208,7 +208,7 @@ def agree(mode: str, precision: str, network: Network) -> None:
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
 def test_any_number_of_operators_of_a_kind_is_compiled() -> None:
-    """They share a factory's code, of which PyTorch compiles eight forms if they share that, too."""
+    """They share a factory's code, of which PyTorch compiles eight forms by default."""
     with torch._dynamo.config.patch(recompile_limit=1):
         for alpha in (0.25, 0.5):
             operation = Operation("LeakyRelu", {"X": (2, 3)}, {"alpha": alpha}, name="bent")
