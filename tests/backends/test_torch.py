@@ -273,15 +273,15 @@ def test_baseline_refuses_another_network() -> None:
 def test_what_cannot_be_built_is_refused_before_anything_runs() -> None:
     graph = helper.make_graph(
         [
-            helper.make_node("MaxPool", ["x"], ["y", "indices"], "pool", kernel_shape=[2, 2]),
-            helper.make_node("Flatten", ["indices"], ["z"], "flat"),
+            helper.make_node("Dropout", ["x"], ["y", "mask"], "drop"),
+            helper.make_node("Flatten", ["mask"], ["z"], "flat"),
         ],
-        "indices",
+        "further",
         [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 3, 4, 4])],
-        [helper.make_tensor_value_info("z", TensorProto.INT64, [1, 27])],
+        [helper.make_tensor_value_info("z", TensorProto.BOOL, [1, 48])],
     )
     network = Network(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10))
-    with pytest.raises(NetworkError, match="'indices' is not a first output of MaxPool"):
+    with pytest.raises(NetworkError, match="'mask' is not a first output of Dropout"):
         BACKEND.executor(network)
 
 
