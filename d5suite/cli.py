@@ -93,8 +93,6 @@ def _parser() -> argparse.ArgumentParser:
     _add_forms(compare)
     compare.set_defaults(run=_compare)
 
-    _add_history(commands.add_parser("history", help="keep sound results of many runs, and date their changes"))
-
     ab = commands.add_parser(
         "ab", help="measure two sides in turn, and say what pairs show of each benchmark",
         description="A SPEC is here, an interpreter, a virtual environment, env:NAME=VALUE, mode:NAME, rev:REVISION of "
@@ -176,27 +174,13 @@ def _parser() -> argparse.ArgumentParser:
     openimages.add_argument("--seed", type=int, default=0, metavar="N", help="default: %(default)s")
     openimages.set_defaults(run=_make_openimages)
     from d5suite.launch.slurm.command import add_commands
+    from d5suite.report.history_command import add_history
     from d5suite.report.page.command import add_command
 
     add_commands(commands)
     add_command(commands)
+    add_history(commands)
     return parser
-
-
-def _add_history(history: argparse.ArgumentParser) -> None:
-    actions = history.add_subparsers(title="actions", metavar="ACTION", required=True)
-    add = actions.add_parser(
-        "add", help="keep what is sound of result files",
-        epilog="exit codes: 0 kept, 3 an answer was wrong, 6 nothing was sound",
-    )  # fmt: skip
-    add.add_argument("folder", type=Path, metavar="FOLDER")
-    add.add_argument("results", type=Path, nargs="+", metavar="RESULT.json")
-    add.set_defaults(run=_history_add)
-    show = actions.add_parser("show", help="list benchmarks with their latest level and every change, dated to its run")
-    show.add_argument("folder", type=Path, metavar="FOLDER")
-    show.add_argument("-k", dest="only", default="*", metavar="PATTERN", help="shell pattern of names (default: all)")
-    show.add_argument("--thresholds", type=Path, metavar="FILE.toml", help="what counts as a change, by benchmark")
-    show.set_defaults(run=_history_show)
 
 
 def _add_paired(command: argparse.ArgumentParser) -> None:
@@ -320,39 +304,6 @@ def _judge_by_history(options: argparse.Namespace, console: Console) -> int:
     found = compare_with_history(options.history, read_run(options.results[0]), thresholds, force=options.force)
     _announce(found, options, console)
     return int(found.exit)
-
-
-def _history_add(options: argparse.Namespace) -> int:
-    from d5suite.report.history import add
-    from d5suite.report.verdicts import Exit
-
-    codes = []
-    for result in options.results:
-        kept = add(options.folder, result)
-        if kept.path is None:
-            print(f"{result}: nothing kept")
-        else:
-            print(
-                f"{result}: {kept.benchmarks} benchmarks {'were kept before' if kept.known else 'kept'} in {kept.path}"
-            )
-        for each in kept.left_out:
-            print(f"  left out: {each}")
-        if kept.wrong:
-            codes.append(Exit.WRONG_ANSWER)
-        elif kept.path is None:
-            codes.append(Exit.TOO_NOISY)
-    return int(min(codes, default=Exit.NOTHING_WRONG))
-
-
-def _history_show(options: argparse.Namespace) -> int:
-    from rich.console import Console
-
-    from d5suite.report.history import read, show
-    from d5suite.report.thresholds import Thresholds, read_thresholds
-
-    thresholds = read_thresholds(options.thresholds) if options.thresholds else Thresholds()
-    show(read(options.folder), options.only, thresholds, Console(markup=False))
-    return 0
 
 
 def _ab(options: argparse.Namespace) -> int:

@@ -12,7 +12,7 @@ import json
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from fnmatch import fnmatchcase
@@ -47,6 +47,9 @@ SCHEMA = "d5suite-history-1"
 
 LATEST = 200
 """Runs of a benchmark that are looked at: the time to find changes grows with their square."""
+
+LOOKED_BACK = 10
+"""Runs whose benchmarks a new run is expected to have: one bad night excuses none of the next."""
 
 ENOUGH = 3
 """Runs of one level from which on a new one can be judged."""
@@ -193,6 +196,17 @@ def read(folder: Path) -> dict[Key, list[Point]]:
     if not folder.is_dir():
         raise ConfigurationError("there is no such folder", where=where, hint=hint)
     found: dict[Key, list[Point]] = defaultdict(list)
+    for path, date, content in _contents(folder):
+        for place, given in enumerate(content.get("benchmarks") or []):
+            entry = _entry(given, f"{path}, benchmarks.{place}")
+            found[_key(entry)].append(Point(date, path.stem, entry))
+    if not found:
+        raise ConfigurationError("it holds no run", where=where, hint=hint)
+    return {key: sorted(points, key=lambda point: point.date)[-LATEST:] for key, points in found.items()}
+
+
+def _contents(folder: Path) -> Iterator[tuple[Path, str, dict[str, Any]]]:
+    """Yield each file of a history with its date."""
     for path in sorted(folder.glob("*.json")):
         content = read_json(path)
         if not isinstance(content, dict) or content.get("schema") != SCHEMA:
@@ -201,13 +215,55 @@ def read(folder: Path) -> dict[Key, list[Point]]:
                 where=str(path),
                 hint="Move it elsewhere; result files are kept by d5suite history add.",
             )
-        for place, given in enumerate(content.get("benchmarks") or []):
-            entry = _entry(given, f"{path}, benchmarks.{place}")
-            date = content.get("date")
-            found[_key(entry)].append(Point(date if isinstance(date, str) else "", path.stem, entry))
-    if not found:
-        raise ConfigurationError("it holds no run", where=where, hint=hint)
-    return {key: sorted(points, key=lambda point: point.date)[-LATEST:] for key, points in found.items()}
+        date = content.get("date")
+        yield path, date if isinstance(date, str) else "", content
+
+
+def retire(folder: Path, pattern: str) -> list[str]:
+    """Note that benchmarks were given up: runs from now on need not have them.
+
+    Their runs stay. A retired benchmark that is measured again is expected again.
+
+    Parameters
+    ----------
+    folder : Path
+    pattern : str
+        A shell pattern of names.
+
+    Returns
+    -------
+    list of str
+        The names that fit.
+
+    Raises
+    ------
+    ConfigurationError
+        If none fits, or the folder cannot be written.
+    JobError
+        If a file in it is malformed.
+    """
+    names = sorted({name for name, _ in read(folder) if fnmatchcase(name, pattern)})
+    if not names:
+        raise ConfigurationError(f"no benchmark's name fits {pattern!r}", where=str(folder))
+    date = datetime.now(timezone.utc).isoformat()
+    digest = hashlib.sha256(pattern.encode()).hexdigest()[:12]
+    content = {"schema": SCHEMA, "date": date, "benchmarks": [], "retired": names}
+    try:
+        path = folder / f"{date[:19].replace(':', '')}-retired-{digest}.json"
+        write_bytes(path, (json.dumps(content, indent=1) + "\n").encode())
+    except OSError as error:
+        raise ConfigurationError(f"the folder cannot be written: {error.strerror}", where=str(folder)) from None
+    return names
+
+
+def _retired(folder: Path) -> dict[str, str]:
+    """When each retired benchmark was given up."""
+    return {
+        name: date
+        for _, date, content in _contents(folder)
+        for name in content.get("retired") or []
+        if isinstance(name, str)
+    }
 
 
 def _entry(given: Any, where: str) -> Entry:
@@ -287,7 +343,7 @@ def compare_with_history(folder: Path, new: Run, thresholds: Thresholds, *, forc
     if differences and not force:
         return Comparison(base, new, [], dict(differences), notes)
     judged = [_judge(history[key], entry, thresholds.of(entry.name), new, max(len(pairs), 1)) for key, entry in pairs]
-    judged += [missing(each, new.failed.get(each.name)) for each in _expected(history, pairs)]
+    judged += [missing(each, new.failed.get(each.name)) for each in _expected(history, pairs, _retired(folder))]
     judged += unpaired(new, fresh, judged)
     notes += [f"the threshold for {pattern!r} matches no benchmark" for pattern in thresholds.unmatched]
     return Comparison(base, new, judged, dict(differences), notes, forced=force)
@@ -360,14 +416,26 @@ def _prediction(level: Series, spread: float, new: Entry, confidence: float) -> 
     return Change(math.exp(ratio), math.exp(ratio - half), math.exp(min(ratio + half, 700)))
 
 
-def _expected(history: Mapping[Key, Sequence[Point]], pairs: Sequence[tuple[Key, Entry]]) -> list[Entry]:
-    """What the latest run with any of these benchmarks had, and this one has not."""
-    runs = {point.run: point.date for key, _ in pairs for point in history[key][-1:]}
-    if not runs:
-        return []
-    latest = max(runs, key=lambda run: runs[run])
+def _expected(
+    history: Mapping[Key, Sequence[Point]], pairs: Sequence[tuple[Key, Entry]], retired: Mapping[str, str]
+) -> list[Entry]:
+    """What one of the latest runs had, and this one has not.
+
+    Runs count that have a benchmark in common with this one, or all if none has: a folder may keep
+    several machines and suites. Whatever was measured since under other conditions is not missing.
+    """
     paired = {key for key, _ in pairs}
-    return [points[-1].entry for key, points in history.items() if key not in paired and points[-1].run == latest]
+    kin = {point.run: point.date for key in paired or history for point in history[key]}
+    latest = sorted(kin, key=lambda run: kin[run])[-LOOKED_BACK:]
+    since = {name: history[name, conditions][-1].date for name, conditions in paired}
+    return [
+        points[-1].entry
+        for (name, conditions), points in history.items()
+        if (name, conditions) not in paired
+        and points[-1].run in latest
+        and points[-1].date >= since.get(name, "")
+        and points[-1].date > retired.get(name, "")
+    ]
 
 
 def show(history: Mapping[Key, Sequence[Point]], pattern: str, thresholds: Thresholds, console: Console) -> None:

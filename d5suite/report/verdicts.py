@@ -9,7 +9,7 @@ Imports its neighbours and `d5suite.statistics`.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any
@@ -147,7 +147,7 @@ def compare_runs(base: Run, new: Run, thresholds: Thresholds, *, force: bool = F
         return Comparison(base, new, [], dict(differences), notes)
     verdicts = _judge(pairs, thresholds)
     verdicts += [missing(each, new.failed.get(each.name)) for each in alone_base]
-    verdicts += unpaired(new, alone_new, verdicts)
+    verdicts += unpaired(new, alone_new, verdicts, base.failed)
     notes += [f"the threshold for {pattern!r} matches no benchmark" for pattern in thresholds.unmatched]
     return Comparison(base, new, verdicts, dict(differences), notes, forced=force)
 
@@ -195,11 +195,15 @@ def differ(one: Mapping[str, str], other: Mapping[str, str]) -> list[str]:
     return [f"{n}: {one.get(n, 'none')} ≠ {other.get(n, 'none')}" for n in names if one.get(n) != other.get(n)]
 
 
-def unpaired(new: Run, alone: Sequence[Entry], judged: Sequence[Verdict]) -> list[Verdict]:
-    """Say what there is of benchmarks that only the new run has, and of its other wrong answers."""
+def unpaired(new: Run, alone: Sequence[Entry], judged: Sequence[Verdict], known: Collection[str] = ()) -> list[Verdict]:
+    """Say what there is of benchmarks that only the new run has, and of those that failed in it."""
     named = {each.name for each in judged}
-    wrong = [(name, failed) for name, failed in new.failed.items() if failed.wrong and name not in named]
-    return [*(Verdict(name, "invalid", [failed.message]) for name, failed in wrong), *map(_new, alone)]
+    failed = [
+        Verdict(name, "invalid" if each.wrong else "missing", [f"it failed: {each.message}"])
+        for name, each in new.failed.items()
+        if name not in named and (each.wrong or name not in known)
+    ]
+    return [*failed, *map(_new, alone)]
 
 
 def missing(entry: Entry, failed: Failed | None) -> Verdict:

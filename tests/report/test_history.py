@@ -10,6 +10,9 @@ from typing import Any
 import pytest
 
 from d5suite.cli import main
+from d5suite.report.history import compare_with_history
+from d5suite.report.runs import Failed, read_run
+from d5suite.report.thresholds import Thresholds
 from tests.report.test_verdicts import plain, record, reference, result, slow_down, wide, write
 
 __all__ = ["reference", "result", "wide"]  # fixtures
@@ -62,6 +65,35 @@ def test_a_benchmark_that_is_missing_new_or_from_another_machine_is_told(
     assert {name[-1]: each["verdict"] for name, each in found.items()} == {"a": "same", "b": "missing", "c": "new"}
     judged(capsys, history, run_of(new, 20, {"a": 1e-3, "b": 2.0}, cores=4), code=5)
     judged(capsys, history, new, "--force", code=0)
+
+
+def test_what_is_gone_is_missing_on_the_next_nights_too(
+    history: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A night whose failures were told must not become what the next one is held to."""
+    new = tmp_path / "new.json"
+    found = judged(capsys, history, run_of(new, 20, {"c": 1.0}), code=4)  # none is left
+    assert sorted(each["verdict"] for each in found.values()) == ["missing", "missing", "new"]
+    for day in range(20, 23):
+        run_of(new, day, {"a": 1e-3, "c": 1.0})
+        found = judged(capsys, history, new, code=4)
+        assert found["test_x.py::b"]["verdict"] == "missing"
+        keep(history, new)
+        capsys.readouterr()
+    assert main(["history", "retire", str(history), "*::b"]) == 0
+    assert capsys.readouterr().out == "retired: test_x.py::b\n"
+    run_of(new, 23, {"a": 1e-3, "c": 1.0})
+    assert "test_x.py::b" not in judged(capsys, history, new, code=0)
+    assert main(["history", "retire", str(history), "nothing*"]) == 2
+    assert "no benchmark's name fits 'nothing*'" in capsys.readouterr().err
+
+
+def test_what_failed_in_every_run_is_missing(history: Path, tmp_path: Path) -> None:
+    new = read_run(run_of(tmp_path / "new.json", 20, {"a": 1e-3, "b": 2.0}))
+    new.failed["other torch"] = Failed(False, "died of SIGSEGV")
+    found = compare_with_history(history, new, Thresholds())
+    assert found.exit == 4
+    assert found.verdicts[-1].reasons == ["it failed: died of SIGSEGV"]
 
 
 def test_few_runs_decide_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

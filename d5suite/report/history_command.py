@@ -1,0 +1,72 @@
+"""The command ``d5suite history``.
+
+Imports its neighbours, late: nothing of a history is needed to list commands.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+
+def add_history(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add ``history`` and its actions to the commands."""
+    history = commands.add_parser("history", help="keep sound results of many runs, and date their changes")
+    actions = history.add_subparsers(title="actions", metavar="ACTION", required=True)
+    add = actions.add_parser(
+        "add", help="keep what is sound of result files",
+        epilog="exit codes: 0 kept, 3 an answer was wrong, 6 nothing was sound",
+    )  # fmt: skip
+    add.add_argument("folder", type=Path, metavar="FOLDER")
+    add.add_argument("results", type=Path, nargs="+", metavar="RESULT.json")
+    add.set_defaults(run=_history_add)
+    show = actions.add_parser("show", help="list benchmarks with their latest level and every change, dated to its run")
+    show.add_argument("folder", type=Path, metavar="FOLDER")
+    show.add_argument("-k", dest="only", default="*", metavar="PATTERN", help="shell pattern of names (default: all)")
+    show.add_argument("--thresholds", type=Path, metavar="FILE.toml", help="what counts as a change, by benchmark")
+    show.set_defaults(run=_history_show)
+    retire = actions.add_parser("retire", help="give benchmarks up: new runs need not have them, their runs stay")
+    retire.add_argument("folder", type=Path, metavar="FOLDER")
+    retire.add_argument("only", metavar="PATTERN", help="shell pattern of names")
+    retire.set_defaults(run=_history_retire)
+
+
+def _history_add(options: argparse.Namespace) -> int:
+    from d5suite.report.history import add
+    from d5suite.report.verdicts import Exit
+
+    codes = []
+    for result in options.results:
+        kept = add(options.folder, result)
+        if kept.path is None:
+            print(f"{result}: nothing kept")
+        else:
+            print(
+                f"{result}: {kept.benchmarks} benchmarks {'were kept before' if kept.known else 'kept'} in {kept.path}"
+            )
+        for each in kept.left_out:
+            print(f"  left out: {each}")
+        if kept.wrong:
+            codes.append(Exit.WRONG_ANSWER)
+        elif kept.path is None:
+            codes.append(Exit.TOO_NOISY)
+    return int(min(codes, default=Exit.NOTHING_WRONG))
+
+
+def _history_show(options: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    from d5suite.report.history import read, show
+    from d5suite.report.thresholds import Thresholds, read_thresholds
+
+    thresholds = read_thresholds(options.thresholds) if options.thresholds else Thresholds()
+    show(read(options.folder), options.only, thresholds, Console(markup=False))
+    return 0
+
+
+def _history_retire(options: argparse.Namespace) -> int:
+    from d5suite.report.history import retire
+
+    for name in retire(options.folder, options.only):
+        print(f"retired: {name}")
+    return 0
