@@ -13,12 +13,14 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import onnx
 import psutil
 import pytest
 
+from d5suite.files import locked, write_bytes
 from d5suite.network import Network
 from d5suite.network.builder import Builder
 
@@ -139,6 +141,8 @@ for module, *arguments in json.load(sys.stdin):
             runpy.run_module(module, run_name="__main__", alter_sys=True)
         except SystemExit as end:
             code = end.code or 0
+    for name in [each for each in sys.modules if each.startswith("test_")]:  # of recipes: collected anew
+        del sys.modules[name]
     answers.append((code, out.getvalue(), err.getvalue()))
 json.dump(answers, sys.stdout)
 """
@@ -151,6 +155,17 @@ def run_several(commands: Sequence[Sequence[str]], folder: Path) -> list[subproc
         capture_output=True, text=True, timeout=300, check=True,
     )  # fmt: skip
     return [subprocess.CompletedProcess(c, *a) for c, a in zip(commands, json.loads(done.stdout), strict=True)]
+
+
+def made_once(folders: pytest.TempPathFactory, name: str, make: Callable[[], Any]) -> Any:
+    """Return what the first of the run's test processes made, as JSON; the others wait for it."""
+    base = folders.getbasetemp()
+    folder = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    file = folder / f"{name}.json"
+    with locked(folder / f".{name}.lock"):
+        if not file.exists():
+            write_bytes(file, json.dumps(make()).encode())
+    return json.loads(file.read_bytes())
 
 
 def wait_until(condition: Callable[[], bool], what: str) -> None:

@@ -206,6 +206,7 @@ def agree(mode: str, precision: str, network: Network) -> None:
         assert relative_l2(found[1][name], value, floor=0.1) < tolerance, name
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
 def test_any_number_of_operators_of_a_kind_is_compiled() -> None:
     """They share a factory's code, of which PyTorch compiles eight forms by default."""

@@ -15,7 +15,7 @@ import pytest
 
 from d5suite.backends import discover
 from d5suite.network.builder import Builder
-from tests.conftest import run_several
+from tests.conftest import made_once, run_several
 
 pytestmark = pytest.mark.skipif(discover()[0]["torch"].problem() is not None, reason="PyTorch is not installed")
 
@@ -49,6 +49,13 @@ def deep_network() -> onnx.ModelProto:
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory, imagenet_tree: Path) -> dict[str, Any]:
     """The worker's results by backend and mode."""
+    results: dict[str, Any] = made_once(
+        tmp_path_factory, "amplification", lambda: _results(tmp_path_factory, imagenet_tree)
+    )
+    return results
+
+
+def _results(tmp_path_factory: pytest.TempPathFactory, imagenet_tree: Path) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("jobs")
     onnx.save(deep_network(), folder / "deep.onnx")
     case = {

@@ -17,7 +17,7 @@ import pytest
 from d5suite.backends import discover
 from d5suite.network.builder import Builder
 from d5suite.network.operation import Operation
-from tests.conftest import run_several
+from tests.conftest import made_once, run_several
 
 pytestmark = pytest.mark.skipif(discover()[0]["torch"].problem() is not None, reason="PyTorch is not installed")
 
@@ -100,6 +100,13 @@ def job(mode: str, case: Mapping[str, Any]) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory, small_onnx: Path, imagenet_tree: Path) -> dict[str, Any]:
     """The worker's results by kind and mode."""
+    results: dict[str, Any] = made_once(
+        tmp_path_factory, "timed", lambda: _results(tmp_path_factory, small_onnx, imagenet_tree)
+    )
+    return results
+
+
+def _results(tmp_path_factory: pytest.TempPathFactory, small_onnx: Path, imagenet_tree: Path) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("jobs")
     network: dict[str, Any] = {
         "kind": "network",
