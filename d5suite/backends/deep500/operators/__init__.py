@@ -8,40 +8,9 @@ wherever its result is ONNX's; each class or factory that replaces one says what
 Imports the families beside it.
 """
 
-from d5suite.backends.deep500.operators import (
-    attention,
-    convolution,
-    elementwise,
-    indexing,
-    loss,
-    matrix,
-    normalization,
-    pooling,
-    recurrent,
-    reduction,
-    sampling,
-    shape,
-    signal,
-)
 from d5suite.backends.deep500.operators.context import Context, Factory, operands
 from d5suite.backends.deep500.operators.elementwise import load_random_state, random_state, seed
 from d5suite.backends.deep500.operators.single import Operator
-
-OPERATORS: dict[str, Factory] = {
-    **attention.OPERATORS,
-    **convolution.OPERATORS,
-    **elementwise.OPERATORS,
-    **indexing.OPERATORS,
-    **loss.OPERATORS,
-    **matrix.OPERATORS,
-    **normalization.OPERATORS,
-    **pooling.OPERATORS,
-    **recurrent.OPERATORS,
-    **reduction.OPERATORS,
-    **sampling.OPERATORS,
-    **shape.OPERATORS,
-    **signal.OPERATORS,
-}
-"""ONNX operator name to its factory; the keys are the backend's declared operators."""
+from d5suite.backends.deep500.operators.table import OPERATORS
 
 __all__ = ["OPERATORS", "Context", "Factory", "Operator", "load_random_state", "operands", "random_state", "seed"]

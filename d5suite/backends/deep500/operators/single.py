@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from d5suite.backends.deep500 import custom as custom_operators
-from d5suite.backends.deep500 import operators
 from d5suite.backends.deep500.operators.context import Context, positions
+from d5suite.backends.deep500.operators.table import OPERATORS
 from d5suite.levels import operator as level
 from d5suite.network.operation import PRECISIONS, Operation
 
@@ -34,7 +34,7 @@ class Operator(level.Operator):
             vectorised=mode == "vectorised",
         )
         custom = operation.custom
-        factory = operators.OPERATORS[operation.node.op_type] if custom is None else custom_operators.factory(custom)
+        factory = OPERATORS[operation.node.op_type] if custom is None else custom_operators.factory(custom)
         self.native = factory(operation.node, context)
         self.forward = self.native.forward
         self._positions = positions(operation.node)

@@ -10,39 +10,8 @@ N, H, W, C, for which XLA's convolutions are fastest on the CPU; on GPUs XLA cho
 Data are moved only where an operator needs another order. Imports the families beside it.
 """
 
-from d5suite.backends.jax.operators import (
-    attention,
-    convolution,
-    elementwise,
-    indexing,
-    loss,
-    matrix,
-    normalization,
-    pooling,
-    recurrent,
-    reduction,
-    sampling,
-    shape,
-    signal,
-)
 from d5suite.backends.jax.operators.context import Context, Factory
 from d5suite.backends.jax.operators.single import Operator
-
-OPERATORS: dict[str, Factory] = {
-    **attention.OPERATORS,
-    **convolution.OPERATORS,
-    **elementwise.OPERATORS,
-    **indexing.OPERATORS,
-    **loss.OPERATORS,
-    **matrix.OPERATORS,
-    **normalization.OPERATORS,
-    **pooling.OPERATORS,
-    **recurrent.OPERATORS,
-    **reduction.OPERATORS,
-    **sampling.OPERATORS,
-    **shape.OPERATORS,
-    **signal.OPERATORS,
-}
-"""ONNX operator name to its factory; the keys are the backend's declared operators."""
+from d5suite.backends.jax.operators.table import OPERATORS
 
 __all__ = ["OPERATORS", "Context", "Factory", "Operator"]

@@ -15,8 +15,9 @@ import numpy as np
 from jax import lax
 
 from d5suite.backends.jax import custom as custom_operators
-from d5suite.backends.jax import operators, runtime
+from d5suite.backends.jax import runtime
 from d5suite.backends.jax.operators.context import HEADS_INSIDE, Call, Context
+from d5suite.backends.jax.operators.table import OPERATORS
 from d5suite.levels import operator as level
 from d5suite.network import Node
 from d5suite.network.nodes.layouts import Layout, channels_last, weight_layout
@@ -75,7 +76,7 @@ class Operator(level.Operator):
         )
         self._random = node.op_type == "Dropout" and operation.training
         custom = operation.custom
-        factory = operators.OPERATORS[node.op_type] if custom is None else custom_operators.factory(custom)
+        factory = OPERATORS[node.op_type] if custom is None else custom_operators.factory(custom)
         call = factory(node, context)
         self._call = _with_key(call) if self._random else call
         self._layouts, self._packing = context.layouts, context.packing

@@ -10,39 +10,8 @@ the data format that Keras's backend is fastest in. Each factory records the lay
 data move only where a layer needs another order.
 """
 
-from d5suite.backends.keras.operators import (
-    attention,
-    convolution,
-    elementwise,
-    indexing,
-    loss,
-    matrix,
-    normalization,
-    pooling,
-    recurrent,
-    reduction,
-    sampling,
-    shape,
-    signal,
-)
-from d5suite.backends.keras.operators.context import Calculation, Context, Factory, require_backend
+from d5suite.backends.keras.operators.context import Calculation, Context, require_backend
 from d5suite.backends.keras.operators.single import Operator
-
-OPERATORS: dict[str, Factory] = {
-    **attention.OPERATORS,
-    **convolution.OPERATORS,
-    **elementwise.OPERATORS,
-    **indexing.OPERATORS,
-    **loss.OPERATORS,
-    **matrix.OPERATORS,
-    **normalization.OPERATORS,
-    **pooling.OPERATORS,
-    **recurrent.OPERATORS,
-    **reduction.OPERATORS,
-    **sampling.OPERATORS,
-    **shape.OPERATORS,
-    **signal.OPERATORS,
-}
-"""ONNX operator name to its factory; the keys are the backend's declared operators."""
+from d5suite.backends.keras.operators.table import OPERATORS
 
 __all__ = ["OPERATORS", "Calculation", "Context", "Operator", "require_backend"]

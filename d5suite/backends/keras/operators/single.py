@@ -13,9 +13,9 @@ import keras
 import numpy as np
 from keras import layers, ops
 
-from d5suite.backends.keras import operators
 from d5suite.backends.keras.engine import ENGINES, scope
 from d5suite.backends.keras.operators.context import Context, Function, require_backend
+from d5suite.backends.keras.operators.table import OPERATORS
 from d5suite.levels import operator as level
 from d5suite.network.operation import Operation, is_floating
 
@@ -44,7 +44,7 @@ class Operator(level.Operator):
         self._result_shapes: list[Any] = []
         with self._scope():
             context = self._context()
-            made = operators.OPERATORS[operation.node.op_type](operation.node, context)
+            made = OPERATORS[operation.node.op_type](operation.node, context)
             self._layouts, self._packing = context.layouts, context.packing
             results = made if isinstance(made, tuple) else (made,)
             if any(isinstance(result, keras.KerasTensor) for result in results):

@@ -8,39 +8,8 @@ one that the factory reads through `Context.constant`; an array given to `Contex
 Imports the families beside it.
 """
 
-from d5suite.backends.mxnet.operators import (
-    attention,
-    convolution,
-    elementwise,
-    indexing,
-    loss,
-    matrix,
-    normalization,
-    pooling,
-    recurrent,
-    reduction,
-    sampling,
-    shape,
-    signal,
-)
 from d5suite.backends.mxnet.operators.context import Context, Factory
 from d5suite.backends.mxnet.operators.single import Operator
-
-OPERATORS: dict[str, Factory] = {
-    **attention.OPERATORS,
-    **convolution.OPERATORS,
-    **elementwise.OPERATORS,
-    **indexing.OPERATORS,
-    **loss.OPERATORS,
-    **matrix.OPERATORS,
-    **normalization.OPERATORS,
-    **pooling.OPERATORS,
-    **recurrent.OPERATORS,
-    **reduction.OPERATORS,
-    **sampling.OPERATORS,
-    **shape.OPERATORS,
-    **signal.OPERATORS,
-}
-"""ONNX operator name to its factory; the keys are the backend's declared operators."""
+from d5suite.backends.mxnet.operators.table import OPERATORS
 
 __all__ = ["OPERATORS", "Context", "Factory", "Operator"]

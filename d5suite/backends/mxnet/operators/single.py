@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from d5suite.backends.mxnet import custom as custom_operators
-from d5suite.backends.mxnet import operators
 from d5suite.backends.mxnet.operators.context import ARRAY_TYPES, Call, Context
+from d5suite.backends.mxnet.operators.table import OPERATORS
 from d5suite.backends.mxnet.runtime import CONTEXTS, mx
 from d5suite.errors import NetworkError
 from d5suite.levels import operator as level
@@ -37,7 +37,7 @@ class Operator(level.Operator):
         node = operation.node
         context = Context.of_operation(operation, dtype=_floating(operation).name)
         custom = operation.custom
-        factory = operators.OPERATORS[node.op_type] if custom is None else custom_operators.factory(custom)
+        factory = OPERATORS[node.op_type] if custom is None else custom_operators.factory(custom)
         call = factory(node, context)
         self._packed = {packed.names[0]: packed for packed in context.packed}
         self._kept = {f"{key}/kept": array.astype(_floating(operation)) for key, array in context.kept.items()}

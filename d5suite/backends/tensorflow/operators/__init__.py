@@ -9,39 +9,8 @@ the layout that the device's kernels are fastest in (usually N, H, W, C). Each f
 layout of its output; data move only where a kernel needs another order.
 """
 
-from d5suite.backends.tensorflow.operators import (
-    attention,
-    convolution,
-    elementwise,
-    indexing,
-    loss,
-    matrix,
-    normalization,
-    pooling,
-    recurrent,
-    reduction,
-    sampling,
-    shape,
-    signal,
-)
-from d5suite.backends.tensorflow.operators.context import Context, Factory
+from d5suite.backends.tensorflow.operators.context import Context
 from d5suite.backends.tensorflow.operators.single import Operator
-
-OPERATORS: dict[str, Factory] = {
-    **attention.OPERATORS,
-    **convolution.OPERATORS,
-    **elementwise.OPERATORS,
-    **indexing.OPERATORS,
-    **loss.OPERATORS,
-    **matrix.OPERATORS,
-    **normalization.OPERATORS,
-    **pooling.OPERATORS,
-    **recurrent.OPERATORS,
-    **reduction.OPERATORS,
-    **sampling.OPERATORS,
-    **shape.OPERATORS,
-    **signal.OPERATORS,
-}
-"""ONNX operator name to its factory; the keys are the backend's declared operators."""
+from d5suite.backends.tensorflow.operators.table import OPERATORS
 
 __all__ = ["OPERATORS", "Context", "Operator"]

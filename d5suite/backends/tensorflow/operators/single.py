@@ -12,7 +12,6 @@ import numpy as np
 import tensorflow as tf
 
 from d5suite.backends.tensorflow import custom as custom_operators
-from d5suite.backends.tensorflow import operators
 from d5suite.backends.tensorflow.operators.context import (
     IMAGES_LAST,
     KERNELS,
@@ -22,6 +21,7 @@ from d5suite.backends.tensorflow.operators.context import (
     is_asynchronous,
     native_device,
 )
+from d5suite.backends.tensorflow.operators.table import OPERATORS
 from d5suite.levels import operator as level
 from d5suite.network.nodes.layouts import Layout, channels_last, identity, weight_layout
 from d5suite.network.operation import Operation
@@ -67,7 +67,7 @@ class Operator(level.Operator):
 
     def _call(self, context: Context) -> Call:
         operation, custom = self.operation, self.operation.custom
-        factory = operators.OPERATORS[operation.node.op_type] if custom is None else custom_operators.factory(custom)
+        factory = OPERATORS[operation.node.op_type] if custom is None else custom_operators.factory(custom)
         with tf.device(self._device):
             return factory(operation.node, context)
 

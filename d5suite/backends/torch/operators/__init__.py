@@ -6,39 +6,8 @@ takes the node's inputs in order, None for an omitted one, and returns the first
 `Context.constant` are passed and ignored. Imports the families beside it.
 """
 
-from d5suite.backends.torch.operators import (
-    attention,
-    convolution,
-    elementwise,
-    indexing,
-    loss,
-    matrix,
-    normalization,
-    pooling,
-    recurrent,
-    reduction,
-    sampling,
-    shape,
-    signal,
-)
 from d5suite.backends.torch.operators.context import CHANNELS_LAST, Context, Factory, require_compiler
 from d5suite.backends.torch.operators.single import Operator
-
-OPERATORS: dict[str, Factory] = {
-    **attention.OPERATORS,
-    **convolution.OPERATORS,
-    **elementwise.OPERATORS,
-    **indexing.OPERATORS,
-    **loss.OPERATORS,
-    **matrix.OPERATORS,
-    **normalization.OPERATORS,
-    **pooling.OPERATORS,
-    **recurrent.OPERATORS,
-    **reduction.OPERATORS,
-    **sampling.OPERATORS,
-    **shape.OPERATORS,
-    **signal.OPERATORS,
-}
-"""ONNX operator name to its factory; the keys are the backend's declared operators."""
+from d5suite.backends.torch.operators.table import OPERATORS
 
 __all__ = ["CHANNELS_LAST", "OPERATORS", "Context", "Factory", "Operator", "require_compiler"]

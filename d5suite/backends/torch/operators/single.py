@@ -12,8 +12,8 @@ import numpy as np
 import torch
 
 from d5suite.backends.torch import custom as custom_operators
-from d5suite.backends.torch import operators
 from d5suite.backends.torch.operators.context import CHANNELS_LAST, Context, require_compiler
+from d5suite.backends.torch.operators.table import OPERATORS
 from d5suite.levels import operator as level
 from d5suite.network.operation import PRECISIONS, Operation
 
@@ -34,11 +34,11 @@ class Operator(level.Operator):
             dtype=_TYPES[operation.precision],
         )
         custom = operation.custom
-        factory = operators.OPERATORS[operation.node.op_type] if custom is None else custom_operators.factory(custom)
+        factory = OPERATORS[operation.node.op_type] if custom is None else custom_operators.factory(custom)
         call = factory(operation.node, context)
         self._packing = context.packing
         self.forward = call
-        if mode == "compile":  # isolated: operators of one factory share its code, of which PyTorch compiles 8 forms
+        if mode == "compile":  # isolated: operators of one factory share its code, and PyTorch compiles 8 forms of it
             self.forward = torch.compile(call, dynamic=False, fullgraph=True, isolate_recompiles=True)
 
     def feed(self, arrays: Sequence[np.ndarray | None]) -> Sequence[Any]:
