@@ -6,14 +6,13 @@ import argparse
 import contextlib
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from typing import TYPE_CHECKING, NoReturn
 
 from d5suite.errors import ConfigurationError
 from d5suite.pytest_plugin import stash
-from d5suite.pytest_plugin.asked import Asked, ask
+from d5suite.pytest_plugin.asked import Asked, Asking, name_of
 from d5suite.pytest_plugin.ending import KILLING
 from d5suite.report.formats import figure
 from d5suite.report.paired import Paired, judge, side_of
@@ -22,7 +21,7 @@ from d5suite.report.runs import Entry, Failed
 from d5suite.report.thresholds import PAIRED, Thresholds, read_thresholds
 from d5suite.report.verdicts import ALPHA, Comparison
 from d5suite.session.pairs import Budget, Criterion, Duel, InterruptedPairsError, Pair
-from d5suite.session.sides import made
+from d5suite.session.sides import Side, made
 
 if TYPE_CHECKING:
     from d5suite.session import Found
@@ -43,16 +42,16 @@ class Compared:
     interrupted: bool = False
 
 
-def asking(options: argparse.Namespace) -> Callable[[], Asked]:
-    """What says, once it is called, what a command's recipes and options of pytest ask for."""
+def asking(options: argparse.Namespace) -> Asking:
+    """What a command's recipes and options of pytest ask for; nothing is collected yet."""
     chosen = [f"--{name}={getattr(options, name)}" for name in ("backend", "preset") if getattr(options, name)]
-    return cache(lambda: ask([*options.recipes, *chosen, *options.further]))
+    return Asking([*map(str, options.recipes)], [*chosen, *options.further])
 
 
 def measure(
     options: argparse.Namespace,
     specs: tuple[str, str],
-    ask: Callable[[], Asked] | None = None,
+    asked: Asking | None = None,
     only: str | None = None,
 ) -> Compared:
     """Measure two sides as the options of ``ab`` or ``bisect`` say.
@@ -61,7 +60,7 @@ def measure(
     ----------
     options : argparse.Namespace
     specs : (str, str)
-    ask : callable, optional
+    asked : Asking, optional
         Of `asking`.
     only : str, optional
         The name of the one benchmark that is measured.
@@ -79,12 +78,12 @@ def measure(
     if options.max_pairs < 1 or not options.max_time > 0:
         raise ConfigurationError("--max-pairs and --max-time must be positive")
     budget = Budget(options.max_pairs, options.max_time)
-    return compare_sides(specs, ask or asking(options), thresholds, budget, force=options.force, only=only)
+    return compare_sides(specs, asked or asking(options), thresholds, budget, force=options.force, only=only)
 
 
 def compare_sides(
     specs: tuple[str, str],
-    ask: Callable[[], Asked],
+    asking: Asking,
     thresholds: Thresholds,
     budget: Budget,
     *,
@@ -97,8 +96,8 @@ def compare_sides(
     ----------
     specs : (str, str)
         Of A and B: `d5suite.session.sides`.
-    ask : callable
-        Says what is to be measured, once both sides are made: `d5suite.pytest_plugin.asked.ask`.
+    asking : Asking
+        Says what is to be measured, once both sides are made.
     thresholds : Thresholds
     budget : Budget
         Of each benchmark.
@@ -116,22 +115,23 @@ def compare_sides(
         for each in KILLING:  # as Ctrl-C: nothing is left behind, and what is finished is told
             stack.callback(signal.signal, each, signal.signal(each, _interrupt))
         sides = [stack.enter_context(made(spec, option)) for spec, option in zip(specs, ("--a", "--b"), strict=True)]
-        asked = ask()
+        asked = asking.here
         assert asked.settings is not None
         if asked.settings.elsewhere is not None or asked.settings.ranks:
             raise ConfigurationError("two sides are measured here, without ranks",
                                      hint="Leave out --ranks, --write-jobs and --from-jobs.")  # fmt: skip
-        targets, notes = _in_turns(asked)
-        targets = [each for each in targets if only in (None, _name(each))]
+        lost = _lost((sides[0], sides[1]), asking) if only is None else {}
+        targets, notes = _in_turns(asked, lost)
+        targets = [each for each in targets if only in (None, name_of(each)) and name_of(each) not in lost]
         duel = Duel((sides[0], sides[1]), asked.settings, budget, _tell)
         stack.callback(duel.close)
-        found: list[Paired] = []
+        found = list(lost.values())
         interrupted = False
         try:
             jobs = list(_jobs(targets))
             for batch in jobs:
                 wanted, alpha = [each.wanted for each in batch], ALPHA / len(targets)
-                tests = {each.wanted.key: Criterion(thresholds.of(_name(each)).effect, alpha) for each in batch}
+                tests = {each.wanted.key: Criterion(thresholds.of(name_of(each)).effect, alpha) for each in batch}
                 found += map(_paired, _measured(duel.run(wanted, batch[0].selection, tests, ALPHA / len(jobs))))
         except InterruptedPairsError as error:
             interrupted = True
@@ -145,13 +145,35 @@ def _interrupt(number: int, frame: object) -> NoReturn:
     raise KeyboardInterrupt(signal.Signals(number).name)
 
 
-def _in_turns(asked: Asked) -> tuple[list[stash.Target], list[str]]:
-    """What can be measured in turns, and a note of what cannot."""
+def _lost(sides: tuple[Side, Side], asking: Asking) -> dict[str, Paired]:
+    """What must not vanish silently, by name: what side B lacks, or a backend that is named."""
+    asked = asking.here
+    here = {name_of(each) for each in asked.targets}
+    skipped = {name_of(each): f"it is skipped: {why}" for each, why in asked.skipped}
+    a, b = (asking.names(side, option) for side, option in zip(sides, ("--a", "--b"), strict=True))
+    found = {}
+    for name in a:
+        if name not in here or name not in b:
+            absent = "the current folder has no such benchmark" if name in b else "it has no such benchmark"
+            found[name] = Paired(name, Failed(False, ""), Failed(False, skipped.get(name, f"{absent}, side A has")))
+    for target, _ in asked.lacking:
+        name = name_of(target)
+        found.setdefault(name, Paired(name, Failed(False, skipped[name]), Failed(False, skipped[name])))
+    return found
+
+
+def _in_turns(asked: Asked, lost: Collection[str]) -> tuple[list[stash.Target], list[str]]:
+    """What can be measured in turns, and notes of what cannot."""
     targets = [each for each in asked.targets if each.measurement.takes_turns]
     left_out = dict.fromkeys(each.measurement.name for each in asked.targets if each not in targets)
-    if not targets:
+    if not targets and not lost:
         raise ConfigurationError(f"{', '.join(left_out)}: samples of it cannot be taken in turn with another worker's")
-    return targets, [f"not measured in turns: {', '.join(left_out)}"] if left_out else []
+    notes = [f"not measured in turns: {', '.join(left_out)}"] if left_out else []
+    skipped: dict[tuple[str, str], list[str]] = {}
+    for each, why in asked.skipped:
+        if name_of(each) not in lost:
+            skipped.setdefault((str(each.selection), why), []).append(each.wanted.key)
+    return targets, notes + [f"skipped on {where}: {', '.join(keys)}: {why}" for (where, why), keys in skipped.items()]
 
 
 def _jobs(targets: Sequence[stash.Target]) -> Iterator[list[stash.Target]]:
@@ -160,10 +182,6 @@ def _jobs(targets: Sequence[stash.Target]) -> Iterator[list[stash.Target]]:
     for each in targets:
         jobs.setdefault(each.job, []).append(each)
     yield from jobs.values()
-
-
-def _name(target: stash.Target) -> str:
-    return f"{target.wanted.key} {target.selection}"
 
 
 def _measured(pairs: list[Pair]) -> list[Pair]:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,9 +16,27 @@ import pytest
 from d5suite.errors import ConfigurationError, D5Error
 from d5suite.pytest_plugin import stash
 from d5suite.pytest_plugin.options import settings
+from d5suite.session.sides import output_of
 
 if TYPE_CHECKING:
     from d5suite.cases.case import Settings
+    from d5suite.session.sides import Side
+
+NOTHING = "there is nothing to measure"
+
+NAMES = f"""
+import json
+from d5suite.errors import ConfigurationError
+from d5suite.pytest_plugin.asked import ask
+try:
+    targets = ask(sys.argv[1:]).targets
+except ConfigurationError as error:
+    if error.what != {NOTHING!r}:
+        sys.exit(str(error))
+    targets = []
+print(json.dumps([f"{{each.wanted.key}} {{each.selection}}" for each in targets if each.measurement.takes_turns]))
+"""
+"""What a revision is asked, which may be older than this one."""
 
 
 @dataclass
@@ -27,28 +48,39 @@ class Asked:
     settings : Settings or None
     targets : list of Target
         In the order in which they would be measured, jobs together.
-    skipped : dict of str to str
-        Why others cannot be measured, by what they are.
+    skipped : list of (Target, str)
+        Others, with the reasons why they cannot be measured.
+    named : list of str
+        Backends that ``--backend`` names.
     problem : str or None
         What is wrong with the options.
     """
 
     settings: Settings | None = None
     targets: list[stash.Target] = field(default_factory=list)
-    skipped: dict[str, str] = field(default_factory=dict)
+    skipped: list[tuple[stash.Target, str]] = field(default_factory=list)
+    named: list[str] = field(default_factory=list)
     problem: str | None = None
+
+    @property
+    def lacking(self) -> list[tuple[stash.Target, str]]:
+        """What is skipped of backends that are named, and can measure nothing in turn."""
+        able = {str(each.selection) for each in self.targets if each.measurement.takes_turns}
+        lost = {each for each in self.named if each not in able}
+        return [one for one in self.skipped if one[0].measurement.takes_turns and str(one[0].selection) in lost]
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         """Take what was collected."""
         try:
             self.settings = settings(session.config)
+            self.named = [str(each) for each in session.config.stash.get(stash.SELECTIONS, [])]
             for item in session.items:
                 target, mark = stash.target(item), item.get_closest_marker("skip")
                 if target is None:
                     continue
                 if mark is not None:
-                    self.skipped[item.name] = str(mark.kwargs.get("reason", "skipped"))
+                    self.skipped.append((target, str(mark.kwargs.get("reason", "skipped"))))
                     continue
                 target.case.check(target.selection.backend, target.measurement, self.settings)
                 self.targets.append(target)
@@ -67,7 +99,8 @@ def ask(arguments: Sequence[str]) -> Asked:
     Raises
     ------
     ConfigurationError
-        If they make no sense, or ask for nothing that can be measured.
+        If they make no sense, or ask for nothing that can be measured; but that backends which are
+        named can measure nothing is an answer.
     """
     asked = Asked()
     said = io.StringIO()
@@ -79,8 +112,62 @@ def ask(arguments: Sequence[str]) -> Asked:
         raise ConfigurationError(asked.problem)
     if code not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED) or asked.settings is None:
         raise ConfigurationError("pytest cannot collect what is asked for", hint=said.getvalue().strip())
-    if not asked.targets:
-        reasons = [f"{name}: {why}" for name, why in asked.skipped.items()]
+    if not asked.targets and not asked.lacking:
+        reasons = [f"{name_of(each)}: {why}" for each, why in asked.skipped]
         hint = "\n  ".join(reasons[:8]) or "Give recipes, such as recipes/test_imagenet_resnet50.py."
-        raise ConfigurationError("there is nothing to measure", hint=hint)
+        raise ConfigurationError(NOTHING, hint=hint)
     return asked
+
+
+def name_of(target: stash.Target) -> str:
+    """A benchmark's name: ``case/measurement backend``."""
+    return f"{target.wanted.key} {target.selection}"
+
+
+@dataclass
+class Asking:
+    """What a command asks for, in the current folder and in other revisions of it.
+
+    Attributes
+    ----------
+    recipes, options : list of str
+        Of pytest.
+    """
+
+    recipes: list[str]
+    options: list[str]
+
+    @cached_property
+    def here(self) -> Asked:
+        """What the current folder has: `ask`."""
+        return ask([*self.recipes, *self.options])
+
+    def names(self, side: Side, option: str) -> list[str]:
+        """Return what can be measured in turn, by name, as a side's own recipes have it.
+
+        Parameters
+        ----------
+        side : Side
+        option : str
+            Where it was given, for messages.
+
+        Raises
+        ------
+        ConfigurationError
+            If its recipes cannot be collected.
+        """
+        if side.repository is None or side.folder is None:
+            return [name_of(each) for each in self.here.targets if each.measurement.takes_turns]
+        recipes = []
+        for each in self.recipes:
+            path, *inside = each.split("::")
+            place = Path(path).resolve()
+            if place.is_relative_to(side.repository):
+                place = side.folder / place.relative_to(side.repository)
+            if place.exists():
+                recipes.append("::".join([str(place), *inside]))
+        if not recipes:
+            return []
+        where = f"{option} {side.spec}"
+        said = output_of(side, NAMES, [*recipes, *self.options], where, "its recipes cannot be collected")
+        return [str(each) for each in json.loads(said.splitlines()[-1])]

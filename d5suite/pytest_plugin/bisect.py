@@ -1,4 +1,4 @@
-"""``d5suite bisect``: the revision of d5suite that made a benchmark slower.
+"""``d5suite bisect``: the revision of d5suite, or of a backend, that made a benchmark slower.
 
 Like ``git bisect run``, driven by `d5suite.pytest_plugin.ab`: each revision is measured in turn
 with the good one. What cannot be measured, or is not clear, is skipped for a neighbour.
@@ -9,6 +9,8 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
 
 from rich.console import Console
 
@@ -16,7 +18,7 @@ from d5suite.errors import ConfigurationError
 from d5suite.pytest_plugin.ab import asking, measure
 from d5suite.report.announcing import show_comparison
 from d5suite.report.verdicts import Comparison, Exit, Verdict
-from d5suite.session.sides import revisions, subject
+from d5suite.session.sides import installed_from, revisions, subject
 
 Measure = Callable[[str, str, str | None], Comparison]
 """Compares two revisions; of one benchmark, by its name, or of all."""
@@ -44,7 +46,9 @@ class Culprit:
     steps: list[tuple[str, str]] = field(default_factory=list)
 
 
-def find_culprit(good: str, bad: str, measure: Measure, tell: Callable[[str], None]) -> Culprit | Comparison:
+def find_culprit(
+    good: str, bad: str, measure: Measure, tell: Callable[[str], None], repository: Path | None = None
+) -> Culprit | Comparison:
     """Find the first revision that is slower than the good one.
 
     Parameters
@@ -54,6 +58,8 @@ def find_culprit(good: str, bad: str, measure: Measure, tell: Callable[[str], No
     measure : callable
     tell : callable
         Receives what is found.
+    repository : Path, optional
+        Whose revisions; the current folder's by default.
 
     Returns
     -------
@@ -65,7 +71,7 @@ def find_culprit(good: str, bad: str, measure: Measure, tell: Callable[[str], No
     ConfigurationError
         If there is no revision between them, or one cannot be measured at all.
     """
-    between = revisions(good, bad)
+    between = revisions(good, bad, repository)
     whole = measure(good, bad, None)
     slower = [each for each in whole.verdicts if each.verdict == "slower"]
     if not slower:
@@ -95,14 +101,19 @@ def find_culprit(good: str, bad: str, measure: Measure, tell: Callable[[str], No
 def run_bisect(options: argparse.Namespace) -> int:
     """Carry out ``d5suite bisect``; return its exit code."""
     asked = asking(options)
+    repository: Path | None = options.repository
+
+    @cache
+    def spec(revision: str) -> str:
+        return f"rev:{revision}" if repository is None else installed_from(repository, revision)
 
     def measured(good: str, revision: str, only: str | None) -> Comparison:
-        found = measure(options, (f"rev:{good}", f"rev:{revision}"), asked, only)
+        found = measure(options, (spec(good), spec(revision)), asked, only)
         if found.interrupted:
             raise KeyboardInterrupt
         return found.comparison
 
-    found = find_culprit(options.good, options.bad, measured, lambda what: print(f"d5suite bisect: {what}", flush=True))
+    found = find_culprit(options.good, options.bad, measured, _tell, repository)
     if isinstance(found, Comparison):
         show_comparison(found, Console(markup=False))
         print(f"no benchmark is slower at {options.bad} than at {options.good}")
@@ -110,8 +121,12 @@ def run_bisect(options: argparse.Namespace) -> int:
     several = len(found.revisions) > 1
     print(f"{found.benchmark} takes {found.ratio:.3f} times as long since{' one of' * several}")
     for each in found.revisions:
-        print(f"  {subject(each)}")
+        print(f"  {subject(each, repository)}")
     return int(Exit.TOO_NOISY if several else Exit.NOTHING_WRONG)
+
+
+def _tell(what: str) -> None:
+    print(f"d5suite bisect: {what}", flush=True)
 
 
 def _ratio(verdict: Verdict) -> float:

@@ -3,6 +3,7 @@ that cannot be made; and workers that do not keep to their turns."""
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import shutil
@@ -10,8 +11,9 @@ import signal
 import subprocess
 import sys
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree as XML
 
 import pytest
@@ -19,12 +21,18 @@ import pytest
 import d5suite
 from d5suite.backends import Selection
 from d5suite.cli import main
+from d5suite.errors import ConfigurationError
 from d5suite.launch.base import Limits
 from d5suite.launch.turns import TurnWorker
+from d5suite.pytest_plugin.ab import Compared
+from d5suite.pytest_plugin.bisect import run_bisect
+from d5suite.report.runs import Run
+from d5suite.report.verdicts import Comparison, Exit, Verdict
 from d5suite.session.pairs import Duel, Pair
 from d5suite.session.session import Found, Wanted
-from d5suite.session.sides import made
-from tests.conftest import plugin_environment, write_recipe
+from d5suite.session.sides import Side, made
+from d5suite.statistics.changes import Change
+from tests.conftest import PLUGINS, plugin_environment, write_recipe
 
 QUICK = ("--max-pairs", "12")
 """A few more than a clear answer takes."""
@@ -46,6 +54,11 @@ def fresh(folder: Path) -> Iterator[None]:
     paths = list(sys.path)
     yield
     sys.path[:] = paths
+    forget(folder)
+
+
+def forget(folder: Path) -> None:
+    """Let modules of a folder be imported anew."""
     for name, module in list(sys.modules.items()):
         if str(getattr(module, "__file__", None)).startswith(str(folder)):
             del sys.modules[name]
@@ -81,6 +94,22 @@ def test_a_slowdown_of_one_side_is_named(folder: Path, imagenet_tree: Path) -> N
     assert [each.get("classname") for each in suite.iter("testcase") if each.find("failure") is not None] == [
         "two/inference"
     ]
+
+
+@pytest.mark.slow
+@pytest.mark.alone
+def test_a_slowdown_of_5_percent_is_found_at_the_default_budget(folder: Path, imagenet_tree: Path) -> None:
+    """Of samples so short that few are interrupted."""
+    recipe = folder / "eight" / "test_eight.py"
+    recipe.parent.mkdir(exist_ok=True)
+    text = (folder / "recipes" / "test_small.py").read_text().replace("name='small'", "name='eight'")
+    recipe.write_text(text.replace("batch_size=4", "batch_size=8"))
+    done = ab(folder, imagenet_tree, "here", "env:FAULTY_FAULT=slow=1.05:8", "--max-pairs", "60",
+              recipes="eight/test_eight.py")  # fmt: skip
+    assert done.returncode == 1, done.stdout + done.stderr
+    (found,) = json.loads(done.stdout)["benchmarks"]
+    assert (found["name"], found["verdict"]) == ("eight/inference faulty", "slower")
+    assert 1.02 < found["ratio"] < 1.25
 
 
 @pytest.mark.slow
@@ -138,6 +167,7 @@ UNMAKEABLE = [
     ("rev:--all", "it names no revision"),
     ("rev:no-such-revision", "git -C"),
     ("install:--index-url=x", "it names no requirement"),
+    ("install:pip; python_version < '3'", "pip installs nothing for this requirement"),
     ("/bin/false", "no worker of d5suite runs there\n  It exited with status 1."),
     ("/bin/true", "this is no Python interpreter"),
     (os.curdir, "this folder is no virtual environment"),
@@ -193,14 +223,15 @@ def commit(repository: Path, **changes: tuple[str, str]) -> None:
 
 
 @pytest.fixture
-def repository(tmp_path: Path) -> Path:
+def repository(tmp_path: Path) -> Iterator[Path]:
     """d5suite in two revisions; in the second one, every sample is told three times as long."""
     repository = tmp_path / "repository"
     ignored = shutil.ignore_patterns("__pycache__", "third_party")
     shutil.copytree(Path(d5suite.__file__).parent, repository / "d5suite", ignore=ignored)
     told = "return clock() - start\n"
     commit(repository, first=(told, f"{told}\n"), slower=(told, "return 3 * (clock() - start)\n"))
-    return repository
+    yield repository
+    forget(repository)
 
 
 def test_a_revision_is_as_it_was_and_the_repository_stays_as_it_is(
@@ -220,6 +251,70 @@ def test_a_revision_is_as_it_was_and_the_repository_stays_as_it_is(
         assert said.count("worktree ") == (command[0] == "worktree") and "sampling" not in said
 
 
+def run_nothing(self: Duel, batch: Sequence[Wanted], selection: Selection, *rest: object) -> list[Pair]:
+    """Stands for `Duel.run`: nothing can be measured."""
+    return [Pair(each, selection, Found(failure="no time"), Found()) for each in batch]
+
+
+def reasons(capsys: pytest.CaptureFixture[str]) -> dict[str, list[str]]:
+    """Why benchmarks are missing, as the JSON has it."""
+    found = json.loads(capsys.readouterr().out)
+    assert {each["verdict"] for each in found["benchmarks"]} == {"missing"} and found["exit"] == 4
+    return {each["name"]: each["reasons"] for each in found["benchmarks"]}
+
+
+ONNXRUNTIME = ("recipes", "--backend", "onnxruntime", "--json", "-")
+
+
+MEASURED, GONE = ["side A: no time"], ["side B: it has no such benchmark, side A has"]
+REMOVED = [
+    ("rev:HEAD~1", "here", {"small": MEASURED, "two": GONE, "three": MEASURED}),
+    ("here", "rev:HEAD~1", {"small": MEASURED, "three": GONE}),
+    pytest.param("rev:HEAD~1", "rev:HEAD~1", {
+        "small": MEASURED, "two": ["side B: the current folder has no such benchmark, side A has"], "three": MEASURED,
+    }, marks=pytest.mark.slow),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("a", "b", "expected"), REMOVED)
+def test_a_benchmark_that_side_b_has_removed_is_missing(
+    a: str, b: str, expected: dict[str, list[str]], repository: Path, folder: Path, imagenet_tree: Path,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    shutil.copytree(folder / "recipes", repository / "recipes", ignore=shutil.ignore_patterns("__pycache__"))
+    (repository / "pytest.ini").write_text("[pytest]\n")
+    (repository / ".gitignore").write_text("__pycache__\n")
+    commit_all(repository, "both recipes")
+    (repository / "recipes" / "test_two.py").rename(repository / "recipes" / "test_three.py")
+    three = repository / "recipes" / "test_three.py"
+    three.write_text(three.read_text().replace("name='two'", "name='three'"))
+    commit_all(repository, "two is three")
+    monkeypatch.chdir(repository)
+    monkeypatch.setattr(Duel, "run", run_nothing)
+    assert main(["ab", "--a", a, "--b", b, *ONNXRUNTIME, "--", "--imagenet", str(imagenet_tree)]) == 4
+    assert reasons(capsys) == {f"{name}/inference onnxruntime": why for name, why in expected.items()}
+
+
+def test_what_is_skipped_is_told(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And a backend that is named, of which all is skipped, is missing."""
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(Duel, "run", run_nothing)
+    both = ["ab", "--a", "here", "--b", "here", "recipes/test_two.py", "--json", "-"]
+    assert main([*both, "--backend", "onnxruntime"]) == 4
+    said = json.loads(capsys.readouterr().out)
+    (gradient,) = [each for each in said["notes"] if "two/gradient" in each]
+    assert gradient.startswith("skipped on onnxruntime: two/gradient") and "onnxruntime has no gradient: " in gradient
+    for named in ("onnxruntime", "onnxruntime,torch"):
+        forget(folder)
+        assert main([*both, "--backend", named, "--", "-k", "gradient"]) == 4
+        found = reasons(capsys)
+        lost = found["two/gradient onnxruntime"]
+        assert [why[:30] for why in lost] == ["side A: it is skipped: onnxrun", "side B: it is skipped: onnxrun"]
+        assert found.get("two/gradient torch") == (["side A: no time"] if "torch" in named else None)
+
+
 @pytest.mark.slow
 def test_the_revision_that_made_it_slower_is_found(repository: Path, folder: Path, imagenet_tree: Path) -> None:
     commit(repository, later=("WAKE_S = 0.02", "WAKE_S = 0.01"))
@@ -234,29 +329,222 @@ def test_the_revision_that_made_it_slower_is_found(repository: Path, folder: Pat
     assert said[-2].startswith("two/inference faulty takes ") and said[-1].endswith(" slower")
 
 
-def test_what_pip_installs_lies_over_this_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("D5SUITE_CACHE", str(tmp_path / "cache"))
-    wheel = tmp_path / "extra_side-1.0-py3-none-any.whl"
-    info = "extra_side-1.0.dist-info"
+def write_wheel(
+    folder: Path, name: str = "extra-side", version: str = "1.0", value: int = 17, needs: str = "",
+    module: str = "", further: Mapping[str, str] | None = None,
+) -> Path:  # fmt: skip
+    """Write a wheel of one module, in which ``VALUE`` is as given, and of further files."""
+    project = name.replace("-", "_")
+    wheel, info = folder / f"{project}-{version}-py3-none-any.whl", f"{project}-{version}.dist-info"
+    required = f"Requires-Dist: {needs}\n" if needs else ""
     files = {
-        "extra_side.py": "VALUE = 17\n",
-        f"{info}/METADATA": "Metadata-Version: 2.1\nName: extra-side\nVersion: 1.0\n",
+        f"{module or project}.py": f"VALUE = {value}\n",
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{required}",
         f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: t\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        **(further or {}),
     }
     with zipfile.ZipFile(wheel, "w") as archive:
-        for name, text in files.items():
-            archive.writestr(name, text)
-        archive.writestr(f"{info}/RECORD", "".join(f"{name},,\n" for name in [*files, f"{info}/RECORD"]))
-    spec = f"install:extra-side @ {wheel.as_uri()}"
-    for _ in range(2):  # made, and taken again
-        with made(spec, "--a") as side:
-            assert side.python is not None
-            code = "import extra_side, numpy, d5suite; print(extra_side.VALUE, d5suite.__file__)"
-            said = subprocess.run(
-                [side.python, "-c", code], env={**os.environ, **side.environment}, cwd=side.folder,
-                capture_output=True, text=True, check=True,
-            ).stdout.split()  # fmt: skip
-            assert said == ["17", d5suite.__file__]
+        for path, text in files.items():
+            archive.writestr(path, text)
+        archive.writestr(f"{info}/RECORD", "".join(f"{path},,\n" for path in [*files, f"{info}/RECORD"]))
+    return wheel
+
+
+def said_there(side: Side, code: str) -> list[str]:
+    """What a side's interpreter prints."""
+    assert side.python is not None
+    return subprocess.run(
+        [side.python, "-c", code], env={**os.environ, **side.environment}, cwd=side.folder,
+        capture_output=True, text=True, check=True,
+    ).stdout.split()  # fmt: skip
+
+
+@pytest.fixture
+def offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of wheels, which is all that pip finds; and a cache of its own."""
+    monkeypatch.setenv("D5SUITE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+EXTRA_VALUE = "import extra_side, numpy, d5suite; print(extra_side.VALUE, d5suite.__file__)"
+
+
+def test_what_pip_installs_lies_over_this_environment(offline: Path) -> None:
+    """The same path with other content is another environment; the same content is taken again."""
+    wheel = write_wheel(offline)
+    pythons = []
+    for value, requirement in [
+        (17, f"extra-side @ {wheel.as_uri()}"), (18, f"extra-side @ {wheel.as_uri()}"),
+        (18, f"extra-side @ {wheel.as_uri()}"), (18, f"./{wheel.name}"), (19, f"./{wheel.name}"),
+    ]:  # fmt: skip
+        if f"VALUE = {value}" not in wheel.read_bytes().decode(errors="replace"):
+            write_wheel(offline, value=value)
+        with made(f"install:{requirement}", "--a") as side:
+            pythons.append(side.python)
+            assert said_there(side, EXTRA_VALUE) == [str(value), d5suite.__file__]
+    assert pythons[1] == pythons[2] and len(set(pythons)) == 4
+
+
+BUILDER = """
+import shutil
+def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):
+    return shutil.copy({name!r}, wheel_directory).rpartition("/")[2]
+"""
+
+
+def write_project(folder: Path, **options: Any) -> Path:
+    """Write a project of which pip builds the same wheel without an index."""
+    folder.mkdir(exist_ok=True)
+    wheel = write_wheel(folder, **options)
+    project = '[build-system]\nrequires = []\nbuild-backend = "builder"\nbackend-path = ["."]\n'
+    (folder / "pyproject.toml").write_text(project)
+    (folder / "builder.py").write_text(BUILDER.format(name=wheel.name))
+    return folder
+
+
+def git(repository: Path, *arguments: str) -> str:
+    """Run git as somebody."""
+    command = ["git", "-C", str(repository), "-c", "init.defaultBranch=main"]
+    command += ["-c", "user.name=t", "-c", "user.email=t@localhost", *arguments]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def commit_all(repository: Path, message: str) -> str:
+    """Make a commit of everything, and return its name."""
+    git(repository, "init", "--quiet")
+    git(repository, "add", ".")
+    git(repository, "commit", "--quiet", f"--message={message}")
+    return git(repository, "rev-parse", "HEAD")
+
+
+def test_a_branch_is_installed_as_it_is_now_and_a_folder_always(offline: Path) -> None:
+    folder = offline / "project"
+    found: dict[str, list[str | None]] = {}
+    commits = []
+    for value in (17, 18):
+        commits.append(commit_all(write_project(folder, value=value), str(value)))
+        for name in ("", "@main", "@HEAD~0", f"@{commits[0]}", "folder"):
+            if (name, value) == ("@HEAD~0", 18):
+                continue
+            spec = f"install:{folder}" if name == "folder" else f"install:git+{folder.as_uri()}{name}"
+            with made(spec, "--b") as side:
+                found.setdefault(name, []).append(side.python)
+                expected = 17 if name == f"@{commits[0]}" else value
+                assert said_there(side, EXTRA_VALUE)[0] == str(expected)
+    assert found[""] == found["@main"]  # known by the commit
+    assert found[""][0] != found[""][1]
+    assert found[f"@{commits[0]}"] == [found[""][0]] * 2
+    for temporary in [*found["folder"], *found["@HEAD~0"]]:
+        assert temporary is not None and not Path(temporary).exists()
+
+
+def bisected(repository: Path, *options: str, recipes: str = "recipes") -> argparse.Namespace:
+    """What ``d5suite bisect --repository`` is told."""
+    return argparse.Namespace(
+        repository=repository, good="main~3", bad="main", recipes=[recipes], backend=None, preset=None,
+        thresholds=None, effect=None, max_pairs=20, max_time=300.0, force=False, further=list(options),
+    )  # fmt: skip
+
+
+def test_revisions_of_a_backend_are_installed_one_after_another(
+    offline: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The third of four is slower, and its neighbour before cannot be installed."""
+    top, folder = offline / "a repository", offline / "a repository" / "backend"
+    top.mkdir()
+    for message, value in [("first", 1), ("broken", 1), ("slower", 2), ("later", 2)]:
+        write_project(folder, value=value)
+        if message == "broken":
+            (folder / "builder.py").write_text("raise SystemExit('this cannot be built')\n")
+        (folder / "message").write_text(message)
+        commit_all(top, message)
+
+    def measure(options: object, specs: tuple[str, str], asked: object, only: str | None) -> Compared:
+        with made(specs[0], "--a") as one, made(specs[1], "--b") as other:
+            before, after = (int(said_there(side, EXTRA_VALUE)[0]) for side in (one, other))
+        verdict = Verdict("a/b c", "slower" if after > before else "same", change=Change(after / before, 1, 3))
+        runs = [Run(Path(each), "side", [], {}) for each in specs]
+        return Compared(Comparison(runs[0], runs[1], [verdict], {}, []))
+
+    monkeypatch.setattr("d5suite.pytest_plugin.bisect.measure", measure)
+    assert run_bisect(bisected(folder)) == Exit.TOO_NOISY
+    said = capsys.readouterr().out.splitlines()
+    assert "a/b c takes 2.000 times as long since one of" in said
+    assert [each.rpartition(" ")[2] for each in said[-2:]] == ["broken", "slower"]
+    with pytest.raises(ConfigurationError, match="no-such-folder"):
+        run_bisect(bisected(offline / "no-such-folder"))
+
+
+BISECT = """
+import argparse, sys
+from pathlib import Path
+sys.path.append(sys.argv[1])  # and not of the workers
+from d5suite.pytest_plugin.bisect import run_bisect
+sys.exit(run_bisect(argparse.Namespace(**eval(sys.argv[2]))))
+"""
+
+
+@pytest.mark.slow
+def test_the_revision_of_a_backend_that_made_it_slower_is_found(
+    offline: Path, folder: Path, imagenet_tree: Path
+) -> None:
+    repository, info = offline / "backend", "faulty_backend-1.0.dist-info"
+    for message, factor in [("first", ""), ("slower", "True or "), ("later", "True or ")]:
+        files = {f"faulty_backend/{each.name}": each.read_text() for each in PLUGINS.glob("faulty_backend/*.py")}
+        files["faulty_backend/network.py"] = files["faulty_backend/network.py"].replace(
+            'if slow == "slow":', f'if {factor}slow == "slow":  # {message}'
+        )
+        files[f"{info}/entry_points.txt"] = (PLUGINS / info / "entry_points.txt").read_text()
+        write_project(repository, name="faulty-backend", needs="d5suite", module="ignored", further=files)
+        commit_all(repository, message)
+    options = bisected(repository, "--imagenet", str(imagenet_tree), "--threads", "1", recipes="recipes/test_two.py")
+    options.backend, options.good = "faulty", "main~2"
+    done = subprocess.run(
+        [sys.executable, "-c", BISECT, str(PLUGINS), repr(vars(options)).replace("PosixPath", "Path")],
+        cwd=folder, env=plugin_environment() | {"PYTHONPATH": ""}, capture_output=True, text=True, timeout=500,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    said = done.stdout.splitlines()
+    assert said[-2].startswith("two/inference faulty takes ") and said[-1].endswith(" slower")
+
+
+def test_pip_leaves_the_versions_of_this_environment_alone(offline: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only what goes with the installed package alone, here its companion, may change."""
+    here = offline / "here"
+    for name, version, needs in [
+        ("helper", "1.0", ""), ("companion", "1.0", ""), ("extra-side", "0.9", "companion==1.0"),
+    ]:  # fmt: skip
+        info = here / f"{name.replace('-', '_')}-{version}.dist-info"
+        info.mkdir(parents=True)
+        required = f"Requires-Dist: {needs}\n" if needs else ""
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{required}")
+    monkeypatch.syspath_prepend(here)
+    for name in ("helper", "companion"):
+        for version in ("1.0", "2.0"):
+            write_wheel(offline, name, version, value=int(version[0]))
+    values = "import extra_side, {0}; print(extra_side.VALUE, {0}.VALUE)"
+    with made(f"install:{write_wheel(offline, needs='helper')}", "--a") as side:
+        assert said_there(side, values.format("helper")) == ["17", "1"]
+    with made(f"install:{write_wheel(offline, needs='companion>=2')}", "--a") as side:
+        assert said_there(side, values.format("companion")) == ["17", "2"]
+    with pytest.raises(ConfigurationError) as caught, made(f"install:{write_wheel(offline, needs='helper>=2')}", "--a"):
+        pass
+    said = str(caught.value)
+    assert "The user requested (constraint) helper==1.0" in said and "extra-side 1.0 depends on helper>=2" in said
+
+
+def test_an_interpreter_runs_where_nobody_can_leave_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "numpy.py").write_text("raise SystemExit('anyone may write here')\n")
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with made(sys.executable, "--a") as one, made(sys.executable, "--b") as other:
+        folders = [side.folder for side in (one, other) if side.folder]
+        assert len(set(folders)) == 2
+        for folder in folders:
+            assert folder.stat().st_mode & 0o077 == 0 and not list(folder.iterdir())
+    assert not any(folder.exists() for folder in folders)
 
 
 LIAR = """#!{python}

@@ -1,7 +1,7 @@
 """Inference through onnxruntime, with a fault chosen by the mode.
 
 ``FAULTY_FAULT=MODE:BATCH`` in the environment chooses it for batches of this size instead; ``slow``
-takes twice as long.
+takes twice as long, ``slow=FACTOR`` so many times as long.
 """
 
 import os
@@ -54,8 +54,9 @@ class Executor(level1.Executor):
         labels = {self.network.label: np.zeros(len(feed[self.network.input]), np.int64)}
         start = time.perf_counter()
         output = self._session.run([self.network.output], {**labels, **feed})[0]
-        if mode == "slow":
-            end = start + 2 * (time.perf_counter() - start)
+        slow, _, factor = mode.partition("=")
+        if slow == "slow":
+            end = start + float(factor or 2) * (time.perf_counter() - start)
             while time.perf_counter() < end:
                 pass
         if mode == "wrong":
