@@ -27,6 +27,7 @@ LEVELS = {
     "whole_zoo": "level 1: the zoo",
     "test_training": "level 2: training",
     "test_distributed": "level 3: replicas",
+    "test_schemes": "level 3: schemes",
     "test_native": "level 3: own schemes",
     "test_process": "process",
 }
@@ -156,7 +157,7 @@ def _unproved(config: pytest.Config) -> list[str]:
     rows, backend = config.stash[_rows], subjects.chosen().backend
     if not any(row["passed"] for row in rows.values()):
         return ["no case passed: nothing is proved"]
-    run = set(LEVELS.values()) - {LEVELS["whole_zoo"], LEVELS["test_onnx_nodes"]}
+    run = set(LEVELS.values()) - {LEVELS[file] for file in ("whole_zoo", "test_onnx_nodes", "test_schemes")}
     if not config.stash[_whole] or not run <= set(rows):
         return []
     declared = [f"level {level}" for level in sorted(backend.levels)]

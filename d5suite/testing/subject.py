@@ -23,6 +23,7 @@ from d5suite.optimizers.settings import Optimizer
 from d5suite.testing.bounds import Seen, explained, with_bounds
 from d5suite.validate.check import Check
 from d5suite.validate.norms import relative_l2
+from d5suite.validate.operator.compare import Findings
 
 SEED = 0
 
@@ -169,6 +170,14 @@ class Subject:
             return
         for name, value in expected.items():
             self.close(clause, f"{what}: {name!r}", found[name], value, tolerance)
+
+    def deterministic(self, clause: str, what: str, found: Findings, precision: str) -> None:
+        """Raise `ContractError` unless reruns at level 0 were the same, within the same."""
+        tolerance = self.backend.tolerances[precision].repeats
+        if tolerance:
+            self.prove(clause, [Check(what, found.repeatability["apart"], tolerance)])
+        else:
+            self.hold(clause, found.repeatability["identical"], what)
 
     @contextmanager
     def refuses(self, clause: str, what: str, *names: str, error: type[D5Error] = NetworkError) -> Iterator[None]:

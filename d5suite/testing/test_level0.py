@@ -51,7 +51,8 @@ def test_forward(subject: Subject, operation: Operation, precision: str) -> None
     known = reference(operation, SEED, backward=False)
     found = check_forward(subject.operator(operation), known, SEED)
     subject.prove("operators.meaning", found.checks)
-    subject.hold("operator.forward", found.repeatability["identical"], f"{operation.name} changes from call to call")
+    what = f"{operation.name} changes from call to call"
+    subject.deterministic("operator.forward", what, found, operation.precision)
 
 
 @pytest.fixture(scope="module")
@@ -88,8 +89,8 @@ def test_backward(
     if exact.precision == "fp64":
         found = check_backward(operator, vouching, SEED)
         subject.prove("operator.backward", found.checks)
-        same = found.repeatability["identical"]
-        subject.hold("operator.backward", same, f"the gradient of {operation.name} changes from call to call")
+        what = f"the gradient of {operation.name} changes from call to call"
+        subject.deterministic("operator.backward", what, found, timed.precision)
     else:
         subject.prove("operator.backward", check_backward_float64(operator, _known(timed, SEED), SEED))
 
@@ -121,7 +122,8 @@ def test_inputs_stay_as_they_are(subject: Subject) -> None:
     if subject.backend.lacks(operation, backward=True) is None:
         operator.backward(feed)(*operator.feed_gradients(operation.draw_gradients(SEED)))
     again = operator.fetch(operator.forward(*feed))
-    subject.same("operator.forward", "on the inputs used before", {"output": again[0]}, {"output": first[0]})
+    outputs = {"output": again[0]}, {"output": first[0]}
+    subject.repeated("operator.forward", "on the inputs used before", *outputs, operation.precision)
 
 
 FEEDS = 6
@@ -161,11 +163,12 @@ def test_every_feed_of_an_operator_is_answered_and_its_answer_kept(
     for index in range(FEEDS):
         found = check_forward(operator, reference(operation, SEED + index, backward=False), SEED + index, reruns=1)
         subject.prove("operators.meaning", found.checks)
-        subject.hold("operator.forward", found.repeatability["identical"], f"feed {index + 1} is answered differently")
+        what = f"feed {index + 1} is answered differently"
+        subject.deterministic("operator.forward", what, found, precision)
         once.append(_by_name(operator.fetch(operator.forward(*feeds[index]))))
     for index, native in enumerate(held):
         what = f"the answer to feed {index + 1}, fetched after others,"
-        subject.same("operator.lifetime", what, _by_name(operator.fetch(native)), once[index])
+        subject.repeated("operator.lifetime", what, _by_name(operator.fetch(native)), once[index], precision)
     for arrays, draw in zip(given, draws, strict=True):
         subject.same("operator.copy", "the arrays fed, after all calls", _by_name(arrays), _by_name(draw))
     feed = operator.feed(given[0])
@@ -173,7 +176,8 @@ def test_every_feed_of_an_operator_is_answered_and_its_answer_kept(
         if array is not None:
             array[...] = other
     found_copy = _by_name(operator.fetch(operator.forward(*feed)))
-    subject.same("operator.copy", "the answer after the arrays fed were overwritten", found_copy, once[0])
+    what = "the answer after the arrays fed were overwritten"
+    subject.repeated("operator.copy", what, found_copy, once[0], precision)
 
 
 @pytest.mark.parametrize(("operation", "precision"), FED)
@@ -190,8 +194,8 @@ def test_every_backward_pass_of_an_operator_is_made_anew(
         else:
             checked = check_backward(operator, vouching, seed, reruns=1)
             subject.prove("operator.backward", checked.checks)
-            same = checked.repeatability["identical"]
-            subject.hold("operator.backward", same, f"the gradient of {operation.name} changes from call to call")
+            what = f"the gradient of {operation.name} changes from call to call"
+            subject.deterministic("operator.backward", what, checked, precision)
 
     seeds = range(SEED, SEED + FEEDS)
     above = [timed.draw_gradients(seed) for seed in seeds]
@@ -200,16 +204,18 @@ def test_every_backward_pass_of_an_operator_is_made_anew(
     one, two, fresh = (operator.backward(operator.feed(timed.draw(seed))) for seed in (SEED, SEED + 1, SEED))
     found = [_by_name(operator.fetch_gradients(one(*each))) for each in heads]
     expected = _by_name(operator.fetch_gradients(fresh(*heads[-1])))
-    subject.same("operator.backward", f"the gradient of call {FEEDS} of one function", found[-1], expected)
+    what = f"the gradient of call {FEEDS} of one function"
+    subject.repeated("operator.backward", what, found[-1], expected, precision)
     subject.same("operator.copy", "the outputs' gradients fed, after a call", _by_name(given[0]), _by_name(above[0]))
     two(*heads[1])
     again = _by_name(operator.fetch_gradients(one(*heads[0])))
-    subject.same("operator.lifetime", "the gradient after another function's call", again, found[0])
+    subject.repeated("operator.lifetime", "the gradient after another function's call", again, found[0], precision)
     head = operator.feed_gradients(given[0])
     for array, other in zip(given[0], above[1], strict=True):
         array[...] = other
     again = _by_name(operator.fetch_gradients(one(*head)))
-    subject.same("operator.copy", "the gradient after the arrays fed were overwritten", again, found[0])
+    what = "the gradient after the arrays fed were overwritten"
+    subject.repeated("operator.copy", what, again, found[0], precision)
 
 
 @pytest.mark.parametrize(
@@ -233,7 +239,7 @@ def test_an_operator_keeps_nothing_of_an_earlier_feed(subject: Subject, operatio
     fresh = subject.operator(operation)
     expected = fresh.fetch(fresh.forward(*fresh.feed(operation.draw(SEED + 1))))[0]
     found, wanted = {"first": again, "second": other}, {"first": first, "second": expected}
-    subject.same("operator.forward", f"{operation.name} after another feed", found, wanted)
+    subject.repeated("operator.forward", f"{operation.name} after another feed", found, wanted, operation.precision)
 
 
 def test_synchronize_waits_for_an_operator(subject: Subject) -> None:

@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-import time
-from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
@@ -15,15 +10,15 @@ import pytest
 from d5suite.distributed.communicators import problem
 from d5suite.distributed.schemes import SCHEMES, settings_from_dict
 from d5suite.files import read_json, write_json
-from d5suite.instruments.threads import thread_environment
 from d5suite.levels.native import FrameworkScheme, NativeSettings
 from d5suite.testing import native_rank
 from d5suite.testing.networks import classifier
+from d5suite.testing.ranks import run_ranks
 from d5suite.testing.subject import Subject, chosen
 from d5suite.validate.check import Check
 from d5suite.validate.distributed.rules import IN_TURN
 
-RANKS, TIMEOUT_S = 2, 300
+RANKS = 2
 AGREEMENT = {"fp64": 1e-10, "fp32": 1e-4}
 """Accepted relative errors of a tensor, by precision."""
 
@@ -58,19 +53,7 @@ def test_schemes_are_described(subject: Subject) -> None:
         subject.hold(clause, ordered, f"{name} is not synchronous, and has no {IN_TURN} that is False by default")
 
 
-@pytest.fixture
-def ranks(tmp_path: Path) -> Iterator[list[subprocess.Popen[bytes]]]:
-    """Processes that are gone afterwards."""
-    started: list[subprocess.Popen[bytes]] = []
-    yield started
-    for each in started:
-        each.kill()
-        each.wait()
-
-
-def test_a_scheme_trains_as_one_process(
-    subject: Subject, scheme: str, tmp_path: Path, ranks: list[subprocess.Popen[bytes]]
-) -> None:
+def test_a_scheme_trains_as_one_process(subject: Subject, scheme: str, tmp_path: Path) -> None:
     subject.require(classifier(), gradient=True, level=3)
     backend, precision = subject.backend, "fp64" if "fp64" in subject.backend.precisions else "fp32"
     lacking = problem("gloo") or backend.lacks_scheme(
@@ -85,15 +68,8 @@ def test_a_scheme_trains_as_one_process(
     )
     (tmp_path / "meeting").mkdir()
     write_json(tmp_path / "work.json", asdict(work))
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")} | thread_environment(1)
-    logs = [tmp_path / f"rank{rank}.log" for rank in range(RANKS)]
-    for rank, log in enumerate(logs):
-        with log.open("wb") as output:
-            command = [sys.executable, "-m", native_rank.__name__, str(tmp_path / "work.json"), str(rank)]
-            ranks.append(subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environment))
-    failed = _wait(ranks)
-    said = "" if failed is None else logs[failed].read_text(errors="replace")[-2000:]
-    subject.hold("scheme.meaning", failed is None, f"{scheme}: rank {failed} failed:\n{said}")
+    said = run_ranks(native_rank.__name__, tmp_path / "work.json", RANKS)
+    subject.hold("scheme.meaning", not said, f"{scheme}: {said}")
     found = read_json(tmp_path / "work.found.json")
     settings = settings_from_dict({"name": scheme}, backend)
     assert isinstance(settings, NativeSettings)
@@ -104,19 +80,3 @@ def test_a_scheme_trains_as_one_process(
     )
     differ = ", ".join(found["differ"])
     subject.hold("scheme.finish", not differ, f"{scheme}: ranks end with different parameters: {differ}")
-
-
-def _wait(ranks: list[subprocess.Popen[bytes]]) -> int | None:
-    """Wait for the end; return the first rank that failed, if any."""
-    deadline = time.monotonic() + TIMEOUT_S
-    while any(each.poll() is None for each in ranks) and time.monotonic() < deadline:
-        failed = [rank for rank, each in enumerate(ranks) if each.poll()]
-        if failed:
-            return failed[0]
-        for each in ranks:
-            if each.poll() is None:
-                try:
-                    each.wait(timeout=0.1)
-                except subprocess.TimeoutExpired:
-                    break
-    return next((rank for rank, each in enumerate(ranks) if each.poll() != 0), None)

@@ -1,7 +1,8 @@
 """Schemes on frameworks' own replicas: their rules in float64, and one process with all batches.
 
-Ranks are threads, so these are the frameworks that run in several; every backend's schemes are
-proved by each measurement of a distributed step.
+Ranks are threads, so these are the frameworks that run in several. The conformance kit proves the
+same of every backend, with ranks that are processes (`d5suite.testing.test_schemes`), and so does
+each measurement of a distributed step.
 """
 
 from __future__ import annotations

@@ -128,6 +128,8 @@ MISTAKES = [
     ("view", "test_answers", f"{FED}[steps-fp64]", "executor.copy"),
     ("view", "test_level0", f"{FEEDS}[Softmax-fp32]", "operator.copy"),
     ("wide", "test_networks", "test_every_precision_is_within_its_tolerance", "executor.fetch"),
+    ("clipped", "test_level0", f"{FEEDS}[Softmax-fp32]", "operator.copy"),
+    ("wide", "test_level0", f"{FEEDS}[Softmax-fp32]", "operator.fetch"),
     ("stale", "test_answers", f"{EVERY}[forward-bf16]", "executor.forward"),
     ("stale", "test_level0", f"{FEEDS}[Softmax-fp32]", "operators.meaning"),
     ("stale_shape", "test_answers", f"{EVERY}[forward-fp32]", "executor.forward"),
@@ -287,6 +289,27 @@ def test_an_asynchronous_scheme_is_held_to_its_rule() -> None:
         assert done.returncode == code, done.stdout[-3000:]
         caught = "backend 'wrong' breaks clause 'scheme.meaning' of the contract: served, parameters, sgd"
         assert (caught in done.stdout) == bool(code)
+
+
+BROKEN = {
+    "right": (),
+    "summed": ("parameter_server-fp32", "gossip-fp64", "top_k-fp64", "asynchronous-fp64"),
+    "undecayed": ("all_reduce-fp64", "parameter_server-fp32", "quantised-fp64", "stale_synchronous-fp64"),
+    "restarting": ("gossip-fp64", "model_averaging-fp64"),
+}
+"""Schemes in which a mistake of the replica must show, by mode."""
+
+
+@needs_torch
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", BROKEN)
+def test_the_schemes_on_a_wrong_replica_break_their_rules(mode: str) -> None:
+    done = kit(f"wrong:{mode}", "d5suite.testing.test_schemes")
+    assert done.returncode == bool(BROKEN[mode]), done.stdout[-3000:]
+    failed = {line.partition("[")[2].partition("]")[0] for line in done.stdout.splitlines() if "FAILED" in line}
+    assert failed >= set(BROKEN[mode]) and bool(failed) == bool(BROKEN[mode]), done.stdout[-3000:]
+    caught = "backend 'wrong' breaks clause 'scheme.meaning' of the contract: weights after step "
+    assert (caught in done.stdout) == bool(BROKEN[mode]), done.stdout[-3000:]
 
 
 @needs_torch

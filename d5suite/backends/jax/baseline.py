@@ -195,6 +195,28 @@ _OUTWARD = {4: (3, 2, 0, 1), 2: (1, 0), 1: (0,)}
 """Axis orders from neutral layouts to JAX's usual ones, and back, by rank."""
 
 
+def resnet50_trees(network: Network, dtype: Any) -> tuple[Tree, Tree]:
+    """Return the initial parameters and running statistics of `resnet50` as NumPy arrays.
+
+    Raises
+    ------
+    NetworkError
+        If the network's parameters are not those of a ResNet-50.
+    """
+    places = _parameter_places()
+    wrong = [*(places.keys() ^ {*network.parameters})]
+    if wrong:
+        raise NetworkError(f"not a ResNet-50 of the zoo: {', '.join(sorted(wrong)[:5])}", where=network.name)
+    params: Tree = {}
+    stats: Tree = {}
+    for name, place in places.items():
+        value = network.initializers[name]
+        _put(params, place, np.array(value.transpose(_INWARD[value.ndim]), dtype))
+        if place[-1] == "scale":
+            _put(stats, place[:-1], {"mean": np.zeros(len(value), dtype), "var": np.ones(len(value), dtype)})
+    return params, stats
+
+
 def resnet50_training_step(
     network: Network,
     optimizer: SGD,
@@ -222,20 +244,10 @@ def resnet50_training_step(
     NetworkError
         If the network's parameters are not those of a ResNet-50.
     """
-    places = _parameter_places()
-    wrong = [*(places.keys() ^ {*network.parameters})]
-    if wrong:
-        raise NetworkError(f"not a ResNet-50 of the zoo: {', '.join(sorted(wrong)[:5])}", where=network.name)
     fp64 = precision == "fp64"
     dtype = np.float64 if fp64 else np.float32
+    params, stats = resnet50_trees(network, dtype)
     native = jax.devices(device)[0]
-    params: Tree = {}
-    stats: Tree = {}
-    for name, place in places.items():
-        value = network.initializers[name]
-        _put(params, place, np.array(value.transpose(_INWARD[value.ndim]), dtype))
-        if place[-1] == "scale":
-            _put(stats, place[:-1], {"mean": np.zeros(len(value), dtype), "var": np.ones(len(value), dtype)})
     sgd = native_sgd(optimizer)
     # XLA's default for float32 is TF32 on GPUs.
     exact = lax.Precision.HIGHEST if device == "cuda" and precision not in ("bf16", "fp16") else None
@@ -291,7 +303,7 @@ def resnet50_training_step(
             params, stats, state, last, scale, kept = train_step(params, stats, state, x, y, scale, kept)
 
     def parameters() -> dict[str, np.ndarray]:
-        stored = {name: np.asarray(_get(params, place)) for name, place in places.items()}
+        stored = {name: np.asarray(_get(params, place)) for name, place in _parameter_places().items()}
         return {name: np.array(value.transpose(_OUTWARD[value.ndim]), order="C") for name, value in stored.items()}
 
     def synchronize() -> None:

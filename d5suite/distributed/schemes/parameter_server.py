@@ -128,7 +128,7 @@ class ParameterServer(Common):
         masks = trainer.executor.parameters()
         replica.load_weights(weights)
         state = {name: np.array(value, order="C") for name, value in trainer.state().items()}
-        for name, value in state.items():
+        for name, value in sorted(state.items()):  # a rank that never updated may have another order
             slot, _, parameter = name.partition("/")
             if slot in trainer.optimizer.slots:
                 value[masks[parameter] == 0] = 0

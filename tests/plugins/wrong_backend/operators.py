@@ -45,6 +45,10 @@ class Operator(right.Operator):
 
     def feed(self, arrays: Any) -> Any:
         fed = super().feed(arrays)
+        if self.mode == "clipped":
+            for array in arrays:
+                if array is not None and array.dtype == "float32":
+                    array.clip(-1, 1, out=array)
         if self.mode == "view" and self.operation.precision != "bf16":
             return [
                 value if array is None else torch.from_numpy(array) for value, array in zip(fed, arrays, strict=True)
@@ -52,7 +56,9 @@ class Operator(right.Operator):
         return fed
 
     def fetch(self, outputs: Any) -> Any:
-        return super().fetch(outputs.result() if isinstance(outputs, Future) else outputs)
+        answer = super().fetch(outputs.result() if isinstance(outputs, Future) else outputs)
+        wide = self.mode == "wide" and self.operation.precision == "fp32"
+        return [value.astype("float64") for value in answer] if wide else answer
 
     def backward(self, inputs: Sequence[Any]) -> Callable[..., Any]:
         if self.mode == "dropped" and self.operation.node.op_type == "Softmax":

@@ -1,0 +1,141 @@
+"""d5suite's own schemes on the backend: three ranks follow each scheme's published rule.
+
+The ranks are processes of one start, which train through all schemes; each case holds one of them
+to its rule in NumPy, with the gradients of this process, and to this process alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from d5suite.distributed.communicators import problem
+from d5suite.distributed.schemes import SCHEMES, settings_from_dict
+from d5suite.files import write_json
+from d5suite.levels.distributed import Buffers, Replica
+from d5suite.levels.network import Arrays
+from d5suite.optimizers.settings import SGD
+from d5suite.testing import scheme_rank
+from d5suite.testing.ranks import run_ranks
+from d5suite.testing.scheme_rank import CASES, RANKS, STEPS, Course, begin, cases, fed, network_of
+from d5suite.testing.subject import Subject, chosen
+from d5suite.testing.test_training import tensor_errors
+from d5suite.validate.distributed.rules import check_weights, expected
+
+AGREEMENT = {"fp64": 1e-10, "fp32": 1e-5}
+"""Accepted relative errors of a tensor, by precision."""
+
+pytestmark = pytest.mark.slow
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Take each scheme, in the precisions that the backend declares."""
+    if "name" in metafunc.fixturenames:
+        made = [(name, precision) for name, precision in cases(chosen().backend)]
+        metafunc.parametrize(("name", "precision"), made, ids=["-".join(each) for each in made])
+
+
+@dataclass
+class Ranks:
+    """What the ranks did.
+
+    Attributes
+    ----------
+    work : Path
+        Beside it lie their courses.
+    said : str
+        Which rank failed, if any, and what it said.
+    """
+
+    work: Path
+    said: str
+    _replicas: dict[tuple[str, SGD], Replica] = field(default_factory=dict)
+
+    def courses(self, subject: Subject, name: str, precision: str) -> list[Course]:
+        """Return all ranks' runs through a scheme."""
+        files = [Course.file(self.work, name, precision, rank) for rank in range(RANKS)]
+        subject.hold("scheme.meaning", all(file.exists() for file in files), f"{name} in {precision}: {self.said}")
+        return [Course.read(file) for file in files]
+
+    def replica(self, subject: Subject, precision: str, optimizer: SGD) -> Replica:
+        """Return a replica of this process at the start of a run."""
+        key = precision, optimizer
+        if key not in self._replicas:
+            executor = subject.executor(network_of(precision), precision)
+            self._replicas[key] = subject.replica(subject.trainer(executor, optimizer))
+        begin(self._replicas[key].trainer)
+        return self._replicas[key]
+
+
+@pytest.fixture(scope="module")
+def ranks(subject: Subject, tmp_path_factory: pytest.TempPathFactory) -> Ranks:
+    """Start the ranks, once for all cases."""
+    folder = tmp_path_factory.mktemp("schemes")
+    work = scheme_rank.Work(f"{subject.backend.name}:{subject.mode}", subject.device, str(folder / "meeting"))
+    (folder / "meeting").mkdir()
+    write_json(folder / "work.json", asdict(work))
+    return Ranks(folder / "work.json", run_ranks(scheme_rank.__name__, folder / "work.json", RANKS))
+
+
+def test_ranks_follow_the_schemes_rule(
+    subject: Subject, name: str, precision: str, request: pytest.FixtureRequest
+) -> None:
+    subject.require(network_of(precision), gradient=True, level=3)
+    lacking = problem("gloo")
+    if lacking:
+        pytest.skip(lacking)
+    ranks: Ranks = request.getfixturevalue("ranks")  # not of a backend that lacks level 3
+    case, courses = CASES[name], ranks.courses(subject, name, precision)
+    replica = ranks.replica(subject, precision, case.optimizer)
+    if SCHEMES[case.scheme].synchronous:
+        weights, losses = _alone(replica)
+        _held(subject, f"{name} vs one process", courses, [[each] * RANKS for each in weights], precision)
+        mean = np.mean([each.losses for each in courses], axis=0)
+        subject.close("scheme.meaning", f"losses, {name} vs one process", mean, losses, AGREEMENT[precision])
+        state = replica.trainer.state()
+        for rank, each in enumerate(courses):
+            what = f"the optimizer's state, {name} vs one process, rank {rank}"
+            subject.prove("scheme.meaning", tensor_errors(what, each.state, state, AGREEMENT[precision]))
+    if precision == subject.exact:
+        _held(subject, f"{name} vs its rule", courses, _rule(replica, name), precision)
+    first, *others = (each.weights[-1] for each in courses)
+    for rank, other in enumerate(others, start=1):
+        subject.repeated("scheme.finish", f"{name}, rank {rank} at the end", other, first, precision)
+
+
+def _held(subject: Subject, what: str, courses: list[Course], right: list[list[Arrays]], precision: str) -> None:
+    for rank, each in enumerate(courses):
+        wanted = [weights[rank] for weights in right][-len(each.weights) :]
+        subject.prove(
+            "scheme.meaning", check_weights(f"{what}, rank {rank}", each.weights, wanted, AGREEMENT[precision])
+        )
+
+
+def _alone(replica: Replica) -> tuple[list[Buffers], np.ndarray]:
+    """Return the weights after each step on all ranks' batches, and at the end; and the losses."""
+    trainer, weights, losses = replica.trainer, [], []
+    for step in range(STEPS):
+        loss = trainer.step(*(fed(trainer, step, rank) for rank in range(RANKS)))
+        losses.append(float(trainer.executor.fetch(loss)["loss"]))
+        weights.append(replica.weights())
+    return [*weights, weights[-1]], np.array(losses)
+
+
+def _rule(replica: Replica, name: str) -> list[list[Arrays]]:
+    """Return what the rule says, with the trainer's gradients, which are proved by themselves."""
+    trainer, case = replica.trainer, CASES[name]
+    begin(trainer)
+    start = replica.weights()
+
+    def gradient(weights: Arrays, batch: tuple[int, int]) -> Arrays:
+        replica.load_weights({key: value.astype(start[key].dtype) for key, value in weights.items()})
+        answer = trainer.gradients(fed(trainer, *batch))
+        found = replica.buffers({key: answer[key] for key in replica.names})
+        return {key: np.array(value, np.float64) for key, value in found.items()}
+
+    batches = [[(step, rank) for rank in range(RANKS)] for step in range(STEPS)]
+    complete = settings_from_dict({"name": case.scheme, **case.settings}).to_dict()
+    return [list(each) for each in expected(case.scheme, complete, gradient, start, batches, case.optimizer)]
