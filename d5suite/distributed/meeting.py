@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from d5suite.distributed.framework import INSIDE
 from d5suite.distributed.gathering import gather
 from d5suite.distributed.schemes import settings_from_dict
 from d5suite.errors import BackendError
@@ -57,4 +58,5 @@ def meet(
         communicator.rank, communicator.size, local_rank, communicator.hosts, device, threads, folder,
         lambda value: gather(communicator, value),
     )  # fmt: skip
-    return backend.framework_scheme(scheme, mode).meet(meeting, chosen)
+    with INSIDE:
+        return backend.framework_scheme(scheme, mode).meet(meeting, chosen)

@@ -26,6 +26,9 @@ TAIL_LINES = 30
 RANK, RANKS, MEETING = "D5SUITE_RANK", "D5SUITE_RANKS", "D5SUITE_MEETING"
 """Environment of a rank: its number, how many there are, and a folder that all of them see."""
 
+WATCHED = "D5SUITE_WATCHED"
+"""Environment of a rank whose launcher watches: else rank 0 does."""
+
 STARTED_BY_SRUN = "D5SUITE_SRUN"
 """Environment of a rank that srun starts: ``bound`` if srun has given it CPUs and a GPU, or
 ``free``."""

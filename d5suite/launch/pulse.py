@@ -1,7 +1,7 @@
 """How a rank shows that it lives, and how its launcher tells one that hangs from one that waits.
 
-A thread of each rank writes a line into a file of the meeting folder; the launcher reads it.
-Imports psutil lazily.
+A thread of each rank writes a line into a file that the launcher reads, or rank 0 where no launcher
+of d5suite's does. Imports psutil lazily.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 PERIOD_S = 0.5
 """Between two lines; one takes 30 µs."""
@@ -30,8 +31,16 @@ DEADLOCK_S = 60.0
 may take long."""
 
 LEAST_CPU_S = 0.05
-"""CPU time, or time ready for a core, that counts as work; a rank's own pulse takes a hundredth of
-that in `STALLED_S`."""
+"""CPU time of the main thread, or its time ready for a core, that counts as work."""
+
+WINDOW_S, COMPUTES = 1.0, 0.5
+"""Seconds over which other threads and children are looked at, and the share of them for which one
+that computes runs or is ready. One that only asks again and again, as Horovod's does each
+millisecond, sleeps for most of them."""
+
+SILENT_S = 60.0
+"""Seconds for which the pulse of a rank on another host may be late; a shared file system shows
+files that late."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +59,13 @@ class Pulse:
     failed_at : float
         When it failed, by the host's monotonic clock; 0 if it did not.
     host : str
+    entered : int
+        How often it has entered a framework's own step, or another call in which the framework
+        itself connects the ranks; 0 where d5suite's schemes do.
+    inside : bool
+        Whether it is in such a call.
+    main_s, others_s : float
+        CPU time of its main thread, and of its other threads together, as it says itself.
     """
 
     pid: int
@@ -58,15 +74,27 @@ class Pulse:
     waits: bool
     failed_at: float
     host: str
+    entered: int = 0
+    inside: bool = False
+    main_s: float = 0.0
+    others_s: float = 0.0
 
     @classmethod
     def read(cls, path: Path) -> Pulse | None:
         """The last line; None before the first."""
         try:
-            pid, ticks, beats, waits, failed_at, host = path.read_text().split()
+            pid, ticks, beats, waits, failed_at, host, entered, inside, main_s, others_s = path.read_text().split()
         except (OSError, ValueError):
             return None
-        return cls(int(pid), int(ticks), int(beats), waits == "1", float(failed_at), host)
+        return cls(
+            int(pid), int(ticks), int(beats), waits == "1", float(failed_at), host, int(entered), inside == "1",
+            float(main_s), float(others_s),
+        )  # fmt: skip
+
+    def line(self) -> str:
+        """What `read` reads."""
+        words = (self.pid, self.ticks, self.beats, int(self.waits), self.failed_at, self.host)
+        return " ".join(map(str, (*words, self.entered, int(self.inside), self.main_s, self.others_s)))
 
 
 def pulse_path(meeting: Path, rank: int) -> Path:
@@ -88,11 +116,14 @@ class Heart:
         See `Pulse`; the main thread counts.
     waits : callable
         Says whether the rank is in a call of its communicator.
+    framework : callable
+        Says how often the rank has entered a framework's own step, and how often left it.
     """
 
     def __init__(self, path: Path | None) -> None:
         self.beats = 0
         self.waits: Callable[[], bool] = lambda: False
+        self.framework: Callable[[], tuple[int, int]] = lambda: (0, 0)
         self._path, self._ticks, self._failed_at = path, 0, 0.0
         self._lock = threading.Lock()
         if path is not None:
@@ -114,30 +145,71 @@ class Heart:
         assert self._path is not None
         with self._lock, contextlib.suppress(OSError):  # the folder goes when the job ends
             self._ticks += 1
-            line = f"{os.getpid()} {self._ticks} {self.beats} {int(self.waits())} {self._failed_at}"
+            entered, left = self.framework()
+            main_s = _threads_of(os.getpid(), [os.getpid()]).get(os.getpid(), 0.0)
+            others_s = max(0.0, time.process_time() - main_s)
+            pulse = Pulse(
+                os.getpid(), self._ticks, self.beats, self.waits(), self._failed_at, socket.gethostname(), entered,
+                entered > left, main_s, others_s,
+            )  # fmt: skip
             new = self._path.with_suffix(".new")
-            new.write_text(f"{line} {socket.gethostname()}\n")
+            new.write_text(pulse.line() + "\n")
             new.replace(self._path)
+
+
+class Work(NamedTuple):
+    """What a rank has done.
+
+    Attributes
+    ----------
+    main_s : float
+        Seconds for which its main thread ran or was ready for a core.
+    threads : mapping of int to float
+        The same of each thread, and of those of its children.
+    blocked : bool
+        Whether a process of it waits for a disk.
+    """
+
+    main_s: float
+    threads: Mapping[int, float]
+    blocked: bool
 
 
 @dataclass
 class _Seen:
-    """What the launcher knows of one rank, with the times since when it has been so."""
+    """What the watch knows of one rank, with the times since when it has been so."""
 
     pulse: Pulse | None = None
+    here: bool = True
     ticked: float = 0.0
     beaten: float = 0.0
     longest: float = 0.0
     worked: float = 0.0
-    cpu_s: float = 0.0
+    main_s: float = 0.0
+    threads: Mapping[int, float] = field(default_factory=dict)
+    counted: float = 0.0
     waits_since: float | None = None
+    inside_since: float | None = None
+
+    def idle_s(self, now: float) -> float:
+        """Seconds without work; of one on another host, as far as it has been heard of."""
+        late = not self.here and now - self.ticked < SILENT_S
+        return (self.ticked if late else now) - self.worked
 
 
 @dataclass
 class Watch:
-    """The launcher's side: which ranks hang."""
+    """The watching side: which ranks hang.
+
+    Attributes
+    ----------
+    ranks : int
+    host : str
+        Where the watch is: work is looked at there, and elsewhere it is what the rank says.
+    """
 
     ranks: int
+    host: str = field(default_factory=socket.gethostname)
     seen: list[_Seen] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -146,41 +218,57 @@ class Watch:
     def look(self, pulses: Sequence[Pulse | None], now: float) -> tuple[int, str] | None:
         """Take in the ranks' pulses; return one that hangs and how, if any.
 
-        A rank hangs if it does not wait, although it has used no CPU time for `STALLED_S` or is in
-        a step for far too long, while each of the others waits or has done nothing either.
+        A rank hangs if it does not wait, although it has done no work for `STALLED_S` or is in a
+        step for far too long, while each of the others waits or has done nothing either. In a
+        framework's own step a rank waits or computes, nobody knows which: it counts as waiting for
+        one that has not entered it.
         """
         for seen, pulse in zip(self.seen, pulses, strict=True):
             if pulse is None:
                 return None
             self._note(seen, pulse, now)
-        waiting = [now - each.waits_since if each.waits_since is not None else 0.0 for each in self.seen]
-        if self.ranks > 1 and min(waiting) > DEADLOCK_S:
-            return 0, f"and all others have waited for each other for {min(waiting):.0f} s (deadlock) and were killed"
-        if any(
-            waited < STALLED_S and now - each.worked < STALLED_S
-            for waited, each in zip(waiting, self.seen, strict=True)
-        ):
-            return self._endless(waiting, now)
-        idle = [rank for rank, seen in enumerate(self.seen) if seen.waits_since is None]
-        if not idle:
-            return None
-        return idle[0], f"hung (no work for {now - self.seen[idle[0]].worked:.0f} s) and was killed"
+        calling, inside = (
+            [now - since if since is not None else 0.0 for since in found]
+            for found in ([each.waits_since for each in self.seen], [each.inside_since for each in self.seen])
+        )
+        idle = [each.idle_s(now) for each in self.seen]
+        waiting = [max(each) for each in zip(calling, inside, strict=True)]
+        locked = min(max(c, min(i, own)) for c, i, own in zip(calling, inside, idle, strict=True))
+        if self.ranks > 1 and locked > DEADLOCK_S:
+            return 0, f"and all others have waited for each other for {locked:.0f} s (deadlock) and were killed"
+        outside = [rank for rank, waited in enumerate(waiting) if waited < STALLED_S]
+        if any(idle[rank] < STALLED_S for rank in outside):
+            return self._endless(outside, now)
+        stuck = [rank for rank in outside if self._is_outside(rank)]
+        if stuck:
+            # Others may have left one more step, and wait for its end.
+            rank = min(stuck, key=lambda rank: (self._entered(rank), rank))
+            return rank, f"hung (no work for {idle[rank]:.0f} s) and was killed"
+        return self._endless([rank for rank in range(self.ranks) if not calling[rank] and idle[rank] < STALLED_S], now)
 
-    def _endless(self, waiting: Sequence[float], now: float) -> tuple[int, str] | None:
-        (rank, *others) = [rank for rank, waited in enumerate(waiting) if waited < STALLED_S]
+    def _is_outside(self, rank: int) -> bool:
+        return self.seen[rank].waits_since is None and self.seen[rank].inside_since is None
+
+    def _entered(self, rank: int) -> int:
+        pulse = self.seen[rank].pulse
+        return pulse.entered if pulse is not None else 0
+
+    def _endless(self, working: Sequence[int], now: float) -> tuple[int, str] | None:
+        if len(working) != 1 or self.ranks == 1:
+            return None
+        (rank,) = working
         seen = self.seen[rank]
         took = now - seen.beaten
-        if others or self.ranks == 1 or seen.longest == 0.0 or took < max(STALLED_S, PATIENCE * seen.longest):
+        if seen.longest == 0.0 or took < max(STALLED_S, PATIENCE * seen.longest):
             return None
         return rank, f"hung ({took:.0f} s in a step; at most {seen.longest:.2g} s before) and was killed"
 
     def _note(self, seen: _Seen, pulse: Pulse, now: float) -> None:
         before, seen.pulse = seen.pulse, pulse
-        cpu_s, blocked = _work_of(pulse.pid)
-        if before is None or blocked or abs(cpu_s - seen.cpu_s) > LEAST_CPU_S:  # less: a child has ended
-            seen.cpu_s, seen.worked = cpu_s, now
         if before is None or pulse.ticks != before.ticks:
             seen.ticked = now
+        if self._works(seen, before, pulse, now):
+            seen.worked = now
         if before is None or pulse.beats != before.beats:
             if before is not None and 0 < before.beats < pulse.beats:
                 seen.longest = max(seen.longest, (now - seen.beaten) / (pulse.beats - before.beats))
@@ -189,36 +277,72 @@ class Watch:
             seen.beaten = now
             seen.worked = now
         # One that has been stopped cannot say that it no longer waits.
-        waits = pulse.waits and not (now - seen.ticked > STALLED_S / 2 and now - seen.worked > STALLED_S / 2)
-        still = waits and before is not None and before.beats == pulse.beats
-        seen.waits_since = (seen.waits_since if seen.waits_since is not None else now) if still else None
+        stopped = now - seen.ticked > STALLED_S / 2 and now - seen.worked > STALLED_S / 2 and seen.here
+        since = seen.waits_since, seen.inside_since
+        still = not stopped and before is not None and before.beats == pulse.beats
+        seen.waits_since = (since[0] if since[0] is not None else now) if still and pulse.waits else None
+        still = still and before is not None and before.entered == pulse.entered
+        seen.inside_since = (since[1] if since[1] is not None else now) if still and pulse.inside else None
+
+    def _works(self, seen: _Seen, before: Pulse | None, pulse: Pulse, now: float) -> bool:
+        """Whether a rank has done work since the last looks."""
+        seen.here = pulse.host == self.host
+        if before is not None and (pulse.beats != before.beats or self._says_it_works(seen, pulse)):
+            seen.main_s = pulse.main_s
+            return True  # to look at the process as well costs milliseconds, on a core that may be a rank's
+        work = _work_of(pulse.pid) if seen.here else None
+        seen.here = work is not None
+        if work is None:
+            work = Work(pulse.main_s, {-1: pulse.main_s, -2: pulse.others_s}, False)
+        found = before is None or work.blocked
+        if abs(work.main_s - seen.main_s) > LEAST_CPU_S:
+            seen.main_s = work.main_s
+            found = found or not pulse.inside  # where it may ask again and again whether others have come
+        if now - seen.counted >= WINDOW_S:
+            least = COMPUTES * (now - seen.counted)
+            found = found or any(s - seen.threads.get(each, s) > least for each, s in work.threads.items())
+            seen.counted, seen.threads = now, work.threads
+        return found
+
+    @staticmethod
+    def _says_it_works(seen: _Seen, pulse: Pulse) -> bool:
+        return not pulse.inside and abs(pulse.main_s - seen.main_s) > LEAST_CPU_S
 
 
-def _work_of(pid: int) -> tuple[float, bool]:
-    """Seconds that a process and its children ran or could have, and whether one waits for a disk.
+def _work_of(pid: int) -> Work | None:
+    """What a process of this host and its children have done; None if there is no such process.
 
     A rank that is ready but gets no core on a crowded machine does not hang.
     """
     import psutil
 
-    total, blocked = 0.0, False
-    with contextlib.suppress(psutil.Error):
-        process = psutil.Process(pid)
-        for each in (process, *process.children(recursive=True)):
-            with contextlib.suppress(psutil.Error):
-                times = each.cpu_times()
-                total += times.user + times.system + _waited_for_a_core_s(each.pid)
-                blocked = blocked or each.status() == psutil.STATUS_DISK_SLEEP
-    return total, blocked
-
-
-def _waited_for_a_core_s(pid: int) -> float:
-    """Seconds that a process's main thread was ready to run and did not; 0 if the kernel is silent.
-
-    The second figure of ``/proc/PID/schedstat`` (Linux: Documentation/scheduler/sched-stats.rst).
-    Other threads, such as that of the pulse, wake by themselves: they say nothing of the work.
-    """
     try:
-        return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) * 1e-9
-    except (OSError, ValueError, IndexError):
-        return 0.0
+        process = psutil.Process(pid)
+        family = [process, *process.children(recursive=True)]
+    except psutil.Error:
+        return None
+    threads: dict[int, float] = {}
+    blocked = False
+    for each in family:
+        with contextlib.suppress(psutil.Error):
+            threads |= _threads_of(each.pid)
+            blocked = blocked or each.status() == psutil.STATUS_DISK_SLEEP
+    if pid not in threads:  # not Linux, or it has just ended
+        with contextlib.suppress(psutil.Error):
+            times = process.cpu_times()
+            return Work(times.user + times.system, threads, blocked)
+    return Work(threads.get(pid, 0.0), threads, blocked)
+
+
+def _threads_of(pid: int, only: Sequence[int] | None = None) -> dict[int, float]:
+    """Seconds that each thread of a process ran or was ready to; none if the kernel is silent.
+
+    The first two figures of ``schedstat`` (Linux: Documentation/scheduler/sched-stats.rst).
+    """
+    found = {}
+    with contextlib.suppress(OSError):
+        for thread in only or map(int, os.listdir(f"/proc/{pid}/task")):
+            with contextlib.suppress(OSError, ValueError):
+                ran, waited, _ = Path(f"/proc/{pid}/task/{thread}/schedstat").read_text().split()
+                found[thread] = (int(ran) + int(waited)) * 1e-9
+    return found

@@ -28,6 +28,7 @@ from d5suite.launch.base import (
     POLL_S,
     RANK,
     RANKS,
+    WATCHED,
     Limits,
     Outcome,
     cannot_start,
@@ -98,7 +99,7 @@ def run_ranks(
             of_rank(log_path(job), rank).unlink(missing_ok=True)
             of_rank(result_path(job), rank).unlink(missing_ok=True)
         group = _Group(job, ranks, meeting)
-        environment |= {RANKS: str(ranks), MEETING: str(meeting)}
+        environment |= {RANKS: str(ranks), MEETING: str(meeting), WATCHED: "1"}
         interrupt = None
         try:
             if launcher == "mpi":
@@ -120,6 +121,33 @@ def run_ranks(
             return Outcome(True, "all ranks exited with status 0", tail_of(log_path(job)))
         log = of_rank(log_path(job), culprit.rank)
         return Outcome(False, group.told(culprit), tail_of(log) or tail_of(group.own_log), rank=culprit.rank)
+
+
+def told(result: Path, ranks: int, culprit: Culprit, pulse: Pulse | None) -> str:
+    """One sentence of the rank that ended a job, its host, what happened and its last phase.
+
+    Parameters
+    ----------
+    result : Path
+        The job's; its ranks' lie beside it.
+    ranks : int
+    culprit : Culprit
+    pulse : Pulse or None
+        Its last one.
+    """
+    try:
+        found: dict[str, Any] = read_json(of_rank(result, culprit.rank))
+    except JobError:
+        found = {}
+    host = pulse.host if pulse is not None else socket.gethostname()
+    phase = found.get("phase", "starting")
+    if pulse is not None and pulse.beats:
+        phase += f" (last seen in step {pulse.beats})"
+    failures = [*found.get("failures", {}).values(), *filter(None, [found.get("error")])]
+    who = f"rank {culprit.rank} of {ranks} on {host}"
+    if failures and culprit.how.startswith("exited"):
+        return f"{who} failed, while {phase}: {failures[-1]['message']}"
+    return f"{who} {culprit.how}, while {phase}"
 
 
 @contextlib.contextmanager
@@ -199,7 +227,8 @@ class _Group:
 
     def _slowest(self) -> int:
         """The rank that the others wait for, or 0."""
-        return next((rank for rank, pulse in enumerate(self.pulses) if pulse is None or not pulse.waits), 0)
+        waits = [pulse is not None and (pulse.waits or pulse.inside) for pulse in self.pulses]
+        return waits.index(False) if False in waits else 0
 
     def _greedy(self, limits: Limits) -> Culprit:
         used = [group_memory(each.pid) if each is not None else 0 for each in self.pulses]
@@ -212,20 +241,7 @@ class _Group:
 
     def told(self, culprit: Culprit) -> str:
         """One sentence of the rank, its host, what happened and its last phase."""
-        try:
-            result: dict[str, Any] = read_json(of_rank(result_path(self.job), culprit.rank))
-        except JobError:
-            result = {}
-        pulse = self.pulses[culprit.rank]
-        host = pulse.host if pulse is not None else socket.gethostname()
-        phase = result.get("phase", "starting")
-        if pulse is not None and pulse.beats:
-            phase += f" (last seen in step {pulse.beats})"
-        failures = [*result.get("failures", {}).values(), *filter(None, [result.get("error")])]
-        who = f"rank {culprit.rank} of {self.ranks} on {host}"
-        if failures and culprit.how.startswith("exited"):
-            return f"{who} failed, while {phase}: {failures[-1]['message']}"
-        return f"{who} {culprit.how}, while {phase}"
+        return told(result_path(self.job), self.ranks, culprit, self.pulses[culprit.rank])
 
     def end(self) -> None:
         """Kill whatever is left of all ranks."""

@@ -5,11 +5,13 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from d5suite.errors import D5Error
+from d5suite.launch.base import interpreter
 from d5suite.pytest_plugin import stash
 from d5suite.pytest_plugin.options import elsewhere, pythons, settings
 from d5suite.pytest_plugin.progress import begin
@@ -105,14 +107,21 @@ def _runners(config: pytest.Config, case: Case, chosen: Settings) -> Iterator[Ru
         if selection.backend.on_request and stash.SELECTIONS not in config.stash and not case.every_backend:
             continue
         for ranks in chosen.ranks or (None,):
-            yield Runner(selection, ranks, reason or _lacks_scheme(selection, ranks, chosen))
+            yield Runner(selection, ranks, reason or _lacks_scheme(config, selection, ranks, chosen))
 
 
-def _lacks_scheme(selection: Selection, ranks: Ranks | None, chosen: Settings) -> str | None:
-    """Why a backend has no scheme of its own of the name that was asked for, or None."""
+def _lacks_scheme(config: pytest.Config, selection: Selection, ranks: Ranks | None, chosen: Settings) -> str | None:
+    """Why a backend has no scheme of its own of the name that was asked for, or None.
+
+    What the scheme needs is asked of the workers' environment, which may be another.
+    """
     if ranks is None or not ranks.distributed.native:
         return None
-    return selection.backend.lacks_scheme(
+    backend = selection.backend
+    if elsewhere(config) or interpreter(backend.name, pythons(config)) is not None:
+        schemes = {name: replace(each, requires={}) for name, each in backend.schemes.items()}
+        backend = replace(backend, schemes=schemes)
+    return backend.lacks_scheme(
         ranks.distributed.scheme, mode=selection.mode, device=chosen.device, precision=chosen.precision
     )
 
@@ -139,7 +148,6 @@ def _choices(config: pytest.Config) -> Iterator[tuple[Selection, str | None]]:
         yield from ((selection, None) for selection in config.stash[stash.SELECTIONS])
         return
     from d5suite.backends import Selection, discover
-    from d5suite.launch.base import interpreter
 
     backends, faults = discover()
     for fault in faults.values():

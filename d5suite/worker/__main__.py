@@ -83,7 +83,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--result", type=Path, help="the result file (default: beside the job file)")
     parser.add_argument("--session", type=int, help=argparse.SUPPRESS)  # its process; it locks the job file
     parser.add_argument("--turns", type=int, help=argparse.SUPPRESS)  # the socket over which the session gives turns
-    parser.add_argument("--trust", action="store_true", help="run the Python files it names, whatever they hold now")
+    parser.add_argument("--trust", action="store_true", help="run its Python files even if they have changed")
     options = parser.parse_args(arguments)
     place = Place.found(os.environ)
     if options.session is not None:
@@ -160,7 +160,7 @@ def _run_rank(job: Job, path: Path, result: Path, place: Place, *, trust: bool) 
 
 
 def _leave(error: BaseException) -> NoReturn:
-    """End at once: a transport that is closed in good order waits for the other ranks."""
+    """End at once: a transport that closes cleanly waits for the other ranks."""
     try:
         traceback.print_exception(error)
         sys.stdout.flush()

@@ -22,7 +22,7 @@ class Answer:
     path : Path
         The result file; it is written at once.
     together : bool
-        Whether a failure ends the whole job: other ranks would wait for this one for ever.
+        Whether a failure ends the whole job: other ranks would wait for this one forever.
     """
 
     def __init__(self, path: Path, *, together: bool = False) -> None:

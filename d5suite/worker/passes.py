@@ -99,7 +99,7 @@ def take_time(
         samples = step.time(settings)
         found = disturbance(before, snapshot(gpu=gpu), own_pids=[os.getppid()], threads=workload.job.threads)
         clocks = _two_clocks(step, samples)
-    step.flush = None  # its buffer is no part of what is measured next
+    step.flush = None  # its buffer must not count in the next measurement
     prove(samples, [] if clocks is None else [check_waits(clocks)])
     extra = {**step.record(samples), "energy": energy}
     if clocks is not None:

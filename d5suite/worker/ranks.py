@@ -1,13 +1,17 @@
-"""A worker that is one of several ranks: its place, its share of the machine, its agreement.
+"""A worker that is one of several ranks: its place, its part of the machine, its watch.
 
-Imports `d5suite.distributed`, `d5suite.instruments`, `d5suite.launch` and `d5suite.job`.
+Imports `d5suite.instruments`, `d5suite.launch`, `d5suite.job` and its neighbours.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
-from collections.abc import Mapping
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,8 +19,17 @@ import d5suite
 from d5suite.errors import JobError
 from d5suite.instruments.gpus import query_nvidia_smi
 from d5suite.instruments.threads import share_cpus
-from d5suite.job import Job
-from d5suite.launch.base import MEETING, RANK, RANKS, STARTED_BY_SRUN
+from d5suite.job import Failure, Job
+from d5suite.launch.base import MEETING, RANK, RANKS, STARTED_BY_SRUN, WATCHED
+from d5suite.launch.pulse import Heart, Pulse, Watch, pulse_path
+from d5suite.launch.ranks import Culprit, told
+from d5suite.worker.answer import Answer
+
+LOOK_S = 1.0
+"""Between two looks of a rank at the others."""
+
+DEPUTY_S = 4.0
+"""Seconds after which rank 1 says what rank 0 does not say of itself."""
 
 _LAUNCHERS = (
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
@@ -113,6 +126,52 @@ def share(job: Job, place: Place, notes: list[str]) -> tuple[Job, list[int] | No
             notes.append(shared)
     cpus = share_cpus(job.threads, ranks, place.local_rank)
     return own, cpus
+
+
+def watch_over(place: Place, heart: Heart, answer: Answer) -> Callable[[], None]:
+    """Let a rank watch the others, where their launcher is not d5suite's; return what ends that.
+
+    A thread of rank 0 does so, and a thread of rank 1 for rank 0. It says in its own result which
+    rank hangs, and ends its process; the launcher, srun or mpiexec, then ends all others.
+    """
+    if place.meeting is None or WATCHED in os.environ or place.ranks == 1 or place.rank > 1:
+        return lambda: None
+    over = threading.Event()
+    args = place, place.meeting, heart, answer, over
+    threading.Thread(target=_watch, args=args, daemon=True, name="watch").start()
+    return over.set
+
+
+def _watch(place: Place, meeting: Path, heart: Heart, answer: Answer, over: threading.Event) -> None:
+    watch, since = Watch(place.ranks), None
+    while not over.wait(LOOK_S):
+        with contextlib.suppress(OSError):
+            os.listdir(meeting)  # so that a client of a shared file system asks its server
+        pulses = [Pulse.read(pulse_path(meeting, rank)) for rank in range(place.ranks)]
+        hung = watch.look(pulses, time.monotonic())
+        if hung is None or (place.rank == 1 and hung[0] != 0):
+            since = None
+            continue
+        since = since or time.monotonic()
+        if place.rank == 1 and time.monotonic() - since < DEPUTY_S:
+            continue
+        first = answer.path.with_name(answer.path.name.replace(f".rank{place.rank}.result.json", ".result.json"))
+        message = told(first, place.ranks, Culprit(*hung), pulses[hung[0]])
+        _end_all(message, heart, answer)
+
+
+def _end_all(message: str, heart: Heart, answer: Answer) -> None:
+    """Leave a sentence where the session looks for it, and end this process."""
+    result = answer.result
+    result.error = Failure(JobError.__name__, message)
+    if result.measurement is not None:
+        result.failures[result.measurement] = result.error
+    heart.fail()
+    try:
+        answer.write()
+        print(f"error: {message}", file=sys.stderr, flush=True)
+    finally:
+        os._exit(1)
 
 
 def code_digest() -> str:

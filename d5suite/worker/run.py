@@ -18,10 +18,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import d5suite
+from d5suite.distributed import framework
 from d5suite.distributed.communicators import open_communicator
 from d5suite.distributed.gathering import disagreements, gather
 from d5suite.distributed.meeting import meet
 from d5suite.errors import JobError, ValidationError
+from d5suite.instruments.clock import now
 from d5suite.instruments.memory import return_freed_memory
 from d5suite.instruments.sampling import Samples
 from d5suite.instruments.settings import InTurns, SamplingSettings
@@ -33,7 +35,7 @@ from d5suite.measurements.base import Measurement, Step
 from d5suite.validate.check import Check, Validation
 from d5suite.worker.answer import Answer
 from d5suite.worker.passes import take_memory, take_time
-from d5suite.worker.ranks import Place, code_digest, share
+from d5suite.worker.ranks import Place, code_digest, share, watch_over
 from d5suite.worker.turns import Channel, MeasurementTurns
 from d5suite.workloads.base import Workload
 
@@ -74,6 +76,8 @@ def run(
         return
     answer.result.threads = {"budget": job.threads, "cpus": cpus, "notes": notes}
     with contextlib.ExitStack() as communicating:
+        if heart is not None:
+            communicating.callback(watch_over(place, heart, answer))
         try:
             for case, workload in _workloads(job, answer, place, heart or Heart(None), communicating):
                 _agree(job, workload, answer)
@@ -128,7 +132,7 @@ def _workloads(
             rank=place.rank, size=place.ranks, meeting=place.meeting,
         )  # fmt: skip
         communicating.callback(communicator.close)
-        heart.waits = lambda: communicator.busy
+        heart.waits, heart.framework = lambda: communicator.busy, framework.calls
         if job.distributed.native and place.ranks > 1:
             leave = meet(
                 backend, selection.mode, job.distributed.scheme, job.distributed.settings, communicator,
@@ -256,6 +260,7 @@ def _time(each: Prepared, workload: Workload, answer: Answer, turns: Measurement
     def prove(samples: Samples, first: Iterable[Check]) -> None:
         """Prove what was timed; if that fails, what was measured is kept beside the result."""
         answer.phase(f"proving what was timed of {each.key}", each.key)
+        start = now()
         try:
             each.validation.require(
                 itertools.chain(first, each.step.check()),
@@ -270,6 +275,9 @@ def _time(each: Prepared, workload: Workload, answer: Answer, turns: Measurement
             raise
         finally:
             answer.result.validation[each.key] = each.validation.to_dict()
+        took_s.append(now() - start)
+
+    took_s: list[float] = []
 
     def time() -> bool:
         measured = take_time(workload, each.measurement, each.step, settings, each.memory, prove)
@@ -280,7 +288,8 @@ def _time(each: Prepared, workload: Workload, answer: Answer, turns: Measurement
             )
         if workload.job.ranks > 1:
             workload.communicator.barrier()  # what one rank could not prove is a result of none
-        answer.result.measurements[each.key] = measured
+        extra = {**measured.extra, "proof_after_s": took_s[-1]}
+        answer.result.measurements[each.key] = replace(measured, extra=extra)
         answer.result.kept.pop(each.key, None)
         samples = measured.samples
         low, high = samples["median_ci_s"]

@@ -2,7 +2,7 @@
 
 One JSON object a line. This worker says ``{"ready": KEY, "sample_s": S}`` when a step is proved and
 warm; the session asks for ``{"take": COUNT}`` samples, answered by ``{"samples_s": [...], "took_s":
-S}``, or says ``{"end": true}``, or ``{"leave": REASON}`` if the measurement comes to nothing. With
+S}``, or says ``{"end": true}``, or ``{"leave": REASON}`` if the measurement is given up. With
 ``"wake": false`` the samples follow at once; otherwise calls that do not count come first. Between
 its turns a worker is blocked on a read. `d5suite.launch.turns` is the other end.
 """
@@ -46,7 +46,7 @@ class Channel:
         """
         line = self._stream.readline()
         if not line:
-            raise JobError("the session that gives turns has gone")
+            raise JobError("the session that gives turns has ended")
         message: dict[str, Any] = json.loads(line)
         return message
 
@@ -72,12 +72,12 @@ class MeasurementTurns:
         self._is_ready = False
 
     def wait(self, sample_s: float) -> Turn | None:
-        """Wait until it is this worker's turn; a sample has lately taken so many seconds.
+        """Wait until it is this worker's turn; samples lately took `sample_s` seconds.
 
         Raises
         ------
         JobError
-            If the measurement comes to nothing.
+            If the measurement is given up.
         """
         if not self._is_ready:
             self._is_ready = True

@@ -1,4 +1,4 @@
-"""A measurement of ranks that add numbers, and of which rank 1 misbehaves half-way.
+"""Measurements of ranks that add numbers or train, and of which rank 1 misbehaves half-way.
 
 Which fault it is stands in the environment; only the case called ``faulty`` has it.
 """
@@ -21,6 +21,7 @@ import numpy as np
 from d5suite.instruments.sampling import Samples
 from d5suite.instruments.settings import SamplingSettings
 from d5suite.measurements.base import Measurement, Step
+from d5suite.measurements.distributed.step import DistributedStep, DistributedTraining
 from d5suite.measurements.tables import TIMES
 from d5suite.validate.check import Check
 
@@ -75,6 +76,21 @@ class Adding(Measurement):
     def prove(self, workload: Any, step: Step) -> Iterable[Check]:
         found = step.run()
         yield Check("sum", float(abs(np.asarray(found) - workload.communicator.size).max()), 0.0)
+
+
+class TrainingStep(DistributedStep):
+    def _next_feed(self) -> Any:
+        if self.workload.heart.beats > 3 and self.communicator.rank == int(os.environ.get(WHERE, 1)):
+            misbehave(os.environ[FAULT], self.workload.heart)
+        return super()._next_feed()
+
+
+class Training(DistributedTraining):
+    name = "training"
+    takes_memory = False
+
+    def prepare(self, workload: Any) -> Step:
+        return TrainingStep(workload)
 
 
 def misbehave(fault: str, heart: Any) -> None:

@@ -17,13 +17,14 @@ from pathlib import Path
 import psutil
 import pytest
 
+from d5suite.backends import discover
 from d5suite.distributed.communicators import COMMUNICATORS, problem
 from d5suite.errors import ConfigurationError
 from d5suite.job import Distributed, Job, NetworkCase, Result, log_path, of_rank, result_path
-from d5suite.launch.base import Limits, Outcome
+from d5suite.launch.base import MEETING, Limits, Outcome
 from d5suite.launch.local import run_worker
 from d5suite.launch.mpi import mpiexec
-from d5suite.launch.pulse import DEADLOCK_S, LEAST_CPU_S, PATIENCE, STALLED_S, Pulse, Watch, _work_of
+from d5suite.launch.pulse import DEADLOCK_S, LEAST_CPU_S, PATIENCE, SILENT_S, STALLED_S, Pulse, Watch, Work, _work_of
 from d5suite.launch.ranks import SHARED_MEMORY, run_ranks
 from tests.conftest import is_dead, plugin_environment, wait_until
 from tests.launch import ranked_fault
@@ -64,18 +65,19 @@ def job(small_onnx: Path, imagenet_tree: Path, tmp_path: Path, monkeypatch: pyte
     assert not left_by(os.getpid())
 
 
-def write(job: Path, small_onnx: Path, imagenet_tree: Path, communicator: str, **changes: object) -> None:
-    def case(name: str) -> NetworkCase:
-        return NetworkCase(
-            name, "smoke", ["adding"], files={"adding": ranked_fault.__file__}, validation_steps=1, batch_size=4,
-            network={"onnx": str(small_onnx), "classes": 4, "image_size": 32},
-            dataset={"kind": "imagenet", "root": str(imagenet_tree)}, optimizer={"name": "sgd", "learning_rate": 0.1},
-        )  # fmt: skip
+def case_of(name: str, measurement: str, small_onnx: Path, imagenet_tree: Path) -> NetworkCase:
+    return NetworkCase(
+        name, "smoke", [measurement], files={measurement: ranked_fault.__file__}, validation_steps=1, batch_size=4,
+        network={"onnx": str(small_onnx), "classes": 4, "image_size": 32},
+        dataset={"kind": "imagenet", "root": str(imagenet_tree)}, optimizer={"name": "sgd", "learning_rate": 0.1},
+    )  # fmt: skip
 
+
+def write(job: Path, small_onnx: Path, imagenet_tree: Path, communicator: str, **changes: object) -> None:
     how = Distributed(communicator=communicator, launcher=COMMUNICATORS[communicator].launcher, oversubscribe=True)
     Job(
         {"name": "faulty", "mode": "good"}, "cpu", "fp32", threads=2, seed=0, ranks=2, distributed=how,
-        cases=[case("sound"), case("faulty")],
+        cases=[case_of(name, "adding", small_onnx, imagenet_tree) for name in ("sound", "faulty")],
     ).save(job)  # fmt: skip
 
 
@@ -124,6 +126,40 @@ def test_a_rank_that_fails_is_named_soon_and_leaves_nothing(
     assert list(Result.load(result_path(job)).measurements) == ["sound/adding"]
     assert of_rank(result_path(job), 1).exists()
     assert "measuring sound/adding" in job.with_name("ranked.rank1.log").read_text()
+
+
+def native(backend: str, scheme: str, rank: int) -> object:
+    found = discover()[0][backend]
+    lacking = found.problem() or found.lacks_scheme(scheme, mode=found.default_mode, device="cpu", precision="fp32")
+    return pytest.param(backend, scheme, rank, marks=[pytest.mark.skipif(bool(lacking), reason=lacking or "")])
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(problem("gloo") is not None, reason="gloo is not installed")
+@pytest.mark.parametrize(
+    ("backend", "scheme", "rank"),
+    [
+        native("torch", "ddp", 1),
+        native("torch", "ddp", 0),
+        native("torch", "horovod", 1),
+        native("jax", "sharded", 1),  # others wait after the step, which has only begun it
+    ],
+)
+def test_a_rank_that_hangs_outside_its_frameworks_step_is_named(
+    backend: str, scheme: str, rank: int, job: Path, small_onnx: Path, imagenet_tree: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setenv(ranked_fault.FAULT, "hangs")
+    monkeypatch.setenv(ranked_fault.WHERE, str(rank))
+    how = Distributed(communicator="gloo", launcher="process", oversubscribe=True, scheme=scheme, native=True)
+    case = case_of("faulty", "training", small_onnx, imagenet_tree)
+    named = {"name": backend, "mode": discover()[0][backend].default_mode}
+    Job(named, "cpu", "fp32", threads=2, seed=0, ranks=2, distributed=how, cases=[case]).save(job)
+    outcome = run(job, "gloo")
+    took = time.monotonic() - float((job.parent / "note").read_text())
+    assert took < 30  # it is 10 s on an idle machine
+    assert outcome.reason.startswith(f"rank {rank} of 2 on {HERE} hung (no work for "), outcome.reason
+    assert "measuring faulty/training (last seen in step " in outcome.reason
 
 
 @pytest.mark.parametrize(
@@ -213,6 +249,32 @@ def test_ranks_are_run_by_hand_and_each_has_its_cores(
         assert not set(results[0].threads["cpus"]) & set(results[1].threads["cpus"])
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(problem("mpi") is not None, reason="no MPI")
+@pytest.mark.parametrize(("fault", "rank"), [("hangs", 1), ("hangs", 0), ("stopped", 0)])
+def test_ranks_that_a_user_started_watch_each_other(
+    fault: str, rank: int, job: Path, small_onnx: Path, imagenet_tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank 0 watches all, and rank 1 rank 0, which may be unable to say anything."""
+    monkeypatch.setenv(ranked_fault.FAULT, fault)
+    monkeypatch.setenv(ranked_fault.WHERE, str(rank))
+    write(job, small_onnx, imagenet_tree, "mpi")
+    meeting = job.parent / "meeting"
+    meeting.mkdir()
+    done = subprocess.run(
+        [*mpiexec(2, oversubscribe=True), sys.executable, "-m", "d5suite.worker", str(job)],
+        env=os.environ | {MEETING: str(meeting)}, capture_output=True, text=True, timeout=200,
+    )  # fmt: skip
+    took = time.monotonic() - float((job.parent / "note").read_text())
+    assert done.returncode != 0 and took < 40, done.stderr  # it is 10 s on an idle machine
+    says = 1 if fault == "stopped" else 0
+    result = Result.load(of_rank(result_path(job), says))
+    assert result.error is not None
+    assert result.error.message.startswith(f"rank {rank} of 2 on {HERE} hung (no work for ")
+    assert "while measuring faulty/adding (last seen in step " in result.error.message
+    assert result.failures["faulty/adding"] == result.error and list(result.measurements) == ["sound/adding"]
+
+
 def test_without_mpiexec_one_sentence_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ConfigurationError, match=r"mpiexec, which is not installed\n  .*pip install 'd5suite\[mpi\]'"):
@@ -223,18 +285,35 @@ class Clock:
     """Pulses of ranks by hand."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, ranks: int = 2) -> None:
-        self.watch, self.now, self.ticks, self.cpu = Watch(ranks), 100.0, 0, [0.0] * ranks
-        monkeypatch.setattr("d5suite.launch.pulse._work_of", lambda pid: (self.cpu[pid], False))
+        self.watch, self.now, self.ticks, self.cpu = Watch(ranks, "here"), 100.0, 0, [0.0] * ranks
+        self.pool = [0.0] * ranks
+        self.host = "here"
+        monkeypatch.setattr("d5suite.launch.pulse._work_of", self._work)
 
-    def look(self, *ranks: str, beats: tuple[int, ...] = (), seconds: float = 1.0) -> tuple[int, str] | None:
-        """Let time pass in which a rank ``waits``, ``works``, is ``idle`` or waits ``asleep``."""
+    def _work(self, rank: int) -> Work:
+        return Work(self.cpu[rank], {rank: self.cpu[rank], 100 + rank: self.pool[rank]}, False)
+
+    def look(
+        self, *ranks: str, beats: tuple[int, ...] = (), entered: tuple[int, ...] = (), seconds: float = 1.0,
+        late: bool = False,
+    ) -> tuple[int, str] | None:  # fmt: skip
+        """Let time pass in which a rank ``waits``, ``works``, is ``idle`` or waits ``asleep``.
+
+        Another thread ``pools`` or ``polls`` meanwhile, as it does ``inside`` a framework's step
+        where the main thread polls as well; it ``computes`` there.
+        """
         self.now += seconds
-        self.ticks += 1
+        self.ticks += not late
         pulses = []
         for rank, does in enumerate(ranks):
-            self.cpu[rank] += does in ("waits", "works")  # waiting may cost CPU time, too
-            beat = beats[rank] if beats else 0
-            pulses.append(Pulse(rank, self.ticks, beat, does in ("waits", "asleep"), 0.0, "here"))
+            self.cpu[rank] += seconds * (1.0 if does in ("waits", "works", "computes") else 0.03 * (does == "inside"))
+            self.pool[rank] += seconds * {"pools": 0.9, "polls": 0.15, "inside": 0.15}.get(does, 0.0)
+            pulses.append(
+                Pulse(
+                    rank, self.ticks, beats[rank] if beats else 0, does in ("waits", "asleep"), 0.0, self.host,
+                    entered[rank] if entered else 0, does in ("inside", "computes"), self.cpu[rank], self.pool[rank],
+                )
+            )  # fmt: skip
         return self.watch.look(pulses, self.now)
 
 
@@ -260,10 +339,16 @@ def test_waiting_for_a_core_is_work_and_sleep_is_none() -> None:
         crowd = [stack.enter_context(_ended(sys.executable, "-c", spin)).pid for _ in range(4)]
         sleeper = stack.enter_context(_ended("sleep", "1000")).pid
         wait_until(lambda: psutil.Process(sleeper).status() == psutil.STATUS_SLEEPING, "sleep")
-        slept, before, ran = _work_of(sleeper)[0], _work_of(crowd[0])[0], _ran_s(crowd[0])
-        wait_until(lambda: _work_of(crowd[0])[0] - before > 2.0, "two seconds of running or waiting")
+        slept, before, ran = _main_s(sleeper), _main_s(crowd[0]), _ran_s(crowd[0])
+        wait_until(lambda: _main_s(crowd[0]) - before > 2.0, "two seconds of running or waiting")
         assert _ran_s(crowd[0]) - ran < 1.8  # else it was ready, and had no core
-        assert _work_of(sleeper)[0] - slept < LEAST_CPU_S
+        assert _main_s(sleeper) - slept < LEAST_CPU_S
+
+
+def _main_s(pid: int) -> float:
+    found = _work_of(pid)
+    assert found is not None
+    return found.main_s
 
 
 def _ran_s(pid: int) -> float:
@@ -287,6 +372,60 @@ def test_a_rank_without_work_that_others_wait_for_hangs(monkeypatch: pytest.Monk
     found = [clock.look("waits", "idle", "waits") for _ in range(int(STALLED_S) + 2)]
     assert found[-1] is not None and found[-1][0] == 1
     assert not any(found[: int(STALLED_S) - 1])
+
+
+@pytest.mark.parametrize("hung", ["idle", "polls"])
+@pytest.mark.parametrize("others", ["inside", "computes", "idle"])
+def test_who_has_not_entered_the_frameworks_step_hangs(hung: str, others: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others wait in it, perhaps without sleeping; or they have left it, and wait for its end."""
+    clock = Clock(monkeypatch, 3)
+    clock.look("works", "works", "works", entered=(4, 4, 4))
+    looks = range(int(STALLED_S) + 2)
+    found = [clock.look(others, hung, others, entered=(5, 4, 5)) for _ in looks]
+    assert found[-1] is not None and found[-1][0] == 1 and found[-1][1].startswith("hung (no work for ")
+    assert not any(found[: int(STALLED_S) - 1])
+
+
+def test_who_computes_before_or_in_the_frameworks_step_does_not_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    clock.look("works", "works", entered=(4, 4))
+    assert not any(clock.look("inside", "pools", entered=(5, 4)) for _ in range(300))
+    assert not any(clock.look("inside", "works", entered=(5, 4)) for _ in range(300))
+    assert not any(clock.look("inside", "computes", entered=(5, 5)) for _ in range(300))
+    assert not any(clock.look("waits", "computes", entered=(5, 5)) for _ in range(300))
+
+
+def test_ranks_that_all_wait_in_the_frameworks_step_are_a_deadlock(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    clock.look("works", "works", entered=(4, 4))
+    found = [clock.look("inside", "asleep", entered=(5, 5)) for _ in range(int(DEADLOCK_S) + 3)]
+    assert found[-1] is not None and "and all others have waited for each other" in found[-1][1]
+    assert not any(found[: int(DEADLOCK_S) - 1])
+
+
+def test_a_framework_step_that_never_ends_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    for step in range(1, 10):
+        assert clock.look("works", "works", beats=(step, step), entered=(step, step)) is None
+    found = [clock.look("inside", "computes", beats=(9, 9), entered=(10, 10)) for _ in range(2 * PATIENCE)]
+    assert found[-1] is not None and found[-1][0] == 1 and "s in a step; at most" in found[-1][1]
+    assert not any(found[: PATIENCE - 2])
+
+
+def test_of_a_rank_on_another_host_its_own_word_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    clock.host = "elsewhere"
+    monkeypatch.setattr("d5suite.launch.pulse._work_of", lambda pid: pytest.fail("the process is not here"))
+    clock.look("works", "works")
+    assert not any(clock.look("waits", does) for does in ("works", "pools") for _ in range(100))
+    assert not any(clock.look("waits", "idle", late=True) for _ in range(int(SILENT_S) - 2))  # a file is late
+    found = [clock.look("waits", "idle") for _ in range(int(STALLED_S) + 2)]
+    assert found[-1] is not None and found[-1][0] == 1
+    silent = Clock(monkeypatch)
+    silent.host = "elsewhere"
+    silent.look("works", "works")
+    gone = [silent.look("waits", "idle", late=True) for _ in range(int(SILENT_S) + 2)]
+    assert gone[-1] is not None and gone[-1][0] == 1
 
 
 def test_a_step_that_never_ends_hangs(monkeypatch: pytest.MonkeyPatch) -> None:

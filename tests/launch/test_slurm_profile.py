@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
+import textwrap
 import threading
 from pathlib import Path
 
@@ -42,6 +44,24 @@ def test_a_profile_is_refused_with_its_line(tmp_path: Path, text: str, said: str
     with pytest.raises(ConfigurationError) as raised:
         read_profile(path)
     assert said in str(raised.value) and str(path) in str(raised.value)
+
+
+def test_the_documented_profiles_are_read(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs/slurm.md").read_text()
+    found = []
+    for title in ("A CPU partition of 36 cores a node:", "A partition with four V100 on each node,"):
+        block = page.partition(title)[2].partition("\n\n")[2]
+        lines = itertools.takewhile(lambda line: line.startswith("    "), block.splitlines())
+        path = tmp_path / "site.toml"
+        path.write_text(textwrap.dedent("\n".join(lines)))
+        found.append(read_profile(path).profile)
+    cpu, gpu = found
+    assert (cpu.cores_per_node, cpu.ranks_per_node, cpu.threads_per_rank, cpu.gres) == (36, 2, 18, "")
+    assert cpu.environment == "/home/project42/venv" and cpu.options == ["--hint=nomultithread"]
+    assert (gpu.cores_per_node, gpu.ranks_per_node, gpu.threads_per_rank) == (40, 4, 10)
+    assert gpu.gres == "gpu:v100:4" and gpu.container == "apptainer exec --nv /shared/d5suite.sif"
+    for each in found:
+        subprocess.run(["bash", "-n"], input=script(each, "/jobs/a.job.json"), text=True, check=True)
 
 
 def script(profile: Profile, *jobs: str, device: str = "cpu") -> str:
@@ -128,16 +148,29 @@ def test_a_late_file_is_waited_for(tmp_path: Path) -> None:
     thread.join()
 
 
+@pytest.mark.parametrize(("expected", "outcome"), [("", "1 skipped"), ("1", "1 error")])
+def test_where_slurm_was_installed_its_tests_are_not_skipped(tmp_path: Path, expected: str, outcome: str) -> None:
+    test = Path(__file__).parent / "slurm/test_regression_script.py::test_a_call_without_sides_says_how"
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-rs", "-m", "slurm", str(test)],
+        env=plugin_environment() | {"PATH": str(tmp_path), "D5SUITE_HAS_SLURM": expected},
+        cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert outcome in done.stdout and "Slurm is not installed: no munged" in done.stdout, done.stdout + done.stderr
+    assert done.returncode == bool(expected)
+
+
 def test_a_login_node_needs_no_framework(tmp_path: Path) -> None:
+    """Nor Horovod, though a backend that never has a scheme is refused there, too."""
     (tmp_path / "site.toml").write_text("cores_per_node = 8\nranks_per_node = 2\n")
-    for name in ("torch", "tensorflow", "keras", "mxnet", "jax", "mpi4py"):
+    for name in ("torch", "tensorflow", "keras", "mxnet", "jax", "mpi4py", "horovod"):
         (tmp_path / f"{name}.py").write_text("raise SystemExit('a framework was imported')\n")
     recipe = Path(__file__).parents[2] / "recipes" / "test_digits_lenet.py"
     environment = plugin_environment()
     environment["PYTHONPATH"] = f"{tmp_path}:{environment['PYTHONPATH']}"
     done = subprocess.run(
         [sys.executable, "-m", "d5suite.cli", "slurm", "script", str(recipe), "--nodes", "1,2", "--backend",
-         "torch,jax", "--scheme", "all_reduce,top_k", "--profile", "site.toml"],
+         "torch,jax", "--scheme", "all_reduce,top_k,horovod", "--profile", "site.toml"],
         cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
@@ -146,5 +179,7 @@ def test_a_login_node_needs_no_framework(tmp_path: Path) -> None:
     assert {f"digits_lenet-torch-{each}" for each in ("all_reduce-gloo-2", "all_reduce-gloo-4", "top_k-gloo-4")} < set(
         found
     )
+    assert {"digits_lenet-torch-horovod-2", "digits_lenet-torch-horovod-4"} < set(found)
+    assert not [name for name in found if "jax-horovod" in name]
     assert found["digits_lenet-jax-all_reduce-gloo-4"].threads == 16
     assert found["digits_lenet-jax-all_reduce-gloo-2"].threads == 8

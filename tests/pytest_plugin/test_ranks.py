@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import subprocess
+import sys
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 
 import jsonschema
+import psutil
 import pytest
 
 from d5suite.backends import discover
 from d5suite.cases.case import absent
+from d5suite.launch.ranks import SHARED_MEMORY
 from d5suite.measurements.distributed.step import DistributedTraining
 from tests.conftest import Run as RunPytest
-from tests.conftest import run_several
+from tests.conftest import end_with_tests, plugin_environment, run_several, wait_until
 from tests.training.small import needs_torch
 
 RECIPE = """
@@ -100,6 +106,35 @@ def test_a_frameworks_own_scheme_is_measured_and_elsewhere_refused(
     assert how["bytes_per_step"] == 2 * size
     (check,) = (check for check in found["validation"]["checks"] if "vs one process" in check["name"])
     assert check["error"] <= 1e-10
+
+
+@pytest.mark.slow
+@needs_torch
+def test_ctrl_c_leaves_nothing_of_the_ranks(recipe: Path, tmp_path: Path, imagenet_tree: Path) -> None:
+    recipe.write_text(
+        recipe.read_text().replace(
+            "        feed = super()._next_feed()\n",
+            "        feed = super()._next_feed()\n"
+            "        if self.workload.heart.beats:\n"
+            "            import pathlib, threading\n"
+            f"            pathlib.Path({str(tmp_path / 'timed')!r}).touch()\n"
+            "            threading.Event().wait()\n",
+        )
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", str(recipe), "-k", "diverging", "--backend", "torch",
+         "--ranks", "2", "--communicator", "gloo", "--oversubscribe", "--imagenet", str(imagenet_tree)],
+        cwd=tmp_path, env=plugin_environment(), text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        start_new_session=True, preexec_fn=end_with_tests,
+    )  # fmt: skip
+    wait_until(lambda: (tmp_path / "timed").exists() or process.poll() is not None, "the timed steps")
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+    said, _ = process.communicate(timeout=300)
+    assert process.returncode == 2 and "KeyboardInterrupt" in said, said
+    places = (SHARED_MEMORY, Path(tempfile.gettempdir()))
+    assert not [path for place in places for path in place.glob(f"d5suite-{process.pid}-*")]
+    started = (each.info["cmdline"] or [] for each in psutil.process_iter(["cmdline"]))
+    assert not [words for words in started if "d5suite.worker" in words and str(process.pid) in words]
 
 
 REFUSED: list[tuple[list[str], str]] = [

@@ -1,10 +1,11 @@
 """A framework's own scheme among the others.
 
-Imports NumPy and `d5suite.levels` only.
+Imports NumPy, `d5suite.levels` and its neighbours only.
 """
 
 from __future__ import annotations
 
+from d5suite.distributed.framework import INSIDE
 from d5suite.distributed.schemes.common import Common
 from d5suite.levels.distributed import Buffers, Communicator, Replica, SchemeSettings
 from d5suite.levels.native import FrameworkScheme, NativeSettings
@@ -33,15 +34,20 @@ class Framework(Common):
         super().__init__(replica, communicator, settings)
         assert isinstance(settings, NativeSettings)
         self.name, self.synchronous = settings.name, settings.described.synchronous
-        self._own = kind(replica, settings) if communicator.size > 1 else None
+        with INSIDE:
+            self._own = kind(replica, settings) if communicator.size > 1 else None
 
     def _step(self, feed: Native) -> Native:
         assert self._own is not None
-        return self._own.step(feed)
+        with INSIDE:
+            return self._own.step(feed)
 
     def weights(self) -> Buffers:
         """See `Scheme.weights`."""
-        return super().weights() if self._own is None else self._own.weights()
+        if self._own is None:
+            return super().weights()
+        with INSIDE:
+            return self._own.weights()
 
     def bytes_per_step(self, elements: int, itemsize: int) -> float | None:
         """See `Scheme.bytes_per_step`."""
@@ -51,4 +57,5 @@ class Framework(Common):
 
     def _finish(self) -> None:
         assert self._own is not None
-        self._own.finish()
+        with INSIDE:
+            self._own.finish()

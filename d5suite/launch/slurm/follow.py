@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import re
+import signal
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
-from d5suite.errors import JobError
+from d5suite.errors import JobError, ValidationError
 from d5suite.files import read_json, write_bytes
-from d5suite.job import Job, Result, fate_path, of_rank, result_path, results_of
+from d5suite.job import Failure, Job, Result, fate_path, of_rank, result_path, results_of
+from d5suite.launch.base import said_of
 from d5suite.launch.slurm import client
 from d5suite.launch.slurm.client import FINAL, SilentError, State
 from d5suite.launch.slurm.run import SCRIPTS, Run, Submission, number_all
@@ -50,6 +53,13 @@ NAMELESS = "UNKNOWN"
 """State of a job that Slurm no longer knows."""
 
 TAIL_LINES = 5
+
+_SIGNALS = {
+    signal.strsignal(each): each for each in signal.Signals if each not in (signal.SIGTERM, signal.SIGINT)
+}  # with these srun ends the other ranks
+
+DIED = re.compile(rf"srun: error: (\S+): tasks? (\d+)\S*: ({'|'.join(re.escape(str(each)) for each in _SIGNALS)})")
+"""What srun says of a rank that a signal ended: node, rank and the signal's name."""
 
 
 @dataclass(frozen=True)
@@ -100,6 +110,14 @@ class Fate:
     def waits(self) -> bool:
         """Whether it waits in Slurm's queue."""
         return self.state is not None and self.state.name == "PENDING"
+
+
+class Death(NamedTuple):
+    """A rank that a signal has ended, the measurement that it cost, and a sentence of both."""
+
+    rank: int
+    key: str | None
+    message: str
 
 
 def look(run: Run) -> list[Fate]:
@@ -166,6 +184,7 @@ def _fate(run: Run, name: str, start: Submission | None, state: State | None) ->
     keys = job.keys()
     measured: set[str] = set()
     failures: dict[str, str] = {}
+    death = _death(run, start, state, path, job.ranks)
     phase = ""
     for each in results_of(path):
         try:
@@ -175,10 +194,30 @@ def _fate(run: Run, name: str, start: Submission | None, state: State | None) ->
         measured |= set(result.measurements)
         failures = {key: failure.message for key, failure in result.failures.items()}
         phase = result.phase
-    if not failures and len(measured) < len(keys):
+    if death is not None:  # others fail because they lose it
+        failures = {death.key or next((key for key in keys if key not in measured), ""): death.message}
+    elif not failures and len(measured) < len(keys):
         failures = _of_other_ranks(path, job.ranks)
     failed = tuple(message for key, message in failures.items() if key in keys and key not in measured)
     return Fate(name, start, state, len(measured & set(keys)), len(keys), failed, phase)
+
+
+def _death(run: Run, start: Submission | None, state: State | None, path: Path, ranks: int) -> Death | None:
+    """The rank that a signal ended first, as srun says it of the latest start."""
+    if start is None or state is None or state.name != "FAILED":
+        return None
+    latest = re.split(r"CANCELLED AT .* DUE TO .*", _log(run, start))[-1]
+    died = list(DIED.finditer(latest.partition("CANCELLED AT")[0]))
+    died.sort(key=lambda each: each[3] == "Aborted")  # as transports end that lose a peer
+    if not died:
+        return None
+    node, rank, how = died[0].groups()
+    try:
+        result = Result.load(of_rank(result_path(path), int(rank)))
+    except JobError:
+        result = Result()
+    said = f"rank {rank} of {ranks} on {node} {said_of(-_SIGNALS[how])}, while {result.phase}"
+    return Death(int(rank), result.measurement, said)
 
 
 def _of_other_ranks(path: Path, ranks: int) -> dict[str, str]:
@@ -246,6 +285,21 @@ def write_fates(run: Run, fates: list[Fate]) -> None:
                 path.unlink(missing_ok=True)
             else:
                 write_bytes(path, told(run, fate).encode())
+                _blame(run, fate)
+
+
+def _blame(run: Run, fate: Fate) -> None:
+    """Put a rank that a signal ended in place of what rank 0 says of losing it."""
+    path = run.job_path(fate.name)
+    with contextlib.suppress(JobError):
+        result = Result.load(result_path(path))
+        death = _death(run, fate.start, fate.state, path, Job.load(path).ranks)
+        key = result.measurement
+        lost = result.failures.get(key or "")
+        if death is None or key is None or (lost is not None and lost.type == ValidationError.__name__):
+            return
+        result.failures[key] = Failure(JobError.__name__, death.message)
+        result.save(result_path(path))
 
 
 def follow(run: Run, tell: Callable[[list[Fate], str], None]) -> list[Fate]:

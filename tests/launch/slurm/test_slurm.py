@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -16,6 +17,7 @@ from typing import Any
 import psutil
 import pytest
 
+from d5suite.job import Result
 from d5suite.report.schema import result_schema
 from tests.conftest import end_with_tests, plugin_environment
 from tests.launch.slurm.cluster import Cluster
@@ -23,7 +25,7 @@ from tests.launch.slurm.cluster import Cluster
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 
 RECIPE = """
-import os, time
+import os, threading, time
 from pathlib import Path
 import numpy as np
 from d5suite import Recipe, SGD
@@ -53,11 +55,17 @@ class QuickStep(Step):
 
 class HeldStep(QuickStep):
     def time(self, settings):
-        (HERE / "held").write_text(str(os.getpid()))
-        hoard = []
+        communicator, hoard = self.workload.communicator, []
+        last = communicator.rank == communicator.size - 1
+        if last:
+            (HERE / "held").write_text(str(os.getpid()))
         while (HERE / "hold").exists():
             if (HERE / "hold").read_text() == "memory":
                 hoard.append(np.ones(16 << 20))
+            if (HERE / "hold").read_text() == "last":
+                if last:
+                    threading.Event().wait()
+                self.run()
             time.sleep(0.1)
         return super().time(settings)
 
@@ -233,6 +241,42 @@ def test_a_cancelled_job_keeps_what_it_measured_and_resume_submits_the_rest(site
     assert "submitted 0 jobs" in site("run", "--resume")
 
 
+def test_cancel_ends_what_runs_and_what_waits_and_nothing_else(site: Site) -> None:
+    site.profile("exclusive = false", 'memory = "1000"')
+    other = site.cluster.ask("sbatch", "--parsable", "--output=/dev/null", "--mem=100", "--wrap=sleep 600").strip()
+    job = site.submitted()
+    site.profile('options = ["--hold"]')
+    site(*site.luck("--folder", "second", "--no-follow", "--nodes", "2", "--out", "second.json"))
+    (waiting,) = site.folder.glob("second/*")
+    ((start,),) = json.loads((waiting / "run.json").read_text())["jobs"].values()
+    assert site.state(start["number"]) == "PENDING"
+    assert "cancelled 1 job; what was measured stays" in site("cancel", str(waiting))
+    assert site.state(job) == "RUNNING"
+    assert "cancelled 1 job; what was measured stays" in site("cancel")
+    until(lambda: site.cluster.ask("squeue", "--noheader", "--format=%A").split() == [other], "the end of both jobs")
+    said = site("collect", code=1)
+    assert f"job {job} was cancelled" in said and "while measuring luck/held" in said
+    assert list(site.results()) == BOTH[:1]
+    assert "cancelled 0 jobs" in site("cancel")
+    site.cluster.ask("scancel", other)
+
+
+def test_a_script_that_is_submitted_by_hand_is_collected(site: Site) -> None:
+    said = site("script", *site.luck("--nodes", "1,2")[1:])
+    scripts = sorted(site.folder.glob("d5suite-slurm/*/scripts/*.sh"))
+    assert [each.name for each in scripts] == ["01-nodes1.sh", "02-nodes2.sh"]
+    for each in scripts:
+        assert f"{each.relative_to(site.folder)}: " in said
+        done = subprocess.run(
+            ["sbatch", "--wait", str(each)], cwd=site.folder, env=plugin_environment() | site.cluster.environment,
+            capture_output=True, text=True, timeout=300,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+    assert "measured" in site("status")
+    site("collect")
+    assert sorted(site.results()) == sorted([*BOTH, *(each.replace("local-1", "gloo-2") for each in BOTH)])
+
+
 def test_a_killed_submitter_costs_nothing_and_every_shell_gathers_the_same_file(site: Site) -> None:
     other = site.cluster.ask(
         "sbatch", "--parsable", "--output=/dev/null", "--ntasks=1", "--mem=500", "--nodelist=n1", "--wrap=sleep 600"
@@ -302,6 +346,34 @@ def test_a_job_without_time_or_memory_names_the_line_of_the_profile(
     until(lambda: site.state(job) in (state, "FAILED"), f"{state} of job {job}")
     assert said in site("collect", code=1)
     assert list(site.results()) == BOTH[:1]
+
+
+@pytest.mark.parametrize(
+    ("accident", "on", "said"),
+    [
+        ("killed", "n2", "died of SIGKILL (killed from outside, or out of memory)"),
+        ("hangs", socket.gethostname(), "hung (no work for "),
+    ],
+    ids=["killed", "hangs"],
+)
+def test_a_rank_that_is_killed_or_hangs_is_named_with_its_node_and_phase(
+    site: Site, accident: str, on: str, said: str
+) -> None:
+    site.hold.write_text("last")
+    process = site.start(*site.luck("--nodes", "2"))
+    until(site.held.exists, "the held measurement")
+    began = time.monotonic()
+    if accident == "killed":
+        os.kill(int(site.held.read_text()), signal.SIGKILL)
+    found, _ = process.communicate(timeout=300)
+    assert time.monotonic() - began < 60, found  # it is 15 s on an idle machine, with the gathering
+    assert process.returncode == 1, found
+    assert f"failed: rank 1 of 2 on {on} {said}" in found and "while measuring luck/held" in found
+    (quick,) = site.results()
+    assert quick == "faulty-all_reduce-gloo-2 quick"
+    (path,) = site.folder.glob("d5suite-slurm/*/jobs/*gloo-2.result.json")
+    failure = Result.load(path).failures["luck/held"].message
+    assert failure.startswith(f"rank 1 of 2 on {on} {said}") and failure in " ".join(found.split())
 
 
 @pytest.mark.parametrize("accident", ["requeued", "preempted"])

@@ -1,0 +1,28 @@
+"""Notes when a rank is in a call in which its framework connects the ranks, as no communicator can.
+
+Imports the standard library only.
+"""
+
+from __future__ import annotations
+
+
+class _Inside:
+    """Calls are counted as they begin and end, by the main thread alone."""
+
+    def __init__(self) -> None:
+        self.entered = self.left = 0
+
+    def __enter__(self) -> None:
+        self.entered += 1
+
+    def __exit__(self, *error: object) -> None:
+        self.left = self.entered
+
+
+INSIDE = _Inside()
+"""``with INSIDE:`` is such a call."""
+
+
+def calls() -> tuple[int, int]:
+    """How many such calls this process has entered, and how many of them it has left."""
+    return INSIDE.entered, INSIDE.left
