@@ -76,43 +76,47 @@ def _parser() -> argparse.ArgumentParser:
     operators.set_defaults(run=_operators)
 
     compare = commands.add_parser(
-        "compare", help="say what two runs show of each benchmark; or show result files as tables",
+        "compare", help="judge each benchmark of two runs, or show result files as tables",
         description="Two files: a verdict on each benchmark. One, or more than two: tables.",
         epilog="exit codes: 0 nothing wrong, 1 regression, 2 usage, 3 wrong answer, 4 benchmark missing, "
         "5 not comparable, 6 too noisy to tell (docs/compare.md)",
     )  # fmt: skip
     compare.add_argument("results", type=Path, nargs="+", metavar="RESULT.json", help="BASE.json NEW.json")
-    compare.add_argument("--tables", action="store_true", help="show two files as tables side by side, too")
-    compare.add_argument("--force", action="store_true", help="compare runs of other machines or settings, too")
+    compare.add_argument("--tables", action="store_true", help="also show two files as tables side by side")
+    compare.add_argument("--force", action="store_true", help="also compare runs of different machines or settings")
     compare.add_argument("--thresholds", type=Path, metavar="FILE.toml", help="what counts as a change, by benchmark")
-    compare.add_argument("--history", type=Path, metavar="FOLDER", help="judge one file by the runs of a folder")
+    compare.add_argument("--history", type=Path, metavar="FOLDER", help="judge one file against the runs of a folder")
     compare.add_argument(
         "--between-runs", type=float, metavar="FRACTION",
-        help="by how much a median varies from run to run (standard deviation; default: 0.15)",
+        help="standard deviation of a median from run to run (default: 0.15)",
     )  # fmt: skip
     _add_forms(compare)
     compare.set_defaults(run=_compare)
 
     ab = commands.add_parser(
-        "ab", help="measure two sides in turn, and say what pairs show of each benchmark",
+        "ab", help="measure two sides in turn and judge each benchmark by its pairs",
         description="A SPEC is here, an interpreter, a virtual environment, env:NAME=VALUE, mode:NAME, rev:REVISION of "
         "d5suite, or install:REQUIREMENT. Further options of pytest follow after --.",
-        epilog="exit codes: as of compare (docs/compare.md)",
+        epilog="exit codes: as for compare (docs/compare.md)",
     )  # fmt: skip
     ab.add_argument("--a", required=True, metavar="SPEC", help="the base")
-    ab.add_argument("--b", required=True, metavar="SPEC", help="what is compared with it")
+    ab.add_argument("--b", required=True, metavar="SPEC", help="the side compared with it")
     _add_paired(ab)
     _add_forms(ab)
     ab.set_defaults(run=_ab)
 
     bisect = commands.add_parser(
-        "bisect", help="find the revision of d5suite that made a benchmark slower",
+        "bisect", help="find the revision of d5suite, or of a backend, that made a benchmark slower",
         description="Measures revisions in turn with the good one, as ab does. Further options of pytest follow "
         "after --.",
-        epilog="exit codes: 0 found, 2 usage, 6 cannot be narrowed to one revision; of ab, if BAD is not slower",
+        epilog="exit codes: 0 found, 2 usage, 6 several revisions are left; those of ab if BAD is not slower",
     )  # fmt: skip
     bisect.add_argument("--good", required=True, metavar="REVISION")
-    bisect.add_argument("--bad", required=True, metavar="REVISION", help="a later one, which is slower")
+    bisect.add_argument("--bad", required=True, metavar="REVISION", help="a later revision that is slower")
+    bisect.add_argument(
+        "--repository", type=Path, metavar="PATH",
+        help="Git repository of a backend, whose revisions are installed (default: d5suite's own)",
+    )  # fmt: skip
     _add_paired(bisect)
     bisect.set_defaults(run=_bisect)
 
@@ -120,17 +124,17 @@ def _parser() -> argparse.ArgumentParser:
     conformance.add_argument("backend", metavar="NAME[:MODE]")
     conformance.add_argument("--device", default="cpu", choices=["cpu", "cuda"], help="default: %(default)s")
     conformance.add_argument("--threads", type=int, metavar="N", help="CPU threads (default: every allowed CPU)")
-    conformance.add_argument("-k", dest="only", metavar="EXPRESSION", help="only cases whose names match, as in pytest")
+    conformance.add_argument("-k", dest="only", metavar="EXPRESSION", help="run cases whose names match, as for pytest")
     extent = conformance.add_mutually_exclusive_group()
     extent.add_argument("--quick", action="store_true", help="check every clause, operator and level, on fewer cases")
     extent.add_argument("--zoo", action="store_true", help="check every network of the zoo instead of the usual cases")
     conformance.add_argument("-x", "--exitfirst", action="store_true", help="stop at the first failure")
     conformance.add_argument(
         "--lf", "--last-failed", dest="last_failed", action="store_true",
-        help="only the cases that failed when last run from this folder",
+        help="run the cases that failed in the last run from this folder",
     )  # fmt: skip
     conformance.add_argument("--durations", type=int, metavar="N", help="list the N slowest cases, 0 for all")
-    conformance.add_argument("--full-trace", action="store_true", help="show whole tracebacks, d5suite's lines too")
+    conformance.add_argument("--full-trace", action="store_true", help="show whole tracebacks with d5suite's lines")
     conformance.set_defaults(run=_conformance)
 
     network = commands.add_parser("network", help="show a network's cost, and which backends can run it")
@@ -185,14 +189,16 @@ def _parser() -> argparse.ArgumentParser:
 
 def _add_paired(command: argparse.ArgumentParser) -> None:
     """Add what commands take that measure two sides in turn."""
-    command.add_argument("recipes", nargs="+", metavar="RECIPE", help="as of pytest: files, folders, FILE::TEST")
-    command.add_argument("--backend", metavar="NAME[:MODE][,…]", help="as of pytest, like --preset")
-    command.add_argument("--preset", metavar="NAME")
-    command.add_argument("--max-pairs", type=int, default=60, metavar="N", help="by benchmark (default: %(default)s)")
+    command.add_argument("recipes", nargs="+", metavar="RECIPE", help="files, folders or FILE::TEST, as for pytest")
+    command.add_argument("--backend", metavar="NAME[:MODE][,…]", help="as for pytest")
+    command.add_argument("--preset", metavar="NAME", help="as for pytest")
     command.add_argument(
-        "--max-time", type=float, default=300.0, metavar="SECONDS", help="by benchmark (default: %(default)g)"
+        "--max-pairs", type=int, default=60, metavar="N", help="limit per benchmark (default: %(default)s)"
     )
-    command.add_argument("--force", action="store_true", help="judge what was measured under other conditions, too")
+    command.add_argument(
+        "--max-time", type=float, default=300.0, metavar="SECONDS", help="limit per benchmark (default: %(default)g)"
+    )
+    command.add_argument("--force", action="store_true", help="also judge measurements under different conditions")
     command.add_argument("--thresholds", type=Path, metavar="FILE.toml", help="what counts as a change, by benchmark")
     command.add_argument("--effect", type=float, metavar="FRACTION", help="relative change to find (default: 0.02)")
 
@@ -256,13 +262,14 @@ def _make_openimages(options: argparse.Namespace) -> None:
 def _compare(options: argparse.Namespace) -> int:
     from rich.console import Console
 
+    _check_forms(options, [*options.results, *_given_files(options)])
     if options.history:
         return _judge_by_history(options, Console(markup=False))
     if len(options.results) == 2 and not options.tables:
         return _judge(options, Console(markup=False))
     given = [f"--{name.replace('_', '-')}" for name in _OF_TWO if getattr(options, name)]
     if given:
-        raise ConfigurationError(f"{given[0]} is for two files, of which the second is compared with the first")
+        raise ConfigurationError(f"{given[0]} is for two files: the second is compared with the first")
     from d5suite.report.compare import show
 
     show(options.results, Console(markup=False))
@@ -298,7 +305,7 @@ def _judge_by_history(options: argparse.Namespace, console: Console) -> int:
 
     if len(options.results) != 1 or options.tables or options.between_runs is not None:
         raise ConfigurationError(
-            "--history is for one file, without --tables and --between-runs: a history tells how runs vary"
+            "--history is for one file, without --tables and --between-runs: a history shows how runs vary"
         )
     thresholds = read_thresholds(options.thresholds) if options.thresholds else Thresholds()
     found = compare_with_history(options.history, read_run(options.results[0]), thresholds, force=options.force)
@@ -311,6 +318,7 @@ def _ab(options: argparse.Namespace) -> int:
 
     from d5suite.pytest_plugin.ab import measure
 
+    _check_forms(options, _given_files(options))
     found = measure(options, (options.a, options.b))
     if not found.interrupted or found.comparison.verdicts:
         _announce(found.comparison, options, Console(markup=False))
@@ -323,6 +331,18 @@ def _bisect(options: argparse.Namespace) -> int:
     from d5suite.pytest_plugin.bisect import run_bisect
 
     return run_bisect(options)
+
+
+def _check_forms(options: argparse.Namespace, inputs: Sequence[Path]) -> None:
+    from d5suite.report.outputs import check_outputs
+
+    check_outputs({f"--{name}": getattr(options, name) for name in ("json", "markdown", "junit")}, inputs)
+
+
+def _given_files(options: argparse.Namespace) -> list[Path]:
+    """Files other than results that options name: thresholds, and runs of a history."""
+    history = getattr(options, "history", None)
+    return [*filter(None, [options.thresholds]), *(history.glob("*.json") if history else ())]
 
 
 def _announce(found: Comparison, options: argparse.Namespace, console: Console) -> None:
@@ -424,8 +444,11 @@ def _network(options: argparse.Namespace) -> int:
     from d5suite.network.zoo import build
     from d5suite.report.network import cost_table, description, show_network
 
-    if options.batch_size < 1 or options.image_size < 1:
-        raise ConfigurationError("batch size and image size must be at least 1")
+    for name, most in (("batch_size", 2**31 - 1), ("image_size", 2**16)):
+        value = getattr(options, name)
+        if not 1 <= value <= most:
+            rule = "at least 1" if value < 1 else f"at most {most}"
+            raise ConfigurationError(f"--{name.replace('_', '-')} is {value}; it must be {rule}")
     if options.network.endswith(".onnx"):
         given = load_given(options.network, shapes=parse_shapes(options.shape), batch_size=options.batch_size)
     elif options.shape:

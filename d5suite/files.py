@@ -74,10 +74,12 @@ class PendingFile:
     Raises
     ------
     OSError
-        If the folder is missing or not writable.
+        If the folder is missing or not writable, or ``path`` is not a regular file.
     """
 
     def __init__(self, path: Path) -> None:
+        if is_special(path):
+            raise OSError(errno.EINVAL, "this is not a regular file", str(path))
         self.path = Path(os.path.realpath(path))
         self._remove_abandoned()
         handle, name = tempfile.mkstemp(dir=self.path.parent, prefix=f".{self.path.name}.", suffix=".part")
@@ -268,20 +270,46 @@ def _sha256(file: Path) -> str:
     return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
+def is_special(path: Path) -> bool:
+    """Whether there is something other than a regular file, which must not be replaced."""
+    try:
+        return not stat.S_ISREG(os.stat(path).st_mode)
+    except OSError:
+        return False
+
+
 def write_bytes(path: Path, content: bytes | memoryview) -> None:
-    """Write a file atomically.
+    """Write a file atomically; a pipe, a terminal and the like are written to as they are.
 
     Raises
     ------
     OSError
-        As `atomic_path`; it names ``path`` and the number of bytes needed.
+        As `atomic_path`, with the number of bytes needed; or if nobody reads the pipe.
     """
+    if is_special(path):
+        _write_special(path, content)
+        return
     try:
         with atomic_path(path) as temporary:
             temporary.write_bytes(content)
     except OSError as error:
         needed = f"{error.strerror}; {len(content):,} bytes are needed"
         raise OSError(error.errno, needed, str(path)) from error
+
+
+def _write_special(path: Path, content: bytes | memoryview) -> None:
+    mode = os.stat(path).st_mode
+    if not (stat.S_ISFIFO(mode) or stat.S_ISCHR(mode)):
+        what = os.strerror(errno.EISDIR) if stat.S_ISDIR(mode) else "this is not a regular file"
+        raise OSError(errno.EISDIR, what, str(path))
+    try:  # not to wait for ever for one who reads
+        handle = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    except OSError as error:
+        what = "nobody reads this pipe" if error.errno == errno.ENXIO else str(error.strerror)
+        raise OSError(error.errno, what, str(path)) from error
+    with open(handle, "wb") as file:
+        os.set_blocking(handle, True)
+        file.write(content)
 
 
 @contextlib.contextmanager
@@ -338,6 +366,8 @@ def check_writable(path: Path) -> None:
     path = Path(os.path.realpath(path))
     if path.is_dir():
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    if is_special(path):
+        return
     tempfile.TemporaryFile(dir=path.parent).close()
 
 

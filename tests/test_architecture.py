@@ -4,14 +4,16 @@ processes."""
 from __future__ import annotations
 
 import ast
+import graphlib
 import importlib
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
+from markdown_it import MarkdownIt
 
 from d5suite.backends import discover
 from d5suite.levels.backend import MODULES
@@ -28,7 +30,7 @@ TRANSPORTS = {"gloo.py": {"torch"}, "nccl.py": {"torch"}}
 """Communicators that a framework ships."""
 
 OPERATOR_FILES = {
-    *("__init__.py", "context.py", "single.py"),
+    *("__init__.py", "context.py", "single.py", "table.py"),
     *(
         "attention.py",
         "convolution.py",
@@ -41,7 +43,7 @@ OPERATOR_FILES = {
     ),
     *("recurrent.py", "reduction.py", "sampling.py", "shape.py", "signal.py"),
 }
-"""An adapter's ``operators/``: what families share, level 0, and the families."""
+"""An adapter's ``operators/``: what families share, level 0, the table of all, and the families."""
 
 ADAPTER_FILES = {"__init__.py", *(f"{module}.py" for module in MODULES)}
 FURTHER_FILES = {"deep500": {"bridge.py", "repairs.py"}, "keras": {"engine.py"}}
@@ -51,6 +53,10 @@ own backends."""
 LONGEST = 500
 """Lines of a file that need no reason; a longer one says "One file, because ..." in its
 docstring."""
+
+MARKDOWN = [path for folder in (PAGE.parent, PAGE.parents[1]) for path in sorted(folder.glob("*.md"))]
+WIDEST = 100
+"""Characters of a line of prose."""
 
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
@@ -153,6 +159,62 @@ def test_long_files_give_a_reason() -> None:
     assert not unexplained, f"more than {LONGEST} lines"
 
 
+def _on_import(tree: ast.Module) -> Iterator[str]:
+    """Yield the modules that a module imports when it is imported itself."""
+    waiting: list[ast.stmt] = list(tree.body)
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            waiting += node.orelse
+        elif isinstance(node, ast.If | ast.Try | ast.With):
+            waiting += [each for each in ast.walk(node) if isinstance(each, ast.Import | ast.ImportFrom)]
+        elif isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            for alias in node.names:
+                inner = f"{node.module}.{alias.name}"
+                path = PACKAGE.parent / Path(*inner.split("."))
+                yield inner if path.is_dir() or path.with_suffix(".py").exists() else f"{node.module}"
+
+
+def circles(files: Iterable[Path], top: Path) -> list[str]:
+    """Return a circle of imports, if there is one."""
+    graph = {}
+    for path in files:
+        module = ".".join(path.relative_to(top).with_suffix("").parts).removesuffix(".__init__")
+        graph[module] = set(_on_import(ast.parse(path.read_text(encoding="utf-8")))) - {module}
+    try:
+        graphlib.TopologicalSorter(graph).prepare()
+    except graphlib.CycleError as error:
+        found: list[str] = error.args[1]
+        return found
+    return []
+
+
+def test_imports_make_no_circle() -> None:
+    assert not circles(PACKAGE.rglob("*.py"), PACKAGE.parent)
+
+
+def test_a_circle_of_imports_is_seen(tmp_path: Path) -> None:
+    (tmp_path / "one.py").write_text("import two\n")
+    (tmp_path / "two.py").write_text("from one import name\n")
+    assert set(circles(tmp_path.glob("*.py"), tmp_path)) == {"one", "two"}
+
+
+@pytest.mark.parametrize("path", MARKDOWN, ids=lambda path: path.name)
+def test_prose_is_wrapped(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    lines, wide = text.splitlines(), []
+    for token in MarkdownIt().enable("table").parse(text):
+        if token.type == "paragraph_open" and token.map:
+            for number in range(*token.map):
+                line = lines[number]
+                can_break = " " in line.strip().removeprefix("- ") and not line.startswith("<img ")
+                if len(line) > WIDEST and can_break:
+                    wide.append(number + 1)
+    assert not wide, f"{path}: lines of more than {WIDEST} characters"
+
+
 @pytest.mark.parametrize("part", MAY_IMPORT)
 def test_imports_point_one_way(part: str) -> None:
     assert _files(part)
@@ -188,7 +250,7 @@ def test_adapters_mirror_each_other(name: str) -> None:
 def test_operators_are_in_the_same_family_in_every_adapter(name: str) -> None:
     folder, model = (PACKAGE / "backends" / adapter / "operators" for adapter in (name, "torch"))
     assert {p.name for p in folder.glob("*.py")} == OPERATOR_FILES
-    for file in OPERATOR_FILES - {"__init__.py", "context.py", "single.py"}:
+    for file in OPERATOR_FILES - {"__init__.py", "context.py", "single.py", "table.py"}:
         keys, lacking = _table(folder / file), discover()[0][name].absent
         assert keys == sorted(keys) == [key for key in _table(model / file) if key not in lacking], f"{folder / file}"
 

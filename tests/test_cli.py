@@ -12,7 +12,9 @@ from pathlib import Path
 import jsonschema
 import pytest
 
+from d5suite.cli import main
 from tests.conftest import Run, plugin_environment
+from tests.report.pages import settle
 
 
 def d5suite(*arguments: str, environment: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
@@ -96,6 +98,25 @@ def test_a_network_is_counted(small_onnx: Path) -> None:
     assert wrong.stderr.startswith("error: the zoo has no network 'resnet51'")
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["resnet50", "--batch-size", str(10**21)], f"--batch-size is {10**21}; it must be at most 2147483647"),
+        (["resnet50", "--image-size", str(10**23)], f"--image-size is {10**23}; it must be at most 65536"),
+        (["resnet50", "--image-size", "0"], "--image-size is 0; it must be at least 1"),
+    ],
+)
+def test_sizes_of_a_network_have_bounds(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["network", *arguments]) == 2
+    assert capsys.readouterr().err == f"error: {message}\n"
+
+
+def test_a_pipe_is_no_network(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    os.mkfifo(tmp_path / "f.onnx")
+    assert main(["network", str(tmp_path / "f.onnx")]) == 2
+    assert "f.onnx: this is not a regular file" in capsys.readouterr().err
+
+
 def test_an_image_set_is_made_and_never_overwritten(tmp_path: Path) -> None:
     out = tmp_path / "set"
     arguments = ("data", "make", "imagenet", "--out", str(out), "--classes", "2", "--train-per-class", "2")
@@ -121,7 +142,7 @@ def test_results_are_compared(run_pytest: Run, recipe_folder: Path, tmp_path: Pa
     assert _fits(one.stdout)
     slower = json.loads((tmp_path / "a.json").read_text())
     for bench in slower["benchmarks"]:
-        bench["extra_info"]["d5suite"]["median_s"] *= 2
+        settle(bench, [2 * each for each in bench["stats"]["data"]])
     (tmp_path / "b.json").write_text(json.dumps(slower))
     two = d5suite("compare", "--tables", str(tmp_path / "a.json"), str(tmp_path / "b.json"))
     assert "1.000" in two.stdout

@@ -1,4 +1,4 @@
-"""What a case is: what a user declares to be measured, and how it becomes part of a job.
+"""A case: what a user declares to be measured, and how it becomes part of a job.
 
 Imports the standard library, `d5suite.errors`, `d5suite.job` and `d5suite.measurements`.
 """
@@ -27,7 +27,7 @@ TIME_LIMIT_S = 1800.0
 
 @dataclass(frozen=True)
 class Settings:
-    """What the user chose for a whole session; None means the case's own.
+    """The user's choices for a session; None means the case's own.
 
     Attributes
     ----------
@@ -115,7 +115,7 @@ class Shared:
 
 
 class Runner(NamedTuple):
-    """What runs a case: a backend, and at level 3 its ranks; or why it cannot."""
+    """Runner of a case: a backend, and at level 3 its ranks; or why it cannot."""
 
     selection: Selection
     ranks: Ranks | None = None
@@ -157,7 +157,7 @@ class Case(ABC):
         return self == other
 
     def runners(self, settings: Settings) -> list[Runner] | None:
-        """What measures it instead of the chosen backends; None if these do."""
+        """Runners that replace the chosen backends; None if these measure it."""
         return None
 
     @abstractmethod
@@ -171,6 +171,10 @@ class Case(ABC):
         path : Path
             The file that declares the case.
         """
+
+    def takes(self, option: str) -> bool:
+        """Whether an option that names a dataset or a network is of use to it."""
+        return False
 
     @abstractmethod
     def cannot(self, backend: Backend, measurement: type[Measurement], settings: Settings) -> str | None:
@@ -224,7 +228,7 @@ class Test(NamedTuple):
 
 
 class Declaration(ABC):
-    """What a file under ``recipes/`` or ``operators/`` declares: a `Recipe` or `Problems`."""
+    """A declaration in a file of ``recipes/`` or ``operators/``: a `Recipe` or `Problems`."""
 
     name: str
 

@@ -1,7 +1,8 @@
 """A collective at several sizes, for every communicator and algorithm.
 
 A file under ``collectives/`` declares one `Collectives`; the tests come from the library
-(`d5suite.pytest_plugin`). Imports the contract's neutral descriptions only.
+(`d5suite.pytest_plugin`). Imports `d5suite.backends`, `d5suite.distributed`,
+`d5suite.job` and `d5suite.measurements`; no framework.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ class Collectives(Declaration):
             counts = all(isinstance(size, int) and size > 0 for size in sizes)
             if not counts or sizes != sorted(set(sizes)) or len(sizes) < 2:
                 raise ConfigurationError(
-                    f"sizes of {preset!r} are not at least two numbers of bytes that ascend: {sizes}",
+                    f"sizes of {preset!r} are {sizes}; need at least two ascending sizes in bytes",
                     where=str(self.file),
                 )
 
@@ -115,7 +116,7 @@ class CollectivesCase(Case):
         return None
 
     def runners(self, settings: Settings) -> list[Runner]:
-        """Every communicator and algorithm, by so many ranks."""
+        """Every communicator and algorithm for each number of ranks."""
         found = {}
         for size, how in settings.ranks:
             alone = replace(how, scheme="", settings={})

@@ -1,7 +1,8 @@
 """A problem: one operator at one size, described once, for every backend.
 
 A file under ``operators/`` declares one `Problems`; the tests come from the library
-(`d5suite.pytest_plugin`). Imports the contract's neutral descriptions only.
+(`d5suite.pytest_plugin`). Imports `d5suite.custom`, `d5suite.network`, `d5suite.job` and
+`d5suite.measurements`; no framework.
 """
 
 from __future__ import annotations

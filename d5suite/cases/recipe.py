@@ -25,11 +25,10 @@ if TYPE_CHECKING:
     from d5suite.levels.backend import Backend
 
 DISTRIBUTED = ("distributed_step",)
-"""What a recipe that measures training steps measures with ``--ranks``, whether it says so or
-not."""
+"""Measured with ``--ranks`` by every recipe that measures training steps."""
 
 MEASUREMENTS = ("inference", "gradient", "training_step", "input_pipeline")
-"""What a recipe measures unless it says otherwise."""
+"""A recipe's default measurements."""
 
 REDUCED = "reduced"
 """The preset for backends that are much slower than the others."""
@@ -86,6 +85,10 @@ class Training:
         return {**plain, "schedule": self.schedule.to_dict()}
 
 
+SIZES = {"image_size": (0, 2**16), "batch_size": (1, 2**31 - 1), "classes": (0, 2**31 - 1)}
+"""The least and the most of a preset's numbers."""
+
+
 @dataclass(frozen=True)
 class Preset:
     """A size of a recipe.
@@ -93,10 +96,10 @@ class Preset:
     Attributes
     ----------
     image_size : int
-        Pixels.
+        Pixels; 0 in a `GivenNetwork`, whose file says it, as of ``classes``.
     batch_size : int
     classes : int
-        The dataset's first so many classes, and the network's outputs.
+        Number of classes: the dataset's first ones, and the network's outputs.
     optimizer : Optimizer, optional
         In place of the recipe's own.
     max_time_s : float
@@ -118,10 +121,22 @@ class Preset:
     training: Training | None = None
     leaves_out: Mapping[str, str] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        for name, (least, most) in SIZES.items():
+            value = getattr(self, name)
+            if type(value) is not int or not least <= value <= most:
+                raise ConfigurationError(
+                    f"{name} is {value!r}; it must be a whole number from {least} to {most}", where="Preset"
+                )
+        if not isinstance(self.max_time_s, int | float) or not 0 <= self.max_time_s < math.inf:
+            raise ConfigurationError(
+                f"max_time_s is {self.max_time_s!r}; it must be seconds, 0 or more", where="Preset"
+            )
+
 
 @dataclass(frozen=True)
 class Acceptance:
-    """What must hold before anything is timed, beyond the backend's own tolerances.
+    """Requirements before timing, beyond the backend's own tolerances.
 
     Attributes
     ----------
@@ -182,6 +197,9 @@ class Recipe(Case, Declaration):
             )
         if not self.presets:
             raise ConfigurationError("a recipe needs at least one preset", where=self.name)
+        for name, preset in self.presets.items():
+            if self.dataset != "inputs" and not (preset.image_size and preset.classes):
+                raise ConfigurationError(f"preset {name!r} needs an image size and classes, 1 or more", where=self.name)
         for what, name in (("recipe", self.name), *(("preset", each) for each in self.presets)):
             if not is_plain_name(name):
                 raise ConfigurationError(
@@ -268,6 +286,8 @@ class Recipe(Case, Declaration):
         from d5suite.data.drawing import MAX_CLASSES
 
         name, preset = self.preset_for(backend, settings.preset)
+        batch = settings.batch_size or preset.batch_size
+        self._require_memory(settings, batch, 3 * 4 * preset.image_size**2)
         if self.dataset == "digits" or settings.datasets.get(self.dataset) is not None:
             return
         where = f"{self.name}, preset {name!r}"
@@ -284,6 +304,24 @@ class Recipe(Case, Declaration):
                 where=where,
                 hint=f"Give --{self.dataset} PATH.",
             )
+
+    def _require_memory(self, settings: Settings, batch: int, sample_bytes: int) -> None:
+        """Raise `ConfigurationError` if a batch alone is more than the memory that is free here."""
+        if settings.elsewhere is not None:
+            return
+        import psutil
+
+        free = min(settings.memory_bytes, psutil.virtual_memory().available)
+        if batch * sample_bytes > free:
+            raise ConfigurationError(
+                f"a batch of {batch:,} needs {batch * sample_bytes / 2**30:,.1f} GiB for its inputs alone, and "
+                f"{free / 2**30:,.1f} GiB are free",
+                where=f"--batch-size {batch}" if settings.batch_size else self.name,
+                hint="Give a smaller --batch-size.",
+            )
+
+    def takes(self, option: str) -> bool:
+        return option == self.dataset
 
     def job(
         self, selection: Selection | None, settings: Settings, measurements: list[str], files: dict[str, str],

@@ -20,7 +20,7 @@ EVALUATION = 1
 
 @dataclass(frozen=True)
 class Input:
-    """What one input holds.
+    """Content of one input.
 
     Attributes
     ----------
@@ -38,7 +38,7 @@ class Input:
     values: tuple[int, int] | None = None
 
     def draw(self, samples: int, generator: np.random.Generator) -> np.ndarray:
-        """Return so many samples."""
+        """Draw samples."""
         size = (samples, *self.shape)
         found = generator.standard_normal(size) if self.values is None else generator.integers(*self.values, size)
         return found.astype(self.dtype)

@@ -19,8 +19,8 @@ Rules for untidy trees:
   an image without a row. A row of a mapped class that ``train`` lacks is skipped if its image is
   missing, too: a tree may hold part of the classes with the lists of all;
 - in both files, a duplicate row counts once; contradicting rows are an error;
-- what has the name of an image and is no file (a folder, a FIFO, a dangling link) is an error, and
-  so is a FIFO or a dangling link among class folders; whatever else is left out is counted in a
+- an entry with an image name that is not a file (a folder, a FIFO, a dangling link) is an error; so
+  is a FIFO or a dangling link among class folders; whatever else is left out is counted in a
   warning, but for hidden files.
 
 May import NumPy and, from d5suite, `data.reading` and `errors`. No image is opened here.

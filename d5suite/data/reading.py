@@ -138,7 +138,7 @@ def first_classes(known: list[str], count: int | None, where: Path) -> list[str]
 
 
 def refuse_look_alikes(folder: Path, odd: Sequence[str]) -> None:
-    """Raise `DataError` if there are entries with the names of images that are no files."""
+    """Raise `DataError` if entries with image names are not regular files."""
     if not odd:
         return
     first = folder / min(odd)
@@ -147,18 +147,18 @@ def refuse_look_alikes(folder: Path, odd: Sequence[str]) -> None:
         stat.S_ISDIR: "a folder",
         stat.S_ISFIFO: "a FIFO",
         stat.S_ISSOCK: "a socket",
-        stat.S_ISLNK: "a link to none",
+        stat.S_ISLNK: "a dangling link",
     }
     kind = next((name for test, name in kinds.items() if test(mode)), "a device")
     raise DataError(
-        f"{len(odd):,} in this folder with the name of an image are none; this one is {kind}",
+        f"{len(odd):,} entries with image names are not regular files; this one is {kind}",
         where=str(first),
         hint="Remove it, or put the image there.",
     )
 
 
 def nor_others(count: int) -> str:
-    """Return the end of a message about ``count`` missing things of which the first is named."""
+    """Return the end of a message about ``count`` missing things that names only the first."""
     return f", nor are {count - 1:,} others" if count > 1 else ""
 
 

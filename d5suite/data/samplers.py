@@ -78,7 +78,7 @@ class Shuffled:
 
 
 class Sharded:
-    """One rank's images: every so many-th batch of another sampler's order.
+    """One rank's images: every `ranks`-th batch of another sampler's order.
 
     So each image belongs to one rank, whatever the remainder; a last batch that is not full does,
     too. Batch ``i`` of rank ``r`` is batch ``i * ranks + r`` of one process.

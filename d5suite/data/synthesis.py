@@ -125,7 +125,7 @@ class ImageSet(ABC):
 
     @abstractmethod
     def _write_labels(self, root: Path) -> tuple[list[_Picture], Sequence[str]]:
-        """Write everything but the images; return them, and files of which some become odd."""
+        """Write everything but the images; return them, and candidates for odd files."""
 
     def _draw_all(self, root: Path, pictures: Sequence[_Picture], odd: Sequence[str], progress: bool) -> None:
         kinds = {odd[place * len(odd) // 3]: kind for place, kind in enumerate(("L", "CMYK", "PNG"))}

@@ -187,6 +187,33 @@ class EvalTransform:
         return normalise(np.asarray(resized.crop((left, top, left + self.size, top + self.size))), out)
 
 
+def crop_and_resize(
+    image: Image.Image, transform: TrainTransform | EvalTransform, rng: np.random.Generator
+) -> Image.Image:
+    """Crop, resize and flip an image by Pillow alone, for native loaders.
+
+    Parameters
+    ----------
+    image : PIL.Image.Image
+    transform : TrainTransform or EvalTransform
+    rng : numpy.random.Generator
+        Used by a `TrainTransform` only.
+
+    Returns
+    -------
+    PIL.Image.Image
+        Height and width are the transform's `size`.
+    """
+    size = transform.size
+    if isinstance(transform, EvalTransform):
+        height, width, top, left = transform.parameters(image.height, image.width)
+        resized = image.resize((width, height), Image.Resampling.BILINEAR)
+        return resized.crop((left, top, left + size, top + size))
+    top, left, height, width, flip = transform.parameters(image.height, image.width, rng)
+    cut = image.crop((left, top, left + width, top + height)).resize((size, size), Image.Resampling.BILINEAR)
+    return cut.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if flip else cut
+
+
 def _check_size(name: str, value: int) -> None:
     if value < 1:
         raise ConfigurationError(f"{name} is {value}; it must be at least 1 pixel")

@@ -28,7 +28,7 @@ ENERGY_S = 2.0
 """Longest time for the energy of one measurement: 20 ticks of NVML's counter."""
 
 PRECISION = 0.02
-"""Error, as a part of the energy, at which it is enough; likewise the samples' precision."""
+"""Relative error of the energy that is enough, as for the samples."""
 
 POWER_PERIOD_S = 0.02
 """Between two readings of the power: NVML renews its own every 20 to 100 ms."""
@@ -251,12 +251,12 @@ def _meter_of_gpu(gpu: Gpu | None, problem: str) -> Meter:
     if gpu is None:
         raise EnergyError(problem)
     if gpu.is_divided:
-        raise EnergyError(f"{gpu.name} is divided (MIG), and what it uses is not told apart by instance")
+        raise EnergyError(f"{gpu.name} is divided (MIG), and its energy is not counted by instance")
     if gpu.energy_j() is not None:
         return Counter(gpu.energy_j, gpu.name)
     if gpu.power_w() is not None:
         return Power(gpu.power_w, gpu.name)
-    raise EnergyError(f"{gpu.name} tells neither energy nor power: {'; '.join(dict.fromkeys(gpu.refused.values()))}")
+    raise EnergyError(f"{gpu.name} reports neither energy nor power: {'; '.join(dict.fromkeys(gpu.refused.values()))}")
 
 
 def _meter_of_cpus() -> Meter:

@@ -3,7 +3,7 @@
 Events are recorded before and after each step, between the host's two readings, and read when the
 host's clock has stopped. Both series are kept. On an idle device the first event is reached at
 once, so that a step takes as long on both clocks, less the launch overhead: what an empty step
-takes on the host. It is measured by `EMPTY` of them, of which the longest but for 5% counts.
+takes on the host. `EMPTY` empty steps measure it: their 95th percentile counts.
 
 Less on the device than that: some of the step is not on the queue of the events, but work of the
 host in waiting, or on another stream. More on the device: the host's clock stopped too early.

@@ -71,7 +71,7 @@ def compare_durations(
     again : callable
         Calls the step on input that was fed before, and returns how long it took, in seconds.
     fresh : callable
-        Makes new input, of a number from 0, and returns what calls the step on it likewise.
+        Makes new input, given a number from 0, and returns the same call of the step on it.
     first : Durations, optional
         What is known; if it computes, nothing is called.
 

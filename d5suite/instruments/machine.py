@@ -48,16 +48,17 @@ STEAL_SHARE = 0.01
 """Share of CPU time taken by the hypervisor, when nothing can run: half the sampling precision."""
 
 THROTTLED_SHARE = 0.01
-"""Share of the run in which the control group's quota stopped it; likewise."""
+"""Share of the run in which the control group's quota stopped it: half the sampling precision."""
 
 MEMORY_STALL_SHARE = 0.01
-"""Share of the run in which a process waited for memory to be reclaimed or swapped in; likewise."""
+"""Share of the run in which a process waited for memory to be reclaimed or swapped in:
+half the sampling precision."""
 
 SWAPPED_BYTES = 1 << 20
 """Bytes swapped during a run; less is a stray page."""
 
 GPU_LIMITS = ("heat", "the board's limit", "reliability")
-"""What may hold a GPU's clocks down and disturbs: its power limit does so under any full load."""
+"""Disturbing limits of a GPU's clocks; the power limit is none: any full load reaches it."""
 
 
 @dataclass(frozen=True)
@@ -347,7 +348,7 @@ def _gpu_reasons(state: MachineState, own: set[int]) -> list[str]:
 
 
 def _gpu_details(before: GpuState | None, after: GpuState, elapsed: float) -> dict[str, Any]:
-    """What is recorded of a GPU; of a second state of the same place, what changed since."""
+    """Record of a GPU; with an earlier state of the same GPU, what changed since."""
     earlier = before.limited_s if before is not None else {}
     shares = {name: (now - earlier[name]) / elapsed for name, now in after.limited_s.items() if name in earlier}
     return {

@@ -18,7 +18,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, TypeVar
 
 from d5suite.instruments.gpus import free_gpu_memory
 from d5suite.instruments.nvml import used_gpu
@@ -29,7 +29,7 @@ SAMPLING_PERIOD_S = 0.002
 """Sampling period of the fallback; reading the resident set costs 20 µs, 1% of it."""
 
 GPU_PERIOD_S = 0.02
-"""Likewise for a GPU: frameworks keep what they took, and drivers may take long to answer."""
+"""The same for a GPU: frameworks keep what they took, and drivers may take long to answer."""
 
 MEMORY_LIMIT = "D5SUITE_MEMORY_LIMIT"
 """Environment variable: bytes that this process and its children may use together."""
@@ -54,21 +54,6 @@ def free_memory(device: str) -> dict[str, int]:
         if free is not None:
             found["in the GPU's memory"] = free
     return found
-
-
-class DevicePeak(NamedTuple):
-    """Access to a device allocator's peak.
-
-    Attributes
-    ----------
-    reset : callable
-        Sets the peak to the memory in use.
-    read : callable
-        Returns the peak since the reset, in bytes.
-    """
-
-    reset: Callable[[], None]
-    read: Callable[[], int]
 
 
 @dataclass(frozen=True)
@@ -104,7 +89,8 @@ def peak_memory(
     function : callable
         What to run; must wait for work that it queues on a device.
     device_peak : (reset, read), optional
-        See `DevicePeak`; by default host memory is measured.
+        Set a device allocator's peak to the memory in use, and return the peak since in bytes; by
+        default host memory is measured.
     """
     if device_peak is not None:
         reset, read = device_peak

@@ -161,10 +161,10 @@ class Gpu:
         return {int(each.pid): each.usedGpuMemory and int(each.usedGpuMemory) for each in found}
 
     def describe(self) -> dict[str, str]:
-        """What it is: facts that do not change during a run, named as nvidia-smi names them.
+        """Facts that do not change during a run, named as nvidia-smi names them.
 
         ``memory_total`` is in MiB, ``power_limit`` in W, clocks are in MHz. The UUID is hashed: it
-        would tell a machine from all others for ever.
+        would identify a machine permanently.
         """
         memory, uuid = self.memory_bytes(), _text(self.ask("nvmlDeviceGetUUID"))
         capability = self.ask("nvmlDeviceGetCudaComputeCapability")
@@ -307,5 +307,5 @@ def _cuda_version(number: int | None) -> str | None:
 
 
 def _switch(modes: Any) -> str | None:
-    """The current one of a pair of modes, of which the other holds after a restart."""
+    """The current one of a pair of modes; the other holds after a restart."""
     return None if modes is None else ("Disabled", "Enabled")[bool(modes[0])]

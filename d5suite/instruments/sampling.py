@@ -325,7 +325,7 @@ def sample_alternating(
         worker's, too, or the L2 cache is to be cold.
     """
     if isinstance(settings, InTurns):
-        raise ConfigurationError("what is itself a comparison is not compared in turns")
+        raise ConfigurationError("a comparison step cannot take turns")
     _made_cold(None, None, settings)
     if not steps or set(steps) != set(synchronizers):
         raise ConfigurationError(
@@ -395,11 +395,11 @@ def _sample_in_turns(call: Callable[[], float], turns: Turns, calls: int, clock:
 def _made_cold(
     before_sample: Callable[[], None] | None, flush: Callable[[], object] | None, settings: SamplingSettings
 ) -> Callable[[], None] | None:
-    """What comes before a step: the L2 cache is made cold last."""
+    """Return the work before a step: it flushes the L2 cache last."""
     if not settings.l2_cold:
         return before_sample
     if flush is None:
-        raise ConfigurationError("nothing makes the L2 cache cold here", where="sampling settings, l2_cold")
+        raise ConfigurationError("the L2 cache cannot be flushed here", where="sampling settings, l2_cold")
 
     def before() -> None:
         if before_sample is not None:

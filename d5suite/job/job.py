@@ -1,4 +1,4 @@
-"""A job: what one worker is asked to measure, as names and numbers.
+"""A job: one worker's measurements, as names and numbers.
 
 It holds no code, but may name Python files that the worker imports: those that define a measurement
 or describe a custom operator. It states their SHA-256, and the worker runs no other content. So a
@@ -26,7 +26,7 @@ LONGEST_NAME = 100
 
 @dataclass(frozen=True)
 class CaseJob:
-    """What a job asks of one case; its subclasses add their workload.
+    """One case of a job; subclasses add their workload.
 
     Attributes
     ----------
@@ -175,7 +175,7 @@ class Distributed:
 
 
 class Ranks(NamedTuple):
-    """So many ranks that train together in one way."""
+    """Ranks that train together: their number, and how."""
 
     size: int
     distributed: Distributed
@@ -281,7 +281,7 @@ class Job:
             content["distributed"] = Distributed(**content["distributed"])
         job = cls(**content)
         if job.ranks > 1 and (job.distributed is None or job.distributed.launcher == "none"):
-            raise JobError(f"nothing says who starts its {job.ranks} ranks: 'distributed'", where=str(path))
+            raise JobError(f"'distributed' is required for {job.ranks} ranks", where=str(path))
         for name in (name for case in job.cases for name in (case.name, case.preset)):
             if not is_plain_name(name):
                 raise JobError(f"not a plain name: {name!r}", where=str(path))
@@ -289,7 +289,7 @@ class Job:
 
 
 def is_plain_name(name: object) -> bool:
-    """Whether a case or a preset may be called so: names of files are made of it."""
+    """Whether a name is safe as a file name."""
     return (
         isinstance(name, str)
         and name.isprintable()
@@ -348,7 +348,7 @@ def log_path(job_path: Path) -> Path:
 
 
 def fate_path(job_path: Path) -> Path:
-    """Where is said why a job that ran elsewhere has no result: ``name.fate``."""
+    """File with the reason for a missing result of a job that ran elsewhere: ``name.fate``."""
     return job_path.with_name(f"{_stem(job_path)}.fate")
 
 

@@ -38,7 +38,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class Measured:
-    """What one measurement found.
+    """Result of one measurement.
 
     Attributes
     ----------

@@ -16,7 +16,7 @@ object, the same in every backend:
 ``distributed``  ``Replica``, a `d5suite.levels.distributed.Replica` (level 3)
 ``native``       where `Backend.schemes` has any: ``SCHEMES``, the framework's own schemes by name,
                  each a `d5suite.levels.native.FrameworkScheme`
-``horovod``      likewise Horovod's, if it has an extension for the framework
+``horovod``      the same for Horovod, if it has an extension for the framework
 ``baseline``     ``resnet50_training_step``, ``operator_call``, ``lenet5_epoch``: the same work by
                  hand in the framework's own style (`d5suite.levels.baseline`)
 ``loader``       ``native_loader``: the framework's own image loader on the same files and
@@ -24,8 +24,8 @@ object, the same in every backend:
                  not read is in `Backend.absent` as ``loader:FORMAT``
 ===============  ===================================================================================
 
-`Backend.absent` names each module that a backend lacks, with the reason. Imports the standard
-library, `d5suite.errors` and the other level modules.
+`Backend.absent` names each module that a backend lacks, with the reason. Imports
+`d5suite.errors` and, late, the other level modules.
 """
 
 from __future__ import annotations

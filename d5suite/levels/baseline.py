@@ -6,7 +6,7 @@ framework would write without d5suite. It has three functions:
 ``resnet50_training_step``
     returns a `Baseline`, compared with a trainer's step in ``recipes/test_cost_of_neutrality.py``;
 ``operator_call(name, arrays, *, mode, device)``
-    returns an `OperatorCall` for one of `OPERATOR_CALLS`, compared with level 0 in
+    returns an `OperatorCall` for ``Relu`` or ``Gemm``, compared with level 0 in
     ``benchmarks/bench_operators.py``;
 ``lenet5_epoch(network, optimizer, *, mode, device)``
     returns an `Epoch` of the zoo's LeNet-5 in float32, compared with the neutral loop in
@@ -22,9 +22,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-
-OPERATOR_CALLS = ("Relu", "Gemm")
-"""The operators written by hand: an elementwise one and a plain matrix product."""
 
 Epoch = Callable[[Iterable[tuple[np.ndarray, np.ndarray]]], list[float]]
 """Trains on batches (images float32 (N, 1, 32, 32), labels int64 (N,)), one step each, and returns

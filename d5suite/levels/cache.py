@@ -42,7 +42,7 @@ class L2Flush(ABC):
 
 
 def l2_flush(backend: Backend, device: str) -> tuple[L2Flush | None, str]:
-    """What makes a backend's cache cold, or None and why nothing does. Imports the framework.
+    """Return a backend's flush of the cache, or None and the reason. Imports the framework.
 
     Raises
     ------

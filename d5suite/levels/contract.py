@@ -53,12 +53,12 @@ CLAUSES: Mapping[str, str] = {
     "operator.feed": "feed accepts one array per input of the node and raises a NetworkError for anything else",
     "operator.copy": "feed and feed_gradients copy: the caller may overwrite an array once they have returned, and no "
     "call changes it",
-    "operator.forward": "forward returns the wanted outputs of every feed, deterministically, and changes none of its "
-    "inputs",
+    "operator.forward": "forward returns the wanted outputs of every feed, the same each time (Tolerance.repeats), and "
+    "changes none of its inputs",
     "operator.lifetime": "an answer of forward keeps its values for as long as the caller holds it, and gradients "
     "until the next call of the function that returned them; several feeds and functions may be held",
     "operator.backward": "backward returns a function from the outputs' gradients to the gradient of every "
-    "differentiable input, deterministically",
+    "differentiable input, the same each time (Tolerance.repeats)",
     "operator.fetch": "fetch returns NumPy arrays of ONNX's shapes and types",
     "operator.synchronize": "synchronize, given the result of the last call, returns only after all issued work has "
     "finished",
@@ -96,7 +96,7 @@ CLAUSES: Mapping[str, str] = {
     "runtime.seed": "equal seeds give equal random numbers, and different seeds different ones",
     "runtime.threads": "no more threads run at a time than runtime.configure was told, child processes included",
 }
-"""What the contract says, by clause."""
+"""Clauses of the contract, by name."""
 
 
 class ContractError(BackendError):

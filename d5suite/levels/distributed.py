@@ -36,7 +36,7 @@ ANY = -1
 
 @dataclass
 class Traffic:
-    """What one rank has sent and received in one kind of call.
+    """Traffic of one rank in one kind of call.
 
     Attributes
     ----------
@@ -186,7 +186,7 @@ class Communicator(ABC):
         self._collective("all_reduce", array)
 
     def reduce_scatter(self, array: np.ndarray) -> np.ndarray:
-        """Sum over ranks, of which each gets its own of the `segments`.
+        """Sum over ranks; each rank gets its own of the `segments`.
 
         Returns
         -------

@@ -1,4 +1,4 @@
-"""What Horovod's schemes share, whatever the framework: their data, their meeting, their settings.
+"""Horovod's schemes for any framework: their data, their meeting, their settings.
 
 Horovod is one library with an extension per framework, so this is written once; what an adapter
 adds is how gradients reach it. Imports the standard library, `d5suite.errors` and
@@ -39,7 +39,7 @@ def described(**extensions: str) -> NativeScheme:
         requires={each if mode == "any" else f"{mode}:{each}": "make horovod" for mode, each in extensions.items()},
         knobs={
             "fusion_bytes": Knob(
-                128 * MIB, "bytes of gradients that travel together (HOROVOD_FUSION_THRESHOLD); 0: each by itself", 0
+                128 * MIB, "bytes of gradients sent together (HOROVOD_FUSION_THRESHOLD); 0: each alone", 0
             ),
             "cycle_ms": Knob(
                 1.0, "milliseconds between two looks at which gradients are ready (HOROVOD_CYCLE_TIME)", 0

@@ -64,9 +64,9 @@ class NativeScheme:
     title : str
         As the framework's authors write it.
     synchronous : bool
-        Whether each step equals one process's step on all ranks' batches together. One of which
-        that is not so applies each rank's gradient by itself, to weights that the rank then takes,
-        and has the knob ``in_turn``: rank after rank, which is held to
+        Whether each step equals one process's step on all ranks' batches together. An asynchronous
+        way applies each rank's gradient by itself, to weights that the rank then takes, and has the
+        knob ``in_turn``: rank after rank, which is held to
         `d5suite.validate.distributed.rules`.
     transports : mapping of str to str
         By device: what moves the gradients there. It has no other devices.
@@ -209,8 +209,8 @@ class FrameworkScheme(ABC):
         Returns
         -------
         callable
-            Ends the connection in good order; called on every rank at the end of its job. What a
-            rank started ends with it, however that ends.
+            Closes the connection cleanly; called on every rank at the end of its job. Everything
+            that a rank started ends with it, however it ends.
         """
         return lambda: None
 

@@ -1,8 +1,8 @@
-"""What a measurement is: data that says what it needs and shows, and code that prepares one step.
+"""A measurement: data that says what it needs and shows, and code that prepares one step.
 
 A measurement is a subclass of `Measurement` in a file of its own. The worker prepares its step
-once; every pass (peak memory, time, later traces) runs that same `Step`. Imports `d5suite.job`,
-`d5suite.instruments`, `d5suite.validate` and `d5suite.workloads`.
+once; every pass (peak memory, time, later traces) runs that same `Step`. Imports
+`d5suite.instruments`, `d5suite.validate` and its neighbours.
 """
 
 from __future__ import annotations
@@ -128,41 +128,6 @@ def check_waits(found: TwoClocks) -> Check:
     median = statistics.median(found.host_s)
     detail = f"the device worked {found.early_s * 1e3:.3g} ms after synchronize had returned"
     return Check("samples end before the device does", found.early_s / median, found.slack_s / median, detail)
-
-
-class PlainStep(Step):
-    """A step made of callables.
-
-    Parameters
-    ----------
-    run, synchronize : callable
-    items : int
-        Images or calls per step.
-    macs : int, optional
-    reset : callable, optional
-        Undoes what running has changed.
-    """
-
-    def __init__(
-        self,
-        run: Callable[[], object],
-        synchronize: Callable[[], None],
-        *,
-        items: int,
-        macs: int | None = None,
-        reset: Callable[[], None] = lambda: None,
-    ) -> None:
-        self._run, self._synchronize, self._reset = run, synchronize, reset
-        self.items, self.macs = items, macs
-
-    def run(self) -> object:
-        return self._run()
-
-    def synchronize(self) -> None:
-        self._synchronize()
-
-    def reset(self) -> None:
-        self._reset()
 
 
 class Measurement(ABC):

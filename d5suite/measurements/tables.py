@@ -112,7 +112,7 @@ KERNELS = Table(
         Column("GB/s", "achieved.bytes_per_s", scale=1e-9),
         WORST_ERROR,
     ),
-    "of peak: of the fastest large matrix product of that run, whose ever it was",
+    "of peak: percent of the run's fastest large matrix product, on any backend",
 )
 """Single operators."""
 

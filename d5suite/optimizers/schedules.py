@@ -1,7 +1,7 @@
 """Learning-rate schedules, which multiply the optimizer's learning rate by a factor per step.
 
 Lengths are in epochs, so that one schedule serves any batch size. All begin with an optional linear
-warm-up. Imports `d5suite.errors` only.
+warm-up. Imports its neighbour `named` only.
 """
 
 from __future__ import annotations

@@ -12,10 +12,10 @@ pytest-benchmark only, and imports no framework.
 `replay`      a record as a benchmark
 `progress`    what is being done, rows as backends finish, the table at the end
 `saving`      JSON, series and pictures, put in place whole
-`ending`      interrupts lose nothing that is finished; what is absent is said
-`asked`       what a command line asks for, without measuring it
+`ending`      finished results survive interrupts; missing ones are reported
+`asked`       measurements that a command line asks for
 `ab`          two sides of it, measured in turn: ``d5suite ab``
-`prepared`    pytest, imported before it is told to begin
+`prepared`    pytest, imported before its run begins
 `bisect`      the revision that made it slower: ``d5suite bisect``
 ============= =================================================================
 """

@@ -1,4 +1,4 @@
-"""How a run ends: what is finished is saved, however it ends; what is absent is said."""
+"""The end of a run: finished results are saved, missing ones are reported."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from d5suite.pytest_plugin import stash
 from d5suite.pytest_plugin.progress import progress_of
 
 KILLING = (signal.SIGTERM, signal.SIGHUP)
-"""What ends a run as Ctrl-C does, instead of killing it with its results."""
+"""Signals that end a run as Ctrl-C does, so that its results are saved."""
 
 MOST_REASONS = 8
 """Lines of reasons why something is absent; pytest's ``-rs`` shows all."""
@@ -25,7 +25,7 @@ MOST_REASONS = 8
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtestloop(session: pytest.Session) -> Generator[None, object, object]:
-    """Let no interrupt, nor ``-x``, lose what workers have finished."""
+    """Save finished results despite an interrupt or ``-x``."""
     config = session.config
     if not any(stash.target(item) for item in session.items):
         return (yield)
@@ -103,6 +103,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         if stash.target(item) is not None and mark is not None:
             absent[item] = str(mark.kwargs.get("reason", "skipped"))
     _say_lacking(config, absent)
+    _say_unused(config, session.items)
     nothing = absent and not config.stash[stash.RESULTS] and not session.testsfailed
     missed = absent if nothing else {item: why for item, why in absent.items() if _is_named(item)}
     if not missed:
@@ -122,6 +123,14 @@ def _say_lacking(config: pytest.Config, absent: dict[pytest.Item, str]) -> None:
     reasons = dict.fromkeys(why for target, why in targets if target is not None and target.case.every_backend)
     if results and reasons and config.getoption("network") is not None:
         config.stash[stash.REMARKS].append("\n  ".join(["not measured:", *reasons]))
+
+
+def _say_unused(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Say which datasets or networks were given to a run that has no use for them."""
+    cases = [target.case for target in map(stash.target, items) if target is not None]
+    for option in ("imagenet", "openimages", "network"):
+        if cases and config.getoption(option) is not None and not any(case.takes(option) for case in cases):
+            config.stash[stash.REMARKS].append(f"--{option} was of no use: nothing that was to be measured takes it")
 
 
 def _is_named(item: pytest.Item) -> bool:

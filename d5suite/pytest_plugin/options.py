@@ -78,7 +78,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="ImageNet as a tree of files or in a converted format (default: draw and cache a small set)",
     )
     group.addoption(
-        "--openimages", type=Path, metavar="PATH", help="Open Images V4, likewise, for recipes/test_openimages_*.py"
+        "--openimages",
+        type=Path,
+        metavar="PATH",
+        help="Open Images V4 tree or converted file, for recipes/test_openimages_*.py",
     )
     group.addoption(
         "--network", type=Path, metavar="FILE.onnx", help="your own network, for recipes/test_your_network.py"
@@ -88,7 +91,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="append",
         default=[],
         metavar="INPUT=NxCxHxW",
-        help="dimensions of one of its inputs, where the file leaves them open; repeat it for each input",
+        help="dimensions of an input that the file leaves open; repeat it for each input",
     )
     group.addoption("--loader-workers", type=int, metavar="N", help="image loader processes (default: one per core)")
     group.addoption(
@@ -109,26 +112,26 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--ranks",
         metavar="N[,…]",
-        help="level 3: train with so many processes; 1,2,4 measures each of them (default: level 3 is not measured)",
+        help="level 3: train with N processes; 1,2,4 measures each number (default: level 3 is not measured)",
     )
     group.addoption(
         "--scheme",
         metavar="NAME[:KEY=VALUE…][,…]",
-        help="how ranks agree, such as all_reduce,top_k:density=0.01, or a framework's own way, such as ddp (default: "
-        "all_reduce)",
+        help="scheme that combines ranks' updates, such as all_reduce,top_k:density=0.01, or a framework's own, such "
+        "as ddp (default: all_reduce)",
     )
     group.addoption(
-        "--communicator", metavar="NAME[,…]", help="between ranks: gloo, mpi or nccl (default: the first installed)"
+        "--communicator", metavar="NAME[,…]", help="communicator: gloo, mpi or nccl (default: the first installed)"
     )
     group.addoption(
-        "--algorithm", metavar="NAME[,…]", help="of all-reduce and its like, such as ring (default: native)"
+        "--algorithm", metavar="NAME[,…]", help="algorithm of the collectives, such as ring (default: native)"
     )
     group.addoption(
         "--scaling",
         choices=["weak", "strong"],
-        help="weak: each rank has the recipe's batch (default); strong: all ranks together have it",
+        help="weak: each rank has the recipe's batch (default); strong: the recipe's batch is split across ranks",
     )
-    group.addoption("--oversubscribe", action="store_true", help="allow more ranks than cores or GPUs; marked with a !")
+    group.addoption("--oversubscribe", action="store_true", help="allow more ranks than cores or GPUs; results get a !")
     turns.add_options(group)
     group.addoption("--wrap", metavar="CMD", help="command to run each worker under, such as 'perf stat -d'")
     group.addoption("--jobs", type=Path, metavar="DIR", help="folder for job files (default: .d5suite/jobs)")
@@ -136,7 +139,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--write-jobs", type=Path, metavar="DIR", help="level 3: write job files to run elsewhere, and measure nothing"
     )
     group.addoption(
-        "--from-jobs", type=Path, metavar="DIR", help="take the results of such job files, and measure nothing"
+        "--from-jobs", type=Path, metavar="DIR", help="read the results of such job files, and measure nothing"
     )
     parser.addini(
         "d5suite_python", "interpreter per backend, one 'NAME = PYTHON' per line", type="linelist", default=[]
@@ -163,6 +166,7 @@ def pytest_configure(config: pytest.Config) -> None:
     path = config.getoption("benchmark_json", None)
     try:
         if path is not None:
+            _keep_inputs(config, Path(path))
             config.option.benchmark_json = config.stash[saving.DESTINATION] = saving.AtomicDestination(Path(path))
         if config.getoption("backend") is not None:
             config.stash[stash.SELECTIONS] = _asked_selections(config)
@@ -191,6 +195,17 @@ def _asked_selections(config: pytest.Config) -> list[Selection]:
     return chosen
 
 
+def _keep_inputs(config: pytest.Config, path: Path) -> None:
+    """Raise `ConfigurationError` if the results would replace a recipe or the network."""
+    from d5suite.report.outputs import check_outputs
+
+    option, network = "--benchmark-json", config.getoption("network")
+    if path.suffix == ".py" and path.exists():
+        raise ConfigurationError("results would replace a Python file", where=f"{option} {path}")
+    if network is not None and path.exists():
+        check_outputs({option: path}, [config.invocation_params.dir / network])
+
+
 def elsewhere(config: pytest.Config) -> bool:
     """Whether the jobs run on other machines: what this one has, or lacks, says nothing of them."""
     return bool(config.getoption("write_jobs") or config.getoption("from_jobs"))
@@ -205,15 +220,13 @@ def _check(config: pytest.Config) -> None:
             raise ConfigurationError(f"--{name.replace('_', '-')} is {value}; it must be {rule}")
     turns.check_options(config)
     if config.getoption("l2_cold") and config.getoption("device") == "cpu":
-        raise ConfigurationError(
-            "--l2-cold is for a GPU: the caches of CPUs are left as they are", hint="Give --device cuda, too."
-        )
+        raise ConfigurationError("--l2-cold is for a GPU: CPU caches are not flushed", hint="Add --device cuda.")
     try:
         words = shlex.split(config.getoption("wrap") or "")
     except ValueError as error:
         raise ConfigurationError(f"{error} in {config.getoption('wrap')!r}", where="--wrap") from None
     if words and shutil.which(words[0]) is None:
-        raise ConfigurationError(f"{words[0]!r} is not a command that can be run", where="--wrap")
+        raise ConfigurationError(f"{words[0]!r} cannot be run as a command", where="--wrap")
     for name in ("imagenet", "openimages"):
         given = config.getoption(name)
         if given is not None and not given.exists():
@@ -225,7 +238,7 @@ def _check(config: pytest.Config) -> None:
     if config.getoption("optimizer") is not None:
         _optimizer(config.getoption("optimizer"))
     if _shapes(config) and config.getoption("network") is None:
-        raise ConfigurationError("--shape is for the inputs of a network", hint="Give --network FILE.onnx, too.")
+        raise ConfigurationError("--shape is for the inputs of a network", hint="Add --network FILE.onnx.")
     _memory(config.getoption("job_memory"))
     if config.getoption("write_jobs") and config.getoption("from_jobs"):
         raise ConfigurationError("--write-jobs comes first, and --from-jobs in a later run")
@@ -234,7 +247,7 @@ def _check(config: pytest.Config) -> None:
     if config.getoption("ranks") is None:
         given = [name for name in RANKED if config.getoption(name)]
         if given:
-            raise ConfigurationError(f"--{given[0]} is for several ranks", hint="Give --ranks N, too.")
+            raise ConfigurationError(f"--{given[0]} is for several ranks", hint="Add --ranks N.")
     else:
         _ranks(config)
 
@@ -302,7 +315,7 @@ def _ranks(config: pytest.Config) -> list[Ranks]:
         raise ConfigurationError(
             f"{max(counts)} ranks are more than the {cores} core{'s' if cores > 1 else ''} that they may use",
             where="--ranks",
-            hint="Their times would say little. To run them anyway, give --oversubscribe.",
+            hint="Their times would mean little. To run them anyway, give --oversubscribe.",
         )
     found: list[Ranks] = []
     for scheme, algorithm, communicator, count in itertools.product(

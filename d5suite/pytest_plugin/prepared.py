@@ -1,9 +1,9 @@
-"""pytest, prepared before it is told to begin.
+"""pytest, imported before its run begins.
 
     python -m d5suite.pytest_plugin.prepared FD ARGUMENT…
 
 Importing what gathers results takes longer than gathering them. So ``d5suite slurm run`` starts
-this while its jobs run, and tells it to begin when the last one has ended: it writes a byte into
+this while its jobs run, and starts pytest when the last one has ended: it writes a byte into
 the pipe whose reading end is FD. If nobody holds the other end any more, nothing is run. ``-`` for
 FD begins at once, and imports only what is needed. Arguments, output and exit codes are pytest's.
 """
@@ -25,11 +25,11 @@ MODULES = (
     "d5suite.report.scaling", "d5suite.report.plots", "d5suite.report.compare", "pytest_benchmark.plugin", "jsonschema",
     "psutil", "scipy.special", "d5suite.cases.recipe",
 )  # fmt: skip
-"""What gathering imports, beside pytest and the measurements; the slow ones are enough."""
+"""Slow imports of gathering, beside pytest and the measurements."""
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Run pytest, once told to.
+    """Run pytest when the byte arrives.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""What a run shows: progress, each backend's rows as it finishes, the table at the end."""
+"""Output of a run: progress, each backend's rows as it finishes, the table at the end."""
 
 from __future__ import annotations
 
@@ -194,9 +194,13 @@ def pytest_benchmark_group_stats(config: pytest.Config) -> Generator[None, Any, 
 
 
 def pytest_terminal_summary(terminalreporter: Any, exitstatus: int, config: pytest.Config) -> None:
-    """Write the table of what was measured, what is to be said, and where the job files are."""
+    """Write the table of results, remarks, and the folder of the job files."""
     if config.stash[stash.RESULTS] and not config.getoption("benchmark_quiet", False):
         _write_table(terminalreporter, config.stash[stash.RESULTS])
+        if terminalreporter.verbosity > 0:
+            records = (each["extra_info"]["d5suite"] for each in config.stash[stash.RESULTS])
+            took_s = sum(each.get("proof_after_s", 0.0) for each in records)
+            terminalreporter.write_line(f"d5suite: what was timed was proved afterwards in {took_s:.3g} s")
     remarks = [*config.stash[stash.REMARKS]]
     if (exitstatus or remarks) and stash.SESSION in config.stash:
         remarks.append(f"job files, with results: {config.stash[stash.SESSION].folder}")

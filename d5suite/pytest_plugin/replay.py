@@ -105,7 +105,7 @@ def _batch(session: pytest.Session, target: stash.Target) -> list[Any]:
 
 
 def _targets(session: pytest.Session) -> list[stash.Target]:
-    """What the run measures."""
+    """Targets of the run."""
     targets = (stash.target(item) for item in session.items if item.get_closest_marker("skip") is None)
     return [each for each in targets if each is not None]
 

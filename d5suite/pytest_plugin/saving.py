@@ -95,7 +95,7 @@ DESTINATION = pytest.StashKey[AtomicDestination]()
 """Where the results of this run go."""
 
 MISSED = ".missed.h5"
-"""What the name of a file ends in that holds partial results of failures."""
+"""Suffix of a file with partial results of failures."""
 
 
 def pytest_benchmark_generate_machine_info(config: pytest.Config) -> dict[str, Any] | None:
@@ -145,7 +145,7 @@ def pytest_benchmark_update_json(config: pytest.Config, output_json: dict[str, A
 
 
 def _token(content: dict[str, Any] | None) -> str:
-    """What tells a file's series from those of others; of the same content the same."""
+    """Token of a file's series; equal for equal content."""
     if content is None:
         return uuid.uuid4().hex
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:32]
@@ -211,7 +211,7 @@ def _save_plots(
             pictures.append(picture.name)
         except OSError:
             raise
-        except Exception as error:  # what cannot be drawn must not cost the numbers
+        except Exception as error:  # a failed picture leaves the numbers intact
             destination.leave_out(picture)
             config.stash[stash.REMARKS].append(f"no picture of {group}: {told(error)}")
     return pictures

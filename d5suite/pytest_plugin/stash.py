@@ -1,4 +1,4 @@
-"""What the plug-in's parts keep in pytest's configuration."""
+"""State that the plug-in's parts keep in pytest's configuration."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Target(str):
 
     @property
     def wanted(self) -> Wanted:
-        """What it measures, as the session knows it."""
+        """The measurement, as the session knows it."""
         from d5suite.session.session import Wanted
 
         return Wanted(self.case, self.measurement, self.ranks)
@@ -55,16 +55,16 @@ SELECTIONS = pytest.StashKey["list[Selection]"]()
 TERMINAL = pytest.StashKey[bool]()
 RECORDS = pytest.StashKey["dict[str, dict[str, Any]]"]()
 RESULTS = pytest.StashKey["list[dict[str, Any]]"]()
-"""What was measured, as the benchmarks of a result file."""
+"""Results, as the benchmarks of a result file."""
 
 UNASKED = pytest.StashKey["dict[pytest.Item, str]"]()
 """Tests that were deselected because the options do not ask for them, with reasons."""
 
 WRONG = pytest.StashKey[str]()
-"""What is wrong with the options, as collecting the tests has shown."""
+"""Fault of the options that collecting the tests has shown."""
 
 REMARKS = pytest.StashKey["list[str]"]()
-"""What the end of the run says, beside its results."""
+"""Remarks at the end of the run, beside its results."""
 
 SIGNALS = pytest.StashKey[contextlib.ExitStack]()
 """Puts the handlers of signals back, once results are saved."""
@@ -77,7 +77,7 @@ wrong."""
 
 
 def target(item: pytest.Item) -> Target | None:
-    """What a test item measures; None if it is not one of d5suite's."""
+    """Target of a test item; None if it is not one of d5suite's."""
     callspec = getattr(item, "callspec", None)
     found = callspec.params.get(FIXTURE) if callspec is not None else None
     return found if isinstance(found, Target) else None

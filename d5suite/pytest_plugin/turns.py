@@ -26,13 +26,13 @@ def add_options(group: Any) -> None:
     group.addoption(
         "--one-by-one",
         action="store_true",
-        help="measure a recipe's backends one after another (default: their workers live side by side and take turns)",
+        help="measure a recipe's backends one after another (default: their workers run side by side and take turns)",
     )
     group.addoption(
         "--launches",
         type=int,
         metavar="N",
-        help="start each worker of a recipe so many times (default: 3 at preset standard, else 1)",
+        help="start each worker of a recipe N times (default: 3 at preset standard, else 1)",
     )
     group.addoption(
         "--wait-quiet",
@@ -40,8 +40,8 @@ def add_options(group: Any) -> None:
         type=_seconds,
         const=WAIT_QUIET_S,
         metavar="SECONDS",
-        help="before each recipe wait until others leave the machine alone, but at most so long in all (300); what is "
-        "measured nevertheless is marked with a !",
+        help="before each recipe wait until the machine is idle; wait at most SECONDS in total (default 300); mark "
+        "later results with !",
     )
 
 
@@ -49,7 +49,7 @@ def _seconds(text: str) -> float:
     try:
         return float(text)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds: write --wait-quiet=SECONDS") from None
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds: write --wait-quiet=SECONDS") from None
 
 
 def check_options(config: pytest.Config) -> None:

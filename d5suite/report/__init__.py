@@ -1,4 +1,4 @@
-"""What people read: tables, plots, pages, the schema of results. Knows results, never adapters."""
+"""Reports: tables, plots, pages, the schema of results. Knows results, never adapters."""
 
 from __future__ import annotations
 

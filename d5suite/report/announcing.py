@@ -90,12 +90,12 @@ def _median(entry: Entry | None) -> str:
 
 
 def _remarks(comparison: Comparison) -> list[tuple[str, Sequence[str]]]:
-    """What stands below the table: headings with their lines."""
+    """Remarks below the table: headings with their lines."""
     remarks: list[tuple[str, Sequence[str]]] = []
     if comparison.differences:
-        what = "differ, compared all the same:" if comparison.forced else "the runs differ, and are not compared:"
+        what = "differ, compared anyway:" if comparison.forced else "the runs differ, and are not compared:"
         lines = [f"{difference} ({_counted(names)})" for difference, names in comparison.differences.items()]
-        remarks.append((what, lines if comparison.forced else [*lines, "--force compares them all the same"]))
+        remarks.append((what, lines if comparison.forced else [*lines, "--force compares them anyway"]))
     for verdicts, heading in (
         (("invalid",), "invalid:"),
         (("slower", "faster", "same", "new"), "found:"),
@@ -115,7 +115,7 @@ def _remarks(comparison: Comparison) -> list[tuple[str, Sequence[str]]]:
 
 
 def _grouped(told: Sequence[tuple[str, str]]) -> list[str]:
-    """One line for each thing that is told, with the benchmarks it is told of."""
+    """One line per note, with its benchmarks."""
     names: dict[str, list[str]] = defaultdict(list)
     for name, what in told:
         names[what].append(name)

@@ -1,6 +1,6 @@
 """Tables from result files: one file read by a person, or several side by side.
 
-Imports rich and its neighbours; knows results, never adapters.
+Imports rich, `d5suite.measurements` and its neighbours; knows results, never adapters.
 """
 
 from __future__ import annotations
@@ -188,7 +188,7 @@ def _divided(name: str, room: int) -> str:
 
 
 def _width(drawn: RichTable, console: Console) -> int:
-    """What a table would have in a terminal that is wide enough."""
+    """Width of a table in a terminal that is wide enough."""
     return Measurement.get(console, console.options.update_width(MOST_COLUMNS), drawn).maximum
 
 

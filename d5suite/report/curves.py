@@ -29,26 +29,6 @@ class Curve(NamedTuple):
     runs: Sequence[tuple[Sequence[float], Sequence[float]]]
 
 
-def save_curves(
-    path: Path, title: str, metric: str, target: float, curves: Sequence[Curve], over_bytes: Sequence[Curve] = ()
-) -> None:
-    """Draw them into a PNG file, atomically.
-
-    Parameters
-    ----------
-    path : Path
-    title, metric : str
-        Of the picture and of its vertical axis.
-    target : float
-        Drawn as a line across.
-    curves : sequence of Curve
-        A colour each.
-    over_bytes : sequence of Curve, optional
-        The same over the bytes that all ranks sent, for a second picture beside.
-    """
-    save_figure(path, draw_curves(title, metric, target, curves, over_bytes))
-
-
 def save_figure(path: Path, figure: Figure) -> None:
     """Write a picture into a PNG file, atomically."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -60,7 +40,19 @@ def save_figure(path: Path, figure: Figure) -> None:
 def draw_curves(
     title: str, metric: str, target: float, curves: Sequence[Curve], over_bytes: Sequence[Curve] = ()
 ) -> Figure:
-    """Return the picture of `save_curves`."""
+    """Draw the runs of all backends.
+
+    Parameters
+    ----------
+    title, metric : str
+        Of the picture and of its vertical axis.
+    target : float
+        Drawn as a line across.
+    curves : sequence of Curve
+        A colour each.
+    over_bytes : sequence of Curve, optional
+        The same over the bytes that all ranks sent, for a second picture beside.
+    """
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(16, 5) if over_bytes else (8, 5), layout="constrained")

@@ -1,4 +1,4 @@
-"""What ``d5suite doctor`` prints: what is installed, what is usable, and how quiet the machine is.
+"""Output of ``d5suite doctor``: what is installed and usable, and how quiet the machine is.
 
 Each framework is tried in a process of its own, so that one that crashes on import costs only its
 line. Imports rich, `d5suite.instruments` and the backends' data.

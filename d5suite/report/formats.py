@@ -17,7 +17,7 @@ CONFIDENCE = 0.95
 
 
 class Cell(NamedTuple):
-    """What a format may look at.
+    """Input of a format.
 
     Attributes
     ----------
@@ -58,7 +58,7 @@ def _worst_share(cell: Cell) -> str:
 
 
 def _needed(cell: Cell) -> str:
-    """What a network needs by its definition: see ``results/schema.json``."""
+    """Memory that a network needs by its definition: see ``results/schema.json``."""
     parts = ("parameters_bytes", "gradients_bytes", "optimizer_state_bytes", "activations_bytes")
     needed = sum(cell.value.get(part, 0) for part in parts)
     return f"{needed / 2**20:.0f}" if needed else "–"
@@ -106,7 +106,7 @@ def at(record: Mapping[str, Any], path: str) -> Any:
 
 
 def text_of(column: Column, record: Mapping[str, Any], wide: bool) -> str:
-    """What a column says of a record from `d5suite.report.reading`.
+    """Return a column's text for a record from `d5suite.report.reading`.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""What is known of a network before it runs: its cost, and which backend can run it.
+"""A network before it runs: its cost, and the backends that can run it.
 
 Imports rich, the network and the backends' data.
 """
@@ -20,7 +20,7 @@ WIDTH = 4
 """Bytes of a value: float32."""
 
 STEPS = {"inference": (), "gradient": ("gradient",), "training_step": ("gradient", "level 2")}
-"""What a backend must not lack for each measurement, beside operators."""
+"""Parts of a backend that each measurement needs, beside operators."""
 
 
 def description(given: Given, *, batch_size: int) -> dict[str, Any]:

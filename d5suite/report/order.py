@@ -30,7 +30,7 @@ class Order(NamedTuple):
     backends : sequence of (str, Relation)
         Each with how many times as long it takes as the fastest.
     noise : sequence of (str, str)
-        Pairs of which nobody can say who is faster.
+        Pairs without a clear winner.
     notes : sequence of str
         Why not all backends took turns with each other.
     """

@@ -1,4 +1,4 @@
-"""What pairs say of each benchmark: two sides that ran in turn, in one session.
+"""Verdicts from pairs: two sides that ran in turn, in one session.
 
 Times are decided by the sequential test alone: pairs share the machine's noise, so no variation
 between runs is added. Memory, first calls and errors count as in `d5suite.report.verdicts`.

@@ -1,4 +1,4 @@
-"""Result files as records: read strictly, checked against the schema, told apart by what differs.
+"""Result files as records: read strictly, checked against the schema, grouped by their conditions.
 
 Files come from anywhere. Imports jsonschema (late), `d5suite.measurements` and its neighbours.
 """
@@ -6,6 +6,9 @@ Files come from anywhere. Imports jsonschema (late), `d5suite.measurements` and 
 from __future__ import annotations
 
 import itertools
+import math
+import re
+import statistics
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -24,6 +27,9 @@ Conditions = tuple[tuple[str, str], ...]
 
 Key = tuple[str, Conditions, str]
 """Group (case/measurement), conditions, and backend."""
+
+MEDIANS_APART = 0.01
+"""By how much, relative to it, a stated median may differ from the samples'."""
 
 _NAMED_FAULTS = 3
 _LONGEST_FAULT = 200
@@ -71,7 +77,7 @@ def results_of(content: Any, path: Path) -> dict[Key, dict[str, Any]]:
     except RecursionError:
         raise JobError("it is nested too deeply", where=str(path)) from None
     except (JobError, ConfigurationError) as error:
-        if error.where == str(path):
+        if str(error.where).startswith(str(path)):
             raise
         where = f"{path}, {error.where}" if error.where else str(path)
         raise type(error)(error.what, where=where, hint=error.hint) from None
@@ -108,6 +114,39 @@ def _check(content: Mapping[str, Any], ours: Mapping[int, Any], path: str) -> No
             break
     if faults:
         raise JobError("this does not fit results/schema.json: " + _escaped("; ".join(faults)), where=path)
+    for number, each in ours.items():
+        _check_agreement(each, f"{path}{_place(number)}")
+
+
+def _check_agreement(bench: Mapping[str, Any], where: str) -> None:
+    """Raise `JobError` if a benchmark of the right form contradicts itself."""
+    info, stats = bench["extra_info"]["d5suite"], bench["stats"]
+    record = f"{where}.extra_info.d5suite"
+    low, high = info["median_ci95"]
+    if low > high:
+        raise JobError(f"the interval begins at {low:g} s and ends at {high:g} s", where=f"{record}.median_ci95")
+    median = statistics.median(stats["data"])
+    for value, place in ((info["median_s"], f"{record}.median_s"), (stats["median"], f"{where}.stats.median")):
+        if not math.isclose(value, median, rel_tol=MEDIANS_APART):
+            raise JobError(f"it is {value:g} s, and the samples' median {median:g} s", where=place)
+    for value, place in (
+        (info["peak_memory_bytes"], "peak_memory_bytes"),
+        (info.get("memory", {}).get("peak_bytes"), "memory.peak_bytes"),
+    ):
+        if value is not None and value < 0:
+            raise JobError(f"{value} bytes are less than none", where=f"{record}.{place}")
+    group, name = f"{info['recipe']}/{info['measurement']}", info["backend"]["name"]
+    if bench["group"] != group:
+        what = f"it is {bench['group']!r}, and the record's recipe and measurement are {group!r}"
+        raise JobError(_escaped(_short(what)), where=f"{where}.group")
+    if not re.match(re.escape(name) + r"(?!\w)", _backend_of(bench["param"], info)):
+        what = f"it is {bench['param']!r}, and the record's backend {name!r}"
+        raise JobError(_escaped(_short(what)), where=f"{where}.param")
+
+
+def _backend_of(param: str, info: Mapping[str, Any]) -> str:
+    """The backend in a test's parameter: at level 0 the problem's name, without -, comes first."""
+    return param.partition("-")[2] if info["level"] == 0 else param
 
 
 def _samples(bench: Any, where: str) -> Any:
@@ -172,9 +211,7 @@ def read_benchmarks(
         info = bench.get("extra_info", {}).get("d5suite")
         if info is None:
             continue
-        backend = bench["param"]
-        if info["level"] == 0:
-            backend = backend.partition("-")[2]  # the problem's name, which has no -, comes first
+        backend = _backend_of(bench["param"], info)
         place = bench.get("place", f"benchmarks.{number}")
         table = bench["measurement"].table if "measurement" in bench else _table_of(info, described or {}, place)
         key = (bench["group"], conditions(info), backend)
@@ -229,14 +266,14 @@ def conditions(info: Mapping[str, Any]) -> Conditions:
 
 
 def _threads_and_ranks(info: Mapping[str, Any]) -> dict[str, Any]:
-    """At level 3 the number of ranks tells rows of one table apart, as names of backends do."""
+    """At level 3 the number of ranks distinguishes rows of one table, as names of backends do."""
     if info["level"] == 3:
         return {"threads per rank": info["threads"] // info["ranks"]}
     return {"threads": info["threads"], "ranks": info["ranks"]}
 
 
 def data_of(info: Mapping[str, Any], digits: int = 64) -> str:
-    """Which data a result is from, with so many digits of its digest; empty if from none."""
+    """Name a result's data, with `digits` digits of its digest; empty if it has none."""
     if "dataset" not in info:
         return ""
     data = info["dataset"]

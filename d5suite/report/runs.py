@@ -30,17 +30,17 @@ class Entry:
     Attributes
     ----------
     name : str
-        What it is compared by.
+        Key of the comparison.
     series : Series
         Seconds; bytes if ``is_memory``.
     conditions : dict of str to str
-        What must be equal for a comparison.
+        Must be equal for a comparison.
     facts : dict of str to str
-        What may differ, such as versions, and is told.
+        May differ, such as versions; differences are reported.
     wrong : list of str
         Failed validations.
     doubts : list of str
-        What disturbed it.
+        Disturbances.
     warnings : list of str
         Further reasons to doubt it.
     memory_bytes, first_call_s, error : float or None
@@ -63,7 +63,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Failed:
-    """A benchmark that a run attempted in vain.
+    """A benchmark that failed.
 
     Attributes
     ----------
@@ -167,7 +167,7 @@ def _error(checks: Sequence[Mapping[str, Any]]) -> float:
 
 
 def machine_of(environment: Mapping[str, Any]) -> dict[str, str]:
-    """What must be equal for results to be of one kind of machine."""
+    """Facts that are equal for results of one kind of machine."""
     cpu, memory = (_table(environment.get(name)) for name in ("cpu", "memory"))
     total = memory.get("total_bytes")
     gpus = environment.get("gpus") or []
@@ -188,7 +188,7 @@ def machine_of(environment: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _of_gpus(gpus: Sequence[Mapping[str, Any]], key: str) -> str:
-    """What the GPUs say under a key, each answer once."""
+    """Values of the GPUs under a key, each once."""
     return ", ".join(dict.fromkeys(str(gpu[key]) for gpu in gpus if gpu.get(key) is not None))
 
 
@@ -237,7 +237,7 @@ def _plain(path: Path, machine: Any, benchmarks: Sequence[tuple[int, Any]]) -> l
         if not isinstance(name, str) or not isinstance(stats, dict):
             raise JobError("this benchmark has no name or no stats", where=where)
         if name in found:
-            raise JobError(f"{name} is there twice", where=where, hint="Remove one of them.")
+            raise JobError(f"{name} occurs twice", where=where, hint="Remove one of them.")
         found[name] = Entry(name, _plain_series(stats, where), conditions, facts)
     return list(found.values())
 
@@ -270,7 +270,7 @@ def positive(value: Any, where: str) -> float:
 
 
 _ASV_KINDS = {"time": False, "timeraw": False, "mem": True, "peakmem": True}
-"""What asv's benchmarks measure, by how their names begin: whether it is memory."""
+"""Whether asv's benchmarks measure memory, by the first part of their names."""
 
 
 def _asv(path: Path, content: Mapping[str, Any]) -> Run:
@@ -320,7 +320,7 @@ def _asv_cells(benchmark: str, cells: Mapping[str, Any], where: str) -> Iterator
     if results is None:
         results = [None] * min(count, 1 << 16)
     if not isinstance(results, list) or len(results) != count:
-        raise JobError(f"it has not as many results as combinations of params, {count:,}", where=where)
+        raise JobError(f"its number of results differs from the combinations of params, {count:,}", where=where)
     for number, values in enumerate(itertools.product(*params)):
         name = f"{benchmark}({', '.join(map(str, values))})" if params else benchmark
         part = {"result": results[number]}

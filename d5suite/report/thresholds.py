@@ -25,7 +25,7 @@ LARGEST_FILE = 1 << 20
 
 @dataclass(frozen=True)
 class Threshold:
-    """What counts as a change of one benchmark.
+    """Threshold of a change of one benchmark.
 
     Attributes
     ----------
@@ -106,7 +106,7 @@ def read_thresholds(path: Path, default: Threshold = Threshold()) -> Thresholds:
     where = str(path)
     try:
         if not path.is_file() or path.stat().st_size > LARGEST_FILE:
-            raise ConfigurationError("this is no file of thresholds", where=where, hint="Give a small TOML file.")
+            raise ConfigurationError("not a file of thresholds", where=where, hint="Give a small TOML file.")
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigurationError(f"cannot read the file: {error.strerror}", where=where) from None
@@ -128,7 +128,7 @@ def read_thresholds(path: Path, default: Threshold = Threshold()) -> Thresholds:
 
 def _values(given: Any, where: str) -> dict[str, float]:
     if not isinstance(given, Mapping):
-        raise ConfigurationError("this is no table", where=where, hint=f"It has {', '.join(NAMES)}.")
+        raise ConfigurationError("not a table", where=where, hint=f"It has {', '.join(NAMES)}.")
     for name, value in given.items():
         if name not in NAMES:
             raise ConfigurationError(f"{name!r} is unknown", where=where, hint=f"There are {', '.join(NAMES)}.")

@@ -20,7 +20,7 @@ from d5suite.launch.ranks import run_ranks
 
 @dataclass(frozen=True)
 class Attempt:
-    """What one worker did for one measurement.
+    """One worker's attempt at one measurement.
 
     Attributes
     ----------
@@ -185,7 +185,7 @@ def work(
 
 
 def watcher(path: Path, progress: Callable[[str], None]) -> Callable[[], None]:
-    """Return what tells each new phase of the worker of a job file, whenever it is called."""
+    """Return a function that reports a new phase of the worker of a job file when called."""
     shown = ""
 
     def watch() -> None:

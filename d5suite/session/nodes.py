@@ -1,4 +1,4 @@
-"""What is recorded of each node that ran ranks of a job: its state, and whether it is slow."""
+"""Records of each node that ran ranks of a job: its state, and whether it is slow."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from d5suite.errors import JobError
 from d5suite.job import Job, Result, of_rank
 
 SLOWER = 1.1
-"""A node whose ranks compute so many times as long as those of the median node is named: spread
-over steps is below 5% on a quiet machine."""
+"""A node is named if its ranks compute for this multiple of the median node's time: spread over
+steps is below 5% on a quiet machine."""
 
 
 def add_nodes(record: dict[str, Any], key: str, job: Job, first: Result, path: Path) -> None:

@@ -48,7 +48,7 @@ LONGEST = 1000
 """Most samples of a turn."""
 
 ROOM = 1.2
-"""A worker is started if there is so many times the memory of the largest one so far."""
+"""Free memory, in multiples of the largest worker's so far, needed to start another one."""
 
 CROWDED = "memory had no room for all workers at once: only those in one group took turns"
 
@@ -65,13 +65,13 @@ class Place(NamedTuple):
 
 @dataclass
 class _Took:
-    """What took turns in one measurement: the samples of each round, by backend."""
+    """Turns of one measurement: the samples of each round, by backend."""
 
     rounds: dict[str, list[list[float]]] = field(default_factory=dict)
 
 
 def can_take_turns(session: Session, places: Sequence[Place], least: int = 2) -> bool:
-    """Whether so many backends make measurements of one case that take turns, on the CPU."""
+    """Whether `least` backends make measurements of one case that take turns, on the CPU."""
     first = places[0].batch[0]
     if session.settings.elsewhere is not None or session.settings.device != "cpu" or first.ranks is not None:
         return False
@@ -124,7 +124,7 @@ def _measure(session: Session, places: Sequence[Place], launches: int) -> None:
 
 
 def _again(session: Session, places: Sequence[Place]) -> list[Place]:
-    """What a further launch measures: what takes turns and has not failed."""
+    """Measurements of a further launch: those that take turns and have not failed."""
     found = []
     for selection, batch in places:
         sound = [each for each in batch if each.measurement.takes_turns and _is_sound(session.known(each, selection))]
@@ -178,7 +178,7 @@ class _Group:
             run.close()
 
     def left(self) -> list[Place]:
-        """What is not measured yet, because there was no room for it beside the others."""
+        """Measurements not made yet, because memory had no room for them beside the others."""
         found = []
         for name, (selection, batch) in self._places.items():
             missing = [each for each in batch if each.key not in self._found[name] and name not in self._lost]

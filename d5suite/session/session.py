@@ -57,13 +57,13 @@ class Wanted(NamedTuple):
 
 
 def runner(selection: Selection, ranks: Ranks | None) -> str:
-    """What runs a job, as results call it: a backend, and at level 3 its ranks."""
+    """Name of a job's runner in results: a backend, and at level 3 its ranks."""
     return "-".join(str(each) for each in (selection, ranks) if each is not None)
 
 
 @dataclass
 class Found:
-    """What is known of one measurement of one backend: a record, or why there is none.
+    """One measurement of one backend: a record, or why there is none.
 
     Attributes
     ----------
@@ -198,7 +198,7 @@ class Session:
         return wanted.job_on(selection) in self._found
 
     def known(self, wanted: Wanted, selection: Selection) -> Found | None:
-        """What is known of a measurement without running anything."""
+        """The result of a measurement so far; runs nothing."""
         return self._found.get(wanted.job_on(selection), {}).get(wanted.key)
 
     def write(self, selection: Selection, batch: Sequence[Wanted]) -> Path:
@@ -227,7 +227,7 @@ class Session:
             path.with_suffix(".json").unlink(missing_ok=True)
 
     def _clash(self, case: Case) -> str | None:
-        """What is wrong with a case whose name another case has, or None."""
+        """The conflict of a case with another of its name, or None."""
         known = self._cases.setdefault(case.name, [])
         if not any(each.is_same(case) for each in known):
             known.append(case)
@@ -261,8 +261,8 @@ class Session:
     ) -> Generator[tuple[str, TurnWorker], None, None]:
         """Run the job of a batch by workers that wait for their turns.
 
-        A worker that outgrew a limit which is smaller than the session's, for the sake of others
-        beside it, leaves what it was working on unsettled.
+        A worker that exceeds a limit below the session's, set to leave room for others, leaves its
+        current measurement unsettled.
 
         Parameters
         ----------
@@ -307,7 +307,7 @@ class Session:
                 raise interrupt
 
     def _plan(self, selection: Selection, batch: Sequence[Wanted], found: dict[str, Found]) -> Plan | None:
-        """What the job of a batch is to make, once there are the references that it needs."""
+        """Plan the job of a batch, once the references that it needs exist."""
         valid: dict[str, Wanted] = {}
         senseless: dict[str, str] = {}
         for each in batch:

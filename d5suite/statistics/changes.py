@@ -1,6 +1,6 @@
 """By how much a median changed between two runs, and how sure that is.
 
-Two launches of one program on one machine differ by more than their samples tell: memory layout,
+Two launches of one program on one machine differ by more than their samples show: memory layout,
 placement of threads, neighbours (Kalibera and Jones, "Rigorous benchmarking in reasonable time",
 ISMM 2013). An interval from the samples of two runs alone is therefore too narrow, and here the
 variation between runs is a part of it.
@@ -21,7 +21,7 @@ _Z_99 = 2.5758293035489004
 
 
 class Series(NamedTuple):
-    """What is known of a run's samples.
+    """Statistics of a run's samples.
 
     Attributes
     ----------
@@ -122,5 +122,5 @@ def separated(base: Series, new: Series) -> bool:
 
 
 def fewest_p(base: Series, new: Series) -> float:
-    """Return the smallest p-value that the rank test can give for so many samples."""
+    """Return the smallest p-value that the rank test can give for these numbers of samples."""
     return 2 / math.comb(base.rounds + new.rounds, base.rounds)

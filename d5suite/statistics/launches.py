@@ -25,7 +25,7 @@ LOSSES = 1
 
 
 def launches_needed(alpha: float, losses: int = 0) -> int:
-    """Launches after which a change is confirmed, of which so many said the opposite.
+    """Launches needed to confirm a change, given `losses` contrary ones.
 
     Parameters
     ----------
@@ -37,14 +37,14 @@ def launches_needed(alpha: float, losses: int = 0) -> int:
 
 
 class Launches:
-    """What launches say of one measurement. The first one may raise a suspicion; others confirm it.
+    """Verdict of launches on one measurement. The first may raise a suspicion; others confirm it.
 
     Parameters
     ----------
     first : Decision
         Of the blocks of the first launch.
     effect : float
-        Relative change that is looked for: less than half of it does not count.
+        Relative change to find: less than half of it does not count.
     """
 
     def __init__(self, first: Decision, effect: float) -> None:
@@ -72,7 +72,7 @@ class Launches:
         self.open = not self._confirmed and lost <= LOSSES
 
     def decision(self) -> tuple[Decision, str]:
-        """What all launches say together, and why it is uncertain.
+        """Return the verdict of all launches, and why it is uncertain.
 
         The ratio is the median of the launches that were to confirm, which were not chosen for what
         they say; the interval is their range.

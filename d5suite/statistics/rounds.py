@@ -1,11 +1,11 @@
 """How many times as long one thing takes as another, from rounds of one or several launches.
 
-In a round everything that is compared takes a turn, so what a round does to one it does to all. Of
+In a round everything compared takes a turn, so a disturbed round disturbs all. Of
 every two rounds the second has the reverse order. What drifts in time then moves the ratios of the
 two directions to opposite sides, by as much, and half the distance of their medians is taken away.
 
 Rounds of one launch say nothing of another one, whose processes have another memory layout and
-thread placement. So the launches are the sample of which an interval is made: T. Kalibera and R.
+thread placement. So the interval is made from the medians of launches: T. Kalibera and R.
 Jones, "Rigorous benchmarking in reasonable time" (ISMM 2013), section 6: with n repetitions at the
 highest level, whose means have the sample variance S², the mean is known to ± t(n - 1) S / √n;
 lower levels count through these means. Here a launch is represented by the median of its rounds,

@@ -24,7 +24,7 @@ import numpy as np
 
 
 class Decision(NamedTuple):
-    """What the blocks so far say.
+    """Verdict of the blocks so far.
 
     Attributes
     ----------
@@ -77,8 +77,8 @@ def decide(differences: Sequence[float], *, effect: float, alpha: float) -> Deci
     differences : sequence of float, shape (n,), n >= 1
         By block: logarithm of b's time over a's.
     effect : float
-        Relative change that is looked for: less than half of it does not count, and what is within
-        it is the same.
+        Relative change to find: less than half of it does not count, and changes within it are
+        "same".
     alpha : float
         Probability of any wrong "slower" or "faster" over all times that one looks.
     """

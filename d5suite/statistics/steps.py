@@ -18,7 +18,7 @@ from collections.abc import Sequence
 import numpy as np
 
 PENALTY = 3.0
-"""What a change must gain, in units of the logarithm of the number of runs."""
+"""Least gain of a change, in units of the logarithm of the number of runs."""
 
 FEWEST = 4
 """Runs between two changes; Mann and Whitney's test needs four beside many."""

@@ -1,4 +1,4 @@
-"""What a check is: one comparison of an answer with its reference. Imports NumPy."""
+"""A check: one comparison of an answer with its reference. Imports NumPy."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 from d5suite.errors import ValidationError
 
 UNTIMED = "Nothing was timed. The job file reproduces this: python -m d5suite.worker JOB"
-"""What follows from a check that fails before timing."""
+"""Consequence of a check that fails before timing."""
 
 
 @dataclass(frozen=True)

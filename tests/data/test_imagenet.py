@@ -229,7 +229,7 @@ LOOK_ALIKES: dict[str, Callable[[Path], object]] = {
     "a FIFO": os.mkfifo,
     "a folder": Path.mkdir,
     "a socket": lambda path: socket.socket(socket.AF_UNIX).bind(os.path.relpath(path)),
-    "a link to none": lambda path: path.symlink_to("absent"),
+    "a dangling link": lambda path: path.symlink_to("absent"),
 }
 
 
@@ -241,12 +241,12 @@ def test_what_has_the_name_of_an_image_and_is_none_is_an_error(
     monkeypatch.chdir(tree)  # names of sockets are short
     LOOK_ALIKES[kind](tree / place)
     LOOK_ALIKES[kind](tree / place.replace("4.JPEG", "5.JPEG").replace("_7.", "_8."))
-    with pytest.raises(DataError, match=f"2 in this folder .*; this one is {kind}") as error:
+    with pytest.raises(DataError, match=f"2 entries .*; this one is {kind}") as error:
         ImageNet(tree, "train" if place.startswith("train") else "val")
     assert str(error.value).startswith(str(tree / place))
 
 
-@pytest.mark.parametrize(("kind", "name"), [("a FIFO", "n03"), ("a link to none", "n03"), ("a folder", "a.JPEG")])
+@pytest.mark.parametrize(("kind", "name"), [("a FIFO", "n03"), ("a dangling link", "n03"), ("a folder", "a.JPEG")])
 def test_what_looks_like_a_class_folder_and_is_none_is_an_error(tree: Path, kind: str, name: str) -> None:
     LOOK_ALIKES[kind](tree / "train" / name)
     with pytest.raises(DataError, match=f"{name}: this is among the class folders"):

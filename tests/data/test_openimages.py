@@ -385,7 +385,7 @@ def test_the_command_makes_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 @pytest.mark.parametrize("make", [os.mkfifo, Path.mkdir, lambda path: path.symlink_to("absent")])
 def test_what_has_the_name_of_an_image_and_is_none_is_an_error(tree: Path, make: Callable[[Path], object]) -> None:
     make(tree / "train" / "e0.jpg")
-    with pytest.raises(DataError, match=r"e0\.jpg: 1 in this folder with the name of an image are none"):
+    with pytest.raises(DataError, match=r"e0\.jpg: 1 entries with image names are not regular files"):
         OpenImages(tree, "train")
 
 

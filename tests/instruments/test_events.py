@@ -221,7 +221,7 @@ def test_a_cache_that_nothing_makes_cold_is_an_error() -> None:
         lambda: sample_kernel(device.synchronize, (), device.synchronize, cold),
         lambda: sample_alternating({"a": device.synchronize}, {"a": device.synchronize}, cold),
     ):
-        with pytest.raises(ConfigurationError, match="nothing makes the L2 cache cold"):
+        with pytest.raises(ConfigurationError, match="the L2 cache cannot be flushed here"):
             take()
     samples = sample(lambda: device.launch(1e-3), device.synchronize, SETTINGS, clock=device.clock, flush=lambda: 1 / 0)
     assert len(samples.samples_s) == 7  # not asked for, not flushed

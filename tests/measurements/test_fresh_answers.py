@@ -47,7 +47,12 @@ def test_of_an_operator() -> None:
     adapter = Reusing()
     compared = {}
     operator = SimpleNamespace(synchronize=adapter.synchronize, fetch=lambda result: [result.copy()])
-    step = KernelStep(SimpleNamespace(operator=operator), backward=False)  # type: ignore[arg-type]
+    workload: Any = SimpleNamespace(
+        operator=operator,
+        operation=SimpleNamespace(precision="fp32"),
+        backend=SimpleNamespace(tolerances={"fp32": SimpleNamespace(repeats=0.0)}),
+    )
+    step = KernelStep(workload, backward=False)
     step._answers = {0: [np.zeros(9)], 1: [np.zeros(9)]}
     step.others = [SimpleNamespace(expected=None, feed=lambda: (adapter.call, [FRESH]))] * 2  # type: ignore[list-item]
     step.findings = SimpleNamespace(  # type: ignore[assignment]

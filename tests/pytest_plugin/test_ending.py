@@ -201,6 +201,16 @@ def test_a_picture_that_cannot_be_drawn_costs_no_number(run_pytest: Run, recipe_
     assert not list(tmp_path.glob("*.png")) + list(tmp_path.glob(".*.part"))
 
 
+def test_a_dataset_that_no_recipe_of_the_run_takes_is_told(
+    run_pytest: Run, recipe_folder: Path, imagenet_tree: Path, small_onnx: Path
+) -> None:
+    unused = ["--openimages", str(imagenet_tree), "--network", str(small_onnx)]
+    done = run_pytest(str(recipe_folder), "--backend", "faulty", "-k", "inference", *unused)
+    assert done.returncode == 0, done.stdout
+    for option, told in (("openimages", True), ("network", True), ("imagenet", False)):
+        assert (f"d5suite: --{option} was of no use" in done.stdout) == told
+
+
 def test_tests_of_a_users_own_end_as_without_d5suite(run_pytest: Run, tmp_path: Path) -> None:
     (tmp_path / "out.json").write_text(FILLED)
     (tmp_path / "test_mine.py").write_text(

@@ -493,6 +493,7 @@ def test_problems_that_make_no_sense_leave_the_others_alone(measure: Measure, tm
 
 def test_a_backend_without_level_0_is_skipped_with_the_reason(measure: Measure) -> None:
     done = measure(PROBLEMS, "-rs", backend="faulty")
+    assert done.returncode == 5
     assert "faulty has no level 0" in done.stdout.replace("\n", "")
     assert "6 skipped" in done.stdout
 

@@ -34,7 +34,8 @@ def _strict(path: Path) -> Any:
 
 
 def test_a_measurement_becomes_an_ordinary_benchmark(run_pytest: Run, recipe_folder: Path, tmp_path: Path) -> None:
-    done = run_pytest(str(recipe_folder), "--backend", "faulty", "-k", "inference", "--benchmark-json", "out.json")
+    options = ("--backend", "faulty", "-k", "inference", "--benchmark-json", "out.json", "-v")
+    done = run_pytest(str(recipe_folder), *options)
     assert done.returncode == 0, done.stdout + done.stderr
     result = _strict(tmp_path / "out.json")
     jsonschema.validate(result, SCHEMA)
@@ -44,6 +45,8 @@ def test_a_measurement_becomes_an_ordinary_benchmark(run_pytest: Run, recipe_fol
     info = bench["extra_info"]["d5suite"]
     assert info["backend"] == {"name": "faulty", "mode": "good", "version": "1.0", "versions": {"faulty": "1.0"}}
     assert info["validation"]["checks"][0]["name"] == "output (good fp32) vs onnxruntime"
+    assert 0 < info["proof_after_s"] < 60
+    assert "d5suite: what was timed was proved afterwards in " in done.stdout
     assert info["batch_size"] == 4
     assert {**info["dataset"], "digest": ""} == {
         "kind": "imagenet", "synthetic": True, "images": 32, "format": "folder", "digest": ""
@@ -253,6 +256,8 @@ USAGE = [
     (["--seed", str(2**32)], "--seed is 4294967296; it must be at most 2147483647"),
     (["--seed", "-1"], "--seed is -1; it must be at least 0"),
     (["--batch-size", str(10**12)], "--batch-size is 1000000000000; it must be at most"),
+    (["--backend", "faulty", "--batch-size", str(10**9)], "a batch of 1,000,000,000 needs 11,444.1 GiB for its inputs"),
+    (["--backend", "faulty", "--benchmark-json", "recipes/test_small.py"], "results would replace a Python file"),
     (["--job-timeout", "nan"], "--job-timeout is nan; it must be at least 1"),
     (["--job-memory", "infG"], "--job-memory: 'infG' must be positive and finite"),
     (["--job-memory", "nan%"], "--job-memory: 'nan%' must be positive and finite"),
@@ -262,7 +267,7 @@ USAGE = [
     (["--optimizer", "learning_rate=0.1,learning_rate=0.2"], "--optimizer: learning_rate is given twice"),
     (["--optimizer", "learning_rate=0.1,momentum=0.5,nesterov=0.5"], "nesterov must be true or false, not 0.5"),
     (["--wrap", '"unclosed'], "--wrap: No closing quotation in '\"unclosed'"),
-    (["--wrap", "no-such-profiler -x"], "--wrap: 'no-such-profiler' is not a command"),
+    (["--wrap", "no-such-profiler -x"], "--wrap: 'no-such-profiler' cannot be run as a command"),
     (["--backend", "faulty", "--benchmark-json", "res.h5"], "Choose a name such as res.json"),
     (["--job-timeout", "0"], "--job-timeout is 0"),
     (["--job-memory", "much"], "--job-memory: 'much' is not a size"),

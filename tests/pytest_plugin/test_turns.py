@@ -105,7 +105,7 @@ def spinning() -> Iterator[None]:
         (["--one-by-one", "--launches", "2"], "--launches is for workers that take turns"),
         (["--launches", "0"], "--launches is 0; it must be at least 1"),
         (["--wait-quiet=-1"], "--wait-quiet is -1.0; it must be at least 0"),
-        (["--wait-quiet", "recipes"], "'recipes' is no number of seconds: write --wait-quiet=SECONDS"),
+        (["--wait-quiet", "recipes"], "'recipes' is not a number of seconds: write --wait-quiet=SECONDS"),
     ],
 )
 def test_an_option_that_makes_no_sense_is_one_error(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import statistics
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,13 @@ def record(bench: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
+def settle(bench: dict[str, Any], samples: list[float]) -> None:
+    """Give a benchmark other samples, and what is said of them."""
+    median = statistics.median(samples)
+    bench["stats"] |= {"data": samples, "median": median}
+    record(bench).update(median_s=median, median_ci95=[min(samples), max(samples)])
+
+
 def write(path: Path, value: object) -> Path:
     """Write JSON."""
     path.write_text(json.dumps(value))
@@ -44,7 +52,7 @@ def named(found: dict[str, Any], case: str, measurement: str | None = None) -> d
     for bench in found["benchmarks"]:
         own = measurement or record(bench)["measurement"]
         bench["group"] = f"{case.replace('/', '|')}/{own}"
-        record(bench)["recipe"] = case
+        record(bench)["recipe"] = case.replace("/", "|")
     return found
 
 
@@ -59,7 +67,7 @@ def hostile() -> dict[str, Any]:
             bench["param"] = bench["params"]["d5suite_backend"] = f"{bench['param']} {name}"
             bench["fullname"] = f"{number} {bench['fullname']} {name}"
             info = record(bench)
-            info["recipe"], info["measurement"] = name, "inference"
+            info["recipe"], info["measurement"] = name.replace("/", "|"), "inference"
             info["backend"] |= {"mode": name, "version": name, "versions": {name: name}}
             info["throughput"]["unit"] = "images/s"
             info["validation"]["checks"][0] |= {"name": name, "error": 1.0 if number == 0 else 0.0}

@@ -163,7 +163,8 @@ def test_a_file_too_large_to_be_one_is_refused_unread(tmp_path: Path, capsys: py
 def test_many_samples_are_checked_and_shown(
     result: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    result["benchmarks"][0]["stats"]["data"] = [0.001] * 200_000
+    result["benchmarks"][0]["stats"] |= {"data": [0.001] * 200_000, "median": 0.001}
+    record(result)["median_s"] = 0.001
     assert "inference" in shown(capsys, write(tmp_path / "x.json", result))
     result["benchmarks"][0]["stats"]["data"][150_000] = -1
     assert "benchmarks.0.stats.data.150000" in refused(write(tmp_path / "x.json", result), capsys)
@@ -178,17 +179,57 @@ BAD_VALUES: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "an unknown schema": (lambda r: r["d5suite"].update(schema="d5suite-99"), "'d5suite-99'"),
     "a record's unknown schema": (lambda r: record(r, 1).update(schema="d5suite-2"), "benchmarks.1: its schema is"),
     "one name twice": (lambda r: r["benchmarks"].append(r["benchmarks"][0]), "benchmarks.2: imagenet_resnet50/infer"),
-    "an unknown measurement": (lambda r: record(r).update(measurement="fly"), "'fly' are not described"),
+    "an unknown measurement": (lambda r: rename(r, "fly"), "'fly' are not described"),
+    "an interval that ends before it begins": (
+        lambda r: record(r)["median_ci95"].reverse(),
+        "benchmarks.0.extra_info.d5suite.median_ci95: the interval begins at",
+    ),
+    "another median than the samples'": (
+        lambda r: record(r).update(median_s=2 * record(r)["median_s"]),
+        "benchmarks.0.extra_info.d5suite.median_s: it is ",
+    ),
+    "another median in its stats": (
+        lambda r: r["benchmarks"][0]["stats"].update(median=1e-9),
+        "benchmarks.0.stats.median: it is 1e-09 s, and the samples' median ",
+    ),
+    "other samples": (
+        lambda r: r["benchmarks"][0]["stats"].update(data=[1.0, 2.0, 3.0]),
+        "and the samples' median 2 s",
+    ),
+    "less memory than none": (
+        lambda r: record(r).update(peak_memory_bytes=-1),
+        "benchmarks.0.extra_info.d5suite.peak_memory_bytes: -1 bytes are less than none",
+    ),
+    "a peak below zero": (
+        lambda r: record(r)["memory"].update(peak_bytes=-5),
+        "benchmarks.0.extra_info.d5suite.memory.peak_bytes: -5 bytes",
+    ),
+    "another backend's name": (
+        lambda r: r["benchmarks"][0].update(param="jax"),
+        "benchmarks.0.param: it is 'jax', and the record's backend 'torch'",
+    ),
+    "a backend's name that begins alike": (
+        lambda r: r["benchmarks"][0].update(param="torchlike"),
+        "benchmarks.0.param: it is 'torchlike'",
+    ),
+    "another measurement's group": (
+        lambda r: r["benchmarks"][0].update(group="imagenet_resnet50/gradients"),
+        "benchmarks.0.group: it is 'imagenet_resnet50/gradients', and the record's recipe and measurement are",
+    ),
+    "another recipe's group": (
+        lambda r: r["benchmarks"][0].update(group="lenet/inference"),
+        "benchmarks.0.group: it is 'lenet/inference'",
+    ),
     "an unknown format": (
         lambda r: (
-            record(r).update(measurement="fly"),
+            rename(r, "fly"),
             r["d5suite"].update(measurements={"fly": describe("median_s", "runes")}),
         ),
         "median_s cannot be shown as 'runes'",
     ),
     "a format of other values": (
         lambda r: (
-            record(r).update(measurement="fly"),
+            rename(r, "fly"),
             r["d5suite"].update(measurements={"fly": describe("environment", "figure")}),
         ),
         "environment cannot be shown as 'figure'",
@@ -196,9 +237,22 @@ BAD_VALUES: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
 }
 
 
+def rename(result: dict[str, Any], measurement: str) -> dict[str, Any]:
+    record(result)["measurement"] = measurement
+    result["benchmarks"][0]["group"] = f"{record(result)['recipe']}/{measurement}"
+    return result
+
+
 def describe(value: str, form: str) -> dict[str, Any]:
     table = {"columns": [{"heading": "x", "value": value, "format": form}], "note": "", "width": 20}
     return {"level": 1, "unit": "images/s", "table": table, "schema": {}}
+
+
+@pytest.mark.parametrize("kept", sorted(REFERENCE.parent.glob("reference-*.json")), ids=lambda path: path.stem)
+def test_the_references_of_this_repository_agree_with_themselves(
+    kept: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shown(capsys, kept)
 
 
 @pytest.mark.parametrize("kind", BAD_VALUES)
@@ -213,7 +267,9 @@ def test_a_value_that_cannot_be_is_named_with_its_place(
 def test_a_terminal_obeys_no_name(result: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     evil = "\x1b]0;owned\x07\x1b[2J\u202e\r"
     for bench in result["benchmarks"]:
-        bench["group"] = f"a{evil}/b{evil}"
+        info = bench["extra_info"]["d5suite"]
+        info["recipe"] = f"a{evil}"
+        bench["group"] = f"a{evil}/{info['measurement']}"
         bench["param"] = f"torch{evil}"
     record(result)["machine"] = {"disturbed": True, "reasons": [f"other{evil}"]}
     record(result)["preset"] = evil

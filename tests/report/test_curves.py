@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from d5suite.report.curves import Curve, draw_curves, save_curves
+from d5suite.report.curves import Curve, draw_curves, save_figure
 
 pytest.importorskip("matplotlib")
 
@@ -41,5 +41,5 @@ def test_the_numbers_of_the_logarithmic_axis_do_not_overlap(low: float, high: fl
 
 @pytest.mark.parametrize("curves", [[], [Curve("torch", [])], [Curve("torch", [([], [])])], [Curve("t", [([0], [1])])]])
 def test_curves_without_points_are_a_picture_all_the_same(curves: list[Curve], tmp_path: Path) -> None:
-    save_curves(tmp_path / "x.png", "title", "top-1 accuracy", 0.8, curves)
+    save_figure(tmp_path / "x.png", draw_curves("title", "top-1 accuracy", 0.8, curves))
     assert (tmp_path / "x.png").stat().st_size

@@ -14,6 +14,7 @@ import pytest
 from d5suite.cli import main
 from d5suite.report.order import orders_of
 from d5suite.report.reading import load_results
+from tests.report.pages import settle
 
 REFERENCE = Path(__file__).parents[2] / "results" / "reference-2core-cpu-smoke.json"
 ROUNDS = [2] * 6
@@ -32,7 +33,7 @@ def benchmarks(times: dict[str, float], launches: int = 1, group: str = "token")
         bench = copy.deepcopy(template)
         noise = [NOISE[(each + place) % 6] for each in range(6)]
         bench["param"], bench["name"] = name, f"test_inference[{name}]"
-        bench["stats"]["data"] = [time * each for _ in range(launches) for each in noise for _ in range(2)]
+        settle(bench, [time * each for _ in range(launches) for each in noise for _ in range(2)])
         bench["extra_info"]["d5suite"]["backend"]["name"] = name
         beside = [other for other in times if other != name]
         bench["extra_info"]["d5suite"]["turns"] = [

@@ -16,6 +16,7 @@ import pytest
 
 from d5suite.cli import main
 from tests.conftest import Run
+from tests.report.pages import settle
 
 REFERENCE = Path(__file__).parents[2] / "results" / "reference-2core-cpu-smoke.json"
 QUIET = ("--between-runs", "0.005")
@@ -33,7 +34,7 @@ def reference() -> dict[str, Any]:
     noise = random.Random(0)
     for bench in content["benchmarks"]:
         bench["extra_info"]["d5suite"].pop("turns", None)  # the rounds of other samples
-        bench["stats"]["data"] = [bench["stats"]["median"] * noise.lognormvariate(0, 0.01) for _ in range(15)]
+        settle(bench, [bench["stats"]["median"] * noise.lognormvariate(0, 0.01) for _ in range(15)])
     return content
 
 
@@ -65,8 +66,8 @@ def record(result: dict[str, Any], number: int = 0) -> dict[str, Any]:
 
 def slow_down(result: dict[str, Any], factor: float, *numbers: int) -> None:
     for number in numbers:
-        stats = result["benchmarks"][number]["stats"]
-        stats["data"] = [factor * each for each in stats["data"]]
+        bench = result["benchmarks"][number]
+        settle(bench, [factor * each for each in bench["stats"]["data"]])
 
 
 def compared(
@@ -130,9 +131,7 @@ def test_samples_that_overlap_decide_nothing(
 ) -> None:
     """The median moved, but as many samples are as fast as before."""
     data = result["benchmarks"][0]["stats"]["data"]
-    result["benchmarks"][0]["stats"]["data"] = [
-        each * (1.3 if n % 2 else 0.8) for n, each in enumerate(data + data[:1])
-    ]
+    settle(result["benchmarks"][0], [each * (1.3 if n % 2 else 0.8) for n, each in enumerate(data + data[:1])])
     found = compared(capsys, base, write(tmp_path / "new.json", result), *QUIET, code=6)
     assert found[name_of(result, 0)]["verdict"] == "uncertain"
 
@@ -270,7 +269,7 @@ def test_results_of_several_conditions_in_one_file_find_their_own(
     other = copy.deepcopy(result["benchmarks"])
     for bench in other:
         bench["extra_info"]["d5suite"]["threads"] = 1
-        bench["stats"]["data"] = [2 * each for each in bench["stats"]["data"]]
+        settle(bench, [2 * each for each in bench["stats"]["data"]])
     one = write(tmp_path / "one.json", {**result, "benchmarks": result["benchmarks"] + other})
     turned = write(tmp_path / "turned.json", {**result, "benchmarks": other + result["benchmarks"]})
     assert main(["compare", str(one), str(turned), *QUIET]) == 0
@@ -307,7 +306,7 @@ def test_thresholds_are_of_benchmarks_and_later_ones_win(
         ("[default]\nfirst_call = 0.5", "first_call is 0.5"),
         ("[[benchmark]]\neffect = 1", "it has no 'match'"),
         ("benchmark = 3", "'benchmark' is not a list"),
-        ("default = 3", "this is no table"),
+        ("default = 3", "not a table"),
         ("[default", "not valid TOML"),
         ("x = " + "[" * 100_000, "not valid TOML"),
         ("\x1b]0;x\x07", "not valid TOML"),
@@ -337,7 +336,8 @@ def test_every_form_says_the_same_and_obeys_no_name(
 ) -> None:
     evil = "\x1b[2J\u202e\r|<b>[x](http:x)@all\x00"
     for content in (result, base_content := json.loads(base.read_text())):
-        content["benchmarks"][3]["group"] = f"a{evil}/b{evil}"
+        record(content, 3)["recipe"] = f"a{evil}"
+        content["benchmarks"][3]["group"] = f"a{evil}/{record(content, 3)['measurement']}"
     write(base, base_content)
     slow_down(result, 1.5, 0)
     gone = name_of(result, 1)
@@ -444,7 +444,7 @@ BAD: dict[str, tuple[Callable[[], object], str]] = {
     "an odd median": (lambda: plain_of({"median": "\x1b[2J"}), "is not a positive number"),
     "no stats": (lambda: {"benchmarks": [{"name": "x", "fullname": "x", "extra_info": {}}]}, "no name or no stats"),
     "no name": (lambda: {"benchmarks": [{"stats": {}, "extra_info": {}}]}, "no name or no stats"),
-    "a name twice": (lambda: {"benchmarks": plain({"a": 1.0})["benchmarks"] * 2}, "test_x.py::a is there twice"),
+    "a name twice": (lambda: {"benchmarks": plain({"a": 1.0})["benchmarks"] * 2}, "test_x.py::a occurs twice"),
     "odd benchmarks": (lambda: {"benchmarks": [3]}, "does not fit"),
     "no benchmarks": (lambda: {"benchmarks": []}, "no benchmarks here"),
     "a list": (lambda: [], "no benchmarks here"),
@@ -459,7 +459,7 @@ BAD: dict[str, tuple[Callable[[], object], str]] = {
     "asv without results": (lambda: {"result_columns": [], "results": {}, "version": 2}, "no benchmarks here"),
     "asv's too many params": (
         lambda: {"result_columns": ["result", "params"], "version": 2,
-                 "results": {"time_x": [None, [list(range(1000))] * 20]}}, "as many results as combinations",
+                 "results": {"time_x": [None, [list(range(1000))] * 20]}}, "differs from the combinations of params",
     ),
     "asv's odd result": (
         lambda: {"result_columns": ["result"], "version": 2, "results": {"time_x\x1b": [[[]]]}},

@@ -52,7 +52,7 @@ def factory(custom: CustomOperator) -> Callable[[Any, Any], Any]:
 
 
 class _Operator(deep500.CustomPythonOp):
-    """What both kinds of custom operators share: the backward pass's arguments."""
+    """Base of both kinds of custom operators: the backward pass's arguments."""
 
     def __init__(
         self,

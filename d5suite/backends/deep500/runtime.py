@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import platform
 from collections.abc import Callable
 from importlib.metadata import version
 
 import numpy as np
 
 from d5suite.backends.deep500 import operators
+from d5suite.levels.processor import processor_name
 
 
 def configure(*, threads: int, seed: int, device: str) -> None:
@@ -50,11 +50,7 @@ def device_problem(device: str) -> str | None:
 
 def device_name(device: str) -> str:
     """Return the vendor's name of the device."""
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as lines:
-            return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()
+    return processor_name()
 
 
 def device_memory(device: str) -> tuple[Callable[[], None], Callable[[], int]] | None:

@@ -1,4 +1,4 @@
-"""Description of the JAX backend. Imports `d5suite.levels.backend` only, not JAX."""
+"""Description of the JAX backend. Imports `d5suite.levels` and `d5suite.network`, not JAX."""
 
 from d5suite.levels.backend import Backend, Tolerance
 from d5suite.levels.native import NativeScheme

@@ -1,15 +1,19 @@
-"""Process-wide settings of JAX, and the devices and libraries it uses. Imports JAX and NumPy."""
+"""Process-wide settings of JAX, and the devices and libraries it uses.
+
+Imports JAX, NumPy and `d5suite.levels`.
+"""
 
 from __future__ import annotations
 
 import importlib.metadata
 import os
-import platform
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 
 import jax
 import numpy as np
+
+from d5suite.levels.processor import processor_name
 
 _LIBRARIES = (
     "jaxlib",
@@ -96,11 +100,7 @@ def device_name(device: str) -> str:
     """Return the device's model name."""
     if device == "cuda":
         return str(native_device(device).device_kind)
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as lines:
-            return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()
+    return processor_name()
 
 
 def device_memory(device: str) -> tuple[Callable[[], None], Callable[[], int]] | None:

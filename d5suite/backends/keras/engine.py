@@ -1,4 +1,4 @@
-"""What Keras leaves to its backends: devices, float64, compilation and gradients.
+"""The parts that Keras leaves to its backends: devices, float64, compilation and gradients.
 
 Imports Keras, NumPy and, late, the chosen backend.
 """

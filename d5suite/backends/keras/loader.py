@@ -1,9 +1,9 @@
 """Keras's own image loader, as its users write it: a `keras.utils.PyDataset` over Pillow.
 
-The yardstick for d5suite's input pipeline, whose code it does not use. Like ``Model.fit``, it reads
-batches through Keras's ordered queue, which threads fill ahead. The encoded images come from files,
-or from an HDF5 file through h5py. Imports Keras, NumPy, h5py, Pillow and `d5suite.data` (the
-transform's definition and the files' places only).
+The baseline of d5suite's input pipeline; both share only the transform's definition. Like
+``Model.fit``, it reads batches through Keras's ordered queue, which threads fill ahead. The encoded
+images come from files, or from an HDF5 file through h5py. Imports Keras, NumPy, h5py, Pillow and,
+for transforms and the location of images only, `d5suite.data`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from PIL import Image
 
 from d5suite.data.formats.store import Store
 from d5suite.data.imagenet import ImageNet
-from d5suite.data.transforms import MEAN, STD, EvalTransform, TrainTransform
+from d5suite.data.transforms import MEAN, STD, EvalTransform, TrainTransform, crop_and_resize
 
 Transform = TrainTransform | EvalTransform
 
@@ -86,17 +86,7 @@ class ImageBatches(keras.utils.PyDataset):
     def _pixels(self, number: int, rng: np.random.Generator) -> np.ndarray:
         with self.open_image(number) as file:
             image = file.convert("RGB")
-        size = self.transform.size
-        if isinstance(self.transform, TrainTransform):
-            top, left, height, width, flip = self.transform.parameters(image.height, image.width, rng)
-            image = image.crop((left, top, left + width, top + height)).resize((size, size), Image.Resampling.BILINEAR)
-            if flip:
-                image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
-        else:
-            height, width, top, left = self.transform.parameters(image.height, image.width)
-            image = image.resize((width, height), Image.Resampling.BILINEAR)
-            image = image.crop((left, top, left + size, top + size))
-        return np.asarray(image)
+        return np.asarray(crop_and_resize(image, self.transform, rng))
 
     @property
     def num_batches(self) -> None:

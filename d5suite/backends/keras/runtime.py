@@ -2,8 +2,8 @@
 
 The environment variable ``KERAS_BACKEND`` names the backend;
 `d5suite.levels.backend.Backend.load` sets it before importing this module. Keras does not manage
-threads, device names or device memory, so its backend does. Imports Keras and its backend only when
-a function is called.
+threads, device names or device memory, so its backend does. Imports `d5suite.levels`, and Keras and
+its backend only when a function is called.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ import contextlib
 import importlib
 import importlib.metadata
 import os
-import platform
 import random
 from collections.abc import Callable
 from typing import Any
+
+from d5suite.levels.processor import processor_name
 
 
 def _backend() -> str:
@@ -143,11 +144,7 @@ def device_name(device: str) -> str:
 
             return str(torch.cuda.get_device_name())
         return str(_jax_gpu().device_kind)
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as lines:
-            return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()
+    return processor_name()
 
 
 def device_memory(device: str) -> tuple[Callable[[], None], Callable[[], int]] | None:

@@ -1,4 +1,4 @@
-"""Description of the MXNet backend. Imports `d5suite.levels.backend` only, not MXNet."""
+"""Description of the MXNet backend. Imports `d5suite.levels` and `d5suite.network`, not MXNet."""
 
 from d5suite.levels.backend import Backend, Tolerance
 from d5suite.levels.horovod import described as horovod

@@ -17,7 +17,7 @@ import horovod.mxnet as hvd  # isort: skip
 
 
 class Horovod(HorovodScheme):
-    """What ``hvd.DistributedTrainer`` does in place of Gluon's reduction.
+    """As ``hvd.DistributedTrainer`` does, in place of Gluon's reduction.
 
     MXNet's engine begins each all-reduce once the backward pass has its gradient, those that the
     next forward pass needs first, and each update once its all-reduce is done.

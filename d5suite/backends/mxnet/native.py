@@ -32,7 +32,7 @@ _ROLE = "DMLC_ROLE"
 
 
 class Store(FrameworkScheme):
-    """What MXNet's distributed stores share: the meeting, keys, and where parameters end.
+    """Base of MXNet's distributed stores: the meeting, keys, and where parameters end.
 
     A key is an array's number. The same arrays have the same keys each time that a scheme is made,
     so that servers hold them once.

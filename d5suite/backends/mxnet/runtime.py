@@ -2,19 +2,20 @@
 
 Other modules import MXNet from here (``from d5suite.backends.mxnet.runtime import mx``): MXNet
 1.9.1, the last release, needs names on import that NumPy has since removed. This module restores
-them, in processes that run MXNet only. Imports MXNet and NumPy.
+them, in processes that run MXNet only. Imports MXNet, NumPy and `d5suite.levels`.
 """
 
 from __future__ import annotations
 
 import ctypes
 import math
-import platform
 import warnings
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+
+from d5suite.levels.processor import processor_name
 
 
 def _absent(*_: Any, **__: Any) -> None:
@@ -106,11 +107,7 @@ def device_name(device: str) -> str:
     """Return the device's model name; MXNet reports none for a GPU."""
     if device == "cuda":
         return "cuda"
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as lines:
-            return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()
+    return processor_name()
 
 
 def device_memory(device: str) -> tuple[Callable[[], None], Callable[[], int]] | None:

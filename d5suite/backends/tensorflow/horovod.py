@@ -18,7 +18,7 @@ from d5suite.levels.network import Native
 
 
 class Horovod(HorovodScheme):
-    """What ``hvd.DistributedGradientTape`` does, which begins each all-reduce with its gradient.
+    """As ``hvd.DistributedGradientTape`` does: each all-reduce begins with its gradient.
 
     XLA cannot compile Horovod's operations, and outside a function each would be waited for. In
     those modes all of them are a function of their own, between the gradients and the update.

@@ -19,7 +19,7 @@ from d5suite.levels.network import Native
 
 
 class Horovod(HorovodScheme):
-    """What ``hvd.DistributedOptimizer`` does: a hook on each parameter begins its all-reduce.
+    """As ``hvd.DistributedOptimizer`` does: a hook on each parameter begins its all-reduce.
 
     That class derives from the optimizer's own and is constructed anew, without the settings and
     the state of `Trainer`, so its calls are made here.

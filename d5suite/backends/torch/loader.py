@@ -1,8 +1,8 @@
 """PyTorch's own image loader: a map-style dataset over Pillow, and a DataLoader.
 
-The baseline of d5suite's input pipeline, with which it shares no code. Encoded images come from
-files, or from an HDF5 file through h5py. Imports PyTorch, NumPy, h5py, Pillow and, for the
-definition of transforms and the location of images only, `d5suite.data`.
+The baseline of d5suite's input pipeline; both share only the transform's definition. Encoded images
+come from files, or from an HDF5 file through h5py. Imports PyTorch, NumPy, h5py, Pillow and, for
+transforms and the location of images only, `d5suite.data`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, Dataset, RandomSampler
 
 from d5suite.data.formats.store import Store
 from d5suite.data.imagenet import ImageNet
-from d5suite.data.transforms import MEAN, STD, EvalTransform, TrainTransform
+from d5suite.data.transforms import MEAN, STD, EvalTransform, TrainTransform, crop_and_resize
 
 Transform = TrainTransform | EvalTransform
 
@@ -53,17 +53,8 @@ class ImageFolder(Dataset):
             self.rng = np.random.default_rng(torch.initial_seed() % 2**63)
         with self.open(index) as file:
             image = file.convert("RGB")
-        size = self.transform.size
-        if isinstance(self.transform, TrainTransform):
-            top, left, height, width, flip = self.transform.parameters(image.height, image.width, self.rng)
-            image = image.crop((left, top, left + width, top + height)).resize((size, size), Image.Resampling.BILINEAR)
-            if flip:
-                image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
-        else:
-            height, width, top, left = self.transform.parameters(image.height, image.width)
-            image = image.resize((width, height), Image.Resampling.BILINEAR)
-            image = image.crop((left, top, left + size, top + size))
-        pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous()
+        pixels = torch.from_numpy(np.array(crop_and_resize(image, self.transform, self.rng)))
+        pixels = pixels.permute(2, 0, 1).contiguous()
         return pixels.to(torch.float32).div_(255).sub_(self.mean).div_(self.std), self.labels[index]
 
 

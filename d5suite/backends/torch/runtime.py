@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import platform
 import re
 from collections.abc import Callable
 
@@ -15,6 +14,7 @@ import numpy as np
 import torch
 
 from d5suite.levels import cache, events
+from d5suite.levels.processor import processor_name
 
 
 def configure(*, threads: int, seed: int, device: str) -> None:
@@ -75,11 +75,7 @@ def device_name(device: str) -> str:
     """Return the vendor's name of the device."""
     if device == "cuda":
         return str(torch.cuda.get_device_name())
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as lines:
-            return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()
+    return processor_name()
 
 
 def device_memory(device: str) -> tuple[Callable[[], None], Callable[[], int]] | None:

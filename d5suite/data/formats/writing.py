@@ -1,4 +1,4 @@
-"""What the writers of all formats share: their interface, and record files that only grow.
+"""Writers of all formats: their interface, and record files that only grow.
 
 May import NumPy and, from d5suite, `data` and `errors`.
 """

@@ -62,8 +62,8 @@ class DistributedAccuracyStep(DistributedStep):
         Raises
         ------
         ValidationError
-            If a run does not reach the target. All runs with their curves were told to the
-            workload.
+            If a run does not reach the target. The workload has all runs with their
+            curves.
         """
         for index in range(self.workload.case.training["runs"]):
             self._train_to_target(index)
@@ -111,7 +111,7 @@ class DistributedAccuracyStep(DistributedStep):
 
     @contextlib.contextmanager
     def _data(self, seed: int) -> Any:
-        """Yield the rank's training images, None of one that serves, and those of evaluation."""
+        """Yield the rank's training images, None on a server rank, and those of evaluation."""
         workload, rank = self.workload, self.communicator.rank
         batch_size, workers = workload.case.batch_size, workload.job.loader_workers
         with contextlib.ExitStack() as stack:

@@ -1,4 +1,4 @@
-"""What several ranks timed, proved afterwards at weights and on batches never seen before.
+"""Proof after timing on several ranks, at weights and on batches never seen before.
 
 A scheme that was right in its first steps may go wrong in a later one, on all ranks alike. Rules
 are those of the proof before timing, with gradients in the precision that was timed; these are
@@ -30,7 +30,7 @@ STEPS = 2
 
 
 Batches = Sequence[Sequence[Arrays | None]]
-"""By step and rank; None of a rank that serves."""
+"""By step and rank; None on a server rank."""
 
 
 def right_weights(step: DistributedStep, replica: Replica, batches: Batches) -> list[Arrays]:

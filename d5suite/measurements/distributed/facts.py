@@ -1,4 +1,4 @@
-"""What results of several ranks say of them, as JSON schema. Imports the standard library only."""
+"""Facts about ranks in results, as JSON schema. Imports the standard library only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a step of several ranks consists of: computing, communicating and waiting for others.
+"""Parts of a step of several ranks: computing, communicating and waiting for others.
 
 The steps are made after the timed ones, which nothing disturbs: before each collective a barrier
 waits for the slowest rank, so that the time of waiting is known apart.
@@ -39,7 +39,7 @@ SCHEMA: dict[str, Any] = {
 
 
 def steps_of(timed: int) -> int:
-    """How many steps to make after so many timed ones."""
+    """Number of steps to make after `timed` timed ones."""
     return max(STEPS[0], min(STEPS[1], timed // 3))
 
 

@@ -82,7 +82,7 @@ class DistributedStep(Step):
 
     def __init__(self, workload: NetworkWorkload) -> None:
         if workload.job.distributed is None:
-            raise JobError("a distributed step needs a job that says how its ranks train", hint="Give --ranks N.")
+            raise JobError("a distributed step needs a job with the way its ranks train", hint="Give --ranks N.")
         self.workload, self.communicator, self.how = workload, workload.communicator, workload.job.distributed
         self.replica = workload.backend.replica(workload.trainer)
         self.scheme = self.make_scheme(self.replica)
@@ -114,7 +114,7 @@ class DistributedStep(Step):
     # Data.
 
     def batches(self, rank: int) -> list[tuple[np.ndarray, np.ndarray]]:
-        """The batches that a rank takes in turn; a rank that serves takes none."""
+        """The batches that a rank takes in turn; a server rank takes none."""
         if rank not in self.trainers:
             return []
         return self.workload.batches_of(self.trainers.index(rank), len(self.trainers))
@@ -149,7 +149,7 @@ class DistributedStep(Step):
         self.first_losses = []
 
     def _steps(self, count: int) -> list[float]:
-        """Make steps, and return this rank's times; none of a rank that serves."""
+        """Make steps, and return this rank's times; none on a server rank."""
         times = []
         before = self._sent()
         if self.scheme.serves:
@@ -297,7 +297,7 @@ class DistributedStep(Step):
 
     @property
     def rule_name(self) -> str:
-        """What `right_weights` follows."""
+        """The definition that `right_weights` follows."""
         return "one process" if self.scheme.synchronous else "its rule"
 
     def _full(self, rank: int, step: int) -> dict[str, np.ndarray]:
@@ -305,12 +305,12 @@ class DistributedStep(Step):
         return self.workload.arrays(self.workload.repeated(*self.batches(rank)[step % FEEDS]))
 
     def by_rank(self, make: Callable[[int, int], Arrays], steps: int) -> list[list[Arrays | None]]:
-        """Batches by step and rank, of a function of both; None of a rank that serves."""
+        """Batches by step and rank, of a function of both; None on a server rank."""
         ranks = range(self.communicator.size)
         return [[make(rank, step) if rank in self.trainers else None for rank in ranks] for step in range(steps)]
 
     def scheduled(self, replica: Replica) -> Scheme:
-        """Make a scheme of which it is known what comes first."""
+        """Make a scheme with a fixed order of updates."""
         if self._is_opaque and not self.scheme.synchronous:
             return self.make_scheme(replica, **{IN_TURN: True})
         return self.make_scheme(replica, **({"schedule": self.trainers} if self.serving else {}))
@@ -409,7 +409,7 @@ class DistributedStep(Step):
         }
 
     def _transport(self) -> str:
-        """What moves gradients: the communicator, or what the framework takes on this device."""
+        """The transport of gradients: the communicator, or the framework's own on this device."""
         if not self._is_opaque:
             return self.communicator.name
         return self.workload.backend.schemes[self.how.scheme].transports[self.workload.job.device]

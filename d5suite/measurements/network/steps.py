@@ -125,7 +125,7 @@ class ExecutorStep(Step):
         return answer, check_computes(found)
 
     def _moved(self, arrays: Mapping[str, np.ndarray], number: int) -> Callable[[], float]:
-        """What times a call with these values in other places."""
+        """Return a function that times a call with these values in other places."""
         moved = {name: np.roll(value.reshape(-1), number + 1).reshape(value.shape) for name, value in arrays.items()}
         feed = self.workload.executor.feed(moved)
         return lambda: timed(lambda: self.call(feed), self.synchronize)[1]

@@ -147,7 +147,8 @@ class KernelStep(Step):
         """The last answers to both inputs, and to one never fed before."""
         found = self.findings
         first, second = (self._answers.pop(turn) for turn in range(2))
-        yield found.check_repeated("the last timed call", first)
+        repeats = self.workload.backend.tolerances[self.workload.operation.precision].repeats
+        yield found.check_repeated("the last timed call", first, repeats)
         yield found.check_again("the last timed call with other inputs", second, self.others[0].expected)
         call, arguments = self.others[1].feed()
         output, fresh = self._time(call, arguments)
@@ -189,7 +190,7 @@ class KernelStep(Step):
                 "bytes_per_s": moved / median if moved else None,
             },
             "accuracy": found.accuracy.to_dict(),
-            "repeatability": found.repeatability,
+            "repeatability": {key: found.repeatability[key] for key in ("reruns", "identical", "variance")},
         }
 
 
@@ -219,7 +220,7 @@ class Kernel(Measurement):
         step.others = [found.another(number) for number in range(1, FURTHER + 1)]
 
     def prove_first(self, workload: OperatorWorkload, step: KernelStep) -> Iterable[Check]:
-        """What must hold before `check`."""
+        """Checks to make before `check`."""
         return ()
 
     @abstractmethod

@@ -63,8 +63,8 @@ class AccuracyStep(ExecutorStep):
         Raises
         ------
         ValidationError
-            If a run does not reach the target: a time to accuracy is then not a number. All runs
-            with their curves were told to the workload.
+            If a run does not reach the target: a time to accuracy is then not a number. The
+            workload has all runs with their curves.
         """
         for index in range(self.workload.case.training["runs"]):
             self._train(index)
@@ -144,7 +144,7 @@ def require_reached(runs: Sequence[Mapping[str, Any]], metric: Metric) -> None:
 
 
 def target_of(workload: NetworkWorkload) -> dict[str, Any]:
-    """What the runs are to reach, for their record."""
+    """The runs' target, for their record."""
     settings = workload.case.training
     return {"metric": settings["metric"], "value": settings["target"], "source": settings.get("source", "")}
 

@@ -156,7 +156,7 @@ def native_loader(workload: NetworkWorkload) -> Any:
 
 
 def native_loader_name(workload: NetworkWorkload) -> str:
-    """What the framework's own loader of the dataset's format is called."""
+    """Name of the framework's own loader of the dataset's format."""
     name: str = workload.backend.load("loader").NAMES[workload.stored_as]
     return name
 

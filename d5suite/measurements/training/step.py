@@ -82,8 +82,8 @@ class TrainingStep(ExecutorStep):
         The step more starts from the optimizer's state after the timed ones, at the generic point
         and on a batch never fed before: its loss and its update are known from the float64
         gradient there and the formula. Then the same trainer makes the proof's first steps again
-        from the initial state, none waiting for the one before. A network with Dropout, of which
-        no float64 run drops the same, must draw anew and move.
+        from the initial state, none waiting for the one before. A network with Dropout must
+        draw anew and move: no float64 run drops the same values.
         """
         workload, executor = self.workload, self.workload.executor
         self._losses = self.losses()

@@ -37,11 +37,15 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 
 
 def _report(options: argparse.Namespace) -> int:
+    from d5suite.report.outputs import check_outputs
     from d5suite.report.page.past import past_of
     from d5suite.report.page.write import embedded, page_of, save, save_pictures, save_tables
 
     if not 0 <= options.between_runs <= 10:
         raise ConfigurationError(f"--between-runs {options.between_runs:g}: give a number from 0 to 10")
+    history = options.history.glob("*.json") if options.history else ()
+    folders = {f"--{kind}": (getattr(options, kind), f".{kind}") for kind in ("csv", "png", "svg")}
+    check_outputs({"-o": options.output}, [*options.results, *history], folders)
     past = past_of(options.history) if options.history else []
     page, content = page_of(options.results, between_runs=options.between_runs, title=options.title, past=past)
     save(options.output, embedded(content) if options.embed else content)

@@ -114,7 +114,7 @@ def pictures(page: Page, failed: list[str]) -> Iterator[Picture]:
 
 
 def draw(picture: Picture, failed: list[str]) -> Figure | None:
-    """Draw a picture; what cannot be drawn must not cost the numbers."""
+    """Draw a picture. A failure leaves the numbers intact."""
     try:
         with drawing():
             return picture.draw()

@@ -1,4 +1,4 @@
-"""What a page shows, from result files: sections of rows, verdicts, sources and machines.
+"""A page's content from result files: sections of rows, verdicts, sources and machines.
 
 Files come from anywhere: their texts are printable already (`d5suite.report.reading`), and stay
 text. Imports its neighbours.
@@ -53,7 +53,7 @@ class Row:
     id : str
         Of a link to it; the same in every page made from the same results.
     case, measurement, backend : str
-        Where it stands; the backend with what tells rows apart, such as ranks.
+        Its place; the backend with what distinguishes rows, such as ranks.
     colour : int
         Its backend's; see `Page.backends`.
     record : dict
@@ -162,7 +162,7 @@ class Source:
     mark : str
         By which rows name it, where there are several.
     content : mapping
-        What the file says of itself, without its benchmarks.
+        The file's own facts, without its benchmarks.
     results : int
     series : str
         What became of the series beside it.
@@ -180,7 +180,7 @@ class Source:
 
     @property
     def ours(self) -> Mapping[str, Any]:
-        """What d5suite says of the file."""
+        """The file's own facts, written by d5suite."""
         found = self.content.get("d5suite")
         return found if isinstance(found, dict) else {}
 
@@ -293,7 +293,7 @@ def _differing(sections: Sequence[Section]) -> list[str]:
 
 
 def _machine(info: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """What tells machines apart that have a processor of one name."""
+    """Facts that distinguish machines with the same processor."""
     told = machine_of(info["environment"])
     return ((name, told[name]) for name in ("CPU", "cores", "memory", "GPUs") if name in told)
 

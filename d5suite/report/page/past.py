@@ -15,7 +15,7 @@ from d5suite.report.history import Point, Step, changes, read
 from d5suite.report.thresholds import Threshold
 
 LONG_GAP = 5.0
-"""Times the usual distance of two runs from which on a gap is told."""
+"""A gap is marked from this multiple of the usual distance of two runs."""
 
 
 class Past(NamedTuple):
@@ -24,7 +24,7 @@ class Past(NamedTuple):
     Attributes
     ----------
     name, conditions : str
-        The conditions as far as they tell it apart from others of its name.
+        The conditions that distinguish it from others of its name.
     points : list of Point
         In order of time.
     steps : list of Step

@@ -62,7 +62,7 @@ class LeadRow(NamedTuple):
 
 
 class Cell(NamedTuple):
-    """What the grid says of a case on a backend: its best result."""
+    """Grid cell of a case on a backend: its best result."""
 
     row: Row
     text: str
@@ -190,7 +190,7 @@ def _told_samples(row: Row) -> str:
 
 
 def _pictures(page: Page) -> tuple[dict[str, list[dict[str, Any]]], list[str]]:
-    """The pictures of each section as markup, and what must be said of those that are missing."""
+    """The pictures of each section as markup, and notes on missing ones."""
     found: dict[str, list[dict[str, Any]]] = {}
     failed: list[str] = []
     left_out = 0
@@ -363,7 +363,7 @@ def _notices(page: Page) -> list[str]:
 
 
 def _details(page: Page) -> dict[str, Any]:
-    """What the page's script shows of a row on request."""
+    """Details of rows that the page's script shows on request."""
     conditions: dict[str, int] = {}
     versions: dict[str, int] = {}
     told_conditions: list[Any] = []
@@ -422,7 +422,7 @@ def _facts(info: Mapping[str, Any]) -> list[list[str]]:
         ["throughput", _rate(info)],
         ["samples", f"{len(info['data'])}, stopped by {info['stopped_by']}"],
         ["steady", "yes" if info["steady"] else "no: it was still changing when sampling began"],
-        ["first call", f"{_seconds(info['first_call_s'])}, of which beyond the median {_seconds(info['compile_s'])}"],
+        ["first call", f"{_seconds(info['first_call_s'])}, {_seconds(info['compile_s'])} beyond the median"],
     ]
     for name, value in info.get("memory", {}).items():
         shown = f"{value / 2**20:,.1f} MiB" if name.endswith("_bytes") else shortened(str(value), 300)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import html
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from d5suite.errors import ConfigurationError
 from d5suite.files import write_bytes
@@ -78,14 +77,10 @@ def save(path: Path, content: str) -> None:
     ConfigurationError
         If it cannot be written.
     """
+    if path.is_dir():
+        raise ConfigurationError("this is a folder", where=str(path), hint="Name a file: -o report.html")
     try:
-        given: Any = content.encode()
-        if path.exists() and not path.is_file():  # a device or a pipe is written to, not replaced
-            if path.is_dir():
-                raise ConfigurationError("this is a folder", where=str(path), hint="Name a file: -o report.html")
-            path.write_bytes(given)
-        else:
-            write_bytes(path, given)
+        write_bytes(path, content.encode())
     except OSError as error:
         raise ConfigurationError(f"the page cannot be written: {error.strerror}", where=str(path)) from None
 

@@ -81,7 +81,8 @@ class Findings:
     accuracy : Accuracy
         Of the worst tensor.
     repeatability : dict
-        ``reruns``, ``identical``, and the largest ``variance`` of an element over the runs.
+        ``reruns``, ``identical``, the largest ``variance`` of an element over the runs, and how far
+        ``apart`` the farthest run is from the first, as a relative L2 error.
     call : callable
         The checked native call, which is timed.
     arguments : sequence
@@ -119,13 +120,22 @@ class Findings:
     another: Callable[[int], Another]
     evidence: Evidence | None = None
 
-    def check_again(self, of: str, answer: list[np.ndarray], expected: Sequence[np.ndarray | Product]) -> Check:
+    def check_again(
+        self,
+        of: str,
+        answer: list[np.ndarray],
+        expected: Sequence[np.ndarray | Product],
+        limit: Callable[[np.dtype], float] | None = None,
+    ) -> Check:
         """Hold an answer to other inputs to the same tolerance; the worst tensor's check."""
-        checks, _, _ = compare(f"of {of} {self.what}", self.names, answer, expected, self.limit)
+        checks, _, _ = compare(f"of {of} {self.what}", self.names, answer, expected, limit or self.limit)
         return max(checks, key=lambda check: (not check.passed, check.error - check.tolerance))
 
-    def check_repeated(self, of: str, answer: list[np.ndarray]) -> Check:
-        """Compare an answer to the same inputs with the one proved, and count it as a rerun."""
+    def check_repeated(self, of: str, answer: list[np.ndarray], repeats: float = 0.0) -> Check:
+        """Compare an answer to the same inputs with the one proved, and count it as a rerun.
+
+        ``repeats`` is the backend's own `Tolerance.repeats`, if that is larger than the limit.
+        """
         again, before = self.repeatability, self.answer
         if not all(np.array_equal(a, b, equal_nan=True) for a, b in zip(before, answer, strict=True)):
             apart = max(
@@ -133,7 +143,8 @@ class Findings:
             )
             again |= {"identical": False, "variance": max(again["variance"], apart / 4)}
         again["reruns"] += 1
-        return self.check_again(of, answer, [value.astype(np.float64) for value in before])
+        expected = [value.astype(np.float64) for value in before]
+        return self.check_again(of, answer, expected, lambda dtype: max(self.limit(dtype), repeats))
 
 
 def rounded_as(answer: Sequence[np.ndarray], expected: Sequence[np.ndarray | Product]) -> list[np.ndarray | Product]:
@@ -166,14 +177,15 @@ def repeatability(first: Sequence[np.ndarray], again: Callable[[], list[np.ndarr
         count += 1
         if not all(np.array_equal(a, b, equal_nan=True) for a, b in zip(first, run, strict=True)):
             others.append(run)
-    variance = 0.0
+    variance = apart = 0.0
     if others:
+        apart = max(relative_l2(run[i], first[i]) for run in others for i in range(len(first)))
         runs = [*others, *[first] * (1 + count - len(others))]
         variance = max(
             float(np.var(np.stack([run[i].astype(np.float64) for run in runs]), axis=0).max(initial=0.0))
             for i in range(len(first))
         )
-    return {"reruns": count, "identical": not others, "variance": variance}
+    return {"reruns": count, "identical": not others, "variance": variance, "apart": apart}
 
 
 def compare(

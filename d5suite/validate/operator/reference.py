@@ -1,4 +1,4 @@
-"""What one operator's answers are compared with, and the file that keeps it.
+"""Reference answers of one operator, and the file that keeps them.
 
 Imports h5py, NumPy and the contract; no framework.
 """

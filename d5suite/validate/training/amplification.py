@@ -123,7 +123,7 @@ class Runs:
         *,
         parameters: bool,
     ) -> Iterator[Check]:
-        """Compare two runs, of which the plain criterion may be too strict.
+        """Compare two runs, where the plain criterion may be too strict.
 
         Parameters
         ----------

@@ -159,7 +159,7 @@ def loss_of(executor: Executor, native: Native, loss: str) -> float:
 
 
 def repeat_until_updated(trainer: Trainer, feeds: Sequence[Native], updates: int) -> None:
-    """Repeat a step, whose loss does not change, until the trainer has made so many updates."""
+    """Repeat a step, whose loss does not change, until the trainer has made `updates` updates."""
     while int((state := trainer.state())[STEPS]) < updates:
         if state[LOSS_SCALE] < 1:
             raise ValidationError("the gradients are not finite in fp16, even with a loss scale below 1")

@@ -45,7 +45,7 @@ TYPES: dict[str, DType] = {"fp32": dtypes.float32, "fp64": dtypes.float64}
 
 @dataclass(kw_only=True)
 class Context(NodeContext):
-    """What a factory knows about a node's surroundings; ``dtype`` is that of activations."""
+    """A factory's view of a node's surroundings; ``dtype`` is that of activations."""
 
     dtype: DType = dtypes.float32
 

@@ -40,7 +40,7 @@ def operands(node: Node) -> list[str]:
 
 @dataclass(kw_only=True)
 class Context(NodeContext):
-    """What a factory knows about a node's surroundings.
+    """A factory's view of its node's surroundings.
 
     Attributes
     ----------

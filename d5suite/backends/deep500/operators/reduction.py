@@ -23,6 +23,7 @@ from d5suite.backends.deep500.operators.context import (
 from d5suite.backends.deep500.repairs import custom_op_python as native
 from d5suite.network import Node
 from d5suite.network.nodes.reduction import read_reduce
+from d5suite.network.nodes.shape import read_axis
 
 
 def reduce(
@@ -94,11 +95,11 @@ class _Softmax(native.SoftmaxOp):
 
 
 def softmax(node: Node, context: Context) -> CustomOperator:
-    return _Softmax(*context.describe(node), along=node.attributes["axis"], rank=context.rank(node.inputs[0]))
+    return _Softmax(*context.describe(node), along=read_axis(node, context), rank=context.rank(node.inputs[0]))
 
 
 def log_softmax(node: Node, context: Context) -> CustomOperator:
-    axis = node.attributes["axis"]
+    axis = read_axis(node, context)
     return Formula(
         context.describe(node),
         lambda x: log_softmax_of(x, axis),

@@ -73,7 +73,7 @@ def transpose(node: Node, context: Context) -> CustomOperator:
 
 
 def concat(node: Node, context: Context) -> CustomOperator:
-    axis = node.attributes["axis"]
+    axis = read_axis(node, context)
 
     def backward(gradient: np.ndarray, inputs: Sequence[np.ndarray], output: np.ndarray) -> list[np.ndarray]:
         return np.split(gradient, np.cumsum([x.shape[axis] for x in inputs])[:-1], axis)

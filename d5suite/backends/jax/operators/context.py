@@ -1,4 +1,4 @@
-"""What JAX's operator factories share: their context, and native helpers.
+"""Common parts of JAX's operator factories: their context, and native helpers.
 
 Imports JAX, NumPy and `d5suite.network`.
 """
@@ -27,7 +27,7 @@ HEADS_INSIDE = (0, 2, 1, 3)
 
 @dataclass(kw_only=True)
 class Context(LayoutContext):
-    """What a factory knows about its node's surroundings.
+    """A factory's view of its node's surroundings.
 
     Attributes
     ----------

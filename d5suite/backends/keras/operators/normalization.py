@@ -22,6 +22,7 @@ from d5suite.network.nodes.normalization import (
     read_layer_normalization,
     read_lrn,
 )
+from d5suite.network.nodes.shape import read_axis
 
 
 def batch_normalization(node: Node, context: Context) -> Any:
@@ -183,7 +184,7 @@ def rms_normalization(node: Node, context: Context) -> Any:
 
 @in_onnx
 def lp_normalization(node: Node, context: Context) -> Function:
-    axis, order = node.attributes["axis"], node.attributes["p"]
+    axis, order = read_axis(node, context), node.attributes["p"]
     return lambda x: ops.cast(ops.normalize(in_float32(x), axis, order, LEAST_NORM), x.dtype)
 
 

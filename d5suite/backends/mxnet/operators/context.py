@@ -1,4 +1,4 @@
-"""What MXNet's operator factories share: their context, and native helpers.
+"""Common parts of MXNet's operator factories: their context, and native helpers.
 
 Imports NumPy and `d5suite.network`.
 """
@@ -40,7 +40,7 @@ class Packed(NamedTuple):
 
 @dataclass(kw_only=True)
 class Context(NodeContext):
-    """What a factory knows about its node's surroundings.
+    """A factory's view of its node's surroundings.
 
     Attributes
     ----------

@@ -1,6 +1,6 @@
 """ONNX on MXNet: matrix products.
 
-Imports NumPy, `d5suite.errors`, `d5suite.network` and `context` beside it.
+Imports `d5suite.network` and `context` beside it.
 """
 
 from __future__ import annotations

@@ -125,12 +125,11 @@ def global_lp_pool(node: Node, context: Context) -> Call:
 
 def max_unpool(node: Node, context: Context) -> Call:
     plan, batch = read_unpool(node, context), context.shape(node.inputs[0])[0]
-    strides = node.attributes.get("strides") or [1] * len(plan.image)
     if batch is None:
         raise NetworkError(
             "MaxUnpool of a batch of unknown size: MXNet's scatter wants the whole shape", where=node.name
         )
-    if any(stride < k for stride, k in zip(strides, node.attributes["kernel_shape"], strict=True)):
+    if plan.overlapping:
         raise NetworkError("MaxUnpool of windows that overlap: MXNet's scatter adds equal indices", where=node.name)
     shape = (batch, plan.channels, *plan.image)
 

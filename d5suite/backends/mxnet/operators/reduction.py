@@ -11,13 +11,14 @@ from d5suite.backends.mxnet.operators.context import Call, Context, Factory
 from d5suite.backends.mxnet.operators.elementwise import identity
 from d5suite.network import Node
 from d5suite.network.nodes.reduction import read_reduce
+from d5suite.network.nodes.shape import read_axis
 
 
 def softmax(function: str) -> Factory:
     """Return a factory for Softmax or LogSoftmax."""
 
     def factory(node: Node, context: Context) -> Call:
-        axis = node.attributes["axis"]
+        axis = read_axis(node, context)
         return lambda F, x: getattr(F, function)(x, axis=axis)
 
     return factory

@@ -50,7 +50,7 @@ def is_asynchronous(device: str) -> bool:
 
 @dataclass(kw_only=True)
 class Context(LayoutContext):
-    """What a factory knows about its node's surroundings.
+    """A factory's view of its node's surroundings.
 
     Attributes
     ----------

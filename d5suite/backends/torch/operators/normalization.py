@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from d5suite.backends.torch.operators.context import Context, Factory, Function, in_float32
 from d5suite.network import Node
 from d5suite.network.nodes.normalization import LEAST_NORM, read_layer_normalization, read_lrn
+from d5suite.network.nodes.shape import read_axis
 
 
 def batch_normalization(node: Node, context: Context) -> Function:
@@ -97,7 +98,7 @@ def rms_normalization(node: Node, context: Context) -> Function:
 
 
 def lp_normalization(node: Node, context: Context) -> Function:
-    axis, order = node.attributes["axis"], node.attributes["p"]
+    axis, order = read_axis(node, context), node.attributes["p"]
     return lambda x: F.normalize(in_float32(x), order, axis, LEAST_NORM).to(x.dtype)
 
 

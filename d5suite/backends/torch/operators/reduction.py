@@ -13,13 +13,14 @@ import torch
 from d5suite.backends.torch.operators.context import Context, Factory, Function, same
 from d5suite.network import Node
 from d5suite.network.nodes.reduction import read_reduce
+from d5suite.network.nodes.shape import read_axis
 
 
 def softmax(function: Function) -> Factory:
     """Return a factory for a function along the node's axis."""
 
     def factory(node: Node, context: Context) -> Function:
-        axis = node.attributes["axis"]
+        axis = read_axis(node, context)
         return lambda x: function(x, axis)
 
     return factory

@@ -14,6 +14,7 @@ from d5suite.backends.torch.operators.context import Context, Factory, Function,
 from d5suite.network import Node
 from d5suite.network.nodes.resize import read_resize
 from d5suite.network.nodes.shape import (
+    read_axis,
     read_blocks,
     read_expand,
     read_flatten,
@@ -31,7 +32,7 @@ from d5suite.network.nodes.shape import (
 
 
 def concat(node: Node, context: Context) -> Function:
-    axis = node.attributes["axis"]
+    axis = read_axis(node, context)
     return lambda *parts: torch.cat(parts, axis)
 
 

@@ -1,0 +1,74 @@
+"""Where commands write: checked before anything is written, so that no input is lost.
+
+Imports the standard library and, from d5suite, `errors` and `files`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+from d5suite.errors import ConfigurationError, JobError
+from d5suite.files import is_special, read_json
+
+STANDARD_OUTPUT = Path("-")
+
+
+def check_outputs(
+    files: Mapping[str, Path | None],
+    inputs: Iterable[Path],
+    folders: Mapping[str, tuple[Path | None, str]] | None = None,
+) -> None:
+    """Check that what is written replaces no input, and that each output is a file of its own.
+
+    Parameters
+    ----------
+    files : mapping
+        Files to write by option.
+    inputs : iterable of Path
+        What is read; the series of a result file belong to it.
+    folders : mapping, optional
+        Folders to write into by option, each with the suffix of the files.
+
+    Raises
+    ------
+    ConfigurationError
+        If two outputs are one, or one is an input.
+    """
+    given = {option: path for option, path in files.items() if path is not None}
+    for (one, first), (other, second) in itertools.combinations(given.items(), 2):
+        if _same(first, second) and not is_special(first):
+            raise ConfigurationError(f"{one} and {other} name one file", where=str(second), hint="Name two files.")
+    read = [each for path in inputs for each in (path, *_series_of(path))]
+    targets = [(option, path) for option, path in given.items() if path != STANDARD_OUTPUT]
+    for option, (folder, suffix) in (folders or {}).items():
+        targets += [(option, path) for path in (folder.glob(f"*{suffix}") if folder is not None else ())]
+    for option, path in targets:
+        for source in read:
+            if _same(path, source) and not is_special(path):
+                raise ConfigurationError(
+                    f"{option} would replace {source}, which is read", where=str(path), hint="Name another place."
+                )
+
+
+def _same(one: Path, other: Path) -> bool:
+    try:
+        return os.path.samefile(one, other)
+    except OSError:
+        return os.path.realpath(one) == os.path.realpath(other)
+
+
+def _series_of(path: Path) -> Iterator[Path]:
+    """The series of a result file: as it names them, and as those are that it may have lost."""
+    beside = Path(os.path.realpath(path))
+    yield beside.with_name(beside.name.removesuffix(".json") + ".h5")
+    try:
+        content = read_json(path, nan=True)
+    except JobError:  # whose reader says what is wrong
+        return
+    facts = content.get("d5suite") if isinstance(content, dict) else None
+    name = facts.get("series") if isinstance(facts, dict) else None
+    if isinstance(name, str) and Path(name).name:
+        yield beside.with_name(Path(name).name)
