@@ -5,6 +5,7 @@ Imports neutral settings, jobs and networks.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -49,7 +50,7 @@ class GivenNetwork(Recipe):
             return self
         name = path.stem if is_plain_name(path.stem) else self.name
         case = replace(self, name=name, network=str(path.resolve()), shapes=settings.shapes)
-        case._loaded(settings, self.preset(settings.preset)[1].batch_size)  # what is wrong with it is said at once
+        case._loaded(settings, self.preset(settings.preset)[1].batch_size)  # report its faults at once
         return case
 
     def _loaded(self, settings: Settings, batch_size: int) -> Given:
@@ -73,11 +74,22 @@ class GivenNetwork(Recipe):
         return None
 
     def check(self, backend: Backend, measurement: type[Measurement], settings: Settings) -> None:
-        fixed = self._loaded(settings, self.preset_for(backend, settings.preset)[1].batch_size).network.batch_size
+        batch = self.preset_for(backend, settings.preset)[1].batch_size
+        network = self._loaded(settings, batch).network
+        fixed = network.batch_size
         if settings.batch_size not in (None, fixed or settings.batch_size):
             raise ConfigurationError(
                 f"the network fixes its batch size, {fixed}", where=f"--batch-size {settings.batch_size}"
             )
+        if network.batched:
+            sample = 0
+            for each in network.inputs:
+                sizes = [size or 1 for size in network.shapes[each][1:]]
+                sample += math.prod(sizes) * network.dtypes[each].itemsize
+            self._require_memory(settings, fixed or settings.batch_size or batch, sample)
+
+    def takes(self, option: str) -> bool:
+        return option == "network"
 
     def job(
         self, selection: Selection | None, settings: Settings, measurements: list[str], files: dict[str, str],

@@ -314,7 +314,7 @@ class CustomOperator:
         *,
         backward: bool = False,
     ) -> None:
-        """Call a Python operator's functions outside frameworks, some of which hide exceptions.
+        """Call a Python operator's functions outside frameworks, because some hide exceptions.
 
         Parameters
         ----------

@@ -28,12 +28,14 @@ _RANDOM = frozenset({"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLi
 
 
 @np.errstate(all="ignore")  # log(0) is an answer, too
-def fold(model: onnx.ModelProto, name: str) -> bool:
+def fold(model: onnx.ModelProto, name: str, weights: set[str] | None = None) -> bool:
     """Replace nodes that depend on no data by their values; drop what is not used.
 
     These are the nodes that read only constants, and those that read only known dimensions. Values
-    come from ONNX's reference evaluator. Returns whether anything changed.
+    come from ONNX's reference evaluator. Returns whether anything changed. Values that are computed
+    from ``weights`` join these.
     """
+    weights = set() if weights is None else weights
     from onnx.reference import ReferenceEvaluator
 
     graph = model.graph
@@ -45,10 +47,17 @@ def fold(model: onnx.ModelProto, name: str) -> bool:
     for node in graph.node:
         inputs = [i for i in node.input if i]
         constant = not node.domain and node.op_type not in _RANDOM and all(i in values for i in inputs)
+        if constant and node.op_type == "Expand" and node.input[0] in weights:
+            spread = dimensions.per_sample(node, values)
+            if spread:
+                kept += spread
+                continue
         if constant and _foldable(node, values, shapes, name):
             arrays = {i: numpy_helper.to_array(values[i]) for i in inputs}
             for output, array in zip(node.output, ReferenceEvaluator(node).run(None, arrays), strict=True):
                 values[output] = tensor_of(array, output)
+            if not weights.isdisjoint(inputs):
+                weights.update(node.output)
         elif (known := dimensions.follow(node, values)) is not None:
             values[node.output[0]] = tensor_of(known, node.output[0])
         else:
@@ -189,6 +198,24 @@ class _Dimensions:
             others = math.prod(int(size) for size in wanted if size > 0)
             wanted = np.where(wanted == -1, math.prod(rest) // max(others, 1), wanted)
         return np.where(wanted <= _OPEN, -1, wanted)
+
+    def per_sample(self, node: onnx.NodeProto, constants: dict[str, onnx.TensorProto]) -> list[onnx.NodeProto]:
+        """Return a weight's Expand to the known batch as if that were open; else nothing.
+
+        One copy per sample would be as many weights.
+        """
+        x, wanted = node.input[0], numpy_helper.to_array(constants[node.input[1]])
+        have = [1] * (len(wanted) - len(self._shapes.get(x, []))) + list(self._shapes.get(x, []))
+        grown = [axis for axis, (n, want) in enumerate(zip(have, wanted, strict=False)) if want not in (1, n)]
+        source = next((i for i in self._inputs if self._shapes.get(i, [])[:1] == list(wanted[:1])), "")
+        if grown != [0] or len(have) != len(wanted) or not source or x not in self._types:
+            return []
+        mark, name, size = _OPEN - len(constants) - (1 << 20), f"{node.output[0]}.d5suite.open", self._shapes[source][0]
+        self._values[name] = np.array([mark, *wanted[1:]])
+        self._shapes[source][0] = mark
+        made = self.expand(onnx.helper.make_node("Expand", [x, name], [node.output[0]]), constants)
+        self._shapes[source][0] = size
+        return made if len(made) > 1 else []
 
     def expand(self, node: onnx.NodeProto, constants: dict[str, onnx.TensorProto]) -> list[onnx.NodeProto]:
         """Return an Expand to an open dimension as a sum with zeros that have it; others unchanged.

@@ -99,8 +99,12 @@ def load_given(path: str | Path, *, shapes: Mapping[str, Sequence[int]], batch_s
 def _needs_batch(network: Network) -> bool:
     """Whether a tensor's size, other than its first, is open until the batch is known."""
     shapes = [network.shapes.get(name) for node in network.nodes for name in node.outputs if name]
-    return any(node.op_type in ("ScatterElements", "ScatterND", "Shape") for node in network.nodes) or any(
-        shape is None or None in shape[1:] for shape in shapes
+    computes = ("ScatterElements", "ScatterND", "Shape", "Size", "Split")
+    lengths = {n.inputs[4] for n in network.nodes if n.op_type in ("GRU", "LSTM") and len(n.inputs) > 4}
+    return (
+        any(node.op_type in computes for node in network.nodes)
+        or any(name in node.outputs for name in lengths - {""} for node in network.nodes)
+        or any(shape is None or None in shape[1:] for shape in shapes)
     )
 
 
@@ -130,7 +134,7 @@ def _classifying(network: Network) -> tuple[str, int | None, str]:
 def _axis_of_cells(network: Network, output: str) -> int | None:
     """Return the axis of an output's classes if it scores every token or pixel of an input."""
     shape = network.shapes.get(output, ())
-    if None in shape[1:] or network.dtypes[output].kind != "f" or shape[0] != network.batch_size:
+    if not shape or None in shape[1:] or network.dtypes[output].kind != "f" or shape[0] != network.batch_size:
         return None
     for given in (network.shapes[name] for name in network.inputs):
         if len(shape) == 3 and len(given) in (2, 3) and shape[1] == given[1] and (shape[2] or 0) > 1:

@@ -7,6 +7,8 @@ and `d5suite.errors`.
 from __future__ import annotations
 
 import math
+import os
+import stat
 from fnmatch import fnmatchcase
 from pathlib import Path
 
@@ -29,12 +31,17 @@ def read(path: Path) -> onnx.ModelProto:
         If it is missing or corrupt, or points outside its folder.
     """
     try:
-        model = onnx.load(path, load_external_data=False)
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:  # a FIFO would block
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise NetworkError("this is not a regular file", where=str(path))
+            model = onnx.load_model_from_string(file.read())
+    except NetworkError:
+        raise
     except OSError as error:
         raise NetworkError(f"cannot read the network: {error.strerror or error}", where=str(path)) from error
     except Exception as error:  # protobuf's decode errors share no public base class across versions
         raise NetworkError(
-            "this is not an ONNX model, or it is cut short", where=str(path), hint=f"The parser said: {error}"
+            "this is not an ONNX model, or it is cut short", where=str(path), hint=f"The parser reports: {error}"
         ) from error
     if not model.graph.node:
         raise NetworkError("this is not an ONNX model, or it has no nodes", where=str(path))
@@ -58,8 +65,9 @@ def _load_external_data(model: onnx.ModelProto, path: Path) -> None:
                 hint="Put the model and its data into one folder.",
             )
         if not target.is_file():
+            found = "not a regular file" if target.exists() else "missing"
             raise NetworkError(
-                f"the data file {location!r} of tensor {tensor.name!r} is missing",
+                f"the data file {location!r} of tensor {tensor.name!r} is {found}",
                 where=str(path),
                 hint="Copy it beside the model; both are one export.",
             )
@@ -229,7 +237,7 @@ def check_kinds(model: onnx.ModelProto, *, conditionals: bool = False) -> None:
         if kind != "tensor_type" or value.type.tensor_type.elem_type == TensorProto.STRING:
             found = "strings" if kind == "tensor_type" else str(kind or "nothing").removesuffix("_type")
             raise NetworkError(
-                f"{value.name!r} is no tensor of numbers but {found}",
+                f"{value.name!r} is not a tensor of numbers but {found}",
                 where=value.name,
                 hint="Leave out what comes before and after the network's tensors.",
             )

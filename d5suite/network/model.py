@@ -23,13 +23,17 @@ from d5suite.network.folding import Shape as Shape
 from d5suite.network.folding import shapes_of
 from d5suite.network.incoming import read
 from d5suite.network.normalise import normalised
+from d5suite.network.weights import computed
 
 _SETTINGS = {"Resize": (1, 2)}
 """Floating-point vectors that are settings, not parameters: regions and scales, by input number."""
 
-_MASKED = frozenset({"Add", "Attention", "Expand", "Gather", "Max", "Min", "Reshape", "Slice", "Squeeze", "Sub",
-                     "Transpose", "Unsqueeze", "Where"})  # fmt: skip
-"""Operators that read masks of minus infinity; others read weights, of which none is infinite."""
+_MASKED = frozenset({"Add", "Attention", "Cast", "Concat", "Expand", "Gather", "Identity", "Max", "Min", "Mul",
+                     "Reshape", "Slice", "Squeeze", "Sub", "Tile", "Transpose", "Unsqueeze", "Where"})  # fmt: skip
+"""Operators that read masks of minus infinity; others read weights, which are finite."""
+
+_COMPUTED = _MASKED | {"Div", "MatMul", "Pow", "STFT"}
+"""Operators that read constants of a network's code, such as positions; others read weights."""
 
 _STATISTICS_INPUTS = {"BatchNormalization": (3, 4)}
 
@@ -137,13 +141,14 @@ class Network:
                 if node.inputs[i]
             )
         )
+        constants = {name for name in computed(self.model) if self._only_in(name, _COMPUTED)}
         fixed = {n.inputs[i] for n in self.nodes for i in _SETTINGS.get(n.op_type, ()) if i < len(n.inputs)}
         self.parameters: tuple[str, ...] = tuple(
             name
             for name, value in self.initializers.items()
             if value.dtype.kind == "f"
             and value.ndim > 0
-            and name not in (*self.statistics, *fixed)
+            and name not in (*self.statistics, *fixed, *constants)
             and not self._masks(name, value)
         )
 
@@ -153,7 +158,11 @@ class Network:
             return bool(np.isinf(value).all())
         if np.isnan(value).any() or not np.isneginf(value).any() or np.isposinf(value).any():
             return False
-        return _MASKED.issuperset(node.op_type for node in self.nodes if name in node.inputs)
+        return self._only_in(name, _MASKED)
+
+    def _only_in(self, name: str, operators: frozenset[str]) -> bool:
+        """Whether only nodes of these operators read a tensor."""
+        return operators.issuperset(node.op_type for node in self.nodes if name in node.inputs)
 
     def __repr__(self) -> str:
         return f"Network({self.name!r}, {len(self.nodes)} nodes, {len(self.parameters)} parameters)"

@@ -1,7 +1,7 @@
 """Bring an ONNX model into the one form that adapters read.
 
-Operator set `OPSET` or later, 16-bit weights in float32, constants folded into initializers, all
-shapes inferred. May import ONNX, NumPy, `d5suite.errors` and the modules beside.
+Operator set `OPSET` or later, 16-bit and float64 weights in float32, constants folded into
+initializers, all shapes inferred. May import ONNX, NumPy, `d5suite.errors` and the modules beside.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from d5suite.network.conditions import without_conditions
 from d5suite.network.expansions import expand
 from d5suite.network.folding import fold, shapes_of, tensor_of
 from d5suite.network.incoming import MOST, check_graph, check_kinds, opset
-from d5suite.network.operators import REDUCTIONS
+from d5suite.network.mending import flatten_for_hardmax, mend_ranks, mend_resizes
+from d5suite.network.weights import mark_computed, share, tied_products, weights_of
 
 OPSET = 21
 """The ONNX operator-set version that networks are converted to."""
@@ -58,6 +59,7 @@ def normalised(model: onnx.ModelProto, name: str, shapes: Mapping[str, Sequence[
         check_kinds(model, conditionals=True)
         model = without_conditions(model, partial(_constants, name=name, shapes=shapes or {}))
         check_kinds(model)
+        _end_training(model)
         given, model = model, without_weights(model)
         _check_model(model, shapes or {})
         if model.functions:  # before the conversion, which drops them
@@ -66,18 +68,26 @@ def normalised(model: onnx.ModelProto, name: str, shapes: Mapping[str, Sequence[
         model = _converted(model, version)
         model = _expand_operators(model)
         _restore_weights(model, given)
+        weights = weights_of(given)
         model.ir_version = max(model.ir_version, IR_VERSION)  # older ones want initializers among the inputs
         _widen(model)
         _name_first_outputs(model)
         _set_shapes(model, name, shapes or {})
-        _mend_ranks(model)
-        _fold_all(model, name)
+        mend_ranks(model)
+        tied = tied_products(model, weights)
+        _fold_all(model, name, weights)
+        if share(model, tied):
+            _infer_shapes(model)
+            fold(model, name, weights)
         _drop_casts(model)
         _drop_zero_states(model)
         if expand(model):
             _infer_shapes(model)
-        _split_into_slices(model)
+        _split_into_slices(model, weights)
         _separate_statistics(model)
+        _compute_outputs(model, weights)
+        _stamp(model)
+        mark_computed(model, weights)
         return model
     except NetworkError:
         raise
@@ -93,9 +103,11 @@ def _converted(model: onnx.ModelProto, version: int) -> onnx.ModelProto:
     if version < OPSET:
         from onnx import version_converter
 
+        if version < 13:
+            flatten_for_hardmax(model)
         model = version_converter.convert_version(model, OPSET)
         if version < 11:
-            _mend_resizes(model)
+            mend_resizes(model)
     return model
 
 
@@ -112,10 +124,10 @@ def _inlined(model: onnx.ModelProto) -> onnx.ModelProto:
     return inliner.inline_local_functions(model, convert_version=True)
 
 
-def _fold_all(model: onnx.ModelProto, name: str) -> None:
+def _fold_all(model: onnx.ModelProto, name: str, weights: set[str] | None = None) -> None:
     for _ in range(_PASSES):
         _infer_shapes(model)
-        if not fold(model, name):
+        if not fold(model, name, weights):
             break
 
 
@@ -127,7 +139,7 @@ def _constants(model: onnx.ModelProto, name: str, shapes: Mapping[str, Sequence[
     _restore_weights(model, given)
     model.ir_version = max(model.ir_version, IR_VERSION)
     _set_shapes(model, name, {key: shape for key, shape in shapes.items() if key in inputs})
-    _mend_ranks(model)
+    mend_ranks(model)
     _fold_all(model, name)
     return {tensor.name: tensor for tensor in model.graph.initializer}
 
@@ -197,7 +209,7 @@ def _set_shapes(model: onnx.ModelProto, name: str, shapes: Mapping[str, Sequence
         if key not in inputs:
             raise NetworkError(f"the network has no input {key!r}", where=name, hint=f"It has: {', '.join(inputs)}.")
         dimensions = inputs[key].shape.dim
-        given = [d.dim_value if d.HasField("dim_value") else None for d in dimensions]
+        given = [d.dim_value or None for d in dimensions]  # some exporters write an open one as 0
         if not inputs[key].HasField("shape"):
             given = [None] * len(wanted)
             dimensions.extend(onnx.TensorShapeProto.Dimension() for _ in wanted)
@@ -215,47 +227,61 @@ def _set_shapes(model: onnx.ModelProto, name: str, shapes: Mapping[str, Sequence
             value.type.tensor_type.ClearField("shape")
 
 
-def _mend_resizes(model: onnx.ModelProto) -> None:
-    """Say what Upsample, and Resize before operator set 11, mean; ONNX's converter (1.23) does not.
+def _end_training(model: onnx.ModelProto) -> None:
+    """Make nodes of a file that was exported in training mode those of inference.
 
-    A point's place is its index over the scale, rounded down (Resize, operator set 10).
-    """
-    meaning = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
-    for node in model.graph.node:
-        if node.op_type == "Resize" and not node.domain:
-            kept = [attribute for attribute in node.attribute if attribute.name not in meaning]
-            node.ClearField("attribute")
-            node.attribute.extend([*kept, *(onnx.helper.make_attribute(*pair) for pair in meaning.items())])
-
-
-def _mend_ranks(model: onnx.ModelProto) -> None:
-    """Make scalars of vectors of one, and the reverse, where ONNX wants the other.
-
-    The version converter leaves Dropout's ratio as a vector, PyTorch's older exporter CumSum's
-    axis, and its newer one writes axes as scalars. onnxruntime accepts all of them.
+    Backends choose the mode of a pass themselves; onnxruntime does what the file says.
     """
     graph = model.graph
-    constants = {node.output[0]: a.t for node in graph.node for a in node.attribute if a.name == "value"}
-    constants |= {tensor.name: tensor for tensor in graph.initializer}
-    wrong = {"scalar": (_SCALARS, [1]), "vector": (_VECTORS, [])}
-    added: set[str] = set()
-    for node in graph.node:
-        for kind, (operators, dimensions) in wrong.items():
-            tensor = constants.get(node.input[1]) if len(node.input) > 1 and node.op_type in operators else None
-            if tensor is not None and list(tensor.dims) == dimensions:
-                name = f"{node.input[1]}.d5suite.{kind}"
-                if name not in added:
-                    array = numpy_helper.to_array(tensor).reshape(() if kind == "scalar" else (1,))
-                    graph.initializer.append(tensor_of(array, name))
-                added.add(name)
-                node.input[1] = name
+    read = {name for node in graph.node for name in node.input} | {value.name for value in graph.output}
+    fixed = {tensor.name for tensor in graph.initializer}
+    fixed.update(node.output[0] for node in graph.node if node.op_type == "Constant" and node.output)
+    for index, node in enumerate(graph.node):
+        if node.domain not in ("", "ai.onnx"):
+            continue
+        if node.op_type == "BatchNormalization":
+            used = [name for name in node.output[1:] if name in read]
+            if used:
+                raise NetworkError(
+                    f"BatchNormalization: its statistics of the batch, {used[0]!r}, are read",
+                    where=node.name or f"{node.op_type}_{index}",
+                    hint="Export the network in evaluation mode.",
+                )
+            del node.output[1:]
+            for place in reversed(range(len(node.attribute))):
+                if node.attribute[place].name == "training_mode":
+                    del node.attribute[place]
+        elif node.op_type == "Dropout" and len(node.input) > 2 and node.input[2] in fixed:
+            del node.input[2]
 
 
-_SCALARS = frozenset({"CumSum", "Dropout"})
-"""Operators whose second input is a scalar."""
+def _compute_outputs(model: onnx.ModelProto, weights: set[str]) -> None:
+    """Let a node write each output that is a constant: adapters take outputs from nodes."""
+    graph = model.graph
+    fixed = {tensor.name: tensor for tensor in graph.initializer}
+    for value in graph.output:
+        tensor = fixed.get(value.name)
+        if tensor is None:
+            continue
+        tensor.name = f"{value.name}.d5suite.value"
+        if value.name in weights:
+            weights.add(tensor.name)
+        for node in graph.node:
+            for place, name in enumerate(node.input):
+                if name == value.name:
+                    node.input[place] = tensor.name
+        graph.node.append(onnx.helper.make_node("Identity", [tensor.name], [value.name], f"{value.name}.d5suite"))
 
-_VECTORS = frozenset({"Squeeze", "Unsqueeze", *REDUCTIONS})
-"""Operators whose second input is a vector."""
+
+def _stamp(model: onnx.ModelProto) -> None:
+    """Name the oldest operator set from `OPSET` on that means the same: onnxruntime lags behind."""
+    version, least = opset(model, model.graph.name), OPSET
+    for node in model.graph.node:
+        if not node.domain and onnx.defs.has(node.op_type):
+            least = max(least, onnx.defs.get_schema(node.op_type, version).since_version)
+    for stated in model.opset_import:
+        if stated.domain in ("", "ai.onnx"):
+            stated.version = min(version, least)
 
 
 def _is_weight(tensor: onnx.TensorProto) -> bool:
@@ -335,17 +361,21 @@ def infer(model: onnx.ModelProto) -> onnx.ModelProto:
         return shape_inference.infer_shapes(model, check_type=True, strict_mode=True)
 
 
-_WIDER = {TensorProto.FLOAT16: TensorProto.FLOAT, TensorProto.BFLOAT16: TensorProto.FLOAT}
+_WIDER = dict.fromkeys((TensorProto.BFLOAT16, TensorProto.DOUBLE, TensorProto.FLOAT16), TensorProto.FLOAT)
 """A network's neutral form is in float32; the precision that it runs in is a job's choice."""
 
 
 def _widen(model: onnx.ModelProto) -> None:
-    """Make float32 of 16-bit tensors, and nothing of casts between them."""
+    """Bring 16-bit and float64 tensors into float32."""
     graph = model.graph
 
     def widened(tensor: onnx.TensorProto) -> None:
         if tensor.data_type in _WIDER:
-            tensor.CopyFrom(tensor_of(numpy_helper.to_array(tensor).astype(np.float32), tensor.name))
+            array = numpy_helper.to_array(tensor)
+            if tensor.data_type == TensorProto.DOUBLE:  # the least float64 masks; it stays finite
+                bound = float(np.finfo(np.float32).max)
+                array = np.where(np.isfinite(array), np.clip(array, -bound, bound), array)
+            tensor.CopyFrom(tensor_of(array.astype(np.float32), tensor.name))
 
     for tensor in graph.initializer:
         widened(tensor)
@@ -361,7 +391,7 @@ def _widen(model: onnx.ModelProto) -> None:
 
 
 def _name_first_outputs(model: onnx.ModelProto) -> None:
-    """Name every node's first output, which may be omitted where others are not: nodes go by it."""
+    """Name omitted first outputs: nodes are identified by them."""
     for index, node in enumerate(model.graph.node):
         if node.output and not node.output[0]:
             node.output[0] = f"{node.name or node.op_type}.d5suite.first.{index}"
@@ -391,7 +421,7 @@ def _drop_zero_states(model: onnx.ModelProto) -> None:
             del model.graph.initializer[place]
 
 
-def _split_into_slices(model: onnx.ModelProto) -> None:
+def _split_into_slices(model: onnx.ModelProto, weights: set[str]) -> None:
     """Write every part of a Split, and what a Gather takes at one constant index, as a Slice.
 
     Adapters have one output per node, and frameworks take the same rows either way.
@@ -435,7 +465,7 @@ def _split_into_slices(model: onnx.ModelProto) -> None:
             graph.node.append(node)
     if len(nodes) != len(graph.node):
         _infer_shapes(model)
-        fold(model, graph.name)
+        fold(model, graph.name, weights)
 
 
 def _separate_statistics(model: onnx.ModelProto) -> None:

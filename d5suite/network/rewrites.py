@@ -20,7 +20,7 @@ _VIEWS = frozenset({"Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity"})
 
 
 class Network(Protocol):
-    """What a rewrite needs of a `d5suite.network.Network`."""
+    """The part of `d5suite.network.Network` that a rewrite needs."""
 
     name: str
     model: onnx.ModelProto

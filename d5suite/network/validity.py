@@ -209,7 +209,13 @@ def _require_size(network: Network, node: Node, tensors: Sequence[str]) -> None:
         sizes = [size for size in network.shapes.get(name, ()) if size is not None]
         # An empty constant means something: a Reshape to a scalar, no axes.
         if 0 in sizes and name not in network.constants:
-            raise NetworkError(f"{node.op_type}: {name!r} of shape {sizes} is empty", where=node.name)
+            sizes_wanted = "x".join(str(size or "N") for size in network.shapes[name])
+            hint = f"State its size: --shape {name}={sizes_wanted}, with a number for each N."
+            raise NetworkError(
+                f"{node.op_type}: {name!r} of shape {sizes} is empty",
+                where=node.name,
+                hint=hint if name in network.inputs else None,
+            )
         if math.prod(sizes) > LARGEST_TENSOR:
             what = f"{node.op_type}: {name!r} of shape {sizes} has more than {LARGEST_TENSOR:,} values"
             raise NetworkError(what, where=node.name)
@@ -319,7 +325,7 @@ def _dft(case: _Case) -> None:
     if rank < 2 or shape[-1] not in (1, 2):
         case.refuse(f"input {case.node.inputs[0]!r} of shape {list(shape)} does not end in real and imaginary parts")
     if axis is not None and (not -rank <= axis < rank or axis % rank == rank - 1):
-        case.refuse(f"axis {axis} of {rank}, of which the last one is real and imaginary parts")
+        case.refuse(f"axis {axis} of {rank}; the last one holds real and imaginary parts")
     if length is not None and length < 1:
         case.refuse(f"a length of {length}")
     if a["onesided"] and (shape[-1] == 1) == bool(a["inverse"]):

@@ -1,4 +1,4 @@
-"""What every workload has."""
+"""Base class of workloads."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from d5suite.validate.check import Check
 
 
 class Workload(ABC):
-    """What the measurements of a case share.
+    """Data and objects that the measurements of a case share.
 
     Parameters
     ----------
@@ -58,7 +58,7 @@ class Workload(ABC):
 
     @classmethod
     def ceilings(cls, job: Job, selection: Selection, tell: Callable[[str], None]) -> dict[str, float]:
-        """Measure what all cases of this kind are compared with, once per job.
+        """Measure the ceilings of all cases of this kind, once per job.
 
         Parameters
         ----------
@@ -71,18 +71,18 @@ class Workload(ABC):
 
     @abstractmethod
     def facts(self) -> dict[str, Any]:
-        """What holds for all measurements of the case, for their records; JSON-able."""
+        """Facts common to all measurements of the case, for their records; JSON-able."""
 
     def event_timer(self) -> tuple[EventTimer | None, str]:
         """The backend's clock of its device; or None, and why it has none."""
         return event_timer(self.backend, self.job.device)
 
     def l2_flush(self) -> tuple[L2Flush | None, str]:
-        """What makes the device's L2 cache cold; or None, and why nothing does."""
+        """The flush of the device's L2 cache; or None, and the reason."""
         return l2_flush(self.backend, self.job.device)
 
     def fingerprint(self) -> dict[str, str]:
-        """What all ranks must have in common: short texts and checksums by name."""
+        """Facts that all ranks must have in common: short texts and checksums by name."""
         return {}
 
     @abstractmethod

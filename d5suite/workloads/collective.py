@@ -32,7 +32,7 @@ LARGEST = 4
 """Of the drawn numbers; the sums of 64 ranks are exact in bfloat16."""
 
 NOTHING = -77
-"""What an array holds where a rank gives nothing."""
+"""Content of an array where a rank gives nothing."""
 
 SAMPLE_S = 2e-3
 """Least duration of a sample: short calls are made many times, each on an array of its own."""
@@ -71,7 +71,7 @@ class Messages:
         self.allocate(1)
 
     def allocate(self, copies: int) -> None:
-        """Make arrays for so many calls; keep their number if it is the same."""
+        """Make arrays for `copies` calls; keep them if their number is the same."""
         if copies != self.copies:
             self.copies = copies
             self._given = np.empty((copies, self.count), self.dtype)
@@ -82,7 +82,7 @@ class Messages:
         self._given = self._taken = np.empty((0, 0), self.dtype)
 
     def fill(self) -> None:
-        """Give every array its content of before a call."""
+        """Refill every array before a call."""
         whole, rank = self.name not in ("broadcast", "all_gather"), self.communicator.rank
         if whole or (self.name == "broadcast" and rank == 0):
             np.copyto(self._given, self._drawn(rank))
@@ -120,7 +120,7 @@ class Messages:
         return int((digests != digests[0]).sum())
 
     def traffic(self) -> dict[str, int]:
-        """What one call counts on the rank that sends the most."""
+        """Bytes, messages and opaque calls of one call on the rank that sends the most."""
         kinds = ("bytes_sent", "messages_sent", "opaque_calls")
 
         def total() -> list[int]:

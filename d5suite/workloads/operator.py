@@ -53,8 +53,8 @@ CEILING_TIME_S = 0.5
 """Sampling budget of each ceiling, in seconds."""
 
 CEILING_BUDGETS = 10
-"""A ceiling takes at most so many times the sampling budget of a measurement, but for its
-`CEILING_ROUNDS`."""
+"""Limit of a ceiling's time, in sampling budgets of a measurement; its `CEILING_ROUNDS` are always
+made."""
 
 CEILING_ROUNDS = 2
 """Fewest samples of a ceiling, after the first call and one that counts the calls of a sample."""

@@ -13,12 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
+from onnx import TensorProto, helper, numpy_helper
 
 from d5suite.backends.keras import BACKEND
 from d5suite.errors import BackendError, NetworkError
 from d5suite.network import Network
 from d5suite.network.builder import Builder
+from d5suite.network.given import load_given
 from d5suite.network.zoo import build
 from d5suite.optimizers.settings import SGD
 from d5suite.testing.networks import classifier
@@ -281,6 +284,28 @@ def test_native_loader_gives_the_neutral_pixels_and_leaves_nothing(imagenet_tree
     np.testing.assert_array_equal(runs[0], runs[1])
     assert runs[0][0].shape == (3, 32, 32, 3)
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("Worker_") and thread.is_alive()]
+
+
+def test_a_weight_is_added_to_a_column_of_as_many_samples(tmp_path: Path) -> None:
+    """Keras's sum takes the column for a bias of the weight's channels."""
+    token = np.arange(4, dtype=np.float32).reshape(1, 1, 4)
+    graph = helper.make_graph(
+        [
+            helper.make_node("Expand", ["token", "sizes"], ["tokens"], "tokens"),
+            helper.make_node("Concat", ["tokens", "image"], ["y"], "joined", axis=1),
+        ],
+        "spread",
+        [helper.make_tensor_value_info("image", TensorProto.FLOAT, [4, 5, 4])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [4, 6, 4])],
+        [numpy_helper.from_array(token, "token"), numpy_helper.from_array(np.array([4, 1, 4]), "sizes")],
+    )
+    path = tmp_path / "spread.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10), path)
+    network = load_given(path, shapes={}, batch_size=4).network
+    images = np.random.default_rng(0).standard_normal((4, 5, 4)).astype(np.float32)
+    executor = executor_of(network, "fp32")
+    found = executor.fetch(executor.forward(executor.feed({"image": images})))["y"]
+    np.testing.assert_array_equal(found, np.concatenate([np.repeat(token, 4, 0), images], 1))
 
 
 def test_runtime_reports_this_machine() -> None:

@@ -570,3 +570,60 @@ def test_what_keras_exports_loads(framework: str) -> None:
     assert network.batch_size is None
     for images in (1, 3):
         _same_answer(path, network, images, (32, 32, 3))
+
+
+def _random(*shape: int) -> np.ndarray:
+    return np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+
+
+def _with_weights(model: onnx.ModelProto, **weights: np.ndarray) -> onnx.ModelProto:
+    model.graph.initializer.extend(numpy_helper.from_array(value, name) for name, value in weights.items())
+    return model
+
+
+@pytest.mark.parametrize("version", [9, 14])
+def test_a_file_exported_in_training_mode_is_inference(version: int) -> None:
+    """As PyTorch's ``TrainingMode.TRAINING`` writes it: the batch's statistics, values dropped."""
+    training: dict[str, Any] = {"training_mode": 1} if version > 9 else {}
+    outputs = ["n", "m2", "v2"] if version > 9 else ["n"]
+    nodes = [helper.make_node("BatchNormalization", ["x", "s", "b", "m", "v"], outputs, **training)]
+    if version > 9:
+        nodes.append(helper.make_node("Dropout", ["n", "half", "yes"], ["y"]))
+    else:
+        nodes.append(helper.make_node("Dropout", ["n"], ["y"], ratio=0.5))
+    vectors = {name: _random(3) for name in "sbm"}
+    model = _with_weights(_model(nodes, {}), v=_random(3) ** 2, **vectors)
+    model.graph.initializer.extend(
+        [numpy_helper.from_array(np.array(0.5, np.float32), "half"), numpy_helper.from_array(np.array(True), "yes")]
+    )
+    model.opset_import[0].version = version
+    model.ir_version = 8
+    network = Network(model)
+    batch = _random(2, *SIZE)
+    s, b, m, v = (network.initializers[name].reshape(3, 1, 1) for name in "sbmv")
+    expected = (batch - m) / np.sqrt(v + 1e-5) * s + b
+    np.testing.assert_allclose(inference(network, batch, threads=1)[0], expected, rtol=1e-4, atol=1e-5)
+    assert network.statistics == ("m", "v")
+
+
+def test_statistics_of_a_batch_that_are_read_are_refused() -> None:
+    nodes = [
+        helper.make_node("BatchNormalization", ["x", "s", "b", "m", "v"], ["n", "m2", "v2"], "norm", training_mode=1),
+        helper.make_node("ReduceMax", ["m2"], ["top"], keepdims=0),
+        helper.make_node("Mul", ["n", "top"], ["y"]),
+    ]
+    model = _with_weights(_model(nodes, {}), **{name: _random(3) ** 2 for name in "sbmv"})
+    with pytest.raises(NetworkError, match=r"BatchNormalization: its statistics .*'m2'.*\n.*evaluation mode"):
+        Network(model)
+
+
+@pytest.mark.parametrize("axis", [None, 1, 2, 3, -2])
+def test_a_hardmax_of_an_old_operator_set_goes_over_all_further_axes(tmp_path: Path, axis: int | None) -> None:
+    """ONNX's converter takes its own axis only."""
+    stated: dict[str, Any] = {} if axis is None else {"axis": axis}
+    node = helper.make_node("Hardmax", ["x"], ["y"], **stated)
+    model = _model([node], {})
+    model.opset_import[0].version = 11
+    model.ir_version = 6
+    onnx.save(model, tmp_path / "m.onnx")
+    _same_answer(tmp_path / "m.onnx", Network.load(tmp_path / "m.onnx"), 2)

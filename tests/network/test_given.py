@@ -9,9 +9,12 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from d5suite.errors import ConfigurationError, NetworkError
+from d5suite.backends import backend
+from d5suite.errors import ConfigurationError, NetworkError, ValidationError
+from d5suite.network import Network
 from d5suite.network.given import load_given, parse_shapes, ranges
-from d5suite.validate.network.oracle import Oracle
+from d5suite.validate.network.inference import check_inference, check_reading
+from d5suite.validate.network.oracle import Oracle, inferences
 
 FLOAT, INT64, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
 
@@ -135,3 +138,199 @@ def test_an_output_that_scores_every_token_or_pixel_has_a_label_for_each(
     chosen = np.take_along_axis(scores, labels[..., None], -1)[..., 0]
     expected = np.mean(np.log(np.exp(scores).sum(-1)) - chosen)
     assert float(Oracle(network, training=True).run(arrays, labels)[0]) == pytest.approx(float(expected), rel=1e-12)
+
+
+HEAD = np.random.default_rng(0).standard_normal((4, 3), np.float32)
+BATCH = np.random.default_rng(1).standard_normal((4, 4), np.float32)
+
+
+def test_a_scalar_output_has_no_loss(tmp_path: Path) -> None:
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["m"]), helper.make_node("ReduceSum", ["m"], ["y"], keepdims=0)]
+    given = load_given(_save(tmp_path, nodes, [("x", FLOAT, ["N", 4])], [("y", FLOAT, [])], w=HEAD),
+                       shapes={}, batch_size=4)  # fmt: skip
+    assert "no output has shape (batch, classes)" in given.untrainable
+
+
+def test_an_output_that_is_a_constant_is_written_by_a_node(tmp_path: Path) -> None:
+    node = helper.make_node
+    nodes = [node("MatMul", ["x", "w"], ["y"]), node("Constant", [], ["c"], value_floats=[1.0] * 3)]
+    nodes += [node("Add", ["c", "c"], ["d"]), node("Expand", ["d", "shape"], ["z"])]
+    outputs = [("y", FLOAT, ["N", 3]), ("z", FLOAT, [2, 3])]
+    path = _save(tmp_path, nodes, [("x", FLOAT, ["N", 4])], outputs, w=HEAD, shape=np.array([2, 3]))
+    network = load_given(path, shapes={}, batch_size=4).network
+    written = {name for node in network.nodes for name in node.outputs}
+    assert {"y", "z"} <= written and network.parameters == ("w",)
+    ((found,), _) = inferences(network, [BATCH], threads=1)
+    np.testing.assert_array_equal(found["z"], np.full((2, 3), 2))
+
+
+@pytest.mark.parametrize("operator", ["Size", "Split"])
+def test_sizes_and_parts_of_an_open_batch_wait_for_its_size(tmp_path: Path, operator: str) -> None:
+    node = helper.make_node
+    nodes = [node("Size", ["x"], ["n"]), node("Cast", ["n"], ["f"], to=FLOAT), node("Div", ["x", "f"], ["y"])]
+    if operator == "Split":
+        nodes = [node("Split", ["x"], ["a", "b"], axis=0, num_outputs=2), node("Add", ["a", "b"], ["y"])]
+    path = _save(tmp_path, nodes, [("x", FLOAT, ["N", 4])], [("y", FLOAT, ["M", 4])])
+    network = load_given(path, shapes={}, batch_size=4).network
+    assert operator not in {each.op_type for each in network.nodes} and network.shapes["x"] == (4, 4)
+
+
+@pytest.mark.parametrize("kind", [FLOAT, TensorProto.DOUBLE])
+def test_float64_files_are_read_as_float32(tmp_path: Path, kind: int) -> None:
+    nodes = [
+        helper.make_node("Cast", ["x"], ["wide"], to=TensorProto.DOUBLE),
+        helper.make_node("MatMul", ["wide", "w"], ["m"]),
+        helper.make_node("Add", ["m", "least"], ["y"]),
+    ]
+    least = np.array([0, 1, np.finfo(np.float64).min])
+    path = _save(tmp_path, nodes, [("x", kind, ["N", 4])], [("y", TensorProto.DOUBLE, ["N", 3])],
+                 w=HEAD.astype(np.float64), least=least)  # fmt: skip
+    network = load_given(path, shapes={}, batch_size=4).network
+    assert {network.dtypes[name] for name in ("x", "w", "y")} == {np.dtype(np.float32)}
+    ((found,), _) = inferences(network, [BATCH], threads=1)
+    np.testing.assert_allclose(found["y"][:, :2], (BATCH @ HEAD + [0, 1, 0])[:, :2], rtol=1e-5)
+    assert np.isfinite(found["y"]).all()
+
+
+def test_an_operator_set_that_says_nothing_new_is_named_as_the_older_one(tmp_path: Path) -> None:
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["y"])]
+    path = _save(tmp_path, nodes, [("x", FLOAT, ["N", 4])], [("y", FLOAT, ["N", 3])], w=HEAD)
+    model = onnx.load(path)
+    model.opset_import[0].version = onnx.defs.onnx_opset_version()
+    onnx.save(model, path)
+    network = Network.load(path)
+    assert network.model.opset_import[0].version == 21
+    assert inferences(network, [BATCH], threads=1)[1] == "onnxruntime"
+
+
+def test_an_input_with_an_axis_of_0_says_how_to_state_it(tmp_path: Path) -> None:
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["y"])]
+    path = _save(tmp_path, nodes, [("x", FLOAT, [0, 4])], [("y", FLOAT, [0, 3])], w=HEAD)
+    with pytest.raises(NetworkError, match=r"is empty\n.*--shape x=Nx4"):
+        load_given(path, shapes={}, batch_size=4)
+    assert load_given(path, shapes={"x": (2, 4)}, batch_size=4).network.batch_size == 2
+
+
+def test_onnxruntime_is_fed_the_weights_of_a_large_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The backend, too: a model of 2 GiB cannot be serialized."""
+    pytest.importorskip("onnxruntime")
+    weight = np.random.default_rng(0).standard_normal((4, 1000), np.float32)
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["y"])]
+    path = _save(tmp_path, nodes, [("x", FLOAT, ["N", 4])], [("y", FLOAT, ["N", 1000])], w=weight)
+    module = backend("onnxruntime").load("network")
+    monkeypatch.setattr(module, "LARGE", 0)
+    executor = module.Executor(Network.load(path), mode="all", device="cpu", precision="fp32")
+    assert check_inference(executor, BATCH, tolerance=1e-5, threads=1)[0].passed
+    assert list(executor._fed) == ["w"]
+
+
+def test_what_is_read_is_held_to_the_file(tmp_path: Path) -> None:
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["y"])]
+    path = _save(tmp_path, nodes, [("x", FLOAT, ["N", 4])], [("y", FLOAT, ["N", 3])], w=HEAD)
+    network = Network.load(path)
+    assert check_reading(path, network, BATCH, threads=1) == ""
+    wrong = load_given(_save(tmp_path, nodes, [("x", FLOAT, ["N", 4])], [("y", FLOAT, ["N", 3])], w=HEAD * 1.001),
+                       shapes={}, batch_size=4).network  # fmt: skip
+    _save(tmp_path, nodes, [("x", FLOAT, ["N", 4])], [("y", FLOAT, ["N", 3])], w=HEAD)
+    with pytest.raises(ValidationError, match=r"d5suite reads the network wrongly: output 'y' is off by 0\.001"):
+        check_reading(path, wrong, BATCH, threads=1)
+
+
+def test_a_file_in_16_bits_is_not_compared(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("Cast", ["x"], ["half"], to=TensorProto.FLOAT16),
+        helper.make_node("Cast", ["half"], ["y"], to=FLOAT),
+    ]
+    path = _save(tmp_path, nodes, [("x", FLOAT, ["N", 4])], [("y", FLOAT, ["N", 4])])
+    assert check_reading(path, Network.load(path), BATCH, threads=1) == "the file computes in 16 bits"
+
+
+def test_a_network_that_is_not_finite_itself_is_to_blame(tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    path = _save(tmp_path, [helper.make_node("Sqrt", ["x"], ["y"])], [("x", FLOAT, ["N", 4])], [("y", FLOAT, ["N", 4])])
+    network = Network.load(path)
+    executor = backend("onnxruntime").load("network").Executor(network, mode="all", device="cpu", precision="fp32")
+    for check in (
+        lambda: check_inference(executor, BATCH, tolerance=1e-5, threads=1),
+        lambda: check_reading(path, network, BATCH, threads=1),
+    ):
+        with pytest.raises(NetworkError, match="the network's own output 'y' is not finite"):
+            check()
+
+
+def test_constants_of_the_code_are_no_parameters(tmp_path: Path) -> None:
+    """Positions, zeros and windows that exporters write as nodes; PyTorch has no weights there."""
+    node = helper.make_node
+    nodes = [
+        node("Range", ["zero", "four", "one"], ["places"]),
+        node("Cast", ["places"], ["positions"], to=FLOAT),
+        node("Cos", ["positions"], ["waves"]),
+        node("ConstantOfShape", ["shape"], ["zeros"]),
+        node("Constant", [], ["window"], value_floats=[1.0, 2.0, 3.0, 4.0]),
+        node("Add", ["x", "waves"], ["a"]),
+        node("Mul", ["a", "window"], ["b"]),
+        node("Concat", ["b", "zeros"], ["c"], axis=0),
+        node("Transpose", ["kernel"], ["turned"]),
+        node("MatMul", ["c", "turned"], ["m"]),
+        node("Neg", ["bias"], ["negative"]),
+        node("Add", ["m", "negative"], ["y"]),
+    ]
+    numbers = {name: np.array(value) for name, value in (("zero", 0), ("four", 4), ("one", 1))}
+    path = _save(tmp_path, nodes, [("x", FLOAT, [2, 4])], [("y", FLOAT, [3, 3])],
+                 kernel=HEAD.T.copy(), bias=HEAD[0], shape=np.array([1, 4]), **numbers)  # fmt: skip
+    network = Network.load(path)
+    assert set(network.parameters) == {"turned", "negative"}
+    assert Network(network.model).parameters == network.parameters  # and after a rewrite
+    assert check_reading(path, network, BATCH[:2], threads=1) == ""
+
+
+def test_constants_are_weights_where_a_file_has_no_others(tmp_path: Path) -> None:
+    constant = helper.make_node("Constant", [], ["w"], value=numpy_helper.from_array(HEAD))
+    path = _save(tmp_path, [constant, helper.make_node("MatMul", ["x", "w"], ["y"])], [("x", FLOAT, ["N", 4])],
+                 [("y", FLOAT, ["N", 3])])  # fmt: skip
+    assert Network.load(path).parameters == ("w",)
+
+
+@pytest.mark.parametrize("axes", [["N", 5], [4, 5], [4]])
+def test_a_head_that_is_tied_to_the_embedding_is_one_parameter(tmp_path: Path, axes: list) -> None:
+    node, table = helper.make_node, np.random.default_rng(0).standard_normal((7, 4), np.float32)
+    nodes = [
+        node("Gather", ["table", "ids"], ["e"]),
+        node("Transpose", ["table"], ["turned"], perm=[1, 0]),
+        node("MatMul", ["e", "turned"], ["y"]),
+    ]
+    path = _save(tmp_path, nodes, [("ids", INT64, axes)], [("y", FLOAT, [*axes, 7])], table=table)
+    network = load_given(path, shapes={}, batch_size=4).network
+    assert network.parameters == ("table",)
+    batch = np.random.default_rng(0).integers(0, 7, (4, *axes[1:]))
+    assert check_reading(path, network, batch, threads=1) == ""
+
+
+def test_a_class_token_of_a_known_batch_is_one_parameter(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("Expand", ["token", "shape"], ["tokens"]),
+        helper.make_node("Concat", ["tokens", "x"], ["all"], axis=1),
+        helper.make_node("MatMul", ["all", "w"], ["y"]),
+    ]
+    token = np.random.default_rng(0).standard_normal((1, 1, 4), np.float32)
+    path = _save(tmp_path, nodes, [("x", FLOAT, [4, 2, 4])], [("y", FLOAT, [4, 3, 3])],
+                 w=HEAD, token=token, shape=np.array([4, 1, 4]))  # fmt: skip
+    network = load_given(path, shapes={}, batch_size=4).network
+    assert sum(network.initializers[name].size for name in network.parameters) == HEAD.size + 4
+    batch = np.random.default_rng(0).standard_normal((4, 2, 4), np.float32)
+    assert check_reading(path, network, batch, threads=1) == ""
+
+
+@pytest.mark.parametrize("operator", ["Cast", "Concat", "Mul", "Tile"])
+def test_a_mask_of_minus_infinity_is_no_weight(tmp_path: Path, operator: str) -> None:
+    node = helper.make_node
+    reader = {
+        "Cast": node("Cast", ["mask"], ["m"], to=FLOAT),
+        "Concat": node("Concat", ["mask", "x"], ["m"], axis=0),
+        "Mul": node("Mul", ["mask", "x"], ["m"]),
+        "Tile": node("Tile", ["mask", "twice"], ["m"]),
+    }[operator]
+    mask = np.array([[0, -np.inf, 0, -np.inf]], np.float32)
+    path = _save(tmp_path, [reader, node("Max", ["m", "x"], ["y"])], [("x", FLOAT, [1, 4])], [("y", FLOAT, ["M", 4])],
+                 mask=mask, twice=np.array([2, 1]))  # fmt: skip
+    assert Network.load(path).parameters == ()

@@ -157,6 +157,17 @@ def test_external_data_in_the_folder_are_read(tmp_path: Path) -> None:
         Network.load(tmp_path / "model.onnx")
 
 
+def test_a_pipe_as_a_network_or_its_data_is_refused_at_once(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.onnx")
+    for path in (tmp_path / "pipe.onnx", tmp_path):
+        with pytest.raises(NetworkError, match=r"not a regular file|Is a directory"):
+            Network.load(path)
+    weight = TensorProto(name="w", data_type=TensorProto.FLOAT, dims=[12, 5], data_location=TensorProto.EXTERNAL)
+    weight.external_data.add(key="location", value="pipe.onnx")
+    with pytest.raises(NetworkError, match=r"pipe\.onnx.*is not a regular file"):
+        Network.load(_save(tmp_path, _linear(weight)))
+
+
 def test_an_old_opset_and_control_flow_are_refused(tmp_path: Path) -> None:
     with pytest.raises(NetworkError, match="opset 8 is too old"):
         Network.load(_save(tmp_path, _linear(WEIGHT, opset=8)))

@@ -383,6 +383,16 @@ def test_a_loss_has_its_reduction_label_weights_and_outputs() -> None:
 
 
 @pytest.mark.parametrize("kind", ["LSTM", "GRU"])
+def test_lengths_of_sequences_that_are_computed_or_fed_are_refused(kind: str) -> None:
+    node = Node("cell", kind, ("x", "w", "r", "", "lengths"), ("y",), {"hidden_size": 2, "layout": 0, "direction": ""})
+    shapes = {"x": (5, 2, 3), "w": (1, 8, 3), "r": (1, 8, 2), "lengths": (2,)}
+    fixed = {"lengths": np.array([5, 5])}
+    assert read_recurrent(node, NodeContext(shapes=shapes, constants=fixed)).steps == 5
+    with pytest.raises(NetworkError, match=f"cell: {kind} with lengths of sequences that are not known"):
+        read_recurrent(node, NodeContext(shapes=shapes, constants={}))
+
+
+@pytest.mark.parametrize("kind", ["LSTM", "GRU"])
 def test_packings_of_gates_there_and_back_are_the_same(kind: str) -> None:
     gates = 4 if kind == "LSTM" else 3
     inputs = {"x": (5, 2, 3), "w": (1, gates * 2, 3), "r": (1, gates * 2, 2), "b": (1, 2 * gates * 2)}

@@ -90,6 +90,18 @@ def test_it_is_measured_on_every_framework(pair: Path, tmp_path: Path) -> None:
     _is_right(done, tmp_path, ["torch", "tensorflow", "keras", "mxnet", "jax"])  # deep500: at a reduced size
 
 
+def test_a_file_that_is_not_compared_with_what_is_read_of_it_is_noted(tmp_path: Path) -> None:
+    node, info, kind = helper.make_node, helper.make_tensor_value_info, TensorProto.FLOAT
+    nodes = [node("Cast", ["x"], ["half"], to=TensorProto.FLOAT16), node("Cast", ["half"], ["y"], to=kind)]
+    graph = helper.make_graph(nodes, "half", [info("x", kind, ["N", 4])], [info("y", kind, ["N", 4])])
+    path = tmp_path / "half.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10), path)
+    done = _measure(tmp_path, "--network", str(path), "--backend", "torch", "-k", "inference")
+    assert done.returncode == 0, done.stdout + done.stderr
+    (log,) = (tmp_path / "jobs").rglob("*.log")
+    assert "is not compared with the file: the file computes in 16 bits" in log.read_text()
+
+
 def test_an_operator_that_a_backend_lacks_is_a_line_with_its_node(lacking: Path, tmp_path: Path) -> None:
     done = _measure(tmp_path, "--network", str(lacking), "--backend", "torch")
     assert done.returncode == 5, done.stdout + done.stderr
@@ -104,6 +116,16 @@ def test_without_a_network_it_measures_nothing(tmp_path: Path) -> None:
     wrong = _measure(tmp_path, "--network", "none.onnx")
     assert wrong.returncode == 4
     assert "none.onnx: cannot read the network" in wrong.stderr
+    os.mkfifo(tmp_path / "pipe.onnx")
+    pipe = _measure(tmp_path, "--network", "pipe.onnx")
+    assert pipe.returncode == 4
+    assert "pipe.onnx: this is not a regular file" in pipe.stderr
+
+
+def test_a_batch_that_fits_in_no_memory_is_refused_at_once(pair: Path, tmp_path: Path) -> None:
+    done = _measure(tmp_path, "--network", str(pair), "--backend", "torch", "--batch-size", str(10**9))
+    assert done.returncode == 4
+    assert f"--batch-size {10**9}: a batch of 1,000,000,000 needs 1,087.8 GiB" in done.stderr
 
 
 def test_what_can_run_is_known_before(pair: Path, lacking: Path) -> None:

@@ -12,11 +12,15 @@ from d5suite.errors import BackendError
 from d5suite.levels import network as level
 from d5suite.levels.network import Arrays, Native
 from d5suite.network import Network
+from d5suite.network.normalise import without_weights
 
 _OPTIMIZATION = {
     "all": onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL,
     "basic": onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC,
 }
+
+LARGE = 1 << 30
+"""Bytes of weights from which a session is fed them: it reads models of 2 GiB at most."""
 
 NEWEST_FILE = 10
 """The newest ONNX file version that onnxruntime 1.20 reads; later ones say nothing new."""
@@ -31,6 +35,7 @@ class Executor(level.Executor):
             name: np.array(network.initializers[name]) for name in (*network.parameters, *network.statistics)
         }
         self._session: onnxruntime.InferenceSession | None = None  # created on demand
+        self._fed: dict[str, onnxruntime.OrtValue] = {}  # weights of a large network
 
     def _inference_model(self) -> onnx.ModelProto:
         """Return the graph up to the outputs with the current weights, without loss and label."""
@@ -55,6 +60,21 @@ class Executor(level.Executor):
             getattr(graph, field).extend(kept)
         return model
 
+    def _create_session(self) -> onnxruntime.InferenceSession:
+        options = session_options()
+        options.graph_optimization_level = _OPTIMIZATION[self.mode]
+        model, copy = self._inference_model(), onnxruntime.OrtValue.ortvalue_from_numpy
+        self._fed = {}
+        if sum(len(tensor.raw_data) for tensor in model.graph.initializer) > LARGE:
+            arrays = {tensor.name: tensor for tensor in model.graph.initializer}
+            model = without_weights(model)
+            self._fed = {
+                value.name: copy(np.array(numpy_helper.to_array(arrays[value.name]), order="C"))
+                for value in model.graph.input
+                if value.name in arrays
+            }
+        return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+
     def feed(self, arrays: Arrays) -> Native:
         self.check_feed(arrays)
         dtypes, copy = self.network.dtypes, onnxruntime.OrtValue.ortvalue_from_numpy
@@ -62,12 +82,10 @@ class Executor(level.Executor):
 
     def forward(self, feed: Native) -> Native:
         if self._session is None:
-            options = session_options()
-            options.graph_optimization_level = _OPTIMIZATION[self.mode]
-            model = self._inference_model().SerializeToString()
-            self._session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+            self._session = self._create_session()
         network = self.network
-        found = self._session.run_with_ort_values(list(network.outputs), {name: feed[name] for name in network.inputs})
+        given = {**{name: feed[name] for name in network.inputs}, **self._fed}
+        found = self._session.run_with_ort_values(list(network.outputs), given)
         return dict(zip(network.outputs, found, strict=True))
 
     def forward_backward(self, feed: Native) -> Native:

@@ -16,7 +16,7 @@ from d5suite.network import Node
 from d5suite.network.nodes.context import NodeContext
 
 NO_MODE, SCORES, CAPPED, BIASED, WEIGHTS = -1, 0, 1, 2, 3
-"""What output 3 shows: nothing, or the stage that ``qk_matmul_output_mode`` names."""
+"""Content of output 3: nothing, or the stage that ``qk_matmul_output_mode`` names."""
 
 
 @dataclass(frozen=True)

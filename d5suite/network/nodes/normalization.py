@@ -14,8 +14,8 @@ from d5suite.network.nodes.context import NodeContext
 from d5suite.network.nodes.layouts import Layout
 
 LEAST_NORM = 2.0**-63
-"""What a vector is divided by if its norm is less: so zeros stay zeros, as in ONNX. Its square is
-the least normal float32."""
+"""Least divisor of a vector: so zeros stay zeros, as in ONNX. Its square is the least normal
+float32."""
 
 
 @dataclass(frozen=True)

@@ -115,8 +115,8 @@ def read_recurrent(node: Node, context: NodeContext) -> Recurrent:
     Raises
     ------
     NetworkError
-        For variants that no adapter implements: sequences of different lengths, clipping, coupled
-        gates, unusual activations.
+        For variants that no adapter implements: sequences of different or computed lengths,
+        clipping, coupled gates, unusual activations.
     """
     a = node.attributes
     names = (*node.inputs, *[""] * 8)[:8]
@@ -127,6 +127,7 @@ def read_recurrent(node: Node, context: NodeContext) -> Recurrent:
     activations = [name.lower() for name in a.get("activations") or []]
     usual = [name.lower() for name in _DEFAULT_ACTIVATIONS[node.op_type]] * (2 if bidirectional else 1)
     for wrong, what in (
+        (lengths is None and bool(names[4]), "lengths of sequences that are not known before it runs"),
         (lengths is not None and bool((lengths != steps).any()), "sequences of different lengths"),
         (bool(a.get("clip")), "clipped cells"),
         (bool(a.get("input_forget")), "coupled input and forget gates"),
@@ -151,7 +152,7 @@ def read_recurrent(node: Node, context: NodeContext) -> Recurrent:
 
 @dataclass(frozen=True)
 class Functions:
-    """What `unrolled` needs of a framework besides ``+``, ``-``, ``*`` and indexing.
+    """A framework's functions that `unrolled` needs besides ``+``, ``-``, ``*`` and indexing.
 
     Attributes
     ----------

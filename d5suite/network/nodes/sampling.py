@@ -71,7 +71,7 @@ def read_grid_sample(node: Node, context: NodeContext) -> Sampling:
 
 @dataclass(frozen=True)
 class Functions:
-    """What `sampled` needs of a framework besides ``+``, ``-`` and ``*``.
+    """A framework's functions that `sampled` needs besides ``+``, ``-`` and ``*``.
 
     Attributes
     ----------

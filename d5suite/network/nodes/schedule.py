@@ -17,7 +17,7 @@ _FLOAT32_INPUTS = {"BatchNormalization": (1, 2, 3, 4), "SoftmaxCrossEntropyLoss"
 
 
 _SEVERAL = frozenset({"GRU", "LSTM", "MaxPool", "TopK"})
-"""Operators of which networks need further outputs; of others, only the first is computed."""
+"""Operators whose further outputs networks need; of others, only the first is computed."""
 
 
 @dataclass(frozen=True)

@@ -326,7 +326,7 @@ class Pad:
 
     @property
     def kept(self) -> tuple[slice, ...]:
-        """What negative widths leave of each axis."""
+        """The part of each axis that negative widths leave."""
         return tuple(slice(max(-before, 0), min(after, 0) or None) for before, after in self.widths)
 
     def rows(self, shape: Shape) -> dict[int, np.ndarray]:

@@ -31,8 +31,8 @@ class Fourier:
     inverse : bool
         Whether the transform is the inverse one, which is divided by `length`.
     half : bool
-        Whether the spectrum is that of real numbers, of which half is enough: the transform returns
-        the first ``length // 2 + 1`` numbers. The inverse takes as many, and returns real parts.
+        Whether half of the spectrum is enough, as for real numbers: the transform returns the first
+        ``length // 2 + 1`` numbers. The inverse takes as many, and returns real parts.
     """
 
     axis: int

@@ -78,11 +78,14 @@ class Unpool:
         Sizes of the image whose cells the indices count, those of batch and channels included.
     padding : tuple of (int, int)
         Cells of zeros to be added before and after each axis of that image.
+    overlapping : bool
+        Whether windows overlap, so that indices may repeat.
     """
 
     channels: int
     image: tuple[int, ...]
     padding: tuple[tuple[int, int], ...]
+    overlapping: bool
 
     @property
     def padded(self) -> bool:
@@ -105,7 +108,8 @@ def read_unpool(node: Node, context: NodeContext) -> Unpool:
     )
     wanted = image if shape is None else tuple(map(int, shape[2:]))
     padding = ((0, 0), (0, 0), *((0, after - before) for before, after in zip(image, wanted, strict=True)))
-    return Unpool(channels, image, padding)
+    overlapping = any(stride < k for stride, k in zip(strides, kernel, strict=True))
+    return Unpool(channels, image, padding, overlapping)
 
 
 def read_global_pool(node: Node, context: NodeContext) -> int:

@@ -19,7 +19,29 @@ from d5suite.network.model import Node, Shape
 
 
 @dataclass(frozen=True)
-class Window:
+class _Sliding:
+    """A kernel that slides over an image, per spatial dimension."""
+
+    image: tuple[int, ...]
+    kernel: tuple[int, ...]
+    strides: tuple[int, ...]
+    dilations: tuple[int, ...]
+    pads_begin: tuple[int, ...]
+    pads_end: tuple[int, ...]
+
+    @property
+    def symmetric(self) -> bool:
+        """Whether the pads of both sides are equal, overhang aside."""
+        return self.pads_begin == self.pads_end
+
+    @property
+    def spans(self) -> tuple[int, ...]:
+        """Cells from the first to the last of a window, dilation included."""
+        return tuple((k - 1) * d + 1 for k, d in zip(self.kernel, self.dilations, strict=True))
+
+
+@dataclass(frozen=True)
+class Window(_Sliding):
     """One window per spatial dimension.
 
     Attributes
@@ -33,29 +55,13 @@ class Window:
         How far the last window of a ceil-mode pool reaches past the padded input; 0 elsewhere.
     """
 
-    image: tuple[int, ...]
-    kernel: tuple[int, ...]
-    strides: tuple[int, ...]
-    dilations: tuple[int, ...]
-    pads_begin: tuple[int, ...]
-    pads_end: tuple[int, ...]
     outputs: tuple[int, ...]
     overhang: tuple[int, ...]
-
-    @property
-    def symmetric(self) -> bool:
-        """Whether both sides are padded alike, overhang aside."""
-        return self.pads_begin == self.pads_end
 
     @property
     def dilated(self) -> bool:
         """Whether any dilation exceeds 1."""
         return max(self.dilations) > 1
-
-    @property
-    def spans(self) -> tuple[int, ...]:
-        """Cells from the first to the last of a window, dilation included."""
-        return tuple((k - 1) * d + 1 for k, d in zip(self.kernel, self.dilations, strict=True))
 
     @property
     def pads(self) -> tuple[tuple[int, int], ...]:
@@ -111,7 +117,7 @@ class Window:
 
 
 @dataclass(frozen=True)
-class TransposedWindow:
+class TransposedWindow(_Sliding):
     """The windows of a transposed convolution.
 
     Attributes
@@ -125,24 +131,8 @@ class TransposedWindow:
         Output size in each dimension.
     """
 
-    image: tuple[int, ...]
-    kernel: tuple[int, ...]
-    strides: tuple[int, ...]
-    dilations: tuple[int, ...]
-    pads_begin: tuple[int, ...]
-    pads_end: tuple[int, ...]
     output_padding: tuple[int, ...]
     outputs: tuple[int, ...]
-
-    @property
-    def symmetric(self) -> bool:
-        """Whether both sides are cut alike."""
-        return self.pads_begin == self.pads_end
-
-    @property
-    def spans(self) -> tuple[int, ...]:
-        """Cells from the first to the last of a window, dilation included."""
-        return tuple((k - 1) * d + 1 for k, d in zip(self.kernel, self.dilations, strict=True))
 
     @property
     def tail(self) -> tuple[int, ...]:
@@ -151,7 +141,7 @@ class TransposedWindow:
 
     @property
     def convolution(self) -> Window:
-        """The convolution of which this is the gradient: it takes our outputs to our image."""
+        """The convolution whose gradient this is: it takes our outputs to our image."""
         return Window(
             image=self.outputs,
             kernel=self.kernel,

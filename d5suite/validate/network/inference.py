@@ -5,15 +5,19 @@ Imports the contract, ONNX and NumPy; no framework.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
+import onnx
+from onnx import TensorProto
 
+from d5suite.errors import NetworkError, ValidationError
 from d5suite.levels.contract import require_answer
 from d5suite.levels.network import Arrays, Executor
 from d5suite.network import Network
 from d5suite.validate.check import Check
-from d5suite.validate.network.oracle import EVALUATOR, Oracle, inferences
+from d5suite.validate.network.oracle import EVALUATOR, Oracle, inferences, original
 from d5suite.validate.norms import relative_l2
 
 FEW = 4
@@ -60,7 +64,8 @@ def expected_outputs(
 def check_output(
     name: str, executor: Executor, answer: Arrays, expected: Arrays, images: int, tolerance: float
 ) -> Check:
-    """Compare the fetched outputs for a batch of so many images with the evaluator's."""
+    """Compare the fetched outputs for a batch of `images` images with the evaluator's."""
+    _require_finite(executor.network, expected)
     open_batch = executor.network.batch_size is None
     shapes = {
         key: (images, *value.shape[1:]) if open_batch and executor.network.shapes[key][:1] == (None,) else value.shape
@@ -75,6 +80,85 @@ def check_output(
         return Check.worst(name, errors, tolerance)
     ((output, error),) = errors.items()
     return Check(name, error, tolerance, output)
+
+
+READING = 1e-5
+"""Relative L2 error from which a graph as d5suite reads it is another than that in its file. Both
+run on onnxruntime without optimizations, so that only folding moves roundings."""
+
+
+def check_reading(path: Path, network: Network, batch: np.ndarray, *, threads: int) -> str:
+    """Compare a file's answer on onnxruntime with that of the graph that backends are given.
+
+    Parameters
+    ----------
+    path : Path
+        An ``.onnx`` file.
+    network : Network
+        Read from it, with its weights.
+    batch : numpy.ndarray
+        See `Network.arrays`.
+    threads : int
+        Thread budget.
+
+    Returns
+    -------
+    str
+        Why they were not compared; empty if they agree.
+
+    Raises
+    ------
+    ValidationError
+        If they differ.
+    NetworkError
+        If the answer is not finite.
+    """
+    reason = _incomparable(path)
+    if reason:
+        return reason
+    theirs = original(path, network, batch, threads=threads)
+    if theirs is None:
+        return "onnxruntime cannot run the file itself"
+    (ours,), _ = inferences(network, [batch], threads=threads, plain=True)
+    _require_finite(network, theirs)
+    floating = {name: value for name, value in theirs.items() if value.dtype.kind == "f"}
+    for name, value in (floating or theirs).items():  # beside scores, ranks are the same or a matter of rounding
+        error = relative_l2(ours[name], value) if ours[name].shape == value.shape else np.inf
+        if not error <= READING:
+            raise ValidationError(
+                f"d5suite reads the network wrongly: output {name!r} is off by {error:.3g} from onnxruntime's on the "
+                "file itself",
+                where=str(path),
+                hint="No framework is to blame. Report it with the file.",
+            )
+    return ""
+
+
+def _incomparable(path: Path) -> str:
+    """Return why a file's own answer is another than that of its graph in float32 inference."""
+    model = onnx.load(path, load_external_data=False)
+    narrow = {TensorProto.FLOAT16, TensorProto.BFLOAT16}
+    kinds = {tensor.data_type for tensor in model.graph.initializer}
+    kinds.update(value.type.tensor_type.elem_type for value in model.graph.input)
+    for attribute in (each for node in model.graph.node for each in node.attribute):
+        kinds.add(attribute.t.data_type if attribute.HasField("t") else attribute.i if attribute.name == "to" else 0)
+    if narrow & kinds:
+        return "the file computes in 16 bits"
+    for node in model.graph.node:
+        training = any(a.name == "training_mode" and a.i for a in node.attribute)
+        if training or node.op_type.startswith("Random") or (node.op_type == "Dropout" and len(node.input) > 2):
+            return "the file is in training mode, or draws numbers"
+    return ""
+
+
+def _require_finite(network: Network, answer: Mapping[str, np.ndarray]) -> None:
+    for name, value in answer.items():
+        if value.dtype.kind == "f" and not np.isfinite(value).all():
+            raise NetworkError(
+                f"the network's own output {name!r} is not finite for the inputs drawn, on the reference evaluator",
+                where=network.name,
+                hint="Inputs are normal noise: does it take the root or the logarithm of one, or mask whole rows?",
+            )
 
 
 def check_inference(

@@ -9,6 +9,8 @@ onnxruntime lazily; no framework.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -20,7 +22,7 @@ from d5suite.network.operation import is_floating
 from d5suite.validate.oracle import evaluator
 
 EVALUATOR = "onnxruntime"
-"""What `inferences` asks. As a backend, it is proved against ONNX's reference evaluator instead."""
+"""Evaluator of `inferences`. As a backend, it is proved against ONNX's reference evaluator."""
 
 _LARGE = 1 << 30
 """Bytes of weights from which onnxruntime is fed them: it reads models of 2 GiB at most."""
@@ -172,24 +174,21 @@ def inference(network: Network, images: np.ndarray, *, threads: int) -> tuple[np
 
 
 def inferences(
-    network: Network, batches: Sequence[np.ndarray], *, threads: int
+    network: Network, batches: Sequence[np.ndarray], *, threads: int, plain: bool = False
 ) -> tuple[list[dict[str, np.ndarray]], str]:
-    """Return all outputs for each of several batches, and the evaluator's name; see `inference`."""
-    try:
-        import onnxruntime
-    except ImportError:
-        oracle = Oracle(network, training=False)
-        return [oracle.outputs(images) for images in batches], "onnx.reference"
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = threads
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    options.log_severity_level = 3
+    """Return all outputs for each of several batches, and the evaluator's name; see `inference`.
+
+    ``plain`` asks onnxruntime to optimize nothing.
+    """
     model, weights = network.model, {}
     if sum(value.nbytes for value in network.initializers.values()) > _LARGE:
         model = without_weights(model)
         weights = {value.name: network.initializers[value.name] for value in model.graph.input
                    if value.name in network.initializers}  # fmt: skip
-    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    session = _session(model.SerializeToString(), threads, plain=plain)
+    if session is None:
+        oracle = Oracle(network, training=False)
+        return [oracle.outputs(images) for images in batches], "onnx.reference"
     outputs = []
     for images in batches:
         feed = {**network.arrays(images), **weights}
@@ -198,3 +197,54 @@ def inferences(
             feed[network.label] = np.zeros(shape, np.int64)
         outputs.append(dict(zip(network.outputs, session.run(list(network.outputs), feed), strict=True)))
     return outputs, EVALUATOR
+
+
+def _session(model: bytes | str, threads: int, *, plain: bool) -> Any:
+    """Return onnxruntime's session over a model or file; None if it is missing or cannot read."""
+    try:
+        import onnxruntime
+    except ImportError:
+        return None
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    options.log_severity_level = 4 if plain else 3
+    if plain:
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    try:
+        return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    except Exception:  # its errors share no base class; a newer operator is one
+        return None
+
+
+def original(path: Path, network: Network, batch: np.ndarray, *, threads: int) -> dict[str, np.ndarray] | None:
+    """Return the outputs of a network's file as onnxruntime reads it, without d5suite.
+
+    Parameters
+    ----------
+    path : Path
+        The file that ``network`` was read from.
+    network : Network
+        It names inputs and outputs.
+    batch : numpy.ndarray
+        See `Network.arrays`.
+    threads : int
+        Thread budget.
+
+    Returns
+    -------
+    dict of str to numpy.ndarray, or None
+        None if onnxruntime cannot run the file.
+    """
+    session = _session(str(path), threads, plain=True)
+    if session is None:
+        return None
+    arrays = network.arrays(batch)
+    wide = {value.name for value in session.get_inputs() if value.type == "tensor(double)"}
+    try:
+        feed = {value.name: arrays[value.name] for value in session.get_inputs() if value.name in arrays}
+        feed = {name: array.astype(np.float64) if name in wide else array for name, array in feed.items()}
+        found = session.run(list(network.outputs), feed)
+    except Exception:  # as above: it lacks a kernel, or the file wants another type
+        return None
+    return dict(zip(network.outputs, found, strict=True))

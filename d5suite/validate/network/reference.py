@@ -1,4 +1,4 @@
-"""What ONNX's reference evaluator says of a network and a batch, and the file that keeps it.
+"""Answers of ONNX's reference evaluator for a network and a batch, and the file that keeps them.
 
 The evaluator is slow and its answers do not depend on the backend: the first backend's worker
 records them, the others read them. Imports ONNX, h5py and NumPy; no framework.

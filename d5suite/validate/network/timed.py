@@ -75,7 +75,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class References:
-    """What timed gradients and steps are compared with.
+    """References of timed gradients and steps.
 
     Attributes
     ----------
@@ -299,7 +299,7 @@ def displacement(
 ) -> Check:
     """Compare where parameters are with where they should be, in parts of the way there.
 
-    All are `sampled`. What parameters of this precision cannot show is not counted.
+    All are `sampled`. Differences below the precision of the parameters are not counted.
     """
     apart = scaled(executor, {key: found[key] - value for key, value in wanted.items()})
     heights = scaled(executor, {key: start[key] for key in wanted})

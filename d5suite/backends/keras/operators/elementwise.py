@@ -7,7 +7,7 @@ from functools import reduce
 from typing import Any
 
 import numpy as np
-from keras import layers, ops
+from keras import Variable, layers, ops
 
 from d5suite.backends.keras.operators.context import Calculation, Context, Factory, Function, aligned, same
 from d5suite.network import Node
@@ -83,6 +83,7 @@ def _add(x: Any, y: Any) -> Any:
     rank = len(x.shape)
     axes = [axis for axis, size in enumerate(y.shape, rank - len(y.shape)) if size != 1]
     if len(y.shape) > rank or (len(axes) == 1 and axes != [rank - 1 if y.shape[axes[0] - rank] == x.shape[-1] else 1]):
+        x, y = (each.value if isinstance(each, Variable) else each for each in (x, y))  # their + is `ops.add`
         return x + y
     return ops.add(x, y)
 

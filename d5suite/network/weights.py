@@ -1,0 +1,85 @@
+"""What of a model are its weights: told from constants of its code, and kept one where shared.
+
+May import ONNX, NumPy and, from d5suite, `network.folding`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+import numpy as np
+import onnx
+from onnx import TensorProto
+
+from d5suite.network.folding import shapes_of, tensor_of
+
+_FLOATS = (TensorProto.BFLOAT16, TensorProto.DOUBLE, TensorProto.FLOAT, TensorProto.FLOAT16)
+
+_COMPUTED = "d5suite.computed"
+"""Key of a model's metadata: initializers that no weight of the file went into, a name a line."""
+
+
+def computed(model: onnx.ModelProto) -> frozenset[str]:
+    """Return initializers of a normalised model that are constants of its code, no weights."""
+    return frozenset(name for each in model.metadata_props if each.key == _COMPUTED for name in each.value.split("\n"))
+
+
+def weights_of(model: onnx.ModelProto) -> set[str]:
+    """Return what may be weights: initializers, or the constants of a file without any."""
+    kinds, constants = _FLOATS, computed(model)
+    found = {t.name for t in model.graph.initializer if t.data_type in kinds and t.dims and t.name not in constants}
+    return found or {node.output[0] for node in model.graph.node if node.op_type == "Constant" and node.output}
+
+
+def mark_computed(model: onnx.ModelProto, weights: set[str]) -> None:
+    """Note in a model which initializers are no weights; see `computed`."""
+    names = [
+        tensor.name
+        for tensor in model.graph.initializer
+        if tensor.data_type == TensorProto.FLOAT and tensor.dims and tensor.name not in weights
+    ]
+    for place in reversed(range(len(model.metadata_props))):
+        if model.metadata_props[place].key == _COMPUTED:
+            del model.metadata_props[place]
+    if names:
+        model.metadata_props.add(key=_COMPUTED, value="\n".join(names))
+
+
+def tied_products(model: onnx.ModelProto, weights: set[str]) -> dict[str, str]:
+    """Return the matrices that others read too, by the products that take them transposed."""
+    graph = model.graph
+    matrices = {t.name for t in graph.initializer if t.name in weights and len(t.dims) == 2}
+    readers = Counter(name for node in graph.node for name in node.input)
+    turned = {
+        node.output[0]: node.input[0]
+        for node in graph.node
+        if node.op_type == "Transpose"
+        and node.input[0] in matrices
+        and readers[node.input[0]] > 1
+        and all(list(a.ints) == [1, 0] for a in node.attribute)
+    }
+    return {n.output[0]: turned[n.input[1]] for n in graph.node if n.op_type == "MatMul" and n.input[1] in turned}
+
+
+def share(model: onnx.ModelProto, tied: Mapping[str, str]) -> bool:
+    """Let products take shared matrices as they are: a folded transpose would be another weight."""
+    graph, shapes = model.graph, shapes_of(model)
+    fixed, nodes, changed = {tensor.name for tensor in graph.initializer}, list(graph.node), False
+    graph.ClearField("node")
+    for node in nodes:
+        y = node.output[0]
+        sizes = [-1 if size is None else size for size in shapes.get(y, ())]
+        if tied.get(y) not in fixed or node.op_type != "MatMul" or len(sizes) < 2 or sizes.count(-1) > 1:
+            graph.node.append(node)
+            continue
+        changed, make, x, product = True, onnx.helper.make_node, node.input[0], y
+        if len(sizes) > 2:
+            x, product = f"{y}.d5suite.rows", f"{y}.d5suite.product"
+            wanted = {f"{x}.shape": [-1, shapes[node.input[0]][-1] or -1], f"{y}.d5suite.sizes": sizes}
+            graph.initializer.extend(tensor_of(np.array(value, np.int64), name) for name, value in wanted.items())
+            graph.node.append(make("Reshape", [node.input[0], f"{x}.shape"], [x], x))
+        graph.node.append(make("Gemm", [x, tied[y]], [product], node.name, transB=1))
+        if product != y:
+            graph.node.append(make("Reshape", [product, f"{y}.d5suite.sizes"], [y], f"{y}.d5suite.reshape"))
+    return changed
