@@ -102,6 +102,7 @@ def test_a_frameworks_own_scheme_is_measured_and_elsewhere_refused(
     found = bench["extra_info"]["d5suite"]
     how = found["distributed"]
     assert (how["scheme"], how["communicator"], how["native"], how["parts"]) == ("ddp", "gloo", True, None)
+    assert how["synchronous"]
     size = found["memory"]["parameters_bytes"]
     assert how["bytes_per_step"] == 2 * size
     (check,) = (check for check in found["validation"]["checks"] if "vs one process" in check["name"])

@@ -13,6 +13,7 @@ import re
 import subprocess
 import sys
 from datetime import datetime, timedelta, timezone
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -144,6 +145,25 @@ def test_the_fastest_of_those_that_took_turns_is_so_in_its_rounds() -> None:
     assert slower["median_s"] < faster["median_s"]
     lead = lead_of([slower, faster], lambda each: each, 0.15)
     assert lead.first == 1 and lead.by is not None and lead.by.ratio == pytest.approx(1.1)
+
+
+def test_only_schemes_that_compute_the_same_compete(tmp_path: Path) -> None:
+    def contests(path: Path) -> dict[str, set[str]]:
+        (group,) = [group for _, group in gather([path], between_runs=0.15).groups]
+        return {kind: {record_of["distributed"]["scheme"] for record_of in map(attrgetter("record"), rows)}
+                for kind, rows, _ in group.leads}  # fmt: skip
+
+    schemes = {"all_reduce", "parameter_server", "asynchronous", "stale_synchronous", "model_averaging", "gossip",
+               "top_k", "quantised"}  # fmt: skip
+    earlier = {"1 rank": {"all_reduce"}} | {f"2 ranks, {each}": {each} for each in schemes}
+    assert contests(RANKS) == earlier  # such results do not say what is synchronous
+    found = json.loads(RANKS.read_bytes())
+    same = {"all_reduce", "parameter_server"}
+    for bench in found["benchmarks"]:
+        how = record(bench)["distributed"]
+        how["synchronous"] = how["scheme"] in same
+    wanted = {kind: each for kind, each in earlier.items() if not each < same or kind == "1 rank"}
+    assert contests(write(tmp_path / "x.json", found)) == wanted | {"2 ranks, synchronous": same}
 
 
 def test_what_failed_its_proof_is_named_and_never_the_fastest(tmp_path: Path) -> None:

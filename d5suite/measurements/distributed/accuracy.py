@@ -18,7 +18,7 @@ from d5suite.instruments.sampling import Samples
 from d5suite.instruments.settings import SamplingSettings
 from d5suite.levels.network import Executor
 from d5suite.measurements.base import Measurement, Step
-from d5suite.measurements.distributed.facts import FACTS, SCALING
+from d5suite.measurements.distributed.facts import FACTS, REQUIRED, SCALING
 from d5suite.measurements.distributed.step import DistributedStep
 from d5suite.measurements.tables import Column, Table
 from d5suite.measurements.training.accuracy import (
@@ -218,7 +218,7 @@ class DistributedAccuracy(Measurement):
                     },
                 },
             },
-            "distributed": {"type": "object", "required": list(FACTS), "properties": FACTS},
+            "distributed": {"type": "object", "required": REQUIRED, "properties": FACTS},
             "scaling": SCALING,
         },
     }

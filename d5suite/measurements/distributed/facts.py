@@ -8,6 +8,7 @@ FACTS: dict[str, Any] = {
     "scheme": {"type": "string"},
     "settings": {"type": "object", "description": "of the scheme"},
     "native": {"type": "boolean", "description": "the scheme is the framework's own, of its settings' name"},
+    "synchronous": {"type": "boolean", "description": "each step equals one process's on all ranks' batches"},
     "communicator": {"type": "string", "description": "what moves gradients between ranks"},
     "algorithm": {"type": "string", "description": "of collectives; native: the transport's own"},
     "launcher": {"enum": ["none", "process", "mpi"]},
@@ -19,6 +20,8 @@ FACTS: dict[str, Any] = {
     },
 }  # fmt: skip
 """In JSON schema: how the ranks of a result train together."""
+
+REQUIRED = [name for name in FACTS if name != "synchronous"]  # earlier results do not have it
 
 SCALING: dict[str, Any] = {
     "type": "object",

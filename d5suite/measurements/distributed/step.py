@@ -400,6 +400,7 @@ class DistributedStep(Step):
             "scheme": how.scheme,
             "settings": self.scheme.settings.to_dict(),
             "native": how.native,
+            "synchronous": self.scheme.synchronous,
             "communicator": self._transport(),
             "algorithm": communicator.algorithm,
             "launcher": how.launcher,

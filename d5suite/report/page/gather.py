@@ -97,7 +97,7 @@ class Group:
     measurement : str
     rows : list of Row
     leads : list of (str, list of Row, Lead)
-        Who is fastest, by number of ranks.
+        Who is fastest, by `kind_of`; a single kind has no name.
     """
 
     measurement: str
@@ -384,12 +384,18 @@ def _group(measurement: str, rows: list[Row], between_runs: float) -> Group:
     for row in sound:
         row.longest = min(longest, 1.3 * typical)
     group = Group(measurement, rows)
-    for ranks in sorted({row.record["ranks"] for row in sound}):
-        own = [row for row in sound if row.record["ranks"] == ranks]
-        several = len({row.record["ranks"] for row in sound}) > 1
-        named = f"{ranks} rank{'s' * (ranks > 1)}" if several else ""
-        group.leads.append((named, own, lead_of(own, lambda row: row.record, between_runs)))
+    kinds = sorted({kind_of(row.record) for row in sound}, key=lambda kind: (int(kind.split()[0]), kind))
+    for kind in kinds:
+        own = [row for row in sound if kind_of(row.record) == kind]
+        group.leads.append((kind if len(kinds) > 1 else "", own, lead_of(own, lambda row: row.record, between_runs)))
     return group
+
+
+def kind_of(info: Mapping[str, Any]) -> str:
+    """Ranks and scheme by which results compare: those of another scheme compute something else."""
+    ranks, how = info["ranks"], info.get("distributed") or {}
+    scheme = "synchronous" if how.get("synchronous") else how.get("scheme", "")
+    return f"{ranks} rank{'s' * (ranks > 1)}" + (f", {scheme}" if scheme and ranks > 1 else "")
 
 
 def command_of(info: Mapping[str, Any]) -> str:

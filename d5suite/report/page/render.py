@@ -21,7 +21,7 @@ from markupsafe import Markup
 
 from d5suite.report.formats import CONFIDENCE, figure
 from d5suite.report.page.figures import draw, pictures
-from d5suite.report.page.gather import MOST_ROWS, Group, Page, Row, Section, command_of
+from d5suite.report.page.gather import MOST_ROWS, Group, Page, Row, Section, command_of, kind_of
 from d5suite.report.page.past import Past
 from d5suite.report.page.strips import history_strip, lead_strip, samples_strip
 from d5suite.report.page.svg import inline
@@ -266,7 +266,7 @@ def _grid(page: Page) -> Iterator[Line]:
     for section, group in page.groups:
         several = [ranks for ranks, *_ in group.leads]
         for ranks in several or [""]:
-            rows = [row for row in group.rows if not ranks or f"{row.record['ranks']} rank" in f"{ranks}s"]
+            rows = [row for row in group.rows if not ranks or kind_of(row.record) == ranks]
             yield Line(
                 section, _title(section), group.measurement, ranks,
                 [_cell_of(rows, name) for name in page.backends], _search(section, group, rows),
