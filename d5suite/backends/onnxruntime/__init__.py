@@ -68,7 +68,7 @@ BACKEND = Backend(
         **dict.fromkeys(
             (
                 "*test_attention_*window*", "*test_depthtospace_*", "*test_spacetodepth_*",
-                "*test_reduce_log_sum_exp_empty_set_cpu*", "*test_reduce_log_sum_*_expanded_cpu*",
+                "*test_reduce_log_sum_exp_empty_set_cpu*", "*test_reduce_log_sum_exp_*_expanded_cpu*",
                 "*test_reversesequence_*",
             ),
             NEWER,
