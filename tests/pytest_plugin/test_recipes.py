@@ -427,7 +427,7 @@ def test_each_kind_of_result_has_its_columns(tmp_path: Path, capsys: pytest.Capt
         bench["extra_info"]["d5suite"].update(
             more, measurement=measurement, median_s=1.2345, median_ci95=[1.2335, 1.2355], median_ci_confidence=0.75
         )
-        bench["stats"] |= {"data": [1.2335, 1.2345, 1.2355], "median": 1.2345}
+        bench["stats"] |= {"data": [1.2335, 1.234, 1.2345, 1.235, 1.2355], "median": 1.2345}
         content["benchmarks"].append(bench)
     path = tmp_path / "r.json"
     path.write_text(json.dumps(content))
