@@ -219,8 +219,7 @@ def test_a_step_costs_what_horovod_costs_by_hand(name: str, tmp_path: Path, benc
     ours, theirs, difference = json.loads(said[0].splitlines()[-1])
     assert difference <= 1e-4
     ratio = paired_ratio(ours, theirs)
-    low, high = ratio.ci95
-    verdict = "exceeded" if low > LIMIT else "undecided" if high > LIMIT else "kept"
+    (low, high), verdict = ratio.ci95, ratio.against(LIMIT)
     benchmark.extra_info.update(
         ours_s=ours, theirs_s=theirs, ratio=ratio.median, interval=[low, high], limit=LIMIT, verdict=verdict
     )

@@ -341,8 +341,7 @@ def test_a_step_costs_what_it_costs_by_hand(
     ours, theirs, difference = json.loads(said[0].splitlines()[-1])
     assert difference <= AGREEMENT.get(scheme, 1e-4)
     ratio = paired_ratio(ours, theirs)
-    low, high = ratio.ci95
-    verdict = "exceeded" if low > LIMIT else "undecided" if high > LIMIT else "kept"
+    (low, high), verdict = ratio.ci95, ratio.against(LIMIT)
     benchmark.extra_info.update(
         ours_s=ours, theirs_s=theirs, ratio=ratio.median, interval=[low, high], limit=LIMIT, verdict=verdict
     )

@@ -17,6 +17,11 @@ class Ratio(NamedTuple):
     ci95: tuple[float, float]
     n: int
 
+    def against(self, limit: float) -> str:
+        """Return whether a limit is "kept" or "exceeded", or "undecided" if it lies inside."""
+        low, high = self.ci95
+        return "exceeded" if low > limit else "undecided" if high > limit else "kept"
+
 
 def paired_ratio(a: Sequence[float], b: Sequence[float]) -> Ratio:
     """Return how many times as long a takes as b, from rounds that ran both.

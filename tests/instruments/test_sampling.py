@@ -20,7 +20,7 @@ from d5suite.errors import ConfigurationError
 from d5suite.instruments.clock import measure_clock
 from d5suite.instruments.sampling import Samples, sample, sample_alternating
 from d5suite.instruments.settings import SamplingSettings
-from d5suite.statistics.ratios import paired_ratio
+from d5suite.statistics.ratios import Ratio, paired_ratio
 
 pytestmark = pytest.mark.alone
 
@@ -270,6 +270,13 @@ def test_alternating_a_single_step_judges_its_own_precision() -> None:
         SamplingSettings(max_time_s=1e6), clock=machine.clock,
     )  # fmt: skip
     assert len(result["only"].samples_s) > 6
+
+
+@pytest.mark.parametrize(
+    ("interval", "said"), [((0.9, 1.01), "kept"), ((0.9, 1.2), "undecided"), ((1.05, 1.2), "exceeded")]
+)
+def test_a_limit_inside_the_interval_is_undecided(interval: tuple[float, float], said: str) -> None:
+    assert Ratio(1.0, interval, 9).against(1.02) == said
 
 
 def test_ratios_and_alternation_refuse_what_does_not_belong_together() -> None:
