@@ -18,8 +18,8 @@ SAY := printf 'd5suite: %s\n'
 help:
 	@echo "make bench      measure the recipes on the CPU frameworks and print a table ($(RESULT))"
 	@echo "make horovod    build Horovod for the frameworks (12 minutes on 2 cores, once on a machine)"
-	@echo "make test       test every behaviour and every adapter, on fewer cases (14 minutes on 2 cores)"
-	@echo "make test-all   run every test, those of make test among them (45 minutes)"
+	@echo "make test       test every behaviour and every adapter, on fewer cases (11 minutes on 2 cores)"
+	@echo "make test-all   run every test, those of make test among them (43 minutes)"
 	@echo "make lint       check style and types"
 	@echo "make clean      remove the environment and the caches; results stay"
 
