@@ -73,7 +73,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "training": {"training", "levels", "optimizers", "instruments", "validate", "errors", "files"},
     "job": {"job", "errors", "files"},
     "launch": {"launch", "job", "instruments", "errors", "files"},
-    "backends": {"backends", "levels", "network", "custom", "optimizers", "data", "errors"},
+    "backends": {"backends", "distributed", "levels", "network", "custom", "optimizers", "data", "errors"},
     "workloads": {
         "workloads", "backends", "distributed", "levels", "network", "custom", "optimizers", "data", "instruments",
         "validate", "job", "errors", "files",
@@ -148,6 +148,15 @@ def test_levels_have_the_same_names_in_every_room() -> None:
     for room in ("measurements", "validate"):
         assert {path.parent.name for path in (PACKAGE / room).glob("*/__init__.py")} == levels
     assert levels < {path.stem for path in (PACKAGE / "levels").glob("*.py")}
+
+
+def test_folders_of_tests_mirror_the_package() -> None:
+    folder = Path(__file__).parent
+    rooms = {each.name for each in folder.iterdir() if any(each.glob("test_*.py")) or any(each.glob("*/test_*.py"))}
+    assert rooms - {"findings", "third_party"} <= set(MAY_IMPORT)
+    for room in MAY_IMPORT:
+        inner = {each.parent.name for each in (folder / room).glob("*/test_*.py")}
+        assert inner <= {each.name for each in (PACKAGE / room).glob("*") if each.is_dir()}, room
 
 
 def test_long_files_give_a_reason() -> None:

@@ -10,12 +10,8 @@ from typing import Any
 
 import pytest
 
-from d5suite.cases.given import GivenNetwork
-from d5suite.cases.problem import Problem, Problems
-from d5suite.cases.recipe import Preset, Recipe
-from d5suite.errors import ConfigurationError, JobError
+from d5suite.errors import JobError
 from d5suite.job import Job, NetworkCase, OperationCase
-from d5suite.optimizers.settings import SGD
 from tests.conftest import run_several
 
 MARKER = "from pathlib import Path\nPath(__file__).with_suffix('.ran').touch()\n"
@@ -67,39 +63,11 @@ def test_the_files_of_a_job_move_with_it(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"batch_size": 0}, {"batch_size": -4}, {"batch_size": 4.0}, {"batch_size": True}, {"batch_size": 2**31},
-        {"batch_size": None}, {"image_size": -1}, {"image_size": "32"}, {"image_size": 10**9}, {"classes": -1},
-        {"classes": 2.5}, {"max_time_s": -1}, {"max_time_s": float("nan")}, {"max_time_s": "5"},
-    ],
-)  # fmt: skip
-def test_numbers_of_a_preset_that_make_no_sense_are_refused(wrong: dict[str, Any]) -> None:
-    (name,) = wrong
-    with pytest.raises(ConfigurationError, match=f"Preset: {name} is "):
-        Preset(**{"image_size": 32, "batch_size": 4, "classes": 4, **wrong})
-
-
-def test_only_a_given_network_leaves_sizes_open() -> None:
-    for preset in (Preset(image_size=0, batch_size=4, classes=4), Preset(image_size=32, batch_size=4, classes=0)):
-        GivenNetwork("fine", "", "inputs", SGD(learning_rate=0.1), {"smoke": preset})
-        with pytest.raises(ConfigurationError, match="preset 'smoke' needs an image size and classes"):
-            Recipe("fine", "lenet5", "imagenet", SGD(learning_rate=0.1), {"smoke": preset})
-
-
 BAD_NAMES = ["../esc", "a/b", "..", ".hidden", "", "a\nb", "a\x1b[2J", "a\\b", "x" * 101, "\ud800", "/etc"]
 
 
 @pytest.mark.parametrize("name", BAD_NAMES)
-def test_names_that_are_no_plain_file_names_are_refused(tmp_path: Path, name: str) -> None:
-    preset = Preset(image_size=32, batch_size=4, classes=4)
-    for recipe, its_preset in ((name, "smoke"), ("fine", name)):
-        with pytest.raises(ConfigurationError, match="cannot be called"):
-            Recipe(recipe, "lenet5", "imagenet", SGD(learning_rate=0.1), {its_preset: preset})
-    problem = Problem("relu", "Relu", {"x": (2, 3)})
-    with pytest.raises(ConfigurationError, match="cannot be called"):
-        Problems(name, [problem], [problem], [problem])
+def test_a_job_with_a_name_that_is_no_plain_file_name_is_refused(tmp_path: Path, name: str) -> None:
     path = tmp_path / "x.job.json"
     for key in ("name", "preset"):
         job(network()).save(path)

@@ -19,8 +19,8 @@ import pytest
 
 from d5suite.backends import discover
 from d5suite.distributed.communicators import problem
+from d5suite.distributed.horovod import environment
 from d5suite.job import Result, of_rank, result_path
-from d5suite.levels.horovod import environment
 from tests.conftest import Run as RunPytest
 from tests.conftest import plugin_environment
 

@@ -13,7 +13,7 @@ from typing import Any
 import keras
 
 from d5suite.backends.keras.distributed import Replica
-from d5suite.levels.horovod import HorovodScheme
+from d5suite.distributed.horovod import HorovodScheme
 from d5suite.levels.native import FrameworkScheme, NativeSettings
 from d5suite.levels.network import Native
 

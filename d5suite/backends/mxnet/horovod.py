@@ -1,6 +1,7 @@
 """Horovod on MXNet: its all-reduce of gradients among the engine's other operations.
 
-Imports Horovod, `d5suite.levels` and the adapter's `runtime` and `distributed`.
+Imports Horovod, `d5suite.distributed.horovod`, `d5suite.levels` and the adapter's `runtime` and
+`distributed`.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from collections.abc import Mapping
 
 from d5suite.backends.mxnet.distributed import Replica
 from d5suite.backends.mxnet.runtime import mx  # noqa: F401  before Horovod, which imports MXNet
-from d5suite.levels.horovod import HorovodScheme
+from d5suite.distributed.horovod import HorovodScheme
 from d5suite.levels.native import FrameworkScheme
 from d5suite.levels.network import Native
 

@@ -1,6 +1,7 @@
 """Horovod in TensorFlow: its all-reduce of gradients within the function of the step.
 
-Imports Horovod, TensorFlow, `d5suite.levels` and this adapter's `distributed`.
+Imports Horovod, TensorFlow, `d5suite.distributed.horovod`, `d5suite.levels` and the adapter's
+`distributed`.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import horovod.tensorflow as hvd
 import tensorflow as tf
 
 from d5suite.backends.tensorflow.distributed import Replica
-from d5suite.levels.horovod import HorovodScheme
+from d5suite.distributed.horovod import HorovodScheme
 from d5suite.levels.native import FrameworkScheme, NativeSettings
 from d5suite.levels.network import Native
 

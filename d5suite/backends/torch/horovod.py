@@ -1,6 +1,7 @@
 """Horovod on PyTorch: its all-reduce of gradients while the backward pass goes on.
 
-Imports Horovod, PyTorch, `d5suite.levels` and this adapter's `distributed`.
+Imports Horovod, PyTorch, `d5suite.distributed.horovod`, `d5suite.levels` and the adapter's
+`distributed`.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import horovod.torch as hvd
 import torch
 
 from d5suite.backends.torch.distributed import Replica
-from d5suite.levels.horovod import HorovodScheme
+from d5suite.distributed.horovod import HorovodScheme
 from d5suite.levels.native import FrameworkScheme, NativeSettings
 from d5suite.levels.network import Native
 

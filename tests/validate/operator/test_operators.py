@@ -1,5 +1,5 @@
 """The checks of single operators: large ones in pieces, mistakes that only some pieces have,
-memory, pictures."""
+pictures."""
 
 from __future__ import annotations
 
@@ -15,8 +15,6 @@ import pytest
 
 import d5suite
 from d5suite.cases.problem import MAX_TIME_S, Problems
-from d5suite.errors import JobError
-from d5suite.instruments.memory import MEMORY_LIMIT
 from d5suite.levels.operator import Operator
 from d5suite.network.operation import Operation, Tensor
 from d5suite.validate.check import Check
@@ -25,7 +23,6 @@ from d5suite.validate.operator import pieces, products
 from d5suite.validate.operator.backward import check_backward, check_backward_float64, gradient_evidence
 from d5suite.validate.operator.forward import check_forward
 from d5suite.validate.operator.reference import exact_part, reference
-from d5suite.workloads.operator import require_memory
 from tests.conftest import plugin_environment
 
 SEED = 3
@@ -223,7 +220,7 @@ of an image."""
 
 
 @pytest.mark.parametrize(
-    "file", sorted((Path(__file__).parents[2] / "operators").glob("test_*.py")), ids=lambda f: f.stem
+    "file", sorted((Path(__file__).parents[3] / "operators").glob("test_*.py")), ids=lambda f: f.stem
 )
 def test_the_evaluator_is_asked_for_little_of_a_published_problem(file: Path) -> None:
     specification = importlib.util.spec_from_file_location(file.stem, file)
@@ -238,41 +235,6 @@ def test_the_evaluator_is_asked_for_little_of_a_published_problem(file: Path) ->
             if problem.op_type in ("GRU", "LSTM"):
                 own = max(own, pieces.size(operation) / pieces.PIECES_OF_A_RECURRENCE)
             assert pieces.size(exact_part(operation)) <= LARGEST.get(problem.op_type, own), problem.name
-
-
-# Memory
-
-
-SCORES = Operation("Attention", dict.fromkeys("QKV", (1, 8, 200_000, 64)))
-
-
-def test_what_lies_between_inputs_and_outputs_must_fit_into_memory() -> None:
-    with pytest.raises(JobError, match=r"Q\[1, 8, 200000, 64\].* for what lies between them\), and .* are free"):
-        require_memory(SCORES)
-
-
-def test_a_size_beyond_the_job_s_limit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    operation = Operation("Relu", {"X": (1000, 1000)})
-    require_memory(operation)
-    monkeypatch.setenv(MEMORY_LIMIT, "10000000")
-    with pytest.raises(JobError, match=r"needs 64,000,000 bytes .* free under the limit of --job-memory"):
-        require_memory(operation)
-
-
-def test_a_size_beyond_the_gpu_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    program = tmp_path / "nvidia-smi"
-    program.write_text("#!/bin/sh\necho '0, GPU-1, 90000'; echo '1, GPU-2, 7'; echo '2, GPU-3, [N/A]'\n")
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    operation = Operation("Relu", {"X": (1000, 1000)})
-    for visible in ("0", "2", ""):
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-        require_memory(operation, "cuda")
-    for visible in ("1", "GPU-2,GPU-1"):
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-        require_memory(operation, "cpu")
-        with pytest.raises(JobError, match=r"and 7,340,032 are free in the GPU's memory"):
-            require_memory(operation, "cuda")
 
 
 # Through pytest

@@ -1,7 +1,7 @@
 """Training that amplifies roundings beyond use is proved one step at a time, and a wrong framework
 is still caught.
 
-The workers run in one interpreter, as in ``test_timed.py``.
+The workers run in one interpreter, as in ``tests/measurements/test_timed.py``.
 """
 
 from __future__ import annotations
