@@ -463,7 +463,7 @@ def _network(options: argparse.Namespace) -> int:
         title = f"{network.name}, batch {network.batch_size or options.batch_size}"
         console.print(cost_table(analyse(network, batch_size=options.batch_size), title, layers=options.layers))
         show_network(found, console)
-    return 0 if any("inference" in each["can"] for each in found["backends"].values()) else 1
+    return 0 if any(each["can"] for each in found["backends"].values()) else 1
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from d5suite.backends import Backend, discover
+from d5suite.measurements import find
 from d5suite.network import Network
 from d5suite.network.analysis import NetworkCost, analyse
 from d5suite.network.given import Given
@@ -19,8 +20,8 @@ from d5suite.network.given import Given
 WIDTH = 4
 """Bytes of a value: float32."""
 
-STEPS = {"inference": (), "gradient": ("gradient",), "training_step": ("gradient", "level 2")}
-"""Parts of a backend that each measurement needs, beside operators."""
+STEPS = {name: find(name).needs for name in ("inference", "gradient", "training_step")}
+"""What the measurements of any network need of a backend, beside operators."""
 
 
 def description(given: Given, *, batch_size: int) -> dict[str, Any]:
@@ -65,7 +66,8 @@ def _ability(backend: Backend, given: Given) -> dict[str, Any]:
         {"operator": operator, "nodes": names, "reason": backend.absent.get(operator, "")}
         for operator, names in sorted(backend.missing_operators(given.network).items())
     ]
-    reasons = [f"no {key}: {backend.absent[key]}" for key in STEPS["training_step"] if key in backend.absent]
+    needed = dict.fromkeys(need for needs in STEPS.values() for need in needs)
+    reasons = [f"no {need}: {backend.absent[need]}" for need in needed if need in backend.absent]
     can = [
         name
         for name, needs in STEPS.items()
