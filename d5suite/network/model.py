@@ -271,8 +271,12 @@ class Network:
         parameter and running mean gets normal noise of a tenth of its root mean square (of 1 where
         it is zero), and every running variance a factor near 1.
         """
+        return self.with_weights(rewrites.generic_weights(self))
+
+    def with_weights(self, values: dict[str, np.ndarray]) -> Network:
+        """Return the network with other initializers; those without a value stay."""
         other = copy.copy(self)
-        other.initializers = rewrites.generic_weights(self)
+        other.initializers = {**self.initializers, **values}
         other.model = rewrites.with_initializers(self.model, other.initializers)
         return other
 

@@ -63,6 +63,17 @@ LARGE_FAULTS: dict[str, dict[str, str]] = {
     },
 }
 
+ACCURACY = "time_to_accuracy"
+ACCURACY_FAULTS: dict[str, dict[str, str]] = {
+    "right": {},
+    "replay8": {ACCURACY: "output at the trained weights"},
+    "cached": {ACCURACY: "output at the trained weights"},
+    "half": {ACCURACY: "output at the trained weights"},
+    "unwaited": {ACCURACY: "of 2 steps, hurried"},
+    "stops": {ACCURACY: "update by a batch never fed before"},
+}
+"""The target is one that chance reaches."""
+
 OPERATOR_FAULTS: dict[str, dict[str, str]] = {
     "right": {},
     **dict.fromkeys(
@@ -129,6 +140,14 @@ def _results(tmp_path_factory: pytest.TempPathFactory, small_onnx: Path, imagene
     jobs |= {f"dropout-{mode}": job(mode, dropping | {"reference": None}) for mode in DROPOUT_FAULTS}
     large = network | measured | {"batch_size": 16, "validation_steps": 2, "reference": None}
     jobs |= {f"large-{mode}": job(mode, large) for mode in LARGE_FAULTS}
+    trained = {
+        "measurements": [ACCURACY],
+        "training": {
+            "target": 0.0, "metric": "top-1 accuracy", "epochs": 8, "runs": 1, "accumulate": 1,
+            "schedule": {"name": "cosine", "epochs": 8, "warmup_epochs": 0.0, "warmup_start": 0.0, "final": 0.0},
+        },
+    }  # fmt: skip
+    jobs |= {f"accuracy-{mode}": job(mode, network | trained | {"batch_size": 2}) for mode in ACCURACY_FAULTS}
     jobs["network-replay3"]["cases"][0]["measurements"] = NETWORK[:2]  # its training fails before it is timed
     for name, content in jobs.items():
         (folder / f"{name}.job.json").write_text(json.dumps(content))
@@ -161,6 +180,11 @@ def test_a_network_with_dropout_that_goes_wrong_while_timed_is_no_result(found: 
 @pytest.mark.parametrize("mode", LARGE_FAULTS)
 def test_a_network_that_takes_part_of_a_large_batch_is_no_result(found: dict[str, Any], mode: str) -> None:
     require(found[f"large-{mode}"], "small", LARGE_FAULTS[mode], NETWORK[1:])
+
+
+@pytest.mark.parametrize("mode", ACCURACY_FAULTS)
+def test_a_training_that_goes_wrong_on_its_way_has_no_time_to_accuracy(found: dict[str, Any], mode: str) -> None:
+    require(found[f"accuracy-{mode}"], "small", ACCURACY_FAULTS[mode], [ACCURACY])
 
 
 @pytest.mark.parametrize("mode", OPERATOR_FAULTS)

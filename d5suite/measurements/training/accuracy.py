@@ -15,14 +15,15 @@ from d5suite.instruments.clock import now
 from d5suite.instruments.sampling import Samples
 from d5suite.instruments.settings import SamplingSettings
 from d5suite.measurements.base import Measurement, Step
-from d5suite.measurements.network.steps import ExecutorStep, training_feeds
+from d5suite.measurements.network.steps import training_feeds
 from d5suite.measurements.tables import Column, Table
-from d5suite.measurements.training.step import prove_training
+from d5suite.measurements.training.step import TrainerStep, prove_training
 from d5suite.optimizers.schedules import schedule_from_dict
 from d5suite.training.events import Series, StopOnDivergence, Target
 from d5suite.training.loop import Event, Run, evaluator
 from d5suite.validate.check import Check
 from d5suite.validate.metrics import METRICS, Metric
+from d5suite.validate.network.inference import check_output, expected_outputs
 from d5suite.workloads.network import NetworkWorkload, load_network
 
 TELL_EPOCHS_S, TELL_STEPS_S = 1.0, 10.0
@@ -30,7 +31,7 @@ TELL_EPOCHS_S, TELL_STEPS_S = 1.0, 10.0
 has to be waited for."""
 
 
-class AccuracyStep(ExecutorStep):
+class AccuracyStep(TrainerStep):
     """Training runs to the target, each from weights and in an order of its own.
 
     Compilation is not counted: the step is compiled before the first run, and all runs use it.
@@ -44,6 +45,7 @@ class AccuracyStep(ExecutorStep):
         super().__init__(workload, workload.trainer.step, training_feeds(workload)[:1])
         self._series: dict[str, list[float]] = {}
         self._runs: list[dict[str, Any]] = []
+        self._updates = 0
 
     def run(self) -> object:
         """One update, from as many batches as the training accumulates."""
@@ -52,10 +54,6 @@ class AccuracyStep(ExecutorStep):
             for batch in itertools.islice(itertools.cycle(self.workload.batches), self.accumulate)
         ]
         return self.workload.trainer.step(*feeds)
-
-    def reset(self) -> None:
-        super().reset()
-        self.workload.trainer.load_state(self.workload.trainer.initial_state())
 
     def time(self, settings: SamplingSettings) -> Samples:
         """Train every run; a sample is the time of one.
@@ -117,6 +115,23 @@ class AccuracyStep(ExecutorStep):
             except ValidationError as error:  # such as logits that are not finite; other runs may do better
                 run.stop(str(error))
         keep(run)
+        self._updates = run.progress.step
+
+    def check(self) -> Iterable[Check]:
+        """The outputs at the trained weights, and `check_further`.
+
+        The images were never fed before: an evaluation that repeats an answer has counted it.
+        """
+        workload, executor = self.workload, self.workload.executor
+        images, initial = workload.evaluation_batch(1), workload.network.initializers
+        weights = {name: value.astype(initial[name].dtype) for name, value in executor.parameters().items()}
+        executor.load_parameters(weights)  # of float64 what the evaluator can have
+        answer = executor.fetch(executor.forward(executor.feed(workload.network.arrays(images))))
+        trained = workload.plain_network.with_weights(weights)
+        (expected,), evaluator = expected_outputs(executor, trained, [images], threads=workload.job.threads)
+        name = f"output at the trained weights ({executor.mode} {executor.precision}) vs {evaluator}"
+        yield check_output(name, executor, answer, expected, len(images), workload.tolerance.outputs)
+        yield from self.check_further(self._updates)
 
     def _facts(self) -> dict[str, Any]:
         return {"target": target_of(self.workload), "runs": self._runs}
@@ -227,7 +242,7 @@ class TimeToAccuracy(Measurement):
 
     def prove(self, workload: NetworkWorkload, step: Step) -> Iterable[Check]:
         """As the training step; whether the target is reached is what is measured."""
-        return prove_training(workload)
+        return prove_training(workload, step)
 
 
 class _Reports(Event):

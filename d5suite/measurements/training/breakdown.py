@@ -99,7 +99,7 @@ class BreakdownStep(TrainingStep):
             answer = executor.fetch(executor.forward_backward(executor.feed(workload.arrays(workload.unseen))))
             yield from check_unseen(workload, answer)
 
-    def _check_first(self, against: str) -> Iterable[Check]:
+    def _check_first(self) -> Iterable[Check]:
         """Nothing: the timed steps take other batches than the proof."""
         return ()
 

@@ -56,69 +56,47 @@ class Proved:
     first: First
 
 
-class TrainingStep(ExecutorStep):
-    """One update of the parameters from one training batch."""
+class TrainerStep(ExecutorStep):
+    """A step of the trainer, whose further steps are known after it was timed."""
 
     proved: Proved
     """A short run from the initial state, in float64."""
 
-    def __init__(self, workload: NetworkWorkload) -> None:
-        super().__init__(workload, workload.trainer.step, training_feeds(workload))
-        self._losses: dict[int, list[float]] = {}
-        self._random: Arrays = {}
-
     def reset(self) -> None:
         super().reset()
         self.workload.trainer.load_state(self.workload.trainer.initial_state())
+        self.workload.trainer.set_learning_rate(self.workload.optimizer.learning_rate)
 
-    def begin(self) -> None:
-        super().begin()
-        if self.workload.executor.drops:
-            self._random = self.workload.executor.random_state()
+    @property
+    def against(self) -> str:
+        """What was timed, and what it is compared with, in words."""
+        executor = self.workload.executor
+        return f"({executor.mode} {executor.precision}) vs {self.proved.source}"
 
-    def check(self) -> Iterable[Check]:
-        """The losses of timed steps, one step more, and the first ones again, in a hurry.
+    def check_further(self, made: int) -> Iterable[Check]:
+        """One step more, and the first ones again, in a hurry.
 
         The step more starts from the optimizer's state after the timed ones, at the generic point
         and on a batch never fed before: its loss and its update are known from the float64
         gradient there and the formula. Then the same trainer makes the proof's first steps again
         from the initial state, none waiting for the one before. A network with Dropout must
         draw anew and move: no float64 run drops the same values.
+
+        Parameters
+        ----------
+        made : int
+            Steps since the optimizer's initial state.
         """
-        workload, executor = self.workload, self.workload.executor
-        self._losses = self.losses()
-        self.answer = None
-        if not check_finite(self._losses).passed:
-            raise ValidationError(
-                f"training diverged while it was timed: the loss is {self._losses[max(self._losses)][-1]}",
-                hint="Lower the learning rate (--optimizer).",
-            )
-        against = f"({executor.mode} {executor.precision}) vs {self.proved.source}"
-        if not executor.drops:
-            yield from self._check_first(against)
-            yield from self._check_one_more(against)
-            yield from check_whole_batch(workload, "a step", self._step_at_generic_point)
-        else:
+        workload = self.workload
+        workload.trainer.set_learning_rate(workload.optimizer.learning_rate)
+        if workload.executor.drops:
             yield from check_drawn(workload, "a step", workload.trainer.step)
-            yield from self._check_same_draws()
-        yield from self._check_again(against)
+        else:
+            yield from self._check_one_more(made)
+            yield from check_whole_batch(workload, "a step", self._step_at_generic_point)
+        yield from self._check_again()
 
-    def _check_first(self, against: str) -> Iterable[Check]:
-        """The first timed steps, where their batches are those of the proof."""
-        workload, known = self.workload, self.proved.losses
-        amplified = bool(self.proved.first.way)
-        same = workload.oracle_batch == workload.case.batch_size or not amplified
-        errors = [
-            (relative_l2(np.array(self._losses[turn][0]), known[turn]), float(self.proved.tolerances[turn]))
-            for turn in range(min(FEEDS, len(known)))
-            if same and workload.executor.precision != "fp16" and turn in self._losses
-        ]
-        if amplified:
-            against = "vs the same steps untimed"
-        if errors:
-            yield Check(f"losses of the first timed steps {against}", *max(errors, key=lambda each: each[0] / each[1]))
-
-    def _check_one_more(self, against: str) -> Iterable[Check]:
+    def _check_one_more(self, timed: int) -> Iterable[Check]:
         """One step from the state after the timed ones, on a batch never fed before."""
         workload, executor, trainer = self.workload, self.workload.executor, self.workload.trainer
         known = workload.references
@@ -126,7 +104,7 @@ class TrainingStep(ExecutorStep):
         state = {key: value if "/" not in key else sampled({key: value})[key] for key, value in trainer.state().items()}
         if executor.precision != "fp16":  # where steps are skipped until the loss scale fits
             made = int(state[STEPS])
-            yield Check("updates left out", float(abs(self.calls - made)), 0.0, f"{made} in {self.calls} timed steps")
+            yield Check("updates left out", float(abs(timed - made)), 0.0, f"{made} in {timed} timed steps")
         workload.to_generic_point(executor)
         feed = executor.feed(workload.arrays(workload.unseen))
         answer = executor.fetch(trainer.step(feed))
@@ -134,11 +112,11 @@ class TrainingStep(ExecutorStep):
             repeat_until_updated(trainer, [feed], int(state[STEPS]) + 1)
         loss, answers = executor.network.require_loss()[1], known.answers[-1]
         error = relative_l2(answer[loss], np.array(answers.loss))
-        yield Check(f"loss of a step on {UNSEEN} {against}", error, workload.tolerance.outputs)
+        yield Check(f"loss of a step on {UNSEEN} {self.against}", error, workload.tolerance.outputs)
         start, names = workload.generic_network.initializers, workload.network.parameters
         after = executor.parameters()
         yield from check_update(
-            f"update by {UNSEEN} {against}",
+            f"update by {UNSEEN} {self.against}",
             trainer,
             sampled({name: start[name] for name in names}),
             state,
@@ -151,6 +129,68 @@ class TrainingStep(ExecutorStep):
         trainer = self.workload.trainer
         self.workload.to_generic_point(trainer.executor)
         return trainer.executor.fetch(trainer.step(feed))
+
+    def _check_again(self) -> Iterable[Check]:
+        """The proof's first steps once more."""
+        workload, executor, known = self.workload, self.workload.executor, self.proved
+        self.reset()
+        first = known.first
+        steps = len(first.run.losses)
+        batches = [workload.fed(index) for index in range(steps)]
+        (found,) = train(workload.trainer, batches, rates=first.rates, hurried=True, restore=False)
+        start = sampled({name: workload.network.initializers[name] for name in workload.network.parameters})
+        there = sampled({name: found.parameters[name] for name in start})
+        way = {name: first.run.parameters[name] - value for name, value in start.items()}
+        if executor.drops:
+            yield check_moved(f"way of {steps} hurried steps {self.against}", executor, there, start, way)
+            return
+        yield from check_trajectory(
+            f"hurried, {self.against}", found, first.run, tolerance=first.losses, parameters=False
+        )
+        assert workload.references is not None
+        limit = max(widened(workload.references.limit), first.way)
+        name = f"parameters after {steps} hurried steps {self.against}"
+        yield displacement(name, executor, there, first.run.parameters, way, start, limit)
+
+
+class TrainingStep(TrainerStep):
+    """One update of the parameters from one training batch."""
+
+    def __init__(self, workload: NetworkWorkload) -> None:
+        super().__init__(workload, workload.trainer.step, training_feeds(workload))
+        self._losses: dict[int, list[float]] = {}
+        self._random: Arrays = {}
+
+    def begin(self) -> None:
+        super().begin()
+        if self.workload.executor.drops:
+            self._random = self.workload.executor.random_state()
+
+    def check(self) -> Iterable[Check]:
+        """The losses of timed steps, and `check_further`."""
+        self._losses, made = self.losses(), self.calls
+        self.answer = None
+        if not check_finite(self._losses).passed:
+            raise ValidationError(
+                f"training diverged while it was timed: the loss is {self._losses[max(self._losses)][-1]}",
+                hint="Lower the learning rate (--optimizer).",
+            )
+        yield from self._check_same_draws() if self.workload.executor.drops else self._check_first()
+        yield from self.check_further(made)
+
+    def _check_first(self) -> Iterable[Check]:
+        """The first timed steps, where their batches are those of the proof."""
+        workload, known = self.workload, self.proved.losses
+        amplified = bool(self.proved.first.way)
+        same = workload.oracle_batch == workload.case.batch_size or not amplified
+        errors = [
+            (relative_l2(np.array(self._losses[turn][0]), known[turn]), float(self.proved.tolerances[turn]))
+            for turn in range(min(FEEDS, len(known)))
+            if same and workload.executor.precision != "fp16" and turn in self._losses
+        ]
+        against = "vs the same steps untimed" if amplified else self.against
+        if errors:
+            yield Check(f"losses of the first timed steps {against}", *max(errors, key=lambda each: each[0] / each[1]))
 
     def _check_same_draws(self) -> Iterable[Check]:
         """The first timed steps of a network with Dropout once more, dropping the same values."""
@@ -167,26 +207,6 @@ class TrainingStep(ExecutorStep):
                 errors.append(relative_l2(np.array(self._losses[turn][0]), answer[loss]))
         name = f"losses of the first timed steps ({executor.mode} {executor.precision}) vs the same draws untimed"
         yield Check(name, max(errors), workload.tolerance.trajectory)
-
-    def _check_again(self, against: str) -> Iterable[Check]:
-        """The proof's first steps once more."""
-        workload, executor, known = self.workload, self.workload.executor, self.proved
-        self.reset()
-        first = known.first
-        steps = len(first.run.losses)
-        batches = [workload.fed(index) for index in range(steps)]
-        (found,) = train(workload.trainer, batches, rates=first.rates, hurried=True, restore=False)
-        start = sampled({name: workload.network.initializers[name] for name in workload.network.parameters})
-        there = sampled({name: found.parameters[name] for name in start})
-        way = {name: first.run.parameters[name] - value for name, value in start.items()}
-        if executor.drops:
-            yield check_moved(f"way of {steps} hurried steps {against}", executor, there, start, way)
-            return
-        yield from check_trajectory(f"hurried, {against}", found, first.run, tolerance=first.losses, parameters=False)
-        assert workload.references is not None
-        limit = max(widened(workload.references.limit), first.way)
-        name = f"parameters after {steps} hurried steps {against}"
-        yield displacement(name, executor, there, first.run.parameters, way, start, limit)
 
     def series(self) -> dict[str, list[float]]:
         return {"final_losses": [found[-1] for _, found in sorted(self._losses.items())]}
@@ -217,11 +237,11 @@ class Training(Measurement):
 def prove_training(workload: NetworkWorkload, step: Step | None = None) -> Iterator[Check]:
     """The checks of every gradient and of a short training run, each made once per case.
 
-    A training ``step`` keeps the run, for the proof of what was timed.
+    A `TrainerStep` keeps the run, for the proof of what was timed.
     """
     yield from prove_gradient(workload)
     yield from workload.once("training", lambda: _checks(workload))
-    if isinstance(step, TrainingStep):
+    if isinstance(step, TrainerStep):
         step.proved = workload.proved_run
 
 
