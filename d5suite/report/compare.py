@@ -102,7 +102,7 @@ def _show_notes(files: Sequence[tuple[str, dict[Key, dict[str, Any]]]], console:
         if lines:
             console.print("\n".join([*([name] if len(files) > 1 else []), *lines]), highlight=False)
     shown = [(f"{group}, {backend}", info) for _, found in files for (group, _, backend), info in found.items()]
-    reduced = {(name.rpartition(", ")[2], info.get("batch_size")) for name, info in shown if is_reduced(info)}
+    reduced = {(info["backend"]["name"], info.get("batch_size")) for _, info in shown if is_reduced(info)}
     for backend, size in sorted(reduced):
         console.print(f"† {backend} is measured at a reduced size, batch {size}: compare its images/s", highlight=False)
     for heading, reasons in (

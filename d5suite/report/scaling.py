@@ -5,18 +5,30 @@ Imports matplotlib (late) and its neighbours.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from d5suite.report.colours import MARKERS, PALETTE, styles
+from d5suite.report.colours import LINES, MARKERS, PALETTE, Style, styles
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 UNITS = ("B", "KiB", "MiB", "GiB")
 
 PARTS = ("computing", "both at once", "communicating", "waiting for others", "all of these")
 """Of a step, as a picture calls them; the last one where a framework does not tell them apart."""
+
+STYLES = [
+    Style(colour, MARKERS[(turn + place) % len(MARKERS)], LINES[turn])
+    for turn in range(len(LINES))
+    for place, colour in enumerate(PALETTE)
+]
+"""Of schemes, where each backend has a panel and the colours need not tell backends."""
+
+FEWEST_ROWS = 6
+"""Rows for which a panel has room."""
 
 PART_COLOURS = (PALETTE[0], "#56b4e9", PALETTE[1], "#e69f00", PALETTE[7])
 
@@ -74,33 +86,68 @@ def draw_steps(title: str, results: Sequence[tuple[str, Mapping[str, Any]]]) -> 
     from matplotlib.figure import Figure
 
     ordered = sorted(results, key=lambda each: (each[0], each[1]["ranks"]))
-    figure = Figure(figsize=(12, max(5, 1 + 0.28 * len(ordered))), layout="constrained")
-    speeds, parts = figure.subplots(1, 2)
-    most = max(info["ranks"] for _, info in ordered)
-    lines = _lines(ordered)
-    for (name, own), style in zip(lines.items(), styles(lines), strict=True):
-        counts, values = [info["ranks"] for info in own], [info["throughput"]["value"] for info in own]
-        speeds.plot(
-            counts, values, marker=style.marker, markersize=4, color=style.colour, linestyle=style.line, label=name
-        )
-        ideal = [values[0], values[0] * most / counts[0]]
-        speeds.plot([counts[0], most], ideal, linestyle=":", linewidth=1, color=style.colour)
-    speeds.set(title="images/s in all; dotted: ideal", xlabel="ranks", ylim=(0, None))
-    speeds.set_xticks(sorted({info["ranks"] for _, info in ordered}))
-    speeds.grid(alpha=0.3)
-    figure.legend(*speeds.get_legend_handles_labels(), fontsize=7, loc="outside lower left", ncols=2)
-    rows = range(len(ordered))
-    left = [0.0] * len(ordered)
-    widths = [_parts(info) for _, info in ordered]
-    for part, colour, width in zip(PARTS, PART_COLOURS, zip(*widths, strict=True), strict=True):
-        parts.barh(rows, width, 0.6, left=left, color=colour, label=part)
-        left = [start + each for start, each in zip(left, width, strict=True)]
-    parts.set_yticks(rows, [f"{name}, {info['ranks']}" for name, info in ordered], fontsize=7)
-    parts.set_ylim(max(len(ordered), 4) - 0.5, -0.5)
-    parts.set(title="parts of a step in ms, mean of ranks")
-    figure.legend(*parts.get_legend_handles_labels(), fontsize=7, loc="outside lower right", ncols=len(PARTS))
+    panels = _panels(ordered)
+    heights = [max(len(own), FEWEST_ROWS) for own in panels.values()]
+    figure = Figure(figsize=(12, 2 + 0.28 * sum(heights) + 0.5 * len(panels)), layout="constrained")
+    grid = figure.subplots(len(panels), 2, squeeze=False, height_ratios=heights)
+    drawn = styles(_lines(ordered)) if len(panels) == 1 else STYLES
+    known = dict(zip(_names(panels), itertools.cycle(drawn), strict=False))
+    for (speeds, parts), (panel, own) in zip(grid, panels.items(), strict=True):
+        _draw_speeds(speeds, own, known)
+        _draw_parts(parts, own)
+        speeds.set_ylabel(panel)
+        speeds.set_xticks(sorted({info["ranks"] for _, info in ordered}))
+    fastest = max(axes.get_ylim()[1] for axes in grid[:, 0])
+    longest = max(axes.get_xlim()[1] for axes in grid[:, 1])
+    for speeds, parts in grid:
+        speeds.set_ylim(0, fastest)
+        parts.set_xlim(0, longest)
+    grid[0, 0].set_title("images/s in all; dotted: ideal")
+    grid[0, 1].set_title("parts of a step in ms, mean of ranks")
+    grid[-1, 0].set_xlabel("ranks")
+    named = {label: line for axes in grid[:, 0] for line, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+    figure.legend(named.values(), named.keys(), fontsize=7, loc="outside lower left", ncols=3)
+    figure.legend(*grid[0, 1].get_legend_handles_labels(), fontsize=7, loc="outside lower right", ncols=3)
     figure.suptitle(title)
     return figure
+
+
+def _panels(ordered: Sequence[tuple[str, Mapping[str, Any]]]) -> dict[str, list[tuple[str, Mapping[str, Any]]]]:
+    """One panel, or one for each of several backends if one of them has several lines."""
+    panels: dict[str, list[tuple[str, Mapping[str, Any]]]] = {}
+    for name, info in ordered:
+        backend, _, line = name.partition("-")
+        panels.setdefault(backend, []).append((line or backend, info))
+    if len(panels) == 1 or all(len(_lines(own)) == 1 for own in panels.values()):
+        return {"": list(ordered)}
+    return panels
+
+
+def _names(panels: Mapping[str, list[tuple[str, Mapping[str, Any]]]]) -> list[str]:
+    """The names of all lines, those of several panels once."""
+    return list(dict.fromkeys(name for own in panels.values() for name in _lines(own)))
+
+
+def _draw_speeds(axes: Axes, own: list[tuple[str, Mapping[str, Any]]], known: Mapping[str, Style]) -> None:
+    most = max(info["ranks"] for _, info in own)
+    for name, line in _lines(own).items():
+        counts, values = [info["ranks"] for info in line], [info["throughput"]["value"] for info in line]
+        style = known[name]
+        axes.plot(
+            counts, values, marker=style.marker, markersize=4, color=style.colour, linestyle=style.line, label=name
+        )
+        axes.plot([counts[0], most], [values[0], values[0] * most / counts[0]], ":", linewidth=1, color=style.colour)
+    axes.grid(alpha=0.3)
+
+
+def _draw_parts(axes: Axes, own: list[tuple[str, Mapping[str, Any]]]) -> None:
+    rows, left = range(len(own)), [0.0] * len(own)
+    widths = [_parts(info) for _, info in own]
+    for part, colour, width in zip(PARTS, PART_COLOURS, zip(*widths, strict=True), strict=True):
+        axes.barh(rows, width, 0.6, left=left, color=colour, label=part)
+        left = [start + each for start, each in zip(left, width, strict=True)]
+    axes.set_yticks(rows, [f"{name}, {info['ranks']}" for name, info in own], fontsize=7)
+    axes.set_ylim(max(len(own), FEWEST_ROWS) - 0.5, -0.5)
 
 
 def _lines(results: Sequence[tuple[str, Mapping[str, Any]]]) -> dict[str, list[Mapping[str, Any]]]:

@@ -81,10 +81,18 @@ def test_sizes_are_written_in_binary_units() -> None:
     ]  # fmt: skip
 
 
-def test_legends_of_steps_cover_nothing() -> None:
-    results = [(f"{name}-gloo", _result(ranks, 1.0)) for name in ("torch", "mxnet", "jax") for ranks in (1, 2)]
+@pytest.mark.parametrize(("lines", "panels"), [(["gloo"], 1), (["all_reduce", "gossip"], 3)])
+def test_backends_of_several_lines_have_a_panel_each_and_legends_cover_nothing(lines: list[str], panels: int) -> None:
+    results = [
+        (f"{name}-{line}", _result(ranks, 1.0))
+        for name in ("torch", "mxnet", "jax")
+        for line in lines
+        for ranks in (1, 2)
+    ]
     figure = draw_steps("r: steps", results)
     FigureCanvasAgg(figure).draw()
+    assert len(figure.axes) == 2 * panels
+    assert len(figure.legends[0].get_texts()) == (3 if panels == 1 else len(lines))
     legends = [each.get_window_extent() for each in figure.legends]
     assert len(legends) == 2 and not legends[0].overlaps(legends[1])
     for axes in figure.axes:
