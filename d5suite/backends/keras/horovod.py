@@ -24,8 +24,8 @@ class Horovod(HorovodScheme):
     """Keras's gradients, averaged by the chosen backend's part of Horovod.
 
     ``horovod.keras.DistributedOptimizer`` overrides methods that Keras 3 does not call: its ranks
-    train alone (docs/findings.md). XLA, which compiles Keras's step, cannot compile Horovod's
-    operations, so that they are a function of their own.
+    train alone (docs/findings.md). XLA, which compiles Keras's own step on TensorFlow, cannot
+    compile Horovod's operations, so that this step is a function without it.
     """
 
     hvd = hvd
@@ -33,26 +33,25 @@ class Horovod(HorovodScheme):
 
     def __init__(self, replica: Replica, settings: NativeSettings) -> None:
         super().__init__(replica, settings)
-        if keras.backend.backend() == "tensorflow":
-            import tensorflow as tf
-
-            self._averaged = tf.function(self._average, autograph=False)
-        else:
-            self._averaged = self._average_by_handles
+        self._together = keras.backend.backend() == "tensorflow"
+        if self._together:
+            self._step = self.replica.trainer.stepping(self._average)
 
     def step(self, feed: Native) -> Native:
         trainer = self.replica.trainer
-        answer = dict(trainer.gradients(feed))
-        answer.update(self._averaged({name: answer[name] for name in self.replica.names}))
-        trainer.apply(answer)
         _, loss = trainer.executor.network.require_loss()
+        if self._together:
+            return {loss: self._step(feed)}
+        answer = dict(trainer.gradients(feed))
+        answer.update(self._average_by_handles({name: answer[name] for name in self.replica.names}))
+        trainer.apply(answer)
         return {loss: answer[loss]}
 
-    def _average(self, gradients: dict[str, Any]) -> dict[str, Any]:
-        return {
-            name: hvd.allreduce(each, op=hvd.Average, compression=self.compression, name=name, ignore_name_scope=True)
-            for name, each in gradients.items()
-        }
+    def _average(self, gradients: list[Any]) -> list[Any]:
+        return [
+            hvd.allreduce(each, op=hvd.Average, compression=self.compression, name=name, ignore_name_scope=True)
+            for name, each in zip(self.replica.trainer.executor.network.parameters, gradients, strict=True)
+        ]
 
     def _average_by_handles(self, gradients: dict[str, Any]) -> dict[str, Any]:
         begun = {}

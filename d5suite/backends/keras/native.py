@@ -17,7 +17,7 @@ _TRANSPORTS = {"cpu": "RING", "cuda": "NCCL"}
 
 
 class MultiWorkerMirrored(FrameworkScheme):
-    """Keras's gradients, averaged by ``ReplicaContext.all_reduce`` in a function of its own.
+    """Keras's gradients, averaged by ``ReplicaContext.all_reduce`` in the function of the step.
 
     Keras's ``fit`` and ``train_on_batch`` fail under this strategy (docs/semantics.md). Its
     optimizers add gradients over ranks, but after each rank has clipped and decayed its own.
@@ -29,10 +29,8 @@ class MultiWorkerMirrored(FrameworkScheme):
     replica: Replica
 
     def __init__(self, replica: AnyReplica, settings: NativeSettings) -> None:
-        import tensorflow as tf
-
         super().__init__(replica, settings)
-        self._averaged = tf.function(self._average, autograph=False)
+        self._step = self.replica.trainer.stepping(self._average)
 
     @classmethod
     def meet(cls, meeting: Meeting, settings: NativeSettings) -> Callable[[], None]:
@@ -51,12 +49,8 @@ class MultiWorkerMirrored(FrameworkScheme):
 
     def step(self, feed: Native) -> Native:
         """See `FrameworkScheme.step`."""
-        trainer = self.replica.trainer
-        answer = dict(trainer.gradients(feed))
-        averaged = self._averaged([answer[name] for name in self.replica.names])
-        trainer.apply(answer | dict(zip(self.replica.names, averaged, strict=True)))
-        _, loss = trainer.executor.network.require_loss()
-        return {loss: answer[loss]}
+        _, loss = self.replica.trainer.executor.network.require_loss()
+        return {loss: self._step(feed)}
 
     def _average(self, gradients: list[Any]) -> list[Any]:
         return list(self.strategy.run(_mean, (gradients,)))

@@ -194,6 +194,11 @@ class Executor(levels.Executor):
             )
         return {loss_name: loss, **dict(zip(self.network.parameters, gradients, strict=True))}
 
+    def traced(self, inputs: list[Any]) -> tuple[Any, list[Any]]:
+        """Return the loss and its gradients within a function of TensorFlow's that calls this."""
+        found: tuple[Any, list[Any]] = self._engine.traced(*inputs)
+        return found
+
     def pending(self, values: Any) -> None:
         """Add results for `synchronize` to wait for."""
         self._engine.pending["step"] = values
@@ -244,6 +249,10 @@ class _Engine:
         """Return the loss and its gradients; with a scale, the gradients of the scaled loss."""
         raise NotImplementedError
 
+    def traced(self, *inputs: Any) -> tuple[Any, list[Any]]:
+        """See `Executor.traced`."""
+        raise NotImplementedError
+
     def unscaled(self, gradients: list[Any]) -> list[Any]:
         """Divide gradients by `scale`."""
         return gradients if self.scale is None else [ops.divide(gradient, self.scale) for gradient in gradients]
@@ -282,20 +291,21 @@ class _TensorFlow(_Engine):
             values = [variable.value for variable in trained]
             return loss, tape.gradient(scaled, values, unconnected_gradients=tf.UnconnectedGradients.ZERO)
 
-        def loss_and_gradients(*inputs: Any) -> tuple[Any, list[Any]]:
-            loss, gradients = scaled_gradients(self.scale, *inputs)
-            return loss, self.unscaled(gradients)
-
+        self._scaled = scaled_gradients
         self._forward = tf.function(
             lambda inputs: inference(inputs, training=False), autograph=False, jit_compile=inference.jit_compile
         )
         if training is not None:
             self._gradient, self._scaled_gradient = (
                 tf.function(function, autograph=False, jit_compile=training.jit_compile)
-                for function in (loss_and_gradients, scaled_gradients)
+                for function in (self.traced, scaled_gradients)
             )
         self._wait = tf.test.experimental.sync_devices
         self._asynchronous = not tf.config.experimental.get_synchronous_execution()
+
+    def traced(self, *inputs: Any) -> tuple[Any, list[Any]]:
+        loss, gradients = self._scaled(self.scale, *inputs)
+        return loss, self.unscaled(gradients)
 
     def forward(self, inputs: list[Any]) -> Any:
         return self._forward(inputs)

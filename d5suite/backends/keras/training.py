@@ -188,6 +188,30 @@ class Trainer(levels.Trainer):
         with self.executor.scope():
             return {self._loss: self._run(batch)["loss"]}
 
+    def stepping(self, change: Callable[[list[Any]], list[Any]]) -> Callable[[Native], Any]:
+        """Return a compiled step on one batch that changes the gradients before they are used.
+
+        On TensorFlow only, and not by XLA, which cannot compile collectives. It takes and gives
+        gradients in the order of the network's parameters, and returns the loss. Not in ``fp16``.
+        """
+        import tensorflow as tf
+
+        names = self.executor.network.parameters
+
+        def update(inputs: list[Any]) -> Any:
+            loss, gradients = self.executor.traced(inputs)
+            changed = dict(zip(names, change(gradients), strict=True))
+            self._optimizer.apply([changed[name] for name in self._trained], self._model.trainable_variables)
+            return loss
+
+        compiled = tf.function(update, autograph=False)
+
+        def step(feed: Native) -> Any:
+            with self.executor.scope():
+                return compiled([feed[name] for name in (*self.executor.network.inputs, self._label)])
+
+        return step
+
     def apply(self, gradients: Native) -> None:
         self.executor.hold(None)
         with self.executor.scope():
