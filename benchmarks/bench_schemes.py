@@ -1,7 +1,9 @@
 """Step of the all-reduce scheme on PyTorch against DistributedDataParallel's, on two ranks.
 
 Both train the same network with the same optimizer over Gloo, in the same two processes of one
-thread each, on disjoint cores, and alternate step by step. Their weights agree.
+thread each, on disjoint cores, and alternate. Each turn is two steps, of which the second is timed:
+the first one finds the memory that the other kind needs, and VGG-16's 537 MB of gradients cost a
+second there if the system has to find other pages. Their weights agree.
 
 ``pytest benchmarks/bench_schemes.py`` prints the figures; ``--benchmark-json`` keeps them in
 ``extra_info``. As a script, one rank: ``python bench_schemes.py NETWORK MEETING RANK``.
@@ -80,6 +82,7 @@ def measure(name: str, meeting: Path, rank: int) -> tuple[list[float], list[floa
     both = list(zip((our_step, their_step), times, strict=True))
     for turn in range(WARM_UP + ROUNDS[name]):
         for step, own in both if turn % 2 else reversed(both):
+            step()
             communicator.barrier()
             start = time.perf_counter()
             step()
@@ -114,9 +117,13 @@ def test_a_step_costs_what_distributed_data_parallel_costs(
     ours, theirs, difference = json.loads(said[0])
     assert difference <= 1e-5
     ratio = paired_ratio(ours, theirs)
-    benchmark.extra_info.update(ours_s=ours, theirs_s=theirs, ratio=ratio.median, interval=list(ratio.ci95))
-    print(f"\n{name}: scheme / DistributedDataParallel {ratio.median:.3f}")
-    assert ratio.ci95[0] <= LIMIT
+    benchmark.extra_info.update(
+        ours_s=ours, theirs_s=theirs, ratio=ratio.median, interval=list(ratio.ci95), limit=LIMIT
+    )
+    (low, high), verdict = ratio.ci95, ratio.against(LIMIT)
+    figures = f"{ratio.median:.3f} ({low:.3f}–{high:.3f})"
+    print(f"\n{name}: scheme / DistributedDataParallel {figures}, limit {LIMIT}: {verdict}")
+    assert verdict != "exceeded"
 
 
 if __name__ == "__main__":
