@@ -408,8 +408,12 @@ def test_long_names_of_schemes_are_divided_and_no_figure_is(
     monkeypatch.setenv("COLUMNS", str(columns))
     kept = Path(__file__).parents[2] / "results" / "reference-2core-cpu-ranks.json"
     ranked = json.loads(kept.read_text())
+    ranked["benchmarks"] = [
+        each for each in ranked["benchmarks"] if each["param"].startswith(("torch", "jax", "mxnet"))
+    ]
     for bench in ranked["benchmarks"]:
-        backend = bench["extra_info"]["d5suite"]["backend"]
+        info = bench["extra_info"]["d5suite"]
+        info["machine"], backend = {"disturbed": False, "reasons": []}, info["backend"]
         if backend["name"] == "torch":
             backend["name"] = "tensorflow"
             bench["param"] = bench["param"].replace("torch", "tensorflow:xla", 1)
