@@ -44,8 +44,10 @@ def prepare(folder: Path) -> None:
     make_imagenet(folder / "imagenet", classes=4, train_per_class=16, val_per_class=16, progress=False)
     b = Builder("small", seed=0, image_size=32)
     x = b.relu(b.conv(b.image, "conv", 16, 3))
-    network = b.classifier(b.linear(b.flatten(b.global_average_pool(x, "pool"), "flatten"), "fc", 4))
-    onnx.save(network.model, folder / "small.onnx")
+    model = onnx.ModelProto()
+    model.CopyFrom(b.classifier(b.linear(b.flatten(b.global_average_pool(x, "pool"), "flatten"), "fc", 4)).model)
+    del model.graph.node[-1], model.graph.output[-1], model.graph.input[-1]  # label and loss
+    onnx.save(model, folder / "small.onnx")
     (folder / "recipes").mkdir()
     for batch in BATCHES:
         text = RECIPE.format(batch=batch, network=str(folder / "small.onnx"))
@@ -60,8 +62,8 @@ def suite(folder: Path, factor: float) -> dict[str, str]:
          "--json", "-", "--", "--imagenet", str(folder / "imagenet"), "--threads", "1"],
         cwd=folder, env=plugin_environment(), capture_output=True, text=True, check=False,
     )  # fmt: skip
-    if not done.stdout:
-        raise SystemExit(done.stderr)
+    if done.returncode not in (0, 1, 6):
+        raise SystemExit(done.stdout + done.stderr)
     return {each["name"].partition("/")[0]: each["verdict"] for each in json.loads(done.stdout)["benchmarks"]}
 
 
