@@ -41,7 +41,7 @@ from d5suite.report.verdicts import (
     unpaired,
 )
 from d5suite.statistics.changes import Change, Series
-from d5suite.statistics.steps import steps
+from d5suite.statistics.steps import P_VALUE, steps
 
 SCHEMA = "d5suite-history-1"
 
@@ -301,10 +301,10 @@ def _key(entry: Entry) -> Key:
     return entry.name, tuple(sorted(entry.conditions.items()))
 
 
-def changes(points: Sequence[Point], threshold: Threshold) -> list[Step]:
-    """Return the changes of a benchmark's level, the oldest first."""
+def changes(points: Sequence[Point], threshold: Threshold, tests: int = 1) -> list[Step]:
+    """Return the changes of a benchmark's level, the oldest first; so many are tested together."""
     figures = [point.entry.series.median for point in points]
-    places = steps(figures, effect=threshold.effect)
+    places = steps(figures, effect=threshold.effect, p_value=min(P_VALUE, ALPHA / tests))
     bounds = [0, *places, len(points)]
     levels = [statistics.median(figures[start:end]) for start, end in pairwise(bounds)]
     return [Step(points[place], levels[i + 1] / levels[i]) for i, place in enumerate(places)]
@@ -372,7 +372,7 @@ def _median(values: Iterable[float | None]) -> float | None:
 
 
 def _judge(points: Sequence[Point], new: Entry, threshold: Threshold, run: Run, tests: int) -> Verdict:
-    before = changes(points, threshold)
+    before = changes(points, threshold, tests)
     since = next((i for i, point in enumerate(points) if before and point is before[-1].since), 0)
     base, spread = _level(points, since)
     notes = differ(base.facts, new.facts) + [f"reason to doubt it: {each}" for each in new.warnings]
@@ -388,7 +388,7 @@ def _judge(points: Sequence[Point], new: Entry, threshold: Threshold, run: Run, 
         reasons.append(f"than {level}")
     regressions = ["time"] if verdict == "slower" else []
     here = Point(_utc(run.date) or datetime.now(timezone.utc).isoformat(), run.path.name, new)
-    fresh = [] if new.doubts else _visible(before, changes([*points, here], threshold))
+    fresh = [] if new.doubts else _visible(before, changes([*points, here], threshold, tests))
     if fresh and verdict != "slower":
         step = fresh[-1]
         reasons.append(f"{step.ratio:.2f} times as long since {step.since.date[:10]} ({step.since.run})")

@@ -27,7 +27,7 @@ P_VALUE = 1e-3
 """Of the rank test between the runs before and after a change."""
 
 
-def steps(values: Sequence[float], *, effect: float, penalty: float = PENALTY) -> list[int]:
+def steps(values: Sequence[float], *, effect: float, penalty: float = PENALTY, p_value: float = P_VALUE) -> list[int]:
     """Return the indices of the runs with which a new level began.
 
     Parameters
@@ -36,8 +36,8 @@ def steps(values: Sequence[float], *, effect: float, penalty: float = PENALTY) -
         One figure of each run, in order of time; positive, shape (n,).
     effect : float
         The least relative change of a median.
-    penalty : float
-        See `PENALTY`.
+    penalty, p_value : float
+        See `PENALTY` and `P_VALUE`.
     """
     from ruptures import Pelt
     from scipy.stats import mannwhitneyu
@@ -54,7 +54,7 @@ def steps(values: Sequence[float], *, effect: float, penalty: float = PENALTY) -
             small = abs(np.median(after) - np.median(before)) < math.log1p(effect)
             doubts.append(1.0 if small else float(mannwhitneyu(before, after).pvalue))
         weakest = int(np.argmax(doubts))
-        if doubts[weakest] < P_VALUE:
+        if doubts[weakest] < p_value:
             break
         del cuts[weakest + 1]
     return cuts[1:-1]

@@ -53,6 +53,12 @@ def test_a_change_below_the_least_effect_and_runs_too_few_say_nothing() -> None:
     assert steps([1, 1, 1, 2, 2, 2], effect=0.05) == [] and steps([5.0] * 50, effect=0.05) == []
 
 
+def test_among_many_benchmarks_a_change_needs_more_runs() -> None:
+    few, more = ([*noise("quiet", 20, 0), *(1.1 * each for each in noise("quiet", runs, 1))] for runs in (4, 8))
+    assert steps(few, effect=0.05) == steps(more, effect=0.05, p_value=1e-4) == [20]
+    assert steps(few, effect=0.05, p_value=1e-4) == []
+
+
 def mozilla(values: list[float], window: int = 12, threshold: float = 7.0) -> list[int]:
     """Perfherder's rule (mozilla/treeherder): where Student's t of 12 runs and the 12 before is
     largest, and exceeds 7."""
