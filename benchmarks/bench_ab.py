@@ -31,6 +31,10 @@ BATCHES = (8, 16, 32, 64)
 PLANTED = 16
 """The batch of the benchmark that is slowed down."""
 
+UNUSED = 1
+"""A batch of no benchmark. Side A gets the variable, too: to look for one that is not set takes longer
+by 1% of the shortest benchmark, and `d5suite ab` finds that."""
+
 RECIPE = """
 from d5suite import SGD, Recipe
 from d5suite.cases.recipe import Preset
@@ -56,9 +60,9 @@ def prepare(folder: Path) -> None:
 
 def suite(folder: Path, factor: float) -> dict[str, str]:
     """Run a suite; return the verdicts by benchmark."""
-    other = f"env:FAULTY_FAULT=slow={factor}:{PLANTED}" if factor != 1 else "env:FAULTY_FAULT="
+    a, b = (f"env:FAULTY_FAULT=slow={each}:{PLANTED if each != 1 else UNUSED}" for each in (1, factor))
     done = subprocess.run(
-        [sys.executable, "-m", "d5suite.cli", "ab", "--a", "here", "--b", other, "recipes", "--backend", "faulty",
+        [sys.executable, "-m", "d5suite.cli", "ab", "--a", a, "--b", b, "recipes", "--backend", "faulty",
          "--json", "-", "--", "--imagenet", str(folder / "imagenet"), "--threads", "1"],
         cwd=folder, env=plugin_environment(), capture_output=True, text=True, check=False,
     )  # fmt: skip
