@@ -32,8 +32,8 @@ PLANTED = 16
 """The batch of the benchmark that is slowed down."""
 
 UNUSED = 1
-"""A batch of no benchmark. Side A gets the variable, too: to look for one that is not set takes longer
-by 1% of the shortest benchmark, and `d5suite ab` finds that."""
+"""A batch of no benchmark. Side A gets the variable, too: looking for one that is not set takes
+longer, by 1% of the shortest benchmark, and `d5suite ab` finds that."""
 
 RECIPE = """
 from d5suite import SGD, Recipe
