@@ -200,10 +200,17 @@ class Measurement(ABC):
         """
 
     @abstractmethod
-    def prove(self, workload: Any, step: Step) -> Iterable[Check]:
-        """Compare the step's answers with an independent reference, before it is timed."""
+    def prove(self, workload: Any, step: Any) -> Iterable[Check]:
+        """Compare the answers with an independent reference, before they are timed.
 
-    def explain(self, workload: Any, step: Step, error: ValidationError) -> ValidationError:
+        Parameters
+        ----------
+        workload : NetworkWorkload or OperatorWorkload
+        step : Step
+            What `prepare` returned.
+        """
+
+    def explain(self, workload: Any, step: Any, error: ValidationError) -> ValidationError:
         """The error of a failed proof, with what helps to find the fault."""
         return error
 

@@ -227,8 +227,7 @@ class DistributedAccuracy(Measurement):
         require_real_images(workload)
         return DistributedAccuracyStep(workload)
 
-    def prove(self, workload: NetworkWorkload, step: Step) -> Iterable[Check]:
+    def prove(self, workload: NetworkWorkload, step: DistributedAccuracyStep) -> Iterable[Check]:
         """As the step of several ranks; whether the target is reached is what is measured."""
-        assert isinstance(step, DistributedStep)
         yield from prove_training(workload)
         yield from workload.once("distributed", step.proof)

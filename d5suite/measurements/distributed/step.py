@@ -485,8 +485,7 @@ class DistributedTraining(Measurement):
     def prepare(self, workload: NetworkWorkload) -> Step:
         return DistributedStep(workload)
 
-    def prove(self, workload: NetworkWorkload, step: Step) -> Iterable[Check]:
+    def prove(self, workload: NetworkWorkload, step: DistributedStep) -> Iterable[Check]:
         """Every rank's executor and trainer, and then the scheme."""
-        assert isinstance(step, DistributedStep)
         yield from prove_training(workload)
         yield from workload.once("distributed", step.proof)

@@ -84,9 +84,8 @@ class Inference(Measurement):
     def prepare(self, workload: NetworkWorkload) -> Step:
         return InferenceStep(workload)
 
-    def prove(self, workload: NetworkWorkload, step: Step) -> Iterable[Check]:
+    def prove(self, workload: NetworkWorkload, step: InferenceStep) -> Iterable[Check]:
         """The output against an independent evaluator."""
-        assert isinstance(step, InferenceStep)
         executor, batches = workload.executor, [workload.evaluation_batch(number) for number in range(TURNS + 1)]
         with workload.at_generic_point(executor):
             answer = executor.fetch(executor.forward(step.fed(0)))

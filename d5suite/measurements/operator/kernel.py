@@ -209,9 +209,8 @@ class Kernel(Measurement):
     def prepare(self, workload: OperatorWorkload) -> Step:
         return KernelStep(workload, backward=self.backward)
 
-    def prove(self, workload: OperatorWorkload, step: Step) -> Iterator[Check]:
+    def prove(self, workload: OperatorWorkload, step: KernelStep) -> Iterator[Check]:
         """The answers against the reference."""
-        assert isinstance(step, KernelStep)
         yield from self.prove_first(workload, step)
         found = step.findings = self.check(workload)
         step.evidence = lambda: found.evidence
@@ -227,9 +226,8 @@ class Kernel(Measurement):
     def check(self, workload: OperatorWorkload) -> Findings:
         """Compare the answers, as timed, with what is known to be right."""
 
-    def explain(self, workload: OperatorWorkload, step: Step, error: ValidationError) -> ValidationError:
+    def explain(self, workload: OperatorWorkload, step: KernelStep, error: ValidationError) -> ValidationError:
         """The error with a picture of where the answer is wrong, beside the reference."""
-        assert isinstance(step, KernelStep)
         name = f"{workload.operation.name}/{self.name}"
         where, hint = f"{workload.selection}, {name}", error.hint
         evidence = step.evidence() if workload.reference is not None else None

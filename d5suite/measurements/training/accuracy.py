@@ -240,7 +240,7 @@ class TimeToAccuracy(Measurement):
         require_real_images(workload)
         return AccuracyStep(workload)
 
-    def prove(self, workload: NetworkWorkload, step: Step) -> Iterable[Check]:
+    def prove(self, workload: NetworkWorkload, step: TrainerStep) -> Iterable[Check]:
         """As the training step; whether the target is reached is what is measured."""
         return prove_training(workload, step)
 

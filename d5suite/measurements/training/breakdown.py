@@ -171,6 +171,6 @@ class Breakdown(Measurement):
     def prepare(self, workload: NetworkWorkload) -> Step:
         return BreakdownStep(workload)
 
-    def prove(self, workload: NetworkWorkload, step: Step) -> Iterable[Check]:
+    def prove(self, workload: NetworkWorkload, step: BreakdownStep) -> Iterable[Check]:
         """As the training step."""
         return prove_training(workload, step)

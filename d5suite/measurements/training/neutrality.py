@@ -90,9 +90,8 @@ class CostOfNeutrality(Measurement):
     def prepare(self, workload: NetworkWorkload) -> Step:
         return NeutralityStep(workload)
 
-    def prove(self, workload: NetworkWorkload, step: Step) -> Iterable[Check]:
+    def prove(self, workload: NetworkWorkload, step: NeutralityStep) -> Iterable[Check]:
         """The losses of both steps, from the same weights on the same batch."""
-        assert isinstance(step, NeutralityStep)
         executor = workload.executor
         _, loss = workload.network.require_loss()
         for number in range(1, BASELINE_STEPS + 1):

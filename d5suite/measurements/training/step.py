@@ -229,19 +229,19 @@ class Training(Measurement):
     def prepare(self, workload: NetworkWorkload) -> Step:
         return TrainingStep(workload)
 
-    def prove(self, workload: NetworkWorkload, step: Step) -> Iterable[Check]:
+    def prove(self, workload: NetworkWorkload, step: TrainerStep) -> Iterable[Check]:
         """A short run, through a float64 run proved by the formula and by other backends."""
         return prove_training(workload, step)
 
 
-def prove_training(workload: NetworkWorkload, step: Step | None = None) -> Iterator[Check]:
+def prove_training(workload: NetworkWorkload, step: TrainerStep | None = None) -> Iterator[Check]:
     """The checks of every gradient and of a short training run, each made once per case.
 
-    A `TrainerStep` keeps the run, for the proof of what was timed.
+    A step keeps the run, for the proof of what was timed.
     """
     yield from prove_gradient(workload)
     yield from workload.once("training", lambda: _checks(workload))
-    if isinstance(step, TrainerStep):
+    if step is not None:
         step.proved = workload.proved_run
 
 
