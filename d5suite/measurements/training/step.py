@@ -175,8 +175,10 @@ class TrainingStep(TrainerStep):
                 f"training diverged while it was timed: the loss is {self._losses[max(self._losses)][-1]}",
                 hint="Lower the learning rate (--optimizer).",
             )
-        yield from self._check_same_draws() if self.workload.executor.drops else self._check_first()
+        drops = self.workload.executor.drops
+        yield from () if drops else self._check_first()
         yield from self.check_further(made)
+        yield from self._check_same_draws() if drops else ()
 
     def _check_first(self) -> Iterable[Check]:
         """The first timed steps, where their batches are those of the proof."""
