@@ -59,6 +59,7 @@ class LeadRow(NamedTuple):
     drawn: Markup
     label: str
     search: str
+    names: dict[str, str]
 
 
 class Cell(NamedTuple):
@@ -249,8 +250,17 @@ def _leads(page: Page) -> Iterator[LeadRow]:
                 section, _title(section), group.measurement, ranks, first,
                 None if lead.second is None else rows[lead.second], lead.by, [rows[place] for place in lead.close],
                 _seconds(first.record["median_s"]), _rate(first.record), drawn, label,
-                _search(section, group, rows),
+                _search(section, group, rows), brief([row.backend for row in rows]),
             )  # fmt: skip
+
+
+def brief(names: Sequence[str]) -> dict[str, str]:
+    """Names without the parts, after a ``-``, with which all of several end."""
+    parts, count = [name.split("-") for name in names], 0
+    most = min(map(len, parts)) - 1 if len(parts) > 1 else 0
+    while count < most and len({each[-count - 1] for each in parts}) == 1:
+        count += 1
+    return {name: "-".join(each[: len(each) - count]) for name, each in zip(names, parts, strict=True)}
 
 
 def _title(section: Section) -> str:
