@@ -79,21 +79,21 @@ def shown_rows(page: Page) -> int:
 
 def test_filters_show_what_fits_and_count_it(opened: Open, report: Path) -> None:
     page = opened(report)
-    assert page.inner_text("#count") == "51 results" and shown_rows(page) == 51
+    assert page.inner_text("#count") == "89 results" and shown_rows(page) == 89
     page.fill("#q", "gradient torch")
-    playwright.expect(page.locator("#count")).to_have_text("1 of 51 results")
+    playwright.expect(page.locator("#count")).to_have_text("1 of 89 results")
     assert shown_rows(page) == 1
     assert page.locator("article.case:visible").count() == 1
     page.fill("#q", "")
-    playwright.expect(page.locator("#count")).to_have_text("51 results")
+    playwright.expect(page.locator("#count")).to_have_text("89 results")
     page.click(".pick[data-backend=torch]")
     assert page.get_attribute(".pick[data-backend=torch]", "aria-pressed") == "false"
     assert page.locator("tr.row[data-b=torch]:visible").count() == 0 < shown_rows(page)
     page.click(".pick[data-backend=torch]")
     page.check("#marked")
-    assert 0 < shown_rows(page) < 51
+    assert 0 < shown_rows(page) < 89
     page.fill("#q", "nothing fits this")
-    playwright.expect(page.locator("#count")).to_have_text("0 of 51 results")
+    playwright.expect(page.locator("#count")).to_have_text("0 of 89 results")
     assert page.locator("article.case:visible").count() == 0
 
 
@@ -141,7 +141,7 @@ def test_links_lead_to_rows_even_if_a_filter_hides_them(opened: Open, report: Pa
     assert other.evaluate(f"document.getElementById('{row}').getBoundingClientRect().top") < 900
     assert other.evaluate("document.querySelector('tr:target').id") == row
     page.fill("#q", "nothing fits this")
-    playwright.expect(page.locator("#count")).to_have_text("0 of 51 results")
+    playwright.expect(page.locator("#count")).to_have_text("0 of 89 results")
     page.evaluate(f"location.hash = '{row}'")
     playwright.expect(page.locator(f"#{row}")).to_be_visible()
     assert page.input_value("#q") == ""
@@ -176,7 +176,7 @@ def test_the_keyboard_reaches_everything(opened: Open, report: Path) -> None:
     assert all(seen for *_, seen in reached), "focus went where nobody sees it"
     for wanted in (("BUTTON", "theme"), ("INPUT", "q"), ("BUTTON", "pick"), ("BUTTON", "sort"), ("BUTTON", "name")):
         assert (*wanted, True) in reached
-    assert sum(each == ("BUTTON", "pin", True) for each in reached) == 51
+    assert sum(each == ("BUTTON", "pin", True) for each in reached) == 89
     page.keyboard.press("/")
     assert page.evaluate("document.activeElement.id") == "q"
     page.locator("tr.row .pin").first.focus()
