@@ -164,7 +164,7 @@ def test_the_keyboard_reaches_everything(opened: Open, report: Path) -> None:
     page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement.className") == "skip"
     reached = []
-    for _ in range(600):
+    for _ in range(1500):
         page.keyboard.press("Tab")
         at = page.evaluate(
             "(() => { const e = document.activeElement; const r = e.getBoundingClientRect();"
