@@ -6,9 +6,9 @@ so that it takes FACTOR times as long there; a factor of 1 plants nothing. So a 
 for the slowdown that was found or missed, and all other benchmarks for false alarms. The figures in
 docs/compare.md are of::
 
-    python -m benchmarks.bench_ab 10 1 1.02 1.05
+    python -m benchmarks.bench_ab 5 1 1.02 1.05
 
-which makes ten suites of each factor, in turn.
+which makes five suites of each factor, in turn.
 """
 
 from __future__ import annotations

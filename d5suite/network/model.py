@@ -274,7 +274,13 @@ class Network:
         return self.with_weights(rewrites.generic_weights(self))
 
     def with_weights(self, values: dict[str, np.ndarray]) -> Network:
-        """Return the network with other initializers; those without a value stay."""
+        """Return the network with other initializers; those without a value stay.
+
+        Parameters
+        ----------
+        values : dict of str to numpy.ndarray
+            By initializer, of its shape and dtype.
+        """
         other = copy.copy(self)
         other.initializers = {**self.initializers, **values}
         other.model = rewrites.with_initializers(self.model, other.initializers)

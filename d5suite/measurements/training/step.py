@@ -65,7 +65,6 @@ class TrainerStep(ExecutorStep):
     def reset(self) -> None:
         super().reset()
         self.workload.trainer.load_state(self.workload.trainer.initial_state())
-        self.workload.trainer.set_learning_rate(self.workload.optimizer.learning_rate)
 
     @property
     def against(self) -> str:
@@ -88,7 +87,7 @@ class TrainerStep(ExecutorStep):
             Steps since the optimizer's initial state.
         """
         workload = self.workload
-        workload.trainer.set_learning_rate(workload.optimizer.learning_rate)
+        workload.trainer.set_learning_rate(workload.optimizer.learning_rate)  # a schedule may end at 0
         if workload.executor.drops:
             yield from check_drawn(workload, "a step", workload.trainer.step)
         else:

@@ -255,7 +255,7 @@ def _leads(page: Page) -> Iterator[LeadRow]:
 
 
 def brief(names: Sequence[str]) -> dict[str, str]:
-    """Names without the parts, after a ``-``, with which all of several end."""
+    """Return each name without the parts, after a ``-``, with which all of several end."""
     parts, count = [name.split("-") for name in names], 0
     most = min(map(len, parts)) - 1 if len(parts) > 1 else 0
     while count < most and len({each[-count - 1] for each in parts}) == 1:
