@@ -126,9 +126,9 @@ class Trainer(ABC):
     def initial_state(self) -> dict[str, np.ndarray]:
         """Return the `state` before the first step."""
         parameters = {name: self.executor.network.initializers[name] for name in self.executor.network.parameters}
-        start = self.optimizer.initial
-        held = {
-            f"{slot}/{name}": np.full(value.shape, start)
+        start = np.array(self.optimizer.initial, np.float64)
+        held = {  # views of one number: whole arrays of it would be twice as large as the network
+            f"{slot}/{name}": np.broadcast_to(start, value.shape)
             for slot in self.optimizer.slots
             for name, value in parameters.items()
         }

@@ -17,6 +17,7 @@ from d5suite.validate.network.timed import (
     check_answer,
     check_finite,
     check_losses,
+    fetch_sampled,
     references,
     sampled,
     scaled,
@@ -56,7 +57,7 @@ class GradientStep(ExecutorStep):
         assert known is not None and last is not None  # the proof made them
         name = f"({executor.mode} {executor.precision})"
         yield check_losses(name, losses, known, workload.tolerance.outputs)
-        values = executor.fetch(last)
+        values = self.fetch(last)
         yield from check_answer("the last timed call", executor, values, known, self.turn, workload.tolerance)
         answer, computes = self.call_fresh(workload.arrays(workload.unseen))
         yield computes
@@ -64,6 +65,9 @@ class GradientStep(ExecutorStep):
         yield from check_whole_batch(
             workload, "forward and backward", lambda feed: executor.fetch(executor.forward_backward(feed))
         )
+
+    def fetch(self, native: Native) -> dict[str, np.ndarray]:
+        return fetch_sampled(self.workload.executor, native)
 
     def memory_by_definition(self) -> dict[str, int]:
         return self.workload.memory_by_definition(gradients=True)
@@ -89,7 +93,7 @@ class Gradient(Measurement):
 
 
 def check_unseen(workload: NetworkWorkload, answer: Arrays) -> Iterable[Check]:
-    """Loss and gradients of `NetworkWorkload.unseen` at the generic point."""
+    """Loss and gradients, of `fetch_sampled`, of `NetworkWorkload.unseen` at the generic point."""
     assert workload.references is not None
     return check_answer(UNSEEN, workload.executor, answer, workload.references, TURNS, workload.tolerance)
 

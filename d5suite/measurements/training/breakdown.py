@@ -18,6 +18,7 @@ from d5suite.measurements.network.gradient import check_unseen
 from d5suite.measurements.tables import WORST_ERROR, Column, Table
 from d5suite.measurements.training.step import TrainingStep, prove_training
 from d5suite.validate.check import Check
+from d5suite.validate.network.timed import fetch_sampled
 from d5suite.workloads.network import Batch, NetworkWorkload
 
 SUM_TOLERANCE = 0.02
@@ -96,8 +97,8 @@ class BreakdownStep(TrainingStep):
         if not self.workload.executor.drops:
             workload, executor = self.workload, self.workload.executor
             workload.to_generic_point(executor)
-            answer = executor.fetch(executor.forward_backward(executor.feed(workload.arrays(workload.unseen))))
-            yield from check_unseen(workload, answer)
+            native = executor.forward_backward(executor.feed(workload.arrays(workload.unseen)))
+            yield from check_unseen(workload, fetch_sampled(executor, native))
 
     def _check_first(self) -> Iterable[Check]:
         """Nothing: the timed steps take other batches than the proof."""

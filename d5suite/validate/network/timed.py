@@ -24,7 +24,7 @@ from d5suite.errors import ValidationError
 from d5suite.files import atomic_hdf5
 from d5suite.levels.backend import Tolerance
 from d5suite.levels.contract import require_answer
-from d5suite.levels.network import Arrays, Executor
+from d5suite.levels.network import Arrays, Executor, Native
 from d5suite.levels.training import Trainer
 from d5suite.network import Network
 from d5suite.optimizers.settings import Optimizer
@@ -205,6 +205,28 @@ def check_finite(losses: Mapping[int, Sequence[float]]) -> Check:
     return Check("loss of timed calls is finite", 0.0 if np.isfinite(found).all() else math.inf, 0.0)
 
 
+def fetch_sampled(executor: Executor, native: Native) -> dict[str, np.ndarray]:
+    """Fetch loss and gradients one by one, and keep a sample of each.
+
+    Together they are as large as the network: fresh memory for all of them takes longer than a step
+    of some networks.
+
+    Raises
+    ------
+    ContractError
+        One is missing or malformed.
+    """
+    network = executor.network
+    loss = network.require_loss()[1]
+    found = {}
+    for name in (loss, *network.parameters):
+        values = executor.fetch({name: native[name]}) if name in native else {}
+        shape = () if name == loss else network.initializers[name].shape
+        require_answer(executor, "executor.forward_backward", values, {name: shape})
+        found.update({loss: values[loss]} if name == loss else sampled(values))
+    return found
+
+
 def check_answer(
     name: str, executor: Executor, values: Arrays, references: References, number: int, tolerance: Tolerance
 ) -> list[Check]:
@@ -216,7 +238,7 @@ def check_answer(
         Of the batch.
     executor : Executor
     values : mapping of str to numpy.ndarray
-        Its answer.
+        Its answer, of `fetch_sampled`.
     references : References
     number : int
         Of the batch among the references.
@@ -224,11 +246,10 @@ def check_answer(
     """
     network, expected = executor.network, references.answers[number]
     loss = network.require_loss()[1]
-    shapes = {loss: (), **{each: network.initializers[each].shape for each in network.parameters}}
-    require_answer(executor, "executor.forward_backward", values, shapes)
-    given = sampled({each: values[each] for each in network.parameters})
     errors = gradient_errors(
-        scaled(executor, given), scaled(executor, expected.gradients), UNIT_ROUNDOFF[executor.precision]
+        scaled(executor, {each: values[each] for each in network.parameters}),
+        scaled(executor, expected.gradients),
+        UNIT_ROUNDOFF[executor.precision],
     )
     text = f"of {name} ({executor.mode} {executor.precision}) vs {references.source} fp64"
     return [
