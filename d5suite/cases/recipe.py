@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from d5suite.cases.case import TIME_LIMIT_S, Case, Declaration, Settings, Shared, Test, absent, declared_in
 from d5suite.errors import ConfigurationError, D5Error
 from d5suite.job import CaseJob, NetworkCase, Result, is_plain_name
-from d5suite.measurements import find
+from d5suite.measurements import discover, find
 from d5suite.measurements.base import Measurement
 from d5suite.optimizers.schedules import Constant, Schedule
 from d5suite.optimizers.settings import Optimizer
@@ -23,9 +23,6 @@ from d5suite.optimizers.settings import Optimizer
 if TYPE_CHECKING:
     from d5suite.backends import Selection
     from d5suite.levels.backend import Backend
-
-DISTRIBUTED = ("distributed_step",)
-"""Measured with ``--ranks`` by every recipe that measures training steps."""
 
 MEASUREMENTS = ("inference", "gradient", "training_step", "input_pipeline")
 """A recipe's default measurements."""
@@ -233,7 +230,8 @@ class Recipe(Case, Declaration):
             If there is none of such a name.
         """
         own = [find(each) if isinstance(each, str) else each for each in self.measurements]
-        ranked = [find(name) for name in DISTRIBUTED if any(each.name == "training_step" for each in own)]
+        names = {each.name for each in own}
+        ranked = [each for each in discover().values() if each.ranks_of in names]
         return list(dict.fromkeys([*own, *ranked]))
 
     def tests(self) -> Iterator[Test]:

@@ -159,6 +159,8 @@ class Measurement(ABC):
     runs_network : bool
         Whether it runs a network: a backend that is too slow for a preset is not too slow for one
         that does not.
+    ranks_of : str
+        A measurement: each recipe that makes it makes this one with ``--ranks``.
     trains : bool
         Whether it trains to the target of a preset's `Training`, which it then needs.
     takes_turns : bool
@@ -183,6 +185,7 @@ class Measurement(ABC):
     without_energy: ClassVar[str] = "not taken for this measurement"
     takes_cold: ClassVar[bool] = False
     runs_network: ClassVar[bool] = True
+    ranks_of: ClassVar[str] = ""
     trains: ClassVar[bool] = False
     takes_turns: ClassVar[bool] = True
     table: ClassVar[Table]

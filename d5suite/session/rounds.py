@@ -75,7 +75,7 @@ def can_take_turns(session: Session, places: Sequence[Place], least: int = 2) ->
     first = places[0].batch[0]
     if session.settings.elsewhere is not None or session.settings.device != "cpu" or first.ranks is not None:
         return False
-    if first.case.shares_references or not all(each.measurement.level in (1, 2) for each in places[0].batch):
+    if first.case.shares_references:
         return False
     return sum(any(each.measurement.takes_turns for each in place.batch) for place in places) >= least
 

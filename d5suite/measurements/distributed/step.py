@@ -427,6 +427,7 @@ class DistributedTraining(Measurement):
 
     name = "distributed_step"
     level = 3
+    ranks_of = "training_step"
     takes_turns = False
     needs = ("gradient", "level 2", "level 3")
     takes_memory = True
