@@ -263,6 +263,12 @@ class Backend:
                 missing.setdefault(node.op_type, []).append(node.name)
         return missing
 
+    def why_missing(self, operator: str) -> str:
+        """Return why an operator is missing, or nothing if nobody says so."""
+        from d5suite.network.operators import LACKING
+
+        return self.absent.get(operator) or LACKING.get(operator, "")
+
     def check_operators(self, network: Network) -> None:
         """Raise `UnsupportedOperatorError` with all operators of the network that are missing."""
         missing = self.missing_operators(network)
@@ -270,7 +276,7 @@ class Backend:
             listed = "; ".join(
                 f"{operator} (node {names[0]}"
                 + (f" and {len(names) - 1} more)" if len(names) > 1 else ")")
-                + (f", because {self.absent[operator]}" if operator in self.absent else "")
+                + (f", because {why}" if (why := self.why_missing(operator)) else "")
                 for operator, names in sorted(missing.items())
             )
             raise UnsupportedOperatorError(

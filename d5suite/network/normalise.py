@@ -84,6 +84,7 @@ def normalised(model: onnx.ModelProto, name: str, shapes: Mapping[str, Sequence[
         if expand(model):
             _infer_shapes(model)
         _split_into_slices(model, weights)
+        _drop_empty_parts(model)
         _separate_statistics(model)
         _compute_outputs(model, weights)
         _stamp(model)
@@ -415,10 +416,32 @@ def _drop_zero_states(model: onnx.ModelProto) -> None:
             name = node.input[index] if index < len(node.input) else ""
             if name in values and not numpy_helper.to_array(values[name]).any():
                 node.input[index] = ""
+    _drop_unused_initializers(model)
+
+
+def _drop_unused_initializers(model: onnx.ModelProto) -> None:
     used = {name for node in model.graph.node for name in node.input} | {o.name for o in model.graph.output}
     for place in reversed(range(len(model.graph.initializer))):
         if model.graph.initializer[place].name not in used:
             del model.graph.initializer[place]
+
+
+def _drop_empty_parts(model: onnx.ModelProto) -> None:
+    """Leave out empty inputs of Concat, such as channels that a rotation does not turn."""
+    graph, shapes = model.graph, shapes_of(model)
+    for node in graph.node:
+        filled = [name for name in node.input if 0 not in shapes.get(name, ())]
+        if node.op_type == "Concat" and not node.domain and 0 < len(filled) < len(node.input):
+            node.ClearField("input")
+            node.input.extend(filled)
+    used = {output.name for output in graph.output}
+    for place in reversed(range(len(graph.node))):
+        node = graph.node[place]
+        if used.isdisjoint(node.output) and any(0 in shapes.get(name, ()) for name in node.output):
+            del graph.node[place]
+        else:
+            used.update(node.input)
+    _drop_unused_initializers(model)
 
 
 def _split_into_slices(model: onnx.ModelProto, weights: set[str]) -> None:

@@ -36,3 +36,19 @@ REDUCTIONS = (
 
 SINGLE_OPERATORS = frozenset({"Split"})
 """Operators of level 0 only: networks get a Slice for each part of a Split."""
+
+LACKING = {
+    **dict.fromkeys(
+        ("Compress", "NonMaxSuppression", "NonZero", "Unique"),
+        "the size of its output depends on values, and executors are built from sizes",
+    ),
+    **dict.fromkeys(
+        ("Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"),
+        "it draws values, which no reference can check",
+    ),
+    **dict.fromkeys(
+        ("DeformConv", "MaxRoiPool", "RoiAlign"),
+        "of the frameworks here MXNet alone has it without an add-on package, so that none could be compared",
+    ),
+}
+"""Why no adapter has an operator that networks may hold."""

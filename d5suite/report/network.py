@@ -63,7 +63,7 @@ def _tensor(network: Network, name: str) -> dict[str, Any]:
 def _ability(backend: Backend, given: Given) -> dict[str, Any]:
     """Return which measurements a backend can make of a network, and why not the others."""
     lacks = [
-        {"operator": operator, "nodes": names, "reason": backend.absent.get(operator, "")}
+        {"operator": operator, "nodes": names, "reason": backend.why_missing(operator)}
         for operator, names in sorted(backend.missing_operators(given.network).items())
     ]
     needed = dict.fromkeys(need for needs in STEPS.values() for need in needs)

@@ -20,6 +20,9 @@ from d5suite.validate.network.oracle import Oracle, inference
 
 SIZE = (3, 8, 8)
 
+CACHE = np.linspace(0, 1, 64).reshape(2, 8, 4)
+"""Cosines of a rotation, by image, position and pair of channels."""
+
 
 def _exported(path: Path, *, dynamic: bool) -> Path:
     """A network whose shapes PyTorch's older exporter computes in the graph."""
@@ -264,6 +267,9 @@ def test_an_open_size_equal_to_a_number_is_not_decided() -> None:
         ("Swish", {}, {}),
         ("ReduceLogSum", {"axes": np.array([1])}, {}),
         ("RotaryEmbedding", {"cos": np.ones((50, 4)), "sin": np.ones((50, 4)), "at": np.arange(16).reshape(2, 8)}, {}),
+        ("RotaryEmbedding", {"cos": CACHE, "sin": 1 - CACHE}, {}),
+        ("RotaryEmbedding", {"cos": CACHE, "sin": 1 - CACHE}, {"interleaved": 1}),
+        ("RotaryEmbedding", {"cos": CACHE[..., :2], "sin": 1 - CACHE[..., :2]}, {"rotary_embedding_dim": 4}),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
