@@ -133,6 +133,19 @@ def test_a_full_disk_is_one_error_and_the_earlier_file_stays(tmp_path: Path) -> 
     assert [each.name for each in tmp_path.iterdir()] == ["page.html"]
 
 
+@pytest.mark.parametrize("kind", ["csv", "png", "svg"])
+def test_a_full_disk_leaves_no_part_of_a_plot(kind: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "d5suite.cli", "report", str(SMOKE), "-o", os.devnull, f"--{kind}", "plots"]
+    done = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (1_500, 1_500)),
+    )  # fmt: skip
+    assert done.returncode == 2, done.stderr
+    assert "plots: it cannot be written: File too large" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not [each for each in tmp_path.rglob("*") if each.is_file()]
+
+
 def refused(capsys: pytest.CaptureFixture[str], folder: Path, *arguments: str) -> str:
     """Run a command that is refused before anything is written; its message."""
     before = {each: each.read_bytes() for each in folder.rglob("*") if each.is_file()}
