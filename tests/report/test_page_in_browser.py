@@ -224,6 +224,8 @@ def test_it_prints_on_a4_without_cuts(opened: Open, report: Path) -> None:
         " && e.getBoundingClientRect().right > innerWidth + 1).map((e) => e.outerHTML.slice(0, 100))"
     )
     assert wide == []
+    heights = page.evaluate("[...document.querySelectorAll('figure')].map((e) => e.getBoundingClientRect().height)")
+    assert max(heights) < 1016  # 269 mm: a taller one would be cut
     assert not page.is_visible(".tools")
 
 
