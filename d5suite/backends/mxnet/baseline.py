@@ -99,18 +99,16 @@ def _hybridized(model: Any, optimizer: SGD, mode: str) -> Any:
     elif mode == "stock":
         model.hybridize()
     weights = [each for each in model.collect_params().values() if each.grad_req != "null"]
-    if mode != "stock":
-        # MXNet updates four tensors in one kernel, which takes as long as its largest.
-        weights.sort(key=lambda each: int(np.prod(each.shape)), reverse=True)
-    return mx.gluon.Trainer(weights, native_sgd(optimizer), kvstore=None)
+    return mx.gluon.Trainer(weights, native_sgd(optimizer, mode), kvstore=None)
 
 
-def native_sgd(settings: SGD) -> Any:
+def native_sgd(settings: SGD, mode: str = "hybrid") -> Any:
     """Return MXNet's SGD."""
     numbers = {"learning_rate": settings.learning_rate, "momentum": settings.momentum}
     if settings.nesterov:
         return NAG(decay=settings.weight_decay, **numbers)
-    return mx.optimizer.SGD(**numbers, wd=settings.weight_decay)
+    kind = mx.optimizer.SGD if mode == "stock" else KernelSGD
+    return kind(**numbers, wd=settings.weight_decay)
 
 
 def conv(channels: int, kernel: int, strides: int = 1) -> Any:
@@ -190,6 +188,24 @@ class ResNet50(mx.gluon.HybridBlock):
                 if layer.bias is not None:
                     found[f"{name}.bias"] = layer.bias
         return found
+
+
+class KernelSGD(mx.optimizer.SGD):
+    """MXNet's SGD with a kernel for each array, which is faster than its own for four arrays."""
+
+    def __init__(self, **settings: float) -> None:
+        super().__init__(**settings)
+        self.aggregate_num = 0
+
+    def update_multi_precision(self, index: int, weight: Any, grad: Any, state: Any) -> None:
+        self._update_count(index)
+        how = {"lr": self._get_lr(index), "wd": self._get_wd(index), "rescale_grad": self.rescale_grad}
+        if state is None:
+            mx.nd.sgd_update(weight, grad, out=weight, **how)
+        else:
+            mx.nd.sgd_mom_update(weight, grad, state, out=weight, momentum=self.momentum, **how)
+
+    update = update_multi_precision
 
 
 class NAG(mx.optimizer.NAG):

@@ -76,6 +76,28 @@ class Formula(mx.optimizer.Optimizer):
         return grad + settings.momentum * velocity[0] if nesterov else velocity[0]
 
 
+class KernelSGD(mx.optimizer.SGD):
+    """MXNet's SGD with a kernel for each array.
+
+    Its own updates four arrays in one (``multi_sgd_mom_update``), which takes a step of ResNet-50
+    1.1 times as long, and of AlexNet 1.7 times.
+    """
+
+    def __init__(self, **settings: float) -> None:
+        super().__init__(**settings)
+        self.aggregate_num = 0
+
+    def update_multi_precision(self, index: int, weight: Any, grad: Any, state: Any) -> None:
+        self._update_count(index)
+        how = {"lr": self._get_lr(index), "wd": self._get_wd(index), "rescale_grad": self.rescale_grad}
+        if state is None:
+            mx.nd.sgd_update(weight, grad, out=weight, **how)
+        else:
+            mx.nd.sgd_mom_update(weight, grad, state, out=weight, momentum=self.momentum, **how)
+
+    update = update_multi_precision
+
+
 class NAG(mx.optimizer.NAG):
     """MXNet's NAG with correct weight decay.
 
@@ -149,7 +171,7 @@ class DecoupledAdam(Formula):
         )
 
 
-def native_optimizer(settings: Optimizer, *, exact: bool) -> Any:
+def native_optimizer(settings: Optimizer, *, exact: bool, stock: bool = False) -> Any:
     """Return MXNet's optimizer; its formula is the neutral one, but SGD's velocity has the rate."""
     rate, decay = settings.learning_rate, settings.weight_decay
     if exact or isinstance(settings, Adagrad):
@@ -157,7 +179,8 @@ def native_optimizer(settings: Optimizer, *, exact: bool) -> Any:
     if isinstance(settings, SGD):
         if settings.nesterov:
             return NAG(learning_rate=rate, momentum=settings.momentum, decay=decay)
-        return mx.optimizer.SGD(learning_rate=rate, momentum=settings.momentum, wd=decay)
+        kind = mx.optimizer.SGD if stock else KernelSGD
+        return kind(learning_rate=rate, momentum=settings.momentum, wd=decay)
     if isinstance(settings, RMSProp):
         if settings.momentum:
             return RMSPropMomentum(settings)
@@ -194,13 +217,9 @@ class Trainer(training.Trainer):
     def __init__(self, executor: Executor, optimizer: Optimizer) -> None:
         super().__init__(executor, optimizer)
         _, self._loss = executor.network.require_loss()
-        # MXNet updates several tensors in one kernel, which takes as long as its largest tensor.
-        # Sorted by size, the update of ResNet-50 takes half as long as in the network's order.
-        sizes = {name: int(np.prod(executor.weights[name].shape)) for name in executor.network.parameters}
-        by_size = sorted(sizes, key=lambda name: sizes[name], reverse=True)
-        self._names = list(sizes) if executor.mode == "stock" else by_size
+        self._names = executor.network.parameters
         self._weights = [executor.weights[name] for name in self._names]
-        self._rule = native_optimizer(optimizer, exact=executor.precision == "fp64")
+        self._rule = native_optimizer(optimizer, exact=executor.precision == "fp64", stock=executor.mode == "stock")
         self._velocity_has_rate = has_rate(self._rule)
         self._trainer = mx.gluon.Trainer(self._weights, self._rule, kvstore=None)
         (updater,) = self._trainer._updaters
