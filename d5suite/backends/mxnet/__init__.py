@@ -30,7 +30,7 @@ BACKEND = Backend(
     modes={
         "hybrid": "a hybridized Gluon block: one cached graph with static memory and shapes",
         "imperative": "the same Gluon block, run operator by operator",
-        "stock": "as hybrid, with no option set: memory and shapes are not static, tensors updated in network order",
+        "stock": "as hybrid, with no option set: memory and shapes are not static, four arrays are updated in a kernel",
     },
     levels=frozenset({0, 1, 2, 3}),
     devices=("cpu",),

@@ -99,15 +99,16 @@ def _hybridized(model: Any, optimizer: SGD, mode: str) -> Any:
     elif mode == "stock":
         model.hybridize()
     weights = [each for each in model.collect_params().values() if each.grad_req != "null"]
-    return mx.gluon.Trainer(weights, native_sgd(optimizer, mode), kvstore=None)
+    together = mode == "stock" or weights[0].list_ctx()[0] != mx.cpu()
+    return mx.gluon.Trainer(weights, native_sgd(optimizer, together=together), kvstore=None)
 
 
-def native_sgd(settings: SGD, mode: str = "hybrid") -> Any:
+def native_sgd(settings: SGD, *, together: bool = False) -> Any:
     """Return MXNet's SGD."""
     numbers = {"learning_rate": settings.learning_rate, "momentum": settings.momentum}
     if settings.nesterov:
         return NAG(decay=settings.weight_decay, **numbers)
-    kind = mx.optimizer.SGD if mode == "stock" else KernelSGD
+    kind = mx.optimizer.SGD if together else KernelSGD
     return kind(**numbers, wd=settings.weight_decay)
 
 

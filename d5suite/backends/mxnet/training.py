@@ -79,8 +79,8 @@ class Formula(mx.optimizer.Optimizer):
 class KernelSGD(mx.optimizer.SGD):
     """MXNet's SGD with a kernel for each array.
 
-    Its own updates four arrays in one (``multi_sgd_mom_update``), which takes a step of ResNet-50
-    1.1 times as long, and of AlexNet 1.7 times.
+    On the CPU its own (``multi_sgd_mom_update``), which updates four arrays in one, takes a step of
+    ResNet-50 1.3 times as long, and of AlexNet 2.3 times: see ``docs/modes.md``.
     """
 
     def __init__(self, **settings: float) -> None:
@@ -171,15 +171,18 @@ class DecoupledAdam(Formula):
         )
 
 
-def native_optimizer(settings: Optimizer, *, exact: bool, stock: bool = False) -> Any:
-    """Return MXNet's optimizer; its formula is the neutral one, but SGD's velocity has the rate."""
+def native_optimizer(settings: Optimizer, *, exact: bool, together: bool = False) -> Any:
+    """Return MXNet's optimizer; its formula is the neutral one, but SGD's velocity has the rate.
+
+    With ``together`` it is MXNet's own SGD, whose kernels update several arrays.
+    """
     rate, decay = settings.learning_rate, settings.weight_decay
     if exact or isinstance(settings, Adagrad):
         return Formula(settings)
     if isinstance(settings, SGD):
         if settings.nesterov:
             return NAG(learning_rate=rate, momentum=settings.momentum, decay=decay)
-        kind = mx.optimizer.SGD if stock else KernelSGD
+        kind = mx.optimizer.SGD if together else KernelSGD
         return kind(learning_rate=rate, momentum=settings.momentum, wd=decay)
     if isinstance(settings, RMSProp):
         if settings.momentum:
@@ -219,7 +222,9 @@ class Trainer(training.Trainer):
         _, self._loss = executor.network.require_loss()
         self._names = executor.network.parameters
         self._weights = [executor.weights[name] for name in self._names]
-        self._rule = native_optimizer(optimizer, exact=executor.precision == "fp64", stock=executor.mode == "stock")
+        # On a GPU each kernel costs a launch, so there MXNet's own SGD stays; it was not measured.
+        together = executor.mode == "stock" or executor.device != "cpu"
+        self._rule = native_optimizer(optimizer, exact=executor.precision == "fp64", together=together)
         self._velocity_has_rate = has_rate(self._rule)
         self._trainer = mx.gluon.Trainer(self._weights, self._rule, kvstore=None)
         (updater,) = self._trainer._updaters
