@@ -10,6 +10,8 @@ from d5suite.cases.given import GivenNetwork
 from d5suite.cases.problem import Problem, Problems
 from d5suite.cases.recipe import Preset, Recipe
 from d5suite.errors import ConfigurationError
+from d5suite.measurements import discover
+from d5suite.measurements.distributed.step import DistributedTraining
 from d5suite.optimizers.settings import SGD
 from tests.job.test_job import BAD_NAMES
 
@@ -44,3 +46,16 @@ def test_names_that_are_no_plain_file_names_are_refused(name: str) -> None:
     problem = Problem("relu", "Relu", {"x": (2, 3)})
     with pytest.raises(ConfigurationError, match="cannot be called"):
         Problems(name, [problem], [problem], [problem])
+
+
+def test_measurements_of_ranks_follow_those_that_they_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Served(DistributedTraining):
+        name = "served"
+        ranks_of = "inference"
+
+    known = {**discover(), "served": Served}
+    monkeypatch.setattr("d5suite.cases.recipe.discover", lambda: known)
+    preset = Preset(image_size=32, batch_size=4, classes=4)
+    for own, ranked in (("inference", "served"), ("training_step", "distributed_step"), ("gradient", None)):
+        recipe = Recipe("fine", "lenet5", "imagenet", SGD(learning_rate=0.1), {"smoke": preset}, [own])
+        assert [each.name for each in recipe.kinds()] == [own, *([ranked] if ranked else [])]

@@ -105,7 +105,9 @@ def test_a_file_that_is_not_compared_with_what_is_read_of_it_is_noted(tmp_path: 
 def test_an_operator_that_a_backend_lacks_is_a_line_with_its_node(lacking: Path, tmp_path: Path) -> None:
     done = _measure(tmp_path, "--network", str(lacking), "--backend", "torch")
     assert done.returncode == 5, done.stdout + done.stderr
-    assert "backend 'torch' lacks 1 operator(s) of network 'pair': Bernoulli (node bent), because it draws" in done.stdout
+    assert (
+        "backend 'torch' lacks 1 operator(s) of network 'pair': Bernoulli (node bent), because it draws" in done.stdout
+    )
     assert "Traceback" not in done.stdout + done.stderr
 
 
