@@ -18,7 +18,7 @@ _ACTIVATIONS = {"relu": "Relu", "sigmoid": "Sigmoid", "tanh": "Tanh"}
 
 
 def expand(model: onnx.ModelProto) -> bool:
-    """Write out AffineGrid, RNN, and BatchNormalization with computed statistics.
+    """Write out AffineGrid, RNN, computed statistics, and further outputs of LayerNormalization.
 
     Shapes are inferred, constants are folded. Returns whether there were any. Windows that exceed
     their image are cut.
@@ -26,6 +26,7 @@ def expand(model: onnx.ModelProto) -> bool:
     graph, shapes = model.graph, shapes_of(model)
     fixed = {tensor.name: tensor for tensor in graph.initializer}
     nodes, changed = list(graph.node), False
+    read = {name for node in nodes for name in node.input} | {output.name for output in graph.output}
     graph.ClearField("node")
     for node in nodes:
         kind = "" if node.domain else node.op_type
@@ -41,6 +42,9 @@ def expand(model: onnx.ModelProto) -> bool:
         else:
             if kind in ("AveragePool", "MaxPool"):
                 _fit_window(node, shapes)
+            if kind == "LayerNormalization" and read.intersection(node.output[1:]):
+                changed = True
+                _write_moments(node, _Writer(graph, node.output[0]), len(shapes[node.input[0]]))
             graph.node.append(node)
     return changed
 
@@ -112,6 +116,20 @@ def _write_batch_norm(node: onnx.NodeProto, write: _Writer, shapes: Mapping[str,
     deviation = write.node("Sqrt", write.node("Add", variance, epsilon))
     normal = write.node("Div", write.node("Sub", node.input[0], mean), deviation)
     write.node("Add", write.node("Mul", normal, scale), bias, output=node.output[0])
+
+
+def _write_moments(node: onnx.NodeProto, write: _Writer, rank: int) -> None:
+    """Write the mean and the inverse deviation that a LayerNormalization has as further outputs."""
+    settings, x = _attributes(node), node.input[0]
+    axes = write.constant(np.arange(settings.get("axis", -1) % rank, rank))
+    _, mean, inverse = [*node.output, "", ""][:3]
+    del node.output[1:]
+    mean = write.node("ReduceMean", x, axes, output=mean)
+    if inverse:
+        apart = write.node("Sub", x, mean)
+        variance = write.node("ReduceMean", write.node("Mul", apart, apart), axes)
+        epsilon = write.constant(np.float32(settings.get("epsilon", 1e-5)))
+        write.node("Reciprocal", write.node("Sqrt", write.node("Add", variance, epsilon)), output=inverse)
 
 
 def _write_affine_grid(node: onnx.NodeProto, write: _Writer, size: np.ndarray) -> None:

@@ -393,6 +393,21 @@ def test_a_batch_norm_with_computed_statistics_has_none_of_its_own(tmp_path: Pat
     _same_answer(tmp_path / "m.onnx", network, 2)
 
 
+@pytest.mark.parametrize("outputs", [["z", "m", "r"], ["z", "m"], ["z", "", "r"]], ids="".join)
+def test_what_a_layer_norm_says_of_its_input_is_read(tmp_path: Path, outputs: list[str]) -> None:
+    nodes = [helper.make_node("LayerNormalization", ["x", "scale"], outputs, axis=2, epsilon=0.1)]
+    for number, name in enumerate(filter(None, outputs[1:])):
+        nodes.append(helper.make_node("Mul", [nodes[-1].output[0], name], [f"z{number}"]))
+    nodes.append(helper.make_node("Relu", [nodes[-1].output[0]], ["y"]))
+    model = _model(nodes, {})
+    scale = np.linspace(0.5, 1.5, 64, dtype=np.float32).reshape(8, 8)
+    model.graph.initializer.append(numpy_helper.from_array(scale, "scale"))
+    onnx.save(model, tmp_path / "m.onnx")
+    network = Network.load(tmp_path / "m.onnx")
+    assert network.parameters == ("scale",)
+    _same_answer(tmp_path / "m.onnx", network, 2)
+
+
 @pytest.mark.parametrize("operator", ["AveragePool", "MaxPool"])
 def test_a_window_larger_than_its_image_is_cut_in_ceil_mode(tmp_path: Path, operator: str) -> None:
     """EfficientNet of `transformers` pools by a window as large as it has channels."""
