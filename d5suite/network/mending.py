@@ -1,4 +1,4 @@
-"""Mend what ONNX's version converter and exporters leave wrong.
+"""Mend what ONNX's version converter and exporters leave wrong, and drop what does nothing.
 
 May import ONNX, NumPy and, from d5suite, `network.folding` and `network.operators`.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import onnx
 from onnx import numpy_helper
 
-from d5suite.network.folding import tensor_of
+from d5suite.network.folding import shapes_of, tensor_of
 from d5suite.network.operators import REDUCTIONS
 
 
@@ -70,6 +70,52 @@ def mend_ranks(model: onnx.ModelProto) -> None:
                     graph.initializer.append(tensor_of(array, name))
                 added.add(name)
                 node.input[1] = name
+
+
+def drop_casts(model: onnx.ModelProto) -> None:
+    """Write a cast to the type that a tensor has, as `_widen` leaves them, as Identity."""
+    types = {t.name: t.data_type for t in model.graph.initializer}
+    types |= {v.name: v.type.tensor_type.elem_type for v in (*model.graph.input, *model.graph.value_info)}
+    for node in model.graph.node:
+        if node.op_type == "Cast" and types.get(node.input[0]) in [a.i for a in node.attribute if a.name == "to"]:
+            node.op_type = "Identity"
+            node.ClearField("attribute")
+
+
+def drop_zero_states(model: onnx.ModelProto) -> None:
+    """Leave out initial states of zero, which is what an omitted one is: they are no parameters."""
+    values = {t.name: t for t in model.graph.initializer}
+    for node in model.graph.node:
+        for index in (5, 6) if node.op_type in ("GRU", "LSTM") and not node.domain else ():
+            name = node.input[index] if index < len(node.input) else ""
+            if name in values and not numpy_helper.to_array(values[name]).any():
+                node.input[index] = ""
+    _drop_unused_initializers(model)
+
+
+def _drop_unused_initializers(model: onnx.ModelProto) -> None:
+    used = {name for node in model.graph.node for name in node.input} | {o.name for o in model.graph.output}
+    for place in reversed(range(len(model.graph.initializer))):
+        if model.graph.initializer[place].name not in used:
+            del model.graph.initializer[place]
+
+
+def drop_empty_parts(model: onnx.ModelProto) -> None:
+    """Leave out empty inputs of Concat, such as channels that a rotation does not turn."""
+    graph, shapes = model.graph, shapes_of(model)
+    for node in graph.node:
+        filled = [name for name in node.input if 0 not in shapes.get(name, ())]
+        if node.op_type == "Concat" and not node.domain and 0 < len(filled) < len(node.input):
+            node.ClearField("input")
+            node.input.extend(filled)
+    used = {output.name for output in graph.output}
+    for place in reversed(range(len(graph.node))):
+        node = graph.node[place]
+        if used.isdisjoint(node.output) and any(0 in shapes.get(name, ()) for name in node.output):
+            del graph.node[place]
+        else:
+            used.update(node.input)
+    _drop_unused_initializers(model)
 
 
 _SCALARS = frozenset({"CumSum", "Dropout"})

@@ -20,7 +20,14 @@ from d5suite.network.conditions import without_conditions
 from d5suite.network.expansions import expand
 from d5suite.network.folding import fold, shapes_of, tensor_of
 from d5suite.network.incoming import MOST, check_graph, check_kinds, opset
-from d5suite.network.mending import flatten_for_hardmax, mend_ranks, mend_resizes
+from d5suite.network.mending import (
+    drop_casts,
+    drop_empty_parts,
+    drop_zero_states,
+    flatten_for_hardmax,
+    mend_ranks,
+    mend_resizes,
+)
 from d5suite.network.weights import mark_computed, share, tied_products, weights_of
 
 OPSET = 21
@@ -79,12 +86,12 @@ def normalised(model: onnx.ModelProto, name: str, shapes: Mapping[str, Sequence[
         if share(model, tied):
             _infer_shapes(model)
             fold(model, name, weights)
-        _drop_casts(model)
-        _drop_zero_states(model)
+        drop_casts(model)
+        drop_zero_states(model)
         if expand(model):
             _infer_shapes(model)
         _split_into_slices(model, weights)
-        _drop_empty_parts(model)
+        drop_empty_parts(model)
         _separate_statistics(model)
         _compute_outputs(model, weights)
         _stamp(model)
@@ -396,52 +403,6 @@ def _name_first_outputs(model: onnx.ModelProto) -> None:
     for index, node in enumerate(model.graph.node):
         if node.output and not node.output[0]:
             node.output[0] = f"{node.name or node.op_type}.d5suite.first.{index}"
-
-
-def _drop_casts(model: onnx.ModelProto) -> None:
-    """Write a cast to the type that a tensor has, as `_widen` leaves them, as Identity."""
-    types = {t.name: t.data_type for t in model.graph.initializer}
-    types |= {v.name: v.type.tensor_type.elem_type for v in (*model.graph.input, *model.graph.value_info)}
-    for node in model.graph.node:
-        if node.op_type == "Cast" and types.get(node.input[0]) in [a.i for a in node.attribute if a.name == "to"]:
-            node.op_type = "Identity"
-            node.ClearField("attribute")
-
-
-def _drop_zero_states(model: onnx.ModelProto) -> None:
-    """Leave out initial states of zero, which is what an omitted one is: they are no parameters."""
-    values = {t.name: t for t in model.graph.initializer}
-    for node in model.graph.node:
-        for index in (5, 6) if node.op_type in ("GRU", "LSTM") and not node.domain else ():
-            name = node.input[index] if index < len(node.input) else ""
-            if name in values and not numpy_helper.to_array(values[name]).any():
-                node.input[index] = ""
-    _drop_unused_initializers(model)
-
-
-def _drop_unused_initializers(model: onnx.ModelProto) -> None:
-    used = {name for node in model.graph.node for name in node.input} | {o.name for o in model.graph.output}
-    for place in reversed(range(len(model.graph.initializer))):
-        if model.graph.initializer[place].name not in used:
-            del model.graph.initializer[place]
-
-
-def _drop_empty_parts(model: onnx.ModelProto) -> None:
-    """Leave out empty inputs of Concat, such as channels that a rotation does not turn."""
-    graph, shapes = model.graph, shapes_of(model)
-    for node in graph.node:
-        filled = [name for name in node.input if 0 not in shapes.get(name, ())]
-        if node.op_type == "Concat" and not node.domain and 0 < len(filled) < len(node.input):
-            node.ClearField("input")
-            node.input.extend(filled)
-    used = {output.name for output in graph.output}
-    for place in reversed(range(len(graph.node))):
-        node = graph.node[place]
-        if used.isdisjoint(node.output) and any(0 in shapes.get(name, ()) for name in node.output):
-            del graph.node[place]
-        else:
-            used.update(node.input)
-    _drop_unused_initializers(model)
 
 
 def _split_into_slices(model: onnx.ModelProto, weights: set[str]) -> None:

@@ -108,7 +108,8 @@ def misbehave(fault: str, heart: Any) -> None:
             pass
     if fault == "raises":
         raise RuntimeError("the kernel is missing")
-    if fault == "disk":  # what a full disk looks like to a writer
+    if fault == "disk":  # what a full disk looks like to a writer; Python's own files are not to be cut
+        sys.dont_write_bytecode = True
         resource.setrlimit(resource.RLIMIT_FSIZE, (3000, 3000))
     if fault == "memory":
         hoard = []

@@ -94,11 +94,12 @@ def test_the_first_failure_ends_the_run_and_saves_what_else_its_job_has_finished
 
 
 def _limited(tmp_path: Path, recipe: Path, tree: Path, limit: Callable[[], None]) -> subprocess.CompletedProcess[str]:
+    whole = {**plugin_environment(), "PYTHONDONTWRITEBYTECODE": "1"}  # else Python's own files are cut
     return subprocess.run(
         [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", str(recipe), "--backend", "faulty",
          "-k", "inference", "--imagenet", str(tree), "--benchmark-json", "out.json",
          "--benchmark-min-rounds", "1000", "--benchmark-warmup=off"],
-        cwd=tmp_path, env=plugin_environment(), capture_output=True, text=True, preexec_fn=limit,
+        cwd=tmp_path, env=whole, capture_output=True, text=True, preexec_fn=limit,
     )  # fmt: skip
 
 

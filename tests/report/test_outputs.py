@@ -61,6 +61,10 @@ class Reader(threading.Thread):
                 return
 
 
+NO_BYTECODE = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
+"""Where no file may grow large, Python would cut its own files, for all that come after."""
+
+
 @pytest.fixture
 def terminal(tmp_path: Path) -> Iterator[tuple[Path, Reader]]:
     """A link to a character device, in a file system in which a regression can make no file."""
@@ -123,7 +127,7 @@ def test_a_full_disk_is_one_error_and_the_earlier_file_stays(tmp_path: Path) -> 
     (tmp_path / "page.html").write_text("earlier")
     command = [sys.executable, "-m", "d5suite.cli", "report", str(SMOKE), "-o", "page.html"]
     done = subprocess.run(
-        command, cwd=tmp_path, capture_output=True, text=True,
+        command, cwd=tmp_path, capture_output=True, text=True, env=NO_BYTECODE,
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000)),
     )  # fmt: skip
     assert done.returncode == 2, done.stderr
@@ -137,7 +141,7 @@ def test_a_full_disk_is_one_error_and_the_earlier_file_stays(tmp_path: Path) -> 
 def test_a_full_disk_leaves_no_part_of_a_plot(kind: str, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "d5suite.cli", "report", str(SMOKE), "-o", os.devnull, f"--{kind}", "plots"]
     done = subprocess.run(
-        command, cwd=tmp_path, capture_output=True, text=True,
+        command, cwd=tmp_path, capture_output=True, text=True, env=NO_BYTECODE,
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (1_500, 1_500)),
     )  # fmt: skip
     assert done.returncode == 2, done.stderr

@@ -216,12 +216,14 @@ def test_a_damaged_checkpoint_is_refused(tmp_path: Path, damage: str) -> None:
 @contextlib.contextmanager
 def room_for(size: int) -> Iterator[None]:
     """No file can grow beyond so many bytes: to a program, a full disk."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    before, writes = resource.getrlimit(resource.RLIMIT_FSIZE), sys.dont_write_bytecode
+    sys.dont_write_bytecode = True  # else Python's own files are cut
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
     try:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        sys.dont_write_bytecode = writes
 
 
 class RoomAfter(Event):
