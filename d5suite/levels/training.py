@@ -124,7 +124,7 @@ class Trainer(ABC):
         return {LOSS_SCALE: np.array(LOSS_SCALING.initial), UNSCALED_STEPS: np.array(0)}
 
     def initial_state(self) -> dict[str, np.ndarray]:
-        """Return the `state` before the first step."""
+        """Return the `state` before the first step; its arrays, float64, are read-only."""
         parameters = {name: self.executor.network.initializers[name] for name in self.executor.network.parameters}
         start = np.array(self.optimizer.initial, np.float64)
         held = {  # views of one number: whole arrays of it would be twice as large as the network

@@ -73,7 +73,7 @@ def mend_ranks(model: onnx.ModelProto) -> None:
 
 
 def drop_casts(model: onnx.ModelProto) -> None:
-    """Write a cast to the type that a tensor has, as `_widen` leaves them, as Identity."""
+    """Write a cast to the type that a tensor has, as widening leaves them, as Identity."""
     types = {t.name: t.data_type for t in model.graph.initializer}
     types |= {v.name: v.type.tensor_type.elem_type for v in (*model.graph.input, *model.graph.value_info)}
     for node in model.graph.node:

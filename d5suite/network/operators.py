@@ -48,7 +48,7 @@ LACKING = {
     ),
     **dict.fromkeys(
         ("DeformConv", "MaxRoiPool", "RoiAlign"),
-        "of the frameworks here MXNet alone has it without an add-on package, so that none could be compared",
+        "most frameworks have it in add-on packages only, if at all, so that hardly two could be compared",
     ),
 }
 """Why no adapter has an operator that networks may hold."""

@@ -211,6 +211,17 @@ def fetch_sampled(executor: Executor, native: Native) -> dict[str, np.ndarray]:
     Together they are as large as the network: fresh memory for all of them takes longer than a step
     of some networks.
 
+    Parameters
+    ----------
+    executor : Executor
+    native : mapping
+        What its ``forward_backward`` returned, on the device.
+
+    Returns
+    -------
+    dict of str to numpy.ndarray
+        The loss, scalar, and of each parameter's gradient `sampled` elements, float64.
+
     Raises
     ------
     ContractError
