@@ -29,6 +29,16 @@ ENGINES = {"keras": {"tensorflow", "torch", "jax"}}
 TRANSPORTS = {"gloo.py": {"torch"}, "nccl.py": {"torch"}}
 """Communicators that a framework ships."""
 
+MAY_NAME = {
+    "distributed/communicators/__init__.py": "the library that ships a transport",
+    "distributed/communicators/gloo.py": "it is torch's",
+    "distributed/communicators/nccl.py": "it is torch's",
+    "distributed/horovod.py": "Horovod is one library for several frameworks",
+    "pytest_plugin/options.py": "the help text of --backend has an example",
+    "worker/ranks.py": "variables by which launchers tell a rank's number, horovodrun's among them",
+}
+"""Files outside ``backends/`` whose strings may name a framework, with the reason."""
+
 OPERATOR_FILES = {
     *("__init__.py", "context.py", "single.py", "table.py"),
     *(
@@ -244,6 +254,29 @@ def test_only_adapters_import_frameworks_and_only_their_own() -> None:
             assert name.split(".")[0] not in foreign, f"{path} imports {name}"
             if name.startswith("d5suite.backends.") and name.split(".")[2] in BACKENDS:
                 assert name.split(".")[2] == own, f"{path} imports {name}"
+
+
+def named_frameworks(text: str) -> set[str]:
+    """Return the frameworks that strings of a module name; docstrings do not count."""
+    tree = ast.parse(text)
+    said = {node.value for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    strings = (node for node in ast.walk(tree) if isinstance(node, ast.Constant) and node not in said)
+    words = {word.lower() for node in strings for word in re.findall(r"[A-Za-z0-9]+", str(node.value))}
+    return words & FRAMEWORKS
+
+
+def test_only_adapters_name_frameworks() -> None:
+    found = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        name = path.relative_to(PACKAGE).as_posix()
+        if named := not name.startswith("backends/") and named_frameworks(path.read_text(encoding="utf-8")):
+            found[name] = named
+    assert set(found) == set(MAY_NAME), found
+
+
+def test_a_branch_on_a_framework_is_seen() -> None:
+    assert named_frameworks('"""Torch."""\nif backend.name == "torch":\n    pass\n') == {"torch"}
+    assert not named_frameworks('"""Torch."""\nLIMIT = 3\n"""MXNet needs it."""\n')
 
 
 @pytest.mark.parametrize("name", BACKENDS)

@@ -261,7 +261,7 @@ class Recipe(Case, Declaration):
         return f"--{self.dataset} {given} is stored as {stored}; it is not converted"
 
     def cannot(self, backend: Backend, measurement: type[Measurement], settings: Settings) -> str | None:
-        from d5suite.levels.backend import NOT_BY_RANKS
+        from d5suite.levels.description import NOT_BY_RANKS
 
         lacking = absent(backend, measurement, format=next(iter(self.formats), None))
         if lacking:

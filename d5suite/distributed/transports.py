@@ -10,7 +10,8 @@ from functools import lru_cache
 from d5suite.distributed.algorithms import ALGORITHMS
 from d5suite.distributed.communicators import COMMUNICATORS
 from d5suite.errors import ConfigurationError
-from d5suite.levels.backend import PRECISIONS, Backend, Tolerance
+from d5suite.levels.backend import Backend
+from d5suite.levels.description import PRECISIONS, Tolerance
 
 EXACT = Tolerance(0, 0, 0, "sums of small whole numbers have no rounding")
 

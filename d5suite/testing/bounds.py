@@ -8,7 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from d5suite.levels.backend import PRECISIONS, Backend, Tolerance
+from d5suite.levels.backend import Backend
+from d5suite.levels.description import PRECISIONS, Tolerance
 from d5suite.validate.check import Check
 
 KINDS = ("outputs", "gradients", "trajectory")

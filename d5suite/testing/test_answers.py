@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from d5suite.levels.backend import PRECISIONS
+from d5suite.levels.description import PRECISIONS
 from d5suite.levels.network import Arrays, Executor, Native
 from d5suite.levels.training import LOSS_SCALE
 from d5suite.optimizers.settings import SGD

@@ -10,7 +10,8 @@ import pytest
 from d5suite.backends import backend as find
 from d5suite.backends import discover
 from d5suite.errors import BackendError, UnsupportedOperatorError
-from d5suite.levels.backend import DEVICES, MODULES, PRECISIONS
+from d5suite.levels.backend import MODULES
+from d5suite.levels.description import DEVICES, PRECISIONS
 from d5suite.testing.networks import classifier
 from d5suite.testing.subject import Subject
 

@@ -9,7 +9,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
-from d5suite.levels.backend import PRECISIONS
+from d5suite.levels.description import PRECISIONS
 from d5suite.levels.network import Executor
 from d5suite.network import Network
 from d5suite.network.zoo import build

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from d5suite.levels.backend import PRECISIONS
+from d5suite.levels.description import PRECISIONS
 from d5suite.levels.operator import Operator
 from d5suite.network.operation import Operation, Tensor
 from d5suite.testing.operations import OPERATIONS, REPRESENTATIVE

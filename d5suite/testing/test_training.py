@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from d5suite.errors import ConfigurationError
-from d5suite.levels.backend import PRECISIONS
+from d5suite.levels.description import PRECISIONS
 from d5suite.levels.network import Arrays, Executor, Native
 from d5suite.levels.training import LEARNING_RATE, LOSS_SCALE, STEPS, UNSCALED_STEPS, Trainer
 from d5suite.network import Network

@@ -14,8 +14,8 @@ from onnx import TensorProto, helper
 from d5suite.errors import ConfigurationError, ValidationError
 from d5suite.levels import network as level1
 from d5suite.levels import training as level2
-from d5suite.levels.backend import Tolerance
 from d5suite.levels.contract import ContractError
+from d5suite.levels.description import Tolerance
 from d5suite.network import Network
 from d5suite.network.builder import Builder
 from d5suite.optimizers.settings import SGD, Optimizer, optimizer_from_dict

@@ -6,7 +6,8 @@ Users of deep500 can import the bridge's `BridgedExecutor` and `BridgedOperator`
 import importlib
 from typing import Any
 
-from d5suite.levels.backend import Backend, Tolerance
+from d5suite.levels.backend import Backend
+from d5suite.levels.description import Tolerance
 from d5suite.network.operators import MORE_OPERATORS, SINGLE_OPERATORS, ZOO_OPERATORS
 
 BACKEND = Backend(

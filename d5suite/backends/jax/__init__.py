@@ -1,6 +1,7 @@
 """Description of the JAX backend. Imports `d5suite.levels` and `d5suite.network`, not JAX."""
 
-from d5suite.levels.backend import Backend, Tolerance
+from d5suite.levels.backend import Backend
+from d5suite.levels.description import Tolerance
 from d5suite.levels.native import NativeScheme
 from d5suite.network.operators import MORE_OPERATORS, SINGLE_OPERATORS, ZOO_OPERATORS
 

@@ -1,6 +1,7 @@
 """Description of the ONNX Runtime backend. Importing it does not import onnxruntime."""
 
-from d5suite.levels.backend import Backend, Tolerance
+from d5suite.levels.backend import Backend
+from d5suite.levels.description import Tolerance
 
 INFERENCE_ONLY = "onnxruntime does inference only; its training build is a separate package"
 WHOLE_GRAPH = "onnxruntime runs the whole ONNX graph, so no operator is implemented on its own"

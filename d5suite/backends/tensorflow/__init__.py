@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from d5suite.distributed.horovod import described as horovod
-from d5suite.levels.backend import Backend, Tolerance
+from d5suite.levels.backend import Backend
+from d5suite.levels.description import Tolerance
 from d5suite.levels.native import Knob, NativeScheme
 from d5suite.network.operators import MORE_OPERATORS, SINGLE_OPERATORS, ZOO_OPERATORS
 

@@ -21,8 +21,8 @@ from pathlib import Path
 import numpy as np
 
 from d5suite.files import read_json, write_json
-from d5suite.levels.backend import Tolerance
 from d5suite.levels.contract import require_answer
+from d5suite.levels.description import Tolerance
 from d5suite.levels.network import Arrays, Executor, Native
 from d5suite.network import Network
 from d5suite.validate.check import Check

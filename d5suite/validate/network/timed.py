@@ -22,8 +22,8 @@ import numpy as np
 
 from d5suite.errors import ValidationError
 from d5suite.files import atomic_hdf5
-from d5suite.levels.backend import Tolerance
 from d5suite.levels.contract import require_answer
+from d5suite.levels.description import Tolerance
 from d5suite.levels.network import Arrays, Executor, Native
 from d5suite.levels.training import Trainer
 from d5suite.network import Network

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from d5suite.levels.backend import Tolerance
+from d5suite.levels.description import Tolerance
 from d5suite.levels.network import Arrays, Executor
 from d5suite.levels.training import Trainer
 from d5suite.validate.check import Check

@@ -1,6 +1,7 @@
 """Description of the tinygrad backend. Importing it does not import tinygrad."""
 
-from d5suite.levels.backend import Backend, Tolerance
+from d5suite.levels.backend import Backend
+from d5suite.levels.description import Tolerance
 
 SHORT = "left out to keep the example short"
 

@@ -13,7 +13,7 @@ from d5suite.data.arrays import ArrayBatches, Batch
 from d5suite.data.samplers import Shuffled
 from d5suite.errors import ValidationError
 from d5suite.instruments.settings import SamplingSettings
-from d5suite.levels.backend import Tolerance
+from d5suite.levels.description import Tolerance
 from d5suite.measurements.training.loading import CostOfLoadingStep
 from d5suite.measurements.training.native_pipeline import NativePipelineStep
 from d5suite.measurements.training.neutrality import NeutralityStep

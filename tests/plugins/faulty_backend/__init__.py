@@ -3,7 +3,8 @@ installed."""
 
 from dataclasses import replace
 
-from d5suite.levels.backend import Backend, Tolerance
+from d5suite.levels.backend import Backend
+from d5suite.levels.description import Tolerance
 
 _ABSENT = dict.fromkeys(
     [

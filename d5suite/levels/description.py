@@ -1,0 +1,303 @@
+"""What a backend is and has, as data that is known before its framework is imported.
+
+Imports `d5suite.errors` and, late, `d5suite.network.operators`.
+"""
+
+from __future__ import annotations
+
+import importlib.machinery
+import importlib.metadata
+import importlib.util
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from d5suite.errors import BackendError, UnsupportedOperatorError
+from d5suite.levels import LEVELS
+from d5suite.levels.contract import ContractError
+
+if TYPE_CHECKING:
+    from d5suite.levels.native import NativeScheme
+    from d5suite.network import Network
+    from d5suite.network.operation import Operation
+
+DEVICES = ("cpu", "cuda")
+PRECISIONS = ("fp32", "bf16", "fp16", "fp64")
+NOT_BY_RANKS = {"fp16": "the loss scale would have to change on all ranks at once"}
+"""Precisions that level 3 has on no backend, with the reason."""
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """Accepted errors of a backend's answers in one precision.
+
+    Errors are relative L2 errors of one tensor, ``norm(answer - reference) / norm(reference)``.
+
+    Attributes
+    ----------
+    outputs : float
+        For network outputs and the loss.
+    gradients : float
+        For each parameter's gradient, in multiples of the network's sensitivity: the change of the
+        same gradient in float64 under noise of a few units of this precision's roundoff on the
+        weights. One flipped ReLU moves the gradient by a step, so that float32 gradients of a deep
+        network differ by parts in a hundred between any two implementations; no fixed figure suits
+        both shallow and deep networks.
+    trajectory : float
+        For the loss of each of ten training steps.
+    reason : str
+        Why the figures are not smaller.
+    repeats : float
+        Between two runs of the same computation, for outputs, gradients and parameters: 0, equal to
+        the last bit, unless the framework is not deterministic.
+    """
+
+    outputs: float
+    gradients: float
+    trajectory: float
+    reason: str
+    repeats: float = 0.0
+
+
+@dataclass(frozen=True)
+class Description:
+    """A framework's adapter, described without importing the framework.
+
+    Attributes
+    ----------
+    name : str
+        As in ``--backend name[:mode]``.
+    title : str
+        The framework's name as its authors write it.
+    package : str
+        The Python package of the adapter's modules.
+    requires : sequence of str
+        Modules that must be importable.
+    distributions : sequence of str
+        Distributions that provide the framework; the first installed one gives the version.
+    install : str
+        The command that installs it.
+    modes : mapping of str to str
+        Mode name to a one-line description; the first is the default.
+    levels : set of int
+        Implemented levels, by their number in `d5suite.levels.LEVELS`.
+    devices, precisions : sequence of str
+        Subsets of `DEVICES` and `PRECISIONS`.
+    operators : set of str
+        ONNX operators implemented at every level.
+    single_operators : set of str
+        ONNX operators implemented at level 0 only.
+    right_gradients : set of str
+        Operators whose float64 gradient was proved and serves as a reference for other backends at
+        level 0; for a backend that is written to be read.
+    tolerances : mapping of str to Tolerance
+        For each precision.
+    environment : mapping of str to mapping of str to str
+        By mode: environment variables to set before the framework is imported. Modes that differ
+        here exclude each other within one process.
+    mode_requires : mapping of str to mapping of str to str
+        By mode: further modules that must be importable, each with the command that installs it.
+    absent : mapping of str to str
+        What is not supported, with the reason: a device, a precision, an operator, a module of
+        `d5suite.levels.backend.MODULES`, ``level 0``, ``level 2``, ``level 3``, ``early gradients``
+        (`d5suite.levels.distributed.Replica.gradients_early`), ``device events``
+        (`d5suite.levels.events.event_timer`), ``L2 flush`` (`d5suite.levels.cache`); at level 0
+        also ``OPERATOR:backward``, ``OPERATOR:PRECISION`` and ``OPERATOR:backward:PRECISION``. Of
+        the framework's own schemes: ``scheme:NAME``, ``scheme:NAME:MODE`` and
+        ``scheme:NAME:PRECISION``.
+    schemes : mapping of str to NativeScheme
+        The framework's own ways to train on several ranks.
+    expected_failures : mapping of str to str
+        Cases of the conformance kit that fail, with the reason: a name or an `fnmatch` pattern,
+        with ``mode:`` in front if the case fails in that mode only.
+    reduced : str
+        Why recipes measure it at their ``reduced`` preset only; otherwise empty.
+    slow_float64 : str
+        Why float64 is much slower than elsewhere on the CPU; otherwise empty. Such a backend is
+        proved after the others, by the references that those have made.
+    on_request : str
+        Why only the recipe of a user's own network measures it unless ``--backend`` names it;
+        otherwise empty.
+    """
+
+    name: str
+    title: str
+    package: str
+    requires: Sequence[str]
+    distributions: Sequence[str]
+    install: str
+    modes: Mapping[str, str]
+    levels: frozenset[int]
+    devices: Sequence[str]
+    precisions: Sequence[str]
+    operators: frozenset[str]
+    single_operators: frozenset[str] = frozenset()
+    right_gradients: frozenset[str] = frozenset()
+    tolerances: Mapping[str, Tolerance] = field(default_factory=dict)
+    environment: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    mode_requires: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    absent: Mapping[str, str] = field(default_factory=dict)
+    schemes: Mapping[str, NativeScheme] = field(default_factory=dict)
+    expected_failures: Mapping[str, str] = field(default_factory=dict)
+    reduced: str = ""
+    slow_float64: str = ""
+    on_request: str = ""
+
+    @property
+    def default_mode(self) -> str:
+        """The mode used by default."""
+        return next(iter(self.modes))
+
+    def proving_mode(self, mode: str) -> str:
+        """Return the mode whose float64 answers prove a mode: the default, if both can coexist."""
+        shared = self.environment.get(mode) == self.environment.get(self.default_mode)
+        return self.default_mode if shared else mode
+
+    def problem(self, mode: str | None = None) -> str | None:
+        """Return why the framework cannot be used in this interpreter, or None; imports nothing."""
+        missing = not_importable(self.requires)
+        if missing:
+            return f"{self.title} is not installed (no module {missing}); install it with: {self.install}"
+        mode = mode or self.default_mode
+        engines = self.mode_requires.get(mode, {})
+        missing = not_importable(list(engines))
+        if missing:
+            how = " and ".join(command for engine, command in engines.items() if engine in missing.split(", "))
+            return (
+                f"{self.title} in mode {mode!r} ({self.name}:{mode}) runs on {missing}, which is not installed; "
+                f"install it with: {how}"
+            )
+        return None
+
+    def version(self) -> str | None:
+        """Return the installed version of the framework, from package metadata."""
+        for distribution in self.distributions:
+            try:
+                return importlib.metadata.version(distribution)
+            except importlib.metadata.PackageNotFoundError:
+                continue
+        return None
+
+    def check_data(self) -> None:
+        """Raise `ContractError` for an unknown mode, device, precision or level."""
+
+        def require(holds: bool, what: str) -> None:
+            if not holds:
+                raise ContractError(self.name, "backend.data", what)
+
+        require(bool(self.modes), "it has no mode")
+        for kind, declared, known in (
+            ("device", self.devices, DEVICES),
+            ("precision", self.precisions, PRECISIONS),
+            ("level", self.levels, range(len(LEVELS))),
+        ):
+            unknown = [str(each) for each in declared if each not in known]
+            require(not unknown, f"{kind} {', '.join(unknown)} is not one of {', '.join(map(str, known))}")
+            require(bool(declared), f"it has no {kind}")
+
+    def check(self, *, mode: str | None = None, device: str | None = None, precision: str | None = None) -> None:
+        """Raise `BackendError` for an undeclared mode, device or precision.
+
+        A declared precision without tolerances raises `ContractError`.
+        """
+        for kind, asked, known in (
+            ("mode", mode, list(self.modes)),
+            ("device", device, list(self.devices)),
+            ("precision", precision, list(self.precisions)),
+        ):
+            if asked is not None and asked not in known:
+                why = f": {self.absent[asked]}" if asked in self.absent else ""
+                raise BackendError(
+                    f"backend {self.name!r} has no {kind} {asked!r}{why}",
+                    hint=f"Its {kind}s are: {', '.join(known)}.",
+                )
+
+        if precision is not None and precision not in self.tolerances:
+            raise ContractError(self.name, "backend.tolerances", f"{precision} has no tolerances")
+
+    def missing_operators(self, network: Network) -> dict[str, list[str]]:
+        """Return the operators of the network that are missing, each with its nodes' names."""
+        missing: dict[str, list[str]] = {}
+        for node in network.nodes:
+            if node.op_type not in self.operators:
+                missing.setdefault(node.op_type, []).append(node.name)
+        return missing
+
+    def why_missing(self, operator: str) -> str:
+        """Return why an operator is missing, or nothing if nobody says so."""
+        from d5suite.network.operators import LACKING
+
+        return self.absent.get(operator) or LACKING.get(operator, "")
+
+    def check_operators(self, network: Network) -> None:
+        """Raise `UnsupportedOperatorError` with all operators of the network that are missing."""
+        missing = self.missing_operators(network)
+        if missing:
+            listed = "; ".join(
+                f"{operator} (node {names[0]}"
+                + (f" and {len(names) - 1} more)" if len(names) > 1 else ")")
+                + (f", because {why}" if (why := self.why_missing(operator)) else "")
+                for operator, names in sorted(missing.items())
+            )
+            raise UnsupportedOperatorError(
+                f"backend {self.name!r} lacks {len(missing)} operator(s) of network {network.name!r}: {listed}",
+                hint="`d5suite backends` lists what each backend implements.",
+            )
+
+    def lacks_operator(self, name: str, precision: str, *, backward: bool = False) -> str | None:
+        """Return why level 0 lacks an ONNX operator in a precision, or its gradient; or None."""
+        if 0 not in self.levels:
+            return f"{self.name} has no level 0: {self.absent.get('level 0', 'not declared')}"
+        keys = [name, f"{name}:{precision}"]
+        if backward:
+            keys += ["gradient", f"{name}:backward", f"{name}:backward:{precision}"]
+        for key in keys:
+            if key in self.absent:
+                return f"{self.name} has no {key}: {self.absent[key]}"
+        if "::" in name:
+            missing = "custom" in self.absent
+            return f"{self.name} has no custom operators: {self.absent['custom']}" if missing else None
+        if name not in self.operators | self.single_operators:
+            return f"{self.name} has no operator {name}"
+        return None
+
+    def lacks(self, operation: Operation, *, backward: bool = False) -> str | None:
+        """Return why level 0 lacks an operation, or its gradient; or None."""
+        return self.lacks_operator(operation.node.op_type, operation.precision, backward=backward)
+
+    def lacks_scheme(self, name: str, *, mode: str, device: str, precision: str) -> str | None:
+        """Return why the framework has no own scheme of this name, or None; imports nothing."""
+        for part, where in (("", ""), (f":{mode}", f" in mode {mode}"), (f":{precision}", f" in {precision}")):
+            if f"scheme:{name}{part}" in self.absent:
+                return f"{self.name} has no scheme {name!r}{where}: {self.absent[f'scheme:{name}{part}']}"
+        if name not in self.schemes:
+            own = f"its own schemes are {', '.join(self.schemes)}" if self.schemes else "it has none of its own"
+            return f"{self.name} has no scheme {name!r}: {own}"
+        described = self.schemes[name]
+        if device not in described.transports:
+            return f"{self.name} has no scheme {name!r} on {device}, only on {', '.join(described.transports)}"
+        needed = {key.removeprefix(f"{mode}:"): how for key, how in described.requires.items()}
+        needed = {module: how for module, how in needed.items() if ":" not in module}  # else of another mode
+        missing = not_importable(list(needed))
+        if missing:
+            how = " and ".join(dict.fromkeys(how for module, how in needed.items() if module in missing.split(", ")))
+            return f"{described.title} needs {missing}, which is not installed; install it with: {how}"
+        return None
+
+
+def not_importable(modules: Sequence[str]) -> str:
+    """Return the missing ones of the modules, as text."""
+    return ", ".join(module for module in modules if not _is_there(module))
+
+
+def _is_there(module: str) -> bool:
+    """Whether a module can be found; unlike `find_spec` of importlib, imports no parent package."""
+    parent, _, rest = module.partition(".")
+    found = importlib.util.find_spec(parent)
+    path = parent
+    for name in rest.split(".") if rest else ():
+        path = f"{path}.{name}"
+        if found is None or found.submodule_search_locations is None:
+            return False
+        found = importlib.machinery.PathFinder.find_spec(path, found.submodule_search_locations)
+    return found is not None
