@@ -36,7 +36,7 @@ from d5suite.testing.networks import random_batch
 
 RANKS, BATCH, SIZE, CLASSES = 2, 8, 64, 10
 OPTIMIZER = SGD(2.0**-10, momentum=0.875)
-WARM_UP, ROUNDS = 3, 20
+WARM_UP, ROUNDS = 3, 60
 TIMEOUT_S = 900
 LIMIT = 1.02
 """A step may take so many times as long as one by hand. An interval beyond it fails, and one that

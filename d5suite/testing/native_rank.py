@@ -35,10 +35,11 @@ from the third."""
 
 OPTIMIZERS: tuple[Optimizer, ...] = (
     SGD(RATES[0], momentum=0.875, nesterov=True, weight_decay=2.0**-10),
+    SGD(RATES[0], momentum=0.875, weight_decay=2.0**-10),
     SGD(RATES[0], momentum=0.5, clip_norm=2.0**-2),
 )
-"""The first shows gradients of a wrong scale, which clipping hides. Of Adam roundings would show: a
-bias before BatchNormalization has a gradient of nothing else."""
+"""The first two show gradients of a wrong scale, which clipping hides. Of Adam roundings would
+show: a bias before BatchNormalization has a gradient of nothing else."""
 
 
 @dataclass(frozen=True)
@@ -94,6 +95,7 @@ def run(work: Work, rank: int) -> Found:
     found = Found()
     network = classifier()
     for optimizer in OPTIMIZERS:
+        nesterov = isinstance(optimizer, SGD) and optimizer.nesterov
         executor = backend.executor(network, mode=selection.mode, device=work.device, precision=work.precision)
         trainer = backend.trainer(executor, optimizer)
         alone = backend.trainer(
@@ -102,7 +104,7 @@ def run(work: Work, rank: int) -> Found:
         for turn in ("", ", made again"):
             _compare(
                 work,
-                f"{optimizer.name}{' clipped' * bool(optimizer.clip_norm)}{turn}",
+                f"{optimizer.name}{' nesterov' * nesterov}{' clipped' * bool(optimizer.clip_norm)}{turn}",
                 backend,
                 trainer,
                 alone,

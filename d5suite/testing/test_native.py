@@ -19,8 +19,10 @@ from d5suite.validate.check import Check
 from d5suite.validate.distributed.rules import IN_TURN
 
 RANKS = 2
-AGREEMENT = {"fp64": 1e-10, "fp32": 1e-4}
-"""Accepted relative errors of a tensor, by precision."""
+AGREEMENT = {"fp64": 1e-10, "fp32": 5e-3}
+"""Accepted relative errors of a tensor, by precision; a framework may update by other kernels in
+each. In float32 four steps with momentum make up to 9e-4 of roundings where gradients cancel; a sum
+that is taken for a mean makes 0.1 and more."""
 
 AMPLIFIED = 16
 """How much more a scheme may be off after all steps than it says that one step rounds."""
@@ -32,7 +34,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         described = chosen().backend.schemes
         short = [name for name in [*described][:1] if described[name].quick]
         metafunc.parametrize(
-            "scheme", [pytest.param(name, marks=[] if name in short else [pytest.mark.slow]) for name in described]
+            ("scheme", "precision"),
+            [
+                pytest.param(name, precision, marks=[] if name in short and precision == "fp64" else [pytest.mark.slow])
+                for name in described
+                for precision in AGREEMENT
+            ],
         )
 
 
@@ -53,9 +60,11 @@ def test_schemes_are_described(subject: Subject) -> None:
         subject.hold(clause, ordered, f"{name} is not synchronous, and has no {IN_TURN} that is False by default")
 
 
-def test_a_scheme_trains_as_one_process(subject: Subject, scheme: str, tmp_path: Path) -> None:
+def test_a_scheme_trains_as_one_process(subject: Subject, scheme: str, precision: str, tmp_path: Path) -> None:
     subject.require(classifier(), gradient=True, level=3)
-    backend, precision = subject.backend, "fp64" if "fp64" in subject.backend.precisions else "fp32"
+    backend = subject.backend
+    if precision not in backend.precisions:
+        pytest.skip(f"{backend.name} has no {precision}")
     lacking = problem("gloo") or backend.lacks_scheme(
         scheme, mode=subject.mode, device=subject.device, precision=precision
     )

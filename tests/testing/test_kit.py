@@ -148,7 +148,7 @@ MISTAKES = [
     ("summed", "test_distributed", f"{PARTED}[clip-both-fp64]", "replica.apply"),
     ("summed", "test_distributed", "test_gradients_are_those_of_the_network", "replica.gradients"),
     ("impatient", "test_distributed", "test_gradients_are_those_of_the_network", "replica.gradients"),
-    *((name, "test_native", "test_a_scheme_trains_as_one_process[ddp]", "scheme.meaning") for name in SCHEMED),
+    *((name, "test_native", "test_a_scheme_trains_as_one_process[ddp-fp64]", "scheme.meaning") for name in SCHEMED),
     ("frozen", "test_distributed", CHANGED, "replica.memory"),
     ("joint", "test_distributed", CHANGED, "replica.memory"),
     ("random_order", "test_distributed", "test_gradients_are_handed_out_once_each", "replica.gradients"),

@@ -120,10 +120,7 @@ class Synchronous(Store):
         answer = self._trainer.gradients(feed)
         for priority, (key, name) in enumerate(zip(self._keys, self.replica.names, strict=True)):
             self.store.pushpull(key, answer[name], out=answer[name], priority=-priority)
-        for name in self.replica.names:
-            mean = answer[name]
-            mean /= self.size
-        self._trainer.apply(answer)
+        self._trainer.apply_sums(answer, self.size)
         return {self._loss: answer[self._loss]}
 
 

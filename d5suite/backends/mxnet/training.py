@@ -243,17 +243,35 @@ class Trainer(training.Trainer):
         return {self._loss: loss}
 
     def apply(self, gradients: Native) -> None:
+        self._take(gradients)
+        self._update()
+
+    def _take(self, gradients: Native) -> None:
         for name, weight in zip(self._names, self._weights, strict=True):
             if gradients[name] is not weight.grad():
                 gradients[name].copyto(weight.grad())
             weight.data()._fresh_grad = True  # or Gluon takes it for a gradient that was used before
-        self._update()
 
-    def _update(self) -> None:
+    def apply_sums(self, gradients: Native, count: int) -> None:
+        """Apply the mean of gradients of which these are the sums over `count` ranks.
+
+        SGD's kernels divide in their one pass over the gradients.
+        """
+        clips = self.optimizer.clip_value or self.optimizer.clip_norm
+        if clips or not isinstance(self._rule, mx.optimizer.SGD):
+            for name in self._names:
+                mean = gradients[name]
+                mean /= count
+            count = 1
+        self._take(gradients)
+        self._update(count)
+
+    def _update(self, count: int = 1) -> None:
+        """Update the weights by their gradients, divided by a number."""
         clip([weight.grad() for weight in self._weights], self.optimizer)
         for weight in self._unused:  # weight decay applies to them, though their gradients stay zero
             weight._fresh_grad = True
-        self._trainer.step(1)  # the loss is already the batch's mean
+        self._trainer.step(count)  # not by the batch: the loss is its mean already
         for weight in self._unused:  # the update added the decay, and no backward pass overwrites it
             weight.grad[:] = 0
         self._steps += 1
