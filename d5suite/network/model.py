@@ -32,8 +32,9 @@ _MASKED = frozenset({"Add", "Attention", "Cast", "Concat", "Expand", "Gather", "
                      "Reshape", "Slice", "Squeeze", "Sub", "Tile", "Transpose", "Unsqueeze", "Where"})  # fmt: skip
 """Operators that read masks of minus infinity; others read weights, which are finite."""
 
-_COMPUTED = _MASKED | {"Div", "MatMul", "Pow", "STFT"}
-"""Operators that read constants of a network's code, such as positions; others read weights."""
+_COMPUTED = _MASKED | {"Div", "InstanceNormalization", "MatMul", "Pow", "STFT"}
+"""Operators that read constants of a network's code, such as positions, or the ones by which a
+normalization of groups does not scale; others read weights."""
 
 _STATISTICS_INPUTS = {"BatchNormalization": (3, 4)}
 

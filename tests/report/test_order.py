@@ -59,7 +59,7 @@ def test_the_table_says_who_is_fastest_and_who_is_within_noise(
     assert "fastest first, by rounds taken in turn" in shown
     assert re.search(r"imagenet_resnet50/inference: jax, (torch|mxnet) 1\.5", shown)
     assert re.search(r"within noise: (torch and mxnet|mxnet and torch)\n", shown)
-    assert "jax and" not in shown and "2% from launch to launch are assumed" in shown
+    assert "jax and" not in shown and "3% from launch to launch are assumed" in shown
     path = write(tmp_path / "three.json", benchmarks({"torch": 0.03, "jax": 0.02}, launches=3))
     assert main(["compare", str(path)]) == 0
     assert "are assumed" not in capsys.readouterr().out
