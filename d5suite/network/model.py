@@ -32,9 +32,8 @@ _MASKED = frozenset({"Add", "Attention", "Cast", "Concat", "Expand", "Gather", "
                      "Reshape", "Slice", "Squeeze", "Sub", "Tile", "Transpose", "Unsqueeze", "Where"})  # fmt: skip
 """Operators that read masks of minus infinity; others read weights, which are finite."""
 
-_COMPUTED = _MASKED | {"Div", "InstanceNormalization", "MatMul", "Pow", "STFT"}
-"""Operators that read constants of a network's code, such as positions, or the ones by which a
-normalization of groups does not scale; others read weights."""
+_COMPUTED = _MASKED | {"Div", "MatMul", "Pow", "STFT"}
+"""Operators that read constants of a network's code, such as positions; others read weights."""
 
 _STATISTICS_INPUTS = {"BatchNormalization": (3, 4)}
 
@@ -142,7 +141,7 @@ class Network:
                 if node.inputs[i]
             )
         )
-        constants = {name for name in computed(self.model) if self._only_in(name, _COMPUTED)}
+        constants = {n for n in computed(self.model) if self._only_in(n, _COMPUTED) or self._changes_nothing(n)}
         fixed = {n.inputs[i] for n in self.nodes for i in _SETTINGS.get(n.op_type, ()) if i < len(n.inputs)}
         self.parameters: tuple[str, ...] = tuple(
             name
@@ -160,6 +159,15 @@ class Network:
         if np.isnan(value).any() or not np.isneginf(value).any() or np.isposinf(value).any():
             return False
         return self._only_in(name, _MASKED)
+
+    def _changes_nothing(self, name: str) -> bool:
+        """Whether normalizations scale by these ones or add these zeros: those without a scale."""
+        places = {(n.op_type, i) for n in self.nodes for i, each in enumerate(n.inputs) if each == name}
+        value = self.initializers[name]
+        return any(
+            places == {("InstanceNormalization", place)} and bool((value == wanted).all())
+            for place, wanted in ((1, 1), (2, 0))
+        )
 
     def _only_in(self, name: str, operators: frozenset[str]) -> bool:
         """Whether only nodes of these operators read a tensor."""

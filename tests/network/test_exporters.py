@@ -648,3 +648,24 @@ def test_a_hardmax_of_an_old_operator_set_goes_over_all_further_axes(tmp_path: P
     model.ir_version = 6
     onnx.save(model, tmp_path / "m.onnx")
     _same_answer(tmp_path / "m.onnx", Network.load(tmp_path / "m.onnx"), 2)
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.5])
+def test_ones_and_zeros_of_a_normalization_without_scale_are_no_parameters(scale: float) -> None:
+    constants = {"scale": np.full(3, scale, np.float32), "bias": np.zeros(3, np.float32)}
+    nodes = [
+        *(
+            helper.make_node("Constant", [], [name], value=numpy_helper.from_array(value))
+            for name, value in constants.items()
+        ),
+        helper.make_node("Conv", ["image", "kernel"], ["wide"]),
+        helper.make_node("InstanceNormalization", ["wide", "scale", "bias"], ["y"]),
+    ]
+    graph = helper.make_graph(
+        nodes, "grouped",
+        [helper.make_tensor_value_info("image", TensorProto.FLOAT, ["N", *SIZE])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["N", *SIZE])],
+        [numpy_helper.from_array(np.ones((3, 3, 1, 1), np.float32), "kernel")],
+    )  # fmt: skip
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    assert Network(model).parameters == (("kernel",) if scale == 1 else ("kernel", "scale"))
