@@ -112,11 +112,14 @@ class EndlessSampler(mx.gluon.data.Sampler):
 
 
 def _batch(samples: list[tuple[Any, int]], context: Any) -> list[Any]:
-    """Collate images and labels into one array each."""
+    """Collate images and labels into complete arrays: another process cannot wait for them."""
     images, labels = zip(*samples, strict=True)
     together = mx.nd.empty((len(images), *images[0].shape), ctx=context)
     mx.nd.stack(*images, out=together)
-    return [together, mx.nd.ndarray.array(np.array(labels), context, "int64")]
+    classes = mx.nd.ndarray.array(np.array(labels), context, "int64")
+    for each in (together, classes):
+        each.wait_to_read()
+    return [together, classes]
 
 
 def native_loader(
