@@ -4,8 +4,8 @@
 a `DataLoader` with processes read image files and, through h5py, HDF5. Pixels resemble the neutral
 ones but differ: OpenCV antialiases by area averaging when images shrink and applies a JPEG's EXIF
 rotation, and `ImageRecordIter` rounds the position of a central crop down. Imports MXNet, NumPy,
-h5py, the adapter's `runtime` and, only for the transforms' definitions and the files' layouts,
-`d5suite.data`.
+h5py, `d5suite.errors`, the adapter's `runtime` and, only for the transforms' definitions and the
+files' layouts, `d5suite.data`.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from d5suite.data.formats import stored_as
 from d5suite.data.formats.store import Store
 from d5suite.data.imagenet import ImageNet
 from d5suite.data.transforms import MEAN, STD, EvalTransform, TrainTransform
+from d5suite.errors import ConfigurationError
 
 Transform = TrainTransform | EvalTransform
 
@@ -213,8 +214,11 @@ def _records(
         **{f"std_{colour}": 255 * value for colour, value in zip(colours, STD, strict=True)},
         **augmentation,
     )
+    # An epoch's last batch, if it is not full, has memory of anything in it and says pad 0.
+    whole = len(index.read_text().splitlines()) if index.exists() else len(dataset)
+    if whole < batch_size:
+        raise ConfigurationError(f"{whole} images are less than a batch of {batch_size}", where=str(file))
     while True:
-        for batch in records:
-            if not batch.pad:
-                yield batch.data[0].asnumpy(), batch.label[0].asnumpy().astype(np.int64)
+        for batch in itertools.islice(records, whole // batch_size):
+            yield batch.data[0].asnumpy(), batch.label[0].asnumpy().astype(np.int64)
         records.reset()
