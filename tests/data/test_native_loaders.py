@@ -61,7 +61,6 @@ READ = """
         training = [np.asarray(next(batches)[0]) for _ in range(2 * len(dataset) // 3)]  # into the second epoch
         batches.close()
         assert all(images.size == 3 * 3 * 32 * 32 for images in training)
-        assert np.abs(training).max() < 3  # not what lay in memory where an epoch's last batch has no image
         found[kind] = [worst, seen, float(np.std(training))]
     print(json.dumps(found))
 """
@@ -97,6 +96,40 @@ def test_every_format_gives_the_same_images(stores: Path, name: str) -> None:
         assert sorted(seen) == list(range(32))
         assert seen != sorted(seen)
         assert 0.5 < spread < 2
+
+
+WHOLE = """
+    import json, sys
+    from pathlib import Path
+
+    from d5suite.backends import backend
+    from d5suite.data.formats import open_store
+    from d5suite.data.transforms import EvalTransform
+
+    dataset = open_store(Path(sys.argv[1]) / "recordio", "train")
+    loader = backend("mxnet").load("loader").native_loader
+    batches = loader(dataset, EvalTransform(32), batch_size=3, workers=1, seed=0)
+    print(json.dumps([[image.tobytes().hex() for image in next(batches)[0]] for _ in range(20)]))
+    batches.close()
+    try:
+        next(loader(dataset, EvalTransform(32), batch_size=33, workers=1, seed=0))
+    except Exception as error:
+        print(str(error).splitlines()[0])
+"""
+
+
+def test_record_files_give_whole_batches_only(stores: Path) -> None:
+    if problem := LOADERS["mxnet"].problem():
+        pytest.skip(problem)
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(WHOLE), str(stores)], capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    images, refused = done.stdout.splitlines()[-2:]
+    batches = json.loads(images)
+    for epoch in (batches[:10], batches[10:]):  # 32 images are ten batches of three, and two more
+        assert len({image for batch in epoch for image in batch}) == 30
+    assert "fewer images than a batch of 33" in refused
 
 
 def test_rows_that_a_backend_cannot_make_say_why() -> None:

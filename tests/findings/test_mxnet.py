@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import math
 import warnings
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from tests.findings.mended import require
 
@@ -168,3 +171,17 @@ def test_columns_of_one_axis_fail(mx: Any) -> None:
     except mx.base.MXNetError:
         broken = True
     require(broken, "mxnet", OPERATORS.format("convolution.py (columns)"))
+
+
+def test_the_last_batch_of_records_says_that_it_is_full(mx: Any, tmp_path: Path) -> None:
+    records = mx.recordio.MXRecordIO(str(tmp_path / "five.rec"), "w")
+    for number in range(5):
+        encoded = io.BytesIO()
+        Image.new("RGB", (8, 8), (40 * number, 0, 0)).save(encoded, "PNG")
+        records.write(mx.recordio.pack(mx.recordio.IRHeader(0, number, number, 0), encoded.getvalue()))
+    records.close()
+    batches = mx.io.ImageRecordIter(
+        path_imgrec=str(tmp_path / "five.rec"), data_shape=(3, 8, 8), batch_size=3, round_batch=False, verbose=False
+    )
+    pads = [batch.pad for batch in batches]
+    require(pads == [0, 0], "mxnet", "d5suite/backends/mxnet/loader.py (_records)")  # 5 of 6 images: [0, 1]

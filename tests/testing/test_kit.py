@@ -149,6 +149,7 @@ MISTAKES = [
     ("summed", "test_distributed", "test_gradients_are_those_of_the_network", "replica.gradients"),
     ("impatient", "test_distributed", "test_gradients_are_those_of_the_network", "replica.gradients"),
     *((name, "test_native", "test_a_scheme_trains_as_one_process[ddp-fp64]", "scheme.meaning") for name in SCHEMED),
+    ("added", "test_native", "test_a_scheme_trains_as_one_process[ddp-fp32]", "scheme.meaning"),
     ("frozen", "test_distributed", CHANGED, "replica.memory"),
     ("joint", "test_distributed", CHANGED, "replica.memory"),
     ("random_order", "test_distributed", "test_gradients_are_handed_out_once_each", "replica.gradients"),

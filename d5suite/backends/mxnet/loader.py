@@ -21,7 +21,7 @@ import h5py
 import numpy as np
 
 from d5suite.backends.mxnet.runtime import mx
-from d5suite.data.formats import stored_as
+from d5suite.data.formats import open_store, stored_as
 from d5suite.data.formats.store import Store
 from d5suite.data.imagenet import ImageNet
 from d5suite.data.transforms import MEAN, STD, EvalTransform, TrainTransform
@@ -113,14 +113,11 @@ class EndlessSampler(mx.gluon.data.Sampler):
 
 
 def _batch(samples: list[tuple[Any, int]], context: Any) -> list[Any]:
-    """Collate images and labels into complete arrays: another process cannot wait for them."""
+    """Collate images and labels into one array each."""
     images, labels = zip(*samples, strict=True)
     together = mx.nd.empty((len(images), *images[0].shape), ctx=context)
     mx.nd.stack(*images, out=together)
-    classes = mx.nd.ndarray.array(np.array(labels), context, "int64")
-    for each in (together, classes):
-        each.wait_to_read()
-    return [together, classes]
+    return [together, mx.nd.ndarray.array(np.array(labels), context, "int64")]
 
 
 def native_loader(
@@ -145,6 +142,11 @@ def native_loader(
         float32 (batch_size, 3, size, size): a copy of MXNet's array, and so complete.
     labels : numpy.ndarray
         int64 (batch_size,).
+
+    Raises
+    ------
+    ConfigurationError
+        With the first batch, if a RecordIO file has fewer images than one.
     """
     if not isinstance(dataset, ImageNet) and stored_as(dataset) == "recordio":
         return _records(dataset, transform, batch_size, workers, seed)
@@ -214,11 +216,13 @@ def _records(
         **{f"std_{colour}": 255 * value for colour, value in zip(colours, STD, strict=True)},
         **augmentation,
     )
-    # An epoch's last batch, if it is not full, has memory of anything in it and says pad 0.
-    whole = len(index.read_text().splitlines()) if index.exists() else len(dataset)
-    if whole < batch_size:
-        raise ConfigurationError(f"{whole} images are less than a batch of {batch_size}", where=str(file))
+    # An epoch's last batch, if it is not full, has old images and says pad 0: docs/findings.md.
+    whole = len(open_store(dataset.path, dataset.split)) // batch_size
+    if not whole:
+        raise ConfigurationError(
+            f"it has fewer images than a batch of {batch_size}", where=str(file), hint="Give a smaller --batch-size."
+        )
     while True:
-        for batch in itertools.islice(records, whole // batch_size):
+        for batch in itertools.islice(records, whole):
             yield batch.data[0].asnumpy(), batch.label[0].asnumpy().astype(np.int64)
         records.reset()

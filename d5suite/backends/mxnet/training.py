@@ -256,6 +256,12 @@ class Trainer(training.Trainer):
         """Apply the mean of gradients of which these are the sums over `count` ranks.
 
         SGD's kernels divide in their one pass over the gradients.
+
+        Parameters
+        ----------
+        gradients : mapping of str to NDArray
+            By parameter, of its shape and type; they may be overwritten.
+        count : int
         """
         clips = self.optimizer.clip_value or self.optimizer.clip_norm
         if clips or not isinstance(self._rule, mx.optimizer.SGD):
