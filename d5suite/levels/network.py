@@ -138,7 +138,10 @@ class Executor(ABC):
 
     @abstractmethod
     def fetch(self, values: Native) -> dict[str, np.ndarray]:
-        """Convert native tensors to NumPy, neutral layout: float64 for ``fp64``, else float32."""
+        """Convert native tensors to NumPy, neutral layout: float64 for ``fp64``, else float32.
+
+        The axes are in the neutral order; in memory they may be in the native one.
+        """
 
     @abstractmethod
     def parameters(self) -> dict[str, np.ndarray]:

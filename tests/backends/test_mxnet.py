@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import subprocess
 import sys
+import tempfile
+from multiprocessing.util import get_temp_dir
 from pathlib import Path
 from typing import Any
 
@@ -269,7 +272,9 @@ def test_baseline_refuses_another_network() -> None:
         )
 
 
-def test_native_loader_gives_alike_pixels_and_leaves_nothing(imagenet_tree: Path) -> None:
+def test_native_loader_gives_alike_pixels_and_leaves_nothing(
+    imagenet_tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import psutil
 
     from d5suite.data.decode import decode_image
@@ -292,6 +297,8 @@ def test_native_loader_gives_alike_pixels_and_leaves_nothing(imagenet_tree: Path
     assert seen == set(range(len(dataset)))
 
     before = {child.pid for child in psutil.Process().children(recursive=True)}
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setitem(multiprocessing.current_process()._config, "tempdir", None)  # type: ignore[attr-defined]
     found = []
     for workers in (0, 2):
         batches = native_loader(dataset, TrainTransform(32), batch_size=3, workers=workers, seed=0)
@@ -304,6 +311,7 @@ def test_native_loader_gives_alike_pixels_and_leaves_nothing(imagenet_tree: Path
         for one, other in zip(inline, parallel, strict=True):
             np.testing.assert_array_equal(one, other)
     assert {child.pid for child in psutil.Process().children(recursive=True)} <= before
+    assert [str(path) for path in tmp_path.iterdir()] == [get_temp_dir()]  # this process removes its own
 
 
 def test_runtime_reports_this_machine() -> None:

@@ -139,9 +139,9 @@ class Executor(level.Executor):
         return {name: self._neutral(name, value) for name, value in values.items()}
 
     def _neutral(self, name: str, value: jax.Array) -> np.ndarray:
+        array = np.array(value, self._array)
         layout = self._layouts.get(name)
-        array = np.asarray(value)
-        return np.array(array.transpose(np.argsort(layout)) if layout else array, self._array, order="C")
+        return array.transpose(np.argsort(layout)) if layout else array
 
     def parameters(self) -> dict[str, np.ndarray]:
         return self.fetch({**self.trained, **self.state[0]})

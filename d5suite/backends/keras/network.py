@@ -151,9 +151,9 @@ class Executor(levels.Executor):
             return {name: self._neutral(name, value) for name, value in values.items()}
 
     def _neutral(self, name: str, value: Any) -> np.ndarray:
-        array = ops.convert_to_numpy(ops.stop_gradient(value)).astype(self._array)
+        array = np.array(ops.convert_to_numpy(ops.stop_gradient(value)), self._array)
         layout = self._layouts.get(name)
-        return np.array(array.transpose(np.argsort(layout)) if layout else array, order="C")
+        return array.transpose(np.argsort(layout)) if layout else array
 
     def parameters(self) -> dict[str, np.ndarray]:
         self.hold(None)

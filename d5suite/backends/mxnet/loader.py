@@ -14,6 +14,7 @@ import contextlib
 import itertools
 from collections.abc import Generator, Iterator, Mapping
 from functools import partial
+from multiprocessing.util import get_temp_dir
 from pathlib import Path
 from typing import Any
 
@@ -161,6 +162,7 @@ def _images(
     images: ImageFolder, batch_size: int, workers: int, seed: int
 ) -> Generator[tuple[np.ndarray, np.ndarray], None, None]:
     context = mx.Context("cpu_shared", 0) if workers else mx.cpu()
+    get_temp_dir()  # its workers share this one: they are killed, and would leave their own behind
     loader = mx.gluon.data.DataLoader(
         images,
         batch_size=batch_size,

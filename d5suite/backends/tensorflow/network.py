@@ -206,9 +206,9 @@ class Executor(levels.Executor):
         return {name: self._neutral(name, value) for name, value in values.items()}
 
     def _neutral(self, name: str, value: Any) -> np.ndarray:
-        array = np.asarray(tf.cast(value, self._array))
+        array = np.asarray(tf.cast(value, self._array).numpy())  # a copy
         layout = self._layouts.get(name)
-        return np.array(array.transpose(np.argsort(layout)) if layout else array, order="C")
+        return array.transpose(np.argsort(layout)) if layout else array
 
     def parameters(self) -> dict[str, np.ndarray]:
         return self.fetch(self.variables)
