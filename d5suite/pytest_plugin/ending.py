@@ -6,7 +6,7 @@ import contextlib
 import re
 import signal
 import threading
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NoReturn
@@ -105,7 +105,8 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     _say_lacking(config, absent)
     _say_unused(config, session.items)
     nothing = absent and not config.stash[stash.RESULTS] and not session.testsfailed
-    missed = absent if nothing else {item: why for item, why in absent.items() if _is_named(item)}
+    idle = _idle_backends(session, absent)
+    missed = {item: why for item, why in absent.items() if nothing or _backend_of(item) in idle or _is_named(item)}
     if not missed:
         return
     reasons = list(dict.fromkeys(f"{item.name}: {why}" for item, why in missed.items()))
@@ -133,11 +134,24 @@ def _say_unused(config: pytest.Config, items: list[pytest.Item]) -> None:
             config.stash[stash.REMARKS].append(f"--{option} was of no use: nothing that was to be measured takes it")
 
 
+def _idle_backends(session: pytest.Session, absent: Iterable[pytest.Item]) -> set[str]:
+    """The backends that `--backend` names and that have nothing to measure."""
+    if session.config.getoption("backend") is None:
+        return set()
+    busy = {_backend_of(item) for item in {*session.items} - {*absent} if stash.target(item) is not None}
+    return {_backend_of(item) for item in absent} - busy
+
+
+def _backend_of(item: pytest.Item) -> str:
+    """The backend of a test of a measurement."""
+    target = stash.target(item)
+    assert target is not None
+    return str(target.selection)
+
+
 def _is_named(item: pytest.Item) -> bool:
     """Whether the command line names both the measurement and the backend of a test."""
-    config, target = item.config, stash.target(item)
-    assert target is not None
-    backend, function = str(target.selection), item.name.partition("[")[0]
+    config, backend, function = item.config, _backend_of(item), item.name.partition("[")[0]
     words = {word.lower().removeprefix("test_") for word in re.findall(r"[\w:.-]+", config.option.keyword)}
     words -= {"and", "or", "not"}
     ids = [named for file, _, named in (str(each).partition("::") for each in config.args) if _is(file, item)]

@@ -74,6 +74,21 @@ ACCURACY_FAULTS: dict[str, dict[str, str]] = {
 }
 """The target is one that chance reaches."""
 
+BREAKDOWN = "step_breakdown"
+BREAKDOWN_FAULTS: dict[str, dict[str, str]] = {
+    "right": {},
+    "replay8": {BREAKDOWN: "output at the trained weights"},
+    "timed_both": {BREAKDOWN: "last timed forward and backward"},
+    "timed_forward": {BREAKDOWN: "last timed forward (timed_forward fp32) vs the same call untimed"},
+    "timed_step": {BREAKDOWN: "losses of the first timed steps"},
+    "cached": {BREAKDOWN: "output at the trained weights"},
+    "cached_forward": {BREAKDOWN: "output at the trained weights"},
+    "cached_both": {BREAKDOWN: "loss of a batch never fed before"},
+    "half": {BREAKDOWN: "output at the trained weights"},
+    "unwaited": {BREAKDOWN: "of 2 steps, hurried"},
+    "stops": {BREAKDOWN: "update by a batch never fed before"},
+}
+
 OPERATOR_FAULTS: dict[str, dict[str, str]] = {
     "right": {},
     **dict.fromkeys(
@@ -148,6 +163,8 @@ def _results(tmp_path_factory: pytest.TempPathFactory, small_onnx: Path, imagene
         },
     }  # fmt: skip
     jobs |= {f"accuracy-{mode}": job(mode, network | trained | {"batch_size": 2}) for mode in ACCURACY_FAULTS}
+    parts = network | {"measurements": [BREAKDOWN]}
+    jobs |= {f"breakdown-{mode}": job(mode, parts) for mode in BREAKDOWN_FAULTS}
     jobs["network-replay3"]["cases"][0]["measurements"] = NETWORK[:2]  # its training fails before it is timed
     for name, content in jobs.items():
         (folder / f"{name}.job.json").write_text(json.dumps(content))
@@ -185,6 +202,11 @@ def test_a_network_that_takes_part_of_a_large_batch_is_no_result(found: dict[str
 @pytest.mark.parametrize("mode", ACCURACY_FAULTS)
 def test_a_training_that_goes_wrong_on_its_way_has_no_time_to_accuracy(found: dict[str, Any], mode: str) -> None:
     require(found[f"accuracy-{mode}"], "small", ACCURACY_FAULTS[mode], [ACCURACY])
+
+
+@pytest.mark.parametrize("mode", BREAKDOWN_FAULTS)
+def test_a_part_of_a_step_that_goes_wrong_while_timed_is_no_result(found: dict[str, Any], mode: str) -> None:
+    require(found[f"breakdown-{mode}"], "small", BREAKDOWN_FAULTS[mode], [BREAKDOWN])
 
 
 @pytest.mark.parametrize("mode", OPERATOR_FAULTS)

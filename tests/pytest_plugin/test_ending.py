@@ -19,6 +19,7 @@ import jsonschema
 import psutil
 import pytest
 
+from d5suite.backends import discover
 from tests.conftest import Run, is_dead, plugin_environment, wait_until
 
 SCHEMA = json.loads((Path(__file__).parents[2] / "results" / "schema.json").read_text())
@@ -181,6 +182,11 @@ def test_what_is_asked_for_by_name_is_not_absent_without_a_word(run_pytest: Run,
     done = run_pytest(str(recipe_folder), "--backend", "faulty", "-k", "not step and not input")
     assert done.returncode == 0, done.stdout
     assert "1 passed, 1 skipped" in done.stdout and "asked for by name" not in done.stdout
+    if discover()[0]["torch"].problem() is None:
+        done = run_pytest(str(recipe_folder), "--backend", "faulty,torch", "-k", "gradient")
+        assert done.returncode == 1, done.stdout
+        assert "1 passed, 1 skipped" in done.stdout
+        assert "asked for by name:\n  test_gradient[faulty]: faulty has no gradient" in done.stdout
 
 
 def test_measurements_beside_each_other_are_refused(run_pytest: Run, recipe_folder: Path) -> None:

@@ -17,13 +17,12 @@ from d5suite.instruments.settings import SamplingSettings
 from d5suite.measurements.base import Measurement, Step
 from d5suite.measurements.network.steps import training_feeds
 from d5suite.measurements.tables import Column, Table
-from d5suite.measurements.training.step import TrainerStep, prove_training
+from d5suite.measurements.training.step import TrainerStep, check_output_as_trained, prove_training
 from d5suite.optimizers.schedules import schedule_from_dict
 from d5suite.training.events import Series, StopOnDivergence, Target
 from d5suite.training.loop import Event, Run, evaluator
 from d5suite.validate.check import Check
 from d5suite.validate.metrics import METRICS, Metric
-from d5suite.validate.network.inference import check_output, expected_outputs
 from d5suite.workloads.network import NetworkWorkload, load_network
 
 TELL_EPOCHS_S, TELL_STEPS_S = 1.0, 10.0
@@ -122,15 +121,7 @@ class AccuracyStep(TrainerStep):
 
         The images were never fed before: an evaluation that repeats an answer has counted it.
         """
-        workload, executor = self.workload, self.workload.executor
-        images, initial = workload.evaluation_batch(1), workload.network.initializers
-        weights = {name: value.astype(initial[name].dtype) for name, value in executor.parameters().items()}
-        executor.load_parameters(weights)  # of float64 what the evaluator can have
-        answer = executor.fetch(executor.forward(executor.feed(workload.network.arrays(images))))
-        trained = workload.plain_network.with_weights(weights)
-        (expected,), evaluator = expected_outputs(executor, trained, [images], threads=workload.job.threads)
-        name = f"output at the trained weights ({executor.mode} {executor.precision}) vs {evaluator}"
-        yield check_output(name, executor, answer, expected, len(images), workload.tolerance.outputs)
+        yield check_output_as_trained(self.workload, 1)
         yield from self.check_further(self._updates)
 
     def _facts(self) -> dict[str, Any]:

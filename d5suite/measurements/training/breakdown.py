@@ -16,10 +16,18 @@ from d5suite.levels.network import Native
 from d5suite.measurements.base import Measurement, Step
 from d5suite.measurements.network.gradient import check_unseen
 from d5suite.measurements.tables import WORST_ERROR, Column, Table
-from d5suite.measurements.training.step import TrainingStep, prove_training
+from d5suite.measurements.training.step import TrainingStep, check_output_as_trained, prove_training
 from d5suite.validate.check import Check
+from d5suite.validate.network.inference import check_inference
 from d5suite.validate.network.timed import fetch_sampled
+from d5suite.validate.norms import relative_l2
 from d5suite.workloads.network import Batch, NetworkWorkload
+
+PARTS = {"both": "forward and backward", "forward": "forward"}
+"""Parts beside the whole step, in words."""
+
+KEPT = (1, 3)
+"""The first steps whose losses are kept: of each doubling of their number the last."""
 
 SUM_TOLERANCE = 0.02
 """Accepted distance of the sum of the parts from the whole step."""
@@ -29,9 +37,9 @@ class BreakdownStep(TrainingStep):
     """A training step from files, in parts.
 
     Rounds wait for a batch, feed it and compute, each to its end; what is left is ``other``. They
-    compute in turn a whole step, a forward pass in inference mode, and forward and backward, so
-    that all three meet the same caches and the same loader. ``backward`` is what the third takes
-    longer than the second, ``update`` what the step takes longer than the third: differences of
+    compute in turn a whole step, forward and backward, and a forward pass in inference mode, so
+    that all three meet the same caches and the same loader. ``backward`` is what the second takes
+    longer than the third, ``update`` what the step takes longer than the second: differences of
     nested measurements, which are not seen one by one and may come out slightly negative where a
     framework fuses them. The parts are medians; their sum is given as a part of the whole step's
     median.
@@ -45,9 +53,10 @@ class BreakdownStep(TrainingStep):
         executor, inputs = workload.executor, workload.network.inputs
         self._compute: dict[str, Callable[[Native], Any]] = {
             "step": workload.trainer.step,
-            "forward": lambda feed: executor.forward({name: feed[name] for name in inputs}),
             "both": executor.forward_backward,
+            "forward": lambda feed: executor.forward({name: feed[name] for name in inputs}),
         }
+        self._last: dict[str, tuple[Native, Native]] = {}
         self._laps: dict[str, list[list[float]]] = {kind: [] for kind in self._compute}
 
     def __enter__(self) -> Step:
@@ -83,13 +92,20 @@ class BreakdownStep(TrainingStep):
         answer = self._compute[kind](feed)
         executor.synchronize()
         times.append(now())
-        kept = answer if kind == "step" else None
+        kept = answer, None if kind == "step" else feed
         del batch, feed, answer
         times.append(now())
-        if kept is not None:
-            self.calls += 1
-            self._kept[0, self.calls.bit_length()] = kept
+        self._keep(kind, *kept)
         return [after - before for before, after in itertools.pairwise(times)]
+
+    def _keep(self, kind: str, answer: Native, feed: Native | None) -> None:
+        """Keep losses of steps, and the last call of each other part."""
+        if feed is None:
+            self.calls += 1
+            self._kept[0, self.calls.bit_length()] = answer
+        else:
+            names = self.kept if kind == "both" else self.workload.network.outputs
+            self._last[kind] = feed, {name: answer[name] for name in names}
 
     def check(self) -> Iterable[Check]:
         """As the training step; and forward and backward of a batch never fed before."""
@@ -100,18 +116,48 @@ class BreakdownStep(TrainingStep):
             native = executor.forward_backward(executor.feed(workload.arrays(workload.unseen)))
             yield from check_unseen(workload, fetch_sampled(executor, native))
 
-    def _check_first(self) -> Iterable[Check]:
-        """Nothing: the timed steps take other batches than the proof."""
-        return ()
+    def _check_timed(self) -> Iterable[Check]:
+        """The last timed call of each other part, once more at the same weights, untimed.
 
-    def _check_same_draws(self) -> Iterable[Check]:
-        """Nothing, for the same reason."""
-        return ()
+        And the output for images never fed before, against the evaluator.
+        """
+        executor = self.workload.executor
+        for kind in reversed(self._last):  # forward and backward moves the running statistics that forward takes
+            if kind == "both" and executor.drops:
+                continue
+            feed, answer = self._last[kind]
+            timed, untimed = executor.fetch(answer), executor.fetch(self._compute[kind](feed))
+            errors = {name: relative_l2(value, untimed[name]) for name, value in timed.items()}
+            name = f"last timed {PARTS[kind]} ({executor.mode} {executor.precision}) vs the same call untimed"
+            yield Check.worst(name, errors, self.workload.tolerance.outputs)
+        self._last.clear()
+        yield check_output_as_trained(self.workload, 1)
+
+    def _check_untimed(self) -> Iterable[Check]:
+        """The first steps once more, untimed, on the batches that they took."""
+        workload, executor = self.workload, self.workload.executor
+        loss = workload.network.require_loss()[1]
+        timed = dict(zip(KEPT, self._losses[0], strict=False))
+        if executor.drops or executor.precision == "fp16":
+            return
+        self.reset()
+        found = {}
+        with workload.loader() as stream:
+            batches = itertools.islice(stream.batches(), 0, None, len(self._compute))
+            for number in range(1, KEPT[-1] + 1):
+                found[number] = executor.fetch(workload.trainer.step(executor.feed(workload.arrays(next(batches)))))
+        errors = {
+            f"step {number}": relative_l2(np.array(timed[number]), answer[loss])
+            for number, answer in found.items()
+            if number in timed
+        }
+        name = f"losses of the first timed steps ({executor.mode} {executor.precision}) vs the same steps untimed"
+        yield Check.worst(name, errors, workload.tolerance.trajectory)
 
     def record(self, samples: Samples) -> dict[str, Any]:
         laps = self._laps
         wait, host_to_device, _, other = (float(np.median(part)) for part in zip(*laps["step"], strict=True))
-        step, forward, both = (float(np.median([times[2] for times in laps[kind]])) for kind in self._compute)
+        step, both, forward = (float(np.median([times[2] for times in laps[kind]])) for kind in self._compute)
         breakdown = {
             "data_wait": wait,
             "host_to_device": host_to_device,
@@ -173,5 +219,12 @@ class Breakdown(Measurement):
         return BreakdownStep(workload)
 
     def prove(self, workload: NetworkWorkload, step: BreakdownStep) -> Iterable[Check]:
-        """As the training step."""
-        return prove_training(workload, step)
+        """As the training step; and the output of the forward pass against an evaluator."""
+        yield from prove_training(workload, step)
+        yield from check_inference(
+            workload.executor,
+            workload.evaluation_batch(0),
+            tolerance=workload.tolerance.outputs,
+            threads=workload.job.threads,
+            network=workload.plain_network,
+        )

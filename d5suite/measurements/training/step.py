@@ -16,6 +16,7 @@ from d5suite.measurements.network.gradient import UNSEEN, check_drawn, check_who
 from d5suite.measurements.network.steps import ExecutorStep, training_feeds
 from d5suite.measurements.tables import TIMES
 from d5suite.validate.check import Check
+from d5suite.validate.network.inference import check_output, expected_outputs
 from d5suite.validate.network.timed import check_finite, check_moved, check_update, displacement, sampled, widened
 from d5suite.validate.norms import FLOAT64, relative_l2
 from d5suite.validate.training.amplification import First, Runs
@@ -152,6 +153,26 @@ class TrainerStep(ExecutorStep):
         yield displacement(name, executor, there, first.run.parameters, way, start, limit)
 
 
+def check_output_as_trained(workload: NetworkWorkload, number: int) -> Check:
+    """Compare the output at the weights that the executor has with the evaluator's.
+
+    Parameters
+    ----------
+    workload : NetworkWorkload
+    number : int
+        Of the `NetworkWorkload.evaluation_batch`.
+    """
+    executor, images = workload.executor, workload.evaluation_batch(number)
+    initial = workload.network.initializers
+    weights = {name: value.astype(initial[name].dtype) for name, value in executor.parameters().items()}
+    executor.load_parameters(weights)  # of float64 what the evaluator can have
+    answer = executor.fetch(executor.forward(executor.feed(workload.network.arrays(images))))
+    trained = workload.plain_network.with_weights(weights)
+    (expected,), evaluator = expected_outputs(executor, trained, [images], threads=workload.job.threads)
+    name = f"output at the trained weights ({executor.mode} {executor.precision}) vs {evaluator}"
+    return check_output(name, executor, answer, expected, len(images), workload.tolerance.outputs)
+
+
 class TrainingStep(TrainerStep):
     """One update of the parameters from one training batch."""
 
@@ -174,13 +195,14 @@ class TrainingStep(TrainerStep):
                 f"training diverged while it was timed: the loss is {self._losses[max(self._losses)][-1]}",
                 hint="Lower the learning rate (--optimizer).",
             )
-        drops = self.workload.executor.drops
-        yield from () if drops else self._check_first()
+        yield from self._check_timed()
         yield from self.check_further(made)
-        yield from self._check_same_draws() if drops else ()
+        yield from self._check_untimed()
 
-    def _check_first(self) -> Iterable[Check]:
+    def _check_timed(self) -> Iterable[Check]:
         """The first timed steps, where their batches are those of the proof."""
+        if self.workload.executor.drops:
+            return
         workload, known = self.workload, self.proved.losses
         amplified = bool(self.proved.first.way)
         same = workload.oracle_batch == workload.case.batch_size or not amplified
@@ -193,11 +215,11 @@ class TrainingStep(TrainerStep):
         if errors:
             yield Check(f"losses of the first timed steps {against}", *max(errors, key=lambda each: each[0] / each[1]))
 
-    def _check_same_draws(self) -> Iterable[Check]:
+    def _check_untimed(self) -> Iterable[Check]:
         """The first timed steps of a network with Dropout once more, dropping the same values."""
         workload, executor, trainer = self.workload, self.workload.executor, self.workload.trainer
         loss = workload.network.require_loss()[1]
-        if not self._random:
+        if not (executor.drops and self._random):
             return
         self.reset()
         executor.load_random_state(self._random)

@@ -14,7 +14,7 @@ def being_timed() -> bool:
     """Whether the sampler is calling."""
     frame: FrameType | None = sys._getframe()
     while frame is not None:
-        if frame.f_code.co_name in ("sample", "sample_kernel"):
+        if frame.f_code.co_name in ("sample", "sample_kernel", "_round"):
             return True
         frame = frame.f_back
     return False
@@ -48,15 +48,18 @@ class Stale:
         self.counts[key] += 1
         count = self.counts[key]
         captured = self.captured.setdefault(key, given)
-        if self.mode.startswith("replay") and count >= int(self.mode.removeprefix("replay")):
+        mode, _, of = self.mode.partition("_")
+        if of and of != key[0]:
+            return function(given)
+        if mode.startswith("replay") and count >= int(mode.removeprefix("replay")):
             given = captured
-        if self.mode == "few" and isinstance(given, dict):
+        if mode == "few" and isinstance(given, dict):
             given = {name: value[:PATIENCE] for name, value in given.items()}
-        if self.mode == "timed" and being_timed():
+        if mode == "timed" and being_timed():
             given = captured
-        if self.mode == "cached":
+        if mode == "cached":
             if count <= PATIENCE:
                 self.answers[key] = function(given)
             return self.answers[key]
         answer = function(given)
-        return self.halve(answer) if self.mode == "half" and count > PATIENCE else answer
+        return self.halve(answer) if mode == "half" and count > PATIENCE else answer
