@@ -38,7 +38,15 @@ from typing import Literal
 
 import numpy as np
 
-from d5suite.data.reading import check_classes, check_split, first_classes, nor_others, reading, refuse_look_alikes
+from d5suite.data.reading import (
+    check_classes,
+    check_split,
+    first_classes,
+    nor_others,
+    reading,
+    refuse_look_alikes,
+    told_left_out,
+)
 from d5suite.errors import DataError
 
 MAPPING_FILE = "LOC_synset_mapping.txt"
@@ -75,6 +83,8 @@ class ImageNet:
         The same as paths, built on first use.
     labels : numpy.ndarray
         int64 (number of images,).
+    left_out : str
+        Which files and folders are no images of a class; empty if all are.
 
     Raises
     ------
@@ -110,6 +120,7 @@ class ImageNet:
         self.wnids = first_classes(known, classes, self.root)
         class_folders = _class_folders(folder)
         self._left_out: list[str] = []
+        self.left_out = ""
         if class_folders:
             self.files, labels = self._foldered(folder, class_folders, known)
         else:
@@ -117,8 +128,8 @@ class ImageNet:
         if not self.files:
             raise DataError("no images", where=str(folder), hint=_MAKE_ONE)
         if self._left_out:
-            what = f"{folder}: {len(self._left_out):,} files or folders are left out, such as {min(self._left_out)!r}"
-            warnings.warn(what, stacklevel=2)
+            self.left_out = told_left_out(self._left_out)
+            warnings.warn(f"{folder}: {self.left_out}", stacklevel=2)
         self.labels = np.array(labels, np.int64)
 
     def __len__(self) -> int:

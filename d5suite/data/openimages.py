@@ -40,7 +40,15 @@ from typing import Literal, overload
 
 import numpy as np
 
-from d5suite.data.reading import check_classes, check_split, first_classes, nor_others, reading, refuse_look_alikes
+from d5suite.data.reading import (
+    check_classes,
+    check_split,
+    first_classes,
+    nor_others,
+    reading,
+    refuse_look_alikes,
+    told_left_out,
+)
 from d5suite.errors import DataError
 
 SPLITS = ("train", "validation", "test")
@@ -149,6 +157,8 @@ class OpenImages:
         ``labels[indices]`` is int64 (n, C): 1 present, 0 absent, -1 not verified.
     skipped : int
         Images on disk without a verified label among the classes; they are not in `files`.
+    left_out : str
+        Which files and folders are no images; empty if all are.
 
     Raises
     ------
@@ -182,7 +192,7 @@ class OpenImages:
         ids, keys = _read_labels(file, number, len(self.label_names))
         if not len(ids):
             raise DataError("no image has a verified label among the classes", where=str(file), hint=_MAKE_ONE)
-        self.skipped = _count_others(folder, ids, file)
+        self.skipped, self.left_out = _count_others(folder, ids, file)
         self.files: Sequence[str] = _Files(str(folder), ids)
         self.labels = _sparse(ids, keys, self.label_names, file)
 
@@ -350,17 +360,17 @@ def _images(folder: Path, entries: Iterable[os.DirEntry[str]], left_out: list[st
     refuse_look_alikes(folder, odd)
 
 
-def _count_others(folder: Path, ids: np.ndarray, file: Path) -> int:
-    """Check that all `ids` are in a folder; return the number of its other images."""
+def _count_others(folder: Path, ids: np.ndarray, file: Path) -> tuple[int, str]:
+    """Check that all `ids` are in a folder; count its other images, and tell what is left out."""
     left_out: list[str] = []
     with reading(folder), os.scandir(folder) as entries:
         names = (os.fsencode(name.removesuffix(_SUFFIX)) for name in _images(folder, entries, left_out))
         pieces = [np.empty(0, "S1")]
         while piece := list(itertools.islice(names, _NAMES_AT_ONCE)):
             pieces.append(np.array(piece, "S"))
-    if left_out:
-        what = f"{folder}: {len(left_out):,} files or folders are left out, such as {min(left_out)!r}"
-        warnings.warn(what, stacklevel=3)
+    told = told_left_out(left_out)
+    if told:
+        warnings.warn(f"{folder}: {told}", stacklevel=3)
     on_disk = np.concatenate(pieces)
     present = np.isin(ids, on_disk, assume_unique=True)
     if not present.all():
@@ -374,7 +384,7 @@ def _count_others(folder: Path, ids: np.ndarray, file: Path) -> int:
             where=str(file),
             hint="Add the missing images, or remove their rows.",
         )
-    return len(on_disk) - len(ids)
+    return len(on_disk) - len(ids), told
 
 
 def _sparse(ids: np.ndarray, keys: np.ndarray, label_names: Sequence[str], file: Path) -> SparseLabels:

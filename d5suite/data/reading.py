@@ -157,6 +157,11 @@ def refuse_look_alikes(folder: Path, odd: Sequence[str]) -> None:
     )
 
 
+def told_left_out(names: Sequence[str]) -> str:
+    """Say which files and folders a dataset leaves out; nothing if there are none."""
+    return f"{len(names):,} files or folders are left out, such as {min(names)!r}" if names else ""
+
+
 def nor_others(count: int) -> str:
     """Return the end of a message about ``count`` missing things that names only the first."""
     return f", nor are {count - 1:,} others" if count > 1 else ""

@@ -81,6 +81,11 @@ class ImageNetSource(Source):
         """The evaluation images."""
         return self._opened(self.evaluation_split)
 
+    def left_out(self) -> list[str]:
+        """What the splits in use leave out of their folders, in words."""
+        opened = (value for value in vars(self).values() if isinstance(value, ImageNet | OpenImages))
+        return [f"{images.split}: {images.left_out}" for images in opened if images.left_out]
+
     def _opened(self, split: str) -> Images:
         images = open_store(self.root, split, classes=self.classes)
         several = isinstance(images, OpenImages) or (isinstance(images, Store) and images.several)

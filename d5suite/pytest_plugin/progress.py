@@ -18,7 +18,7 @@ MOST_ROWS = 12
 """Measurements of a job up to which each gets a row; a job of more gets one line."""
 
 CACHE_KEY = "d5suite/job_seconds"
-"""Where pytest's cache keeps how long jobs took, from which the time left is estimated."""
+"""Key in pytest's cache of the durations of jobs, from which the time left is estimated."""
 
 TABLE_OPTIONS = ("columns", "sort", "group-by", "name", "histogram", "verbose", "compare", "compare-fail", "cprofile")
 """Options of pytest-benchmark that ask for its own table."""
@@ -195,13 +195,14 @@ def pytest_benchmark_group_stats(config: pytest.Config) -> Generator[None, Any, 
 
 def pytest_terminal_summary(terminalreporter: Any, exitstatus: int, config: pytest.Config) -> None:
     """Write the table of results, remarks, and the folder of the job files."""
+    records = [each["extra_info"]["d5suite"] for each in config.stash[stash.RESULTS]]
     if config.stash[stash.RESULTS] and not config.getoption("benchmark_quiet", False):
         _write_table(terminalreporter, config.stash[stash.RESULTS])
         if terminalreporter.verbosity > 0:
-            records = (each["extra_info"]["d5suite"] for each in config.stash[stash.RESULTS])
             took_s = sum(each.get("proof_after_s", 0.0) for each in records)
             terminalreporter.write_line(f"d5suite: what was timed was proved afterwards in {took_s:.3g} s")
-    remarks = [*config.stash[stash.REMARKS]]
+    left_out = dict.fromkeys(said for each in records for said in each.get("dataset", {}).get("left_out", ()))
+    remarks = [*(f"dataset, {said}" for said in left_out), *config.stash[stash.REMARKS]]
     if (exitstatus or remarks) and stash.SESSION in config.stash:
         remarks.append(f"job files, with results: {config.stash[stash.SESSION].folder}")
     for remark in remarks:

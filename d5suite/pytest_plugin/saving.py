@@ -112,7 +112,7 @@ def pytest_benchmark_update_json(config: pytest.Config, output_json: dict[str, A
     finite = _finite(output_json)
     output_json.clear()
     output_json.update(finite)
-    if not ours and not config.stash[stash.KEPT]:
+    if not (ours or config.stash[stash.FAILURES] or config.stash[stash.KEPT]):
         return
     from d5suite.pytest_plugin.options import settings
     from d5suite.session.record import SCHEMA
@@ -228,8 +228,10 @@ def where_kept(config: pytest.Config, kept: stash.Kept) -> str:
     destination = config.stash.get(DESTINATION, None)
     if destination is None or destination.direct:
         return ""
+    from d5suite.report.plots import PARTIAL
+
     what = "its samples: "
-    if kept.measurement.plot:
+    if kept.measurement.plot in PARTIAL:
         what = f"curves of its runs: {_picture_path(destination, kept.group, kept.measurement.plot)}, "
     return f"\n{what}{destination.beside(MISSED)}"
 
@@ -275,8 +277,10 @@ def pytest_sessionfinish(session: pytest.Session) -> Generator[None, object, obj
     try:
         result = yield
         if destination is not None:
-            if not destination.written:
-                _save_plots(config, destination, [], {})  # pytest-benchmark had nothing to save
+            if not destination.written and config.stash[stash.FAILURES]:
+                _save_failures(config)
+            elif not destination.written:
+                _save_plots(config, destination, [], {})
                 _tell_of_older(session, destination)
             destination.commit()
         return result
@@ -297,6 +301,18 @@ def pytest_sessionfinish(session: pytest.Session) -> Generator[None, object, obj
             config.stash[stash.SESSION].close()
             if config.stash[stash.TERMINAL]:
                 print("\r\033[K", end="", file=sys.__stderr__, flush=True)
+
+
+def _save_failures(config: pytest.Config) -> None:
+    """Save failures where nothing succeeded: pytest-benchmark then saves no file."""
+    session, hook = config._benchmarksession, config.hook  # type: ignore[attr-defined]
+    commit = hook.pytest_benchmark_generate_commit_info(config=config)
+    hook.pytest_benchmark_update_commit_info(config=config, commit_info=commit)
+    content = hook.pytest_benchmark_generate_json(
+        config=config, benchmarks=[], include_data=True, machine_info=session.get_machine_info(), commit_info=commit
+    )
+    hook.pytest_benchmark_update_json(config=config, benchmarks=[], output_json=content)
+    session.save_json(content)
 
 
 def _tell_of_older(session: pytest.Session, destination: AtomicDestination) -> None:

@@ -218,7 +218,8 @@ class NetworkWorkload(Workload):
         return stored_as(self.source.training_set) if isinstance(self.source, ImageNetSource) else None
 
     def facts(self) -> dict[str, Any]:
-        return {"dataset": self.dataset}
+        left_out = self.source.left_out() if isinstance(self.source, ImageNetSource) else []
+        return {"dataset": {**self.dataset, **({"left_out": left_out} if left_out else {})}}
 
     @cached_property
     def dataset(self) -> dict[str, Any]:

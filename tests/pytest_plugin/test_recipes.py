@@ -20,7 +20,7 @@ import pytest
 from d5suite.backends import discover
 from d5suite.cases.recipe import Recipe
 from d5suite.validate.metrics import METRICS
-from tests.conftest import Run, is_dead, plugin_environment, run_several, write_recipe
+from tests.conftest import Run, is_dead, plugin_environment, run_recipe, run_several, write_recipe
 
 ROOT = Path(__file__).parents[2]
 SCHEMA = json.loads((ROOT / "results" / "schema.json").read_text())
@@ -387,6 +387,23 @@ def test_a_broken_image_fails_with_its_name(recipe_folder: Path, imagenet_tree: 
     assert "train/n" in done.stdout
 
 
+def test_what_a_dataset_leaves_out_is_told_once(recipe_folder: Path, imagenet_tree: Path, tmp_path: Path) -> None:
+    (untidy := tmp_path / "untidy").mkdir()
+    shutil.copytree(imagenet_tree, untidy / "tree")
+    for split in ("train", "val"):
+        (untidy / "tree" / split / "notes.txt").write_text("not an image")
+    done = run_recipe(
+        tmp_path, untidy / "tree", str(recipe_folder), "--backend", "faulty", "-k", "inference or input_pipeline",
+        "--benchmark-json", "out.json",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout
+    for split in ("train", "val"):
+        assert done.stdout.count(f"d5suite: dataset, {split}: 1 files or folders are left out, such as ") == 1
+    for bench in _strict(tmp_path / "out.json")["benchmarks"]:
+        data = bench["extra_info"]["d5suite"]["dataset"]
+        assert len(data["left_out"]) == 2 and str(tmp_path) not in str(data)
+
+
 def test_each_kind_of_result_has_its_columns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from rich.console import Console
 
@@ -576,7 +593,7 @@ def test_a_published_target_is_not_asked_for_on_drawn_images(
     training = "target=0.9, epochs=1, source='a paper'"
     done = _trained(tmp_path, dataset="imagenet", network=str(small_onnx), training=training)
     assert done.returncode == 4
-    assert "tiny, preset 'smoke': top-1 accuracy 0.9 is a target on the real imagenet" in done.stderr
+    assert "tiny, preset 'smoke': target top-1 accuracy 0.9 needs the real imagenet" in done.stderr
     assert "Give --imagenet PATH" in done.stderr
     assert not (tmp_path / "jobs").exists()
 
