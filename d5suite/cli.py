@@ -28,9 +28,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     -------
     int
         0 on success; 1 if a backend does not conform, two datasets differ, or no backend can run a
-        network; 2 after an error, printed to standard error. ``conformance`` passes on the exit
-        code of pytest, which runs it; ``compare`` of two files and ``ab`` have
-        codes of their own (`d5suite.report.verdicts.Exit`).
+        network; 2 after an error, printed to standard error, also one that nobody foresaw: 1 would
+        be a verdict. ``conformance`` passes on the exit code of pytest, which runs it; ``compare``
+        of two files and ``ab`` have codes of their own (`d5suite.report.verdicts.Exit`).
     """
     parser = _parser()
     words = list(sys.argv[1:] if arguments is None else arguments)
@@ -43,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return options.run(options) or 0
     except D5Error as error:
-        print(f"error: {error}", file=sys.stderr)
+        _complain(f"error: {error}\n")
         return 2
     except BrokenPipeError:
         sys.stderr.close()
@@ -51,7 +51,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
-    return 0
+    except Exception:
+        import traceback
+
+        _complain(f"{traceback.format_exc()}error: a fault of d5suite; report it with the lines above\n")
+        return 2
+
+
+def _complain(text: str) -> None:
+    """Write to standard error what a terminal cannot obey: paths and names come from anywhere."""
+    from d5suite.report.reading import printable
+
+    sys.stderr.write("\n".join(map(printable, text.expandtabs().split("\n"))))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -79,7 +90,7 @@ def _parser() -> argparse.ArgumentParser:
         "compare", help="judge each benchmark of two runs, or show result files as tables",
         description="Two files: a verdict on each benchmark. One, or more than two: tables.",
         epilog="exit codes: 0 nothing wrong, 1 regression, 2 usage, 3 wrong answer, 4 benchmark missing, "
-        "5 not comparable, 6 too noisy to tell (docs/compare.md)",
+        "5 not comparable, 6 too noisy to tell or nothing to judge (docs/compare.md)",
     )  # fmt: skip
     compare.add_argument("results", type=Path, nargs="+", metavar="RESULT.json", help="BASE.json NEW.json")
     compare.add_argument("--tables", action="store_true", help="also show two files as tables side by side")
@@ -188,7 +199,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_paired(command: argparse.ArgumentParser) -> None:
-    """Add what commands take that measure two sides in turn."""
+    """Add the options of commands that measure two sides in turn."""
     command.add_argument("recipes", nargs="+", metavar="RECIPE", help="files, folders or FILE::TEST, as for pytest")
     command.add_argument("--backend", metavar="NAME[:MODE][,…]", help="as for pytest")
     command.add_argument("--preset", metavar="NAME", help="as for pytest")
@@ -340,13 +351,13 @@ def _check_forms(options: argparse.Namespace, inputs: Sequence[Path]) -> None:
 
 
 def _given_files(options: argparse.Namespace) -> list[Path]:
-    """Files other than results that options name: thresholds, and runs of a history."""
+    """Return other files that options name: thresholds, and runs of a history."""
     history = getattr(options, "history", None)
     return [*filter(None, [options.thresholds]), *(history.glob("*.json") if history else ())]
 
 
 def _announce(found: Comparison, options: argparse.Namespace, console: Console) -> None:
-    """Show a comparison, or write it in the forms that were asked for."""
+    """Show a comparison, or write it in the requested formats."""
     import json
 
     from d5suite.files import write_bytes

@@ -67,7 +67,7 @@ TRACEBACK_ENTRIES = 6
 
 
 def told(error: Exception) -> str:
-    """An exception as a message for the user; one that nobody foresaw comes with its traceback."""
+    """Format an exception for the user; add the traceback if it is not one of d5suite's."""
     if isinstance(error, D5Error):
         return str(error)
     if isinstance(error, MemoryError):

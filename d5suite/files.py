@@ -179,7 +179,7 @@ def atomic_folder(path: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def locked(file: Path, *, wait: bool = True) -> Iterator[None]:
-    """Hold an exclusive lock on ``file``, which the system releases if the process dies.
+    """Hold an exclusive lock on ``file``; the system releases it if the process dies.
 
     Who waits for more than `PATIENCE_S` says so on standard error.
 
@@ -233,7 +233,7 @@ def made_once(name: str, make: Callable[[Path], object]) -> Path:
         with locked(folder / f".{target.name}.lock"):
             if not _is_whole(target, sums):
                 if target.exists():
-                    print(f"d5suite: {target} is damaged or without checksums, and made again", file=sys.stderr)
+                    print(f"d5suite: rebuilding {target}: damaged or missing checksums", file=sys.stderr)
                     shutil.rmtree(target) if target.is_dir() else target.unlink()
                 for leftover in folder.glob(f".{target.name}.*{PARTIAL}"):  # from a killed process
                     shutil.rmtree(leftover, ignore_errors=True)
@@ -250,7 +250,7 @@ def made_once(name: str, make: Callable[[Path], object]) -> Path:
 
 
 _whole: dict[Path, dict[str, tuple[int, int]]] = {}
-"""By path: sizes and times of files whose checksums were right, which are not read again."""
+"""Sizes and times of files with verified checksums, by path; they are not read again."""
 
 
 def _is_whole(target: Path, sums: Path) -> bool:
@@ -271,7 +271,7 @@ def _sha256(file: Path) -> str:
 
 
 def is_special(path: Path) -> bool:
-    """Whether there is something other than a regular file, which must not be replaced."""
+    """Return whether the path is a special file, which must not be replaced."""
     try:
         return not stat.S_ISREG(os.stat(path).st_mode)
     except OSError:
@@ -356,7 +356,7 @@ def declared(path: Path, what: str) -> Iterator[None]:
 
 
 def check_writable(path: Path) -> None:
-    """Check that a file can be written at ``path``, before there is anything to lose.
+    """Check in advance that a file can be written at ``path``.
 
     Raises
     ------
@@ -385,7 +385,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_json(path: Path, *, nan: bool = False) -> Any:
-    """Read a JSON file, strictly: files from outside may say anything.
+    """Read a JSON file strictly: it may come from outside.
 
     Parameters
     ----------

@@ -41,6 +41,24 @@ def test_the_files_are_valid(schema: str, files: list[Path], options: list[str],
     assert check(wrong).returncode == 1
 
 
+def test_a_night_with_failures_is_compared_and_an_old_one_never(tmp_path: Path) -> None:
+    workflow = yaml.safe_load((ROOT / ".github/workflows/regression.yml").read_text())
+    steps = {each.get("name"): each for each in workflow["jobs"]["history"]["steps"]}
+    names = [name for name in steps if name]
+    measure, compare, add = "Measure", "Compare with the nights before", "Add the night to the history"
+    assert names.index(measure) < names.index(compare) < names.index(add)
+    assert steps[compare]["if"] == "always() && hashFiles('night.json') != ''"
+    assert steps[add]["if"] == "always()"
+    program = tmp_path / ".venv/bin/pytest"
+    program.parent.mkdir(parents=True)
+    program.write_text("#!/bin/sh\nexit 1\n")  # before it has saved anything
+    program.chmod(0o755)
+    for kind in ("json", "md"):
+        (tmp_path / f"night.{kind}").write_text("of an earlier night")
+    done = subprocess.run(["bash", "-e", "-c", steps[measure]["run"]], cwd=tmp_path)
+    assert done.returncode == 1 and not list(tmp_path.glob("night.*"))
+
+
 def run_action(
     folder: Path, inputs: Mapping[str, str], environment: Mapping[str, str] | None = None
 ) -> tuple[int, str, Path]:

@@ -153,16 +153,16 @@ class Case(ABC):
         """See the attributes."""
 
     def is_same(self, other: Case) -> bool:
-        """Whether both are one case, so that a common name is no clash."""
+        """Return whether both are the same case, so that sharing a name is no conflict."""
         return self == other
 
     def runners(self, settings: Settings) -> list[Runner] | None:
-        """Runners that replace the chosen backends; None if these measure it."""
+        """Return the runners that replace the chosen backends; None if those measure it."""
         return None
 
     @abstractmethod
     def not_asked(self, measurement: type[Measurement], settings: Settings, path: Path) -> str | None:
-        """Why a measurement is not among what the user asked for, or None.
+        """Return why the options exclude a measurement, or None.
 
         Parameters
         ----------
@@ -173,12 +173,12 @@ class Case(ABC):
         """
 
     def takes(self, option: str) -> bool:
-        """Whether an option that names a dataset or a network is of use to it."""
+        """Return whether it uses the dataset or network of an option."""
         return False
 
     @abstractmethod
     def cannot(self, backend: Backend, measurement: type[Measurement], settings: Settings) -> str | None:
-        """Why a backend cannot make a measurement that was asked for, or None."""
+        """Return why a backend cannot make a selected measurement, or None."""
 
     @abstractmethod
     def check(self, backend: Backend, measurement: type[Measurement], settings: Settings) -> None:
@@ -189,7 +189,7 @@ class Case(ABC):
         self, selection: Selection | None, settings: Settings, measurements: list[str], files: dict[str, str],
         shared: Shared,
     ) -> CaseJob:  # fmt: skip
-        """Its part of a job.
+        """Return its part of a job.
 
         Raises
         ------
@@ -199,14 +199,14 @@ class Case(ABC):
 
     @abstractmethod
     def preset_name(self, selection: Selection | None, settings: Settings) -> str:
-        """The preset at which a backend is measured."""
+        """Return the preset at which a backend is measured."""
 
     @abstractmethod
     def facts(self, part: CaseJob, result: Result) -> dict[str, Any]:
-        """Its part of a measurement's record."""
+        """Return its part of a measurement's record."""
 
     def time_limit_s(self, selection: Selection, settings: Settings, trains: bool) -> float:
-        """Limit of its worker in seconds; ``trains`` if it trains to a target."""
+        """Return the limit of its worker in seconds; ``trains`` if it trains to a target."""
         return TIME_LIMIT_S
 
 
@@ -234,7 +234,7 @@ class Declaration(ABC):
 
     @abstractmethod
     def tests(self) -> Iterator[Test]:
-        """Its test functions."""
+        """Return its test functions."""
 
 
 UNDECLARED = {f"level {level}": level for level in (2, 3)}
@@ -242,7 +242,7 @@ UNDECLARED = {f"level {level}": level for level in (2, 3)}
 
 
 def absent(backend: Backend, measurement: type[Measurement], **parts: str | None) -> str | None:
-    """Why a backend lacks what a measurement needs, or None.
+    """Return why a backend lacks what a measurement needs, or None.
 
     Parameters
     ----------

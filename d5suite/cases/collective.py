@@ -67,7 +67,7 @@ class Collectives(Declaration):
         yield Test("test_collectives", find("collectives"), lambda settings: [CollectivesCase(self)])
 
     def sizes(self, preset: str | None) -> Sequence[int]:
-        """Bytes at a preset, ``smoke`` by default.
+        """Return the bytes at a preset, ``smoke`` by default.
 
         Raises
         ------
@@ -116,7 +116,7 @@ class CollectivesCase(Case):
         return None
 
     def runners(self, settings: Settings) -> list[Runner]:
-        """Every communicator and algorithm for each number of ranks."""
+        """Return every communicator and algorithm for each number of ranks."""
         found = {}
         for size, how in settings.ranks:
             alone = replace(how, scheme="", settings={})

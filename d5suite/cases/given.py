@@ -65,7 +65,7 @@ class GivenNetwork(Recipe):
         if lacking or not self.network:
             return lacking
         given = self._loaded(settings, self.preset_for(backend, settings.preset)[1].batch_size)
-        if given.untrainable and measurement.needs:
+        if given.untrainable and "gradient" in measurement.needs:
             return f"{self.name} has no {measurement.name}: {given.untrainable}"
         try:
             backend.check_operators(given.network)

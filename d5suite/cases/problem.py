@@ -17,7 +17,7 @@ from d5suite.cases.case import Case, Declaration, Settings, Shared, Test, declar
 from d5suite.custom import CustomOperator, compiler_problem
 from d5suite.errors import ConfigurationError, D5Error, NetworkError
 from d5suite.job import CaseJob, OperationCase, Result, is_plain_name
-from d5suite.measurements import find
+from d5suite.measurements import discover
 from d5suite.measurements.base import Measurement
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class Problem:
     file: Path = field(default_factory=declared_in, compare=False, repr=False)
 
     def operation(self, family: str, precision: str) -> Operation:
-        """The ONNX node.
+        """Return the ONNX node.
 
         Raises
         ------
@@ -91,7 +91,7 @@ class Problem:
     )
 
     def describe(self, family: str, precision: str) -> dict[str, Any]:
-        """The ONNX node as a job holds it, made once.
+        """Return the ONNX node as a job holds it, made once.
 
         Raises
         ------
@@ -155,22 +155,23 @@ class Problems(Declaration):
                 )
 
     def tests(self) -> Iterator[Test]:
-        for direction in ("forward", "backward"):
-            yield Test(f"test_{direction}", find(direction), lambda settings: self.cases(settings.preset))
+        of_operators = [each for each in discover().values() if each.level == 0]
+        for each in sorted(of_operators, key=lambda each: (each.backward, each.name)):
+            yield Test(f"test_{each.name}", each, lambda settings: self.cases(settings.preset))
 
     def custom_operators(self) -> Iterator[CustomOperator]:
-        """The custom operators of all presets, by which a worker finds one in this file."""
+        """Yield the custom operators of all presets, by which a worker finds one in this file."""
         for preset in MAX_TIME_S:
             for problem in self.preset(preset):
                 if isinstance(problem.operator, CustomOperator):
                     yield problem.operator
 
     def cases(self, preset: str | None) -> list[ProblemCase]:
-        """The problems of a preset as cases."""
+        """Return the problems of a preset as cases."""
         return [ProblemCase(self.name, problem) for problem in self.preset(preset)]
 
     def preset(self, name: str | None) -> Sequence[Problem]:
-        """The problems of a preset, ``smoke`` by default.
+        """Return the problems of a preset, ``smoke`` by default.
 
         Raises
         ------
@@ -228,7 +229,7 @@ class ProblemCase(Case):
         return None
 
     def cannot(self, backend: Backend, measurement: type[Measurement], settings: Settings) -> str | None:
-        backward = measurement.name == "backward"
+        backward = measurement.backward
         if backward and not self.problem.backward:
             return f"{self.name} has no backward pass"
         operator = self.problem.operator
@@ -269,7 +270,7 @@ class ProblemCase(Case):
         return settings.preset or next(iter(MAX_TIME_S))
 
     def check(self, backend: Backend, measurement: type[Measurement], settings: Settings) -> None:
-        """Nothing: no option contradicts a problem that `cannot` accepts."""
+        """Accept: no option contradicts a problem that `cannot` accepts."""
 
     def facts(self, part: CaseJob, result: Result) -> dict[str, Any]:
         return {"source": self.problem.source, "ceilings": result.ceilings}

@@ -63,7 +63,7 @@ class Training:
         Where the target is published, and with what settings it was reached, or whose it is. A
         target with a source means the real dataset: it is not asked for on drawn images.
     time_limit_s : float or None
-        Limit of the worker that trains, in seconds; None where nobody can say how long it takes.
+        Limit of the worker that trains, in seconds; None if its duration is unknown.
         ``--job-timeout`` goes before it.
     """
 
@@ -77,7 +77,7 @@ class Training:
     time_limit_s: float | None = TIME_LIMIT_S
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-able settings, without the limit, which is not the worker's."""
+        """Return the settings as JSON-able values, without the limit, which the parent enforces."""
         plain = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "time_limit_s"}
         return {**plain, "schedule": self.schedule.to_dict()}
 
@@ -216,13 +216,13 @@ class Recipe(Case, Declaration):
         return str(self.file)
 
     def variants(self) -> list[Recipe]:
-        """The recipe itself, or one per storage format, such as ``input_pipeline-hdf5``."""
+        """Return the recipe itself, or one per storage format, such as ``input_pipeline-hdf5``."""
         if not self.formats:
             return [self]
         return [replace(self, name=f"{self.name}-{each}", formats=(each,)) for each in self.formats]
 
     def kinds(self) -> list[type[Measurement]]:
-        """Its measurements, those that its ranks make among them.
+        """Return its measurements, including those made with ranks.
 
         Raises
         ------
@@ -246,7 +246,7 @@ class Recipe(Case, Declaration):
         return self._stored_otherwise(settings)
 
     def _stored_otherwise(self, settings: Settings) -> str | None:
-        """Why a recipe for one storage format does not use the user's dataset, or None."""
+        """Return why a recipe for one storage format does not use the user's dataset, or None."""
         given = settings.datasets.get(self.dataset)
         if not self.formats or given is None:
             return None
@@ -291,8 +291,8 @@ class Recipe(Case, Declaration):
         where = f"{self.name}, preset {name!r}"
         if measurement.trains and preset.training is not None and preset.training.source:
             raise ConfigurationError(
-                f"{preset.training.metric} {preset.training.target} is a target on the real {self.dataset}, and the "
-                "images that are made without one are drawn",
+                f"target {preset.training.metric} {preset.training.target} needs the real {self.dataset}; without "
+                f"--{self.dataset}, images are synthetic",
                 where=where,
                 hint=f"Give --{self.dataset} PATH, or leave this measurement out: -k 'not {measurement.name}'.",
             )
@@ -353,7 +353,7 @@ class Recipe(Case, Declaration):
         )
 
     def _root(self, settings: Settings, classes: int) -> str:
-        """Where its dataset lies; empty if it comes with a library."""
+        """Return its dataset's path; empty if it comes with a library."""
         if self.dataset == "digits":
             return ""
         given = settings.datasets.get(self.dataset)
@@ -391,15 +391,15 @@ class Recipe(Case, Declaration):
         return math.inf if preset.training.time_limit_s is None else preset.training.time_limit_s
 
     def preset_for(self, backend: Backend, name: str | None) -> tuple[str, Preset]:
-        """The preset at which a backend is measured if this one, or the default, is asked for."""
+        """Return the preset at which a backend runs when this one, or the default, is requested."""
         return self.preset(REDUCED if self._is_reduced(backend) else name)
 
     def _is_reduced(self, backend: Backend) -> bool:
-        """Whether a backend is too slow for this recipe; none is if it runs no network."""
+        """Return whether a backend is too slow for this recipe; False if it runs no network."""
         return bool(backend.reduced) and any(each.runs_network for each in self.kinds())
 
     def preset(self, name: str | None) -> tuple[str, Preset]:
-        """The preset of this name, or the default one.
+        """Return the preset of this name, or the default one.
 
         Raises
         ------

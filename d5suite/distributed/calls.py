@@ -46,11 +46,12 @@ CALLS: Mapping[str, Call] = {
     "all_to_all": Call(lambda c, given, taken: c.all_to_all(given, taken), lambda p: (p - 1) / p, apart=True),
     "send_receive": Call(_shift, lambda p: 1.0, apart=True),
 }
-"""By name. ``send_receive``: every rank sends to the next one and receives from the one before."""
+"""Measured calls by name. ``send_receive``: each rank sends to the next and receives from the
+one before."""
 
 
 def gathered(communicator: Communicator, values: Sequence[float]) -> np.ndarray:
-    """All ranks' values, a row each, on every rank; by single messages: no collective can lie."""
+    """Gather all ranks' values, a row each, by single messages: no collective can falsify them."""
     own = np.array(values, np.float64)
     rows = np.zeros((communicator.size, len(own)))
     rows[communicator.rank] = own

@@ -1,4 +1,4 @@
-"""Notes when a rank is in a call in which its framework connects the ranks, as no communicator can.
+"""Tracks calls in which a framework communicates itself, where no communicator can see it.
 
 Imports the standard library only.
 """
@@ -24,5 +24,5 @@ INSIDE = _Inside()
 
 
 def calls() -> tuple[int, int]:
-    """How many such calls this process has entered, and how many of them it has left."""
+    """Return how many such calls this process has entered, and how many it has left."""
     return INSIDE.entered, INSIDE.left

@@ -1,4 +1,4 @@
-"""What ranks tell each other beside arrays. Imports NumPy and `d5suite.levels.distributed`."""
+"""Exchange of other values than arrays. Imports NumPy and `d5suite.levels.distributed`."""
 
 from __future__ import annotations
 

@@ -74,13 +74,13 @@ class HorovodScheme(FrameworkScheme):
             cls.hvd.init()
         except Exception as error:
             raise D5Error(
-                f"rank {meeting.rank}: Horovod found not all {meeting.size} ranks: {error}",
+                f"rank {meeting.rank}: Horovod could not reach all {meeting.size} ranks: {error}",
                 hint="Another rank may have ended: look into its log.",
             ) from error
         found = cls.hvd.rank(), cls.hvd.size()
         if found != (meeting.rank, meeting.size):
             raise D5Error(
-                f"Horovod takes rank {meeting.rank} of {meeting.size} for rank {found[0]} of {found[1]}",
+                f"Horovod reports rank {found[0]} of {found[1]}; expected rank {meeting.rank} of {meeting.size}",
                 hint="Start the ranks of a job with one launcher, and remove HOROVOD_RANK from the environment.",
             )
 

@@ -28,7 +28,7 @@ def meet(
     local_rank: int,
     folder: Path | None,
 ) -> Callable[[], None]:
-    """Let the framework connect the ranks; return what ends that in good order. Collective.
+    """Let the framework connect the ranks; return the function that disconnects them. Collective.
 
     Parameters
     ----------

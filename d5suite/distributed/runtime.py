@@ -8,7 +8,7 @@ import numpy as np
 
 
 def configure(*, threads: int, seed: int, device: str) -> None:
-    """Nothing: communicators take no thread budget."""
+    """Do nothing: communicators have no thread budget."""
 
 
 def versions() -> dict[str, str]:

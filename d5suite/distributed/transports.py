@@ -18,7 +18,7 @@ EXACT = Tolerance(0, 0, 0, "sums of small whole numbers have no rounding")
 
 @lru_cache(maxsize=16)
 def transport_backend(name: str) -> Backend:
-    """The communicator of this name.
+    """Return the communicator of this name.
 
     Raises
     ------

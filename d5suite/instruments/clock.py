@@ -20,7 +20,7 @@ now: Clock = time.perf_counter
 
 
 class AgreedClock:
-    """A clock that several processes read alike, so that all of them decide alike.
+    """A clock that all ranks read alike, so that they take the same decisions.
 
     It stands still until it is advanced.
 
@@ -34,7 +34,7 @@ class AgreedClock:
         self._agree, self._seconds = agree, 0.0
 
     def __call__(self) -> float:
-        """Seconds so far."""
+        """Return the seconds so far."""
         return self._seconds
 
     def advance(self, seconds: float) -> None:

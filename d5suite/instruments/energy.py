@@ -31,17 +31,18 @@ PRECISION = 0.02
 """Relative error of the energy that is enough, as for the samples."""
 
 POWER_PERIOD_S = 0.02
-"""Between two readings of the power: NVML renews its own every 20 to 100 ms."""
+"""Seconds between two readings of the power: NVML updates its own every 20 to 100 ms."""
 
 SENSOR_ERROR = 0.05
-"""Of NVML's power: "accurate to within +/- 5% of current power draw" (nvmlDeviceGetPowerUsage)."""
+"""Error of NVML's power: "accurate to within +/- 5% of current power draw"
+(nvmlDeviceGetPowerUsage)."""
 
 RAPL = Path("/sys/class/powercap")
-"""Where Linux counts the energy of Intel's and AMD's CPUs (Documentation/power/powercap)."""
+"""Folder of Linux's energy counters of Intel and AMD CPUs (Documentation/power/powercap)."""
 
 
 class EnergyError(D5Error):
-    """Why an energy could not be measured."""
+    """Raised when energy cannot be measured; states why."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,7 @@ class Meter(ABC):
 
     @abstractmethod
     def measure(self, step: Callable[[], object], *, longest_s: float = ENERGY_S, clock: Clock = now) -> Energy:
-        """Run a step, again and again, and say what it costs.
+        """Run a step repeatedly and return its energy.
 
         Parameters
         ----------
@@ -151,7 +152,7 @@ class Counter(Meter):
 
     @staticmethod
     def _error(ticks: Sequence[tuple[int, float, float]]) -> float:
-        """The longest tick as a part of the whole time: what both ends together may be off by."""
+        """Return the longest tick over the whole time: the error of both ends together."""
         longest = max(later - earlier for (_, earlier, _), (_, later, _) in pairwise(ticks))
         return longest / (ticks[-1][1] - ticks[0][1])
 
@@ -217,7 +218,7 @@ class _Zone:
         self._joules = 0.0
 
     def joules(self) -> float | None:
-        """Joules since the counter was found."""
+        """Return the joules since the counter was found."""
         counted = self._counted()
         if counted is None or self._last is None:
             return None
@@ -231,7 +232,7 @@ class _Zone:
 
 
 def meter_of(device: str, name: str = "") -> Meter:
-    """The meter of a device.
+    """Return the meter of a device.
 
     Parameters
     ----------
@@ -260,7 +261,7 @@ def _meter_of_gpu(gpu: Gpu | None, problem: str) -> Meter:
 
 
 def _meter_of_cpus() -> Meter:
-    """The packages of all CPUs, with their memory where it is counted beside them."""
+    """Return the meter of all CPU packages, with their memory if counted separately."""
     packages = [each for each in RAPL.glob("intel-rapl:*") if (read_text(each / "name") or "").startswith("package")]
     memories = [each for one in packages for each in one.glob("intel-rapl:*") if read_text(each / "name") == "dram"]
     if not packages:

@@ -81,7 +81,7 @@ def describe(distributions: Iterable[str] = (), variables: Iterable[str] = ()) -
 
 
 def _slurm() -> dict[str, dict[str, str]]:
-    """The node and the job of a process that Slurm started."""
+    """Return the Slurm node and job of this process."""
     names = {"node": "SLURMD_NODENAME", "job": "SLURM_JOB_ID", "partition": "SLURM_JOB_PARTITION"}
     found = {name: os.environ[variable] for name, variable in names.items() if variable in os.environ}
     return {"slurm": found} if "node" in found else {}

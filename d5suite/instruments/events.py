@@ -76,7 +76,7 @@ class EventLog:
         return took
 
     def overhead(self, synchronize: Callable[[], None], clock: Clock = now) -> float:
-        """Seconds that an empty step takes on the host: recording, launching and waiting."""
+        """Return the host's seconds for an empty step: recording, launching and waiting."""
         seconds = self.seconds
         self.seconds = []
         synchronize()
@@ -102,27 +102,27 @@ class TwoClocks:
 
     @property
     def trusted(self) -> bool:
-        """Whether the device's clock went forwards."""
+        """Whether the device's clock is monotonic."""
         return bool(self.device_s) and all(math.isfinite(each) and each >= 0 for each in self.device_s)
 
     @property
     def difference_s(self) -> float:
-        """By how much the host's time exceeds the device's: the median over the samples."""
+        """Excess of the host's time over the device's: the median over the samples."""
         return statistics.median(host - device for host, device in zip(self.host_s, self.device_s, strict=True))
 
     @property
     def slack_s(self) -> float:
-        """By how much both may differ beside the launch overhead."""
+        """Accepted difference of both beyond the launch overhead."""
         return RESOLUTION_S + SLACK * statistics.median(self.host_s)
 
     @property
     def early_s(self) -> float:
-        """How long before the device the host's clock stopped: 0 if it waited for the device."""
+        """Time from the host's stop to the device's; 0 if the host waited for the device."""
         return max(0.0, -self.difference_s) if self.trusted else 0.0
 
     @property
     def warnings(self) -> list[str]:
-        """Why to doubt one of the clocks."""
+        """Reasons to doubt one of the clocks."""
         if not self.trusted:
             wrong = sum(not (math.isfinite(each) and each >= 0) for each in self.device_s)
             return [f"the device's event clock went backwards in {wrong} of {len(self.device_s)} samples"]

@@ -1,4 +1,4 @@
-"""Whether a step computes its answer, or knows it: on new input it must not take far longer.
+"""Detection of remembered answers: a step must not take far longer on new input.
 
 Answers that are remembered by their input are right, so no comparison of answers finds them.
 Imports its neighbours in ``d5suite.instruments``.
@@ -14,14 +14,14 @@ from typing import Any
 from d5suite.instruments.clock import Clock, now
 
 LONGER = 2.0
-"""How much longer a step may take on new input: caches are cold and threads asleep, too."""
+"""Largest accepted ratio of times on new and on fed input: caches are cold, threads asleep."""
 
 LEAST = 3
-"""Fewest rounds, so that one disturbed call on fed input acquits nobody."""
+"""Fewest rounds: one disturbed call on fed input must not hide a remembered answer."""
 
 ROUNDS = 8
-"""Most new inputs before a step counts as one that remembers. One that does not take long is
-enough, so that a busy machine accuses nobody."""
+"""Most new inputs before a step counts as remembering. One fast call on new input clears it, so
+that a busy machine causes no false alarm."""
 
 
 def timed(
@@ -40,7 +40,7 @@ def timed(
 
 @dataclass(frozen=True)
 class Durations:
-    """How long a step takes on input that it was fed before, and on new input, in seconds.
+    """Times of a step on input fed before and on new input, in seconds.
 
     Attributes
     ----------

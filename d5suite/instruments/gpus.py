@@ -32,7 +32,7 @@ def describe_gpus() -> list[dict[str, str]]:
 
 
 def gpu_states() -> tuple[GpuState, ...]:
-    """How each GPU is now."""
+    """Return the current state of each GPU."""
     found = open_gpus().found
     if found:
         return tuple(gpu.state() for gpu in found)
@@ -56,7 +56,7 @@ def gpu_states() -> tuple[GpuState, ...]:
 
 
 def free_gpu_memory() -> int | None:
-    """Bytes that are free on the first visible GPU; None if nvidia-smi does not say."""
+    """Return the free bytes of the first visible GPU; None if nvidia-smi does not report them."""
     first = (os.environ.get("CUDA_VISIBLE_DEVICES") or "0").partition(",")[0]
     for row in query_nvidia_smi("gpu", ("index", "uuid", "memory.free")) or []:
         if (row["index"] == first or row["uuid"].startswith(first)) and row["memory.free"].isdecimal():

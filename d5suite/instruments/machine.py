@@ -442,7 +442,7 @@ def _thermal_throttles() -> int | None:
 
 
 def _temperature_c() -> float | None:
-    """Degrees Celsius of the hottest sensor of the CPUs; None if there is none, as in many VMs."""
+    """Return the temperature of the hottest CPU sensor in °C; None without one, as in many VMs."""
     import psutil
 
     try:

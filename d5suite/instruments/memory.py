@@ -107,7 +107,7 @@ def peak_memory(
 
 
 def gpu_memory(function: Callable[[], T], name: str = "") -> tuple[T, dict[str, Any]]:
-    """Call the function once, and report what the driver says of the first visible GPU's memory.
+    """Call the function once, and report the first visible GPU's memory as the driver counts it.
 
     It counts what the framework's own figure leaves out: the context, libraries and their
     workspaces, and what the allocator keeps.
@@ -178,7 +178,7 @@ def _sampled_peak(function: Callable[[], object]) -> PeakMemory:
 
 
 def _sampled(function: Callable[[], object], read: Callable[[], int | None], period_s: float) -> tuple[int, int]:
-    """The highest reading while a function runs and at its end, and the one before."""
+    """Return the highest reading during a function, and the reading before it."""
     baseline = peak = read() or 0
     finished = threading.Event()
 

@@ -84,7 +84,7 @@ class GpuState:
 
     @property
     def clock_reasons(self) -> list[str]:
-        """Why its clocks are low, in words."""
+        """Reasons for its low clocks, in words."""
         return [text for bit, text in sorted(CLOCK_REASONS.items()) if self.slowdown & bit]
 
 
@@ -141,27 +141,27 @@ class Gpu:
         return bool(self.ask("nvmlDeviceIsMigDeviceHandle"))
 
     def energy_j(self) -> float | None:
-        """Energy used since the driver was loaded, in joules (counted in mJ, from Volta on)."""
+        """Return the energy since the driver was loaded in joules (counted in mJ from Volta on)."""
         counted = self.ask("nvmlDeviceGetTotalEnergyConsumption")
         return None if counted is None else counted / 1e3
 
     def power_w(self) -> float | None:
-        """Power of the whole board in watts (read in mW)."""
+        """Return the power of the whole board in watts (read in mW)."""
         drawn = self.ask("nvmlDeviceGetPowerUsage")
         return None if drawn is None else drawn / 1e3
 
     def memory_bytes(self) -> tuple[int, int] | None:
-        """Bytes of its memory that are used, and that there are."""
+        """Return the used and the total bytes of its memory."""
         found = self.ask("nvmlDeviceGetMemoryInfo")
         return None if found is None else (int(found.used), int(found.total))
 
     def process_bytes(self) -> dict[int, int | None]:
-        """Bytes of its memory by process that computes on it; None where the driver hides them."""
+        """Return its memory in bytes by computing process; None where the driver hides it."""
         found = self.ask("nvmlDeviceGetComputeRunningProcesses") or []
         return {int(each.pid): each.usedGpuMemory and int(each.usedGpuMemory) for each in found}
 
     def describe(self) -> dict[str, str]:
-        """Facts that do not change during a run, named as nvidia-smi names them.
+        """Return the facts that do not change during a run, named as in nvidia-smi.
 
         ``memory_total`` is in MiB, ``power_limit`` in W, clocks are in MHz. The UUID is hashed: it
         would identify a machine permanently.
@@ -188,7 +188,7 @@ class Gpu:
         return {key: str(value) for key, value in named.items() if value is not None}
 
     def state(self) -> GpuState:
-        """How it is now."""
+        """Return its current state."""
         reasons = self.ask("nvmlDeviceGetCurrentClocksEventReasons")
         if reasons is None:  # its name before CUDA 12
             reasons = self.ask("nvmlDeviceGetCurrentClocksThrottleReasons")
@@ -241,7 +241,7 @@ def open_gpus() -> Gpus:
 
 
 def used_gpu(name: str = "") -> tuple[Gpu | None, str]:
-    """The GPU that a process's first CUDA device is; or None, and why it is not known.
+    """Return the GPU of a process's first CUDA device; or None, and why it is unknown.
 
     It is the first one of ``CUDA_VISIBLE_DEVICES``: a number, or the beginning of a UUID. NVML
     counts in the order of the PCI bus, and CUDA does only with ``CUDA_DEVICE_ORDER=PCI_BUS_ID``.
@@ -280,7 +280,7 @@ def _instance(api: Any, uuid: str) -> tuple[Gpu | None, str]:
 
 
 def process_name(pid: int) -> str:
-    """The name of a process, or ``unknown`` where it cannot be seen, as from inside a container."""
+    """Return a process's name, or ``unknown`` if it is invisible, as from inside a container."""
     import psutil
 
     try:
@@ -297,15 +297,15 @@ def _asked(api: Any, function: str) -> Any:
 
 
 def _text(value: Any) -> str | None:
-    """The text of an answer, which older versions of nvidia-ml-py give as bytes."""
+    """Return the text of an answer, which older versions of nvidia-ml-py give as bytes."""
     return value.decode(errors="replace") if isinstance(value, bytes) else value
 
 
 def _cuda_version(number: int | None) -> str | None:
-    """12.8 for 12080: 1000 times the major version and 10 times the minor one."""
+    """Format 12080, 1000 times the major plus 10 times the minor version, as 12.8."""
     return None if number is None else f"{number // 1000}.{number % 1000 // 10}"
 
 
 def _switch(modes: Any) -> str | None:
-    """The current one of a pair of modes; the other holds after a restart."""
+    """Return the current of a pair of modes; the other holds after a restart."""
     return None if modes is None else ("Disabled", "Enabled")[bool(modes[0])]

@@ -93,7 +93,7 @@ def await_quiet(
     probe: Callable[[], Noise] = probe_noise,
     clock: Clock = now,
 ) -> str:
-    """Wait until others leave the machine alone, and return what still disturbs it at the limit.
+    """Wait until the machine is quiet, and return what still disturbs it at the limit.
 
     Parameters
     ----------

@@ -439,7 +439,7 @@ def _timed_call(
 
 @contextmanager
 def quiet_interpreter(settings: SamplingSettings) -> Iterator[None]:
-    """Collect garbage, then keep the collector off; restore it afterwards."""
+    """Collect garbage, disable the collector, and restore it afterwards."""
     was_enabled = gc.isenabled()
     gc.collect()
     gc.disable()

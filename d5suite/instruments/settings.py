@@ -1,4 +1,4 @@
-"""How many samples to take, how to warm up, and whose turn it is. Imports `d5suite.errors`."""
+"""Settings of sampling: samples, warm-up and turns. Imports `d5suite.errors`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from d5suite.errors import ConfigurationError
 
 @dataclass(frozen=True)
 class SamplingSettings:
-    """How many samples to take, and when to stop.
+    """Number of samples to take, and when to stop.
 
     The fields correspond to pytest-benchmark's options:
 
@@ -108,14 +108,14 @@ class SamplingSettings:
 
 
 class Turn(NamedTuple):
-    """How many samples to take, and whether calls that do not count come first."""
+    """Number of samples to take, and whether to warm up with calls that do not count."""
 
     samples: int
     wakes: bool = True
 
 
 class Turns(Protocol):
-    """Who says when samples are taken, where workers take them in turn."""
+    """Source of turns, for workers that take samples in turn."""
 
     def wait(self, sample_s: float) -> Turn | None:
         """Wait for this worker's turn; None at the end. A sample has lately taken sample_s."""

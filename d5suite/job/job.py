@@ -53,11 +53,11 @@ class CaseJob:
     kind: ClassVar[str] = ""
 
     def keys(self) -> list[str]:
-        """Names of its measurements within the job: ``case/measurement``."""
+        """Return the names of its measurements within the job: ``case/measurement``."""
         return [key_of(self.name, each) for each in self.measurements]
 
     def imports(self) -> list[str]:
-        """The Python files that the worker imports for it."""
+        """Return the Python files that the worker imports for it."""
         return list(self.files.values())
 
 
@@ -144,7 +144,7 @@ KINDS: dict[str, type[CaseJob]] = {each.kind: each for each in (NetworkCase, Ope
 
 @dataclass(frozen=True)
 class Distributed:
-    """How the ranks of a level-3 job train together.
+    """Settings with which the ranks of a level-3 job train together.
 
     Attributes
     ----------
@@ -181,7 +181,7 @@ class Ranks(NamedTuple):
     distributed: Distributed
 
     def __str__(self) -> str:
-        """As tests and results call it, such as ``all_reduce-gloo-2``; without a scheme, ``2``."""
+        """Return its name in results, such as ``all_reduce-gloo-2``; without a scheme, ``2``."""
         how = self.distributed
         if not how.scheme:
             return str(self.size)
@@ -225,15 +225,15 @@ class Job:
     distributed: Distributed | None = None
 
     def keys(self) -> list[str]:
-        """Names of all measurements, in order: ``case/measurement``."""
+        """Return the names of all measurements, in order: ``case/measurement``."""
         return [key_of(case.name, name) for case in self.cases for name in case.measurements]
 
     def imports(self) -> list[str]:
-        """The Python files that the worker imports."""
+        """Return the Python files that the worker imports."""
         return list(dict.fromkeys(file for case in self.cases for file in case.imports()))
 
     def require_code(self) -> None:
-        """Check that the worker would import what the job was written for.
+        """Check that the files the worker imports are those that the job was written for.
 
         Raises
         ------
@@ -289,7 +289,7 @@ class Job:
 
 
 def is_plain_name(name: object) -> bool:
-    """Whether a name is safe as a file name."""
+    """Return whether a name is safe as a file name."""
     return (
         isinstance(name, str)
         and name.isprintable()
@@ -300,7 +300,7 @@ def is_plain_name(name: object) -> bool:
 
 
 def _with_places(job: Job, change: Callable[[str], str]) -> Job:
-    """The job with all paths changed that it writes, or reads from other jobs of its session."""
+    """Return the job with new paths for what it writes or reads from other jobs of its session."""
     cases = []
     for case in job.cases:
         places: dict[str, Any] = {"reference": case.reference and change(case.reference)}
@@ -333,27 +333,27 @@ def _sha256(file: str) -> str | None:
 
 
 def key_of(case: str, measurement: str) -> str:
-    """The name of a measurement within a job: ``case/measurement``."""
+    """Return the name of a measurement within a job: ``case/measurement``."""
     return f"{case}/{measurement}"
 
 
 def result_path(job_path: Path) -> Path:
-    """Where a job's result lies: ``name.result.json`` for ``name.job.json`` or ``name.json``."""
+    """Return a job's result path: ``name.result.json`` for ``name.job.json`` or ``name.json``."""
     return job_path.with_name(f"{_stem(job_path)}.result.json")
 
 
 def log_path(job_path: Path) -> Path:
-    """Where a worker's output goes: ``name.log``."""
+    """Return the path of a worker's log: ``name.log``."""
     return job_path.with_name(f"{_stem(job_path)}.log")
 
 
 def fate_path(job_path: Path) -> Path:
-    """File with the reason for a missing result of a job that ran elsewhere: ``name.fate``."""
+    """Return the path of the reason for a missing result of a job run elsewhere: ``name.fate``."""
     return job_path.with_name(f"{_stem(job_path)}.fate")
 
 
 def results_of(job_path: Path) -> list[Path]:
-    """The results of a job that ran elsewhere, the latest last.
+    """Return the results of a job that ran elsewhere, the latest last.
 
     One that started again keeps those before as ``name.start1.result.json``, and so on.
     """
@@ -368,7 +368,7 @@ def results_of(job_path: Path) -> list[Path]:
 
 
 def of_rank(path: Path, rank: int) -> Path:
-    """A rank's own log or result: ``name.rank1.log`` for ``name.log``; rank 0's is the job's."""
+    """Return a rank's own file: ``name.rank1.log`` for ``name.log``; rank 0 uses the job's."""
     if rank == 0:
         return path
     suffix = next(each for each in (".result.json", path.suffix) if path.name.endswith(each))

@@ -30,7 +30,7 @@ class Samples(TypedDict):
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a measurement has no record: the exception's type and a message for the user."""
+    """Failure of a measurement: the exception's type and a message for the user."""
 
     type: str
     message: str

@@ -50,11 +50,11 @@ class Limits:
     memory_bytes: int
 
     def over_time(self) -> str:
-        """What to say of a worker that took too long."""
+        """Return the message about a worker that exceeded its time limit."""
         return f"the worker did not finish within {self.seconds:g} s (--job-timeout) and was killed"
 
     def over_memory(self, used: int) -> str:
-        """What to say of one that used too much."""
+        """Return the message about a worker that exceeded its memory limit."""
         return (
             f"the worker used {used / 2**30:.2f} GiB, over its limit of {self.memory_bytes / 2**30:.2f} GiB "
             "(--job-memory), and was killed"
@@ -63,7 +63,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a worker ended.
+    """The end of a worker.
 
     Attributes
     ----------
@@ -128,7 +128,7 @@ def tail_of(log: Path) -> str:
 
 
 def said_of(code: int) -> str:
-    """Say how a process ended, by its return code as `subprocess` gives it."""
+    """Return how a process ended, from its return code in `subprocess`."""
     if code >= 0:
         return f"exited with status {code}"
     name = signal.Signals(-code).name if -code in set(signal.Signals) else str(-code)
@@ -137,7 +137,7 @@ def said_of(code: int) -> str:
 
 
 def cannot_start(command: str, error: OSError) -> ConfigurationError:
-    """The error of a command that cannot be started."""
+    """Return the error of a command that cannot be started."""
     return ConfigurationError(
         f"cannot start the worker: {error.strerror}", where=command, hint="Check --wrap and D5SUITE_PYTHON_*."
     )
@@ -167,7 +167,7 @@ def group_memory(pid: int) -> int:
 
 
 def is_running(pid: int) -> bool:
-    """Whether a thread of a process has work for a CPU; unknown, so no, without Linux's proc(5)."""
+    """Return whether a thread of a process is runnable; False without Linux's proc(5)."""
     for stat in Path("/proc", str(pid), "task").glob("*/stat"):
         with contextlib.suppress(OSError):
             if stat.read_text().rpartition(")")[2].split()[0] == "R":

@@ -16,7 +16,7 @@ _TEMPORARY = "D5SUITE_TMPDIR"
 """Environment variable: what TMPDIR was."""
 
 DIED = re.compile(r"process rank (\d+) with PID \d+ on\s+node \S+ exited on\s+signal (\d+)")
-"""What Open MPI says of a rank that a signal ended; lines are wrapped."""
+"""Open MPI's message about a rank that a signal ended; lines are wrapped."""
 
 
 def mpiexec(ranks: int, *, python: str | None = None, oversubscribe: bool = False) -> list[str]:

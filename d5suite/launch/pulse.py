@@ -1,4 +1,4 @@
-"""How a rank shows that it lives, and how its launcher tells one that hangs from one that waits.
+"""Liveness of ranks: each writes a pulse, and a watch tells a hanging rank from a waiting one.
 
 A thread of each rank writes a line into a file that the launcher reads, or rank 0 where no launcher
 of d5suite's does. Imports psutil lazily.
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 PERIOD_S = 0.5
-"""Between two lines; one takes 30 µs."""
+"""Seconds between two lines; writing one takes 30 µs."""
 
 STALLED_S = 6.0
 """Seconds without any work after which a rank that the others wait for is taken to hang: it is
@@ -27,8 +27,8 @@ PATIENCE = 20
 """A step that takes this many times as long as the longest one before hangs, if all others wait."""
 
 DEADLOCK_S = 60.0
-"""Seconds after which ranks that all wait for each other are taken to do so for ever; a collective
-may take long."""
+"""Seconds after which ranks that all wait for each other count as deadlocked; a collective may
+take long."""
 
 LEAST_CPU_S = 0.05
 """CPU time of the main thread, or its time ready for a core, that counts as work."""
@@ -45,7 +45,7 @@ files that late."""
 
 @dataclass(frozen=True)
 class Pulse:
-    """What a rank last wrote.
+    """The last line that a rank wrote.
 
     Attributes
     ----------
@@ -81,7 +81,7 @@ class Pulse:
 
     @classmethod
     def read(cls, path: Path) -> Pulse | None:
-        """The last line; None before the first."""
+        """Return the last line; None before the first."""
         try:
             pid, ticks, beats, waits, failed_at, host, entered, inside, main_s, others_s = path.read_text().split()
         except (OSError, ValueError):
@@ -92,13 +92,13 @@ class Pulse:
         )  # fmt: skip
 
     def line(self) -> str:
-        """What `read` reads."""
+        """Return the line that `read` reads."""
         words = (self.pid, self.ticks, self.beats, int(self.waits), self.failed_at, self.host)
         return " ".join(map(str, (*words, self.entered, int(self.inside), self.main_s, self.others_s)))
 
 
 def pulse_path(meeting: Path, rank: int) -> Path:
-    """Where a rank's pulse is."""
+    """Return the path of a rank's pulse."""
     return meeting / f"rank{rank}.pulse"
 
 
@@ -131,7 +131,7 @@ class Heart:
             threading.Thread(target=self._run, daemon=True).start()
 
     def fail(self) -> None:
-        """Note that this rank fails now: the first that does is the one to blame."""
+        """Record that this rank fails now: the first failure is the cause."""
         self._failed_at = self._failed_at or time.monotonic()
         if self._path is not None:
             self._write()
@@ -158,7 +158,7 @@ class Heart:
 
 
 class Work(NamedTuple):
-    """What a rank has done.
+    """The work of a rank.
 
     Attributes
     ----------
@@ -177,7 +177,7 @@ class Work(NamedTuple):
 
 @dataclass
 class _Seen:
-    """What the watch knows of one rank, with the times since when it has been so."""
+    """State of one rank as the watch knows it, with the times of its changes."""
 
     pulse: Pulse | None = None
     here: bool = True
@@ -192,14 +192,14 @@ class _Seen:
     inside_since: float | None = None
 
     def idle_s(self, now: float) -> float:
-        """Seconds without work; of one on another host, as far as it has been heard of."""
+        """Return the seconds without work; of a rank on another host, as last reported."""
         late = not self.here and now - self.ticked < SILENT_S
         return (self.ticked if late else now) - self.worked
 
 
 @dataclass
 class Watch:
-    """The watching side: which ranks hang.
+    """The watching side, which finds ranks that hang.
 
     Attributes
     ----------
@@ -216,7 +216,7 @@ class Watch:
         self.seen = [_Seen() for _ in range(self.ranks)]
 
     def look(self, pulses: Sequence[Pulse | None], now: float) -> tuple[int, str] | None:
-        """Take in the ranks' pulses; return one that hangs and how, if any.
+        """Read the ranks' pulses; return one that hangs and how, if any.
 
         A rank hangs if it does not wait, although it has done no work for `STALLED_S` or is in a
         step for far too long, while each of the others waits or has done nothing either. In a
@@ -285,7 +285,7 @@ class Watch:
         seen.inside_since = (since[1] if since[1] is not None else now) if still and pulse.inside else None
 
     def _works(self, seen: _Seen, before: Pulse | None, pulse: Pulse, now: float) -> bool:
-        """Whether a rank has done work since the last looks."""
+        """Return whether a rank has worked since the last checks."""
         seen.here = pulse.host == self.host
         if before is not None and (pulse.beats != before.beats or self._says_it_works(seen, pulse)):
             seen.main_s = pulse.main_s
@@ -310,7 +310,7 @@ class Watch:
 
 
 def _work_of(pid: int) -> Work | None:
-    """What a process of this host and its children have done; None if there is no such process.
+    """Return the work of a process of this host and its children; None if it does not exist.
 
     A rank that is ready but gets no core on a crowded machine does not hang.
     """
@@ -335,7 +335,7 @@ def _work_of(pid: int) -> Work | None:
 
 
 def _threads_of(pid: int, only: Sequence[int] | None = None) -> dict[int, float]:
-    """Seconds that each thread of a process ran or was ready to; none if the kernel is silent.
+    """Return the seconds that each thread ran or was runnable; empty if the kernel hides them.
 
     The first two figures of ``schedstat`` (Linux: Documentation/scheduler/sched-stats.rst).
     """

@@ -42,7 +42,7 @@ from d5suite.launch.base import (
 from d5suite.launch.pulse import Pulse, Watch, pulse_path
 
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  where MPI's ranks exchange messages
-"""Where the meeting folder is, if there is such a place."""
+"""Parent of the meeting folder, where it exists."""
 
 
 class Culprit(NamedTuple):
@@ -124,7 +124,7 @@ def run_ranks(
 
 
 def told(result: Path, ranks: int, culprit: Culprit, pulse: Pulse | None) -> str:
-    """One sentence of the rank that ended a job, its host, what happened and its last phase.
+    """Return a sentence on the rank that ended a job: its host, the event, its last phase.
 
     Parameters
     ----------
@@ -152,7 +152,7 @@ def told(result: Path, ranks: int, culprit: Culprit, pulse: Pulse | None) -> str
 
 @contextlib.contextmanager
 def _meeting() -> Iterator[Path]:
-    """A folder in which ranks find each other, that is gone afterwards."""
+    """Yield a temporary folder in which ranks find each other."""
     place = SHARED_MEMORY if os.access(SHARED_MEMORY, os.W_OK) else None
     folder = Path(tempfile.mkdtemp(prefix=f"d5suite-{os.getpid()}-", dir=place))
     try:
@@ -206,7 +206,7 @@ class _Group:
                 running[0].wait(timeout=POLL_S)
 
     def _failed(self) -> Culprit:
-        """The rank to blame: one that a signal ended, else the first that failed.
+        """Return the rank to blame: one that a signal ended, else the first that failed.
 
         Others fail soon after it, because their connections to it break.
         """
@@ -226,7 +226,7 @@ class _Group:
         return Culprit(rank, said_of(codes[rank]))
 
     def _slowest(self) -> int:
-        """The rank that the others wait for, or 0."""
+        """Return the rank that the others wait for, or 0."""
         waits = [pulse is not None and (pulse.waits or pulse.inside) for pulse in self.pulses]
         return waits.index(False) if False in waits else 0
 
@@ -240,11 +240,11 @@ class _Group:
         )
 
     def told(self, culprit: Culprit) -> str:
-        """One sentence of the rank, its host, what happened and its last phase."""
+        """Return a sentence on the rank: its host, the event, its last phase."""
         return told(result_path(self.job), self.ranks, culprit, self.pulses[culprit.rank])
 
     def end(self) -> None:
-        """Kill whatever is left of all ranks."""
+        """Kill the remaining processes of all ranks."""
         ranks = {each.pid for each in self.pulses if each is not None and self._is_rank(each)}
         started = {each.pid for each in self.processes} | ranks
         family = family_of(started)
@@ -257,7 +257,7 @@ class _Group:
             process.wait()
 
     def _is_rank(self, pulse: Pulse) -> bool:
-        """Whether the rank that wrote this still runs; mpiexec may have left it behind."""
+        """Return whether the rank that wrote this still runs; mpiexec may have orphaned it."""
         import psutil
 
         try:

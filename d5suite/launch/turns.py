@@ -126,7 +126,7 @@ class TurnWorker:
             raise
 
     def ready(self) -> str | None:
-        """Let it run until it waits for a turn; return the measurement's key, None if it ended."""
+        """Run until it waits for a turn; return the measurement's key, None if it ended."""
         said = self._hear()
         if said is None:
             return None
@@ -138,7 +138,7 @@ class TurnWorker:
         return str(said["ready"])
 
     def take(self, count: int, *, wakes: bool = True) -> list[float] | None:
-        """Let it take so many samples; return them in seconds, or None if it ended.
+        """Take this many samples; return them in seconds, or None if it ended.
 
         Parameters
         ----------
@@ -169,11 +169,11 @@ class TurnWorker:
         self._say({"end": True})
 
     def leave(self, reason: str) -> None:
-        """Tell it that this measurement comes to nothing."""
+        """Tell it to abandon this measurement."""
         self._say({"leave": reason})
 
     def resident_bytes(self) -> int:
-        """Resident memory of it and its descendants now."""
+        """Return its resident memory in bytes, descendants included."""
         used = group_memory(self._process.pid)
         self.peak_bytes = max(self.peak_bytes, used)
         return used
@@ -201,7 +201,7 @@ class TurnWorker:
             self._channel.sendall(json.dumps(message).encode() + b"\n")
 
     def _hear(self) -> dict[str, Any] | None:
-        """Let it run until its next message; None if it has ended."""
+        """Run until its next message; return it, or None if it ended."""
         start = time.monotonic()
         try:
             while b"\n" not in self._heard:
@@ -241,7 +241,7 @@ class TurnWorker:
                 return
 
     def _is_over(self, ran_s: float) -> bool:
-        """Whether it has ended, or has to because of a limit."""
+        """Return whether it has ended, or must end because of a limit."""
         if self._process.poll() is not None:
             return True
         used = self.resident_bytes()

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from d5suite.levels.backend import Backend
 
 TIMES_CACHE = 2
-"""How many times the cache is written, so that nothing survives an imperfect order of eviction."""
+"""Buffer size over cache size: evicts everything even if the order of eviction is imperfect."""
 
 
 class L2Flush(ABC):

@@ -224,7 +224,7 @@ class Description:
         return missing
 
     def why_missing(self, operator: str) -> str:
-        """Return why an operator is missing, or nothing if nobody says so."""
+        """Return why an operator is missing; empty if no reason is given."""
         from d5suite.network.operators import LACKING
 
         return self.absent.get(operator) or LACKING.get(operator, "")
@@ -291,7 +291,7 @@ def not_importable(modules: Sequence[str]) -> str:
 
 
 def _is_there(module: str) -> bool:
-    """Whether a module can be found; unlike `find_spec` of importlib, imports no parent package."""
+    """Return whether a module exists; unlike importlib's `find_spec`, import no parent package."""
     parent, _, rest = module.partition(".")
     found = importlib.util.find_spec(parent)
     path = parent

@@ -213,7 +213,7 @@ class Communicator(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Release connections, collectively; nothing of it is left behind."""
+        """Release all connections and files. Collective."""
 
     def counted(self, call: str, array: np.ndarray) -> _Counting:
         """Count a call and its time in a ``with``, unless it is part of another one."""
@@ -328,7 +328,7 @@ class Replica(ABC):
         self.trainer.apply(self.native(gradients))
 
     def gradients_early(self, feed: Native, ready: Callable[[str, np.ndarray], None]) -> tuple[Native, Buffers]:
-        """As `gradients`, and call ``ready`` once with each gradient, if possible before the next.
+        """Do as `gradients`; call ``ready`` once with each gradient, if possible before the next.
 
         ``ready`` may change the array. The order depends on the network only, so that it is the
         same on all ranks; it is roughly that of the backward pass. By default ``ready`` is called
@@ -341,11 +341,11 @@ class Replica(ABC):
 
     @abstractmethod
     def buffers(self, values: Native) -> Buffers:
-        """Writable arrays of native tensors, once they are computed."""
+        """Return writable arrays of native tensors, once they are computed."""
 
     @abstractmethod
     def native(self, buffers: Mapping[str, np.ndarray]) -> Native:
-        """Native tensors of arrays, for `Trainer.apply`."""
+        """Return native tensors of arrays, for `Trainer.apply`."""
 
     @abstractmethod
     def weights(self) -> Buffers:
@@ -439,11 +439,11 @@ class Scheme(ABC):
         return self.settings.bytes_per_step(elements, itemsize, self.communicator.size)
 
     def serve(self) -> None:
-        """On a rank that serves: answer the others until all have called `finish`."""
+        """Answer the other ranks, on a rank that serves, until all have called `finish`."""
         raise NotImplementedError(self.name)
 
     def restart(self) -> None:
-        """Forget what earlier steps left, such as unsent gradients: the next is a run's first."""
+        """Drop the state of earlier steps, such as unsent gradients: the next is a run's first."""
         return
 
     @abstractmethod

@@ -35,7 +35,7 @@ class EventTimer(ABC):
 
 
 def event_timer(backend: Backend, device: str) -> tuple[EventTimer | None, str]:
-    """A backend's event timer, or None and why it has none. Imports the framework.
+    """Return a backend's event timer, or None and why it has none. Imports the framework.
 
     Raises
     ------

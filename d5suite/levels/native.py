@@ -20,7 +20,7 @@ from d5suite.levels.distributed import Buffers, Replica, SchemeSettings
 from d5suite.levels.network import Native
 
 Value = bool | int | float | str
-"""Of a knob."""
+"""Value of a knob."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Knob:
         """Return what is wrong with a value, or None."""
         kind = type(self.default)
         if type(value) is not kind and not (kind is float and type(value) is int):
-            return f"{value!r} is no {kind.__name__}"
+            return f"{value!r} is not {'an' if kind is int else 'a'} {kind.__name__}"
         if self.among and value not in self.among:
             return f"{value!r} is not one of {', '.join(self.among)}"
         if self.least is not None and not (isinstance(value, int | float) and value >= self.least):
@@ -174,7 +174,7 @@ class Meeting:
         return int(held.getsockname()[1])
 
     def address(self, rank: int) -> str:
-        """The name under which this rank reaches another: the loopback's if all share a host."""
+        """Return the name under which this rank reaches another: loopback if all share a host."""
         return "127.0.0.1" if len(set(self.hosts)) == 1 else self.hosts[rank]
 
     def addresses(self) -> list[str]:

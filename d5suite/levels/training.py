@@ -15,16 +15,16 @@ from d5suite.levels.network import Arrays, Executor, Native
 from d5suite.optimizers.settings import LOSS_SCALING, Optimizer
 
 STEPS = "steps"
-"""In `Trainer.state`: the number of updates made."""
+"""Key in `Trainer.state`: the number of updates made."""
 
 LEARNING_RATE = "learning_rate"
-"""In `Trainer.state`: the current learning rate."""
+"""Key in `Trainer.state`: the current learning rate."""
 
 LOSS_SCALE = "loss_scale"
-"""In `Trainer.state`, in ``fp16``: the current loss scale."""
+"""Key in `Trainer.state`, in ``fp16``: the current loss scale."""
 
 UNSCALED_STEPS = "steps_at_this_scale"
-"""In `Trainer.state`, in ``fp16``: the number of updates since the loss scale last changed."""
+"""Key in `Trainer.state`, in ``fp16``: updates since the loss scale last changed."""
 
 
 class Trainer(ABC):

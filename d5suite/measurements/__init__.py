@@ -26,7 +26,7 @@ GROUP = "d5suite.measurements"
 
 @lru_cache(maxsize=1)
 def discover() -> dict[str, type[Measurement]]:
-    """Every measurement of d5suite and of plug-ins, by name.
+    """Return all measurements of d5suite and of plug-ins, by name.
 
     Raises
     ------
@@ -50,7 +50,7 @@ def discover() -> dict[str, type[Measurement]]:
 
 
 def find(name: str, file: str | None = None) -> type[Measurement]:
-    """The measurement of this name.
+    """Return the measurement of this name.
 
     Parameters
     ----------
@@ -72,14 +72,14 @@ def find(name: str, file: str | None = None) -> type[Measurement]:
 
 
 def file_of(measurement: type[Measurement]) -> str | None:
-    """The file that a job must name for a measurement; None where `discover` finds it."""
+    """Return the file that a job must name for a measurement; None where `discover` finds it."""
     if discover().get(measurement.name) is measurement:
         return None
     return inspect.getfile(measurement)
 
 
 def _defined_in(module: object) -> list[type[Measurement]]:
-    """The measurements that a module itself defines, bases without a name left out."""
+    """Return the measurements that a module itself defines, bases without a name left out."""
     name = getattr(module, "__name__", "")
     return [each for each in vars(module).values() if _is_measurement(each) and each.__module__ == name]
 

@@ -101,30 +101,30 @@ class Step:
         return samples if self.first_call_s is None else replace(samples, first_call_s=self.first_call_s)
 
     def check(self) -> Iterable[Check]:
-        """Prove what was timed, afterwards; a check that fails takes the samples with it."""
+        """Prove what was timed; a failed check discards the samples."""
         return ()
 
     def record(self, samples: Samples) -> dict[str, Any]:
-        """The measurement's own part of the record, as `Measurement.schema` says; JSON-able."""
+        """Return the measurement's own part of the record by `Measurement.schema`; JSON-able."""
         return {}
 
     def series(self) -> dict[str, list[float]]:
-        """Further per-sample or per-step series."""
+        """Return further per-sample or per-step series."""
         return {}
 
     def memory_by_definition(self) -> dict[str, int]:
-        """Bytes that must be held by the definition of network and optimizer."""
+        """Return the bytes that network and optimizer need by definition."""
         return {}
 
 
 def check_computes(found: Durations) -> Check:
-    """Whether a step computes its answers: on new input it does not take far longer."""
+    """Check that a step computes its answers: new input must not take far longer."""
     detail = f"{found.again_s * 1e3:.3g} ms on input fed before, {found.fresh_s * 1e3:.3g} ms on new input"
     return Check("answers remembered instead of computed", float(not found.computes), 0.0, detail)
 
 
 def check_waits(found: TwoClocks) -> Check:
-    """Whether the host's clock stopped when the device had finished, and not before."""
+    """Check that the host's clock stopped after the device had finished."""
     median = statistics.median(found.host_s)
     detail = f"the device worked {found.early_s * 1e3:.3g} ms after synchronize had returned"
     return Check("samples end before the device does", found.early_s / median, found.slack_s / median, detail)
@@ -159,6 +159,11 @@ class Measurement(ABC):
     runs_network : bool
         Whether it runs a network: a backend that is too slow for a preset is not too slow for one
         that does not.
+    of_any_network : bool
+        Whether it measures a network of which nothing is known but its graph; see
+        ``recipes/test_your_network.py``.
+    backward : bool
+        At level 0: whether it needs the operator's derivatives.
     ranks_of : str
         A measurement: each recipe that makes it makes this one with ``--ranks``.
     trains : bool
@@ -173,6 +178,8 @@ class Measurement(ABC):
         A key of `d5suite.report.plots.PLOTS`.
     schema : mapping
         Its part of the record in JSON schema: ``required`` and ``properties``.
+    derived : sequence of str
+        The names in it that `derive` adds.
     """
 
     name: ClassVar[str]
@@ -185,12 +192,25 @@ class Measurement(ABC):
     without_energy: ClassVar[str] = "not taken for this measurement"
     takes_cold: ClassVar[bool] = False
     runs_network: ClassVar[bool] = True
+    of_any_network: ClassVar[bool] = False
+    backward: ClassVar[bool] = False
     ranks_of: ClassVar[str] = ""
     trains: ClassVar[bool] = False
     takes_turns: ClassVar[bool] = True
     table: ClassVar[Table]
     plot: ClassVar[str | None] = None
     schema: ClassVar[Mapping[str, Any]] = {}
+    derived: ClassVar[Sequence[str]] = ()
+
+    @classmethod  # noqa: B027  (most derive nothing)
+    def derive(cls, records: Sequence[dict[str, Any]]) -> None:
+        """Add to the records of a run what needs all of them.
+
+        Parameters
+        ----------
+        records : sequence of dict
+            Of all measurements that share this function; JSON-able.
+        """
 
     @abstractmethod
     def prepare(self, workload: Any) -> Step:
@@ -214,12 +234,12 @@ class Measurement(ABC):
         """
 
     def explain(self, workload: Any, step: Any, error: ValidationError) -> ValidationError:
-        """The error of a failed proof, with what helps to find the fault."""
+        """Return the error of a failed proof, with details that locate the fault."""
         return error
 
     @classmethod
     def describe(cls) -> dict[str, Any]:
-        """Everything that a reader of results needs to know of it, JSON-able."""
+        """Return all that a reader of results needs to know about it, JSON-able."""
         return {
             "level": cls.level,
             "unit": cls.unit,

@@ -52,7 +52,7 @@ class Table:
     width: int = 20
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-able."""
+        """Return the table as JSON-able values."""
         return asdict(self)
 
     @classmethod

@@ -125,7 +125,7 @@ class _Dimensions:
         self._identify(model)
 
     def _identify(self, model: onnx.ModelProto) -> None:
-        """Give what ONNX marks as a new open dimension the mark of the one that it is.
+        """Replace ONNX's mark of a new open dimension by that of the equal known one.
 
         It does so behind a Reshape and where two tensors meet. A multiple has a mark of its own.
         """
@@ -276,7 +276,7 @@ _BOUNDED = frozenset({"Compress", "Constant", "NonZero", "Unique"})
 def _foldable(
     node: onnx.NodeProto, values: Mapping[str, onnx.TensorProto], shapes: Mapping[str, Shape], name: str
 ) -> bool:
-    """Whether the size of a constant is known, so that it can be made; refuse too large a one."""
+    """Return whether a constant's size is known, so that it can be folded; refuse a large one."""
     stated = [shapes.get(output, (None,)) for output in node.output if output]
     if node.op_type == "ConstantOfShape":
         stated = [tuple(int(size) for size in numpy_helper.to_array(values[node.input[0]]))]

@@ -88,7 +88,7 @@ def _load_external_data(model: onnx.ModelProto, path: Path) -> None:
 
 
 def _bytes(tensor: onnx.TensorProto) -> int:
-    """The least size of a tensor's data; types below a byte are packed."""
+    """Return the least size of a tensor's data; types below a byte are packed."""
     try:
         size = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)).itemsize
     except KeyError:
@@ -97,7 +97,7 @@ def _bytes(tensor: onnx.TensorProto) -> int:
 
 
 def opset(model: onnx.ModelProto, name: str) -> int:
-    """The version of ONNX's own operators that a model is written in."""
+    """Return the version of ONNX's own operators that a model is written in."""
     versions = {o.version for o in model.opset_import if o.domain in ("", "ai.onnx")} or {0}
     least, newest, newest_file = min(versions), onnx.defs.onnx_opset_version(), int(onnx.IR_VERSION)
     if len(versions) > 1:
@@ -215,7 +215,7 @@ _UNFIT = {
 
 
 def check_kinds(model: onnx.ModelProto, *, conditionals: bool = False) -> None:
-    """Refuse what no adapter can be given, by the node or tensor that has it.
+    """Refuse what no adapter supports, naming the node or tensor.
 
     With ``conditionals``, accept these: they may be decided before anything runs.
     """

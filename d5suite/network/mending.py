@@ -83,7 +83,7 @@ def drop_casts(model: onnx.ModelProto) -> None:
 
 
 def drop_zero_states(model: onnx.ModelProto) -> None:
-    """Leave out initial states of zero, which is what an omitted one is: they are no parameters."""
+    """Drop initial states of zero, which equal omitted ones: they are not parameters."""
     values = {t.name: t for t in model.graph.initializer}
     for node in model.graph.node:
         for index in (5, 6) if node.op_type in ("GRU", "LSTM") and not node.domain else ():

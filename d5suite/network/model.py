@@ -153,7 +153,7 @@ class Network:
         )
 
     def _masks(self, name: str, value: np.ndarray) -> bool:
-        """Whether exporters mask with a tensor: it has minus infinity, and is added or chosen."""
+        """Return whether a tensor is an exporter's mask: -infinity in it, and added or chosen."""
         if value.size == 1:
             return bool(np.isinf(value).all())
         if np.isnan(value).any() or not np.isneginf(value).any() or np.isposinf(value).any():
@@ -161,7 +161,7 @@ class Network:
         return self._only_in(name, _MASKED)
 
     def _changes_nothing(self, name: str) -> bool:
-        """Whether normalizations scale by these ones or add these zeros: those without a scale."""
+        """Return whether a tensor of ones or zeros is a normalization's neutral scale or bias."""
         places = {(n.op_type, i) for n in self.nodes for i, each in enumerate(n.inputs) if each == name}
         value = self.initializers[name]
         return any(
@@ -170,7 +170,7 @@ class Network:
         )
 
     def _only_in(self, name: str, operators: frozenset[str]) -> bool:
-        """Whether only nodes of these operators read a tensor."""
+        """Return whether only nodes of these operators read a tensor."""
         return operators.issuperset(node.op_type for node in self.nodes if name in node.inputs)
 
     def __repr__(self) -> str:

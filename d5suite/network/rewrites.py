@@ -50,10 +50,10 @@ class Network(Protocol):
         """Running statistics."""
 
     def require_loss(self) -> tuple[str, str]:
-        """Names of label and loss."""
+        """Return the names of label and loss."""
 
     def nodes_for(self, outputs: Iterable[str]) -> Sequence[Any]:
-        """Nodes that these outputs need."""
+        """Return the nodes that these outputs need."""
 
 
 def with_classification_loss(network: Network, axis: int | None = None) -> onnx.ModelProto:

@@ -329,7 +329,7 @@ def _dft(case: _Case) -> None:
     if length is not None and length < 1:
         case.refuse(f"a length of {length}")
     if a["onesided"] and (shape[-1] == 1) == bool(a["inverse"]):
-        case.refuse("onesided wants real numbers, and of the inverse complex ones")
+        case.refuse("onesided requires real input, or complex input for the inverse")
 
 
 def _stft(case: _Case) -> None:

@@ -1,4 +1,4 @@
-"""What of a model are its weights: told from constants of its code, and kept one where shared.
+"""The weights of a model: told apart from constants of its code; shared ones stay shared.
 
 May import ONNX, NumPy and, from d5suite, `network.folding`.
 """
@@ -33,7 +33,7 @@ def weights_of(model: onnx.ModelProto) -> set[str]:
 
 
 def mark_computed(model: onnx.ModelProto, weights: set[str]) -> None:
-    """Note in a model which initializers are no weights; see `computed`."""
+    """Record in a model which initializers are not weights; see `computed`."""
     names = [
         tensor.name
         for tensor in model.graph.initializer

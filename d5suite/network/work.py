@@ -46,7 +46,7 @@ PER_ELEMENT = {
 """Operations per element of the largest input or output; an elementary function counts 1."""
 
 LOOKED_UP = {"Gather": 0, "GatherElements": 0, "GatherND": 0}
-"""By operator, the input that is read only where it becomes output."""
+"""By operator: the input of which only the elements that become output are read."""
 
 FROM_GRADIENTS_ALONE = frozenset({
     "Add", "AveragePool", "Cast", "Col2Im", "Concat", "CumSum", "DFT", "DepthToSpace", "Dropout", "Expand", "Flatten",

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Compared:
-    """What two sides have shown.
+    """The comparison of two sides.
 
     Attributes
     ----------
@@ -43,7 +43,7 @@ class Compared:
 
 
 def asking(options: argparse.Namespace) -> Asking:
-    """What a command's recipes and options of pytest ask for; nothing is collected yet."""
+    """Return what a command's recipes and pytest options select; collect nothing yet."""
     chosen = [f"--{name}={getattr(options, name)}" for name in ("backend", "preset") if getattr(options, name)]
     return Asking([*map(str, options.recipes)], [*chosen, *options.further])
 
@@ -90,7 +90,7 @@ def compare_sides(
     force: bool = False,
     only: str | None = None,
 ) -> Compared:
-    """Measure both sides of what is asked for.
+    """Measure the selected benchmarks on both sides.
 
     Parameters
     ----------
@@ -146,7 +146,7 @@ def _interrupt(number: int, frame: object) -> NoReturn:
 
 
 def _lost(sides: tuple[Side, Side], asking: Asking) -> dict[str, Paired]:
-    """What must not vanish silently, by name: what side B lacks, or a backend that is named."""
+    """Return what must be reported as missing, by name: benchmarks or named backends."""
     asked = asking.here
     here = {name_of(each) for each in asked.targets}
     skipped = {name_of(each): f"it is skipped: {why}" for each, why in asked.skipped}
@@ -163,7 +163,7 @@ def _lost(sides: tuple[Side, Side], asking: Asking) -> dict[str, Paired]:
 
 
 def _in_turns(asked: Asked, lost: Collection[str]) -> tuple[list[stash.Target], list[str]]:
-    """What can be measured in turns, and notes of what cannot."""
+    """Return what can be measured in turns, and notes on what cannot."""
     targets = [each for each in asked.targets if each.measurement.takes_turns]
     left_out = dict.fromkeys(each.measurement.name for each in asked.targets if each not in targets)
     if not targets and not lost:
@@ -177,7 +177,7 @@ def _in_turns(asked: Asked, lost: Collection[str]) -> tuple[list[stash.Target], 
 
 
 def _jobs(targets: Sequence[stash.Target]) -> Iterator[list[stash.Target]]:
-    """Those of one job together."""
+    """Group measurements by job."""
     jobs: dict[tuple[str, str], list[stash.Target]] = {}
     for each in targets:
         jobs.setdefault(each.job, []).append(each)
@@ -185,7 +185,7 @@ def _jobs(targets: Sequence[stash.Target]) -> Iterator[list[stash.Target]]:
 
 
 def _measured(pairs: list[Pair]) -> list[Pair]:
-    """Tell what was found of each."""
+    """Report each finding."""
     for each in pairs:
         if each.decision is None:
             _tell(f"{each.wanted.key}: no verdict")

@@ -1,4 +1,4 @@
-"""What a command line of pytest asks for, without measuring it."""
+"""The selection of a pytest command line, without measuring it."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ except ConfigurationError as error:
     targets = []
 print(json.dumps([f"{{each.wanted.key}} {{each.selection}}" for each in targets if each.measurement.takes_turns]))
 """
-"""What a revision is asked, which may be older than this one."""
+"""Code that lists a revision's benchmarks; the revision may be older than this one."""
 
 
 @dataclass
 class Asked:
-    """What is to be measured: an object that pytest takes as a plug-in.
+    """The selected measurements, collected as a pytest plug-in.
 
     Attributes
     ----------
@@ -64,14 +64,14 @@ class Asked:
 
     @property
     def lacking(self) -> list[tuple[stash.Target, str]]:
-        """What is skipped of backends that are named, and can measure nothing in turn."""
+        """Skipped tests of named backends that can measure nothing in turn."""
         able = {str(each.selection) for each in self.targets if each.measurement.takes_turns}
         lost = {each for each in self.named if each not in able}
         return [one for one in self.skipped if one[0].measurement.takes_turns and str(one[0].selection) in lost]
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_finish(self, session: pytest.Session) -> None:
-        """Take what was collected."""
+        """Store what was collected."""
         try:
             self.settings = settings(session.config)
             self.named = [str(each) for each in session.config.stash.get(stash.SELECTIONS, [])]
@@ -89,7 +89,7 @@ class Asked:
 
 
 def ask(arguments: Sequence[str]) -> Asked:
-    """Let pytest collect what its arguments ask for.
+    """Let pytest collect the tests that its arguments select.
 
     Parameters
     ----------
@@ -120,13 +120,13 @@ def ask(arguments: Sequence[str]) -> Asked:
 
 
 def name_of(target: stash.Target) -> str:
-    """A benchmark's name: ``case/measurement backend``."""
+    """Return a benchmark's name: ``case/measurement backend``."""
     return f"{target.wanted.key} {target.selection}"
 
 
 @dataclass
 class Asking:
-    """What a command asks for, in the current folder and in other revisions of it.
+    """The selection of a command, in the current folder and in other revisions of it.
 
     Attributes
     ----------
@@ -139,7 +139,7 @@ class Asking:
 
     @cached_property
     def here(self) -> Asked:
-        """What the current folder has: `ask`."""
+        """Selection in the current folder, by `ask`."""
         return ask([*self.recipes, *self.options])
 
     def names(self, side: Side, option: str) -> list[str]:

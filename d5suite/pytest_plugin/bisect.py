@@ -26,7 +26,7 @@ Measure = Callable[[str, str, str | None], Comparison]
 
 @dataclass(frozen=True)
 class Culprit:
-    """What was found.
+    """The first slow revision, if any.
 
     Attributes
     ----------

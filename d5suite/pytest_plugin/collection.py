@@ -96,7 +96,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def _runners(config: pytest.Config, case: Case, chosen: Settings) -> Iterator[Runner]:
-    """What is to measure a case: its own runners, or chosen backends by each number of ranks."""
+    """Return a case's runners: its own, or the chosen backends with each number of ranks."""
     own = case.runners(chosen)
     if own is not None:
         yield from own
@@ -111,7 +111,7 @@ def _runners(config: pytest.Config, case: Case, chosen: Settings) -> Iterator[Ru
 
 
 def _lacks_scheme(config: pytest.Config, selection: Selection, ranks: Ranks | None, chosen: Settings) -> str | None:
-    """Why a backend has no scheme of its own of the name that was asked for, or None.
+    """Return why a backend lacks the requested native scheme, or None.
 
     What the scheme needs is asked of the workers' environment, which may be another.
     """
@@ -127,7 +127,7 @@ def _lacks_scheme(config: pytest.Config, selection: Selection, ranks: Ranks | No
 
 
 def _stays_warm(selection: Selection, described: Test, chosen: Settings) -> str | None:
-    """Why the L2 cache is not made cold, where that was asked for, or None."""
+    """Return why the L2 cache cannot be flushed as requested, or None."""
     if not chosen.sampling.get("l2_cold"):
         return None
     if not described.measurement.takes_cold:
@@ -143,7 +143,7 @@ def _target(case: Case, described: Test, selection: Selection, ranks: Ranks | No
 
 
 def _choices(config: pytest.Config) -> Iterator[tuple[Selection, str | None]]:
-    """Backends to measure, each with the reason why it cannot be, if any."""
+    """Return the backends to measure, each with the reason why it cannot run, if any."""
     if stash.SELECTIONS in config.stash:
         yield from ((selection, None) for selection in config.stash[stash.SELECTIONS])
         return
@@ -165,7 +165,7 @@ def _choices(config: pytest.Config) -> Iterator[tuple[Selection, str | None]]:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselect what was not asked for, and group the tests by job."""
+    """Deselect what the options exclude, and group the tests by job."""
     marks = ((item, item.get_closest_marker("d5suite_not_asked")) for item in items)
     unasked = config.stash[stash.UNASKED] = {item: mark.args[0] for item, mark in marks if mark is not None}
     if unasked:

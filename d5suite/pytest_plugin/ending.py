@@ -59,7 +59,7 @@ def _interrupt(number: int, frame: object) -> NoReturn:
 
 
 def _finish(config: pytest.Config) -> None:
-    """Ignore signals until the results are saved: a second Ctrl-C would lose what the first has."""
+    """Ignore signals until the results are saved: a second Ctrl-C would lose them."""
     for each in (signal.SIGINT, *KILLING):
         _handle(config, each, signal.SIG_IGN)
 
@@ -118,7 +118,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 
 def _say_lacking(config: pytest.Config, absent: dict[pytest.Item, str]) -> None:
-    """Say why backends cannot run the user's own network."""
+    """Report why backends cannot run the user's own network."""
     results: list[dict[str, Any]] = config.stash[stash.RESULTS]
     targets = ((stash.target(item), why) for item, why in absent.items())
     reasons = dict.fromkeys(why for target, why in targets if target is not None and target.case.every_backend)
@@ -127,15 +127,15 @@ def _say_lacking(config: pytest.Config, absent: dict[pytest.Item, str]) -> None:
 
 
 def _say_unused(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Say which datasets or networks were given to a run that has no use for them."""
+    """Report datasets or networks that no selected test uses."""
     cases = [target.case for target in map(stash.target, items) if target is not None]
     for option in ("imagenet", "openimages", "network"):
         if cases and config.getoption(option) is not None and not any(case.takes(option) for case in cases):
-            config.stash[stash.REMARKS].append(f"--{option} was of no use: nothing that was to be measured takes it")
+            config.stash[stash.REMARKS].append(f"--{option} had no effect: no selected test uses it")
 
 
 def _idle_backends(session: pytest.Session, absent: Iterable[pytest.Item]) -> set[str]:
-    """The backends that `--backend` names and that have nothing to measure."""
+    """Return the backends named by `--backend` that have nothing to measure."""
     if session.config.getoption("backend") is None:
         return set()
     busy = {_backend_of(item) for item in {*session.items} - {*absent} if stash.target(item) is not None}
@@ -143,14 +143,14 @@ def _idle_backends(session: pytest.Session, absent: Iterable[pytest.Item]) -> se
 
 
 def _backend_of(item: pytest.Item) -> str:
-    """The backend of a test of a measurement."""
+    """Return the backend of a test of a measurement."""
     target = stash.target(item)
     assert target is not None
     return str(target.selection)
 
 
 def _is_named(item: pytest.Item) -> bool:
-    """Whether the command line names both the measurement and the backend of a test."""
+    """Return whether the command line names both the measurement and the backend of a test."""
     config, backend, function = item.config, _backend_of(item), item.name.partition("[")[0]
     words = {word.lower().removeprefix("test_") for word in re.findall(r"[\w:.-]+", config.option.keyword)}
     words -= {"and", "or", "not"}

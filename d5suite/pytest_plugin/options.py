@@ -207,12 +207,12 @@ def _keep_inputs(config: pytest.Config, path: Path) -> None:
 
 
 def elsewhere(config: pytest.Config) -> bool:
-    """Whether the jobs run on other machines: what this one has, or lacks, says nothing of them."""
+    """Return whether jobs run on other machines, so that this one's resources do not matter."""
     return bool(config.getoption("write_jobs") or config.getoption("from_jobs"))
 
 
 def _check(config: pytest.Config) -> None:
-    """Raise `ConfigurationError` if an option is invalid in itself."""
+    """Raise `ConfigurationError` if an option is invalid by itself."""
     for name, (least, most) in BOUNDS.items():
         value = config.getoption(name)
         if value is not None and not least <= value <= most:

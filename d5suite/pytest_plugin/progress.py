@@ -28,7 +28,7 @@ Job = tuple[str, str]
 
 
 class Progress:
-    """How far the jobs of a run are.
+    """Progress of a run's jobs.
 
     Parameters
     ----------
@@ -54,7 +54,7 @@ class Progress:
         self._known: dict[str, float] = cache.get(CACHE_KEY, {}) if cache is not None else {}
 
     def tell(self, name: str, phase: str) -> None:
-        """Show what a worker does, on the terminal's last line."""
+        """Show a worker's phase on the terminal's last line."""
         running = self._running()
         place = f" [job {list(self.jobs).index(running) + 1} of {len(self.jobs)}{self._left()}]" if running else ""
         line = f"{name}: {phase}"
@@ -63,11 +63,11 @@ class Progress:
         print(f"\r\033[K  {shown}", end="", file=sys.__stderr__, flush=True)
 
     def start(self, job: Job) -> None:
-        """A job's first test begins."""
+        """Start timing a job at its first test."""
         self._started.setdefault(job, time.monotonic())
 
     def add(self, job: Job, nodeid: str, row: str, *, failed: bool) -> str | None:
-        """Add a finished test; the rows of its job once it was the last."""
+        """Add a finished test; write its job's rows after the last one."""
         self.finished.add(nodeid)
         self._rows.append(row)
         self._failed += failed
@@ -86,7 +86,7 @@ class Progress:
         return next((job for job in self._started if job not in self._seconds), None)
 
     def _left(self) -> str:
-        """An estimate of the time left, from this run and those before it; empty without one."""
+        """Estimate the time left from this run and earlier ones; empty if unknown."""
         total = 0.0
         for job in self.jobs:
             if job in self._seconds:
@@ -116,7 +116,7 @@ PROGRESS = pytest.StashKey[Progress]()
 
 
 def progress_of(config: pytest.Config) -> Progress:
-    """The run's progress."""
+    """Return the run's progress."""
     return config.stash[PROGRESS]
 
 
@@ -197,7 +197,7 @@ def pytest_terminal_summary(terminalreporter: Any, exitstatus: int, config: pyte
     """Write the table of results, remarks, and the folder of the job files."""
     records = [each["extra_info"]["d5suite"] for each in config.stash[stash.RESULTS]]
     if config.stash[stash.RESULTS] and not config.getoption("benchmark_quiet", False):
-        _write_table(terminalreporter, config.stash[stash.RESULTS])
+        _write_table(terminalreporter, config)
         if terminalreporter.verbosity > 0:
             took_s = sum(each.get("proof_after_s", 0.0) for each in records)
             terminalreporter.write_line(f"d5suite: what was timed was proved afterwards in {took_s:.3g} s")
@@ -209,13 +209,14 @@ def pytest_terminal_summary(terminalreporter: Any, exitstatus: int, config: pyte
         terminalreporter.write_line(f"d5suite: {remark}")
 
 
-def _write_table(terminalreporter: Any, results: list[dict[str, Any]]) -> None:
+def _write_table(terminalreporter: Any, config: pytest.Config) -> None:
     from rich.console import Console
 
     from d5suite.pytest_plugin.saving import add_derived
     from d5suite.report.compare import read_benchmarks, show_results
 
-    add_derived([each["extra_info"]["d5suite"] for each in results])
+    results = config.stash[stash.RESULTS]
+    add_derived([each["extra_info"]["d5suite"] for each in results], config)
     console = Console(file=io.StringIO(), width=shutil.get_terminal_size().columns, markup=False, no_color=True)
     show_results([("", read_benchmarks(results))], console)
     terminalreporter.write_sep("=", "d5suite")

@@ -31,7 +31,7 @@ class ReplayTimer:
         self._readings = (reading for sample in samples_s for reading in (0.0, sample))
 
     def __call__(self) -> float:
-        """The next reading: 0 at a round's start, the sample at its end."""
+        """Return the next reading: 0 at a round's start, the sample at its end."""
         return next(self._readings)
 
 
@@ -100,18 +100,18 @@ def write_jobs(session: pytest.Session) -> None:
 
 
 def _batch(session: pytest.Session, target: stash.Target) -> list[Any]:
-    """All that the run wants of the same job."""
+    """Return all measurements that the run wants from the same job."""
     return [each.wanted for each in _targets(session) if each.job == target.job]
 
 
 def _targets(session: pytest.Session) -> list[stash.Target]:
-    """Targets of the run."""
+    """Return the targets of the run."""
     targets = (stash.target(item) for item in session.items if item.get_closest_marker("skip") is None)
     return [each for each in targets if each is not None]
 
 
 def session_of(config: pytest.Config) -> Session:
-    """The run's jobs.
+    """Return the run's jobs.
 
     Raises
     ------
@@ -128,7 +128,7 @@ def session_of(config: pytest.Config) -> Session:
 
 @contextlib.contextmanager
 def _uncaptured(config: pytest.Config) -> Iterator[None]:
-    """Let progress reach the terminal; in a pipe there is none, and capturing goes on."""
+    """Suspend capturing to show progress on a terminal; keep it in a pipe."""
     manager = config.pluginmanager.getplugin("capturemanager")
     if manager is None or not config.stash[stash.TERMINAL]:
         yield

@@ -8,7 +8,7 @@ import math
 import os
 import sys
 import uuid
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -108,11 +108,11 @@ def pytest_benchmark_generate_machine_info(config: pytest.Config) -> dict[str, A
 def pytest_benchmark_update_json(config: pytest.Config, output_json: dict[str, Any]) -> None:
     """Make the JSON strictly valid, describe its measurements, write series and plots."""
     ours = [bench for bench in output_json["benchmarks"] if "d5suite" in bench["extra_info"]]
-    add_derived([bench["extra_info"]["d5suite"] for bench in ours])
+    add_derived([bench["extra_info"]["d5suite"] for bench in ours], config)
     finite = _finite(output_json)
     output_json.clear()
     output_json.update(finite)
-    if not (ours or config.stash[stash.FAILURES] or config.stash[stash.KEPT]):
+    if not ours and not config.stash[stash.FAILURES] and not config.stash[stash.KEPT]:
         return
     from d5suite.pytest_plugin.options import settings
     from d5suite.session.record import SCHEMA
@@ -182,7 +182,7 @@ def _save_plots(
 
     Series of failures have no place in the JSON's own HDF5 file, and get one of theirs.
     """
-    from d5suite.report.plots import PARTIAL, Plotted, save_plot
+    from d5suite.report.plots import PLOTS, Plotted, save_plot
     from d5suite.report.series import save_series
 
     kinds: dict[str, str] = {}
@@ -195,7 +195,7 @@ def _save_plots(
             found.setdefault(bench["group"], []).append(Plotted(bench["param"], facts, series[bench["fullname"]]))
     kept = config.stash[stash.KEPT]
     for each in kept.values():
-        if each.measurement.plot in PARTIAL:
+        if each.measurement.plot in PLOTS and PLOTS[each.measurement.plot].of_series:
             kinds[each.group] = each.measurement.plot
             unfinished = Plotted(f"{each.backend}, not finished", each.facts, each.facts["series"])
             found.setdefault(each.group, []).append(unfinished)
@@ -218,9 +218,10 @@ def _save_plots(
 
 
 def _picture_path(destination: AtomicDestination, group: str, kind: str) -> Path:
-    from d5suite.report.plots import BESIDE
+    from d5suite.report.plots import PLOTS
 
-    return destination.beside(f".{group.partition('/')[0]}{BESIDE.get(kind, '')}.png")
+    suffix = PLOTS[kind].suffix if kind in PLOTS else ""
+    return destination.beside(f".{group.partition('/')[0]}{suffix}.png")
 
 
 def where_kept(config: pytest.Config, kept: stash.Kept) -> str:
@@ -228,35 +229,22 @@ def where_kept(config: pytest.Config, kept: stash.Kept) -> str:
     destination = config.stash.get(DESTINATION, None)
     if destination is None or destination.direct:
         return ""
-    from d5suite.report.plots import PARTIAL
+    from d5suite.report.plots import PLOTS
 
-    what = "its samples: "
-    if kept.measurement.plot in PARTIAL:
-        what = f"curves of its runs: {_picture_path(destination, kept.group, kept.measurement.plot)}, "
+    what, plot = "its samples: ", kept.measurement.plot
+    if plot in PLOTS and PLOTS[plot].of_series:
+        what = f"curves of its runs: {_picture_path(destination, kept.group, plot)}, "
     return f"\n{what}{destination.beside(MISSED)}"
 
 
-def add_derived(found: list[dict[str, Any]]) -> None:
-    """Give results what needs all of the run: parts of ceilings, and efficiencies."""
-    from d5suite.report.scaling import add_efficiency
-
-    add_efficiency(found)
-    _add_fractions(found)
-
-
-def _add_fractions(found: list[dict[str, Any]]) -> None:
-    """Give every level-0 result its part of the ceilings: the best of all backends in this run."""
-    measured = [info for info in found if "ceilings" in info]
-    best: dict[str, tuple[float, str]] = {}
-    for info in measured:
-        for key, value in info.pop("ceilings").items():
-            best[key] = max(best.get(key, (0.0, "")), (value, info["backend"]["name"]))
-    for info in measured:
-        achieved = info["achieved"]
-        info["ceiling"] = {key: {"value": value, "backend": name} for key, (value, name) in best.items()}
-        info["fraction_of_ceiling"] = {
-            key: achieved[key] / best[key][0] if achieved[key] and key in best else None for key in achieved
-        }
+def add_derived(records: Sequence[dict[str, Any]], config: pytest.Config) -> None:
+    """Let measurements add to their records what needs all of the run: `Measurement.derive`."""
+    measurements = {each["measurement"].name: each["measurement"] for each in config.stash[stash.RESULTS]}
+    alike: dict[Any, list[dict[str, Any]]] = {}
+    for record in records:
+        alike.setdefault(measurements[record["measurement"]].derive.__func__, []).append(record)
+    for own in alike.values():
+        measurements[own[0]["measurement"]].derive(own)
 
 
 def _finite(value: Any) -> Any:

@@ -61,7 +61,7 @@ UNASKED = pytest.StashKey["dict[pytest.Item, str]"]()
 """Tests that were deselected because the options do not ask for them, with reasons."""
 
 WRONG = pytest.StashKey[str]()
-"""Fault of the options that collecting the tests has shown."""
+"""Error in the options that collection has revealed."""
 
 REMARKS = pytest.StashKey["list[str]"]()
 """Remarks at the end of the run, beside its results."""
@@ -77,7 +77,7 @@ wrong."""
 
 
 def target(item: pytest.Item) -> Target | None:
-    """Target of a test item; None if it is not one of d5suite's."""
+    """Return the target of a test item; None if it is not one of d5suite's."""
     callspec = getattr(item, "callspec", None)
     found = callspec.params.get(FIXTURE) if callspec is not None else None
     return found if isinstance(found, Target) else None

@@ -1,4 +1,4 @@
-"""How the jobs of a run are ordered: backends in turn or one by one, launches, a quiet machine."""
+"""Order of a run's jobs: backends in turn or one by one, launches, a quiet machine."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def check_options(config: pytest.Config) -> None:
 
 
 def launches(config: pytest.Config) -> int:
-    """How often each worker that takes turns is started."""
+    """Return the number of launches of each worker that takes turns."""
     return config.getoption("launches") or LAUNCHES.get(config.getoption("preset") or "", 1)
 
 

@@ -17,16 +17,16 @@ from rich.table import Table
 
 from d5suite.report.formats import figure
 from d5suite.report.runs import Entry
-from d5suite.report.verdicts import Comparison, Exit, Verdict, summary
+from d5suite.report.verdicts import Comparison, Verdict, summary
 
 STYLES = {"slower": "red", "invalid": "red", "missing": "red", "faster": "green", "uncertain": "yellow"}
 
 _NAMED = 3
-"""Benchmarks that are named of those that a difference concerns."""
+"""Most benchmarks named per difference."""
 
 
 def show_comparison(comparison: Comparison, console: Console) -> None:
-    """Print the table, what each verdict rests on, and the summary.
+    """Print the table, the evidence for each verdict, and the summary.
 
     Parameters
     ----------
@@ -54,7 +54,7 @@ def show_comparison(comparison: Comparison, console: Console) -> None:
 
 
 def split(name: str) -> tuple[str, str]:
-    """The group and the backend in a name; of another tool's benchmark nothing and the name."""
+    """Split a name into group and backend; another tool's into nothing and the name."""
     group, space, backend = name.rpartition(" ")
     return (group, backend) if space and "/" in group and " " not in group and "::" not in group else ("", name)
 
@@ -79,7 +79,7 @@ def _cells(found: Verdict, *, paired: bool) -> list[str]:
 
 
 def _said(found: Verdict) -> str:
-    """The verdict, with regressions of anything but time."""
+    """Return the verdict, with regressions of anything but time."""
     return "; ".join([found.verdict, *(f"{each}!" for each in found.regressions if each != "time")])
 
 
@@ -90,7 +90,7 @@ def _median(entry: Entry | None) -> str:
 
 
 def _remarks(comparison: Comparison) -> list[tuple[str, Sequence[str]]]:
-    """Remarks below the table: headings with their lines."""
+    """Return remarks below the table: headings with their lines."""
     remarks: list[tuple[str, Sequence[str]]] = []
     if comparison.differences:
         what = "differ, compared anyway:" if comparison.forced else "the runs differ, and are not compared:"
@@ -115,7 +115,7 @@ def _remarks(comparison: Comparison) -> list[tuple[str, Sequence[str]]]:
 
 
 def _grouped(told: Sequence[tuple[str, str]]) -> list[str]:
-    """One line per note, with its benchmarks."""
+    """Group benchmarks by note, one line each."""
     names: dict[str, list[str]] = defaultdict(list)
     for name, what in told:
         names[what].append(name)
@@ -128,7 +128,7 @@ def _counted(names: Sequence[str]) -> str:
 
 
 def to_markdown(comparison: Comparison) -> str:
-    """A table in GitHub's Markdown, as CI servers show on a job's page."""
+    """Return a table in GitHub's Markdown, which CI servers show on a job's page."""
     lines = [f"**{_markdown(summary(comparison))}** (exit {int(comparison.exit)})", ""]
     if comparison.verdicts:
         headings = _headings(comparison)
@@ -141,18 +141,20 @@ def to_markdown(comparison: Comparison) -> str:
 
 
 def _markdown(text: str) -> str:
-    """Text in which nothing is markup: no link, no HTML, no mention of a person."""
+    """Escape text so that nothing is markup: no link, no HTML, no mention of a person."""
     escaped = re.sub(r"([\\`*_{}\[\]()#+!|~>-])", r"\\\1", text).replace("&", "&amp;").replace("<", "&lt;")
     return escaped.replace("@", "@\u200b")
 
 
 def to_junit(comparison: Comparison) -> bytes:
-    """JUnit XML: a regression or a missing benchmark fails, a wrong answer errs, doubt skips."""
+    """Return JUnit XML: regressions and missing benchmarks fail, wrong answers err, doubts skip."""
     suite = XML.Element("testsuite", name=f"d5suite {'ab' if _is_paired(comparison) else 'compare'}")
     counts = {"failure": 0, "error": 0, "skipped": 0}
     cases = [(each.name, _junit(each), "; ".join(each.reasons)) for each in comparison.verdicts]
-    if comparison.exit == Exit.NOT_COMPARABLE:
-        cases = [(difference, "error", "the runs are not comparable") for difference in comparison.differences]
+    if comparison.refused:
+        cases += [(difference, "error", "the runs are not comparable") for difference in comparison.differences]
+    elif not comparison.judged:  # servers take a suite without remarks for a success
+        cases.append(("no benchmark was judged", "skipped", "; ".join(comparison.notes)))
     for name, kind, message in cases:
         group, backend = split(name)
         case = XML.SubElement(suite, "testcase", classname=group or "benchmark", name=backend)

@@ -12,7 +12,7 @@ from d5suite.backends import discover
 
 
 def show_backends(console: Console) -> None:
-    """Print every backend with what it can do, and every faulty plug-in."""
+    """Print the capabilities of every backend, and every faulty plug-in."""
     backends, faults = discover()
     for backend in backends.values():
         problem = backend.problem()

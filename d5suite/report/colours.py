@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 PALETTE = ("#1162b0", "#f93200", "#008073", "#663269", "#928816", "#3c8eb3", "#390089", "#85896e")
-"""On white; ``page.css`` has those on dark."""
+"""Colours on white; ``page.css`` has those on dark."""
 
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 LINES = ("-", "--", "-.", (0, (1, 1)))
@@ -20,7 +20,7 @@ LINES = ("-", "--", "-.", (0, (1, 1)))
 
 
 class Style(NamedTuple):
-    """How a line is drawn."""
+    """Style of a line."""
 
     colour: str
     marker: str
@@ -28,7 +28,7 @@ class Style(NamedTuple):
 
 
 def places(names: Iterable[str]) -> dict[str, int]:
-    """A number for each backend's name, whichever are shown; a built-in one keeps its own."""
+    """Return a number for each backend's name; a built-in one always has the same."""
     from d5suite.backends import discover
 
     used, known = set(names), discover()[0]
@@ -39,7 +39,7 @@ def places(names: Iterable[str]) -> dict[str, int]:
 
 
 def styles(names: Iterable[str]) -> list[Style]:
-    """A style for each line, by the backend that its name begins with, before a ``-``."""
+    """Return a style for each line, by the backend that its name begins with, before a ``-``."""
     lines = list(names)
     backends = [name.partition("-")[0].partition(",")[0] for name in lines]
     numbers = places(backends)

@@ -15,10 +15,11 @@ from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table as RichTable
 
+from d5suite.files import read_json
 from d5suite.measurements.tables import Column, Table
 from d5suite.report.formats import text_of
 from d5suite.report.order import order_lines, orders_of
-from d5suite.report.reading import Conditions, Key, data_of, load_results
+from d5suite.report.reading import Conditions, Key, data_of, failures_in, load_results, printable
 from d5suite.report.reading import read_benchmarks as read_benchmarks
 
 Row = tuple[str, str, str, dict[str, Any]]
@@ -34,7 +35,7 @@ WIDE = 100
 """Columns of a terminal from which on tables show more."""
 
 MOST_COLUMNS = 10_000
-"""Of a terminal in which every table fits."""
+"""Columns of a terminal in which every table fits."""
 
 _SHOWN = {
     "always": lambda wide, several: True,
@@ -49,6 +50,8 @@ _SHOWN = {
 def show(paths: Sequence[Path], console: Console) -> None:
     """Print one table per recipe or family of operators, with the backends side by side.
 
+    What failed is named below.
+
     Parameters
     ----------
     paths : sequence of Path
@@ -57,11 +60,21 @@ def show(paths: Sequence[Path], console: Console) -> None:
     console : rich.console.Console
     """
     files = [(f"({number})", load_results(path)) for number, path in enumerate(paths, 1)]
+    failed = [
+        f"  {number} {each['group']}, {each['backend']}: {'wrong answer: ' * each['wrong']}{each['message']}"
+        for (number, _), path in zip(files, paths, strict=True)
+        for each in failures_in(read_json(path), path)
+    ]
     if len(files) > 1:
         for (number, _), path in zip(files, paths, strict=True):
-            console.print(f"{number} {path}", highlight=False)
+            console.print(printable(f"{number} {path}"), highlight=False)
         console.print()
-    show_results(files, console)
+    else:
+        failed = [line.replace("(1) ", "", 1) for line in failed]
+    if any(found for _, found in files):
+        show_results(files, console)
+    if failed:
+        console.print("\n".join(["failed, without a result:", *failed]), highlight=False)
 
 
 def show_results(files: Sequence[tuple[str, dict[Key, dict[str, Any]]]], console: Console) -> None:
@@ -91,7 +104,7 @@ def show_results(files: Sequence[tuple[str, dict[Key, dict[str, Any]]]], console
 
 
 def apart(own: Mapping[str, str], all_of_title: Sequence[Mapping[str, str]]) -> list[str]:
-    """The conditions in which the tables of a title differ, with a table's own values."""
+    """Return the conditions in which the tables of a title differ, with a table's own values."""
     names = dict.fromkeys(name for each in all_of_title for name in each)
     return [f"{name} {own.get(name, 'none')}" for name in names if len({each.get(name) for each in all_of_title}) > 1]
 
@@ -120,7 +133,7 @@ def _show_notes(files: Sequence[tuple[str, dict[Key, dict[str, Any]]]], console:
 
 
 def failures(info: Mapping[str, Any]) -> list[str]:
-    """Why a result failed its validation, whatever it says of itself; empty if it did not."""
+    """Return why a result fails its validation, judged from its own checks; empty if it passes."""
     validation = info["validation"]
     wrong = [
         f"{each['name']}: error {each['error']:.3g} of {each['tolerance']:.3g} accepted"
@@ -131,7 +144,7 @@ def failures(info: Mapping[str, Any]) -> list[str]:
 
 
 def grouped(files: Sequence[tuple[str, dict[Key, dict[str, Any]]]]) -> dict[Place, list[Row]]:
-    """The rows of each table; those of a reduced size join the others, if these are of one kind."""
+    """Return the rows of each table; those of reduced size join the only table that matches."""
     tables: dict[Place, list[Row]] = {}
     for name, found in files:
         for (group, conditions, backend), info in found.items():
@@ -151,12 +164,12 @@ def _but_for_size(place: Place) -> tuple[str, dict[str, str]]:
 
 
 def is_reduced(info: Mapping[str, Any]) -> bool:
-    """Whether a result is of a smaller size than the options ask for."""
+    """Return whether a result is of a smaller size than the options ask for."""
     return bool(info["preset"] == "reduced")
 
 
 def _drawn(table: Table, chosen: Sequence[Row], console: Console, *, several: bool) -> RichTable:
-    """A table that fits: a wide terminal's columns give way to names, which are divided at last."""
+    """Return a table that fits: it drops a wide terminal's columns first, then wraps names."""
     names = [_name(row, several) for row in chosen]
     longest = max(map(len, names))
     for wide in (True, False) if console.width >= WIDE else (False,):
@@ -177,7 +190,7 @@ def _name(row: Row, several: bool) -> str:
 
 
 def _divided(name: str, room: int) -> str:
-    """A name in lines, which begin with one of its hyphens or spaces where they can."""
+    """Wrap a name into lines, at its hyphens or spaces where possible."""
     lines = [""]
     for part in re.split(r"(?<=[^- ])(?=[- ])", name):
         if lines[-1] and len(lines[-1] + part) > room:
@@ -188,7 +201,7 @@ def _divided(name: str, room: int) -> str:
 
 
 def _width(drawn: RichTable, console: Console) -> int:
-    """Width of a table in a terminal that is wide enough."""
+    """Return the width of a table in a terminal that is wide enough."""
     return Measurement.get(console, console.options.update_width(MOST_COLUMNS), drawn).maximum
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 LEAST_DISTANCE = 0.1
-"""Of two numbers, as a part of the axis: eight characters at the picture's size."""
+"""Least distance of two tick labels as a share of the axis: eight characters at this size."""
 
 
 class Curve(NamedTuple):
@@ -81,7 +81,7 @@ def _draw(axes: Axes, target: float, curves: Sequence[Curve]) -> None:
 
 
 def _label(axes: Axes) -> None:
-    """Choose as many numbers of the logarithmic axis as stand side by side."""
+    """Label as many ticks of the logarithmic axis as fit side by side."""
     from matplotlib.ticker import FixedLocator, LogLocator, MaxNLocator, NullFormatter
 
     low, high = axes.get_xlim()
@@ -100,7 +100,7 @@ def _label(axes: Axes) -> None:
 
 
 def curves_of(found: Mapping[str, Mapping[str, Sequence[float]]], metric: str, over: str = "seconds") -> list[Curve]:
-    """Curves from series as the measurement of time to accuracy leaves them, by backend."""
+    """Return curves from series as the measurement of time to accuracy leaves them, by backend."""
     curves = []
     for name, series in found.items():
         runs: list[tuple[Sequence[float], Sequence[float]]] = []

@@ -79,13 +79,13 @@ def show_doctor(console: Console, names: Collection[str] = ()) -> None:
             table.add_row(name, "–", "no", "no", fault.what)
     console.print(table, highlight=False)
     console.print()
-    with console.status("listening to the machine for a second"):
+    with console.status("sampling machine load for one second"):
         noise = probe_noise()
     console.print(f"Noise: {noise.verdict}", highlight=False)
 
 
 def _try(backend: Backend) -> tuple[dict[str, str], str]:
-    """Which devices a backend can use, found in a process of its own, and a remark where none."""
+    """Probe in a separate process which devices a backend can use; add a remark if none."""
     problem = backend.problem()
     if problem:
         return {}, problem

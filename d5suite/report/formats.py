@@ -13,7 +13,7 @@ from d5suite.errors import JobError
 from d5suite.measurements.tables import Column
 
 CONFIDENCE = 0.95
-"""Of intervals with enough samples."""
+"""Confidence of intervals with enough samples."""
 
 
 class Cell(NamedTuple):
@@ -37,7 +37,7 @@ class Cell(NamedTuple):
 
 
 def figure(value: float) -> str:
-    """Four significant digits, without an exponent."""
+    """Format four significant digits without an exponent."""
     return f"{value:.0f}" if value >= 1000 else f"{value:.4g}"
 
 
@@ -53,12 +53,12 @@ def _interval_with_confidence(cell: Cell) -> str:
 
 
 def _worst_share(cell: Cell) -> str:
-    """The largest error as a part of its tolerance; the error itself if nothing is tolerated."""
+    """Return the largest error over its tolerance; the error itself if nothing is tolerated."""
     return f"{max(float(c['error'] / c['tolerance'] if c['tolerance'] else c['error']) for c in cell.value):.2g}"
 
 
 def _needed(cell: Cell) -> str:
-    """Memory that a network needs by its definition: see ``results/schema.json``."""
+    """Return the memory that a network needs by definition: see ``results/schema.json``."""
     parts = ("parameters_bytes", "gradients_bytes", "optimizer_state_bytes", "activations_bytes")
     needed = sum(cell.value.get(part, 0) for part in parts)
     return f"{needed / 2**20:.0f}" if needed else "–"
@@ -86,11 +86,11 @@ FORMATS: Mapping[str, Callable[[Cell], str]] = {
     "text": lambda cell: str(cell.value),
     "worst share": _worst_share,
 }
-"""By name."""
+"""Formats by name."""
 
 
 def at(record: Mapping[str, Any], path: str) -> Any:
-    """The value at a path of names with dots between them; of a list, its items' values.
+    """Return the value at a path of names with dots between them; of a list, its items' values.
 
     None where there is none.
     """

@@ -27,11 +27,13 @@ from rich.table import Table
 from d5suite.errors import ConfigurationError, JobError
 from d5suite.files import read_json, write_bytes
 from d5suite.report.formats import figure
+from d5suite.report.reading import printable
 from d5suite.report.runs import Entry, Run, positive, read_run
 from d5suite.report.thresholds import Threshold, Thresholds
 from d5suite.report.verdicts import (
     ALPHA,
     CONFIDENCE,
+    MEMORY_BYTES,
     Comparison,
     Verdict,
     beside_time,
@@ -39,23 +41,24 @@ from d5suite.report.verdicts import (
     missing,
     of_times,
     unpaired,
+    wrong_answers,
 )
-from d5suite.statistics.changes import Change, Series
+from d5suite.statistics.changes import Change, Series, exp
 from d5suite.statistics.steps import P_VALUE, steps
 
 SCHEMA = "d5suite-history-1"
 
 LATEST = 200
-"""Runs of a benchmark that are looked at: the time to find changes grows with their square."""
+"""Latest runs of a benchmark that are analysed: finding changes takes quadratic time."""
 
 LOOKED_BACK = 10
-"""Runs whose benchmarks a new run is expected to have: one bad night excuses none of the next."""
+"""Latest runs whose benchmarks a new run must have: one failed run must not shrink the list."""
 
 ENOUGH = 3
-"""Runs of one level from which on a new one can be judged."""
+"""Fewest runs of a level needed to judge a new run."""
 
 RESOLUTION = 0.002
-"""Least standard deviation of a figure from run to run: a few equal runs do not make it 0."""
+"""Least run-to-run standard deviation of a figure: a few equal runs do not make it 0."""
 
 Key = tuple[str, tuple[tuple[str, str], ...]]
 """A benchmark's name and conditions."""
@@ -93,7 +96,7 @@ class Step(NamedTuple):
 
 @dataclass(frozen=True)
 class Kept:
-    """What became of a result file.
+    """The outcome of adding a result file.
 
     Attributes
     ----------
@@ -117,7 +120,7 @@ class Kept:
 
 
 def add(folder: Path, result: Path) -> Kept:
-    """Keep the sound benchmarks of a result file.
+    """Add the valid benchmarks of a result file.
 
     Parameters
     ----------
@@ -197,30 +200,46 @@ def read(folder: Path) -> dict[Key, list[Point]]:
         raise ConfigurationError("there is no such folder", where=where, hint=hint)
     found: dict[Key, list[Point]] = defaultdict(list)
     for path, date, content in _contents(folder):
-        for place, given in enumerate(content.get("benchmarks") or []):
-            entry = _entry(given, f"{path}, benchmarks.{place}")
-            found[_key(entry)].append(Point(date, path.stem, entry))
+        seen: set[Key] = set()
+        for place, given in enumerate(_listed(content, "benchmarks", path)):
+            entry = _entry(given, at := f"{path}, benchmarks.{place}")
+            key = _key(entry)
+            if key in seen:
+                raise JobError(f"{entry.name} occurs twice", where=at, hint="Remove one of them.")
+            seen.add(key)
+            found[key].append(Point(date, printable(path.stem), entry))
     if not found:
         raise ConfigurationError("it holds no run", where=where, hint=hint)
     return {key: sorted(points, key=lambda point: point.date)[-LATEST:] for key, points in found.items()}
 
 
 def _contents(folder: Path) -> Iterator[tuple[Path, str, dict[str, Any]]]:
-    """Yield each file of a history with its date."""
+    """Yield each file of a history with its date, printable."""
     for path in sorted(folder.glob("*.json")):
         content = read_json(path)
         if not isinstance(content, dict) or content.get("schema") != SCHEMA:
             raise JobError(
-                "this is no run of a history",
+                "not a run of a history",
                 where=str(path),
                 hint="Move it elsewhere; result files are kept by d5suite history add.",
             )
+        try:
+            content = printable(content)
+        except RecursionError:
+            raise JobError("it is nested too deeply", where=str(path)) from None
         date = content.get("date")
         yield path, date if isinstance(date, str) else "", content
 
 
+def _listed(content: Mapping[str, Any], name: str, path: Path) -> list[Any]:
+    found = content.get(name, [])
+    if not isinstance(found, list):
+        raise JobError(f"{name} is not a list", where=str(path))
+    return found
+
+
 def retire(folder: Path, pattern: str) -> list[str]:
-    """Note that benchmarks were given up: runs from now on need not have them.
+    """Mark benchmarks as retired: new runs are no longer expected to have them.
 
     Their runs stay. A retired benchmark that is measured again is expected again.
 
@@ -257,11 +276,11 @@ def retire(folder: Path, pattern: str) -> list[str]:
 
 
 def _retired(folder: Path) -> dict[str, str]:
-    """When each retired benchmark was given up."""
+    """Return the time at which each benchmark was retired."""
     return {
         name: date
-        for _, date, content in _contents(folder)
-        for name in content.get("retired") or []
+        for path, date, content in _contents(folder)
+        for name in _listed(content, "retired", path)
         if isinstance(name, str)
     }
 
@@ -284,7 +303,7 @@ def _entry(given: Any, where: str) -> Entry:
 def _texts(given: Mapping[str, Any], name: str, where: str) -> dict[str, str]:
     table = given.get(name, {})
     if not isinstance(table, dict) or not all(isinstance(value, str) for value in table.values()):
-        raise JobError(f"{name} is no table of texts", where=where)
+        raise JobError(f"{name} is not a table of strings", where=where)
     return table
 
 
@@ -339,9 +358,9 @@ def compare_with_history(folder: Path, new: Run, thresholds: Thresholds, *, forc
             differences[each].append(entry.name)
         pairs.append((key, entry))
     base = Run(folder, "history", [_level(history[key])[0] for key, _ in pairs], {})
-    notes = [f"{new.path}: left out: {each}" for each in new.left_out]
+    notes = [printable(f"{new.path}: left out: {each}") for each in new.left_out]
     if differences and not force:
-        return Comparison(base, new, [], dict(differences), notes)
+        return Comparison(base, new, wrong_answers(new), dict(differences), notes)
     judged = [_judge(history[key], entry, thresholds.of(entry.name), new, max(len(pairs), 1)) for key, entry in pairs]
     judged += [missing(each, new.failed.get(each.name)) for each in _expected(history, pairs, _retired(folder))]
     judged += unpaired(new, fresh, judged)
@@ -350,7 +369,7 @@ def compare_with_history(folder: Path, new: Run, thresholds: Thresholds, *, forc
 
 
 def _level(points: Sequence[Point], since: int = 0) -> tuple[Entry, float]:
-    """The runs of one level as an entry, and how its logarithms vary."""
+    """Return the runs of one level as an entry, and the standard deviation of their logarithms."""
     level = points[since:]
     logs = [math.log(point.entry.series.median) for point in level]
     spread = max(statistics.stdev(logs), RESOLUTION) if len(logs) > 1 else math.inf
@@ -383,11 +402,13 @@ def _judge(points: Sequence[Point], new: Entry, threshold: Threshold, run: Run, 
         reasons = [f"only {level} to compare with; {ENOUGH} are needed"]
         return Verdict(new.name, "uncertain", reasons, base, new, notes=notes)
     shown, sure = (_prediction(base.series, spread, new, c) for c in (CONFIDENCE, 1 - ALPHA / tests))
+    if new.is_memory and abs(new.series.median - base.series.median) < MEMORY_BYTES:
+        return Verdict(new.name, "same", [], base, new, shown, None, [], notes)
     verdict, reasons = of_times(base, new, threshold, shown, sure, None, tests)
     if verdict in ("slower", "faster"):
         reasons.append(f"than {level}")
     regressions = ["time"] if verdict == "slower" else []
-    here = Point(_utc(run.date) or datetime.now(timezone.utc).isoformat(), run.path.name, new)
+    here = Point(_utc(run.date) or datetime.now(timezone.utc).isoformat(), printable(run.path.name), new)
     fresh = [] if new.doubts else _visible(before, changes([*points, here], threshold, tests))
     if fresh and verdict != "slower":
         step = fresh[-1]
@@ -400,12 +421,12 @@ def _judge(points: Sequence[Point], new: Entry, threshold: Threshold, run: Run, 
 
 
 def _visible(before: Sequence[Step], after: Sequence[Step]) -> list[Step]:
-    """The changes that the latest run made visible; one more run may move the others a little."""
+    """Return the changes that the latest run revealed; later runs may shift the others slightly."""
     return list(after[len(before) :])
 
 
 def _prediction(level: Series, spread: float, new: Entry, confidence: float) -> Change:
-    """The ratio of one more run to a level, as wide as runs of the level vary.
+    """Return the ratio of one more run to a level, with its prediction interval.
 
     Student's t interval of a next observation: Hahn and Meeker, "Statistical Intervals", 1991, 4.7.
     """
@@ -413,13 +434,13 @@ def _prediction(level: Series, spread: float, new: Entry, confidence: float) -> 
 
     ratio = math.log(new.series.median / level.median)
     half = float(t.ppf((1 + confidence) / 2, level.rounds - 1)) * spread * math.sqrt(1 + 1 / level.rounds)
-    return Change(math.exp(ratio), math.exp(ratio - half), math.exp(min(ratio + half, 700)))
+    return Change(exp(ratio), exp(ratio - half), exp(ratio + half))
 
 
 def _expected(
     history: Mapping[Key, Sequence[Point]], pairs: Sequence[tuple[Key, Entry]], retired: Mapping[str, str]
 ) -> list[Entry]:
-    """What one of the latest runs had, and this one has not.
+    """Return the benchmarks of the latest runs that this run lacks.
 
     Runs count that have a benchmark in common with this one, or all if none has: a folder may keep
     several machines and suites. Whatever was measured since under other conditions is not missing.

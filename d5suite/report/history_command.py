@@ -11,11 +11,11 @@ from pathlib import Path
 
 def add_history(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add ``history`` and its actions to the commands."""
-    history = commands.add_parser("history", help="keep sound results of many runs, and date their changes")
+    history = commands.add_parser("history", help="keep a history of valid results and date its changes")
     actions = history.add_subparsers(title="actions", metavar="ACTION", required=True)
     add = actions.add_parser(
-        "add", help="keep what is sound of result files",
-        epilog="exit codes: 0 kept, 3 an answer was wrong, 6 nothing was sound",
+        "add", help="add the valid results of result files",
+        epilog="exit codes: 0 added, 3 wrong answer, 6 no valid result",
     )  # fmt: skip
     add.add_argument("folder", type=Path, metavar="FOLDER")
     add.add_argument("results", type=Path, nargs="+", metavar="RESULT.json")
@@ -25,7 +25,7 @@ def add_history(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     show.add_argument("-k", dest="only", default="*", metavar="PATTERN", help="shell pattern of names (default: all)")
     show.add_argument("--thresholds", type=Path, metavar="FILE.toml", help="what counts as a change, by benchmark")
     show.set_defaults(run=_history_show)
-    retire = actions.add_parser("retire", help="give benchmarks up: new runs need not have them, their runs stay")
+    retire = actions.add_parser("retire", help="stop expecting benchmarks in new runs; keep their history")
     retire.add_argument("folder", type=Path, metavar="FOLDER")
     retire.add_argument("only", metavar="PATTERN", help="shell pattern of names")
     retire.set_defaults(run=_history_retire)
@@ -33,17 +33,17 @@ def add_history(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 
 def _history_add(options: argparse.Namespace) -> int:
     from d5suite.report.history import add
+    from d5suite.report.reading import printable
     from d5suite.report.verdicts import Exit
 
     codes = []
     for result in options.results:
         kept = add(options.folder, result)
         if kept.path is None:
-            print(f"{result}: nothing kept")
+            print(printable(f"{result}: nothing kept"))
         else:
-            print(
-                f"{result}: {kept.benchmarks} benchmarks {'were kept before' if kept.known else 'kept'} in {kept.path}"
-            )
+            how = "were kept before" if kept.known else "kept"
+            print(printable(f"{result}: {kept.benchmarks} benchmarks {how} in {kept.path}"))
         for each in kept.left_out:
             print(f"  left out: {each}")
         if kept.wrong:

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from d5suite.backends import Backend, discover
-from d5suite.measurements import find
+from d5suite.measurements import discover as discover_measurements
 from d5suite.network import Network
 from d5suite.network.analysis import NetworkCost, analyse
 from d5suite.network.given import Given
@@ -20,7 +20,11 @@ from d5suite.network.given import Given
 WIDTH = 4
 """Bytes of a value: float32."""
 
-STEPS = {name: find(name).needs for name in ("inference", "gradient", "training_step")}
+STEPS = {
+    each.name: each.needs
+    for each in sorted(discover_measurements().values(), key=lambda each: (each.level, len(each.needs)))
+    if each.of_any_network
+}
 """What the measurements of any network need of a backend, beside operators."""
 
 
@@ -71,7 +75,9 @@ def _ability(backend: Backend, given: Given) -> dict[str, Any]:
     can = [
         name
         for name, needs in STEPS.items()
-        if not lacks and not any(key in backend.absent for key in needs) and not (needs and given.untrainable)
+        if not lacks
+        and not any(key in backend.absent for key in needs)
+        and not ("gradient" in needs and given.untrainable)
     ]
     return {"can": can, "lacks": lacks, "reasons": reasons, "installed": backend.problem() is None}
 
@@ -88,7 +94,8 @@ def show_network(found: dict[str, Any], console: Console) -> None:
         listed = ", ".join(f"{part} {size / 2**20:,.1f}" for part, size in parts.items())
         console.print(f"memory of {name}, MiB: {listed}; together {sum(parts.values()) / 2**20:,.1f}")
     if found["untrainable"]:
-        console.print(f"no gradient and training_step: {found['untrainable']}")
+        names = " and ".join(name for name, needs in STEPS.items() if "gradient" in needs)
+        console.print(f"no {names}: {found['untrainable']}")
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for column in ("", *STEPS, "lacks"):
         table.add_column(column, overflow="fold")

@@ -9,12 +9,11 @@ from rich.table import Table
 from d5suite.backends import Backend, discover
 
 SIGNS = {"fp64": "8", "fp32": "4", "bf16": "b", "fp16": "h"}
-"""How a precision is shown: by the bytes of a value; of two, bfloat16 and half precision by their
-first letters."""
+"""Sign of each precision: the bytes of a value; for two bytes the first letter, b or h."""
 
 
 def coverage(backend: Backend, operator: str) -> str:
-    """``FB 84bh``: forward, backward, precisions by `SIGNS`; empty if the operator is lacking."""
+    """Return a code such as ``FB 84bh``: passes, precisions by `SIGNS`; empty if unsupported."""
     precisions = [p for p in backend.precisions if backend.lacks_operator(operator, p) is None]
     if not precisions:
         return ""

@@ -17,7 +17,7 @@ from d5suite.statistics.rounds import LAUNCH_SD, Relation, relation
 _Key = TypeVar("_Key")
 
 Rounds = list[list[float]]
-"""By launch, the median time of each round in seconds."""
+"""Median time of each round in seconds, by launch."""
 
 
 class Order(NamedTuple):
@@ -42,7 +42,7 @@ class Order(NamedTuple):
 
 
 def rounds_of(record: Mapping[str, Any]) -> Rounds:
-    """The rounds of a record from `d5suite.report.reading`; none if it took no turns.
+    """Return the rounds of a record from `d5suite.report.reading`; none if it took no turns.
 
     Raises
     ------
@@ -87,7 +87,7 @@ def orders_of(found: Mapping[tuple[str, Any, str], Mapping[str, Any]]) -> list[O
 def _order(group: str, rounds: Mapping[str, Rounds], notes: Sequence[str], place: str) -> Order:
     shapes = {tuple(map(len, each)) for each in rounds.values()}
     if len(shapes) > 1:
-        raise JobError("it has other rounds than a backend that it took turns with", where=place)
+        raise JobError("its rounds differ from those of a backend measured in turn", where=place)
     backends = fastest_first(rounds)
     pairs = itertools.combinations((name for name, _ in backends), 2)
     noise = [(one, other) for one, other in pairs if relation(rounds[one], rounds[other]).is_noise]
@@ -95,7 +95,7 @@ def _order(group: str, rounds: Mapping[str, Rounds], notes: Sequence[str], place
 
 
 def fastest_first(rounds: Mapping[_Key, Rounds]) -> list[tuple[_Key, Relation]]:
-    """Put some that took turns in order, each with how many times as long it takes as the first."""
+    """Sort backends that took turns, each with the ratio of its time to that of the first."""
     # Medians of ratios do not multiply: the fastest is the one that least is faster than.
     fastest = max(rounds, key=lambda one: min(relation(rounds[one], other).ratio for other in rounds.values()))
     found = [(key, relation(rounds[fastest], own)) for key, own in rounds.items()]
@@ -103,7 +103,7 @@ def fastest_first(rounds: Mapping[_Key, Rounds]) -> list[tuple[_Key, Relation]]:
 
 
 def order_lines(orders: Sequence[Order]) -> list[str]:
-    """Say it, for below the tables; nothing if nothing was put in order."""
+    """Return the lines below the tables that state the order; empty without any."""
     lines = []
     compared = [each for each in orders if len(each.backends) > 1]
     for each in compared:

@@ -1,4 +1,4 @@
-"""Where commands write: checked before anything is written, so that no input is lost.
+"""Output paths, checked before anything is written, so that no input is lost.
 
 Imports the standard library and, from d5suite, `errors` and `files`.
 """
@@ -21,7 +21,7 @@ def check_outputs(
     inputs: Iterable[Path],
     folders: Mapping[str, tuple[Path | None, str]] | None = None,
 ) -> None:
-    """Check that what is written replaces no input, and that each output is a file of its own.
+    """Check that no output overwrites an input or another output.
 
     Parameters
     ----------
@@ -61,7 +61,7 @@ def _same(one: Path, other: Path) -> bool:
 
 
 def _series_of(path: Path) -> Iterator[Path]:
-    """The series of a result file: as it names them, and as those are that it may have lost."""
+    """Return the series files of a result file: those it names, and those it may have lost."""
     beside = Path(os.path.realpath(path))
     yield beside.with_name(beside.name.removesuffix(".json") + ".h5")
     try:

@@ -50,7 +50,7 @@ class Paired:
 
 
 def side_of(name: str, record: Mapping[str, Any], samples_s: Sequence[float]) -> Entry:
-    """A side's measurement as an entry of a run.
+    """Return a side's measurement as an entry of a run.
 
     Parameters
     ----------
@@ -68,7 +68,7 @@ def judge(
     specs: tuple[str, str], found: Sequence[Paired], thresholds: Thresholds, *, force: bool = False,
     notes: Sequence[str] = (),
 ) -> Comparison:  # fmt: skip
-    """Say what both sides' benchmarks show.
+    """Return the verdicts on both sides' benchmarks.
 
     Parameters
     ----------
@@ -87,7 +87,9 @@ def judge(
         if isinstance(each.base, Entry) and isinstance(each.new, Entry):
             for what in differ(each.base.conditions, each.new.conditions):
                 differences.setdefault(what, []).append(each.name)
-    verdicts = [] if differences and not force else [_verdict(each, thresholds.of(each.name)) for each in found]
+    verdicts = [_verdict(each, thresholds.of(each.name)) for each in found]
+    if differences and not force:
+        verdicts = [each for each in verdicts if each.verdict == "invalid"]
     told = [*notes, *(f"the threshold for {pattern!r} matches no benchmark" for pattern in thresholds.unmatched)]
     return Comparison(base, new, verdicts, differences, told, forced=force)
 
@@ -111,7 +113,7 @@ def _verdict(found: Paired, threshold: Threshold) -> Verdict:
     change = Change(decision.ratio, decision.low, decision.high)
     notes = differ(base.facts, new.facts)
     if base.doubts or new.doubts:
-        notes.append("disturbed while it was measured, which pairs allow for")
+        notes.append("machine disturbed during the run; pairing compensates")
     notes += [f"reason to doubt it: {each}" for each in dict.fromkeys([*base.warnings, *new.warnings])]
     return Verdict(found.name, decision.verdict, reasons, base, new, change, None, regressions, notes, found.pairs)
 

@@ -50,7 +50,7 @@ def save_plot(kind: str, path: Path, group: str, results: Sequence[Plotted]) -> 
 
 def draw_plot(kind: str, group: str, results: Sequence[Plotted]) -> Figure:
     """Draw the results of a group; see `save_plot`."""
-    return PLOTS[kind](group, results)
+    return PLOTS[kind].draw(group, results)
 
 
 def _curves(group: str, results: Sequence[Plotted], *, over_bytes: bool = False) -> Figure:
@@ -70,16 +70,28 @@ def _steps(group: str, results: Sequence[Plotted]) -> Figure:
     return draw_steps(f"{group.partition('/')[0]}: steps of several ranks", named)
 
 
-PLOTS: Mapping[str, Callable[[str, Sequence[Plotted]], Figure]] = {
-    "curves": _curves,
-    "curves_and_bytes": functools.partial(_curves, over_bytes=True),
-    "collectives": _collectives,
-    "steps": _steps,
+class Plot(NamedTuple):
+    """A kind of plot.
+
+    Attributes
+    ----------
+    draw : callable
+        Draws the results of a group.
+    of_series : bool
+        Whether it draws series, and so the partial results of a failure, too.
+    suffix : str
+        Further part of its file's name, where a case has another plot.
+    """
+
+    draw: Callable[[str, Sequence[Plotted]], Figure]
+    of_series: bool = False
+    suffix: str = ""
+
+
+PLOTS: dict[str, Plot] = {
+    "curves": Plot(_curves, of_series=True),
+    "curves_and_bytes": Plot(functools.partial(_curves, over_bytes=True), of_series=True, suffix=".accuracy"),
+    "collectives": Plot(_collectives),
+    "steps": Plot(_steps),
 }
-"""By name: draws the results of a group."""
-
-PARTIAL = {"curves", "curves_and_bytes"}
-"""Those that show partial results of a failure, too."""
-
-BESIDE = {"curves_and_bytes": ".accuracy"}
-"""By plot: what its file's name has beside the case's, which has another plot of its ranks."""
+"""Plots by name."""

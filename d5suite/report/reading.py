@@ -23,13 +23,13 @@ from d5suite.report.schema import result_schema
 from d5suite.report.series import check_pair
 
 Conditions = tuple[tuple[str, str], ...]
-"""Under which a result was taken, by name: results of others do not stand in one table."""
+"""Conditions of a result, by name; a table holds results of one set of conditions."""
 
 Key = tuple[str, Conditions, str]
 """Group (case/measurement), conditions, and backend."""
 
 MEDIANS_APART = 0.01
-"""By how much, relative to it, a stated median may differ from the samples'."""
+"""Largest relative difference of a stated median from that of the samples."""
 
 _NAMED_FAULTS = 3
 _LONGEST_FAULT = 200
@@ -44,18 +44,33 @@ def load_results(path: Path) -> dict[Key, dict[str, Any]]:
         If the file cannot be read, does not fit the schema, or has two results of one name and
         equal conditions.
     ConfigurationError
-        If it holds none, or none that can be shown.
+        If it holds none and nothing failed, or none that can be shown.
     """
     return results_of(read_json(path), path)
 
 
+def failures_in(content: Any, path: Path) -> list[dict[str, Any]]:
+    """What failed in a run, as its file's content says; printable, of each message the first line.
+
+    Raises
+    ------
+    JobError
+        If that does not fit the schema.
+    """
+    facts = content.get("d5suite") if isinstance(content, dict) else None
+    if not isinstance(facts, dict) or not facts.get("failures"):
+        return []
+    _check(content, {}, str(path))
+    return [printable({**each, "message": each["message"].partition("\n")[0]}) for each in facts["failures"]]
+
+
 def results_of(content: Any, path: Path) -> dict[Key, dict[str, Any]]:
-    """The same of a file that is read already: `load_results`."""
+    """Do as `load_results`, with a file that is read already."""
     try:
         if not isinstance(content, dict) or not isinstance(content.get("benchmarks", []), list):
             raise JobError("this is not a result file: an object with a list of benchmarks", where=str(path))
         ours = {place: each for place, each in enumerate(content.get("benchmarks", [])) if is_ours(each)}
-        if not ours:
+        if not ours and not failures_in(content, path):
             others = len(content.get("benchmarks", []))
             raise ConfigurationError(
                 "no d5suite results here" + (f", but {others} benchmarks of pytest-benchmark" if others else ""),
@@ -84,13 +99,13 @@ def results_of(content: Any, path: Path) -> dict[Key, dict[str, Any]]:
 
 
 def is_ours(bench: Any) -> bool:
-    """Whether a benchmark is d5suite's, or too odd to be anybody's."""
+    """Return whether a benchmark is d5suite's, or malformed."""
     info = bench.get("extra_info", {}) if isinstance(bench, dict) else None
     return not isinstance(info, dict) or "d5suite" in info
 
 
 def _check(content: Mapping[str, Any], ours: Mapping[int, Any], path: str) -> None:
-    """Check a file against the schema; other benchmarks in it may be as they like."""
+    """Check a file against the schema; ignore benchmarks of other tools."""
     import jsonschema
 
     schema = result_schema()
@@ -145,7 +160,7 @@ def _check_agreement(bench: Mapping[str, Any], where: str) -> None:
 
 
 def _backend_of(param: str, info: Mapping[str, Any]) -> str:
-    """The backend in a test's parameter: at level 0 the problem's name, without -, comes first."""
+    """Return the backend in a test's parameter, after a problem's name, without -, at level 0."""
     return param.partition("-")[2] if info["level"] == 0 else param
 
 
@@ -175,7 +190,7 @@ def _short(text: str) -> str:
 
 
 def printable(value: Any) -> Any:
-    """The same without characters that a terminal would obey: those are written as escapes."""
+    """Return the text with a terminal's control characters escaped."""
     if isinstance(value, str):
         return _escaped(value)
     if isinstance(value, dict):
@@ -190,7 +205,7 @@ def _escaped(text: str) -> str:
 def read_benchmarks(
     benchmarks: Iterable[Mapping[str, Any]], described: Mapping[str, Any] | None = None
 ) -> dict[Key, dict[str, Any]]:
-    """The records of benchmarks, each with its ``data`` (samples in seconds) and its ``table``.
+    """Return the records of benchmarks, each with ``data`` (samples in seconds) and ``table``.
 
     Parameters
     ----------
@@ -232,7 +247,7 @@ def read_benchmarks(
 
 
 def _table_of(info: Mapping[str, Any], described: Mapping[str, Any], place: str) -> Table:
-    """The table of a record's measurement: d5suite's own, or as the file describes it."""
+    """Return the table of a record's measurement: d5suite's own, or as the file describes it."""
     name = info["measurement"]
     if name in discover():
         return discover()[name].table
@@ -246,7 +261,7 @@ def _table_of(info: Mapping[str, Any], described: Mapping[str, Any], place: str)
 
 
 def conditions(info: Mapping[str, Any]) -> Conditions:
-    """Under which conditions a record was taken."""
+    """Return the conditions of a record."""
     named = {
         "preset": info["preset"],
         "device": info["device"],
@@ -266,7 +281,7 @@ def conditions(info: Mapping[str, Any]) -> Conditions:
 
 
 def _threads_and_ranks(info: Mapping[str, Any]) -> dict[str, Any]:
-    """At level 3 the number of ranks distinguishes rows of one table, as names of backends do."""
+    """Return threads and ranks; at level 3 the number of ranks distinguishes rows, not tables."""
     if info["level"] == 3:
         return {"threads per rank": info["threads"] // info["ranks"]}
     return {"threads": info["threads"], "ranks": info["ranks"]}
@@ -282,7 +297,7 @@ def data_of(info: Mapping[str, Any], digits: int = 64) -> str:
 
 
 def _device_name(info: Mapping[str, Any]) -> str:
-    """The device's model, from the machine's description where the framework does not know it."""
+    """Return the device's model, from the machine's description if the framework lacks it."""
     name = info.get("device_name", info["device"])
     if name.lower() != info["device"]:
         return str(name)

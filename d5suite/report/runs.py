@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,8 +17,14 @@ from typing import Any
 from d5suite.errors import ConfigurationError, JobError
 from d5suite.files import read_json
 from d5suite.report.compare import failures
-from d5suite.report.reading import Conditions, is_ours, load_results, printable
+from d5suite.report.reading import Conditions, failures_in, is_ours, load_results, printable
 from d5suite.statistics.changes import Series, series_of
+
+LARGEST = sys.float_info.max / 2
+"""Largest sample: the mean of two, as a median is, must not overflow."""
+
+LARGEST_SPREAD = 1e9
+"""Largest distance of quartiles as a share of the median: no timer has such a range."""
 
 IQR_ERROR = 1.2533 / 1.349
 """Standard error of a normal median, over its quartiles' distance by the root of n."""
@@ -110,21 +117,23 @@ def read_run(path: Path) -> Run:
     JobError
         If it is malformed, or has a benchmark twice.
     ConfigurationError
-        If it holds none.
+        If it holds none, and nothing failed.
     """
     content = read_json(path, nan=True)
     try:
         if isinstance(content, dict) and "result_columns" in content:
             return _asv(path, printable(content))
         content = read_json(path)  # NaN is asv's only
-        if isinstance(content, dict) and isinstance(content.get("benchmarks"), list) and content["benchmarks"]:
+        if isinstance(content, dict) and isinstance(content.get("benchmarks"), list):
             ours = any(map(is_ours, content["benchmarks"]))
-            entries, failed = _ours(path, content) if ours else ([], {})
             others = [each for each in enumerate(content["benchmarks"]) if not is_ours(each[1])]
+            failed = _failed(path, content)
+            entries = _ours(path, failed) if ours else []
             entries += _plain(path, printable(content.get("machine_info")), others)
             date = content.get("datetime")
-            kind = "d5suite" if ours else "pytest-benchmark"
-            return Run(path, kind, entries, failed, printable(date) if isinstance(date, str) else "")
+            kind = "d5suite" if ours or failed else "pytest-benchmark"
+            if entries or failed:
+                return Run(path, kind, entries, failed, printable(date) if isinstance(date, str) else "")
     except RecursionError:
         raise JobError("it is nested too deeply", where=str(path)) from None
     raise ConfigurationError(
@@ -132,22 +141,32 @@ def read_run(path: Path) -> Run:
     )
 
 
-def _ours(path: Path, content: Mapping[str, Any]) -> tuple[list[Entry], dict[str, Failed]]:
+def _failed(path: Path, content: Mapping[str, Any]) -> dict[str, Failed]:
+    """What failed, by name; a wrong answer outweighs any other failure of the name."""
+    found: dict[str, Failed] = {}
+    for each in failures_in(content, path):
+        name = f"{each['group']} {each['backend']}"
+        if name not in found or each["wrong"]:
+            found[name] = Failed(each["wrong"], each["message"])
+    return found
+
+
+def _ours(path: Path, failed: dict[str, Failed]) -> list[Entry]:
+    """Results of d5suite; a wrong answer among the failures moves to the entries of its name."""
     entries = [
         entry_of(f"{group} {backend}", conditions, info, failures(info))
         for (group, conditions, backend), info in load_results(path).items()
     ]
-    failed = {
-        printable(f"{each['group']} {each['backend']}"): Failed(
-            each["wrong"], printable(each["message"].partition("\n")[0])
-        )
-        for each in content.get("d5suite", {}).get("failures", [])
-    }
-    return entries, failed
+    for name in {each.name for each in entries} & failed.keys():
+        if failed[name].wrong:
+            message = failed.pop(name).message
+            for each in entries:
+                each.wrong.extend([message] if each.name == name else [])
+    return entries
 
 
 def entry_of(name: str, conditions: Conditions, info: Mapping[str, Any], wrong: list[str]) -> Entry:
-    """A record of d5suite, with its samples as ``data``, as an entry."""
+    """Convert a record of d5suite, with its samples as ``data``, to an entry."""
     return Entry(
         name,
         series_of(info["data"]),
@@ -167,7 +186,7 @@ def _error(checks: Sequence[Mapping[str, Any]]) -> float:
 
 
 def machine_of(environment: Mapping[str, Any]) -> dict[str, str]:
-    """Facts that are equal for results of one kind of machine."""
+    """Return the facts that are equal for results of one kind of machine."""
     cpu, memory = (_table(environment.get(name)) for name in ("cpu", "memory"))
     total = memory.get("total_bytes")
     gpus = environment.get("gpus") or []
@@ -188,7 +207,7 @@ def machine_of(environment: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _of_gpus(gpus: Sequence[Mapping[str, Any]], key: str) -> str:
-    """Values of the GPUs under a key, each once."""
+    """Return the distinct values of the GPUs under a key."""
     return ", ".join(dict.fromkeys(str(gpu[key]) for gpu in gpus if gpu.get(key) is not None))
 
 
@@ -219,7 +238,7 @@ def _table(value: Any) -> Mapping[str, Any]:
 
 
 def _plain(path: Path, machine: Any, benchmarks: Sequence[tuple[int, Any]]) -> list[Entry]:
-    """Benchmarks of pytest-benchmark, with or without its samples (``--benchmark-save-data``)."""
+    """Read pytest-benchmark's results, with or without samples (``--benchmark-save-data``)."""
     cpu = _table(_table(machine).get("cpu"))
     named = {
         "CPU": cpu.get("brand_raw"),
@@ -253,7 +272,14 @@ def _plain_series(stats: Mapping[str, Any], where: str) -> Series:
     known = isinstance(rounds, int) and rounds > 1 and isinstance(spread, int | float) and spread >= 0
     if not known:
         return Series(median, math.inf, 1)
-    return Series(median, IQR_ERROR * float(spread) / median / math.sqrt(rounds), rounds)  # type: ignore[arg-type]
+    return _summarised(median, float(spread), rounds, f"{where}.stats.iqr")  # type: ignore[arg-type]
+
+
+def _summarised(median: float, spread: float, rounds: int, where: str) -> Series:
+    """Samples of which only the median and the distance of the quartiles are known."""
+    if not spread / median <= LARGEST_SPREAD:
+        raise JobError(f"quartiles {spread:g} apart cannot be those of a median of {median:g}", where=where)
+    return Series(median, IQR_ERROR * spread / median / math.sqrt(rounds), rounds)
 
 
 def positive(value: Any, where: str) -> float:
@@ -266,6 +292,8 @@ def positive(value: Any, where: str) -> float:
     """
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
         raise JobError(f"sample {str(value)[:100]!r} is not a positive number", where=where)
+    if value > LARGEST:
+        raise JobError(f"sample {value:g} is larger than {LARGEST:.2g}", where=where)
     return float(value)
 
 
@@ -274,7 +302,7 @@ _ASV_KINDS = {"time": False, "timeraw": False, "mem": True, "peakmem": True}
 
 
 def _asv(path: Path, content: Mapping[str, Any]) -> Run:
-    """Results of asv, file format 2: https://asv.readthedocs.io/en/stable/dev.html."""
+    """Read results of asv, file format 2: https://asv.readthedocs.io/en/stable/dev.html."""
     where = str(path)
     columns, results = content["result_columns"], content.get("results")
     well = isinstance(columns, list) and all(isinstance(each, str) for each in columns)
@@ -287,6 +315,7 @@ def _asv(path: Path, content: Mapping[str, Any]) -> Run:
     entries: list[Entry] = []
     failed: dict[str, Failed] = {}
     left_out: list[str] = []
+    names_seen: set[str] = set()
     for benchmark, row in results.items():
         place = f"{where}, results.{benchmark}"
         kind = benchmark.rpartition(".")[2].partition("_")[0]
@@ -297,6 +326,9 @@ def _asv(path: Path, content: Mapping[str, Any]) -> Run:
             row = [row]
         cells = dict(zip(columns, row, strict=False))
         for name, cell in _asv_cells(benchmark, cells, place):
+            if name in names_seen:
+                raise JobError(f"{name} occurs twice", where=place, hint="Remove one of them.")
+            names_seen.add(name)
             value = cell["result"]
             if value is None:
                 failed[name] = Failed(False, "asv could not run it")
@@ -311,7 +343,7 @@ def _asv(path: Path, content: Mapping[str, Any]) -> Run:
 
 
 def _asv_cells(benchmark: str, cells: Mapping[str, Any], where: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Each combination of a benchmark's parameters: its name and its part of the columns."""
+    """Yield each combination of a benchmark's parameters: its name and its part of the columns."""
     params = cells.get("params") or []
     if not isinstance(params, list) or not all(isinstance(each, list) for each in params):
         raise JobError("its params are not lists", where=where)
@@ -336,6 +368,6 @@ def _asv_series(value: Any, cell: Mapping[str, Any], where: str) -> Series:
     if isinstance(samples, list) and samples:
         return series_of([positive(each, f"{where}.samples.{place}") for place, each in enumerate(samples)])
     low, high, count = cell["stats_q_25"], cell["stats_q_75"], cell["stats_repeat"]
-    if all(isinstance(each, int | float) and each > 0 for each in (low, high, count)) and count > 1:
-        return Series(median, IQR_ERROR * abs(high - low) / median / math.sqrt(count), int(count))
+    if all(isinstance(each, int | float) and each > 0 for each in (low, high, count)) and count >= 2:
+        return _summarised(median, float(abs(high - low)), int(count), f"{where}.stats_q_75")
     return Series(median, math.inf, 1)

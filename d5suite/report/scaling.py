@@ -1,4 +1,4 @@
-"""How results of several ranks scale, and pictures of steps and collectives.
+"""Pictures of steps of several ranks and of collectives.
 
 Imports matplotlib (late) and its neighbours.
 """
@@ -31,47 +31,6 @@ FEWEST_ROWS = 6
 """Rows for which a panel has room."""
 
 PART_COLOURS = (PALETTE[0], "#56b4e9", PALETTE[1], "#e69f00", PALETTE[7])
-
-
-def add_efficiency(records: Sequence[dict[str, Any]]) -> None:
-    """Give each result of several ranks its speed-up and efficiency over fewest ranks of its run.
-
-    The baseline is a result of the same case and backend with the same threads per rank, of the
-    same scheme if there is one. Weak scaling has the same batch per rank, strong scaling the same
-    batch in all; a result that has neither gets nothing.
-    """
-    ranked = [each for each in records if "distributed" in each]
-    for each in ranked:
-        each.pop("scaling", None)
-        alike = [other for other in ranked if other["ranks"] < each["ranks"] and _pair(other) == _pair(each)]
-        alike.sort(key=lambda other: (other["ranks"], _scheme(other) != _scheme(each)))
-        for baseline in alike[:1]:
-            mode = _mode(baseline, each)
-            if mode is not None:
-                speed_up = each["throughput"]["value"] / baseline["throughput"]["value"]
-                each["scaling"] = {
-                    "mode": mode,
-                    "baseline": {"ranks": baseline["ranks"], "throughput": baseline["throughput"]["value"]},
-                    "speed_up": speed_up,
-                    "efficiency": speed_up * baseline["ranks"] / each["ranks"],
-                }
-
-
-def _pair(record: Mapping[str, Any]) -> tuple[Any, ...]:
-    names = ("recipe", "measurement", "device", "precision", "preset", "seed")
-    per_rank = record["threads"] // record["ranks"] if record["device"] == "cpu" else 0
-    return (record["backend"]["name"], record["backend"]["mode"], per_rank, *(record[name] for name in names))
-
-
-def _scheme(record: Mapping[str, Any]) -> tuple[Any, ...]:
-    return record["distributed"]["scheme"], record["distributed"]["settings"]
-
-
-def _mode(baseline: Mapping[str, Any], record: Mapping[str, Any]) -> str | None:
-    if baseline["batch_size"] == record["batch_size"]:
-        return "weak"
-    same = baseline["batch_size"] * baseline["ranks"] == record["batch_size"] * record["ranks"]
-    return "strong" if same else None
 
 
 def draw_steps(title: str, results: Sequence[tuple[str, Mapping[str, Any]]]) -> Figure:

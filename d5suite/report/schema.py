@@ -17,12 +17,9 @@ from d5suite.measurements import discover
 if TYPE_CHECKING:
     from d5suite.measurements.base import Measurement
 
-ADDED_LATER = ("ceiling", "fraction_of_ceiling")
-"""Parts of a record that need the results of all backends."""
-
 
 def result_schema(described: Mapping[str, Mapping[str, Any]] | None = None) -> dict[str, Any]:
-    """The schema of result files.
+    """Return the schema of result files.
 
     Parameters
     ----------
@@ -59,7 +56,7 @@ def check_record(record: Mapping[str, Any], measurement: type[Measurement]) -> N
     """
     import jsonschema
 
-    required = [name for name in measurement.schema.get("required", ()) if name not in ADDED_LATER]
+    required = [name for name in measurement.schema.get("required", ()) if name not in measurement.derived]
     validator = jsonschema.Draft202012Validator({**measurement.schema, "required": required})
     faults = [
         f"{'.'.join(str(part) for part in error.absolute_path) or 'the record'}: {error.message}"
@@ -70,7 +67,7 @@ def check_record(record: Mapping[str, Any], measurement: type[Measurement]) -> N
 
 
 def compact(value: Any, indent: int = 0, width: int = 118) -> str:
-    """JSON text in which what fits one line stands on one line.
+    """Format JSON with each value on one line if it fits.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""How large a change must be to count: defaults, and a TOML file by benchmark.
+"""Thresholds above which a change counts: defaults, and a TOML file by benchmark.
 
 Imports `d5suite.errors`; tomli where Python has no tomllib.
 """
@@ -54,7 +54,7 @@ _AT_LEAST = {"first_call": 1.0, "accuracy": 1.0}
 
 
 PAIRED = Threshold(effect=0.02)
-"""Of two sides that run in turn, which share the machine's noise."""
+"""Threshold of two sides measured in turn, which share the machine's noise."""
 
 
 @dataclass
@@ -75,7 +75,7 @@ class Thresholds:
     matched: set[str] = field(default_factory=set)
 
     def of(self, name: str) -> Threshold:
-        """The threshold of a benchmark."""
+        """Return the threshold of a benchmark."""
         found = self.default
         for pattern, values in self.rules:
             if fnmatchcase(name, pattern):

@@ -1,4 +1,4 @@
-"""What two runs say of each benchmark: faster, slower, the same, or too noisy to tell.
+"""Verdicts on two runs, by benchmark: faster, slower, the same, or too noisy to tell.
 
 Two runs differ by more than their samples tell, so intervals include the variation between runs
 (`d5suite.report.thresholds.Threshold.between_runs`).
@@ -8,6 +8,7 @@ Imports its neighbours and `d5suite.statistics`.
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from enum import IntEnum
 from typing import Any
 
 from d5suite.report.formats import figure
+from d5suite.report.reading import printable
 from d5suite.report.runs import Entry, Failed, Run
 from d5suite.report.thresholds import Threshold, Thresholds
 from d5suite.statistics.changes import Change, change, fewest_p, holm, rank_test, separated
@@ -23,7 +25,7 @@ ALPHA = 0.01
 """Probability, over all benchmarks of a comparison, to call any slower or faster that is not."""
 
 CONFIDENCE = 0.95
-"""Of each benchmark's own interval, which is shown."""
+"""Confidence of each benchmark's interval."""
 
 FIRST_CALL_S = 1.0
 """Seconds by which a first call must grow to count: shorter ones depend on the disk's cache."""
@@ -47,13 +49,13 @@ class Exit(IntEnum):
     TOO_NOISY = 6
 
 
-SERIOUS = (Exit.NOT_COMPARABLE, Exit.WRONG_ANSWER, Exit.REGRESSION, Exit.MISSING, Exit.TOO_NOISY)
+SERIOUS = (Exit.WRONG_ANSWER, Exit.NOT_COMPARABLE, Exit.REGRESSION, Exit.MISSING, Exit.TOO_NOISY)
 """The most serious first."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What is found of one benchmark.
+    """The finding on one benchmark.
 
     Attributes
     ----------
@@ -69,7 +71,7 @@ class Verdict:
     regressions : list of str
         Of what: ``time``, ``memory``, ``first call``, ``accuracy``.
     notes : list of str
-        Differences that are no verdict, such as versions.
+        Differences that do not decide, such as versions.
     pairs : int or None
         Pairs that it rests on, of two sides that ran in turn.
     """
@@ -88,13 +90,13 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What two runs say.
+    """The verdicts on two runs.
 
     Attributes
     ----------
     base, new : Run
     verdicts : list of Verdict
-        Empty if the runs cannot be compared.
+        Only wrong answers if the runs cannot be compared.
     differences : dict of str to list of str
         Why they cannot be: what differs, with the benchmarks it concerns. With ``force`` they were
         compared all the same.
@@ -111,11 +113,23 @@ class Comparison:
     forced: bool = False
 
     @property
+    def refused(self) -> bool:
+        """Whether the runs cannot be compared."""
+        return bool(self.differences) and not self.forced
+
+    @property
+    def judged(self) -> bool:
+        """Whether anything was found out: of what is only new, nothing is."""
+        return any(each.verdict != "new" for each in self.verdicts)
+
+    @property
     def exit(self) -> Exit:
         """The comparison's exit code."""
         codes = set(map(_exit_of, self.verdicts))
-        if self.differences and not self.forced:
+        if self.refused:
             codes.add(Exit.NOT_COMPARABLE)
+        if not self.judged:
+            codes.add(Exit.TOO_NOISY)
         return next((code for code in SERIOUS if code in codes), Exit.NOTHING_WRONG)
 
 
@@ -144,16 +158,19 @@ def compare_runs(base: Run, new: Run, thresholds: Thresholds, *, force: bool = F
             differences[each].append(one.name)
     notes = _notes(base, new)
     if differences and not force:
-        return Comparison(base, new, [], dict(differences), notes)
+        return Comparison(base, new, wrong_answers(new), dict(differences), notes)
     verdicts = _judge(pairs, thresholds)
     verdicts += [missing(each, new.failed.get(each.name)) for each in alone_base]
     verdicts += unpaired(new, alone_new, verdicts, base.failed)
+    told = {each.name for each in verdicts if each.verdict in ("missing", "invalid")}
+    both = [name for name in new.failed if name in base.failed and name not in told]
+    notes += [f"failed in both: {name}: {new.failed[name].message}" for name in both]
     notes += [f"the threshold for {pattern!r} matches no benchmark" for pattern in thresholds.unmatched]
     return Comparison(base, new, verdicts, dict(differences), notes, forced=force)
 
 
 def _notes(base: Run, new: Run) -> list[str]:
-    notes = [f"{run.path}: left out: {each}" for run in (base, new) for each in run.left_out]
+    notes = [printable(f"{run.path}: left out: {each}") for run in (base, new) for each in run.left_out]
     if base.date and new.date and new.date < base.date:
         notes.append(f"NEW was measured before BASE: {new.date} and {base.date}")
     return notes
@@ -196,7 +213,7 @@ def differ(one: Mapping[str, str], other: Mapping[str, str]) -> list[str]:
 
 
 def unpaired(new: Run, alone: Sequence[Entry], judged: Sequence[Verdict], known: Collection[str] = ()) -> list[Verdict]:
-    """Say what there is of benchmarks that only the new run has, and of those that failed in it."""
+    """Return verdicts on benchmarks that only the new run has, and on those that failed in it."""
     named = {each.name for each in judged}
     failed = [
         Verdict(name, "invalid" if each.wrong else "missing", [f"it failed: {each.message}"])
@@ -204,6 +221,13 @@ def unpaired(new: Run, alone: Sequence[Entry], judged: Sequence[Verdict], known:
         if name not in named and (each.wrong or name not in known)
     ]
     return [*failed, *map(_new, alone)]
+
+
+def wrong_answers(new: Run) -> list[Verdict]:
+    """Say which answers of a run were wrong, whatever it is compared with."""
+    found = [Verdict(each.name, "invalid", each.wrong, new=each) for each in new.entries if each.wrong]
+    failed = [(name, each.message) for name, each in new.failed.items() if each.wrong]
+    return found + [Verdict(name, "invalid", [f"it failed: {message}"]) for name, message in failed]
 
 
 def missing(entry: Entry, failed: Failed | None) -> Verdict:
@@ -234,7 +258,7 @@ def _verdict(base: Entry, new: Entry, threshold: Threshold, p_value: float | Non
     if new.wrong:
         return Verdict(base.name, "invalid", new.wrong, base, new, notes=notes)
     if base.wrong:
-        return Verdict(base.name, "new", ["the answer of BASE was wrong, so it is no base"], base, new, notes=notes)
+        return Verdict(base.name, "new", ["the answer of BASE was wrong: no comparison"], base, new, notes=notes)
     if new.is_memory:
         return _verdict_of_memory(base, new, threshold)
     sides = base.series, new.series
@@ -278,7 +302,7 @@ def of_times(
 
 
 def beside_time(base: Entry, new: Entry, threshold: Threshold) -> list[tuple[str, str]]:
-    """Say which regressions there are of anything but time: of what, and why."""
+    """Return the regressions of anything but time: of what, and why."""
     found = []
     if base.memory_bytes and new.memory_bytes and new.memory_bytes - base.memory_bytes >= MEMORY_BYTES:
         grown = new.memory_bytes / base.memory_bytes - 1
@@ -299,37 +323,42 @@ def _verdict_of_memory(base: Entry, new: Entry, threshold: Threshold) -> Verdict
     ratio = new.series.median / base.series.median
     limit = 1 + threshold.memory
     verdict = "slower" if ratio > limit else "faster" if ratio < 1 / limit else "same"
+    if abs(new.series.median - base.series.median) < MEMORY_BYTES:
+        verdict = "same"
     reasons = [] if verdict == "same" else [f"{ratio:.2f} times as much memory"]
     regressions = ["memory"] if verdict == "slower" else []
     return Verdict(base.name, verdict, reasons, base, new, Change(ratio, ratio, ratio), None, regressions)
 
 
 def summary(comparison: Comparison) -> str:
-    """One line: how many benchmarks have which verdict, or why there is none."""
-    if comparison.exit == Exit.NOT_COMPARABLE:
-        return "not comparable: " + "; ".join(comparison.differences)
+    """Return one line that counts the verdicts, or says why there is none."""
     counts = Counter(each.verdict for each in comparison.verdicts)
     order = ("slower", "faster", "same", "uncertain", "missing", "new", "invalid")
     said = [f"{counts[name]} {name}" for name in order if counts[name]]
     beside = Counter(what for each in comparison.verdicts for what in each.regressions if what != "time")
-    return ", ".join(said + [f"{count} with more {_MORE[what]}" for what, count in beside.items()])
+    said += [f"{count} with more {_MORE[what]}" for what, count in beside.items()]
+    if comparison.refused:
+        said.append("not comparable: " + "; ".join(comparison.differences))
+    elif not comparison.judged:
+        said.append("no benchmark was judged")
+    return ", ".join(said)
 
 
 _MORE = {"memory": "memory", "first call": "time of the first call", "accuracy": "error"}
 
 
 def to_json(comparison: Comparison) -> dict[str, Any]:
-    """The comparison as JSON-able values; times in seconds, infinite bounds as null."""
+    """Return the comparison as JSON-able values; times in seconds, what is infinite as null."""
 
     def side(entry: Entry | None) -> dict[str, Any] | None:
         if entry is None:
             return None
         return {
-            "median_bytes" if entry.is_memory else "median_s": entry.series.median,
+            "median_bytes" if entry.is_memory else "median_s": _finite(entry.series.median),
             "samples": entry.series.rounds,
-            "peak_memory_bytes": entry.memory_bytes,
-            "first_call_s": entry.first_call_s,
-            "error": entry.error,
+            "peak_memory_bytes": _finite(entry.memory_bytes),
+            "first_call_s": _finite(entry.first_call_s),
+            "error": _finite(entry.error),
             "disturbed": entry.doubts,
         }
 
@@ -350,7 +379,7 @@ def to_json(comparison: Comparison) -> dict[str, Any]:
                 "regressions": each.regressions,
                 "ratio": _finite(each.change and each.change.ratio),
                 "interval": each.change and [_finite(each.change.low), _finite(each.change.high)],
-                "p_value": each.p_value,
+                "p_value": _finite(each.p_value),
                 "pairs": each.pairs,
                 "base": side(each.base),
                 "new": side(each.new),
@@ -362,4 +391,4 @@ def to_json(comparison: Comparison) -> dict[str, Any]:
 
 
 def _finite(value: float | None) -> float | None:
-    return value if value is not None and value < float("inf") else None
+    return value if value is not None and math.isfinite(value) else None

@@ -85,7 +85,7 @@ def attempts(
 def settle(
     job: Job, outcome: Outcome, result: Result, path: Path, remaining: list[str]
 ) -> tuple[list[Attempt], list[str]]:
-    """Say what one worker did for each measurement, and which ones it leaves to another.
+    """Settle each measurement of one worker, and return those left to another.
 
     Parameters
     ----------

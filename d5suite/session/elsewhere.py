@@ -13,7 +13,7 @@ from d5suite.session.attempts import Attempt
 
 
 def attempts_in(path: Path, wanted: Job) -> Iterator[Attempt]:
-    """Take what workers made of a job file, of each measurement the latest.
+    """Read what workers made of a job file: the latest result of each measurement.
 
     Parameters
     ----------
@@ -66,7 +66,7 @@ def _attempt(key: str, job: Job, found: list[tuple[Result, Path]], why: str) -> 
 
 
 def _differences(job: Job, wanted: Job) -> list[str]:
-    """The parts of two jobs that differ."""
+    """Return the parts of two jobs that differ."""
     one, other = (_comparable(each) for each in (job, wanted))
     return [name for name in one if one[name] != other[name]]
 

@@ -85,7 +85,7 @@ def _has(result: Result | None, key: str) -> bool:
 
 
 def _add_others(record: dict[str, Any], first: Result, path: Path) -> None:
-    """Name the jobs of others on the nodes, as the batch script found them before and after."""
+    """Add other jobs on the nodes, as the batch script found them before and after."""
     own = str(first.environment["slurm"].get("job"))
     stem = path.name.removesuffix(".result.json")
     try:

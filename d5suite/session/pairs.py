@@ -33,7 +33,7 @@ from d5suite.statistics.launches import Launches
 from d5suite.statistics.sequential import Decision, block_difference, decide
 
 ORDERS = ((0, 1, 1, 0), (1, 0, 0, 1))
-"""Of a block's letters: 0 is side A."""
+"""Orders of the sides in a block; 0 is side A."""
 
 LETTER_S, LONG_S = 0.05, 0.5
 """Least duration of a letter; and of a sample that is one by itself, without two more."""
@@ -48,12 +48,12 @@ AGAIN_ALPHA = 0.1
 """Error rate at which such a launch has seen enough to say which side is slower."""
 
 Run = Generator[tuple[str, TurnWorker], None, None]
-"""One side's `Session.in_turns`."""
+"""Function of one side: its `Session.in_turns`."""
 
 
 @dataclass(frozen=True)
 class Budget:
-    """When to stop without a decision.
+    """Limits at which to stop undecided.
 
     Attributes
     ----------
@@ -68,7 +68,7 @@ class Budget:
 
 @dataclass(frozen=True)
 class Criterion:
-    """What is asked of one measurement: the relative effect that counts, and the error rate."""
+    """Criterion of one decision: the relative effect that counts, and the error rate."""
 
     effect: float
     alpha: float
@@ -105,7 +105,7 @@ class Pair:
 
 
 class InterruptedPairsError(KeyboardInterrupt):
-    """An interrupt, with what was finished of the batch."""
+    """Raised on an interrupt; holds the finished part of the batch."""
 
     def __init__(self, pairs: list[Pair]) -> None:
         super().__init__()
@@ -156,7 +156,7 @@ class Duel:
     def run(
         self, batch: Sequence[Wanted], selection: Selection, tests: Mapping[str, Criterion], alpha: float
     ) -> list[Pair]:
-        """Measure a batch of one backend on both sides, and what has changed by new processes, too.
+        """Measure a batch of one backend on both sides; confirm changes in new processes.
 
         Parameters
         ----------
@@ -262,7 +262,7 @@ class _Course:
         return self._launches is not None and self._launches.open
 
     def hear(self, pair: Pair, alpha: float) -> None:
-        """Take what another launch has found."""
+        """Add the findings of another launch."""
         self._latest = pair
         if pair.decision is None or self._launches is None:  # a side has failed
             self._launches = None
@@ -271,7 +271,7 @@ class _Course:
         self._launches.hear(pair.decision.ratio, alpha)
 
     def pair(self) -> Pair:
-        """What all launches say together."""
+        """Combine the findings of all launches."""
         if self._launches is None:
             return self._latest
         decision, doubt = self._launches.decision()
@@ -280,7 +280,7 @@ class _Course:
 
 @dataclass
 class _Turns:
-    """What both sides handed over of one measurement: all samples, and the blocks' differences."""
+    """One measurement's samples from both sides, and the differences of its blocks."""
 
     samples: tuple[list[float], list[float]] = field(default_factory=lambda: ([], []))
     differences: list[float] = field(default_factory=list)
@@ -307,7 +307,7 @@ class _Match:
         self._left: set[tuple[str, int]] = set()
 
     def play(self) -> None:
-        """Come to the end of both sides, or to an interrupt."""
+        """Run both sides until done or interrupted."""
         first = self._coin.randrange(2)
         order = (first, 1 - first)
         waiting = {side: self._next(side) for side in order}
@@ -331,7 +331,7 @@ class _Match:
                 waiting[side] = self._next(side)
 
     def pair(self, wanted: Wanted, selection: Selection, known: Sequence[Found | None]) -> Pair:
-        """What became of a measurement, with what each side's session knows of it."""
+        """Return a measurement's outcome, with what each side's session knows of it."""
         turns = self._turns.get(wanted.key)
         a, b = (self._known(wanted.key, side, found) for side, found in enumerate(known))
         pair = Pair(wanted, selection, a, b)
@@ -353,7 +353,7 @@ class _Match:
         return self._keys.index(key) if key in self._keys else -1
 
     def _next(self, side: int) -> tuple[str, TurnWorker] | None:
-        """Let a side run until it waits for its turns; None once it is at its end."""
+        """Let a side run until it waits for its turns; return None once it has ended."""
         try:
             return next(self._runs[side], None)
         except Exception as error:  # whatever it is, it costs this job and no other
@@ -390,7 +390,7 @@ class _Match:
 
 
 class _SideFailedError(Exception):
-    """A worker has ended in the middle of its turns."""
+    """Raised when a worker ends in the middle of its turns."""
 
     def __init__(self, side: int) -> None:
         super().__init__(side)

@@ -42,7 +42,7 @@ TURN_S, LONG_S = 0.05, 0.1
 another worker has done to the caches makes the first one longer by milliseconds."""
 
 ROUNDS = 6
-"""Into which a budget is divided: the fewest that give a 95% interval."""
+"""Rounds into which a budget is divided: the fewest that give a 95% interval."""
 
 LONGEST = 1000
 """Most samples of a turn."""
@@ -71,7 +71,7 @@ class _Took:
 
 
 def can_take_turns(session: Session, places: Sequence[Place], least: int = 2) -> bool:
-    """Whether `least` backends make measurements of one case that take turns, on the CPU."""
+    """Return whether `least` backends make measurements of one case that take turns, on the CPU."""
     first = places[0].batch[0]
     if session.settings.elsewhere is not None or session.settings.device != "cpu" or first.ranks is not None:
         return False
@@ -124,7 +124,7 @@ def _measure(session: Session, places: Sequence[Place], launches: int) -> None:
 
 
 def _again(session: Session, places: Sequence[Place]) -> list[Place]:
-    """Measurements of a further launch: those that take turns and have not failed."""
+    """Return the measurements to launch again: those that take turns and have not failed."""
     found = []
     for selection, batch in places:
         sound = [each for each in batch if each.measurement.takes_turns and _is_sound(session.known(each, selection))]
@@ -154,7 +154,7 @@ class _Group:
         self._keys = list(dict.fromkeys(each.key for place in places for each in place.batch))
 
     def play(self) -> None:
-        """Come to the end of all of them, or to an interrupt."""
+        """Run all measurements until done or interrupted."""
         waiting: dict[str, tuple[str, TurnWorker] | None] = {}
         for number, (name, (selection, batch)) in enumerate(self._places.items()):
             if number and not self._has_room():
@@ -178,7 +178,7 @@ class _Group:
             run.close()
 
     def left(self) -> list[Place]:
-        """Measurements not made yet, because memory had no room for them beside the others."""
+        """Return the measurements that did not fit into memory beside the others."""
         found = []
         for name, (selection, batch) in self._places.items():
             missing = [each for each in batch if each.key not in self._found[name] and name not in self._lost]
@@ -187,7 +187,7 @@ class _Group:
         return found
 
     def settle(self) -> None:
-        """Let the session know what was found, with the rounds of what took turns."""
+        """Hand the findings to the session, with the rounds of what took turns."""
         self._is_crowded |= bool(self.left())
         for name, (selection, batch) in self._places.items():
             for each in batch:
@@ -202,7 +202,7 @@ class _Group:
                 self._session.keep(each, selection, self._with_rounds(each.key, name, found, before))
 
     def _with_rounds(self, key: str, name: str, found: Found, before: Found | None) -> Found:
-        """A finding with its rounds, after those of the launches before it."""
+        """Append a finding's rounds to those of earlier launches, and return it."""
         took = self._took.get(key)
         rounds = None if took is None else took.rounds.get(name)
         if found.record is None or rounds is None or took is None:
@@ -230,11 +230,11 @@ class _Group:
         )
 
     def _has_room(self) -> bool:
-        """Whether memory has room for one more worker, as large as the largest one so far."""
+        """Return whether one more worker, as large as the largest so far, fits into memory."""
         return bool(self._limit() >= ROOM * max(self._peaks, default=0))
 
     def _limit(self) -> int:
-        """How much memory a further worker may take."""
+        """Return the memory limit of one more worker."""
         others = sum(worker.resident_bytes() for worker in self._workers.values())
         whole = self._session.settings.memory_bytes
         if not others:
@@ -242,7 +242,7 @@ class _Group:
         return min(whole - others, int(SPARE * free_memory("cpu")["in this machine's memory"]))
 
     def _next(self, name: str) -> tuple[str, TurnWorker] | None:
-        """Let one run until it waits for its turns; None once it is at its end."""
+        """Let a worker run until it waits for its turns; None once it is at its end."""
         try:
             return next(self._runs[name], None)
         except Exception as error:  # whatever it is, it costs this job and no other
@@ -298,14 +298,14 @@ class _Group:
         return took
 
     def _sampling(self, key: str) -> SamplingSettings:
-        """The largest budget of those that take turns: presets of slower backends are smaller."""
+        """Return the largest budget of all in turn: slower backends have smaller presets."""
         every = [self._session.sampling(each, place.selection)
                  for place in self._places.values() for each in place.batch if each.key == key]  # fmt: skip
         return max(every, key=lambda each: each.max_time_s)
 
 
 def samples_of_turn(sample_s: float, sampling: SamplingSettings) -> int:
-    """How many samples a worker takes in a turn.
+    """Return the number of samples in a worker's turn.
 
     Parameters
     ----------
@@ -321,7 +321,7 @@ def samples_of_turn(sample_s: float, sampling: SamplingSettings) -> int:
 
 
 def _is_enough(rounds: Sequence[Sequence[Sequence[float]]], spent_s: float, sampling: SamplingSettings) -> bool:
-    """Whether samples suffice, after ``spent_s`` for each worker."""
+    """Return whether samples suffice, after ``spent_s`` for each worker."""
     least, most = (f(sum(map(len, each)) for each in rounds) for f in (min, max))
     count = len(rounds[0])
     if least < sampling.min_rounds or (least > count and count < ROUNDS):
@@ -332,7 +332,7 @@ def _is_enough(rounds: Sequence[Sequence[Sequence[float]]], spent_s: float, samp
 
 
 def is_precise(rounds: Sequence[Sequence[Sequence[float]]], sampling: SamplingSettings) -> bool:
-    """Whether the ratios of all to the first are as precise as is asked for; of one its median."""
+    """Return whether the ratios to the first, or the median of a single one, are precise enough."""
     import numpy as np
 
     first, *others = [[statistics.median(each) for each in its] for its in rounds]

@@ -52,7 +52,7 @@ class Wanted(NamedTuple):
         return key_of(self.case.name, self.measurement.name)
 
     def job_on(self, selection: Selection) -> tuple[str, str]:
-        """The job that makes it: a batch of cases, and what runs them."""
+        """Return the job that makes it: a batch of cases, and what runs them."""
         return self.case.batch, runner(selection, self.ranks)
 
 
@@ -152,7 +152,7 @@ class Session:
             ) from error
 
     def found(self, wanted: Wanted, selection: Selection, batch: Sequence[Wanted]) -> Found:
-        """One measurement's record; the first call for a batch and a backend runs their job.
+        """Return one measurement's record; the first call for a batch and a backend runs their job.
 
         Parameters
         ----------
@@ -186,19 +186,19 @@ class Session:
         self._loud = f"the machine was not quiet after {limit_s:g} s of --wait-quiet: {loud}" if loud else ""
 
     def sampling(self, wanted: Wanted, selection: Selection) -> SamplingSettings:
-        """How many samples of a measurement are to be taken."""
+        """Return the sampling settings of a measurement."""
         return SamplingSettings.from_dict(self._part(wanted.case, selection, [wanted]).sampling)
 
     def keep(self, wanted: Wanted, selection: Selection, found: Found) -> None:
-        """Know this of a measurement."""
+        """Store a measurement's result."""
         self._found.setdefault(wanted.job_on(selection), {})[wanted.key] = found
 
     def has_run(self, wanted: Wanted, selection: Selection) -> bool:
-        """Whether the job of a measurement has run."""
+        """Return whether the job of a measurement has run."""
         return wanted.job_on(selection) in self._found
 
     def known(self, wanted: Wanted, selection: Selection) -> Found | None:
-        """The result of a measurement so far; runs nothing."""
+        """Return the result of a measurement so far; runs nothing."""
         return self._found.get(wanted.job_on(selection), {}).get(wanted.key)
 
     def write(self, selection: Selection, batch: Sequence[Wanted]) -> Path:
@@ -227,7 +227,7 @@ class Session:
             path.with_suffix(".json").unlink(missing_ok=True)
 
     def _clash(self, case: Case) -> str | None:
-        """The conflict of a case with another of its name, or None."""
+        """Return the error if another case has the same name, or None."""
         known = self._cases.setdefault(case.name, [])
         if not any(each.is_same(case) for each in known):
             known.append(case)
@@ -368,7 +368,7 @@ class Session:
         )
 
     def _compute_references(self, wanted: Sequence[Wanted]) -> dict[str, Found]:
-        """Let a job of its own compute references that are not there yet; return the failures."""
+        """Compute missing references in a job of their own; return the failures."""
         missing = {each.key: each for each in wanted if each.key not in self._referenced}
         if missing:
             slug = f"{next(iter(missing.values())).case.batch}-reference-{len(self._referenced)}"
@@ -453,12 +453,12 @@ class Session:
 
 
 def _slug(wanted: Wanted, selection: Selection) -> str:
-    """The name of the files of a measurement's job."""
+    """Return the name of the files of a measurement's job."""
     return "-".join(wanted.job_on(selection)).replace(":", "-")
 
 
 def _divided(part: CaseJob, ranks: int) -> CaseJob:
-    """A case with its batch divided among ranks; it shares no proof with those of other batches."""
+    """Divide a case's batch among ranks; it shares no proof with cases of other batches."""
     if not isinstance(part, NetworkCase):
         return part
     batch, left = divmod(part.batch_size, ranks)
@@ -471,7 +471,7 @@ def _divided(part: CaseJob, ranks: int) -> CaseJob:
 
 
 def _alone(part: NetworkCase) -> NetworkCase:
-    """A case that shares no file with other jobs, which may run at the same time."""
+    """Return a case that shares no file with other jobs, which may run concurrently."""
     return replace(part, reference=None, trajectory=None, peers=[])
 
 

@@ -48,7 +48,7 @@ GIT_S, PIP_S = 120.0, 3600.0
 """Seconds that git and pip may take; a framework has gigabytes."""
 
 LAST_LINES = 12
-"""Of a failed command's output in a message: pip takes as many to say what contradicts what."""
+"""Last lines of a failed command's output in a message: pip's conflict report needs as many."""
 
 PROBE = """
 import json, d5suite, d5suite.worker.__main__, d5suite.worker.turns
@@ -86,7 +86,7 @@ class Side:
 
 @contextlib.contextmanager
 def made(spec: str, option: str) -> Iterator[Side]:
-    """Make a side; what it needs only for this comparison is removed afterwards.
+    """Make a side; remove afterwards what only this comparison needs.
 
     Parameters
     ----------
@@ -134,7 +134,7 @@ def _interpreter(spec: str, where: str) -> Iterator[Side]:
     if path.is_dir():
         path = path / "bin" / "python"
         if not path.exists():
-            raise ConfigurationError("this folder is no virtual environment: it has no bin/python", where=where)
+            raise ConfigurationError("not a virtual environment: bin/python is missing", where=where)
     found = shutil.which(path)
     if found is None:
         raise ConfigurationError("this is neither an executable file nor a known form", where=where,
@@ -181,7 +181,7 @@ def revisions(good: str, bad: str, repository: Path | None = None) -> list[str]:
     both = f"{good}..{bad}"
     where = both if repository is None else f"{both} of {repository}"
     if any(not each or each.startswith("-") for each in (good, bad)):
-        raise ConfigurationError("these are no revisions", where=where)
+        raise ConfigurationError("not a range of revisions", where=where)
     for each in (good, bad):
         _commit(each, where, repository)
     listed = ["git", "rev-list", "--reverse", "--first-parent", "--ancestry-path", both]
@@ -232,7 +232,7 @@ def _commit(revision: str, where: str, repository: Path | None = None) -> str:
 
 @contextlib.contextmanager
 def _installed(spec: str, requirement: str, where: str) -> Iterator[Side]:
-    """Make a virtual environment of this one's packages and the required one; or take it again."""
+    """Make, or reuse, a virtual environment of this one's packages and the required one."""
     if not requirement.strip() or requirement.startswith("-"):
         raise ConfigurationError("it names no requirement", where=where, hint="Write install:NAME==VERSION.")
     below = [path for path in [*site.getsitepackages(), *_user_site()] if Path(path).is_dir()]
@@ -261,7 +261,7 @@ def _installed(spec: str, requirement: str, where: str) -> Iterator[Side]:
 
 
 def _identified(requirement: str, where: str) -> tuple[str, str | None]:
-    """What pip is to install, and what its content is known by; None if by nothing."""
+    """Return what pip installs, and the identifier of its content, None if unknown."""
     found = re.fullmatch(r"(?P<name>[\w.-]+\s*(\[[^\]]*\])?\s*@\s*)?(?P<link>.*)", requirement.strip(), re.DOTALL)
     assert found is not None
     name, link = found["name"] or "", found["link"]
@@ -284,7 +284,7 @@ def _identified(requirement: str, where: str) -> tuple[str, str | None]:
 
 
 def _at_commit(link: str, where: str) -> str | None:
-    """A link of pip's with the commit that it now means; None if that cannot be told."""
+    """Return a pip link pinned to its current commit; None if that is unknown."""
     address, sharp, fragment = link.partition("#")
     parts = urlsplit(address.removeprefix("git+"))
     path, at, revision = parts.path.rpartition("@")
@@ -327,7 +327,7 @@ def _install(folder: Path, requirement: str, below: Sequence[str], where: str) -
 
 
 def _pins(name: str) -> Iterator[str]:
-    """Versions of this environment, except of what is replaced and what only goes with it.
+    """Return this environment's versions, without the replaced package and what only it needs.
 
     A framework pins companions of its own, such as jaxlib, which then follow it. What d5suite
     needs itself, such as NumPy, stays as it is.
@@ -340,7 +340,7 @@ def _pins(name: str) -> Iterator[str]:
 
 
 def _needed(name: str, here: Mapping[str, importlib.metadata.Distribution]) -> set[str]:
-    """A distribution, and all that it requires, of those that are here."""
+    """Return a distribution and all its installed requirements."""
     found: set[str] = set()
     left: list[str] = [canonicalize_name(name)]
     while left:
@@ -361,7 +361,7 @@ def _parsed(requirement: str) -> Requirement | None:
 
 
 def _distributions() -> dict[str, importlib.metadata.Distribution]:
-    """Distributions of this environment by name; where there are several, the first is imported."""
+    """Return this environment's distributions by name; of several, the first is imported."""
     found: dict[str, importlib.metadata.Distribution] = {}
     for each in importlib.metadata.distributions():
         if name := each.metadata["Name"]:
@@ -407,7 +407,7 @@ def _require_worker(side: Side, where: str) -> None:
         found = json.loads(said.splitlines()[-1])
         version = found["version"]
     except (ValueError, LookupError, TypeError):
-        raise ConfigurationError("this is no Python interpreter", where=where, hint=f"Give {FORMS}.") from None
+        raise ConfigurationError("not a Python interpreter", where=where, hint=f"Give {FORMS}.") from None
     if side.folder is not None and "PYTHONPATH" in side.environment:
         own = side.folder.resolve()
         if own not in Path(found["file"]).resolve().parents:

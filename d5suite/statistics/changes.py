@@ -85,14 +85,15 @@ def change(base: Series, new: Series, *, between_runs: float, confidence: float)
     within = [(each.log_error**2, each.rounds - 1) for each in (base, new)]
     variance = sum(square for square, _ in within) + 2 * between_runs**2
     if not math.isfinite(variance):
-        return Change(_exp(shift), 0.0, math.inf)
+        return Change(exp(shift), 0.0, math.inf)
     doubt = sum(square**2 / freedom for square, freedom in within if square)
     freedom = variance**2 / doubt if doubt else math.inf
     half = float(t.ppf((1 + confidence) / 2, freedom)) * math.sqrt(variance) if variance else 0.0
-    return Change(_exp(shift), _exp(shift - half), _exp(shift + half))
+    return Change(exp(shift), exp(shift - half), exp(shift + half))
 
 
-def _exp(value: float) -> float:
+def exp(value: float) -> float:
+    """Return the exponential; infinite where a float overflows."""
     return math.exp(value) if value < 700 else math.inf
 
 
@@ -117,7 +118,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def separated(base: Series, new: Series) -> bool:
-    """Whether all samples of one series lie above all of the other."""
+    """Return whether all samples of one series lie above all of the other."""
     return max(base.samples) < min(new.samples) or max(new.samples) < min(base.samples)
 
 

@@ -1,4 +1,4 @@
-"""Whether new processes confirm a change, with an error rate that holds whatever processes do.
+"""Confirmation of a change by new processes, at an error rate valid for any of their effects.
 
 Two processes of one program differ by their memory layout and the placement of their threads, which
 no number of samples averages out. If nothing has changed, which side of a launch is the slower one
@@ -18,14 +18,14 @@ import numpy as np
 from d5suite.statistics.sequential import Decision
 
 BET = 0.8
-"""Part of what is held that is bet: nearly as quick as betting all, and survives one loss."""
+"""Share of the stake that is bet: nearly as quick as betting all, and survives one loss."""
 
 LOSSES = 1
-"""Launches that may say the opposite."""
+"""Launches that may contradict the others."""
 
 
 def launches_needed(alpha: float, losses: int = 0) -> int:
-    """Launches needed to confirm a change, given `losses` contrary ones.
+    """Return the launches needed to confirm a change, given `losses` contrary ones.
 
     Parameters
     ----------

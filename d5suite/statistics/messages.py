@@ -32,11 +32,11 @@ class Line(NamedTuple):
     residual: float
 
     def seconds(self, size: float) -> float:
-        """The model's time of a size in bytes."""
+        """Return the model's time of a size in bytes."""
         return self.alpha_s + self.beta_s_per_byte * size
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-able."""
+        """Return the line as JSON-able values."""
         return self._asdict()
 
 

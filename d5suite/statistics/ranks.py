@@ -1,4 +1,4 @@
-"""How times of steps differ between steps and between ranks. Imports NumPy."""
+"""Spread of step times over steps and over ranks. Imports NumPy."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Spread(NamedTuple):
     over_ranks: float
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-able."""
+        """Return the spreads as JSON-able values."""
         return self._asdict()
 
 

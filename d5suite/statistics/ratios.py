@@ -37,7 +37,7 @@ def paired_ratio(a: Sequence[float], b: Sequence[float]) -> Ratio:
     """
     if len(a) != len(b) or not len(a) or min(b) <= 0:
         raise ConfigurationError(
-            f"no ratio of {len(a)} to {len(b)} samples",
+            f"cannot compute a ratio from {len(a)} and {len(b)} samples",
             hint="Use the samples of one sample_alternating() run, of steps that take measurable time.",
         )
     ratios = ratios_of(a, b)

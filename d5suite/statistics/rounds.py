@@ -1,4 +1,4 @@
-"""How many times as long one thing takes as another, from rounds of one or several launches.
+"""Ratio of the times of two steps, from rounds of one or several launches.
 
 In a round everything compared takes a turn, so a disturbed round disturbs all. Of
 every two rounds the second has the reverse order. What drifts in time then moves the ratios of the
@@ -45,7 +45,7 @@ MOST = 709.0
 
 
 class Relation(NamedTuple):
-    """How many times as long b takes as a.
+    """Ratio of the time of b to that of a.
 
     Attributes
     ----------
@@ -65,7 +65,7 @@ class Relation(NamedTuple):
 
     @property
     def is_noise(self) -> bool:
-        """Whether the order of the two may as well be the other one."""
+        """Whether the opposite order is as plausible."""
         return self.low <= 1 <= self.high
 
 
@@ -114,12 +114,12 @@ def relation(
 
 
 def _exp(value: float) -> float:
-    """The exponential; infinite where it is no float, as for a file's absurd times."""
+    """Return the exponential; infinite on overflow, as for absurd times in a file."""
     return math.exp(value) if value < MOST else math.inf
 
 
 def without_drift(differences: np.ndarray) -> np.ndarray:
-    """Take from rounds' differences what a drift adds in one direction and takes in the other.
+    """Remove from rounds' differences what drift adds in one order and subtracts in the other.
 
     Parameters
     ----------

@@ -43,7 +43,7 @@ class Decision(NamedTuple):
 
 @lru_cache(maxsize=4096)
 def _rank(count: int, alpha: float) -> int:
-    """The largest 1-based rank whose order statistic bounds the median; 0 if there is none."""
+    """Return the largest 1-based rank whose order statistic bounds the median; 0 without one."""
     from scipy.special import betaln
 
     below = np.arange(count // 2 + 1)  # the bet's gain is even about the middle, and falls towards it

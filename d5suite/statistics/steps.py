@@ -24,7 +24,7 @@ FEWEST = 4
 """Runs between two changes; Mann and Whitney's test needs four beside many."""
 
 P_VALUE = 1e-3
-"""Of the rank test between the runs before and after a change."""
+"""Largest p-value of the rank test between the runs before and after a change."""
 
 
 def steps(values: Sequence[float], *, effect: float, penalty: float = PENALTY, p_value: float = P_VALUE) -> list[int]:

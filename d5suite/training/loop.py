@@ -151,7 +151,7 @@ class Run:
         self._interrupted = False
         if accumulate < 1 or self.steps_per_epoch < 1:
             raise ConfigurationError(
-                f"an epoch of {len(batches)} batches has no step of {accumulate} batches",
+                f"an epoch has {len(batches)} batches, fewer than the {accumulate} per update",
                 hint="Use a smaller batch size or accumulate fewer batches.",
             )
         self._check_settings(before.settings)

@@ -28,7 +28,7 @@ from d5suite.worker.run import run
 from d5suite.worker.turns import Channel
 
 PR_SET_PDEATHSIG = 1
-"""From Linux's ``prctl.h``."""
+"""Option of ``prctl``, from Linux's ``prctl.h``."""
 
 
 LATE_S, LOOK_S = 60.0, 0.1
@@ -36,7 +36,7 @@ LATE_S, LOOK_S = 60.0, 0.1
 
 
 def end_with(session: int, job: Path, meeting: Path | None = None) -> None:
-    """Have this process killed when its session ends, however it ends.
+    """Make the system kill this process when its session ends.
 
     A session that is killed cannot end its workers, and a worker left over would disturb what is
     measured next. The session holds a lock on the job file, which the system releases with it; a
@@ -58,7 +58,7 @@ def end_with(session: int, job: Path, meeting: Path | None = None) -> None:
 
 
 def await_shared(*paths: Path) -> None:
-    """Wait until a shared file system shows what another host has just made there.
+    """Wait until a shared file system shows what another host has just written.
 
     To list a folder makes a client of such a file system ask its server.
     """
@@ -133,7 +133,7 @@ def _start_ranks(job: Job, path: Path, *, trust: bool) -> int:
 
 
 def _run_rank(job: Job, path: Path, result: Path, place: Place, *, trust: bool) -> int:
-    """Run this rank's part of a job; whatever fails ends it, and with it all ranks."""
+    """Run this rank's part of a job; any failure ends all ranks."""
     if place.meeting is not None and RANK not in os.environ:  # mpiexec has one output for all
         restore_environment()
         log = os.open(of_rank(log_path(path), place.rank), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)

@@ -37,7 +37,7 @@ class Answer:
         self.result.save(self.path)
 
     def phase(self, text: str, key: str | None = None) -> None:
-        """Say what is done now, and for which measurement."""
+        """Record the current phase and its measurement."""
         self.result.phase, self.result.measurement = text, key
         self.write()
         print(f"d5suite: {time.monotonic() - self._start:6.1f} s  {text}", flush=True)
@@ -48,7 +48,7 @@ class Answer:
         self.phase(f"measuring {key}: {where}", key)
 
     def attempt(self, key: str, doing: str, work: Callable[[], T]) -> T | None:
-        """Do one piece of work for a measurement.
+        """Run one phase of a measurement.
 
         Returns
         -------
@@ -70,11 +70,11 @@ class Answer:
         return None
 
     def fail(self, error: Exception) -> None:
-        """Say that nothing of the job can run."""
+        """Record that the whole job failed."""
         self.result.status, self.result.error = "failed", Failure(type(error).__name__, str(error))
         self.write()
 
     def finish(self) -> None:
-        """Say that the job is done."""
+        """Record that the job is done."""
         self.result.status, self.result.phase, self.result.measurement = "done", "done", None
         self.write()

@@ -20,7 +20,7 @@ from d5suite.workloads.base import Workload
 
 
 def take_memory(workload: Workload, step: Step) -> dict[str, Any]:
-    """Peak memory over the first two calls, of the device if it has its own, else of this process.
+    """Measure peak memory over the first two calls, of the device if it has its own.
 
     Nothing has been proved or timed yet, so that only preparing precedes it.
     """
@@ -43,7 +43,7 @@ def take_memory(workload: Workload, step: Step) -> dict[str, Any]:
 
 
 def take_energy(workload: Workload, measurement: Measurement, step: Step) -> dict[str, Any]:
-    """The energy of a step, in a pass of its own before it is timed; or ``missing``, and why."""
+    """Measure the energy of a step, in a separate pass before timing; or ``missing``, and why."""
     if not measurement.takes_energy:
         return {"missing": measurement.without_energy}
     if workload.job.ranks > 1:
@@ -121,7 +121,7 @@ def take_time(
 
 
 def _two_clocks(step: Step, samples: Samples) -> TwoClocks | None:
-    """The samples on the host's clock and the device's; None if the step did not ask the latter."""
+    """Return the samples on both clocks; None if the step did not use the device's."""
     if step.events is None or not samples.device_s:
         return None
     overhead_s = step.events.overhead(step.synchronize) / step.calls_per_sample

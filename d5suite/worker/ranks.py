@@ -26,10 +26,10 @@ from d5suite.launch.ranks import Culprit, told
 from d5suite.worker.answer import Answer
 
 LOOK_S = 1.0
-"""Between two looks of a rank at the others."""
+"""Seconds between two checks of a rank on the others."""
 
 DEPUTY_S = 4.0
-"""Seconds after which rank 1 says what rank 0 does not say of itself."""
+"""Seconds after which rank 1 reports what rank 0 has not reported."""
 
 _LAUNCHERS = (
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
@@ -46,7 +46,7 @@ many."""
 
 @dataclass(frozen=True)
 class Place:
-    """Which rank this process is.
+    """The place of this process among the ranks.
 
     Attributes
     ----------
@@ -68,7 +68,7 @@ class Place:
 
     @classmethod
     def found(cls, environment: Mapping[str, str]) -> Place | None:
-        """The place that a launcher gave this process; None if none did."""
+        """Return the place that a launcher gave this process; None without a launcher."""
         meeting = Path(environment[MEETING]) if environment.get(MEETING) else None
         if RANK in environment:
             rank, ranks = int(environment[RANK]), int(environment[RANKS])
@@ -129,7 +129,7 @@ def share(job: Job, place: Place, notes: list[str]) -> tuple[Job, list[int] | No
 
 
 def watch_over(place: Place, heart: Heart, answer: Answer) -> Callable[[], None]:
-    """Let a rank watch the others, where their launcher is not d5suite's; return what ends that.
+    """Let a rank watch the others under a foreign launcher; return a function that stops it.
 
     A thread of rank 0 does so, and a thread of rank 1 for rank 0. It says in its own result which
     rank hangs, and ends its process; the launcher, srun or mpiexec, then ends all others.
@@ -161,7 +161,7 @@ def _watch(place: Place, meeting: Path, heart: Heart, answer: Answer, over: thre
 
 
 def _end_all(message: str, heart: Heart, answer: Answer) -> None:
-    """Leave a sentence where the session looks for it, and end this process."""
+    """Write the reason where the session looks for it, and end this process."""
     result = answer.result
     result.error = Failure(JobError.__name__, message)
     if result.measurement is not None:
@@ -175,7 +175,7 @@ def _end_all(message: str, heart: Heart, answer: Answer) -> None:
 
 
 def code_digest() -> str:
-    """A checksum of d5suite's own code."""
+    """Return a checksum of d5suite's own code."""
     digest, folder = hashlib.sha256(), Path(d5suite.__file__).parent
     for path in sorted(folder.rglob("*.py")):
         digest.update(f"{path.relative_to(folder)}\n".encode())

@@ -53,7 +53,7 @@ class Workload(ABC):
 
     @classmethod
     def select(cls, job: Job) -> Selection:
-        """The job's backend and mode."""
+        """Return the job's backend and mode."""
         return select(f"{job.backend['name']}:{job.backend['mode']}")
 
     @classmethod
@@ -71,18 +71,18 @@ class Workload(ABC):
 
     @abstractmethod
     def facts(self) -> dict[str, Any]:
-        """Facts common to all measurements of the case, for their records; JSON-able."""
+        """Return the facts common to all measurements of the case, for their records; JSON-able."""
 
     def event_timer(self) -> tuple[EventTimer | None, str]:
-        """The backend's clock of its device; or None, and why it has none."""
+        """Return the backend's timer of its device; or None, and why it has none."""
         return event_timer(self.backend, self.job.device)
 
     def l2_flush(self) -> tuple[L2Flush | None, str]:
-        """The flush of the device's L2 cache; or None, and the reason."""
+        """Return the flush of the device's L2 cache; or None, and the reason."""
         return l2_flush(self.backend, self.job.device)
 
     def fingerprint(self) -> dict[str, str]:
-        """Facts that all ranks must have in common: short texts and checksums by name."""
+        """Return facts that must be equal on all ranks: short texts and checksums by name."""
         return {}
 
     @abstractmethod
@@ -90,7 +90,7 @@ class Workload(ABC):
         """Free validation-only objects, before anything is timed."""
 
     def once(self, name: str, checks: Callable[[], Iterator[Check]]) -> Iterable[Check]:
-        """Checks that several measurements need and that are made once.
+        """Make checks that several measurements need, once.
 
         Parameters
         ----------

@@ -29,7 +29,7 @@ PERIOD = 8191
 """Length of the drawn numbers that arrays repeat: a prime, so that no two segments begin alike."""
 
 LARGEST = 4
-"""Of the drawn numbers; the sums of 64 ranks are exact in bfloat16."""
+"""Largest magnitude of the drawn numbers; sums over 64 ranks are exact in bfloat16."""
 
 NOTHING = -77
 """Content of an array where a rank gives nothing."""
@@ -43,7 +43,7 @@ MOST_BYTES = 64 << 20
 
 
 def rounded(name: str, size: int, itemsize: int, ranks: int) -> int:
-    """The bytes of an array of about this size: whole elements; of all_to_all, as many per rank."""
+    """Round a size in bytes to whole elements; for all_to_all, to equally many per rank."""
     count = max(1, size // itemsize)
     return itemsize * (-(-count // ranks) * ranks if name == "all_to_all" else count)
 
@@ -100,7 +100,7 @@ class Messages:
             run(communicator, given, taken)
 
     def wrong(self) -> float:
-        """The part of the answers' elements that are wrong, on the rank where it is the largest."""
+        """Return the largest share, over ranks, of wrong elements in the answers."""
         place, expected = self._expected()
         if expected is None:
             part = 0.0
@@ -112,7 +112,7 @@ class Messages:
         return float(gathered(self.communicator, [part]).max())
 
     def differing(self) -> int:
-        """How many ranks have another all_reduce than rank 0, of numbers whose sums round."""
+        """Return how many ranks differ from rank 0 in an all_reduce of sums that round."""
         given = self._given[0]
         given[:] = np.random.default_rng([self.seed, self.communicator.rank]).standard_normal(self.count)
         self.call.run(self.communicator, given, given)
@@ -120,7 +120,7 @@ class Messages:
         return int((digests != digests[0]).sum())
 
     def traffic(self) -> dict[str, int]:
-        """Bytes, messages and opaque calls of one call on the rank that sends the most."""
+        """Return bytes, messages and opaque calls of one call on the rank that sends the most."""
         kinds = ("bytes_sent", "messages_sent", "opaque_calls")
 
         def total() -> list[int]:
@@ -178,7 +178,7 @@ class Messages:
         return drawn.astype(self.dtype)
 
     def _expected(self) -> tuple[slice, np.ndarray | None]:
-        """Where this rank's answer lies, and what it must be; None if it gets none."""
+        """Return this rank's answer and its expected value; None if it gets none."""
         rank, ranks, everything = self.communicator.rank, self.communicator.size, slice(None)
         if self.name in ("all_reduce", "reduce", "reduce_scatter"):
             if self.name == "reduce" and rank != 0:
@@ -229,7 +229,7 @@ class CollectiveWorkload(Workload):
 
     @cached_property
     def dtype(self) -> np.dtype[Any]:
-        """Of all arrays."""
+        """Type of all arrays."""
         return np.dtype(PRECISIONS[self.job.precision])
 
     @cached_property
@@ -239,11 +239,11 @@ class CollectiveWorkload(Workload):
         return sorted({rounded(self.case.collective, size, itemsize, ranks) for size in self.case.sizes})
 
     def messages(self, size: int) -> Messages:
-        """Arrays of this many bytes."""
+        """Return arrays of this many bytes."""
         return Messages(self.communicator, self.case.collective, size, self.dtype, self.job.seed)
 
     def facts(self) -> dict[str, Any]:
         return {}
 
     def free_validation(self) -> None:
-        """Nothing: arrays live only while they are used."""
+        """Do nothing: arrays live only while they are used."""

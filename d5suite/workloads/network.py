@@ -54,7 +54,7 @@ Batch = tuple[np.ndarray, np.ndarray]
 
 
 def load_network(case: NetworkCase, seed: int) -> Network:
-    """The case's network with a loss, in neutral form.
+    """Return the case's network with a loss, in neutral form.
 
     Parameters
     ----------
@@ -261,7 +261,7 @@ class NetworkWorkload(Workload):
         }
 
     def loader(self, workers: int | None = None, *, seed: int | None = None) -> Stream:
-        """The neutral input pipeline for training."""
+        """Return the neutral input pipeline for training."""
         return self.source.training(
             batch_size=self.case.batch_size,
             workers=self.job.loader_workers if workers is None else workers,
@@ -276,7 +276,7 @@ class NetworkWorkload(Workload):
             return [(images.copy(), labels.copy()) for images, labels in itertools.islice(loader.batches(), count)]
 
     def batches_of(self, shard: int, shards: int) -> list[Batch]:
-        """The first training batches of one of the parts into which ranks divide the data."""
+        """Return the first training batches of one rank's part of the data."""
         known = self._shards.setdefault((shard, shards), [])
         if not known:
             with self.source.training(
@@ -295,19 +295,19 @@ class NetworkWorkload(Workload):
         return np.resize(images, (self.case.batch_size, *images.shape[1:]))
 
     def evaluation_batch(self, number: int) -> np.ndarray:
-        """Another evaluation batch."""
+        """Return another evaluation batch."""
         if self.is_drawn:
             with self.source.evaluation(batch_size=self.case.batch_size, workers=0) as stream:
                 return next(stream.epoch(number))[0]
         return turned(self.evaluation_images, number)
 
     def arrays(self, batch: Batch) -> dict[str, np.ndarray]:
-        """A batch under the network's input names."""
+        """Return a batch under the network's input names."""
         label, _ = self.network.require_loss()
         return {**self.network.arrays(batch[0]), label: batch[1]}
 
     def fed(self, index: int) -> Batch:
-        """A training batch as steps take it: its first images, repeated until it is full.
+        """Return a training batch as steps take it: its first images, repeated until it is full.
 
         Loss and gradients are those of the few images (a mean over the batch, and so are
         BatchNormalization's statistics), so that float64 answers for few hold for a large batch.
@@ -327,14 +327,14 @@ class NetworkWorkload(Workload):
         return self.repeated(turned(images[:count], 1), labels[:count][::-1])
 
     def repeated(self, images: np.ndarray, labels: np.ndarray) -> Batch:
-        """A full batch of the first few images of one."""
+        """Repeat a batch's first few images until the batch is full."""
         count = self.oracle_batch
         if count == len(images) == self.case.batch_size:
             return images, labels
         return tuple(np.resize(each[:count], (self.case.batch_size, *each.shape[1:])) for each in (images, labels))  # type: ignore[return-value]
 
     def feed(self, index: int = 0) -> Native:
-        """A training batch on the device."""
+        """Feed a training batch to the device."""
         return self.executor.feed(self.arrays(self.fed(index % FEEDS)))
 
     # Native code.
@@ -400,7 +400,7 @@ class NetworkWorkload(Workload):
         gc.collect()  # executors hold large arrays in reference cycles
 
     def memory_by_definition(self, *, gradients: bool = False, optimizer: bool = False) -> dict[str, int]:
-        """Bytes that a step must hold: see ``results/schema.json``.
+        """Return the bytes that a step must hold: see ``results/schema.json``.
 
         Parameters
         ----------

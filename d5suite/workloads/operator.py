@@ -25,8 +25,8 @@ from d5suite.validate.operator.reference import Reference, exact_part, reference
 from d5suite.workloads.base import Workload
 
 COPIES = 8
-"""How often a proof may hold an operation's tensors at a time: as timed, in float64, and in the
-reference; inputs, outputs and gradients."""
+"""Copies of an operation's tensors that a proof may hold at a time: as timed, in float64, and in
+the reference; inputs, outputs and gradients."""
 
 FURTHER = 2
 """Inputs beside the proof's: one takes turns with it while timed, one is fed after timing."""
@@ -130,7 +130,7 @@ class OperatorWorkload(Workload):
 
 
 def operation_from_dict(content: Mapping[str, Any], precision: str) -> Operation:
-    """An operation of a job, its custom operator imported from the file that the job names.
+    """Rebuild a job's operation, with its custom operator imported from the file in the job.
 
     Raises
     ------
@@ -143,7 +143,7 @@ def operation_from_dict(content: Mapping[str, Any], precision: str) -> Operation
 
 
 def _custom_operator(file: str, name: str) -> CustomOperator:
-    """The custom operator of this name in a user's file."""
+    """Return the custom operator of this name in a user's file."""
     for value in vars(import_file(file)).values():
         described = [value] if isinstance(value, CustomOperator) else ()
         if not described and callable(getattr(type(value), "custom_operators", None)):
@@ -199,7 +199,7 @@ def require_memory(operation: Operation, device: str = "cpu") -> None:
 
 
 def _intermediates(operation: Operation) -> int:
-    """Values between inputs and outputs, where there are many: scores, gates."""
+    """Return the number of intermediate values: scores or gates; 0 for other operators."""
     node, shapes = operation.node, operation.shapes
     if node.op_type == "Attention":
         q, k = (shapes[name] for name in node.inputs[:2])
@@ -230,7 +230,7 @@ def compute_reference(job: Job, case: OperationCase) -> str:
 
 
 def _trusted(exact: Operation) -> Operator | None:
-    """The float64 operator of an installed backend that is right about this operator's gradient."""
+    """Return the float64 operator of an installed backend with the right gradient."""
     for backend in discover()[0].values():
         if exact.node.op_type in backend.right_gradients and backend.problem() is None:
             return backend.operator(exact)

@@ -181,7 +181,7 @@ def test_a_damaged_or_incomplete_drawn_set_is_drawn_again(
     else:
         shutil.rmtree(image.parents[2] / "val")
     assert content() == whole
-    assert "is damaged" in capsys.readouterr().err
+    assert "damaged or missing checksums" in capsys.readouterr().err
     assert content() == whole
     assert capsys.readouterr().err == ""
 

@@ -344,7 +344,7 @@ def test_settings_are_checked_before_anything_runs() -> None:
     ("name", "given", "why"),
     [
         ("parameter_server", {"servers": 3}, "as many ranks"),
-        ("parameter_server", {"servers": 2}, "norm of all gradients"),
+        ("parameter_server", {"servers": 2}, "norm clipping needs one server"),
         ("asynchronous", {"schedule": [1, 2]}, "must name all workers"),
     ],
 )

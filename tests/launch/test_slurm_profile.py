@@ -31,7 +31,7 @@ from tests.conftest import plugin_environment
         ("partition = 'cpu'\n", "cores_per_node is not given"),
         ("cores_per_node = '4'\n", ":1: cores_per_node must be a whole number, at least 1"),
         ("cores_per_node = 4\nexclusive = 'no'\n", ":2: exclusive must be true or false"),
-        ("cores_per_node = 4\ntime = 'soon'\n", ":2: 'soon' is no time limit"),
+        ("cores_per_node = 4\ntime = 'soon'\n", ":2: 'soon' is not a time limit"),
         ("cores_per_node = 4\naccount = 'a\\nrm -r'\n".replace("'", '"'), ":2: account must be a text of one line"),
         ("cores_per_node = 4\nmodules = [1]\n", ":2: modules must be a list of lines of text"),
         ("cores_per_node = 2\nranks_per_node = 4\n", ":2: 4 ranks share 2 cores"),

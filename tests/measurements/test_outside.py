@@ -79,6 +79,29 @@ def test_one_file_brings_a_measurement(tmp_path: Path) -> None:
 
 
 @needs_torch
+def test_it_adds_what_needs_all_results_of_a_run(tmp_path: Path) -> None:
+    derive = """
+    derived = ("of_all",)
+
+    @classmethod
+    def derive(cls, records):
+        for each in records:
+            each["of_all"] = each["bytes_per_s"] / max(other["bytes_per_s"] for other in records)
+
+    def prepare("""
+    code = (
+        source()
+        .replace("\n    def prepare(", derive, 1)
+        .replace('"required": ["bytes_per_s"]', '"required": ["bytes_per_s", "of_all"]')
+    )
+    assert code.count("of_all") == 3
+    done = measure(tmp_path, code, "-k", "test_fetch and not inference", "--backend", "torch,torch:stock")
+    assert done.returncode == 0, done.stdout
+    parts = [bench["extra_info"]["d5suite"]["of_all"] for bench in result(tmp_path)["benchmarks"]]
+    assert len(parts) == 2 and max(parts) == 1.0
+
+
+@needs_torch
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -169,8 +169,8 @@ UNMAKEABLE = [
     ("install:--index-url=x", "it names no requirement"),
     ("install:pip; python_version < '3'", "pip installs nothing for this requirement"),
     ("/bin/false", "no worker of d5suite runs there\n  It exited with status 1."),
-    ("/bin/true", "this is no Python interpreter"),
-    (os.curdir, "this folder is no virtual environment"),
+    ("/bin/true", "not a Python interpreter"),
+    (os.curdir, "not a virtual environment"),
 ]
 
 

@@ -101,7 +101,7 @@ def test_without_a_slowdown_the_comparison_is_the_answer(
         ("main", "main~3", "no revision lies between them"),
         ("main", "main", "no revision lies between them"),
         ("nobody", "main", "git rev-parse --verify nobody"),
-        ("--all", "main", "these are no revisions"),
+        ("--all", "main", "not a range of revisions"),
         ("main~1", "main", "this revision holds no d5suite"),
     ],
 )

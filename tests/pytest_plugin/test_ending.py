@@ -189,6 +189,23 @@ def test_what_is_asked_for_by_name_is_not_absent_without_a_word(run_pytest: Run,
         assert "asked for by name:\n  test_gradient[faulty]: faulty has no gradient" in done.stdout
 
 
+def test_failures_are_saved_where_nothing_else_is(
+    run_pytest: Run, recipe_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_pytest(
+        str(recipe_folder), "--backend", "faulty", "-k", "inference", "--benchmark-json", "base.json"
+    ).returncode == 0  # fmt: skip
+    (tmp_path / "new.json").write_text(FILLED)
+    done = run_pytest(
+        str(recipe_folder), "--backend", "faulty:wrong", "-k", "inference", "--benchmark-json", "new.json"
+    )
+    assert done.returncode == 1 and "earlier run" not in done.stdout
+    content = json.loads((tmp_path / "new.json").read_text())
+    assert content["benchmarks"] == [] and content["machine_info"]
+    (failure,) = content["d5suite"]["failures"]
+    assert failure["wrong"] and failure["group"] == "small/inference"
+
+
 def test_measurements_beside_each_other_are_refused(run_pytest: Run, recipe_folder: Path) -> None:
     """pytest-benchmark saves nothing then."""
     pytest.importorskip("xdist")
@@ -215,7 +232,7 @@ def test_a_dataset_that_no_recipe_of_the_run_takes_is_told(
     done = run_pytest(str(recipe_folder), "--backend", "faulty", "-k", "inference", *unused)
     assert done.returncode == 0, done.stdout
     for option, told in (("openimages", True), ("network", True), ("imagenet", False)):
-        assert (f"d5suite: --{option} was of no use" in done.stdout) == told
+        assert (f"d5suite: --{option} had no effect" in done.stdout) == told
 
 
 def test_tests_of_a_users_own_end_as_without_d5suite(run_pytest: Run, tmp_path: Path) -> None:

@@ -67,7 +67,7 @@ def test_ranks_are_measured_and_one_that_diverges_is_named(run_pytest: RunPytest
         "--benchmark-json", "out.json",
     )  # fmt: skip
     assert done.returncode == 1, done.stdout
-    assert "training diverged: the loss of rank 1 on " in done.stdout and "is nan in step " in done.stdout
+    assert "training diverged first on rank 1 (" in done.stdout and "): loss nan in step " in done.stdout
     assert "1 passed" in done.stdout and "1 failed" in done.stdout  # the training step itself is not measured
     result = json.loads((tmp_path / "out.json").read_text())
     jsonschema.validate(result, json.loads((Path(__file__).parents[2] / "results" / "schema.json").read_text()))
@@ -144,7 +144,7 @@ REFUSED: list[tuple[list[str], str]] = [
         ["--ranks", "1", "--scheme", "ddp:bucket_mib=-1"],
         "bucket_mib is how many MiB of gradients are sent together: -1",
     ),
-    (["--ranks", "1", "--scheme", "ddp:bucket_mib=yes"], "'yes' is no float"),
+    (["--ranks", "1", "--scheme", "ddp:bucket_mib=yes"], "'yes' is not a float"),
     (["--ranks", "1", "--scheme", "ddp:colour=1"], "scheme 'ddp' has no setting 'colour'"),
     (["--ranks", TOO_MANY], f"{TOO_MANY} ranks are more than the {CPUS} core"),
     (["--ranks", "2", "--threads", "1"], "2 ranks are more than the 1 core that they may use"),

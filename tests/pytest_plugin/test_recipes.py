@@ -519,7 +519,9 @@ def test_a_missed_target_is_no_number_and_keeps_its_curves(tmp_path: Path) -> No
     assert done.returncode == 1, done.stdout
     assert "3 of 3 runs did not reach top-1 accuracy 1.1: that of seed 0 ended after 1 epochs at 0." in done.stdout
     assert "curves of its runs: out.tiny.png, out.missed.h5" in done.stdout.replace(f"{tmp_path}/", "")
-    assert not (tmp_path / "out.json").exists()
+    content = _strict(tmp_path / "out.json")
+    assert content["benchmarks"] == [] and content["d5suite"]["pictures"] == ["out.tiny.png"]
+    assert "did not reach" in content["d5suite"]["failures"][0]["message"]
     assert (tmp_path / "out.tiny.png").read_bytes().startswith(b"\x89PNG")
     with h5py.File(tmp_path / "out.missed.h5") as file:
         (group,) = file.values()

@@ -188,10 +188,10 @@ def test_a_result_is_kept_once_and_is_the_same_in_the_history(
     ("content", "said"),
     [
         ("{", "not valid JSON"),
-        ("[]", "this is no run of a history"),
+        ("[]", "not a run of a history"),
         ('{"schema": "d5suite-history-1", "benchmarks": [{"name": "a", "median": -1}]}', "is not a positive number"),
         ('{"schema": "d5suite-history-1", "benchmarks": [{"name": "a", "median": 1, "error": "x"}]}', "error is 'x'"),
-        ('{"schema": "d5suite-history-1", "benchmarks": [{"name": "a", "median": 1, "facts": [1]}]}', "no table"),
+        ('{"schema": "d5suite-history-1", "benchmarks": [{"name": "a", "median": 1, "facts": [1]}]}', "is not a table"),
         ('{"schema": "d5suite-history-1", "benchmarks": [3]}', "this benchmark has no name"),
     ],
 )

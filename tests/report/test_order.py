@@ -88,7 +88,7 @@ def test_only_those_that_took_turns_are_put_in_order(tmp_path: Path, capsys: pyt
     [
         ([2] * 5, "its rounds hold 10 samples, not 12"),
         ([10**18], "its rounds hold"),
-        ([4] * 3, "it has other rounds than a backend that it took turns with"),
+        ([4] * 3, "its rounds differ from those of a backend measured in turn"),
         ([0] * 6 + [12], "does not fit results/schema.json"),
         ([], "does not fit results/schema.json"),
         (["\x1b[2J"], "does not fit results/schema.json"),

@@ -33,6 +33,7 @@ from d5suite.report.page.leads import lead_of
 from d5suite.report.page.render import brief
 from d5suite.report.page.strips import WIDTH, samples_strip
 from d5suite.report.page.svg import drawing, inline
+from d5suite.report.plots import Plot
 from d5suite.report.reading import load_results
 from tests.conftest import plugin_environment
 from tests.report.pages import HOSTILE, RANKS, SMOKE, content, hostile, named, record, settle, write
@@ -380,7 +381,7 @@ def test_what_cannot_be_drawn_costs_no_number_and_is_said(
     def broken(*_: object) -> None:
         raise ValueError("no such picture")
 
-    monkeypatch.setitem(d5suite.report.plots.PLOTS, "steps", broken)
+    monkeypatch.setitem(d5suite.report.plots.PLOTS, "steps", Plot(broken))  # type: ignore[arg-type]
     page = html.unescape(page_of(tmp_path, RANKS))
     assert "no picture of digits_lenet" in page and page.count('class="row ') == 65
 

@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
+from d5suite.measurements.distributed.efficiency import add_efficiency
 from d5suite.report.plots import Plotted, save_plot
-from d5suite.report.scaling import add_efficiency, draw_steps, size_text
+from d5suite.report.scaling import draw_steps, size_text
 
 PICTURE = b"\x89PNG\r\n"
 PARTS = {"step_s": 0.01, "computing_s": 0.008, "communicating_s": 0.003, "waiting_s": None, "overlapped_s": 0.001}

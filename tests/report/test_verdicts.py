@@ -414,12 +414,12 @@ def test_files_of_asv_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture
         return [list(medians), list(params), "v", 1, 1.0, None, None, *known, [1] * len(medians), [30] * len(medians)]
 
     sizes = [["1", "2", "3"]]
-    rows = {"b.time_x": timed(1.0), "b.T.time_y": timed(1.0, 2.0, math.nan, params=sizes), "b.peakmem_z": timed(100.0),
-            "b.track_w": timed(3.0), "b.time_v": timed(1.0)}  # fmt: skip
+    rows = {"b.time_x": timed(1.0), "b.T.time_y": timed(1.0, 2.0, math.nan, params=sizes),
+            "b.peakmem_z": timed(100.0 * 2**20), "b.track_w": timed(3.0), "b.time_v": timed(1.0)}  # fmt: skip
     base = write(tmp_path / "a.json", asv(rows))
     rows |= {
         "b.T.time_y": timed(1.0, 3.0, math.nan, params=sizes),
-        "b.peakmem_z": timed(120.0),
+        "b.peakmem_z": timed(120.0 * 2**20),
         "b.time_v": timed(None),
     }
     new = write(tmp_path / "b.json", asv(rows))

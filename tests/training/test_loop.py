@@ -55,7 +55,7 @@ def test_a_run_tells_its_events_and_follows_its_schedule() -> None:
 
 @needs_torch
 def test_an_epoch_without_a_step_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="no step"):
+    with pytest.raises(ConfigurationError, match="fewer than the 3 per update"):
         Run(trainer_on("torch"), digits(images=64), epochs=1, accumulate=3)
     with pytest.raises(ConfigurationError, match="do not fill one batch"):
         digits(images=8)

@@ -241,4 +241,4 @@ class _Jax(Engine):
 
 
 ENGINES: dict[str, type[Engine]] = {"tensorflow": _TensorFlow, "torch": _Torch, "jax": _Jax}
-"""By Keras's backend."""
+"""Engines by Keras's backend."""

@@ -26,7 +26,7 @@ from d5suite.levels.network import Native
 from d5suite.optimizers.settings import Optimizer, optimizer_from_dict
 
 PATIENCE_S = 30
-"""How long a server may take to end after the last worker has left it."""
+"""Seconds that a server may take to end after the last worker has left it."""
 
 _ROLE = "DMLC_ROLE"
 

@@ -193,7 +193,7 @@ def native_optimizer(settings: Optimizer, *, exact: bool, together: bool = False
 
 
 def has_rate(rule: Any) -> bool:
-    """Whether the velocity of MXNet's optimizer contains the learning rate."""
+    """Return whether the velocity of MXNet's optimizer contains the learning rate."""
     return isinstance(rule, (mx.optimizer.SGD, mx.optimizer.NAG))
 
 

@@ -24,7 +24,7 @@ from d5suite.levels.network import Native
 from d5suite.optimizers.settings import Adam
 
 TIMEOUT = timedelta(seconds=300)
-"""How long a rank waits for another; d5suite ends the job much earlier where a rank fails."""
+"""Timeout of a rank's wait for another; d5suite ends the job much earlier if a rank fails."""
 
 _TRANSPORTS = {"cpu": "gloo", "cuda": "nccl"}
 

@@ -75,7 +75,7 @@ class Call:
         return self.length * self.itemsize
 
     def part(self, place: int, parts: int | None = None, width: int = 1) -> int:
-        """Bytes of one of the segments, or of as many consecutive ones as ``width`` says."""
+        """Return the bytes of one of the segments, or of ``width`` consecutive ones."""
         found = segments(self.length, parts or self.size)
         place %= len(found)
         return (found[place + width - 1].stop - found[place].start) * self.itemsize
@@ -98,7 +98,7 @@ def _ring_all_reduce(call: Call) -> Cost:
 
 
 def _folded(call: Call, inner: Callable[[int, int], tuple[int, int]]) -> Cost:
-    """Messages and bytes of ``inner(place, rounds)``, both ways alike, and those of the surplus."""
+    """Return the cost of ``inner(place, rounds)``, equal both ways, plus that of the surplus."""
     rounds = call.size.bit_length() - 1
     surplus, once = call.size - 2**rounds, Cost(1, call.nbytes, 1, call.nbytes)
     folds = call.place < 2 * surplus
@@ -123,7 +123,7 @@ def _halving_doubling(call: Call) -> Cost:
 
 
 def _children(call: Call) -> int:
-    """Ranks with one bit more, below one's lowest: ⌈lg p⌉ of the root."""
+    """Return the ranks with one bit more, below one's lowest: ⌈lg p⌉ of the root."""
     lowest = call.place & -call.place or call.size
     return sum((1 << j) < lowest and call.place + (1 << j) < call.size for j in range(call.size.bit_length()))
 
@@ -178,7 +178,7 @@ FORMULAS: Mapping[str, Formulas] = {
     **{f"parameter_server{name}": {"all_reduce": _parameter_server(k)} for name, k in (("", 1), ("_2", 2), ("_4", 4))},
     "default": {**TREE, **RING, "all_to_all": _all_to_all, "barrier": _barrier},
 }
-"""By algorithm, by collective; ``default`` is `d5suite.distributed.algorithms.DEFAULTS`."""
+"""Costs by algorithm, collective; ``default`` is `d5suite.distributed.algorithms.DEFAULTS`."""
 
 
 def cost(

@@ -67,7 +67,7 @@ def halving_doubling(communicator: Communicator, array: np.ndarray) -> None:
         spare = np.empty(starts[(places + 1) // 2], flat.dtype)
 
         def half(of: int, bit: int) -> np.ndarray:
-            """The segments whose number agrees with a place's in this bit and all above it."""
+            """Return the segments whose number shares this bit and all above with a place's."""
             first = of & -bit
             return flat[starts[first] : starts[first + bit]]
 

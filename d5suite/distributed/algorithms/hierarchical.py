@@ -14,7 +14,7 @@ from d5suite.levels.distributed import Collective, Communicator
 
 
 def groups(hosts: Sequence[str], root: int = 0) -> list[list[int]]:
-    """The ranks of each host; the first of a group speaks for it, as the root does for its own."""
+    """Return the ranks of each host; the first of a group leads it, as the root does its own."""
     by_host: dict[str, list[int]] = {}
     for rank in [root, *(rank for rank in range(len(hosts)) if rank != root)]:
         by_host.setdefault(hosts[rank], []).append(rank)

@@ -12,11 +12,11 @@ import numpy as np
 from d5suite.levels.distributed import Communicator
 
 TAG = 32767
-"""Of collectives' messages: the largest that every MPI takes, so that others do not meet them."""
+"""Tag of collectives' messages: the largest that every MPI takes, apart from users' tags."""
 
 
 def everyone(communicator: Communicator) -> Sequence[int]:
-    """The group of all ranks."""
+    """Return the group of all ranks."""
     return range(communicator.size)
 
 

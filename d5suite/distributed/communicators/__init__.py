@@ -18,7 +18,7 @@ from d5suite.levels.distributed import Communicator
 
 @dataclass(frozen=True)
 class Transport:
-    """What is known of a transport without importing it.
+    """A transport's description, known without importing it.
 
     Attributes
     ----------
@@ -53,7 +53,7 @@ COMMUNICATORS: Mapping[str, Transport] = {
 
 
 def problem(name: str) -> str | None:
-    """Say in one sentence, with the command that helps, what a transport lacks; None if nothing.
+    """Return in a sentence what a transport lacks, with the command that helps; None if nothing.
 
     Raises
     ------

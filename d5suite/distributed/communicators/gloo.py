@@ -35,13 +35,13 @@ from d5suite.levels.distributed import ANY, Collective, Communicator, Request
 warnings.filterwarnings("ignore", message="The given NumPy array is not writable", category=UserWarning)
 
 SUMS = {"float16", "bfloat16", "float32", "float64", "int8", "uint8", "int32", "int64"}
-"""What Gloo itself can add; other types are moved as bytes."""
+"""Types that Gloo itself can add; others are moved as bytes."""
 
 SMALL = 2**16
 """Bytes of an array that a communicator may hold until it gets another one."""
 
 CLOSES = timedelta(seconds=5)
-"""How long a rank that closes waits for the others, which may have failed."""
+"""Timeout for the others when a rank closes; they may have failed."""
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 _opened = itertools.count()
@@ -62,7 +62,7 @@ def named(function: Function) -> Function:
 
 
 def failed(of: Any, where: str, error: RuntimeError) -> D5Error:
-    """Say what torch says of a rank's call."""
+    """Report torch's message about a rank's call."""
     return D5Error(
         f"rank {of.rank}: {type(of).__module__.rpartition('.')[2]}: {str(error).splitlines()[0]}",
         where=where,
@@ -71,7 +71,7 @@ def failed(of: Any, where: str, error: RuntimeError) -> D5Error:
 
 
 def met(file: Path, rank: int, size: int, timeout_s: float) -> tuple[FileStore, list[str]]:
-    """Wait for all ranks in a file that they share, and return the names of their hosts."""
+    """Wait for all ranks in a shared file, and return the names of their hosts."""
     try:
         store = FileStore(str(file), size)
         store.set_timeout(timedelta(seconds=timeout_s))
@@ -79,7 +79,8 @@ def met(file: Path, rank: int, size: int, timeout_s: float) -> tuple[FileStore, 
         return store, [store.get(f"host{other}").decode() for other in range(size)]
     except RuntimeError as error:
         raise D5Error(
-            f"rank {rank} found not all {size} ranks in {timeout_s:g} s: {str(error).splitlines()[0]}", where=str(file)
+            f"rank {rank} could not reach all {size} ranks within {timeout_s:g} s: {str(error).splitlines()[0]}",
+            where=str(file),
         ) from error
 
 
@@ -258,7 +259,7 @@ def as_tensor(array: np.ndarray) -> torch.Tensor:
 
 @functools.cache
 def _summed(dtype: np.dtype) -> torch.dtype | None:
-    """The type of torch to see an array as, if torch does not know NumPy's."""
+    """Return torch's type to view an array as, if torch lacks NumPy's."""
     if dtype.name == "bfloat16":
         return torch.bfloat16
     if dtype.name not in SUMS:

@@ -32,7 +32,7 @@ class LocalCommunicator(Communicator):
         super().__init__(0, 1, hosts, algorithm, {"all_to_all": _copied})
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: no connection is open."""
 
     def _chosen(self, call: str, array: np.ndarray) -> Collective:
         return self._collectives.get(call, _nothing)

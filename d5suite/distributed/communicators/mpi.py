@@ -92,7 +92,7 @@ class MpiCommunicator(Communicator):
         super().__init__(self._comm.rank, self._comm.size, hosts or found, algorithm, ALGORITHMS[algorithm])
 
     def close(self) -> None:
-        """Free the duplicate and what sums in types that MPI does not know."""
+        """Free the duplicate communicator and the custom sum operations."""
         for datatype, op in self._sums.values():
             if not op.is_predefined:
                 op.Free()
@@ -169,7 +169,7 @@ class MpiCommunicator(Communicator):
                     comm.Reduce(buffer, None, op, more["root"])
 
     def _sum(self, array: np.ndarray) -> tuple[MPI.Datatype, MPI.Op]:
-        """MPI's type and its sum; NumPy's sum of a type that MPI does not know."""
+        """Return MPI's type and its sum; NumPy's sum for a type that MPI lacks."""
         found = self._sums.get(array.dtype)
         if found is None:
             found = self._sums[array.dtype] = _known(array.dtype) or _own(array.dtype)
@@ -195,7 +195,7 @@ def _own(dtype: np.dtype) -> tuple[MPI.Datatype, MPI.Op]:
 
 
 def _buffer(array: np.ndarray) -> np.ndarray:
-    """The array in a type that has the buffer protocol."""
+    """Return the array in a type that has the buffer protocol."""
     return array.reshape(-1).view(np.uint8) if isinstance(array, np.ndarray) and array.dtype.kind == "V" else array
 
 
@@ -206,14 +206,14 @@ def _bytes(array: np.ndarray) -> list[Any]:
         return [array.reshape(-1).view(np.uint8), MPI.BYTE]
     if not takes_device_arrays():
         raise D5Error(
-            "this MPI does not say that it takes arrays on a device",
+            "this MPI does not report CUDA support",
             hint="Build MPI with CUDA and mpi4py against it, or use --communicator nccl.",
         )
     return [array, MPI.BYTE]
 
 
 def _pieces(array: np.ndarray) -> list[Any]:
-    """The array's bytes, in messages that MPI can count."""
+    """Return the array's bytes, in messages that MPI can count."""
     whole, datatype = _bytes(array)
     if array.nbytes <= PIECE:
         return [[whole, datatype]]
@@ -226,7 +226,7 @@ def _divided(flat: np.ndarray, length: int) -> list[np.ndarray]:
 
 @functools.cache
 def takes_device_arrays() -> bool:
-    """Whether MPI says by ``MPIX_Query_cuda_support`` that it takes arrays on a CUDA device."""
+    """Return whether ``MPIX_Query_cuda_support`` reports that MPI takes arrays on a CUDA device."""
     query = getattr(ctypes.CDLL(MPI.__file__), "MPIX_Query_cuda_support", None)
     return bool(query and query())
 

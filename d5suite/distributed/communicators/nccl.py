@@ -115,7 +115,7 @@ class NcclCommunicator(Communicator):
         return request
 
     def _there(self, array: np.ndarray, seen: Any) -> torch.Tensor:
-        """The array on the device; ``seen`` makes a tensor of a NumPy array."""
+        """Return the array on the device; ``seen`` makes a tensor of a NumPy array."""
         if isinstance(array, np.ndarray):
             there: torch.Tensor = seen(array).to(self._device)
             return there

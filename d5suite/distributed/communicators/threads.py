@@ -91,7 +91,7 @@ class ThreadCommunicator(Communicator):
         return _Receiving(lambda: self._receive(array, source, tag))
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: no connection is open."""
 
     def _native(self, call: str, array: np.ndarray, **more: Any) -> None:
         raise AssertionError(f"an algorithm carries out {call}")

@@ -20,7 +20,7 @@ from d5suite.levels.network import Native
 
 _HEADER, _GRADIENT, _WEIGHTS = 1, 2, 3
 HEADER_BYTES = 16
-"""Before a gradient: whether the worker goes on, and its learning rate."""
+"""Bytes before a gradient: a flag whether the worker continues, and its learning rate."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class AsynchronousSettings(SchemeSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._require(all(rank >= 1 for rank in self.schedule), "the schedule names workers, which have ranks from 1")
+        self._require(all(rank >= 1 for rank in self.schedule), "schedule entries must be worker ranks, starting at 1")
         object.__setattr__(self, "schedule", tuple(self.schedule))
 
     def to_dict(self) -> dict[str, Any]:

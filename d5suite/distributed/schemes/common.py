@@ -37,7 +37,7 @@ class Flat:
     def __init__(self, like: Mapping[str, np.ndarray], multiple: int = 1) -> None:
         dtypes = {str(each.dtype) for each in like.values()}
         if len(dtypes) != 1:
-            raise D5Error(f"gradients of one dtype can be sent together, not of {', '.join(sorted(dtypes))}")
+            raise D5Error(f"cannot send gradients of different dtypes together: {', '.join(sorted(dtypes))}")
         count = sum(each.size for each in like.values())
         self.array = np.zeros(math.ceil(count / multiple) * multiple, dtypes.pop())
         self.views: dict[str, np.ndarray] = {}
@@ -77,7 +77,7 @@ class Common(Scheme):
         """Make a step of several ranks."""
 
     def _finish(self) -> None:
-        """Bring the replicas' parameters together; those of most schemes are."""
+        """Make the replicas' parameters equal; in most schemes they are already."""
         return
 
     def _average_weights(self) -> None:

@@ -13,7 +13,7 @@ from d5suite.levels.network import Native
 
 
 class Framework(Common):
-    """What an adapter's `FrameworkScheme` does on several ranks, which met before.
+    """An adapter's `FrameworkScheme` on several connected ranks.
 
     The communicator lets ranks agree and averages running statistics, if that is asked for; the
     framework moves everything else.

@@ -93,7 +93,8 @@ class ParameterServer(Common):
             raise ConfigurationError(f"{servers} servers need as many ranks, not {self.communicator.size}")
         if servers > 1 and self.replica.trainer.optimizer.clip_norm:
             raise ConfigurationError(
-                f"none of {servers} servers knows the norm of all gradients", hint="Use one server or no clip_norm."
+                f"norm clipping needs one server: none of {servers} sees all gradients",
+                hint="Use one server or no clip_norm.",
             )
         self._gradients, self._mean, self._weights = flat, Flat(flat.views), Flat(flat.views)
         self._shards = segments(flat.array.size, servers)

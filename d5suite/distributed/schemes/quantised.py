@@ -47,7 +47,7 @@ class QuantisedSettings(SchemeSettings):
 
     @property
     def bits(self) -> int:
-        """Of an element on the wire."""
+        """Bits of an element on the wire."""
         return 2 if self.levels == 1 else 4 if self.levels <= 7 else 8
 
     def bytes_per_step(self, elements: int, itemsize: int, size: int) -> float:
@@ -115,7 +115,7 @@ class Quantised(Common):
         return loss
 
     def _random(self) -> np.random.Generator:
-        """A generator for the rounding of the next step."""
+        """Return a generator for the rounding of the next step."""
         seeds = np.random.SeedSequence([self.settings.seed, self.communicator.rank, self._steps])
         self._steps += 1
         return np.random.Generator(np.random.SFC64(seeds))  # NumPy's fastest

@@ -40,7 +40,7 @@ class StaleSynchronousSettings(AsynchronousSettings):
 
 
 class StaleSynchronous(Asynchronous):
-    """As `Asynchronous`, with answers that wait until the slowest worker has come close enough."""
+    """`Asynchronous` with answers that wait until the slowest worker is close enough."""
 
     name = "stale_synchronous"
     settings_type = StaleSynchronousSettings

@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from d5suite.errors import ConfigurationError, D5Error
 
 LIMIT_S = 120.0
-"""Seconds after which a command of Slurm is taken to get no answer; its own limits are shorter."""
+"""Timeout of a Slurm command in seconds; Slurm's own are shorter."""
 
 SILENT = re.compile(
     r"unable to contact slurm controller|connection refused|socket timed out|zero bytes were transmitted"
     r"|controller .*(not responding|timed out)|communication connection failure",
     re.IGNORECASE,
 )
-"""What commands say if the controller is down or slow."""
+"""Messages of Slurm's commands when the controller is down or slow."""
 
 FINAL = {
     "COMPLETED": "ended",
@@ -31,7 +31,7 @@ FINAL = {
     "DEADLINE": "missed its deadline",
     "REVOKED": "was revoked",
 }
-"""Slurm's states of a job that runs no more, in words."""
+"""Final job states of Slurm, in words."""
 
 BLAMED = {
     "partition": r"partition",
@@ -47,7 +47,7 @@ BLAMED = {
     "cores_per_node": r"node configuration|more processors|cpu count|ntasks-per-node|PartitionConfig|BadConstraints",
     "most_nodes": r"node count|PartitionNodeLimit|too many nodes",
 }
-"""By key of a profile: what Slurm says, or gives as a reason, because of it; the first counts."""
+"""By profile key: the Slurm messages that it causes; the first match wins."""
 
 HOPELESS = {
     "PartitionTimeLimit": "time",
@@ -66,20 +66,20 @@ HOPELESS = {
     "AssocMaxNodePerJobLimit": "most_nodes",
     "QOSMaxNodePerJobLimit": "most_nodes",
 }
-"""By reason of a job that waits: the key of the profile without which it would not, for ever."""
+"""By pending reason that never clears: the profile key that causes it."""
 
 
 class RefusedError(D5Error):
-    """Slurm refuses; the message is its own."""
+    """Raised when Slurm refuses, with Slurm's own message."""
 
 
 class SilentError(D5Error):
-    """Slurm does not answer now."""
+    """Raised when Slurm does not answer."""
 
 
 @dataclass(frozen=True)
 class State:
-    """What Slurm says of a job.
+    """Slurm's state of a job.
 
     Attributes
     ----------
@@ -97,7 +97,7 @@ class State:
 
     @property
     def ended(self) -> bool:
-        """Whether it runs no more."""
+        """Whether it has ended."""
         return self.name in FINAL
 
 
@@ -131,7 +131,7 @@ def ask(*command: str, text: str | None = None) -> str:
 
 
 def blamed(said: str, given: Collection[str]) -> str | None:
-    """The key of a profile that likely caused what Slurm said; rather one that is given."""
+    """Return the profile key that likely caused Slurm's message; prefer one that is given."""
     likely = [key for key, pattern in BLAMED.items() if re.search(pattern, said, re.IGNORECASE)]
     return next((key for key in likely if key in given), likely[0] if likely else None)
 
@@ -142,7 +142,7 @@ def submit(script: str) -> str:
 
 
 def states(names: Sequence[str]) -> dict[tuple[str, str], State]:
-    """What Slurm says of all jobs with these names, by number, as ``17`` or ``17_3``.
+    """Return Slurm's states of all jobs with these names, by number such as ``17`` or ``17_3``.
 
     Jobs that ended some minutes ago are forgotten.
 
@@ -164,7 +164,7 @@ def states(names: Sequence[str]) -> dict[tuple[str, str], State]:
 
 
 def remembered(number: str) -> State | None:
-    """What Slurm's accounting says of a job, if there is any."""
+    """Return a job's state from Slurm's accounting, if available."""
     try:
         said = ask("sacct", "--noheader", "--parsable2", "--allocations", f"--jobs={number}", "--format=State,NodeList")
     except (RefusedError, ConfigurationError):
@@ -176,6 +176,6 @@ def remembered(number: str) -> State | None:
 
 
 def cancel(numbers: Sequence[str]) -> None:
-    """Cancel jobs; those that have ended already do not matter."""
+    """Cancel jobs; ignore those that have ended."""
     if numbers:
         ask("scancel", "--quiet", *numbers)

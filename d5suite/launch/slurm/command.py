@@ -98,7 +98,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _followed(run: Run, gathering: Gathering) -> list[Fate]:
-    """Wait until all jobs have ended; once none waits in a queue, gathering is prepared."""
+    """Wait until all jobs have ended; prepare gathering once none is queued."""
     shown = _Shown(run)
 
     def tell(fates: list[Fate], remark: str) -> None:
@@ -177,9 +177,9 @@ def _new(options: argparse.Namespace) -> Run:
 
 
 def _resumed(options: argparse.Namespace) -> Run:
-    """The run that is taken up, with a new profile if one is given."""
+    """Return the run to resume, with a new profile if one is given."""
     if options.recipes or options.nodes:
-        raise ConfigurationError("--resume takes up a run as it is: name neither recipes nor --nodes")
+        raise ConfigurationError("--resume continues a run unchanged: omit recipes and --nodes")
     run = find_run(None if options.resume == Path() else options.resume)
     run.require_own()
     if options.profile is not None:
@@ -198,10 +198,10 @@ def _resumed(options: argparse.Namespace) -> Run:
 
 
 def _nodes(text: str | None, source: Source) -> list[int]:
-    """The numbers of nodes that are asked for."""
+    """Return the requested node counts."""
     words = [each.strip() for each in (text or "").split(",") if each.strip()]
     if not words or not all(word.isdecimal() and int(word) for word in words) or len(set(words)) < len(words):
-        raise ConfigurationError(f"{text!r} are no numbers of nodes, such as 1,2,4", where="--nodes")
+        raise ConfigurationError(f"{text!r} is not a list of node counts such as 1,2,4", where="--nodes")
     nodes = sorted(map(int, words))
     most = source.profile.most_nodes
     if most and nodes[-1] > most:
@@ -217,7 +217,7 @@ def _require_writable(out: Path) -> None:
 
 
 def _gather(run: Run, fates: list[Fate], out: Path, gathering: Gathering) -> int:
-    """Write the result file of all that is measured; say what is missing, and why."""
+    """Write the result file of all measurements; report missing ones with reasons."""
     write_fates(run, fates)
     code = gathering.gather()
     missing = [fate for fate in fates if not fate.complete]
@@ -264,7 +264,7 @@ class _Shown:
 
 
 def _shown(path: Path) -> str:
-    """A path, from here if it lies below."""
+    """Return a path, relative if it lies below the current folder."""
     try:
         return str(path.relative_to(Path.cwd()))
     except ValueError:

@@ -12,7 +12,7 @@ from d5suite.launch.slurm import client
 from d5suite.launch.slurm.profile import NAME
 
 FIELDS = "%P|%D|%c|%m|%G|%l|%f"
-"""Of sinfo: partition, nodes, CPUs, MiB, gres, time limit, features."""
+"""Format of sinfo's fields: partition, nodes, CPUs, MiB, gres, time limit, features."""
 
 TIME = "00:30:00"
 """Time limit of a draft."""
@@ -38,7 +38,7 @@ most_nodes = {nodes}
 
 
 class Partition(NamedTuple):
-    """What sinfo says of the nodes of a partition that are alike."""
+    """Identical nodes of a partition, as sinfo reports them."""
 
     name: str
     nodes: int
@@ -110,7 +110,7 @@ def drafted(partition: Partition) -> str:
 
 
 def _shorter(limit: str) -> str:
-    """The limit of a draft, or the partition's if that is less."""
+    """Return the shorter of a draft's and the partition's time limit."""
     match = re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)", limit)
     if match is None or match[1] or int(match[2] or 0) >= 1 or int(match[3]) >= 30:
         return TIME

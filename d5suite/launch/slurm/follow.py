@@ -1,4 +1,4 @@
-"""What has become of each job of a run."""
+"""Track the state of each job of a run."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from d5suite.launch.slurm.client import FINAL, SilentError, State
 from d5suite.launch.slurm.run import SCRIPTS, Run, Submission, number_all
 
 PERIOD_S = (0.1, 5.0)
-"""Between two questions to the controller: at first, as when a worker has just finished, and at
-most, because all users share it."""
+"""Seconds between two queries to the controller: the shortest, used first and after a worker has
+finished, and the longest. All users share the controller."""
 
 GLANCE_S = 0.2
-"""Between two looks at the results of jobs that run."""
+"""Seconds between two checks of the results of running jobs."""
 
 PATIENCE_S = 3600.0
-"""Seconds of silence of the controller after which it is no longer waited for."""
+"""Seconds without an answer after which the controller counts as down."""
 
 HOPELESS_S = 10.0
-"""Seconds for which a job must wait for one reason before that counts: Slurm's first is a guess."""
+"""Seconds for which a pending reason must last before it counts: Slurm's first is a guess."""
 
 LATE_S = 60.0
 """Seconds after a job's end within which a shared file system must show its result."""
 
 FAILED_LATE_S = 5.0
-"""The same of a job that failed, and may have left none."""
+"""The same limit for a job that failed, and may have left no result."""
 
 OUT_OF_MEMORY = r"(?i:oom.?kill|out of memory|exceeded .*memory limit)"
 
@@ -47,7 +47,7 @@ TELLING = (
     (OUT_OF_MEMORY, "OUT_OF_MEMORY"),
     (r"CANCELLED AT", "CANCELLED"),
 )
-"""What Slurm writes into a job's own log, and the state that it means; the last one counts."""
+"""Slurm's messages in a job's own log, and the states that they mean; the last match wins."""
 
 NAMELESS = "UNKNOWN"
 """State of a job that Slurm no longer knows."""
@@ -59,12 +59,12 @@ _SIGNALS = {
 }  # with these srun ends the other ranks
 
 DIED = re.compile(rf"srun: error: (\S+): tasks? (\d+)\S*: ({'|'.join(re.escape(str(each)) for each in _SIGNALS)})")
-"""What srun says of a rank that a signal ended: node, rank and the signal's name."""
+"""Message of srun about a rank that a signal ended: node, rank and the signal's name."""
 
 
 @dataclass(frozen=True)
 class Fate:
-    """What is known of one job.
+    """The state of one job.
 
     Attributes
     ----------
@@ -98,12 +98,12 @@ class Fate:
 
     @property
     def settled(self) -> bool:
-        """Whether each measurement has a result, or the worker says why not."""
+        """Whether each measurement has a result or a reported failure."""
         return self.measured + len(self.failed) >= self.wanted
 
     @property
     def ended(self) -> bool:
-        """Whether it runs no more, nor will it."""
+        """Whether it has ended for good."""
         return self.start is None or (self.state is not None and (self.state.ended or self.state.name == NAMELESS))
 
     @property
@@ -113,7 +113,7 @@ class Fate:
 
 
 class Death(NamedTuple):
-    """A rank that a signal has ended, the measurement that it cost, and a sentence of both."""
+    """A rank that a signal ended, the measurement lost with it, and both in a sentence."""
 
     rank: int
     key: str | None
@@ -121,7 +121,7 @@ class Death(NamedTuple):
 
 
 def look(run: Run) -> list[Fate]:
-    """Ask Slurm and the results what has become of all jobs; the ledger learns how they ended.
+    """Update the state of all jobs from Slurm and the results; record their ends in the ledger.
 
     Raises
     ------
@@ -152,7 +152,7 @@ def look(run: Run) -> list[Fate]:
 
 
 def _forgotten(run: Run, start: Submission) -> State:
-    """How a job ended that the controller no longer knows: by accounting, or by the job's log."""
+    """Return how a job ended that the controller forgot, from accounting or the job's log."""
     if start.number:
         state = client.remembered(start.number)
         if state is not None and state.ended:
@@ -172,7 +172,7 @@ def _log(run: Run, start: Submission) -> str:
 
 
 def log_of(run: Run, start: Submission) -> Path:
-    """Where the batch script of a submission, and srun, write."""
+    """Return the log of a submission's batch script and of srun."""
     number = int(start.name.rpartition("-")[2])
     (script,) = (run.folder / SCRIPTS).glob(f"{number:02}-*.sh")
     return script.with_suffix(".log" if start.element is None else f".{start.element}.log")
@@ -203,7 +203,7 @@ def _fate(run: Run, name: str, start: Submission | None, state: State | None) ->
 
 
 def _death(run: Run, start: Submission | None, state: State | None, path: Path, ranks: int) -> Death | None:
-    """The rank that a signal ended first, as srun says it of the latest start."""
+    """Return the rank that a signal ended first in the latest start, according to srun."""
     if start is None or state is None or state.name != "FAILED":
         return None
     latest = re.split(r"CANCELLED AT .* DUE TO .*", _log(run, start))[-1]
@@ -221,7 +221,7 @@ def _death(run: Run, start: Submission | None, state: State | None, path: Path, 
 
 
 def _of_other_ranks(path: Path, ranks: int) -> dict[str, str]:
-    """Failures by measurement, of ranks whose failing has ended rank 0, too."""
+    """Return failures by measurement, of ranks whose failure ended rank 0, too."""
     found: dict[str, str] = {}
     for rank in range(1, ranks):
         try:
@@ -237,7 +237,7 @@ def _of_other_ranks(path: Path, ranks: int) -> dict[str, str]:
 
 
 def told(run: Run, fate: Fate) -> str:
-    """One sentence of what has become of a job, with Slurm's words where it did not measure all."""
+    """Return a job's state in a sentence, with Slurm's message if results are missing."""
     if fate.complete:
         return "measured"
     if fate.start is None:
@@ -262,11 +262,11 @@ def told(run: Run, fate: Fate) -> str:
 
 def _hopeless(run: Run, state: State) -> str:
     key = client.HOPELESS.get(state.reason)
-    return f", for ever\n  {run.profile.line(key)}" if key else ""
+    return f" and will never start\n  {run.profile.line(key)}" if key else ""
 
 
 def _tail(run: Run, fate: Fate) -> str:
-    """The last lines of the logs of a job that left no reason."""
+    """Return the last lines of the logs of a job that left no reason."""
     assert fate.start is not None
     lines: list[str] = []
     own = result_path(run.job_path(fate.name)).with_name(f"{fate.name}.log")
@@ -277,7 +277,7 @@ def _tail(run: Run, fate: Fate) -> str:
 
 
 def write_fates(run: Run, fates: list[Fate]) -> None:
-    """Say beside each job that did not measure all why not, for ``--from-jobs``."""
+    """Write the reason beside each incomplete job, for ``--from-jobs``."""
     for fate in fates:
         path = fate_path(run.job_path(fate.name))
         with contextlib.suppress(OSError):
@@ -289,7 +289,7 @@ def write_fates(run: Run, fates: list[Fate]) -> None:
 
 
 def _blame(run: Run, fate: Fate) -> None:
-    """Put a rank that a signal ended in place of what rank 0 says of losing it."""
+    """Replace rank 0's message about a lost rank by the signal that ended that rank."""
     path = run.job_path(fate.name)
     with contextlib.suppress(JobError):
         result = Result.load(result_path(path))
@@ -303,7 +303,7 @@ def _blame(run: Run, fate: Fate) -> None:
 
 
 def follow(run: Run, tell: Callable[[list[Fate], str], None]) -> list[Fate]:
-    """Wait until all jobs of a run have ended, and their results are seen.
+    """Wait until all jobs of a run have ended and their results are visible.
 
     Parameters
     ----------
@@ -351,7 +351,7 @@ def follow(run: Run, tell: Callable[[list[Fate], str], None]) -> list[Fate]:
 
 
 def _newly_finished(run: Run, fates: list[Fate], pause: float, known: set[str]) -> set[str]:
-    """Wait for a while, or until workers have finished: Slurm will soon say so, too. Name them."""
+    """Wait, at most until workers finish, which Slurm reports later; return their jobs' names."""
     running = {each.name: result_path(run.job_path(each.name)) for each in fates if not each.ended}
     end = time.monotonic() + pause
     finished: set[str] = set()
@@ -365,7 +365,7 @@ def _newly_finished(run: Run, fates: list[Fate], pause: float, known: set[str]) 
 
 
 def _seen(run: Run, fate: Fate) -> bool:
-    """Whether nothing more of a job that has ended will be seen."""
+    """Return whether a job's results are final."""
     if fate.settled or fate.start is None:
         return True
     if fate.state is None or fate.state.name not in ("COMPLETED", "FAILED"):
@@ -380,7 +380,7 @@ def _late_s(fate: Fate) -> float:
 
 
 def _require_hope(run: Run, fates: list[Fate], waits: dict[str, tuple[str, float]], now: float) -> None:
-    """Cancel all that wait, if one has waited for `HOPELESS_S` for what will never come."""
+    """Cancel all pending jobs once one has had a hopeless reason for `HOPELESS_S`."""
     pending = [fate for fate in fates if fate.waits]
     for fate in pending:
         assert fate.state is not None and fate.start is not None
@@ -393,5 +393,5 @@ def _require_hope(run: Run, fates: list[Fate], waits: dict[str, tuple[str, float
 
 
 def _longer(pause: float) -> float:
-    """How long to wait until the next look: ever longer, as jobs take longer."""
+    """Return the next pause, which grows with the length of jobs."""
     return min(PERIOD_S[1], pause * 1.1)

@@ -46,7 +46,7 @@ def write_jobs(run: Run) -> list[str]:
 
 
 class Gathering:
-    """Results become a file; what is prepared meanwhile saves the time to import it.
+    """Merges results into a file; imports in advance to save time.
 
     Parameters
     ----------
@@ -118,7 +118,7 @@ def _start(
 
 @contextlib.contextmanager
 def _uninterrupted() -> Iterator[None]:
-    """Start processes that Ctrl-C does not reach before they say what it means to them."""
+    """Shield new processes from Ctrl-C until they have set their own handlers."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield

@@ -28,7 +28,7 @@ TIME = re.compile(r"(\d+-)?\d+(:\d+){0,2}|(?i:unlimited)")
 
 @dataclass(frozen=True)
 class Profile:
-    """What a site needs; docs/slurm.md has two examples.
+    """A site's settings; docs/slurm.md has two examples.
 
     Attributes
     ----------
@@ -94,7 +94,7 @@ class Profile:
         return max(1, self.cores_per_node // self.ranks_per_node)
 
     def ranks(self, nodes: int) -> int:
-        """How many ranks so many nodes have."""
+        """Return the number of ranks on this many nodes."""
         return nodes * self.ranks_per_node
 
 
@@ -115,7 +115,7 @@ class Source:
     lines: Mapping[str, int]
 
     def line(self, key: str) -> str:
-        """The place of a key, and its text, for a message."""
+        """Return a key's place and text, for a message."""
         if key not in self.lines:
             return f"{self.path}: {key} is not given"
         shown = json.dumps(getattr(self.profile, key))
@@ -172,7 +172,7 @@ def read_profile(path: Path) -> Source:
 
 
 def _check(key: str, value: Any, kind: str, where: str) -> None:
-    """Raise if a value is not of its kind, or could not stand in a batch script."""
+    """Raise if a value has the wrong type, or is unsafe in a batch script."""
     rules = {
         "int": ("a whole number, at least 1", lambda: type(value) is int and value >= (key != "most_nodes")),
         "bool": ("true or false", lambda: isinstance(value, bool)),
@@ -183,7 +183,7 @@ def _check(key: str, value: Any, kind: str, where: str) -> None:
     if not holds():
         raise ConfigurationError(f"{key} must be {rule}", where=where)
     if key == "time" and not TIME.fullmatch(value):
-        raise ConfigurationError(f"{value!r} is no time limit, such as 00:30:00 or 1-12:00:00", where=where)
+        raise ConfigurationError(f"{value!r} is not a time limit such as 00:30:00 or 1-12:00:00", where=where)
     if key == "options" and not all(each.startswith("-") for each in value):
         raise ConfigurationError("options are words such as --mail-type=END", where=where)
 
@@ -193,7 +193,7 @@ def _is_line(value: Any) -> bool:
 
 
 def _lines(text: str) -> dict[str, int]:
-    """The lines, from 1, on which keys stand."""
+    """Return the lines, from 1, on which keys stand."""
     found: dict[str, int] = {}
     for number, line in enumerate(text.splitlines(), 1):
         match = re.match(r"""\s*\[*\s*["']?([\w.-]+)["']?\s*(=|\])""", line)

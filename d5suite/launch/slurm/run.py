@@ -24,10 +24,10 @@ from d5suite.launch.slurm.script import batch_script, write_script
 SCHEMA = "d5suite-slurm-1"
 
 PARENT = Path("d5suite-slurm")
-"""Where runs lie, unless ``--folder`` says otherwise."""
+"""Parent folder of runs, unless ``--folder`` names another."""
 
 LEDGER, JOBS, SCRIPTS = "run.json", "jobs", "scripts"
-"""What is in a run's folder."""
+"""Names in a run's folder."""
 
 
 @dataclass(frozen=True)
@@ -87,11 +87,11 @@ class Run:
 
     @property
     def identity(self) -> str:
-        """What tells its jobs from all others in Slurm."""
+        """The prefix that tells its jobs from all others in Slurm."""
         return self.folder.name
 
     def job_path(self, name: str) -> Path:
-        """The file of one of its jobs."""
+        """Return the file of one of its jobs."""
         return self.folder / JOBS / f"{name}.job.json"
 
     @classmethod
@@ -174,7 +174,7 @@ class Run:
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """Keep other processes from changing the run, and take up what they have changed.
+        """Lock the run against other processes, and load what they have changed.
 
         Raises
         ------
@@ -271,7 +271,7 @@ def submit(run: Run, names: Sequence[str]) -> None:
 
 
 def number_all(run: Run, said: Mapping[tuple[str, str], client.State]) -> bool:
-    """Give submissions their numbers whose answer was lost; return whether one got its."""
+    """Look up lost job numbers of submissions; return whether any was found."""
     changed = False
     for starts in run.jobs.values():
         last = starts[-1] if starts else None

@@ -94,7 +94,7 @@ def batch_script(
 
 
 def _options(profile: Profile, nodes: int, name: str, folder: Path, output: Path, count: int) -> list[str]:
-    """What sbatch is asked for."""
+    """Return sbatch's options."""
     found = [
         f"--job-name={name}",
         f"--nodes={nodes}",
@@ -110,12 +110,12 @@ def _options(profile: Profile, nodes: int, name: str, folder: Path, output: Path
 
 
 def _word(option: str) -> str:
-    """An option as sbatch reads it from a script, which knows quotes."""
+    """Quote an option as sbatch reads it from a script."""
     return option if re.fullmatch(r"[\w%@+=:,./\[\]*&|()-]+", option) else shlex.quote(option)
 
 
 def srun(profile: Profile, nodes: int) -> str:
-    """The line that starts the workers; one that fails ends all."""
+    """Return the srun line that starts the workers; one that fails ends all."""
     options = [
         f"--nodes={nodes}", f"--ntasks={profile.ranks(nodes)}", f"--cpus-per-task={profile.threads_per_rank}",
         "--kill-on-bad-exit=1", f"--mpi={profile.mpi}", f"--cpu-bind={profile.cpu_bind}",
@@ -126,7 +126,7 @@ def srun(profile: Profile, nodes: int) -> str:
 
 
 def _exports(profile: Profile, device: str) -> list[str]:
-    """Variables of the workers: as `d5suite.launch.base.worker_environment` gives them."""
+    """Return the workers' variables, as `d5suite.launch.base.worker_environment` gives them."""
     own = {**thread_environment(profile.threads_per_rank), "PYTHONHASHSEED": "0", "PYTHONUNBUFFERED": "1"}
     own[STARTED_BY_SRUN] = "free" if profile.cpu_bind == "none" and not profile.gpu_bind else "bound"
     if device == "cpu":
@@ -142,12 +142,12 @@ def _python(profile: Profile) -> str:
 
 
 def _expanding(text: str) -> str:
-    """A word of bash in which variables count, and nothing else does."""
+    """Quote a word for bash so that only variables expand."""
     return '"' + re.sub(r'(["\\`!]|\$(?![A-Za-z_{]))', r"\\\1", text) + '"'
 
 
 def write_script(path: Path, text: str) -> None:
-    """Write a script that its user may start."""
+    """Write a script that its owner may execute."""
     from d5suite.files import write_bytes
 
     write_bytes(path, text.encode())

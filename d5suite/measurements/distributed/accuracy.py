@@ -17,7 +17,8 @@ from d5suite.instruments.clock import now
 from d5suite.instruments.sampling import Samples
 from d5suite.instruments.settings import SamplingSettings
 from d5suite.levels.network import Executor
-from d5suite.measurements.base import Measurement, Step
+from d5suite.measurements.base import Step
+from d5suite.measurements.distributed.efficiency import MeasurementOfRanks
 from d5suite.measurements.distributed.facts import FACTS, REQUIRED, SCALING
 from d5suite.measurements.distributed.step import DistributedStep
 from d5suite.measurements.tables import Column, Table
@@ -48,7 +49,7 @@ class DistributedAccuracyStep(DistributedStep):
         settings = workload.case.training
         if settings["accumulate"] != 1:
             raise ConfigurationError(
-                f"this training takes {settings['accumulate']} batches for an update, and ranks take one each",
+                f"this preset accumulates {settings['accumulate']} batches per update; with ranks it must be 1",
                 hint="Leave it out: -k distributed_step.",
             )
         super().__init__(workload)
@@ -148,7 +149,7 @@ class DistributedAccuracyStep(DistributedStep):
         return took, [float(executor.fetch(loss)[name]) for loss in pending]
 
     def _judged(self, evaluate: Callable[[Executor], dict[str, float]]) -> float:
-        """Evaluate the parameters that all ranks would end with now."""
+        """Evaluate the parameters with which all ranks would end now."""
         kept = None if self.serving or self.scheme.synchronous else self.replica.weights()
         if not self.serving:
             self.scheme.finish()
@@ -163,7 +164,7 @@ class DistributedAccuracyStep(DistributedStep):
         return self.workload.case.batch_size * len(self.trainers)
 
     def check(self) -> Iterable[Check]:
-        """All ranks end with equal parameters; that they are good is what was measured."""
+        """Check that all ranks end with equal parameters; the metric itself was measured."""
         if not self.serving:
             self.scheme.finish()
         yield self.check_parameters()
@@ -182,7 +183,7 @@ _ONE_PROCESS: Any = TimeToAccuracy.schema["properties"]
 _RUN = _ONE_PROCESS["runs"]["items"]
 
 
-class DistributedAccuracy(Measurement):
+class DistributedAccuracy(MeasurementOfRanks):
     """Training runs of several ranks to a target: over time, and over what they send."""
 
     name = "distributed_accuracy"
@@ -228,6 +229,6 @@ class DistributedAccuracy(Measurement):
         return DistributedAccuracyStep(workload)
 
     def prove(self, workload: NetworkWorkload, step: DistributedAccuracyStep) -> Iterable[Check]:
-        """As the step of several ranks; whether the target is reached is what is measured."""
+        """Prove the step of several ranks; whether it reaches the target is measured."""
         yield from prove_training(workload)
         yield from workload.once("distributed", step.proof)

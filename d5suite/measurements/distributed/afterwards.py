@@ -30,11 +30,11 @@ STEPS = 2
 
 
 Batches = Sequence[Sequence[Arrays | None]]
-"""By step and rank; None on a server rank."""
+"""Batches by step and rank; None on a server rank."""
 
 
 def right_weights(step: DistributedStep, replica: Replica, batches: Batches) -> list[Arrays]:
-    """The weights that `DistributedStep.train` should return: of one process, or by the rule."""
+    """Return the expected weights of `DistributedStep.train`: of one process, or by the rule."""
     start, feed = replica.weights(), replica.trainer.executor.feed
     if step.scheme.synchronous:
         weights = []
@@ -55,7 +55,7 @@ def right_weights(step: DistributedStep, replica: Replica, batches: Batches) -> 
 
 
 def check_messages(communicator: Communicator, traffic: dict[str, float]) -> Check:
-    """Whether ranks count as sent what the others count as received."""
+    """Check that ranks count the same bytes as sent and as received."""
     found = gather(communicator, traffic)
     lost = {
         kind: sum(each[f"{kind}_sent"] - each[f"{kind}_received"] for each in found) for kind in ("messages", "bytes")
@@ -65,7 +65,7 @@ def check_messages(communicator: Communicator, traffic: dict[str, float]) -> Che
 
 
 def check_scheme(step: DistributedStep) -> Iterator[Check]:
-    """The scheme that was timed, against its rule and against itself untimed.
+    """Check the timed scheme against its rule and against an untimed run.
 
     Two steps from the generic point on batches never fed before; then the first timed steps once
     more, unless chance decides their order. No two passes of a network with Dropout are alike:
@@ -113,7 +113,7 @@ def _check_rule(step: DistributedStep) -> Iterator[Check]:
 
 
 def _unseen(step: DistributedStep, rank: int, number: int) -> Arrays:
-    """A rank's batch as no step has taken it: turned, or, if no images are known, in reverse."""
+    """Return a rank's batch as no step has seen it: images turned, other inputs reversed."""
     images, labels = step.batches(rank)[number % FEEDS]
     workload = step.workload
     other = images[::-1].copy() if workload.is_drawn else turned(images, 1)
@@ -129,7 +129,7 @@ def _joined(values: Arrays, joined: bool) -> Arrays:
 
 
 def _check_first(step: DistributedStep) -> Check:
-    """The losses of the first timed steps, against those of the same steps made once more."""
+    """Check the losses of the first timed steps against a repetition."""
     workload, executor = step.workload, step.workload.executor
     step.replica_of(executor)
     if step.random:
@@ -146,7 +146,7 @@ def _check_first(step: DistributedStep) -> Check:
 
 
 def check_replica(workload: NetworkWorkload, replica: Replica) -> Iterator[Check]:
-    """One rank's loss, gradients and update by itself, against float64 and the formula."""
+    """Check one rank's own loss, gradients and update against float64 and the formula."""
     executor, trainer, known = workload.executor, workload.trainer, workload.references
     _, loss = workload.network.require_loss()
 

@@ -16,7 +16,7 @@ from d5suite.validate.check import Check
 from d5suite.workloads.collective import CollectiveWorkload, Messages
 
 LEAST_SHARE = 0.01
-"""Of the largest size's time: below it, the time per byte says nothing."""
+"""Least share of the bandwidth term in the largest size's time; below it, beta is meaningless."""
 
 SCHEMA: dict[str, Any] = {
     "required": ["communicator", "algorithm", "hosts", "sizes", "line", "latency_s", "bus_bytes_per_s"],
@@ -73,10 +73,10 @@ class CollectiveStep(Step):
         self._checks: list[Check] = []
 
     def call_first(self) -> None:
-        """Nothing: the proof makes the first call."""
+        """Do nothing: the proof makes the first call."""
 
     def prove(self, size: int) -> Iterator[Check]:
-        """One call against the sums that are known."""
+        """Check one call against the known sums."""
         messages = self.workload.messages(size)
         messages.fill()
         messages.run()
@@ -101,7 +101,7 @@ class CollectiveStep(Step):
         return self._found[-1][1]
 
     def check(self) -> Iterable[Check]:
-        """Every call of each size's last sample."""
+        """Check every call of each size's last sample."""
         return self._checks
 
     def record(self, samples: Samples) -> dict[str, Any]:
@@ -159,6 +159,6 @@ class Collectives(Measurement):
         return CollectiveStep(workload)
 
     def prove(self, workload: CollectiveWorkload, step: CollectiveStep) -> Iterator[Check]:
-        """Every size against known sums; ranks are equal to the last bit."""
+        """Check every size against known sums; ranks must agree bit for bit."""
         for size in workload.sizes:
             yield from step.prove(size)

@@ -19,7 +19,7 @@ FACTS: dict[str, Any] = {
         "description": "sent by all ranks, by the scheme's definition; collectives as a ring; null: it is not known",
     },
 }  # fmt: skip
-"""In JSON schema: how the ranks of a result train together."""
+"""JSON schema of how the ranks of a result train together."""
 
 REQUIRED = [name for name in FACTS if name != "synchronous"]  # earlier results do not have it
 
@@ -40,4 +40,4 @@ SCALING: dict[str, Any] = {
         "efficiency": {"type": "number", "minimum": 0, "description": "speed-up over the ratio of ranks"},
     },
 }  # fmt: skip
-"""In JSON schema: what `d5suite.report.scaling` adds to a result of several ranks."""
+"""JSON schema of what `efficiency` adds to a result of several ranks."""

@@ -39,7 +39,7 @@ SCHEMA: dict[str, Any] = {
 
 
 def steps_of(timed: int) -> int:
-    """Number of steps to make after `timed` timed ones."""
+    """Return the number of steps to make after `timed` timed ones."""
     return max(STEPS[0], min(STEPS[1], timed // 3))
 
 

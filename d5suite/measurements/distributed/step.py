@@ -21,8 +21,9 @@ from d5suite.instruments.settings import SamplingSettings
 from d5suite.instruments.warmup import still_falls, warm_up
 from d5suite.levels.distributed import Replica, Scheme, Traffic
 from d5suite.levels.network import Arrays, Executor, Native
-from d5suite.measurements.base import Measurement, Step
+from d5suite.measurements.base import Step
 from d5suite.measurements.distributed.afterwards import check_messages, check_replica, check_scheme, right_weights
+from d5suite.measurements.distributed.efficiency import MeasurementOfRanks
 from d5suite.measurements.distributed.facts import FACTS, SCALING
 from d5suite.measurements.distributed.parts import SCHEMA as PARTS
 from d5suite.measurements.distributed.parts import steps_of, take_parts
@@ -82,7 +83,7 @@ class DistributedStep(Step):
 
     def __init__(self, workload: NetworkWorkload) -> None:
         if workload.job.distributed is None:
-            raise JobError("a distributed step needs a job with the way its ranks train", hint="Give --ranks N.")
+            raise JobError("a distributed step needs a job with 'distributed'", hint="Give --ranks N.")
         self.workload, self.communicator, self.how = workload, workload.communicator, workload.job.distributed
         self.replica = workload.backend.replica(workload.trainer)
         self.scheme = self.make_scheme(self.replica)
@@ -114,13 +115,13 @@ class DistributedStep(Step):
     # Data.
 
     def batches(self, rank: int) -> list[tuple[np.ndarray, np.ndarray]]:
-        """The batches that a rank takes in turn; a server rank takes none."""
+        """Return the batches that a rank takes in turn; a server rank takes none."""
         if rank not in self.trainers:
             return []
         return self.workload.batches_of(self.trainers.index(rank), len(self.trainers))
 
     def few(self, rank: int, step: int) -> dict[str, np.ndarray]:
-        """The first images of a rank's batch, for float64."""
+        """Return the first images of a rank's batch, for float64."""
         images, labels = self.batches(rank)[step % FEEDS]
         count = self.workload.oracle_batch
         return self.workload.arrays((images[:count], labels[:count]))
@@ -201,8 +202,8 @@ class DistributedStep(Step):
         if diverged:
             index, rank, loss = min(diverged)
             raise ValidationError(
-                f"training diverged: the loss of rank {rank} on {self.communicator.hosts[rank]} is {loss} in step "
-                f"{self._turn - made + index + 1}, as of no other rank before",
+                f"training diverged first on rank {rank} ({self.communicator.hosts[rank]}): "
+                f"loss {loss} in step {self._turn - made + index + 1}",
                 hint="Lower the learning rate (--optimizer), or look at that rank's data and memory.",
             )
         return [found[rank][0] for rank in range(self.communicator.size)]
@@ -255,14 +256,14 @@ class DistributedStep(Step):
         self._losses.clear()
 
     def _sample(self, times: Sequence[Sequence[float]]) -> list[float]:
-        """The times of all ranks, step by step, as one."""
+        """Combine the times of all ranks, step by step."""
         together = max if self.scheme.synchronous else statistics.fmean
         return [together(each) for each in zip(*(times[rank] for rank in self.trainers), strict=True)]
 
     # Proofs.
 
     def proof(self) -> Iterator[Check]:
-        """The first steps in float64, and as timed.
+        """Check the first steps in float64 and as timed.
 
         In float64 a synchronous scheme makes the steps of one process on all ranks' batches, and
         each other scheme those of its published rule. As timed, the losses are those in float64.
@@ -281,7 +282,7 @@ class DistributedStep(Step):
         yield from self._check_losses("")
 
     def _check_losses(self, when: str) -> Iterator[Check]:
-        """The first steps' losses as timed, against those in float64."""
+        """Check the first steps' losses as timed against those in float64."""
         executor, (losses, name) = self.workload.executor, self.workload.proved_scheme
         if executor.drops:  # no float64 run drops the same
             return
@@ -301,11 +302,11 @@ class DistributedStep(Step):
         return "one process" if self.scheme.synchronous else "its rule"
 
     def _full(self, rank: int, step: int) -> dict[str, np.ndarray]:
-        """As `few`, repeated until the batch is full."""
+        """Return `few`, repeated until the batch is full."""
         return self.workload.arrays(self.workload.repeated(*self.batches(rank)[step % FEEDS]))
 
     def by_rank(self, make: Callable[[int, int], Arrays], steps: int) -> list[list[Arrays | None]]:
-        """Batches by step and rank, of a function of both; None on a server rank."""
+        """Return batches by step and rank from a function of both; None on a server rank."""
         ranks = range(self.communicator.size)
         return [[make(rank, step) if rank in self.trainers else None for rank in ranks] for step in range(steps)]
 
@@ -333,7 +334,7 @@ class DistributedStep(Step):
         return losses, [*weights, replica.weights()]
 
     def replica_of(self, executor: Executor) -> Replica:
-        """A replica in its initial state."""
+        """Return a replica in its initial state."""
         workload = self.workload
         workload.restore(executor)
         if executor is workload.executor:
@@ -342,7 +343,7 @@ class DistributedStep(Step):
         return workload.backend.replica(workload.backend.trainer(executor, workload.optimizer))
 
     def check(self) -> Iterable[Check]:
-        """All ranks end with equal parameters, and the scheme that was timed follows its rule."""
+        """Check that all ranks end with equal parameters and the timed scheme follows its rule."""
         if not self.serving:
             self.scheme.finish()
         yield self.check_parameters()
@@ -353,7 +354,7 @@ class DistributedStep(Step):
         yield from self._check_losses(" after the timed ones")
 
     def check_parameters(self) -> Check:
-        """Whether all ranks have equal parameters."""
+        """Check that all ranks have equal parameters."""
         digest = hashlib.sha256()
         held = self.workload.executor.parameters()
         for name in self.workload.network.parameters:
@@ -392,7 +393,7 @@ class DistributedStep(Step):
         }
 
     def facts(self) -> dict[str, Any]:
-        """How the ranks train together, and what that sends."""
+        """Return how the ranks train together, and the traffic."""
         communicator, how = self.communicator, self.how
         weights = list(self.replica.weights().values())
         elements, itemsize = sum(each.size for each in weights), weights[0].itemsize
@@ -410,7 +411,7 @@ class DistributedStep(Step):
         }
 
     def _transport(self) -> str:
-        """The transport of gradients: the communicator, or the framework's own on this device."""
+        """Return the transport of gradients: the communicator, or the framework's own."""
         if not self._is_opaque:
             return self.communicator.name
         return self.workload.backend.schemes[self.how.scheme].transports[self.workload.job.device]
@@ -422,7 +423,7 @@ class DistributedStep(Step):
         return self.workload.memory_by_definition(gradients=True, optimizer=True)
 
 
-class DistributedTraining(Measurement):
+class DistributedTraining(MeasurementOfRanks):
     """Forward, backward, communication and update, on all ranks."""
 
     name = "distributed_step"
@@ -487,6 +488,6 @@ class DistributedTraining(Measurement):
         return DistributedStep(workload)
 
     def prove(self, workload: NetworkWorkload, step: DistributedStep) -> Iterable[Check]:
-        """Every rank's executor and trainer, and then the scheme."""
+        """Prove every rank's executor and trainer, then the scheme."""
         yield from prove_training(workload)
         yield from workload.once("distributed", step.proof)

@@ -43,7 +43,7 @@ class GradientStep(ExecutorStep):
         self.workload.to_generic_point(self.workload.executor)
 
     def check(self) -> Iterable[Check]:
-        """Losses of timed calls, the last one's gradients, and a batch never fed before."""
+        """Check losses of timed calls, the last one's gradients, and a batch never fed before."""
         workload, executor = self.workload, self.workload.executor
         losses, last = self.losses(), self.answer
         self.answer = None
@@ -79,6 +79,7 @@ class Gradient(Measurement):
     name = "gradient"
     level = 1
     needs = ("gradient",)
+    of_any_network = True
     takes_memory = True
     takes_energy = True
     takes_cold = True
@@ -88,12 +89,12 @@ class Gradient(Measurement):
         return GradientStep(workload)
 
     def prove(self, workload: NetworkWorkload, step: Step) -> Iterable[Check]:
-        """Every gradient, through float64 gradients proved by central differences."""
+        """Prove every gradient, through float64 gradients and central differences."""
         return prove_gradient(workload)
 
 
 def check_unseen(workload: NetworkWorkload, answer: Arrays) -> Iterable[Check]:
-    """Loss and gradients, of `fetch_sampled`, of `NetworkWorkload.unseen` at the generic point."""
+    """Check `fetch_sampled` of `NetworkWorkload.unseen` at the generic point."""
     assert workload.references is not None
     return check_answer(UNSEEN, workload.executor, answer, workload.references, TURNS, workload.tolerance)
 
@@ -178,7 +179,7 @@ def check_whole_batch(workload: NetworkWorkload, name: str, call: Callable[[Nati
 
 
 def prove_gradient(workload: NetworkWorkload) -> Iterable[Check]:
-    """The checks of every gradient, made once per case."""
+    """Make the checks of every gradient, once per case."""
     return workload.once("gradient", lambda: _checks(workload))
 
 

@@ -28,7 +28,7 @@ class InferenceStep(ExecutorStep):
         super().__init__(workload, workload.executor.forward, [lambda i=i: self.fed(i) for i in range(TURNS)])  # type: ignore[misc]
 
     def fed(self, number: int) -> Native:
-        """A batch of `NetworkWorkload.evaluation_batch` on the device."""
+        """Return a batch of `NetworkWorkload.evaluation_batch` on the device."""
         return self.workload.executor.feed(self._arrays(number))
 
     def _arrays(self, number: int) -> dict[str, np.ndarray]:
@@ -43,7 +43,7 @@ class InferenceStep(ExecutorStep):
         self.workload.to_generic_point(self.workload.executor)
 
     def check(self) -> Iterable[Check]:
-        """The outputs of timed calls, and of one more with other images, against the evaluator."""
+        """Check outputs of timed calls, and of one with other images, against the evaluator."""
         workload, executor = self.workload, self.workload.executor
         found = self.answers()
         answer, computes = self.call_fresh(self._arrays(TURNS))
@@ -76,6 +76,7 @@ class Inference(Measurement):
 
     name = "inference"
     level = 1
+    of_any_network = True
     takes_memory = True
     takes_energy = True
     takes_cold = True
@@ -85,7 +86,7 @@ class Inference(Measurement):
         return InferenceStep(workload)
 
     def prove(self, workload: NetworkWorkload, step: InferenceStep) -> Iterable[Check]:
-        """The output against an independent evaluator."""
+        """Prove the output against an independent evaluator."""
         executor, batches = workload.executor, [workload.evaluation_batch(number) for number in range(TURNS + 1)]
         with workload.at_generic_point(executor):
             answer = executor.fetch(executor.forward(step.fed(0)))

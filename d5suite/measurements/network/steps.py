@@ -50,7 +50,7 @@ class ExecutorStep(Step):
         self.forget()
 
     def forget(self) -> None:
-        """Begin with the first batch, and drop all answers."""
+        """Restart with the first batch, and drop all answers."""
         self.answer = None
         self.turn, self.calls = -1, 0
         self._kept: dict[tuple[int, int], Native] = {}
@@ -82,14 +82,14 @@ class ExecutorStep(Step):
         return self.workload.network.require_loss()[1:]
 
     def answers(self) -> dict[int, list[dict[str, np.ndarray]]]:
-        """The kept tensors, fetched, by turn and in order."""
+        """Return the kept tensors, fetched, by turn and in order."""
         found: dict[int, list[dict[str, np.ndarray]]] = {}
         for turn, doubling in sorted(self._kept):
             found.setdefault(turn, []).append(self.workload.executor.fetch(self._kept[turn, doubling]))
         return found
 
     def losses(self) -> dict[int, list[float]]:
-        """The kept losses, by turn and in order."""
+        """Return the kept losses, by turn and in order."""
         (name,) = self.kept
         return {turn: [float(each[name]) for each in found] for turn, found in self.answers().items()}
 
@@ -98,7 +98,7 @@ class ExecutorStep(Step):
         self.workload.restore(self.workload.executor)
 
     def begin(self) -> None:
-        """Go where timing begins: to the initial state."""
+        """Restore the initial state, in which timing begins."""
         self.reset()
 
     def time(self, settings: SamplingSettings) -> Samples:
@@ -136,5 +136,5 @@ class ExecutorStep(Step):
 
 
 def training_feeds(workload: NetworkWorkload, count: int = FEEDS) -> list[Callable[[], Native]]:
-    """The batches that a step of training takes in turn."""
+    """Return the batches that a step of training takes in turn."""
     return [lambda index=index: workload.feed(index) for index in range(count)]  # type: ignore[misc]

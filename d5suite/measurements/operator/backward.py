@@ -18,11 +18,11 @@ class Backward(Kernel):
     backward = True
 
     def prove_first(self, workload: OperatorWorkload, step: KernelStep) -> Iterable[Check]:
-        """The float64 gradients against differences."""
+        """Prove the float64 gradients against differences."""
         exact, known, seed = workload.exact, workload.known, workload.job.seed
         step.evidence = lambda: gradient_evidence(exact, known, seed)
         return check_backward_float64(exact, known, seed)
 
     def check(self, workload: OperatorWorkload) -> Findings:
-        """The gradients, as timed, against the float64 ones."""
+        """Check the gradients, as timed, against the float64 ones."""
         return check_backward(workload.operator, workload.exact, workload.job.seed)

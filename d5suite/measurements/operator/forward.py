@@ -15,6 +15,6 @@ class Forward(Kernel):
     backward = False
 
     def check(self, workload: OperatorWorkload) -> Findings:
-        """The outputs against ONNX's reference evaluator."""
+        """Check the outputs against ONNX's reference evaluator."""
         known = workload.known
         return check_forward(workload.operator, known, workload.job.seed, None if known.whole else workload.exact)

@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -121,7 +121,7 @@ class KernelStep(Step):
         self._answers: dict[int, list[np.ndarray]] = {}
 
     def call_first(self) -> None:
-        """Nothing: the proof makes the first call."""
+        """Do nothing: the proof makes the first call."""
 
     def run(self) -> object:
         return self.findings.call(*self.findings.arguments)
@@ -144,7 +144,7 @@ class KernelStep(Step):
         return replace(samples, first_call_s=found.first_call_s)
 
     def check(self) -> Iterable[Check]:
-        """The last answers to both inputs, and to one never fed before."""
+        """Check the last answers to both inputs, and to one never fed before."""
         found = self.findings
         first, second = (self._answers.pop(turn) for turn in range(2))
         repeats = self.workload.backend.tolerances[self.workload.operation.precision].repeats
@@ -204,13 +204,28 @@ class Kernel(Measurement):
     takes_cold = True
     table = KERNELS
     schema = SCHEMA
-    backward: ClassVar[bool]
+    derived = ("ceiling", "fraction_of_ceiling")
+
+    @classmethod
+    def derive(cls, records: Sequence[dict[str, Any]]) -> None:
+        """Add each result's part of the ceilings: the best of all backends in the run."""
+        measured = [info for info in records if "ceilings" in info]
+        best: dict[str, tuple[float, str]] = {}
+        for info in measured:
+            for key, value in info.pop("ceilings").items():
+                best[key] = max(best.get(key, (0.0, "")), (value, info["backend"]["name"]))
+        for info in measured:
+            achieved = info["achieved"]
+            info["ceiling"] = {key: {"value": value, "backend": name} for key, (value, name) in best.items()}
+            info["fraction_of_ceiling"] = {
+                key: achieved[key] / best[key][0] if achieved[key] and key in best else None for key in achieved
+            }
 
     def prepare(self, workload: OperatorWorkload) -> Step:
         return KernelStep(workload, backward=self.backward)
 
     def prove(self, workload: OperatorWorkload, step: KernelStep) -> Iterator[Check]:
-        """The answers against the reference."""
+        """Prove the answers against the reference."""
         yield from self.prove_first(workload, step)
         found = step.findings = self.check(workload)
         step.evidence = lambda: found.evidence
@@ -219,7 +234,7 @@ class Kernel(Measurement):
         step.others = [found.another(number) for number in range(1, FURTHER + 1)]
 
     def prove_first(self, workload: OperatorWorkload, step: KernelStep) -> Iterable[Check]:
-        """Checks to make before `check`."""
+        """Make the checks that precede `check`."""
         return ()
 
     @abstractmethod
@@ -227,7 +242,7 @@ class Kernel(Measurement):
         """Compare the answers, as timed, with what is known to be right."""
 
     def explain(self, workload: OperatorWorkload, step: KernelStep, error: ValidationError) -> ValidationError:
-        """The error with a picture of where the answer is wrong, beside the reference."""
+        """Return the error, with a picture of the wrong answer beside the reference."""
         name = f"{workload.operation.name}/{self.name}"
         where, hint = f"{workload.selection}, {name}", error.hint
         evidence = step.evidence() if workload.reference is not None else None

@@ -47,7 +47,7 @@ class AccuracyStep(TrainerStep):
         self._updates = 0
 
     def run(self) -> object:
-        """One update, from as many batches as the training accumulates."""
+        """Make one update from as many batches as training accumulates."""
         feeds = [
             self.workload.executor.feed(self.workload.arrays(batch))
             for batch in itertools.islice(itertools.cycle(self.workload.batches), self.accumulate)
@@ -117,7 +117,7 @@ class AccuracyStep(TrainerStep):
         self._updates = run.progress.step
 
     def check(self) -> Iterable[Check]:
-        """The outputs at the trained weights, and `check_further`.
+        """Check the outputs at the trained weights, and `check_further`.
 
         The images were never fed before: an evaluation that repeats an answer has counted it.
         """
@@ -150,7 +150,7 @@ def require_reached(runs: Sequence[Mapping[str, Any]], metric: Metric) -> None:
 
 
 def target_of(workload: NetworkWorkload) -> dict[str, Any]:
-    """The runs' target, for their record."""
+    """Return the runs' target, for their record."""
     settings = workload.case.training
     return {"metric": settings["metric"], "value": settings["target"], "source": settings.get("source", "")}
 
@@ -232,7 +232,7 @@ class TimeToAccuracy(Measurement):
         return AccuracyStep(workload)
 
     def prove(self, workload: NetworkWorkload, step: TrainerStep) -> Iterable[Check]:
-        """As the training step; whether the target is reached is what is measured."""
+        """Prove the training step; whether it reaches the target is measured."""
         return prove_training(workload, step)
 
 
@@ -257,5 +257,5 @@ class _Reports(Event):
 
 
 def or_none(values: Iterable[float]) -> list[float | None]:
-    """The values with None for what JSON does not know: NaN and infinity."""
+    """Return the values with None in place of NaN and infinity, which JSON lacks."""
     return [value if math.isfinite(value) else None for value in values]

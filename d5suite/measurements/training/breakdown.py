@@ -108,7 +108,7 @@ class BreakdownStep(TrainingStep):
             self._last[kind] = feed, {name: answer[name] for name in names}
 
     def check(self) -> Iterable[Check]:
-        """As the training step; and forward and backward of a batch never fed before."""
+        """Check the training step, and forward and backward of a batch never fed before."""
         yield from super().check()
         if not self.workload.executor.drops:
             workload, executor = self.workload, self.workload.executor
@@ -117,7 +117,7 @@ class BreakdownStep(TrainingStep):
             yield from check_unseen(workload, fetch_sampled(executor, native))
 
     def _check_timed(self) -> Iterable[Check]:
-        """The last timed call of each other part, once more at the same weights, untimed.
+        """Repeat the last timed call of each other part, untimed, at the same weights.
 
         And the output for images never fed before, against the evaluator.
         """
@@ -134,7 +134,7 @@ class BreakdownStep(TrainingStep):
         yield check_output_as_trained(self.workload, 1)
 
     def _check_untimed(self) -> Iterable[Check]:
-        """The first steps once more, untimed, on the batches that they took."""
+        """Repeat the first steps untimed on the same batches."""
         workload, executor = self.workload, self.workload.executor
         loss = workload.network.require_loss()[1]
         timed = dict(zip(KEPT, self._losses[0], strict=False))
@@ -219,7 +219,7 @@ class Breakdown(Measurement):
         return BreakdownStep(workload)
 
     def prove(self, workload: NetworkWorkload, step: BreakdownStep) -> Iterable[Check]:
-        """As the training step; and the output of the forward pass against an evaluator."""
+        """Prove the training step, and the output of the forward pass against an evaluator."""
         yield from prove_training(workload, step)
         yield from check_inference(
             workload.executor,

@@ -46,7 +46,7 @@ SCHEMA: dict[str, Any] = {
 
 
 def batches_per_sample(workload: NetworkWorkload) -> int:
-    """Batches that one sample of a loader takes."""
+    """Return the number of batches in one sample of a loader."""
     return max(LOADER_BATCHES, -(-LOADER_IMAGES // workload.case.batch_size))
 
 
@@ -87,7 +87,7 @@ class LoadingStep(Step):
         self.last = None
 
     def use(self, batch: Any) -> None:
-        """Do with a batch what training would."""
+        """Use a batch as training would."""
 
     def run(self) -> object:
         for _ in range(self.count):
@@ -100,7 +100,7 @@ class LoadingStep(Step):
         return None
 
     def call_first(self) -> None:
-        """Nothing: the sampler makes the first call, of a loader that has just started."""
+        """Do nothing: the sampler makes the first call of a loader that has just started."""
 
     def _sampled_waits(self, samples: int) -> list[float]:
         return self._waits[-self.count * samples :]  # without those of the warm-up
@@ -123,7 +123,7 @@ class LoadingStep(Step):
 
 
 def native_loader(workload: NetworkWorkload) -> Any:
-    """The framework's own loader on the same files and transform; the caller closes it.
+    """Return the framework's own loader on the same files and transform; the caller closes it.
 
     Raises
     ------
@@ -168,7 +168,7 @@ def copied(batch: Any) -> tuple[np.ndarray, np.ndarray]:
 
 
 def prove_neutral_loader(workload: NetworkWorkload) -> Iterator[Check]:
-    """The pixels from the worker processes against the same images decoded in this process."""
+    """Compare pixels from the worker processes with the same images decoded in this process."""
     return check_neutral_batch(workload, workload.batches[0], 0, "")
 
 
@@ -193,7 +193,7 @@ def check_neutral_batch(workload: NetworkWorkload, batch: Any, number: int, name
 
 
 def prove_native_loader(workload: NetworkWorkload) -> Iterator[Check]:
-    """The framework's own batches have the neutral shape and range, and known labels."""
+    """Check shape, range and labels of the framework's own batches."""
     native = native_loader(workload)
     try:
         batch = copied(next(native))

@@ -67,7 +67,7 @@ class CostOfLoadingStep(ratios.RatioStep):
         return run
 
     def check(self) -> Iterable[Check]:
-        """The last timed batch of each."""
+        """Check the last timed batch of each."""
         number = self._taken["d5suite"] - 1
         yield from check_neutral_batch(self.workload, self._last["d5suite"], number, " of the last timed batch")
         yield from check_native_batch(
@@ -75,7 +75,7 @@ class CostOfLoadingStep(ratios.RatioStep):
         )
 
     def call_first(self) -> None:
-        """Nothing: the sampler makes the first calls, of loaders that have just started."""
+        """Do nothing: the sampler makes the first calls of loaders that have just started."""
 
     def sample_both(self, settings: SamplingSettings) -> dict[str, Samples]:
         names = ("d5suite", "native")
@@ -115,6 +115,6 @@ class CostOfLoading(Measurement):
         return CostOfLoadingStep(workload)
 
     def prove(self, workload: NetworkWorkload, step: Step) -> Iterable[Check]:
-        """The neutral pixels, and the framework's own batches."""
+        """Prove the neutral pixels, and the framework's own batches."""
         yield from prove_neutral_loader(workload)
         yield from prove_native_loader(workload)

@@ -42,7 +42,7 @@ class NativePipelineStep(LoadingStep):
         super().next_input()
 
     def check(self) -> Iterable[Check]:
-        """The last timed batch: shape, range and labels; and that it is not the first one."""
+        """Check the last timed batch: shape, range and labels, and that it is not the first."""
         return check_native_batch(self.workload, self.last, "the last timed batch of ", self._first)
 
 
@@ -61,5 +61,5 @@ class NativeInputPipeline(Measurement):
         return NativePipelineStep(workload, native_loader_name(workload))
 
     def prove(self, workload: NetworkWorkload, step: Step) -> Iterable[Check]:
-        """Batches of the neutral loader's shape and range, and known labels."""
+        """Prove that batches have the neutral shape and range, and known labels."""
         return prove_native_loader(workload)

@@ -50,7 +50,7 @@ class NeutralityStep(RatioStep):
         self.losses: list[float] = []
 
     def call_first(self) -> None:
-        """Nothing: the proof makes the first calls, and both ways must make the same number."""
+        """Do nothing: the proof makes the first calls; both ways must make equally many."""
 
     def sample_both(self, settings: SamplingSettings) -> dict[str, Samples]:
         return sample_alternating(
@@ -60,7 +60,7 @@ class NeutralityStep(RatioStep):
         )
 
     def check(self) -> Iterable[Check]:
-        """The first steps again, from the start, against the hand-written ones before timing.
+        """Repeat the first steps, and compare with the hand-written ones before timing.
 
         So a step that no longer trains is found. The hand-written step cannot start anew: after
         hundreds of steps on one batch, where roundings have grown, its loss must be finite.
@@ -91,7 +91,7 @@ class CostOfNeutrality(Measurement):
         return NeutralityStep(workload)
 
     def prove(self, workload: NetworkWorkload, step: NeutralityStep) -> Iterable[Check]:
-        """The losses of both steps, from the same weights on the same batch."""
+        """Compare the losses of both steps, from the same weights on the same batch."""
         executor = workload.executor
         _, loss = workload.network.require_loss()
         for number in range(1, BASELINE_STEPS + 1):

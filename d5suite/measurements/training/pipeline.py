@@ -36,7 +36,7 @@ class PipelineStep(LoadingStep):
         self.workload.executor.synchronize()
 
     def check(self) -> Iterable[Check]:
-        """The last timed batch: its pixels, and that it is this one's turn."""
+        """Check the last timed batch: its pixels and its place in the order."""
         return check_neutral_batch(self.workload, self.last, self.taken - 1, " of the last timed batch")
 
 
@@ -55,5 +55,5 @@ class InputPipeline(Measurement):
         return PipelineStep(workload, "d5suite.data.Loader")
 
     def prove(self, workload: NetworkWorkload, step: Step) -> Iterable[Check]:
-        """The pixels from the worker processes against the same images decoded in this process."""
+        """Compare pixels from the worker processes with the same images decoded in this process."""
         return prove_neutral_loader(workload)

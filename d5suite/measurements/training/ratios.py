@@ -45,7 +45,7 @@ class RatioStep(Step):
 
     @abstractmethod
     def sample_both(self, settings: SamplingSettings) -> dict[str, Samples]:
-        """Samples of ``d5suite`` and of `other`, taken in turn."""
+        """Sample ``d5suite`` and `other` in turn."""
 
     def time(self, settings: SamplingSettings) -> Samples:
         found = self.sample_both(settings)

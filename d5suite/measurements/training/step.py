@@ -69,12 +69,12 @@ class TrainerStep(ExecutorStep):
 
     @property
     def against(self) -> str:
-        """What was timed, and what it is compared with, in words."""
+        """The timed run and its reference, in words."""
         executor = self.workload.executor
         return f"({executor.mode} {executor.precision}) vs {self.proved.source}"
 
     def check_further(self, made: int) -> Iterable[Check]:
-        """One step more, and the first ones again, in a hurry.
+        """Check one step more, and the first ones again, issued back to back.
 
         The step more starts from the optimizer's state after the timed ones, at the generic point
         and on a batch never fed before: its loss and its update are known from the float64
@@ -97,7 +97,7 @@ class TrainerStep(ExecutorStep):
         yield from self._check_again()
 
     def _check_one_more(self, timed: int) -> Iterable[Check]:
-        """One step from the state after the timed ones, on a batch never fed before."""
+        """Check one step from the state after the timed ones, on a batch never fed before."""
         workload, executor, trainer = self.workload, self.workload.executor, self.workload.trainer
         known = workload.references
         assert known is not None  # the proof made them
@@ -131,7 +131,7 @@ class TrainerStep(ExecutorStep):
         return trainer.executor.fetch(trainer.step(feed))
 
     def _check_again(self) -> Iterable[Check]:
-        """The proof's first steps once more."""
+        """Repeat the proof's first steps."""
         workload, executor, known = self.workload, self.workload.executor, self.proved
         self.reset()
         first = known.first
@@ -187,7 +187,7 @@ class TrainingStep(TrainerStep):
             self._random = self.workload.executor.random_state()
 
     def check(self) -> Iterable[Check]:
-        """The losses of timed steps, and `check_further`."""
+        """Check the losses of timed steps, and `check_further`."""
         self._losses, made = self.losses(), self.calls
         self.answer = None
         if not check_finite(self._losses).passed:
@@ -200,7 +200,7 @@ class TrainingStep(TrainerStep):
         yield from self._check_untimed()
 
     def _check_timed(self) -> Iterable[Check]:
-        """The first timed steps, where their batches are those of the proof."""
+        """Check the first timed steps, where their batches are those of the proof."""
         if self.workload.executor.drops:
             return
         workload, known = self.workload, self.proved.losses
@@ -216,7 +216,7 @@ class TrainingStep(TrainerStep):
             yield Check(f"losses of the first timed steps {against}", *max(errors, key=lambda each: each[0] / each[1]))
 
     def _check_untimed(self) -> Iterable[Check]:
-        """The first timed steps of a network with Dropout once more, dropping the same values."""
+        """Repeat the first timed steps of a network with Dropout, dropping the same values."""
         workload, executor, trainer = self.workload, self.workload.executor, self.workload.trainer
         loss = workload.network.require_loss()[1]
         if not (executor.drops and self._random):
@@ -244,6 +244,7 @@ class Training(Measurement):
     name = "training_step"
     level = 2
     needs = ("gradient", "level 2")
+    of_any_network = True
     takes_memory = True
     takes_energy = True
     takes_cold = True
@@ -253,12 +254,12 @@ class Training(Measurement):
         return TrainingStep(workload)
 
     def prove(self, workload: NetworkWorkload, step: TrainerStep) -> Iterable[Check]:
-        """A short run, through a float64 run proved by the formula and by other backends."""
+        """Prove a short run through a float64 run, which the formula and other backends prove."""
         return prove_training(workload, step)
 
 
 def prove_training(workload: NetworkWorkload, step: TrainerStep | None = None) -> Iterator[Check]:
-    """The checks of every gradient and of a short training run, each made once per case.
+    """Make the checks of every gradient and of a short training run, each once per case.
 
     A step keeps the run, for the proof of what was timed.
     """

@@ -112,7 +112,7 @@ class NodeContext:
         return self.constants[node.inputs[index]]
 
     def is_integer(self, name: str) -> bool:
-        """Whether a tensor is not floating point."""
+        """Return whether a tensor is not floating point."""
         return name in self.dtypes and not is_floating(self.dtypes[name])
 
     def wanted(self, node: Node) -> tuple[bool, ...]:
@@ -146,7 +146,7 @@ def _non_negative(network: Network) -> frozenset[str]:
 
 
 def has_input(node: Node, index: int) -> bool:
-    """Whether an optional input is given."""
+    """Return whether an optional input is given."""
     return index < len(node.inputs) and bool(node.inputs[index])
 
 

@@ -24,7 +24,7 @@ def read_clip(node: Node, context: NodeContext) -> tuple[Any, Any]:
 
 
 def is_clip_fixed(node: Node, context: NodeContext) -> bool:
-    """Whether both bounds of a Clip are constants or omitted."""
+    """Return whether both bounds of a Clip are constants or omitted."""
     return all(node.inputs[index] in context.constants for index in (1, 2) if has_input(node, index))
 
 
@@ -40,7 +40,7 @@ def read_dropout(node: Node, context: NodeContext) -> float:
 
 
 def slopes_of_channels(node: Node, context: NodeContext) -> bool:
-    """Whether a PRelu has one slope per channel, the second axis."""
+    """Return whether a PRelu has one slope per channel, the second axis."""
     shape, slope = context.shape(node.inputs[0]), context.shape(node.inputs[1])
     rest = len(shape) - 2
     return rest >= 0 and slope == (shape[1], *[1] * rest)

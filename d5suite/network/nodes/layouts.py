@@ -146,7 +146,7 @@ class LayoutContext(NodeContext):
 
 
 def splits_channels(shape: Shape, split: Shape) -> bool:
-    """Whether (N, C, spatial) becomes (N, a, b, spatial), with two or more spatial axes."""
+    """Return whether (N, C, spatial) becomes (N, a, b, spatial), with two or more spatial axes."""
     if len(shape) < 4 or len(split) != len(shape) + 1 or None in (*shape[1:], *split[1:]):
         return False
     apart = (split[1] or 0) * (split[2] or 0)

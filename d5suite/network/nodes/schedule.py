@@ -86,7 +86,7 @@ def by_name(node: Node, result: Any) -> dict[str, Any]:
 
 
 def is_rounded(network: Network, node: Node, index: int) -> bool:
-    """Whether an input is a parameter that a 16-bit precision rounds; the others stay float32."""
+    """Return whether a 16-bit precision rounds an input, a parameter; others stay float32."""
     return node.inputs[index] in network.parameters and index not in _FLOAT32_INPUTS.get(node.op_type, ())
 
 

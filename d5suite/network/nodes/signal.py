@@ -44,12 +44,12 @@ class Fourier:
 
     @property
     def taken(self) -> int:
-        """How many numbers count."""
+        """Number of input values used."""
         return min(self.size, self.length // 2 + 1 if self.half and self.inverse else self.length)
 
     @property
     def kept(self) -> int:
-        """How many numbers the transform returns."""
+        """Number of values that the transform returns."""
         return self.length // 2 + 1 if self.half and not self.inverse else self.length
 
 

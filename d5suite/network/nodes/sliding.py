@@ -118,7 +118,7 @@ def read_global_pool(node: Node, context: NodeContext) -> int:
 
 
 def _spatial(node: Node, context: NodeContext) -> Shape:
-    """Sizes of the image's 1 to 3 spatial axes."""
+    """Return the sizes of the image's 1 to 3 spatial axes."""
     sizes = context.shape(node.inputs[0])[2:]
     if len(sizes) not in (1, 2, 3):
         raise NetworkError(f"{node.op_type} with {len(sizes)} spatial dimensions is not implemented", where=node.name)

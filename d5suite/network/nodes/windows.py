@@ -230,7 +230,7 @@ def transposed_window(node: Node, image: Shape, kernel: Shape) -> TransposedWind
 
 
 def _sizes(node: Node, image: Shape, kernel: Shape) -> tuple[tuple[int, ...], ...]:
-    """Image, kernel, strides and dilations."""
+    """Return image, kernel, strides and dilations."""
     a = node.attributes
     wanted: Sequence[int | None] = a.get("kernel_shape") or kernel
     rank = len(wanted)
@@ -241,7 +241,7 @@ def _sizes(node: Node, image: Shape, kernel: Shape) -> tuple[tuple[int, ...], ..
 
 
 def _halves(totals: Sequence[int], automatic: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Padding split between both sides, the odd cell at the end for ``SAME_UPPER``."""
+    """Return padding split between both sides, the odd cell at the end for ``SAME_UPPER``."""
     small, large = tuple(t // 2 for t in totals), tuple(t - t // 2 for t in totals)
     return (small, large) if automatic == "SAME_UPPER" else (large, small)
 

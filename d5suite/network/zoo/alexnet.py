@@ -15,7 +15,7 @@ from d5suite.network.model import Network
 
 
 def _side(image_size: int) -> int:
-    """Height and width of the last feature map."""
+    """Return the height and width of the last feature map."""
     side = (image_size + 4 - 11) // 4 + 1
     for _ in range(3):
         side = (side - 3) // 2 + 1

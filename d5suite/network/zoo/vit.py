@@ -22,7 +22,7 @@ from d5suite.network.model import Network
 _PATCH = 16
 
 _EPSILON = 1e-6
-"""Of layer normalisation: the paper's code and torchvision's."""
+"""Epsilon of layer normalisation, as in the paper's code and torchvision."""
 
 
 def _xavier(inputs: int, outputs: int) -> float:

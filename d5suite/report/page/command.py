@@ -17,13 +17,13 @@ def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     report = commands.add_parser(
         "report",
         help="write result files as one page: verdicts, every result with its proof, machines",
-        epilog="exit codes: 0 written, 1 without a file of another schema or a picture, 2 usage (docs/report.md)",
+        epilog="exit codes: 0 written, 1 written, but a file or picture was left out, 2 usage (docs/report.md)",
     )
     report.add_argument("results", type=Path, nargs="+", metavar="RESULT.json")
     report.add_argument("-o", "--output", type=Path, required=True, metavar="FILE.html", help="where the page goes")
     report.add_argument("--title", default="", help="its heading (default: the cases' names)")
-    report.add_argument("--embed", action="store_true", help="write a frame to put into another page or a notebook")
-    report.add_argument("--history", type=Path, metavar="DIR", help="show the course of benchmarks, of d5suite history")
+    report.add_argument("--embed", action="store_true", help="write an embeddable frame for a page or notebook")
+    report.add_argument("--history", type=Path, metavar="DIR", help="show trends from a d5suite history folder")
     for kind, what in (("csv", "its numbers as CSV files"), ("png", "its pictures as PNG"), ("svg", "as SVG")):
         report.add_argument(f"--{kind}", type=Path, metavar="DIR", help=f"also write {what}")
     report.add_argument(

@@ -103,7 +103,7 @@ def pictures(page: Page, failed: list[str]) -> Iterator[Picture]:
                 for row in group.rows
                 if not row.failed
             ]
-            if kind.startswith("curves"):
+            if PLOTS[kind].of_series:
                 plotted = [each for each in plotted if each.series]
             if plotted:
                 label = f"{title}: {_short(group.measurement)}"
@@ -143,7 +143,7 @@ def _all_series(page: Page, failed: list[str]) -> dict[tuple[str, str], dict[str
     wanted = {
         (row.file, row.record["fullname"])
         for _, group in page.groups
-        if (_kind(page, group) or "").startswith("curves")
+        if (kind := _kind(page, group)) is not None and PLOTS[kind].of_series
         for row in group.rows
     }
     found: dict[tuple[str, str], dict[str, list[float]]] = {}

@@ -24,7 +24,7 @@ from d5suite.report.reading import data_of, printable, results_of
 from d5suite.report.runs import machine_of
 
 MOST_ROWS = 80
-"""Of one HTML table; the browser lays out those in sight (``content-visibility``)."""
+"""Most rows of an HTML table; the browser lays out those in sight (``content-visibility``)."""
 
 
 @dataclass(frozen=True)
@@ -165,7 +165,7 @@ class Source:
         The file's own facts, without its benchmarks.
     results : int
     series : str
-        What became of the series beside it.
+        State of the series beside it.
     left_out : str
         Why nothing of it is shown.
     """
@@ -279,7 +279,7 @@ def gather(paths: Sequence[Path], between_runs: float) -> Page:
 
 
 def _differing(sections: Sequence[Section]) -> list[str]:
-    """The names of conditions in which sections of one title differ."""
+    """Return the names of conditions in which sections of one title differ."""
     titles: dict[str, list[dict[str, str]]] = {}
     for section in sections:
         titles.setdefault(section.title, []).append(section.conditions)
@@ -293,13 +293,13 @@ def _differing(sections: Sequence[Section]) -> list[str]:
 
 
 def _machine(info: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Facts that distinguish machines with the same processor."""
+    """Return the facts that distinguish machines with the same processor."""
     told = machine_of(info["environment"])
     return ((name, told[name]) for name in ("CPU", "cores", "memory", "GPUs") if name in told)
 
 
 def _of_another_version(content: Any) -> bool:
-    """Whether a file says that it has another schema than this version's."""
+    """Return whether a file declares another schema than this version's."""
     from d5suite.report.schema import result_schema
 
     known = result_schema()["$defs"]["record"]["properties"]["schema"]["const"]
@@ -309,7 +309,7 @@ def _of_another_version(content: Any) -> bool:
 
 
 def _series(source: Source) -> str:
-    """Whether the series are there that a file names."""
+    """Return the state of the series that a file names."""
     name = source.ours.get("series", "")
     if not name:
         return "it names no series"
@@ -392,14 +392,14 @@ def _group(measurement: str, rows: list[Row], between_runs: float) -> Group:
 
 
 def kind_of(info: Mapping[str, Any]) -> str:
-    """Ranks and scheme by which results compare: those of another scheme compute something else."""
+    """Return ranks and scheme, within which results compare: other schemes compute otherwise."""
     ranks, how = info["ranks"], info.get("distributed") or {}
     scheme = "synchronous" if how.get("synchronous") else how.get("scheme", "")
     return f"{ranks} rank{'s' * (ranks > 1)}" + (f", {scheme}" if scheme and ranks > 1 else "")
 
 
 def command_of(info: Mapping[str, Any]) -> str:
-    """The command that measures a result again under its conditions."""
+    """Return the command that repeats a measurement under its conditions."""
     name = info["fullname"]
     words = ["pytest", name, "--preset", info["preset"]]
     if is_reduced(info):

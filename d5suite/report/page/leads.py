@@ -12,7 +12,7 @@ from d5suite.report.order import Rounds, fastest_first, rounds_of
 from d5suite.statistics.changes import Change, Series, change, series_of
 
 CONFIDENCE = 0.95
-"""Of the interval of a lead."""
+"""Confidence of a lead's interval."""
 
 _T = TypeVar("_T")
 
@@ -74,13 +74,13 @@ def lead_of(results: Sequence[_T], record: Callable[[_T], Any], between_runs: fl
 
 
 def _of_items(info: Any) -> Series:
-    """The samples of a record, of one item each, so that samples of other sizes compare."""
+    """Return a record's samples divided by their items, so that sample sizes do not matter."""
     items = info["throughput"]["value"] * info["median_s"]
     return series_of([seconds / items for seconds in info["data"]])
 
 
 def _in_turn(records: Sequence[Any]) -> list[Rounds]:
-    """The rounds of results that all took turns with each other; empty if they did not."""
+    """Return the rounds of results that were all measured in turn; empty if they were not."""
     tokens = {tuple(each["group"] for each in info.get("turns", ())) for info in records}
     if len(tokens) != 1 or tokens == {()}:
         return []

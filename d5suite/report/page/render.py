@@ -29,10 +29,10 @@ from d5suite.report.runs import machine_of
 from d5suite.statistics.changes import Change
 
 LARGEST_LEAD = 100.0
-"""At which the axis of leads ends at the latest."""
+"""Largest ratio on the axis of leads."""
 
 MOST_PICTURES = 40
-"""On a page; a picture takes 50 kB and a tenth of a second."""
+"""Most pictures on a page; one takes 50 kB and a tenth of a second."""
 
 PARTS = (
     ("verdict", "Verdict"),
@@ -138,12 +138,12 @@ def render(page: Page, title: str, past: Sequence[Past] = ()) -> str:
 
 
 def shortened(text: str, most: int = 90) -> str:
-    """The text, or its beginning with an ellipsis."""
+    """Return the text, or its beginning with an ellipsis."""
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
 def times(ratio: float) -> str:
-    """A ratio with as many digits as matter."""
+    """Format a ratio with its significant digits."""
     return f"{ratio:.2f}" if ratio < 10 else "∞" if math.isinf(ratio) else figure(ratio)
 
 
@@ -152,7 +152,7 @@ def _stripped(text: str) -> str:
 
 
 def _embedded(value: Any) -> str:
-    """JSON that no HTML parser takes for anything else."""
+    """Return JSON that is safe inside HTML."""
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
 
@@ -191,7 +191,7 @@ def _told_samples(row: Row) -> str:
 
 
 def _pictures(page: Page) -> tuple[dict[str, list[dict[str, Any]]], list[str]]:
-    """The pictures of each section as markup, and notes on missing ones."""
+    """Return the pictures of each section as markup, and notes on missing ones."""
     found: dict[str, list[dict[str, Any]]] = {}
     failed: list[str] = []
     left_out = 0
@@ -255,7 +255,7 @@ def _leads(page: Page) -> Iterator[LeadRow]:
 
 
 def brief(names: Sequence[str]) -> dict[str, str]:
-    """Return each name without the parts, after a ``-``, with which all of several end."""
+    """Strip the common suffix, from a ``-`` on, that several names share."""
     parts, count = [name.split("-") for name in names], 0
     most = min(map(len, parts)) - 1 if len(parts) > 1 else 0
     while count < most and len({each[-count - 1] for each in parts}) == 1:
@@ -312,7 +312,7 @@ def _summary(page: Page, leads: Sequence[LeadRow], wrong: Sequence[Row]) -> list
 
 
 def _headline(leads: Sequence[LeadRow]) -> str:
-    """Who is fastest, in a sentence or two."""
+    """Return a sentence or two on the fastest backends."""
     contests = [each for each in leads if each.second]
     if not contests:
         return "Nothing to compare: no case was measured on two backends under equal conditions."
@@ -373,7 +373,7 @@ def _notices(page: Page) -> list[str]:
 
 
 def _details(page: Page) -> dict[str, Any]:
-    """Details of rows that the page's script shows on request."""
+    """Return the details of rows that the page's script shows on request."""
     conditions: dict[str, int] = {}
     versions: dict[str, int] = {}
     told_conditions: list[Any] = []
@@ -447,7 +447,7 @@ def _versions(info: Mapping[str, Any]) -> list[list[str]]:
 
 
 def _environments(page: Page) -> Iterator[dict[str, Any]]:
-    """Each machine with its software, once."""
+    """Return each machine with its software, once."""
     seen: dict[str, list[Row]] = {}
     for row in page.rows:
         environment = row.record["environment"]

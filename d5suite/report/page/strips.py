@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 WIDTH, HEIGHT = 180, 16
-"""Of a drawing, in pixels."""
+"""Size of a drawing in pixels."""
 
 MOST_TICKS = 40
 """Samples that a strip shows; of more, as many quantiles."""

@@ -39,7 +39,7 @@ _FONT = re.compile(r"'DejaVu Sans'[^;]*?sans-serif")
 
 @contextmanager
 def drawing(salt: str = "d5suite") -> Iterator[None]:
-    """Settings under which pictures are drawn: no name is a formula, text stays text."""
+    """Draw within this context: names are not formulas, and text stays text."""
     import matplotlib
 
     with matplotlib.rc_context({"text.parse_math": False, "svg.fonttype": "none", "svg.hashsalt": salt}):
@@ -47,7 +47,7 @@ def drawing(salt: str = "d5suite") -> Iterator[None]:
 
 
 def to_svg(figure: Figure, salt: str = "d5suite") -> bytes:
-    """The figure as a file."""
+    """Return the figure as a file."""
     from matplotlib.backends.backend_svg import FigureCanvasSVG
 
     target = io.BytesIO()
@@ -57,7 +57,7 @@ def to_svg(figure: Figure, salt: str = "d5suite") -> bytes:
 
 
 def to_png(figure: Figure) -> bytes:
-    """The figure as a file of pixels."""
+    """Return the figure as a file of pixels."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     target = io.BytesIO()
@@ -67,7 +67,7 @@ def to_png(figure: Figure) -> bytes:
 
 
 def inline(figure: Figure, prefix: str, label: str) -> str:
-    """The figure as an element of a page.
+    """Return the figure as an element of a page.
 
     Parameters
     ----------

@@ -15,13 +15,14 @@ from d5suite.report.page.gather import Page, Row
 from d5suite.report.page.past import Past
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
-"""With which a spreadsheet takes a text for a formula: https://owasp.org, CSV Injection."""
+"""First characters that make a spreadsheet read text as a formula: https://owasp.org, CSV
+Injection."""
 
 COMMON = ("median_s", "first_call_s", "compile_s", "peak_memory_bytes", "macs", "threads", "ranks", "seed")
 
 
 def tables(page: Page, past: Sequence[Past]) -> dict[str, bytes]:
-    """CSV files by name: results, their samples, who is fastest, and a history if there is one."""
+    """Return CSV files by name: results, samples, the fastest, and the history if there is one."""
     found = {"results.csv": _results(page), "samples.csv": _samples(page), "fastest.csv": _fastest(page)}
     if past:
         head = ["benchmark", "conditions", "date", "run", "median_s", "changed"]

@@ -20,7 +20,7 @@ from d5suite.report.page.tables import tables
 from d5suite.report.thresholds import Threshold
 
 HEIGHT = "80vh"
-"""Of an embedded page."""
+"""Height of an embedded page."""
 
 
 class Shown:
@@ -40,7 +40,7 @@ class Shown:
 
 
 def embedded(page: str) -> str:
-    """The page as a fragment: a frame, so that neither disturbs the other."""
+    """Return the page as a fragment: a frame isolates it from the page around it."""
     return (
         f'<iframe title="d5suite report" sandbox="allow-scripts allow-popups" srcdoc="{html.escape(page)}" '
         f'style="width:100%;height:{HEIGHT};border:0"></iframe>\n'
@@ -70,7 +70,7 @@ def page_of(
 
 
 def save(path: Path, content: str) -> None:
-    """Write a page, whole or not at all.
+    """Write a page atomically.
 
     Raises
     ------

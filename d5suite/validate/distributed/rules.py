@@ -23,7 +23,7 @@ from d5suite.validate.norms import relative_l2
 from d5suite.validate.training.formulas import State, update
 
 Gradient = Callable[[Arrays, Any], Arrays]
-"""From weights and one rank's batch to the gradients of its mean loss; float64, not kept."""
+"""Function of weights and one rank's batch: the gradients of its mean loss; float64, not kept."""
 
 ROUNDING = 1e-6
 """A tensor's error is relative to its norm, or to this part of all weights' norm if larger."""
@@ -62,7 +62,7 @@ class _Run:
 
 
 Weights = list[dict[str, np.ndarray]]
-"""By rank."""
+"""Weights by rank."""
 
 
 def expected(
@@ -266,4 +266,4 @@ _RULES: Mapping[str, Callable[[_Run], Iterator[Weights]]] = {
     "quantised": _quantised,
     IN_TURN: _in_turn,
 }
-"""By the scheme's name."""
+"""Rules by the scheme's name."""

@@ -186,7 +186,7 @@ def sampled(values: Arrays) -> dict[str, np.ndarray]:
 
 @functools.cache
 def _drawn(shape: tuple[int, ...]) -> tuple[np.ndarray, ...]:
-    """Indices along each axis: they take elements without a copy, in any order of memory."""
+    """Return indices along each axis, which select elements without a copy in any layout."""
     size = math.prod(shape)
     return np.unravel_index(np.random.default_rng(size).integers(0, size, ELEMENTS), shape)
 
@@ -206,7 +206,7 @@ def check_losses(name: str, found: Mapping[int, Sequence[float]], references: Re
 
 
 def check_finite(losses: Mapping[int, Sequence[float]]) -> Check:
-    """All that holds of losses without a reference."""
+    """Check losses without a reference: they must be finite."""
     found = [float(loss) for each in losses.values() for loss in each]
     return Check("loss of timed calls is finite", 0.0 if np.isfinite(found).all() else math.inf, 0.0)
 
@@ -276,7 +276,7 @@ def check_answer(
 
 
 def widened(limit: float) -> float:
-    """The limit of a gradient's error for other batches than the proof's, and other weights."""
+    """Return the error limit of a gradient on other batches and weights than the proof's."""
     return min(max(OTHER_BATCHES * limit, ONE_FLIP), SATURATION)
 
 
@@ -335,7 +335,7 @@ def check_update(
 def displacement(
     name: str, executor: Executor, found: Arrays, wanted: Arrays, way: Arrays, start: Arrays, limit: float
 ) -> Check:
-    """Compare where parameters are with where they should be, in parts of the way there.
+    """Compare parameters with their expected values, relative to the distance moved.
 
     All are `sampled`. Differences below the precision of the parameters are not counted.
     """
@@ -345,7 +345,7 @@ def displacement(
 
 
 def apart_of_way(name: str, precision: str, apart: Arrays, long: Arrays, heights: Arrays, limit: float) -> Check:
-    """Compare distances with the right way and with its start; see `displacement`."""
+    """Compare distances, beyond rounding, with the distance moved; see `displacement`."""
     roundoff = UNIT_ROUNDOFF["fp64" if precision == "fp64" else "fp32"]
     whole = math.sqrt(sum(float(np.vdot(value, value)) for value in long.values()))
     errors = {}
@@ -363,7 +363,7 @@ adds noise, which makes the way longer, and a skipped update of three leaves les
 
 
 def check_moved(name: str, executor: Executor, found: Arrays, start: Arrays, way: Arrays) -> Check:
-    """Compare how far parameters went with how far they should: all are `sampled`."""
+    """Compare the distance that parameters moved with the expected one: all are `sampled`."""
     went = {key: found[key] - value for key, value in start.items()}
     lengths = [
         math.sqrt(sum(float(np.vdot(value, value)) for value in scaled(executor, each).values()))

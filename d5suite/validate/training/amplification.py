@@ -64,7 +64,7 @@ class First:
 
 @dataclass(frozen=True)
 class Drift:
-    """How far float64 runs drift apart whose weights differ by noise.
+    """Divergence of float64 runs whose initial weights differ by noise.
 
     Attributes
     ----------
@@ -82,7 +82,7 @@ class Drift:
 
     @property
     def amplification(self) -> float:
-        """How many times larger than the noise the losses' difference becomes."""
+        """Ratio of the losses' difference to the noise."""
         return float(self.losses[-1]) / self.noise
 
 
@@ -240,7 +240,7 @@ class Runs:
 
     @property
     def said(self) -> dict[str, object]:
-        """How runs were proved, for the record."""
+        """Method by which runs were proved, for the record."""
         by = {precision: drift.amplification for precision, drift in self.drifts.items()}
         how = {"proof": "one step at a time", "amplification": by} if by else {"proof": "whole run"}
         return {"training": how}

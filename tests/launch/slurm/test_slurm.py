@@ -448,7 +448,8 @@ def test_what_slurm_refuses_is_said_in_its_words_with_the_line_of_the_profile(si
     profile = site.folder / "d5suite-slurm.toml"
     profile.write_text(profile.read_text().replace("00:10:00", "03:00:00"))
     said = site(*site.luck("--nodes", "1"), code=2)
-    assert "waits (PartitionTimeLimit), for ever" in said and 'd5suite-slurm.toml:2: time = "03:00:00"' in said
+    assert "waits (PartitionTimeLimit) and will never start" in said
+    assert 'd5suite-slurm.toml:2: time = "03:00:00"' in said
     assert site.cluster.ask("squeue", "--noheader") == ""
 
 

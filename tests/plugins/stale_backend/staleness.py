@@ -49,7 +49,7 @@ class Stale:
         count = self.counts[key]
         captured = self.captured.setdefault(key, given)
         mode, _, of = self.mode.partition("_")
-        if of and of != key[0]:
+        if of and isinstance(key, tuple) and of != key[0]:
             return function(given)
         if mode.startswith("replay") and count >= int(mode.removeprefix("replay")):
             given = captured

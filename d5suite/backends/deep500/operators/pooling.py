@@ -30,7 +30,7 @@ from d5suite.network.nodes.windows import Window
 
 
 def _is_native(w: Window) -> bool:
-    """Whether deep500's pooling gives ONNX's output.
+    """Return whether deep500's pooling gives ONNX's output.
 
     It has neither dilations nor ceil_mode, and with two or more spatial axes it confuses their pads
     unless all are equal.

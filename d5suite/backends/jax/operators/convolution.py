@@ -27,7 +27,7 @@ def conv(node: Node, context: Context) -> Call:
 
 
 def conv_transpose(node: Node, context: Context) -> Call:
-    """A convolution of the mirrored weight with the image, zeros between its points."""
+    """Return a convolution of the mirrored weight with the image, zeros between its points."""
     w, sizes = read_conv_transpose(node, context), context.shape(node.inputs[1])
     rank = len(sizes)
     output = context.layouts[node.outputs[0]] = channels_last(rank)

@@ -17,7 +17,7 @@ from d5suite.network.nodes.recurrent import Recurrent, read_recurrent
 
 
 def recurrent(node: Node, context: Context) -> Call:
-    """A scan over the steps, after one matrix product for the inputs of all steps."""
+    """Return a scan over the steps, after one matrix product for the inputs of all steps."""
     plan = read_recurrent(node, context)
     layouts = [
         (0, 2, 1) if place in (1, 2) else identity(len(context.shapes.get(name, ())))

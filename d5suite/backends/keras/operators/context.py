@@ -147,11 +147,11 @@ class Context(LayoutContext):
         return channels_last(rank) if self.images_last else identity(rank)
 
     def computed(self, *names: str) -> bool:
-        """Whether all these tensors are computed, not weights or constants."""
+        """Return whether all these tensors are computed, not weights or constants."""
         return all(name in self.tensors for name in names)
 
     def owned(self, *names: str) -> bool:
-        """Whether all these are weights that one node alone reads, so its layer may own them."""
+        """Return whether all these are weights of this node alone, which its layer may own."""
         return all(name in self.weights and self.uses[name] == 1 for name in names)
 
     def name(self, node: Node, suffix: str = "") -> str:
@@ -310,7 +310,7 @@ def aligned(node: Node, context: Context) -> list[Function]:
 
 
 def is_bool(x: Any) -> bool:
-    """Whether a tensor is of Booleans."""
+    """Return whether a tensor is of Booleans."""
     return bool(keras.backend.standardize_dtype(x.dtype) == "bool")
 
 

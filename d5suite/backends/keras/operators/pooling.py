@@ -75,7 +75,7 @@ def _taps(w: Window, context: Context) -> Function:
 
 
 def _by_taps(w: Window, context: Context) -> bool:
-    """Whether there is no kernel: Keras's have no dilation, TensorFlow's 3-D ones only float32."""
+    """Return whether a kernel is missing: Keras's lack dilation, TensorFlow's 3-D ones float64."""
     return w.dilated or (len(w.kernel) == 3 and context.backend == "tensorflow" and context.policy != "float32")
 
 

@@ -16,7 +16,7 @@ from d5suite.network.nodes.windows import Window
 
 
 def _is_native(w: Window) -> bool:
-    """Whether MXNet's padding can express the window's: symmetric, below the kernel, undilated."""
+    """Return whether MXNet's padding can express it: symmetric, below the kernel, undilated."""
     inside = all(p < k for p, k in zip(w.pads_begin, w.kernel, strict=True))
     return w.symmetric and inside and not w.dilated
 

@@ -44,7 +44,7 @@ def compiled(function: Call, mode: str) -> Call:
 
 
 def is_asynchronous(device: str) -> bool:
-    """Whether calls may return before their work is done; by default, not on the CPU."""
+    """Return whether calls may return before their work is done; by default, not on the CPU."""
     return device != "cpu" or not tf.config.experimental.get_synchronous_execution()
 
 

@@ -20,7 +20,7 @@ from d5suite.network.nodes.windows import Window
 
 
 def _is_native(w: Window) -> bool:
-    """Whether PyTorch's padding can express it: symmetric, at most half the kernel."""
+    """Return whether PyTorch's padding can express it: symmetric, at most half the kernel."""
     return w.symmetric and all(2 * p <= k for p, k in zip(w.pads_begin, w.kernel, strict=True))
 
 
