@@ -35,7 +35,8 @@ CLAUSES: Mapping[str, str] = {
     "executor.forward": "forward returns the network's output for every batch of any size, within the precision's "
     "tolerance once fetched, and the same each time (Tolerance.repeats)",
     "executor.forward_backward": "forward_backward returns the loss and the gradient of every parameter, in its "
-    "shape, for every batch, and the same each time; it raises a NetworkError for a network without a loss",
+    "shape, for every batch, and the same each time (Tolerance.repeats); it raises a NetworkError for a network "
+    "without a loss",
     "executor.lifetime": "outputs and losses keep their values for as long as the caller holds them, whatever is "
     "called meanwhile, and gradients until the executor's next call",
     "executor.statistics": "forward_backward and a training step update running statistics with the batch's mean and "
@@ -43,9 +44,10 @@ CLAUSES: Mapping[str, str] = {
     "executor.fetch": "fetch returns NumPy arrays of the neutral shape: float64 for fp64, float32 otherwise",
     "executor.finite": "answers to finite inputs are finite",
     "executor.parameters": "parameters returns copies of all parameters and running statistics; load_parameters "
-    "overwrites the given ones, in this executor only, and raises a NetworkError for unknown names and wrong shapes",
-    "executor.random": "random_state is the state of Dropout's generator: an executor that loads it draws the same "
-    "numbers",
+    "overwrites the given ones with copies, in this executor only, and raises a NetworkError for unknown names and "
+    "wrong shapes",
+    "executor.random": "random_state returns copies of the state of Dropout's generator: an executor that loads it, "
+    "as copies, draws the same numbers",
     "executor.inference": "forward changes no parameter and no running statistic",
     "executor.synchronize": "synchronize returns only after all issued work has finished",
     "executor.quiet": "running a network prints nothing",
@@ -69,10 +71,12 @@ CLAUSES: Mapping[str, str] = {
     "trainer.class": "training.Trainer is a d5suite.levels.training.Trainer",
     "trainer.loss": "step returns the loss before the update as a scalar",
     "trainer.meaning": "the optimizer follows its formula in d5suite.optimizers.settings in every precision, with "
-    "gradient clipping, gradient accumulation and changes of the learning rate, in every step, and the same each time",
+    "gradient clipping, gradient accumulation and changes of the learning rate, in every step, and the same each time "
+    "(Tolerance.repeats)",
     "trainer.scaling": "in fp16 the loss scale follows d5suite.optimizers.settings.LossScaling, and a non-finite "
     "gradient updates nothing",
-    "trainer.state": "state returns all that the formula remembers, and a trainer that loads it continues identically",
+    "trainer.state": "state returns copies of all that the formula remembers; a trainer that loads it, as copies, "
+    "continues identically (Tolerance.repeats)",
     "replica.class": "distributed.Replica is a d5suite.levels.distributed.Replica",
     "replica.gradients": "gradients returns the loss and the gradient of every parameter for this replica's batch, "
     "and changes nothing but running statistics; gradients_early hands each out once, always in one order",

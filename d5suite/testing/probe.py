@@ -1,9 +1,10 @@
 """Probe a backend in a fresh process: the random numbers of a seed, and the number of busy threads.
 
 ``python -m d5suite.testing.probe BACKEND[:MODE] DEVICE THREADS SEED [losses]`` prints one JSON
-object: ``losses`` of a network with Dropout, and ``windows`` of time in heavy forward passes, each
-with the processors that the process and its children used and wanted. Each is null if the backend
-lacks an operator or the gradient for it, or if only the losses were asked for.
+object: the ``precision``, ``losses`` of a network with Dropout, and ``windows`` of time in heavy
+forward passes, each with the processors that the process and its children used and wanted. The two
+are null if the backend lacks an operator or the gradient for them, and windows if only the losses
+were asked for.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ def main(arguments: list[str]) -> None:
     backend = selection.backend
     backend.load("runtime", selection.mode).configure(threads=threads, seed=seed, device=device)
     precision = "fp32" if "fp32" in backend.precisions else backend.precisions[0]
-    found: dict[str, object] = {"losses": None, "windows": None}
+    found: dict[str, object] = {"precision": precision, "losses": None, "windows": None}
 
     def has(network: Network) -> bool:
         return {node.op_type for node in network.nodes} <= backend.operators

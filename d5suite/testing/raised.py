@@ -14,9 +14,12 @@ from types import FrameType
 
 from d5suite.levels.backend import Backend
 from d5suite.levels.contract import CLAUSES, ContractError
+from d5suite.levels.distributed import Replica
 from d5suite.levels.network import Executor
 from d5suite.levels.operator import Operator
 from d5suite.levels.training import Trainer
+
+_PARTS = {Executor: "executor", Operator: "operator", Trainer: "trainer", Replica: "replica"}
 
 _CLAUSES = {
     "executor.load_parameters": "executor.parameters",
@@ -25,11 +28,21 @@ _CLAUSES = {
     "operator.feed_gradients": "operator.backward",
     "operator.fetch_gradients": "operator.fetch",
     "trainer.load_state": "trainer.state",
-    "trainer.state": "trainer.state",
+    "trainer.gradients": "replica.gradients",
+    "trainer.apply": "replica.apply",
+    "replica.gradients_early": "replica.gradients",
+    "replica.buffers": "replica.gradients",
+    "replica.native": "replica.gradients",
+    "replica.load_weights": "replica.weights",
 }
 """Methods whose clause has another name."""
 
-_OTHERWISE = {"executor": "operators.meaning", "operator": "operators.meaning", "trainer": "trainer.meaning"}
+_OTHERWISE = {
+    "executor": "operators.meaning",
+    "operator": "operators.meaning",
+    "trainer": "trainer.meaning",
+    "replica": "replica.class",
+}
 """The clause of every other method, constructors among them: they build what the operators mean."""
 
 
@@ -44,8 +57,8 @@ def broken_clause(error: BaseException, backend: Backend) -> tuple[ContractError
     own = [number for number, (frame, _) in enumerate(frames) if _within(frame.f_code.co_filename, folder)]
     if not own:
         return None, ""
-    entry = frames[own[0]][0]
-    kind, method = _method(entry)
+    kind, method = _method(frames[own[0]][0])
+    caller, called = _method(frames[own[0] - 1][0]) if own[0] else ("", "")
     shown = [frames[number] for number in own]
     if own[-1] < len(frames) - 1:
         shown.append(frames[-1])
@@ -57,8 +70,10 @@ def broken_clause(error: BaseException, backend: Backend) -> tuple[ContractError
         f"\n      {linecache.getline(frame.f_code.co_filename, number).strip()}"
         for frame, number in shown
     )
-    clause = _CLAUSES.get(f"{kind}.{method}", f"{kind}.{method}")
-    clause = clause if clause in CLAUSES else _OTHERWISE.get(kind, "backend.modules")
+    # If the contract's own method calls the adapter's, the clause is that of the whole call.
+    names = [f"{kind}.{name}" for name in ([called, method] if caller == kind else [method])]
+    clauses = [_CLAUSES.get(name, name) for name in names]
+    clause = next((each for each in clauses if each in CLAUSES), _OTHERWISE.get(kind, "backend.modules"))
     return ContractError(backend.name, clause, what), text
 
 
@@ -74,7 +89,7 @@ def _within(file: str, folder: str) -> bool:
 def _method(frame: FrameType) -> tuple[str, str]:
     """Return the part of the contract that a function of the adapter implements, and its name."""
     owner = frame.f_locals.get("self")
-    for part, kind in ((Executor, "executor"), (Operator, "operator"), (Trainer, "trainer")):
+    for part, kind in _PARTS.items():
         if isinstance(owner, part):
             return kind, frame.f_code.co_name
     return "", frame.f_code.co_name

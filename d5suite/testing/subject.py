@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
+from numpy.typing import ArrayLike
 
 from d5suite.backends import Backend, select
 from d5suite.errors import BackendError, ConfigurationError, D5Error, NetworkError
@@ -26,6 +27,12 @@ from d5suite.validate.norms import relative_l2
 from d5suite.validate.operator.compare import Findings
 
 SEED = 0
+
+ALIGNED = 64
+"""Bytes: JAX and TensorFlow keep a NumPy array that begins at a multiple of them."""
+
+SMALL = 1e-3
+"""A tensor's error is relative to its norm, or to this part of the norm of all tensors."""
 
 
 @dataclass
@@ -151,25 +158,42 @@ class Subject:
         self.hold(clause, found.shape == expected.shape, f"{what} has shape {found.shape}, not {expected.shape}")
         self.prove(clause, [Check(what, relative_l2(found, expected), tolerance)], fault)
 
+    def named(self, clause: str, what: str, found: Arrays, expected: Arrays) -> None:
+        """Raise `ContractError` unless the names are equal."""
+        for name in [*expected, *found]:
+            is_there = "is missing" if name in expected else "should not be there"
+            self.hold(clause, name in found and name in expected, f"{what}: {name!r} {is_there}")
+
     def same(self, clause: str, what: str, found: Arrays, expected: Arrays) -> None:
         """Raise `ContractError` unless names and values are equal to the last bit."""
-        for name in [*expected, *(name for name in found if name not in expected)]:
-            if name not in found or name not in expected:
-                is_there = "is missing" if name in expected else "should not be there"
-                raise ContractError(self.backend.name, clause, f"{what}: {name!r} {is_there}")
+        self.named(clause, what, found, expected)
+        for name in expected:
             error = relative_l2(found[name], expected[name])
             same = np.array_equal(found[name], expected[name])
             where = f" in {self._precision}" if self._precision else ""
             self.hold(clause, same, f"{what}: {name!r} differs{where}, relative error {error:.3g}")
 
-    def repeated(self, clause: str, what: str, found: Arrays, expected: Arrays, precision: str) -> None:
-        """Raise `ContractError` unless a repetition is the same, within `Tolerance.repeats`."""
-        tolerance = self.backend.tolerances[precision].repeats
+    def repeats(self, precision: str, least: float = 0.0) -> float:
+        """Return `Tolerance.repeats`, or a tolerance of the kit's own if that is larger."""
+        return max(self.backend.tolerances[precision].repeats, least)
+
+    def repeated(
+        self, clause: str, what: str, found: Arrays, expected: Arrays, precision: str, least: float = 0.0
+    ) -> None:
+        """Raise `ContractError` unless a repetition is the same, within `repeats`."""
+        tolerance = self.repeats(precision, least)
         if not tolerance:
             self.same(clause, what, found, expected)
             return
+        self.named(clause, what, found, expected)
         for name, value in expected.items():
-            self.close(clause, f"{what}: {name!r}", found[name], value, tolerance)
+            shape = found[name].shape
+            self.hold(clause, shape == value.shape, f"{what}: {name!r} has shape {shape}, not {value.shape}")
+        self.prove(clause, tensor_errors(what, found, expected, tolerance))
+
+    def apart(self, found: ArrayLike, expected: ArrayLike, precision: str) -> bool:
+        """Whether numbers differ by more than two runs of the same computation may."""
+        return not relative_l2(np.asarray(found), np.asarray(expected)) <= self.repeats(precision)
 
     def deterministic(self, clause: str, what: str, found: Findings, precision: str) -> None:
         """Raise `ContractError` unless reruns at level 0 were the same, within the same."""
@@ -212,6 +236,32 @@ class Subject:
     def replica(self, trainer: Trainer) -> Replica:
         """Make a trainer one rank's replica."""
         return self.backend.replica(trainer)
+
+
+def tensor_errors(what: str, found: Arrays, expected: Arrays, tolerance: float) -> list[Check]:
+    """Return one check per tensor."""
+    whole = np.sqrt(sum(float((value.astype(np.float64) ** 2).sum()) for value in expected.values()))
+    return [
+        Check(f"{what} of {name}", relative_l2(found[name], value, floor=SMALL * whole), tolerance)
+        for name, value in expected.items()
+    ]
+
+
+def copied(arrays: Arrays) -> dict[str, np.ndarray]:
+    """Copy arrays to where frameworks that can keep them without a copy do: aligned memory."""
+    found = {}
+    for name, value in arrays.items():
+        memory = np.empty(value.nbytes + ALIGNED, np.uint8)
+        start = -memory.ctypes.data % ALIGNED
+        found[name] = memory[start : start + value.nbytes].view(value.dtype).reshape(value.shape)
+        found[name][...] = value
+    return found
+
+
+def overwrite(arrays: Arrays, values: Arrays | None = None) -> None:
+    """Change every array, as its owner may: to the given values, or to those of no test."""
+    for name, array in arrays.items():
+        array[...] = 7 if values is None else values[name]
 
 
 def output(executor: Executor, images: np.ndarray) -> np.ndarray:

@@ -17,7 +17,7 @@ from d5suite.levels.network import Arrays, Executor, Native
 from d5suite.levels.training import LOSS_SCALE
 from d5suite.optimizers.settings import SGD
 from d5suite.testing.networks import Batch, classifier, random_batch
-from d5suite.testing.subject import Subject
+from d5suite.testing.subject import Subject, copied
 from d5suite.validate.check import Check
 from d5suite.validate.network.oracle import Oracle
 from d5suite.validate.norms import FLOAT64, relative_l2
@@ -87,7 +87,7 @@ EACH = [pytest.param(kind, precision, id=f"{kind}-{precision}") for precision in
 
 
 def _arrays(batch: Batch) -> dict[str, np.ndarray]:
-    return {"image": batch[0].copy(), "label": batch[1].copy()}
+    return copied({"image": batch[0], "label": batch[1]})
 
 
 def _part(answer: Native, *, gradients: bool) -> dict[str, Any]:

@@ -13,8 +13,8 @@ from d5suite.levels.training import Trainer
 from d5suite.network import Network
 from d5suite.optimizers.settings import SGD, Adam, Optimizer
 from d5suite.testing.networks import Batch, classifier, layers, random_batch, with_idle_parameter
-from d5suite.testing.subject import Subject
-from d5suite.testing.test_training import OPTIMIZERS, UPDATES, tensor_errors
+from d5suite.testing.subject import Subject, tensor_errors
+from d5suite.testing.test_training import OPTIMIZERS, UPDATES
 
 AGREEMENT = {"fp64": 1e-10, "fp32": UPDATES["fp32"], "bf16": UPDATES["bf16"]}
 """Accepted relative errors of a tensor, by precision."""
@@ -121,8 +121,7 @@ def test_replicas_with_averaged_gradients_train_as_one_process(subject: Subject,
     _agree(subject, "replica.apply", f"{ranks} replicas after 10 steps", first, kept, precision)
     for other in rest:
         ours, theirs = ({key: each[key] for key in kept} for each in (first, other))
-        if precision == "fp64" or not subject.backend.tolerances[precision].repeats:
-            subject.same("replica.apply", "two replicas with equal gradients", theirs, ours)
+        subject.repeated("replica.apply", "two replicas with equal gradients", theirs, ours, precision)
     found, wanted = np.array(losses).T
     subject.close("replica.gradients", "the mean losses of 10 steps", found, wanted, AGREEMENT[precision])
     still = [key for key in network.statistics if all(np.array_equal(first[key], other[key]) for other in rest)]
@@ -160,7 +159,7 @@ def test_the_arrays_of_gradients_are_the_callers_to_change(subject: Subject, pre
     for index, name in enumerate(names):
         wanted = before[name].astype(dtype) - dtype.type(rate * (index + 1))
         what = f"{name} after an update with changed arrays"
-        subject.close("replica.apply", what, after[name], wanted, 1e-6)
+        subject.close("replica.apply", what, after[name], wanted, subject.repeats(precision, 1e-6))
 
 
 def test_gradients_are_those_of_the_network_and_change_nothing(subject: Subject) -> None:
@@ -260,5 +259,6 @@ def test_weights_are_copied_and_the_optimizers_state_stays(subject: Subject) -> 
     subject.same("replica.weights", "parameters that were loaded", executor.parameters(), given)
     subject.same("replica.weights", "the optimizer's state after load_weights", taker.trainer.state(), held)
     answers = answer(taker), answer(giver)
-    subject.hold("replica.weights", not np.array_equal(answers[0], before), "inference does not see loaded weights")
-    subject.close("replica.weights", "inference with loaded weights", *answers, 1e-5)
+    seen = subject.apart(answers[0], before, precision)
+    subject.hold("replica.weights", seen, "inference does not see loaded weights")
+    subject.close("replica.weights", "inference with loaded weights", *answers, subject.repeats(precision, 1e-5))

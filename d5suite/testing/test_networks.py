@@ -24,10 +24,8 @@ from d5suite.testing.networks import (
     today,
     transformer,
 )
-from d5suite.testing.subject import Subject, difference, output
-from d5suite.validate.check import Check
+from d5suite.testing.subject import Subject, copied, difference, output, overwrite
 from d5suite.validate.network.oracle import Oracle, inference
-from d5suite.validate.norms import relative_l2
 
 LIGHTEST = ("light_shufflenet", "light_squeezenet")
 """The networks of the short form; the others have up to 61 million weights."""
@@ -112,25 +110,30 @@ def test_every_precision_is_within_its_tolerance(subject: Subject) -> None:
 
 
 def test_parameters_come_back_as_they_were_given(subject: Subject) -> None:
-    network = classifier()
+    """Give arrays of the type that parameters have: others could not be kept without a copy."""
+    network, clause = classifier(), "executor.parameters"
     subject.require(network)
-    executor = subject.executor(network)
-    start = executor.parameters()
     initial = {name: network.initializers[name] for name in (*network.parameters, *network.statistics)}
-    subject.same("executor.parameters", "at the start", start, initial)
-    given = {
-        name: (value + np.arange(value.size).reshape(value.shape) / 8).astype(np.float32)
-        for name, value in start.items()
-    }
-    executor.load_parameters(given)
-    found = executor.parameters()
-    subject.same("executor.parameters", "after load_parameters", found, given)
-    for value in found.values():
-        value += 1
-    subject.same("executor.parameters", "after a change of the arrays given", executor.parameters(), given)
-    executor.load_parameters({"fc.bias": start["fc.bias"]})
-    found = executor.parameters()
-    subject.same("executor.parameters", "after one was loaded", found, {**given, "fc.bias": start["fc.bias"]})
+    for precision in subject.backend.precisions:
+        executor = subject.executor(network, precision)
+        start = executor.parameters()
+        subject.same(clause, "at the start", start, initial)
+        dtype = np.float64 if precision == "fp64" else np.float32
+        wanted = {
+            name: (value + np.arange(value.size).reshape(value.shape) / 8).astype(np.float32).astype(dtype)
+            for name, value in start.items()
+        }
+        given = copied(wanted)
+        executor.load_parameters(given)
+        found = executor.parameters()
+        subject.same(clause, "after load_parameters", found, wanted)
+        overwrite(given)
+        subject.same(clause, "after a change of the arrays given", executor.parameters(), wanted)
+        overwrite(found)
+        subject.same(clause, "after a change of the arrays returned", executor.parameters(), wanted)
+        executor.load_parameters({"fc.bias": start["fc.bias"]})
+        found = executor.parameters()
+        subject.same(clause, "after one was loaded", found, {**wanted, "fc.bias": start["fc.bias"]})
 
 
 def test_new_parameters_are_used(subject: Subject) -> None:
@@ -149,40 +152,42 @@ def test_new_parameters_are_used(subject: Subject) -> None:
 def test_inference_changes_nothing(subject: Subject) -> None:
     network = classifier().at_generic_point()
     subject.require(network)
-    executor = subject.executor(network)
     images, _ = random_batch(network)
-    before = executor.parameters()
-    first, second = output(executor, images), output(executor, images)
-    subject.same("executor.inference", "after two forward passes", executor.parameters(), before)
-    subject.same("executor.forward", "the second forward pass", {"output": second}, {"output": first})
+    for precision in subject.backend.precisions:
+        executor = subject.executor(network, precision)
+        before = executor.parameters()
+        first, second = ({"output": output(executor, images)} for _ in range(2))
+        subject.same("executor.inference", "after two forward passes", executor.parameters(), before)
+        subject.repeated("executor.forward", f"the second forward pass in {precision}", second, first, precision)
 
 
 def test_two_executors_do_not_share_anything(subject: Subject) -> None:
     network = classifier().at_generic_point()
     subject.require(network)
     images, _ = random_batch(network)
-    one, two = subject.executor(network), subject.executor(network)
-    before = output(one, images)
-    two.load_parameters({name: value * 2 for name, value in two.parameters().items()})
-    after = output(one, images)
-    subject.same("executor.parameters", "after another's load_parameters", {"output": after}, {"output": before})
+    for precision in subject.backend.precisions:
+        one, two = (subject.executor(network, precision) for _ in range(2))
+        before = {"output": output(one, images)}
+        two.load_parameters({name: value * 2 for name, value in two.parameters().items()})
+        after = {"output": output(one, images)}
+        what = f"after another's load_parameters in {precision}"
+        subject.repeated("executor.parameters", what, after, before, precision)
 
 
 def test_the_same_seed_gives_the_same_answer(subject: Subject) -> None:
+    """Gradients take longest to compile: the short form has them in one precision."""
     network = classifier().at_generic_point()
     subject.require(network)
     images, labels = random_batch(network)
-    one, two = (subject.executor(network) for _ in range(2))
-    first, second = ({"output": output(executor, images)} for executor in (one, two))
-    subject.same("executor.forward", "another executor of the network", second, first)
-    if "gradient" not in subject.backend.absent:
-        first, second = difference(one, images, labels), difference(two, images, labels)
-        for name, value in first.items():
-            error = relative_l2(second[name], value, floor=1e-12)
-            tolerance = 1e-12 if subject.exact == "fp64" else 1e-5
-            subject.prove(
-                "executor.forward_backward", [Check(f"{name} of another executor of the network", error, tolerance)]
-            )
+    for precision in subject.backend.precisions:
+        one, two = (subject.executor(network, precision) for _ in range(2))
+        what = f"another executor of the network in {precision}"
+        first, second = ({"output": output(executor, images)} for executor in (one, two))
+        subject.repeated("executor.forward", what, second, first, precision)
+        if "gradient" not in subject.backend.absent and (not subject.short or precision == subject.exact):
+            first, second = (difference(executor, images, labels) for executor in (one, two))
+            least = 1e-12 if precision == "fp64" else 1e-5
+            subject.repeated("executor.forward_backward", what, second, first, precision, least)
 
 
 def test_bad_input_is_refused(subject: Subject) -> None:

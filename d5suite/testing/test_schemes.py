@@ -21,8 +21,7 @@ from d5suite.optimizers.settings import SGD
 from d5suite.testing import scheme_rank
 from d5suite.testing.ranks import run_ranks
 from d5suite.testing.scheme_rank import CASES, RANKS, STEPS, Course, begin, cases, fed, network_of
-from d5suite.testing.subject import Subject, chosen
-from d5suite.testing.test_training import tensor_errors
+from d5suite.testing.subject import Subject, chosen, tensor_errors
 from d5suite.validate.distributed.rules import check_weights, expected
 
 AGREEMENT = {"fp64": 1e-10, "fp32": 1e-5}

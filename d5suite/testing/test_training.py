@@ -11,7 +11,7 @@ import pytest
 
 from d5suite.errors import ConfigurationError
 from d5suite.levels.description import PRECISIONS
-from d5suite.levels.network import Arrays, Executor, Native
+from d5suite.levels.network import Executor, Native
 from d5suite.levels.training import LEARNING_RATE, LOSS_SCALE, STEPS, UNSCALED_STEPS, Trainer
 from d5suite.network import Network
 from d5suite.optimizers.settings import LOSS_SCALING, SGD, Adagrad, Adam, AdamW, Optimizer, RMSProp
@@ -26,10 +26,9 @@ from d5suite.testing.networks import (
     with_idle_parameter,
     with_small_gradients,
 )
-from d5suite.testing.subject import Subject, difference
+from d5suite.testing.subject import Subject, copied, difference, overwrite, tensor_errors
 from d5suite.training.rules import RuleTrainer, UpdateRule
-from d5suite.validate.check import Check
-from d5suite.validate.norms import FLOAT64, relative_l2
+from d5suite.validate.norms import FLOAT64
 from d5suite.validate.training.trajectory import Trajectory, check_trajectory, train, train_by_formula
 
 
@@ -73,18 +72,6 @@ UPDATES = {"fp64": FLOAT64, "fp32": 1e-3, "bf16": 0.1, "fp16": 0.1}
 
 Parameters and optimizers are float32 in all but ``fp64``, so these are roundings of gradients. A
 wrong scale is off by a factor, and a vanished gradient by 1."""
-
-SMALL = 1e-3
-"""A tensor's error is relative to its norm, or to this part of the norm of all tensors."""
-
-
-def tensor_errors(what: str, found: Arrays, expected: Arrays, tolerance: float) -> list[Check]:
-    """Return one check per tensor."""
-    whole = np.sqrt(sum(float((value.astype(np.float64) ** 2).sum()) for value in expected.values()))
-    return [
-        Check(f"{what} of {name}", relative_l2(found[name], value, floor=SMALL * whole), tolerance)
-        for name, value in expected.items()
-    ]
 
 
 @pytest.fixture(scope="module")
@@ -183,11 +170,15 @@ def test_training_goes_on_from_a_saved_state_to_the_last_bit(subject: Subject, n
     resumed = subject.executor(network, "fp32")
     resumed.load_parameters(parameters)
     other = subject.trainer(resumed, optimizer)
-    other.load_state(state)
+    given = copied(state)
+    other.load_state(given)
+    overwrite(given)
+    subject.same("trainer.state", "the state loaded, after a change of the arrays given", other.state(), state)
     rate, wanted = other.learning_rate, float(state[LEARNING_RATE])
     subject.hold("trainer.state", rate == wanted, f"the learning rate is {rate}, not {wanted}, after load_state")
     run(resumed, other, range(3, 5))
-    subject.same("trainer.state", "training from a saved state", resumed.parameters(), executor.parameters())
+    found, expected = resumed.parameters(), executor.parameters()
+    subject.repeated("trainer.state", "training from a saved state", found, expected, "fp32")
     steps = int(other.state()[STEPS])
     subject.hold("trainer.state", steps == 5, f"{steps} steps are counted, not 5")
 
@@ -298,6 +289,7 @@ def test_training_with_dropout_goes_on_to_the_last_bit(subject: Subject) -> None
     run(trainer, range(3))
     parameters, state, random = executor.parameters(), trainer.state(), executor.random_state()
     losses, expected = run(trainer, range(3, 5)), executor.parameters()
+    later = executor.random_state()
 
     def resumed(random: dict[str, np.ndarray] | None) -> tuple[list[float], dict[str, np.ndarray]]:
         executor = subject.executor(network, "fp32")
@@ -305,14 +297,16 @@ def test_training_with_dropout_goes_on_to_the_last_bit(subject: Subject) -> None
         executor.load_parameters(parameters)
         trainer.load_state(state)
         if random is not None:
-            executor.load_random_state(random)
+            given = copied(random)
+            executor.load_random_state(given)
+            overwrite(given, later)
         return run(trainer, range(3, 5)), executor.parameters()
 
     again, found = resumed(random)
-    subject.hold("executor.random", again == losses, f"losses {again}, not {losses}")
-    subject.same("executor.random", "training from a random state", found, expected)
+    subject.hold("executor.random", not subject.apart(again, losses, "fp32"), f"losses {again}, not {losses}")
+    subject.repeated("executor.random", "training from a random state", found, expected, "fp32")
     anew, _ = resumed(None)
-    subject.hold("executor.random", anew != losses, "the random state makes no difference")
+    subject.hold("executor.random", subject.apart(anew, losses, "fp32"), "the random state makes no difference")
 
 
 def test_gradients_with_dropout_are_drawn_again_from_a_random_state(subject: Subject) -> None:
@@ -327,12 +321,17 @@ def test_gradients_with_dropout_are_drawn_again_from_a_random_state(subject: Sub
     losses(executor)
     parameters, random = executor.parameters(), executor.random_state()
     expected = losses(executor)
-    subject.hold("executor.random", len(set(expected)) == len(expected), f"losses {expected} over one batch")
+    later = executor.random_state()
+    anew = len(set(expected)) == len(expected) and subject.apart(expected[1:], expected[:-1], subject.exact)
+    subject.hold("executor.random", anew, f"losses {expected} over one batch")
     for other in (executor, subject.executor(network)):
         other.load_parameters(parameters)
-        other.load_random_state(random)
+        given = copied(random)
+        other.load_random_state(given)
+        overwrite(given, later)
         again = losses(other)
-        subject.hold("executor.random", again == expected, f"losses {again}, not {expected}")
+        right = not subject.apart(again, expected, subject.exact)
+        subject.hold("executor.random", right, f"losses {again}, not {expected}")
 
 
 def test_a_random_state_of_something_else_is_refused(subject: Subject) -> None:
@@ -396,7 +395,8 @@ def test_loss_scaling_follows_its_definition(subject: Subject) -> None:
     updated, same, changed = step(64.0, 5, feed)
     subject.hold("trainer.scaling", changed, "a finite gradient updates nothing")
     # Nothing was updated in between, and the loss that a step gives is not scaled.
-    subject.hold("trainer.scaling", same == loss, f"the loss depends on its scale: {same:.6g}, not {loss:.6g}")
+    changed = subject.apart([same], [loss], "fp16")
+    subject.hold("trainer.scaling", not changed, f"the loss depends on its scale: {same:.6g}, not {loss:.6g}")
     holds(updated, 1, 64.0, 6)
     holds(step(64.0, last, feed)[0], 1, 64.0 * LOSS_SCALING.factor, 0)
     holds(step(HUGE, last, feed)[0], 0, HUGE / LOSS_SCALING.factor, 0)
@@ -404,7 +404,9 @@ def test_loss_scaling_follows_its_definition(subject: Subject) -> None:
     holds(step(64.0, 3, feed, feed)[0], 1, 64.0, 4)
 
     given = _scaled(trainer.state(), 2.0**11, 17)
-    trainer.load_state(given)
+    loaded = copied(given)
+    trainer.load_state(loaded)
+    overwrite(loaded)
     subject.same("trainer.state", "after load_state", trainer.state(), given)
 
 

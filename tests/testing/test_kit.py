@@ -127,6 +127,9 @@ MISTAKES = [
     ("view", "test_answers", f"{FED}[forward-fp32]", "executor.copy"),
     ("view", "test_answers", f"{FED}[steps-fp64]", "executor.copy"),
     ("view", "test_level0", f"{FEEDS}[Softmax-fp32]", "operator.copy"),
+    ("loaded_view", "test_networks", "test_parameters_come_back_as_they_were_given", "executor.parameters"),
+    ("loaded_view", "test_training", "test_training_goes_on_from_a_saved_state", "trainer.state"),
+    ("loaded_view", "test_training", "test_gradients_with_dropout_are_drawn_again", "executor.random"),
     ("wide", "test_networks", "test_every_precision_is_within_its_tolerance", "executor.fetch"),
     ("clipped", "test_level0", f"{FEEDS}[Softmax-fp32]", "operator.copy"),
     ("wide", "test_level0", f"{FEEDS}[Softmax-fp32]", "operator.fetch"),
@@ -143,6 +146,8 @@ MISTAKES = [
     ("noisy", "test_answers", f"{EVERY}[forward-fp32]", "executor.forward"),
     ("noisy", "test_answers", f"{EVERY}[gradients-fp32]", "executor.forward_backward"),
     ("noisy", "test_answers", f"{EVERY}[steps-fp32]", "trainer.meaning"),
+    ("noisy", "test_networks", "test_inference_changes_nothing", "executor.forward"),
+    ("noisy", "test_networks", "test_the_same_seed_gives_the_same_answer", "executor.forward"),
     ("noisy", "test_level0", f"{FEEDS}[Softmax-fp32]", "operator.forward"),
     ("children", "test_process", "test_the_thread_budget_is_obeyed", "runtime.threads"),
     ("summed", "test_distributed", f"{PARTED}[clip-both-fp64]", "replica.apply"),
@@ -274,9 +279,12 @@ def test_each_form_catches_a_mistake(
 
 @needs_torch
 @pytest.mark.alone
+@pytest.mark.parametrize("form", [pytest.param(QUICK, id="quick"), pytest.param((), id="full", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", ["single", "wrong"])
-def test_the_same_backend_without_a_mistake_passes(catching: Catching, name: str, attempt: int) -> None:
-    code, output = catching(name, "right", QUICK, attempt)
+def test_the_same_backend_without_a_mistake_passes(
+    catching: Catching, name: str, form: tuple[str, ...], attempt: int
+) -> None:
+    code, output = catching(name, "right", form, attempt)
     assert code == 0, output[-3000:]
     assert name != "single" or not re.search(r"^level 1: gradients .* [1-9]\d*$", output, re.MULTILINE)
 

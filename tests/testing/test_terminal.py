@@ -3,17 +3,21 @@ own lines, and the options of ``d5suite conformance``."""
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import os
 import re
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from d5suite.backends import Backend, discover
 from d5suite.testing.bounds import Bound
+from d5suite.testing.raised import broken_clause
 from tests.conftest import plugin_environment
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="the mistakes are made in PyTorch")
@@ -164,7 +168,7 @@ def planted(tmp_path: Path) -> str:
     (package / "__init__.py").write_text(
         "from dataclasses import replace\n"
         "from d5suite.backends.torch import BACKEND as RIGHT\n"
-        "MODES = dict.fromkeys(('raises', 'output', 'gradient'), 'planted')\n"
+        "MODES = dict.fromkeys(('raises', 'output', 'gradient', 'replica'), 'planted')\n"
         "BACKEND = replace(RIGHT, name='planted', package='planted_backend', modes=MODES)\n"
     )
     for module in ("runtime", "operators", "training"):
@@ -184,6 +188,14 @@ def planted(tmp_path: Path) -> str:
         "            right.OPERATORS['Sigmoid'] = lambda *_: lambda x: torch.sigmoid(x.detach()) + x - x.detach()\n"
         "        super().__init__(network, mode=mode, **settings)\n"
     )
+    (package / "distributed.py").write_text(
+        "from d5suite.backends.torch import distributed as right\n"
+        "class Replica(right.Replica):\n"
+        "    def gradients(self, feed):\n"
+        "        if self.trainer.executor.mode == 'replica':\n"
+        "            raise RuntimeError('no gradients')\n"
+        "        return super().gradients(feed)\n"
+    )
     return os.pathsep.join([str(tmp_path), environment()["PYTHONPATH"]])
 
 
@@ -198,6 +210,61 @@ def test_an_adapters_exception_names_the_clause_and_the_adapters_lines(planted: 
     assert where in shown
     assert "d5suite/testing" not in shown
     assert "d5suite/testing/test_networks.py" in kit(tmp_path, *chosen, "--full-trace", PYTHONPATH=planted)
+
+
+def test_a_replicas_exception_names_its_clause(planted: str, tmp_path: Path) -> None:
+    chosen = ("test_distributed", "planted:replica", "-k", "test_gradients_are_those_of_the_network")
+    shown = kit(tmp_path, *chosen, PYTHONPATH=planted).split("= FAILURES =")[1].split("= conformance of")[0]
+    broken = "backend 'planted' breaks clause 'replica.gradients' of the contract: "
+    assert f"{broken}gradients raises RuntimeError: no gradients, at planted_backend/distributed.py:5\n" in shown
+    assert "  The clause: gradients returns the loss and the gradient of every parameter" in shown
+
+
+PARTS = {
+    "Replica": ("distributed", ("buffers", "native", "weights", "load_weights")),
+    "Trainer": ("training", ("step", "state", "load_state", "_change_rate", "gradients", "apply")),
+}
+"""By class of the contract: its module, and methods of an adapter that all raise."""
+
+
+@pytest.mark.parametrize(
+    ("part", "method", "clause"),
+    [
+        ("Replica", "gradients_early", "replica.gradients"),
+        ("Replica", "buffers", "replica.gradients"),
+        ("Replica", "native", "replica.gradients"),
+        ("Replica", "apply", "replica.apply"),
+        ("Replica", "weights", "replica.weights"),
+        ("Replica", "load_weights", "replica.weights"),
+        ("Replica", "__init__", "replica.class"),
+        ("Trainer", "gradients", "replica.gradients"),
+        ("Trainer", "apply", "replica.apply"),
+        ("Trainer", "step", "trainer.meaning"),
+        ("Trainer", "load_state", "trainer.state"),
+    ],
+)
+def test_every_method_has_its_clause(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: str, method: str, clause: str
+) -> None:
+    """The contract's own apply calls an adapter's native: the update is what fails."""
+    module, methods = PARTS[part]
+    body = "raise RuntimeError('planted')"
+    made = [name for name in (*methods, method) if (part, name) != ("Replica", "apply")]
+    lines = [f"    def {name}(self, *_): {body}" for name in dict.fromkeys(made)]
+    lines += [] if method == "__init__" else ["    def __init__(self): pass"]
+    package = tmp_path / "raising_backend"
+    package.mkdir()
+    (package / "__init__.py").write_text(
+        f"from d5suite.levels.{module} import {part}\n"
+        f"class Planted({part}):\n    class trainer: apply = None\n" + "\n".join(lines) + "\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "raising_backend", raising=False)
+    backend: Backend = replace(discover()[0]["torch"], name="raising", package="raising_backend")
+    with pytest.raises(RuntimeError, match="planted") as raised:
+        getattr(importlib.import_module("raising_backend").Planted(), method)({})
+    found, _ = broken_clause(raised.value, backend)
+    assert found is not None and found.clause == clause
 
 
 @pytest.mark.parametrize(

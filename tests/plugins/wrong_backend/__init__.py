@@ -38,6 +38,7 @@ BACKEND = replace(
         "thousandth": "all gradients lack a term of one part in a thousand",
         "clipped": "feed clips the array that it is given",
         "view": "feed keeps a view of the array that it is given",
+        "loaded_view": "loading keeps views of the arrays that it is given",
         "wide": "float32 answers are fetched as float64",
         "stale": "from the third call on, forward repeats an answer of that shape",
         "stale_shape": "from the third call of one shape on, forward repeats an answer",

@@ -36,6 +36,7 @@ class Executor(right.Executor):
         self._pool = ThreadPoolExecutor(1)
         self._calls: Counter[Any] = Counter()
         self._kept: dict[Any, Any] = {}
+        self._loaded: Any = {}
         if mode == "unbiased":
             self._statistics.settle = self._statistics.restart  # type: ignore[method-assign]
 
@@ -52,6 +53,19 @@ class Executor(right.Executor):
             views = {name: torch.from_numpy(array) for name, array in arrays.items()}
             fed = {name: view if view.dtype == fed[name].dtype else fed[name] for name, view in views.items()}
         return fed
+
+    def load_parameters(self, values: Any) -> None:
+        super().load_parameters(values)
+        if self.mode == "loaded_view":
+            for name, value in values.items():
+                view = torch.from_numpy(value)
+                if view.dtype == self.tensors[name].dtype:
+                    self.tensors[name].data = view
+
+    def load_random_state(self, values: Any) -> None:
+        super().load_random_state(values)
+        if self.mode == "loaded_view":
+            self._loaded = values  # taken up by the next pass
 
     def answered(self, kind: str, answer: Any) -> Any:
         """Return an answer with what is wrong with all answers."""
@@ -100,6 +114,9 @@ class Executor(right.Executor):
         return self.answered("forward", super().forward(feed))
 
     def loss(self, feed: Any, weights: Any = None) -> Any:
+        if self._loaded:
+            super().load_random_state(self._loaded)
+        self._loaded = {}
         loss = super().loss(feed)
         if self.mode == "thousandth":
             loss = loss.detach() + 0.999 * (loss - loss.detach())

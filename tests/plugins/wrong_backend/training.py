@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import torch
+
 from d5suite.backends.torch import training as right
 from d5suite.backends.torch.network import Executor
 from d5suite.optimizers.settings import Optimizer
@@ -39,3 +41,9 @@ class Trainer(right.Trainer):
         if self.executor.mode == "forgetful":
             values = {name: value * ("/" not in name) for name, value in values.items()}
         super().load_state(values)
+        if self.executor.mode == "loaded_view":
+            for slot, native in self._slots():
+                for name, tensor in zip(self.executor.network.parameters, self._tensors, strict=True):
+                    view = torch.from_numpy(values[f"{slot}/{name}"])
+                    if view.dtype == tensor.dtype:
+                        self._optimizer.state[tensor][native] = view
