@@ -38,6 +38,7 @@ from d5suite.report.verdicts import (
     Verdict,
     beside_time,
     differ,
+    measure_of,
     missing,
     of_times,
     unpaired,
@@ -407,13 +408,15 @@ def _judge(points: Sequence[Point], new: Entry, threshold: Threshold, run: Run, 
     verdict, reasons = of_times(base, new, threshold, shown, sure, None, tests)
     if verdict in ("slower", "faster"):
         reasons.append(f"than {level}")
-    regressions = ["time"] if verdict == "slower" else []
+    kind = "memory" if new.is_memory else "time"
+    regressions = [kind] if verdict == "slower" else []
     here = Point(_utc(run.date) or datetime.now(timezone.utc).isoformat(), printable(run.path.name), new)
     fresh = [] if new.doubts else _visible(before, changes([*points, here], threshold, tests))
     if fresh and verdict != "slower":
         step = fresh[-1]
-        reasons.append(f"{step.ratio:.2f} times as long since {step.since.date[:10]} ({step.since.run})")
-        verdict, regressions = ("slower", ["time"]) if step.ratio > 1 else ("faster", [])
+        since = f"{step.since.date[:10]} ({step.since.run})"
+        reasons.append(f"{step.ratio:.2f} times {measure_of(new)} since {since}")
+        verdict, regressions = ("slower", [kind]) if step.ratio > 1 else ("faster", [])
     for what, reason in beside_time(base, new, threshold):
         regressions.append(what)
         reasons.append(reason)

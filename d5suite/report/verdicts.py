@@ -272,6 +272,11 @@ def _verdict(base: Entry, new: Entry, threshold: Threshold, p_value: float | Non
     return Verdict(base.name, verdict, reasons, base, new, shown, p_value, regressions, notes)
 
 
+def measure_of(entry: Entry) -> str:
+    """Return what a ratio of medians compares, in words."""
+    return "as much memory" if entry.is_memory else "as long"
+
+
 def of_times(
     base: Entry, new: Entry, threshold: Threshold, shown: Change, sure: Change, p_value: float | None, tests: int
 ) -> tuple[str, list[str]]:
@@ -295,7 +300,7 @@ def of_times(
         if not (too_few and separated(base.series, new.series)):
             return "uncertain", [f"samples of both sides overlap (rank test, corrected: p = {p_value:.2g})"]
     if verdict:
-        return verdict, [f"{shown.ratio:.2f} times as long"]
+        return verdict, [f"{shown.ratio:.2f} times {measure_of(base)}"]
     if not shown.low > 0:
         return "uncertain", ["one sample says nothing of its own noise"]
     return "uncertain", [f"two runs may differ by {max(shown.high / shown.ratio, 1) - 1:.0%} without cause"]

@@ -107,7 +107,9 @@ def test_little_memory_of_asv_is_no_regression(tmp_path: Path, capsys: pytest.Ca
         for number in range(4):
             keep(folder, write(tmp_path / "x.json", sized(before).read_text() + " " * number))
         capsys.readouterr()
-        assert judged(capsys, folder, sized(after), code=code)["b.mem_x"]["verdict"] == verdict
+        found = judged(capsys, folder, sized(after), code=code)["b.mem_x"]
+        assert found["verdict"] == verdict and found["regressions"] == ["memory"] * code
+        assert "as long" not in str(found["reasons"])
 
 
 # Histories
