@@ -414,8 +414,8 @@ def _judge(points: Sequence[Point], new: Entry, threshold: Threshold, run: Run, 
     fresh = [] if new.doubts else _visible(before, changes([*points, here], threshold, tests))
     if fresh and verdict != "slower":
         step = fresh[-1]
-        since = f"{step.since.date[:10]} ({step.since.run})"
-        reasons.append(f"{step.ratio:.2f} times {measure_of(new)} since {since}")
+        when = f"{step.since.date[:10]} ({step.since.run})"
+        reasons.append(f"{step.ratio:.2f} times {measure_of(new)} since {when}")
         verdict, regressions = ("slower", [kind]) if step.ratio > 1 else ("faster", [])
     for what, reason in beside_time(base, new, threshold):
         regressions.append(what)

@@ -161,7 +161,7 @@ class Executor(level.Executor):
     def load_random_state(self, values: Arrays) -> None:
         self.check_random_state(values)
         if "key" in values:
-            key = jax.random.wrap_key_data(np.asarray(values["key"]))
+            key = jax.random.wrap_key_data(np.array(values["key"]))  # JAX keeps aligned arrays
             self.state = (self.state[0], jax.device_put(key, self.native_device))
 
     def forward(self, feed: Native) -> Native:

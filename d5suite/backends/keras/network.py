@@ -268,7 +268,7 @@ class _Engine:
     def load_random_state(self, values: Arrays) -> None:
         states = self._generators() if values else {}
         for name, value in values.items():
-            states[name].assign(value)
+            states[name].assign(np.array(value))  # JAX keeps aligned arrays
 
     def synchronize(self, device: str) -> None:
         raise NotImplementedError
