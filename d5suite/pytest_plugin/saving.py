@@ -265,7 +265,7 @@ def pytest_sessionfinish(session: pytest.Session) -> Generator[None, object, obj
     try:
         result = yield
         if destination is not None:
-            if not destination.written and config.stash[stash.FAILURES]:
+            if not destination.written and _has_failed(config):
                 _save_failures(config)
             elif not destination.written:
                 _save_plots(config, destination, [], {})
@@ -289,6 +289,13 @@ def pytest_sessionfinish(session: pytest.Session) -> Generator[None, object, obj
             config.stash[stash.SESSION].close()
             if config.stash[stash.TERMINAL]:
                 print("\r\033[K", end="", file=sys.__stderr__, flush=True)
+
+
+def _has_failed(config: pytest.Config) -> bool:
+    """Whether this run's own measurements failed; jobs that are gathered may not have run yet."""
+    from d5suite.pytest_plugin.options import settings
+
+    return bool(config.stash[stash.FAILURES]) and settings(config).from_jobs is None
 
 
 def _save_failures(config: pytest.Config) -> None:

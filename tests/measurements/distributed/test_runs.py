@@ -180,7 +180,8 @@ def test_a_replica_that_goes_wrong_while_timed_is_no_result(tmp_path: Path) -> N
     assert done.returncode == 1
     assert "of all_reduce on batches never fed before, replay20 fp32 vs one process" in done.stdout, done.stdout
     assert "no picture" not in done.stdout
-    assert not (tmp_path / "out.json").exists()
+    content = json.loads((tmp_path / "out.json").read_text())
+    assert content["benchmarks"] == [] and all(each["wrong"] for each in content["d5suite"]["failures"])
 
 
 def test_every_collective_has_its_file() -> None:
