@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 from d5suite.cases.case import Settings
 from d5suite.errors import JobError, ValidationError
 from d5suite.files import read_json
-from d5suite.job import Job, Measured, Result, log_path, of_rank, result_path
+from d5suite.job import Failure, Job, Measured, Result, log_path, of_rank, result_path
 from d5suite.launch.base import Limits, Outcome, interpreter
 from d5suite.launch.local import run_worker
 from d5suite.launch.ranks import run_ranks
@@ -103,9 +103,13 @@ def settle(
     if result.kept:
         where = f"\nresult file, with partial results: {result_path(path)}{where}"
     settled: list[Attempt] = []
+    failures_of_rank: Mapping[str, Failure] = {}
+    if outcome.rank is not None:
+        with contextlib.suppress(JobError):  # it may have died without a result
+            failures_of_rank = Result.load(of_rank(result_path(path), outcome.rank)).failures
 
     def fail(key: str, message: str, where: str = where) -> None:
-        found = result.failures.get(key)
+        found = result.failures.get(key) or failures_of_rank.get(key)
         wrong = found is not None and found.type == ValidationError.__name__
         kept = result.kept.get(key)
         settled.append(Attempt(key, job, result, failure=f"{message}{where}", kept=kept, wrong=wrong))
