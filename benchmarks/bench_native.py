@@ -213,8 +213,8 @@ def by_hand_in_mxnet_served(network: Network, images: np.ndarray, labels: np.nda
     from d5suite.backends.mxnet.runtime import mx
 
     store = Asynchronous.store  # a process has one only, and its servers have the scheme's optimizer
-    model, named, gradients, backward = _in_gluon(network, images, labels)
-    weights = [each.data() for each in model.collect_params().values() if each.grad_req != "null"]
+    _, named, gradients, backward = _in_gluon(network, images, labels)
+    weights = [named[name].data() for name in network.parameters]
     for key, weight in enumerate(weights, FIRST_KEY):
         store.init(key, weight)
 
@@ -236,7 +236,11 @@ def by_hand_in_mxnet_served(network: Network, images: np.ndarray, labels: np.nda
 
 
 def _in_gluon(network: Network, images: np.ndarray, labels: np.ndarray) -> tuple[Any, Any, Any, Callable[[], None]]:
-    """The model, its parameters by name, their gradients, and what computes these."""
+    """The model, its parameters by name, their gradients, and what computes these.
+
+    In the order of d5suite's keys: by its key an array belongs to one server, and another order
+    gives most of the work to the other one, which shares its core with another rank.
+    """
     from d5suite.backends.mxnet import baseline
     from d5suite.backends.mxnet.runtime import mx
 
@@ -248,7 +252,7 @@ def _in_gluon(network: Network, images: np.ndarray, labels: np.ndarray) -> tuple
     model.hybridize(static_alloc=True, static_shape=True)
     x, y = mx.nd.array(images), mx.nd.array(labels)
     model(x, y)  # before, Gluon has no gradients
-    gradients = [each.grad() for each in model.collect_params().values() if each.grad_req != "null"]
+    gradients = [named[name].grad() for name in network.parameters]
 
     def backward() -> None:
         with mx.autograd.record():

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
-from d5suite.errors import JobError
+from d5suite.errors import ConfigurationError, JobError
 from d5suite.files import write_json
 from d5suite.job import schema
 
@@ -60,6 +60,28 @@ class CaseJob:
         """Return the Python files that the worker imports for it."""
         return list(self.files.values())
 
+    def with_places(self, change: Callable[[str], str]) -> CaseJob:
+        """Return the case with new paths for what it shares with other jobs of its session."""
+        return replace(self, reference=self.reference and change(self.reference))
+
+    def alone(self) -> CaseJob:
+        """Return the case without what only one job at a time may write."""
+        return self
+
+    def as_later_rank(self) -> CaseJob:
+        """Return the case of a rank after the first, which leaves what is shared to that one."""
+        return self
+
+    def divided(self, ranks: int) -> CaseJob:
+        """Return the case with its batch divided among ranks; by itself if it has none.
+
+        Raises
+        ------
+        ConfigurationError
+            The batch is not a multiple of them.
+        """
+        return self
+
 
 @dataclass(frozen=True)
 class NetworkCase(CaseJob):
@@ -98,6 +120,33 @@ class NetworkCase(CaseJob):
     trajectory: str | None = None
 
     kind: ClassVar[str] = "network"
+
+    def with_places(self, change: Callable[[str], str]) -> NetworkCase:
+        """See `CaseJob.with_places`."""
+        return replace(
+            self,
+            reference=self.reference and change(self.reference),
+            trajectory=self.trajectory and change(self.trajectory),
+            peers=[change(each) for each in self.peers],
+        )
+
+    def alone(self) -> NetworkCase:
+        """See `CaseJob.alone`."""
+        return replace(self, reference=None, trajectory=None, peers=[])
+
+    def as_later_rank(self) -> NetworkCase:
+        """See `CaseJob.as_later_rank`."""
+        return replace(self, trajectory=None)
+
+    def divided(self, ranks: int) -> NetworkCase:
+        """See `CaseJob.divided`. Other batches share no proof."""
+        batch, left = divmod(self.batch_size, ranks)
+        if left or not batch:
+            raise ConfigurationError(
+                f"a batch of {self.batch_size} cannot be divided among {ranks} ranks", where="--scaling strong",
+                hint="Choose --batch-size, the images of all ranks together.",
+            )  # fmt: skip
+        return replace(self.alone(), batch_size=batch)
 
 
 @dataclass(frozen=True)
@@ -301,14 +350,7 @@ def is_plain_name(name: object) -> bool:
 
 def _with_places(job: Job, change: Callable[[str], str]) -> Job:
     """Return the job with new paths for what it writes or reads from other jobs of its session."""
-    cases = []
-    for case in job.cases:
-        places: dict[str, Any] = {"reference": case.reference and change(case.reference)}
-        if isinstance(case, NetworkCase):
-            places["trajectory"] = case.trajectory and change(case.trajectory)
-            places["peers"] = [change(each) for each in case.peers]
-        cases.append(replace(case, **places))
-    return replace(job, cases=cases)
+    return replace(job, cases=[case.with_places(change) for case in job.cases])
 
 
 def _name_in(folder: Path, place: str) -> str:

@@ -188,6 +188,7 @@ def _save_plots(
     kinds: dict[str, str] = {}
     found: dict[str, list[Plotted]] = {}
     plots = {each["group"]: each["measurement"].plot for each in config.stash[stash.RESULTS]}
+    plots = {group: kind for group, kind in plots.items() if not (kind in PLOTS and PLOTS[kind].of_page)}
     for bench in benchmarks:
         if plots.get(bench["group"]) and bench["fullname"] in series:
             kinds[bench["group"]] = plots[bench["group"]]

@@ -1,4 +1,4 @@
-"""Plots beside a result file, by the name that a measurement gives: `Measurement.plot`.
+"""Plots beside a result file and on pages, by `Measurement.plot`.
 
 Imports matplotlib (late) and the standard library; knows results, never adapters.
 """
@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from d5suite.report.curves import curves_of, draw_curves, save_figure
+from d5suite.report.parts import CEILINGS, draw_ceilings, draw_parts
 from d5suite.report.scaling import draw_sizes, draw_steps
 
 if TYPE_CHECKING:
@@ -26,11 +27,14 @@ class Plotted(NamedTuple):
     facts : mapping
         The measurement's own part of its record.
     series : mapping of str to sequence of float
+    measurement : str
+        Its name, where several stand in a plot.
     """
 
     name: str
     facts: Mapping[str, Any]
     series: Mapping[str, Sequence[float]]
+    measurement: str = ""
 
 
 def save_plot(kind: str, path: Path, group: str, results: Sequence[Plotted]) -> None:
@@ -70,6 +74,14 @@ def _steps(group: str, results: Sequence[Plotted]) -> Figure:
     return draw_steps(f"{group.partition('/')[0]}: steps of several ranks", named)
 
 
+def _parts(group: str, results: Sequence[Plotted]) -> Figure:
+    return draw_parts(group.partition("/")[0], [(each.name, each.facts) for each in results])
+
+
+def _ceilings(title: str, results: Sequence[Plotted]) -> Figure:
+    return draw_ceilings(title, [(each.measurement, each.name, each.facts) for each in results])
+
+
 class Plot(NamedTuple):
     """A kind of plot.
 
@@ -81,11 +93,23 @@ class Plot(NamedTuple):
         Whether it draws series, and so the partial results of a failure, too.
     suffix : str
         Further part of its file's name, where a case has another plot.
+    of_page : bool
+        Whether it is on report pages only, and not beside a result file.
+    of_section : bool
+        Whether it draws all measurements of a section that name it; their names are `Plotted`'s.
+    of_one_size : bool
+        Whether results at a reduced size are left out.
+    title : str
+        What it shows, where it draws several measurements.
     """
 
     draw: Callable[[str, Sequence[Plotted]], Figure]
     of_series: bool = False
     suffix: str = ""
+    of_page: bool = False
+    of_section: bool = False
+    of_one_size: bool = False
+    title: str = ""
 
 
 PLOTS: dict[str, Plot] = {
@@ -93,5 +117,7 @@ PLOTS: dict[str, Plot] = {
     "curves_and_bytes": Plot(functools.partial(_curves, over_bytes=True), of_series=True, suffix=".accuracy"),
     "collectives": Plot(_collectives),
     "steps": Plot(_steps),
+    "parts": Plot(_parts, of_page=True, of_one_size=True),
+    "ceilings": Plot(_ceilings, of_page=True, of_section=True, of_one_size=True, title=CEILINGS),
 }
 """Plots by name."""

@@ -18,7 +18,7 @@ from d5suite.errors import ConfigurationError, told
 from d5suite.files import locked
 from d5suite.instruments.quiet import await_quiet
 from d5suite.instruments.settings import SamplingSettings
-from d5suite.job import CaseJob, Job, NetworkCase, Ranks, Result, key_of
+from d5suite.job import CaseJob, Job, Ranks, Result, key_of
 from d5suite.launch.base import Outcome
 from d5suite.launch.turns import TurnWorker
 from d5suite.measurements import file_of
@@ -419,9 +419,9 @@ class Session:
             self._shared(case, selection),
         )
         ranks = wanted[0].ranks
-        if self.settings.elsewhere is not None and isinstance(part, NetworkCase):
-            part = _alone(part)
-        return part if ranks is None or not self.settings.divides_batch else _divided(part, ranks.size)
+        if self.settings.elsewhere is not None:  # jobs may run concurrently
+            part = part.alone()
+        return part if ranks is None or not self.settings.divides_batch else part.divided(ranks.size)
 
     def _shared(self, case: Case, selection: Selection | None) -> Shared:
         preset = case.preset_name(selection, self.settings)
@@ -455,24 +455,6 @@ class Session:
 def _slug(wanted: Wanted, selection: Selection) -> str:
     """Return the name of the files of a measurement's job."""
     return "-".join(wanted.job_on(selection)).replace(":", "-")
-
-
-def _divided(part: CaseJob, ranks: int) -> CaseJob:
-    """Divide a case's batch among ranks; it shares no proof with cases of other batches."""
-    if not isinstance(part, NetworkCase):
-        return part
-    batch, left = divmod(part.batch_size, ranks)
-    if left or not batch:
-        raise ConfigurationError(
-            f"a batch of {part.batch_size} cannot be divided among {ranks} ranks", where="--scaling strong",
-            hint="Choose --batch-size, the images of all ranks together.",
-        )  # fmt: skip
-    return replace(_alone(part), batch_size=batch)
-
-
-def _alone(part: NetworkCase) -> NetworkCase:
-    """Return a case that shares no file with other jobs, which may run concurrently."""
-    return replace(part, reference=None, trajectory=None, peers=[])
 
 
 def _prune(parent: Path) -> None:

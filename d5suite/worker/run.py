@@ -28,7 +28,7 @@ from d5suite.instruments.memory import return_freed_memory
 from d5suite.instruments.sampling import Samples
 from d5suite.instruments.settings import InTurns, SamplingSettings
 from d5suite.instruments.threads import set_affinity, thread_environment
-from d5suite.job import CaseJob, Job, NetworkCase, OperationCase, key_of
+from d5suite.job import CaseJob, Job, OperationCase, key_of
 from d5suite.launch.pulse import Heart
 from d5suite.measurements import find
 from d5suite.measurements.base import Measurement, Step
@@ -159,8 +159,8 @@ def _workloads(
     for kind in dict.fromkeys(case.kind for case in job.cases):
         result.ceilings.update(kinds[kind].ceilings(job, selection, answer.phase))
     for case in job.cases:
-        if place.rank > 0 and isinstance(case, NetworkCase):  # rank 0 leaves it for other backends
-            case = replace(case, trajectory=None)
+        if place.rank > 0:
+            case = case.as_later_rank()
         first, *others = case.keys()
         workload = answer.attempt(
             first,

@@ -21,7 +21,8 @@ class Horovod(HorovodScheme):
     """As ``hvd.DistributedTrainer`` does, in place of Gluon's reduction.
 
     MXNet's engine begins each all-reduce once the backward pass has its gradient, those that the
-    next forward pass needs first, and each update once its all-reduce is done.
+    next forward pass needs first, and each update, which divides the sum, once its all-reduce is
+    done.
     """
 
     hvd = hvd
@@ -32,10 +33,10 @@ class Horovod(HorovodScheme):
         answer = trainer.gradients(feed)
         for priority, name in enumerate(self.replica.names):
             small, context = self.compression.compress(answer[name])
-            hvd.allreduce_(small, op=hvd.Average, name=name, priority=-priority)
+            hvd.allreduce_(small, op=hvd.Sum, name=name, priority=-priority)
             if small is not answer[name]:
                 answer[name][:] = self.compression.decompress(small, context)
-        trainer.apply(answer)
+        trainer.apply_sums(answer, hvd.size())
         _, loss = trainer.executor.network.require_loss()
         return {loss: answer[loss]}
 

@@ -203,6 +203,7 @@ class Kernel(Measurement):
     without_energy = "not taken at level 0"
     takes_cold = True
     table = KERNELS
+    plot = "ceilings"
     schema = SCHEMA
     derived = ("ceiling", "fraction_of_ceiling")
 

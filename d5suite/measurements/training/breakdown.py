@@ -199,6 +199,7 @@ class Breakdown(Measurement):
         "parts of a step in ms; feed: from host to device; !: they sum to more than 2% off the step",
         width=14,
     )
+    plot = "parts"
     schema: ClassVar[Mapping[str, Any]] = {
         "required": ["breakdown_s", "sum_over_step"],
         "properties": {

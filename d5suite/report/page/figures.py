@@ -6,7 +6,7 @@ Imports matplotlib (late) and its neighbours.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from d5suite.errors import D5Error, told
 from d5suite.measurements import discover
 from d5suite.report.colours import PALETTE
-from d5suite.report.formats import at
 from d5suite.report.page.gather import Group, Page, Row, Section
 from d5suite.report.page.svg import drawing
 from d5suite.report.plots import PLOTS, Plotted, draw_plot
@@ -29,10 +28,6 @@ MOST_BARS = 48
 
 LONGEST_NAME = 34
 """Characters of a name in a picture."""
-
-BREAKDOWN = ("data_wait", "host_to_device", "forward", "backward", "update", "other")
-PART_COLOURS = ("#e69f00", "#56b4e9", PALETTE[0], PALETTE[1], PALETTE[2], PALETTE[7])
-SHARE = "fraction_of_ceiling"
 
 
 class Picture(NamedTuple):
@@ -84,32 +79,27 @@ def pictures(page: Page, failed: list[str]) -> Iterator[Picture]:
             own = rows[:MOST_BARS]
             label = f"{title}: throughput with its interval, memory measured and by definition, first call"
             yield Picture(name_of(title, "overview"), section, label, partial(_overview, title, own))
-        broken = [row for row in rows if isinstance(at(row.record, "breakdown_s"), dict)][:MOST_BARS]
-        if broken:
-            label = f"{title}: parts of a training step"
-            yield Picture(name_of(title, "breakdown"), section, label, partial(_breakdown, title, broken))
-        shares = [row for row in rows if isinstance(row.record.get(SHARE), dict)]
-        for start, part in enumerate(_heat_parts(groups, shares)):
-            label = f"{title}: part of the ceiling that each backend reaches"
-            yield Picture(
-                name_of(title, "ceiling", *([str(start + 1)] if start else [])), section, label,
-                partial(_heat, title, part, list(page.backends)),
-            )  # fmt: skip
+        together: dict[str, list[Group]] = {}
         for group in groups:
-            if (kind := _kind(page, group)) is None:
+            kind = _kind(page, group)
+            if kind is None:
                 continue
-            plotted = [
-                Plotted(_short(row.backend), row.record, series.get((row.file, row.record["fullname"]), {}))
-                for row in group.rows
-                if not row.failed
-            ]
-            if PLOTS[kind].of_series:
-                plotted = [each for each in plotted if each.series]
-            if plotted:
+            if PLOTS[kind].of_section:
+                together.setdefault(kind, []).append(group)
+            elif plotted := _plotted(page, kind, group, series):
                 label = f"{title}: {_short(group.measurement)}"
                 yield Picture(
                     name_of(title, group.measurement), section, label,
                     partial(draw_plot, kind, f"{title}/{_short(group.measurement)}", plotted),
+                )  # fmt: skip
+        for kind, several in together.items():
+            every = [each for group in several if (each := _plotted(page, kind, group, series))]
+            for start in range(0, len(every), MOST_BARS):
+                part = [each for plotted in every[start : start + MOST_BARS] for each in plotted]
+                number = [str(start // MOST_BARS + 1)] if start else []
+                yield Picture(
+                    name_of(title, kind, *number), section, f"{title}: {PLOTS[kind].title}",
+                    partial(draw_plot, kind, title, part),
                 )  # fmt: skip
 
 
@@ -121,6 +111,21 @@ def draw(picture: Picture, failed: list[str]) -> Figure | None:
     except Exception as error:  # of records that a measurement from elsewhere made
         failed.append(f"no picture of {picture.label}: {told(error)}")
         return None
+
+
+def _plotted(
+    page: Page, kind: str, group: Group, series: Mapping[tuple[str, str], dict[str, list[float]]]
+) -> list[Plotted]:
+    """Return what a plot shows of a group, in the page's order of backends."""
+    plot, measurement = PLOTS[kind], _short(group.measurement)
+    rows = [row for row in group.rows if not row.failed and not (plot.of_one_size and row.reduced)]
+    if plot.of_section:
+        rows.sort(key=lambda row: page.backends[row.record["backend"]["name"]])
+    found = [
+        Plotted(_short(row.backend), row.record, series.get((row.file, row.record["fullname"]), {}), measurement)
+        for row in rows
+    ]
+    return [each for each in found if each.series] if plot.of_series else found
 
 
 def _short(name: str) -> str:
@@ -202,64 +207,4 @@ def _overview(title: str, rows: Sequence[Row]) -> Figure:
     )
     panels[0].set_ylim(len(rows) - 0.4, -0.6)
     figure.suptitle(title, fontsize=10, x=0.01, ha="left", weight="bold")
-    return figure
-
-
-def _breakdown(title: str, rows: Sequence[Row]) -> Figure:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(11, 1.3 + 0.24 * len(rows)), layout="constrained")
-    axes = figure.subplots()
-    left = [0.0] * len(rows)
-    for part, colour in zip(BREAKDOWN, PART_COLOURS, strict=True):
-        widths = [1e3 * row.record["breakdown_s"].get(part, 0.0) for row in rows]
-        axes.barh(range(len(rows)), widths, 0.62, left=left, color=colour, label=part.replace("_", " "))
-        left = [start + width for start, width in zip(left, widths, strict=True)]
-    axes.set_yticks(range(len(rows)), [_short(row.backend) for row in rows], fontsize=8)
-    axes.set_ylim(len(rows) - 0.4, -0.6)
-    axes.set_xlabel("ms of a step", fontsize=8)
-    axes.legend(fontsize=8, ncols=6, loc="lower left", bbox_to_anchor=(0, 1), frameon=False)
-    figure.suptitle(f"{title}: parts of a training step", fontsize=10, x=0.01, ha="left", weight="bold")
-    return figure
-
-
-def _heat_parts(groups: Sequence[Group], rows: Sequence[Row]) -> Iterator[list[tuple[str, list[Row]]]]:
-    chosen = {id(row) for row in rows}
-    lines = [(_short(group.measurement), [row for row in group.rows if id(row) in chosen]) for group in groups]
-    lines = [line for line in lines if line[1]]
-    for start in range(0, len(lines), MOST_BARS):
-        yield lines[start : start + MOST_BARS]
-
-
-def _heat(title: str, lines: Sequence[tuple[str, list[Row]]], backends: Sequence[str]) -> Figure:
-    """Each operator's larger part of a ceiling, of arithmetic or of memory traffic."""
-    import numpy as np
-    from matplotlib import colormaps
-    from matplotlib.figure import Figure
-
-    table = np.full((len(lines), len(backends)), np.nan)
-    for place, (_, rows) in enumerate(lines):
-        for row in rows:
-            shares = [each for each in row.record[SHARE].values() if isinstance(each, int | float)]
-            if shares:
-                table[place, backends.index(row.record["backend"]["name"])] = max(shares)
-    figure = Figure(figsize=(3.2 + 1.1 * len(backends), 1.0 + 0.24 * len(lines)), layout="constrained")
-    axes = figure.subplots()
-    axes.pcolormesh(np.nan_to_num(table), cmap="cividis", vmin=0, vmax=1, edgecolors="#ffffff", linewidth=1)
-    for (row_place, column), value in np.ndenumerate(table):
-        dark = np.isnan(value) or sum(colormaps["cividis"](min(float(value), 1.0))[:3]) < 1.5
-        axes.text(
-            column + 0.5, row_place + 0.5, "–" if np.isnan(value) else f"{100 * value:.0f}%", ha="center", va="center",
-            fontsize=8, color="#fefefe" if dark else "#010101",
-        )  # fmt: skip
-    axes.set_xticks(np.arange(len(backends)) + 0.5, [_short(name) for name in backends], fontsize=8)
-    axes.set_yticks(np.arange(len(lines)) + 0.5, [name for name, _ in lines], fontsize=8)
-    axes.invert_yaxis()
-    axes.xaxis.tick_top()
-    axes.tick_params(length=0)
-    for spine in axes.spines.values():
-        spine.set_visible(False)
-    figure.suptitle(
-        f"{title}: larger part of a ceiling, arithmetic or memory", fontsize=10, x=0.01, ha="left", weight="bold"
-    )
     return figure

@@ -1,0 +1,90 @@
+"""Pictures of parts: of a training step, and of the ceilings that operators reach.
+
+Imports matplotlib (late) and `d5suite.report.colours`; knows results, never adapters.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from d5suite.report.colours import PALETTE
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+COLOURS = ("#e69f00", "#56b4e9", PALETTE[0], PALETTE[1], PALETTE[2], PALETTE[7])
+"""Of the parts, in order; not those of backends alone, which are rows here."""
+
+CEILINGS = "part of the ceiling that each backend reaches"
+
+
+def draw_parts(title: str, results: Sequence[tuple[str, Mapping[str, Any]]]) -> Figure:
+    """Draw the parts of a step, stacked.
+
+    Parameters
+    ----------
+    title : str
+    results : sequence of (str, mapping)
+        By backend: the record, with ``breakdown_s`` in seconds by part.
+    """
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(11, 1.3 + 0.24 * len(results)), layout="constrained")
+    axes = figure.subplots()
+    left = [0.0] * len(results)
+    parts = dict.fromkeys(part for _, facts in results for part in facts["breakdown_s"])
+    for part, colour in zip(parts, itertools.cycle(COLOURS)):
+        widths = [1e3 * facts["breakdown_s"].get(part, 0.0) for _, facts in results]
+        axes.barh(range(len(results)), widths, 0.62, left=left, color=colour, label=part.replace("_", " "))
+        left = [start + width for start, width in zip(left, widths, strict=True)]
+    axes.set_yticks(range(len(results)), [name for name, _ in results], fontsize=8)
+    axes.set_ylim(len(results) - 0.4, -0.6)
+    axes.set_xlabel("ms of a step", fontsize=8)
+    axes.legend(fontsize=8, ncols=6, loc="lower left", bbox_to_anchor=(0, 1), frameon=False)
+    figure.suptitle(f"{title}: parts of a training step", fontsize=10, x=0.01, ha="left", weight="bold")
+    return figure
+
+
+def draw_ceilings(title: str, results: Sequence[tuple[str, str, Mapping[str, Any]]]) -> Figure:
+    """Draw each operator's larger part of a ceiling, of arithmetic or of memory traffic.
+
+    Parameters
+    ----------
+    title : str
+    results : sequence of (str, str, mapping)
+        Measurement, backend and record, with ``fraction_of_ceiling``.
+    """
+    import numpy as np
+    from matplotlib import colormaps
+    from matplotlib.figure import Figure
+
+    lines = list(dict.fromkeys(measurement for measurement, _, _ in results))
+    backends = list(dict.fromkeys(backend for _, backend, _ in results))
+    table = np.full((len(lines), len(backends)), np.nan)
+    for measurement, backend, facts in results:
+        known = facts.get("fraction_of_ceiling") or {}
+        shares = [each for each in known.values() if isinstance(each, int | float)]
+        if shares:
+            table[lines.index(measurement), backends.index(backend)] = max(shares)
+    figure = Figure(figsize=(3.2 + 1.1 * len(backends), 1.0 + 0.24 * len(lines)), layout="constrained")
+    axes = figure.subplots()
+    axes.pcolormesh(np.nan_to_num(table), cmap="cividis", vmin=0, vmax=1, edgecolors="#ffffff", linewidth=1)
+    for (row_place, column), value in np.ndenumerate(table):
+        dark = np.isnan(value) or sum(colormaps["cividis"](min(float(value), 1.0))[:3]) < 1.5
+        axes.text(
+            column + 0.5, row_place + 0.5, "–" if np.isnan(value) else f"{100 * value:.0f}%", ha="center", va="center",
+            fontsize=8, color="#fefefe" if dark else "#010101",
+        )  # fmt: skip
+    axes.set_xticks(np.arange(len(backends)) + 0.5, backends, fontsize=8)
+    axes.set_yticks(np.arange(len(lines)) + 0.5, lines, fontsize=8)
+    axes.invert_yaxis()
+    axes.xaxis.tick_top()
+    axes.tick_params(length=0)
+    for spine in axes.spines.values():
+        spine.set_visible(False)
+    figure.suptitle(
+        f"{title}: larger part of a ceiling, arithmetic or memory", fontsize=10, x=0.01, ha="left", weight="bold"
+    )
+    return figure
