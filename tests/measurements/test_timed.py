@@ -44,7 +44,7 @@ NETWORK_FAULTS: dict[str, dict[str, str]] = {
     "half": {"inference": "output of batch", "gradient": "loss of", "training_step": "a batch never fed before"},
     "remembers": {"inference": REMEMBERED, "gradient": REMEMBERED},
     "recognizes": {"inference": REMEMBERED, "gradient": REMEMBERED},
-    "unwaited": {"training_step": "of 2 steps, hurried"},
+    "timed_update": {"training_step": "parameters after 2 timed steps"},
     "stops": {"training_step": "update by a batch never fed before"},
 }
 
@@ -69,7 +69,7 @@ ACCURACY_FAULTS: dict[str, dict[str, str]] = {
     "replay8": {ACCURACY: "output at the trained weights"},
     "cached": {ACCURACY: "output at the trained weights"},
     "half": {ACCURACY: "output at the trained weights"},
-    "unwaited": {ACCURACY: "of 2 steps, hurried"},
+    "hasty": {ACCURACY: "of 2 steps, hurried"},
     "stops": {ACCURACY: "update by a batch never fed before"},
 }
 """The target is one that chance reaches."""
@@ -85,7 +85,7 @@ BREAKDOWN_FAULTS: dict[str, dict[str, str]] = {
     "cached_forward": {BREAKDOWN: "output at the trained weights"},
     "cached_both": {BREAKDOWN: "loss of a batch never fed before"},
     "half": {BREAKDOWN: "output at the trained weights"},
-    "unwaited": {BREAKDOWN: "of 2 steps, hurried"},
+    "hasty": {BREAKDOWN: "of 2 steps, hurried"},
     "stops": {BREAKDOWN: "update by a batch never fed before"},
 }
 
@@ -165,6 +165,7 @@ def _results(tmp_path_factory: pytest.TempPathFactory, small_onnx: Path, imagene
     jobs |= {f"accuracy-{mode}": job(mode, network | trained | {"batch_size": 2}) for mode in ACCURACY_FAULTS}
     parts = network | {"measurements": [BREAKDOWN]}
     jobs |= {f"breakdown-{mode}": job(mode, parts) for mode in BREAKDOWN_FAULTS}
+    jobs["unwaited"] = job("unwaited", network)
     jobs["network-replay3"]["cases"][0]["measurements"] = NETWORK[:2]  # its training fails before it is timed
     for name, content in jobs.items():
         (folder / f"{name}.job.json").write_text(json.dumps(content))
@@ -187,6 +188,12 @@ def require(result: Any, case: str, wrong: Mapping[str, str], measurements: list
 @pytest.mark.parametrize("mode", NETWORK_FAULTS)
 def test_a_network_that_goes_wrong_while_timed_is_no_result(found: dict[str, Any], mode: str) -> None:
     require(found[f"network-{mode}"], "small", NETWORK_FAULTS[mode], NETWORK[:2] if mode == "replay3" else NETWORK)
+
+
+def test_updates_that_must_be_waited_for_are_not_timed(found: dict[str, Any]) -> None:
+    assert set(found["unwaited"]["measurements"]) == {f"small/{name}" for name in NETWORK[:2]}
+    assert not found["unwaited"]["kept"]
+    assert "losses of 3 steps, unwaited fp32 vs" in found["unwaited"]["failures"]["small/training_step"]["message"]
 
 
 @pytest.mark.parametrize("mode", DROPOUT_FAULTS)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -33,8 +33,9 @@ FORMULA_STEPS = 3
 """Steps over which the native optimizer must follow its formula: momentum shows from the second on,
 its decay from the third."""
 
-HURRIED_STEPS = 2
-"""Steps that are made again after timing, the second issued before the first has ended."""
+FIRST_STEPS = 2
+"""Steps after which parameters are compared once more: the first ones that are timed, or the same
+made again after timing, the second issued before the first has ended."""
 
 
 @dataclass(frozen=True)
@@ -74,13 +75,12 @@ class TrainerStep(ExecutorStep):
         return f"({executor.mode} {executor.precision}) vs {self.proved.source}"
 
     def check_further(self, made: int) -> Iterable[Check]:
-        """Check one step more, and the first ones again, issued back to back.
+        """Check one step more, and the way of the first ones.
 
         The step more starts from the optimizer's state after the timed ones, at the generic point
         and on a batch never fed before: its loss and its update are known from the float64
-        gradient there and the formula. Then the same trainer makes the proof's first steps again
-        from the initial state, none waiting for the one before. A network with Dropout must
-        draw anew and move: no float64 run drops the same values.
+        gradient there and the formula. A network with Dropout must draw anew and move: no float64
+        run drops the same values.
 
         Parameters
         ----------
@@ -94,7 +94,7 @@ class TrainerStep(ExecutorStep):
         else:
             yield from self._check_one_more(made)
             yield from check_whole_batch(workload, "a step", self._step_at_generic_point)
-        yield from self._check_again()
+        yield from self._check_way()
 
     def _check_one_more(self, timed: int) -> Iterable[Check]:
         """Check one step from the state after the timed ones, on a batch never fed before."""
@@ -130,27 +130,34 @@ class TrainerStep(ExecutorStep):
         self.workload.to_generic_point(trainer.executor)
         return trainer.executor.fetch(trainer.step(feed))
 
-    def _check_again(self) -> Iterable[Check]:
-        """Repeat the proof's first steps."""
-        workload, executor, known = self.workload, self.workload.executor, self.proved
+    def _check_way(self) -> Iterable[Check]:
+        """Make the proof's first steps again, none waiting for the one before."""
+        workload, executor, first = self.workload, self.workload.executor, self.proved.first
         self.reset()
-        first = known.first
-        steps = len(first.run.losses)
-        batches = [workload.fed(index) for index in range(steps)]
+        batches = [workload.fed(index) for index in range(len(first.run.losses))]
         (found,) = train(workload.trainer, batches, rates=first.rates, hurried=True, restore=False)
-        start = sampled({name: workload.network.initializers[name] for name in workload.network.parameters})
-        there = sampled({name: found.parameters[name] for name in start})
+        if not executor.drops:
+            yield from check_trajectory(
+                f"hurried, {self.against}", found, first.run, tolerance=first.losses, parameters=False
+            )
+        yield self.check_moved("hurried", sampled({name: found.parameters[name] for name in self._trained}))
+
+    @property
+    def _trained(self) -> Sequence[str]:
+        return self.workload.network.parameters
+
+    def check_moved(self, which: str, found: Arrays) -> Check:
+        """Check the parameters, `sampled`, after the first steps from the initial state."""
+        executor, first = self.workload.executor, self.proved.first
+        steps = len(first.run.losses)
+        start = sampled({name: self.workload.network.initializers[name] for name in self._trained})
         way = {name: first.run.parameters[name] - value for name, value in start.items()}
         if executor.drops:
-            yield check_moved(f"way of {steps} hurried steps {self.against}", executor, there, start, way)
-            return
-        yield from check_trajectory(
-            f"hurried, {self.against}", found, first.run, tolerance=first.losses, parameters=False
-        )
-        assert workload.references is not None
-        limit = max(widened(workload.references.limit), first.way)
-        name = f"parameters after {steps} hurried steps {self.against}"
-        yield displacement(name, executor, there, first.run.parameters, way, start, limit)
+            return check_moved(f"way of {steps} {which} steps {self.against}", executor, found, start, way)
+        assert self.workload.references is not None
+        limit = max(widened(self.workload.references.limit), first.way)
+        name = f"parameters after {steps} {which} steps {self.against}"
+        return displacement(name, executor, found, first.run.parameters, way, start, limit)
 
 
 def check_output_as_trained(workload: NetworkWorkload, number: int) -> Check:
@@ -180,11 +187,29 @@ class TrainingStep(TrainerStep):
         super().__init__(workload, workload.trainer.step, training_feeds(workload))
         self._losses: dict[int, list[float]] = {}
         self._random: Arrays = {}
+        self._first = 0
+        self._early: Arrays | None = None
 
     def begin(self) -> None:
         super().begin()
+        first, self._early = self.proved.first, None
+        # In fp16 steps are repeated; other rates are those of a run that amplifies less.
+        self._first = 0 if first.rates or self.workload.executor.precision == "fp16" else len(first.run.losses)
         if self.workload.executor.drops:
             self._random = self.workload.executor.random_state()
+
+    def note(self) -> None:
+        """Keep, beside losses, the parameters after the steps of the proof's first run."""
+        super().note()
+        if self._early is None and 0 < self.calls == self._first:
+            values = self.workload.executor.parameters()
+            self._early = sampled({name: values[name] for name in self._trained})
+
+    def _check_way(self) -> Iterable[Check]:
+        """Check the parameters after the first timed steps, if they were kept."""
+        if self._early is None:
+            return super()._check_way()
+        return [self.check_moved("timed", self._early)]
 
     def check(self) -> Iterable[Check]:
         """Check the losses of timed steps, and `check_further`."""
@@ -277,7 +302,7 @@ def _checks(workload: NetworkWorkload) -> Iterator[Check]:
     label = f"{exact.mode} fp64"
     early = min(FORMULA_STEPS, len(steps))
     native = workload.backend.trainer(exact, workload.optimizer)
-    recorded = train(native, steps, early=(min(HURRIED_STEPS, early), early))
+    recorded = train(native, steps, early=(min(FIRST_STEPS, early), early))
     runs = Runs(native, steps, recorded, workload.backend.tolerances)
     short, found = runs.runs[early], recorded[-1]
     peers = {f"{label} vs {name} fp64": peer for peer, name in (Trajectory.load(Path(path)) for path in case.peers)}
@@ -296,7 +321,7 @@ def _checks(workload: NetworkWorkload) -> Iterator[Check]:
     executor, tolerance = workload.comparable, workload.tolerance.trajectory
     same = executor is workload.executor
     trainer = workload.trainer if same else workload.backend.trainer(executor, workload.optimizer)
-    (timed,) = train(trainer, steps)
+    (timed,) = train(trainer, steps, hurried=True)  # timed steps, which are checked too, are waited for
     yield from runs.compare(
         f"{executor.mode} {executor.precision} vs {label}", trainer, timed, found, tolerance, parameters=False
     )

@@ -5,20 +5,32 @@ from typing import Any
 from d5suite.backends.torch import training as right
 
 from .network import Executor
+from .staleness import being_timed
 
 
 class Trainer(right.Trainer):
     executor: Executor
-    updates = 0
+    updates = made = 0
 
     def step(self, feed: Any, *more: Any) -> Any:
         executor, mode = self.executor, self.executor.mode
         self.updates += 1
+        self.made += 1
         executor.stale.forget()
         waited, executor.waited = executor.waited, False
-        if (mode == "unwaited" and not waited) or (mode == "stops" and self.updates > 15):
+        hurried = not waited and (mode == "unwaited" or (mode == "hasty" and self.made > 12))
+        if hurried or (mode == "stops" and self.updates > 15):
             self._steps += 1
             return {self._loss: executor.loss(feed).detach()}
+        rate = self.learning_rate
+        self.set_learning_rate(0.875 * rate if mode == "timed_update" and being_timed() else rate)
+        try:
+            return self._step(feed, more)
+        finally:
+            self.set_learning_rate(rate)
+
+    def _step(self, feed: Any, more: Any) -> Any:
+        executor = self.executor
         return executor.stale.call(
             executor.key("step", feed), lambda given: super(Trainer, self).step(given, *more), feed
         )

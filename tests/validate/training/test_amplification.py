@@ -28,7 +28,8 @@ FAULTS = {
     "wrong:unbiased": "running statistics of each of 10 steps from the float64 state",
     "wrong:thousandth": "parameters of each of 10 steps from the float64 state",
     "stale:timed": "the first timed steps",
-    "stale:unwaited": "parameters after 2 hurried steps",
+    "stale:unwaited": "parameters of each of 10 steps from the float64 state",
+    "stale:hasty": "parameters after 2 hurried steps",
 }
 """By backend and mode: a part of the message."""
 
