@@ -56,7 +56,7 @@ OPERATOR_FILES = {
 """An adapter's ``operators/``: what families share, level 0, the table of all, and the families."""
 
 ADAPTER_FILES = {"__init__.py", *(f"{module}.py" for module in MODULES)}
-FURTHER_FILES = {"deep500": {"bridge.py", "repairs.py"}, "keras": {"engine.py"}}
+FURTHER_FILES = {"torch": {"graphs.py"}, "deep500": {"bridge.py", "repairs.py"}, "keras": {"engine.py"}}
 """What one adapter has beyond the others: the way back into deep500 and repairs of it, and Keras's
 own backends."""
 

@@ -110,7 +110,8 @@ def select(text: str) -> Selection:
     name, _, mode = text.strip().partition(":")
     found = backend(name)
     found.check(mode=mode or None)
-    return Selection(found, mode or found.default_mode)
+    mode = mode or found.default_mode
+    return Selection(found.of_mode(mode), mode)
 
 
 __all__ = ["GROUP", "Backend", "Selection", "backend", "discover", "select"]

@@ -22,6 +22,7 @@ from typing import Any, Literal
 from d5suite.errors import D5Error
 from d5suite.instruments.clock import Clock, now
 from d5suite.instruments.environment import read_text
+from d5suite.instruments.gpus import Sensors
 from d5suite.instruments.nvml import Gpu, used_gpu
 
 ENERGY_S = 2.0
@@ -34,8 +35,8 @@ POWER_PERIOD_S = 0.02
 """Seconds between two readings of the power: NVML updates its own every 20 to 100 ms."""
 
 SENSOR_ERROR = 0.05
-"""Error of NVML's power: "accurate to within +/- 5% of current power draw"
-(nvmlDeviceGetPowerUsage)."""
+"""Error of a GPU's power; NVML's is "accurate to within +/- 5% of current power draw"
+(nvmlDeviceGetPowerUsage). AMD states none for its own, so the same is assumed."""
 
 RAPL = Path("/sys/class/powercap")
 """Folder of Linux's energy counters of Intel and AMD CPUs (Documentation/power/powercap)."""
@@ -231,7 +232,7 @@ class _Zone:
         return int(text) if text and text.isdecimal() else None
 
 
-def meter_of(device: str, name: str = "") -> Meter:
+def meter_of(device: str, name: str = "", sensors: Sensors | None = None) -> Meter:
     """Return the meter of a device.
 
     Parameters
@@ -239,16 +240,22 @@ def meter_of(device: str, name: str = "") -> Meter:
     device : {"cpu", "cuda"}
     name : str
         The device's, as the framework calls it.
+    sensors : Sensors, optional
+        Of the GPU in use, where NVML lists none.
 
     Raises
     ------
     EnergyError
         If there is none, with the reason.
     """
-    return _meter_of_cpus() if device == "cpu" else _meter_of_gpu(*used_gpu(name))
+    return _meter_of_cpus() if device == "cpu" else _meter_of_gpu(*used_gpu(name), sensors)
 
 
-def _meter_of_gpu(gpu: Gpu | None, problem: str) -> Meter:
+def _meter_of_gpu(gpu: Gpu | None, problem: str, sensors: Sensors | None) -> Meter:
+    if gpu is None and sensors is not None:
+        if sensors.power_w() is None:
+            raise EnergyError(f"{sensors.name} does not report its power")
+        return Power(sensors.power_w, sensors.name)
     if gpu is None:
         raise EnergyError(problem)
     if gpu.is_divided:

@@ -1,7 +1,8 @@
-"""The GPUs of this machine: through NVML, else through nvidia-smi.
+"""The GPUs of this machine: through NVML, else through nvidia-smi, else as the framework says.
 
 Without nvidia-ml-py, which is optional, nvidia-smi still names GPUs, drivers, users and slowdowns:
-it comes with every driver. Energy, memory by process and the time spent slowed down need NVML.
+it comes with every driver. Energy, memory by process and the time spent slowed down need NVML. Of
+AMD's GPUs a framework reads power, temperature, clock and used memory.
 
 Imports the standard library and its neighbours.
 """
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+from typing import Protocol
 
 from d5suite.instruments.nvml import GpuState, open_gpus
 
@@ -31,8 +33,34 @@ def describe_gpus() -> list[dict[str, str]]:
     return [{key.replace(".", "_"): value for key, value in row.items() if value[:1] != "["} for row in rows]
 
 
-def gpu_states() -> tuple[GpuState, ...]:
-    """Return the current state of each GPU."""
+class Sensors(Protocol):
+    """A GPU as a framework reads it: see `d5suite.levels.sensors.Sensors`."""
+
+    name: str
+
+    def power_w(self) -> float | None:
+        """Return watts."""
+
+    def temperature_c(self) -> float | None:
+        """Return degrees Celsius."""
+
+    def clock_mhz(self) -> float | None:
+        """Return MHz."""
+
+    def used_bytes(self) -> int | None:
+        """Return bytes."""
+
+
+def gpu_states(sensors: Sensors | None = None) -> tuple[GpuState, ...]:
+    """Return the state of each GPU, or of the one in use, where only ``sensors`` know it."""
+    found = _listed_states()
+    if found or sensors is None:
+        return found
+    clock, heat, used = sensors.clock_mhz(), sensors.temperature_c(), sensors.used_bytes()
+    return (GpuState(sensors.name, {}, 0, clock_mhz=clock, temperature_c=heat, used_bytes=used),)
+
+
+def _listed_states() -> tuple[GpuState, ...]:
     found = open_gpus().found
     if found:
         return tuple(gpu.state() for gpu in found)

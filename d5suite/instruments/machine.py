@@ -23,7 +23,7 @@ from typing import Any
 
 from d5suite.instruments.clock import now
 from d5suite.instruments.environment import cpu_control_groups, current_frequency_mhz, read_text
-from d5suite.instruments.gpus import gpu_states
+from d5suite.instruments.gpus import Sensors, gpu_states
 from d5suite.instruments.nvml import SLOWDOWNS, GpuState
 from d5suite.instruments.threads import allowed_cpus
 
@@ -155,13 +155,15 @@ class Disturbance:
         return asdict(self)
 
 
-def snapshot(*, gpu: bool = False) -> MachineState:
+def snapshot(*, gpu: bool = False, sensors: Sensors | None = None) -> MachineState:
     """Read the machine's state (about 10 ms for 100 processes; never while timing).
 
     Parameters
     ----------
     gpu : bool
         Whether to ask for GPUs, too, for which nvidia-smi may take a second; for runs on a GPU.
+    sensors : Sensors, optional
+        Of the GPU in use, where the driver's tools list none.
     """
     import psutil
 
@@ -199,7 +201,7 @@ def snapshot(*, gpu: bool = False) -> MachineState:
         temperature_c=_temperature_c(),
         swapped_bytes=swapped,
         available_memory_bytes=available,
-        gpus=gpu_states() if gpu else (),
+        gpus=gpu_states(sensors) if gpu else (),
     )
     for what, absent in (
         ("load average", state.load_average is None),

@@ -7,7 +7,8 @@ object, the same in every backend:
 ===============  ===================================================================================
 ``runtime``      ``configure``, ``versions``, ``device_problem``, ``device_name``, ``device_memory``
                  and, for ``cuda``, ``event_timer`` and ``l2_flush``: a
-                 `d5suite.levels.events.EventTimer` and a `d5suite.levels.cache.L2Flush`
+                 `d5suite.levels.events.EventTimer` and a `d5suite.levels.cache.L2Flush`;
+                 perhaps ``sensors``: `d5suite.levels.sensors.Sensors`
 ``operators``    ``OPERATORS``: ONNX operator name -> native implementation; ``Operator``, a
                  `d5suite.levels.operator.Operator` (level 0)
 ``custom``       ``factory``: a `d5suite.custom.CustomOperator` -> native implementation
@@ -124,7 +125,7 @@ class Backend(Description):
         """
         mode = mode or self.default_mode
         self.check(mode=mode, device=device, precision=operation.precision)
-        lacking = self.lacks(operation)
+        lacking = self.of_mode(mode).lacks(operation)
         if lacking:
             raise UnsupportedOperatorError(
                 lacking, where=operation.name, hint="`d5suite operators` lists what each backend implements."
@@ -174,8 +175,9 @@ class Backend(Description):
         BackendError
             If the backend has no level 3, or the trainer computes in one of `NOT_BY_RANKS`.
         """
-        if 3 not in self.levels:
-            why = f": {self.absent['level 3']}" if "level 3" in self.absent else ""
+        own = self.of_mode(trainer.executor.mode)
+        if 3 not in own.levels:
+            why = f": {own.absent['level 3']}" if "level 3" in own.absent else ""
             raise BackendError(f"backend {self.name!r} has no level 3{why}")
         precision = trainer.executor.precision
         if precision in NOT_BY_RANKS:

@@ -9,8 +9,8 @@ import importlib.machinery
 import importlib.metadata
 import importlib.util
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, TypeVar
 
 from d5suite.errors import BackendError, UnsupportedOperatorError
 from d5suite.levels import LEVELS
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from d5suite.levels.native import NativeScheme
     from d5suite.network import Network
     from d5suite.network.operation import Operation
+
+Described = TypeVar("Described", bound="Description")
 
 DEVICES = ("cpu", "cuda")
 PRECISIONS = ("fp32", "bf16", "fp16", "fp64")
@@ -105,6 +107,8 @@ class Description:
         also ``OPERATOR:backward``, ``OPERATOR:PRECISION`` and ``OPERATOR:backward:PRECISION``. Of
         the framework's own schemes: ``scheme:NAME``, ``scheme:NAME:MODE`` and
         ``scheme:NAME:PRECISION``.
+    mode_absent : mapping of str to mapping of str to str
+        By mode: what it does not support although the backend does, by the keys of `absent`.
     schemes : mapping of str to NativeScheme
         The framework's own ways to train on several ranks.
     expected_failures : mapping of str to str
@@ -137,6 +141,7 @@ class Description:
     environment: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     mode_requires: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     absent: Mapping[str, str] = field(default_factory=dict)
+    mode_absent: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     schemes: Mapping[str, NativeScheme] = field(default_factory=dict)
     expected_failures: Mapping[str, str] = field(default_factory=dict)
     reduced: str = ""
@@ -147,6 +152,20 @@ class Description:
     def default_mode(self) -> str:
         """The mode used by default."""
         return next(iter(self.modes))
+
+    def of_mode(self: Described, mode: str) -> Described:
+        """Return the description of one mode, without what `mode_absent` names."""
+        lacking = self.mode_absent.get(mode)
+        if not lacking:
+            return self
+        return replace(
+            self,
+            devices=[each for each in self.devices if each not in lacking],
+            precisions=[each for each in self.precisions if each not in lacking],
+            levels=frozenset(each for each in self.levels if f"level {each}" not in lacking),
+            absent={**self.absent, **lacking},
+            mode_absent={},
+        )
 
     def proving_mode(self, mode: str) -> str:
         """Return the mode whose float64 answers prove a mode: the default, if both can coexist."""
@@ -200,6 +219,9 @@ class Description:
 
         A declared precision without tolerances raises `ContractError`.
         """
+        if mode is not None and mode in self.mode_absent:
+            self.of_mode(mode).check(mode=mode, device=device, precision=precision)
+            return
         for kind, asked, known in (
             ("mode", mode, list(self.modes)),
             ("device", device, list(self.devices)),

@@ -58,7 +58,7 @@ def test_it_declares_known_things(subject: Subject) -> None:
     subject.hold(data, all(backend.modes.values()), "a mode has no description")
     known = 1 in levels and backend.levels <= {0, 1, 2, 3} and (2 in levels or 3 not in levels)
     subject.hold(data, known, f"levels are 1 and, perhaps, 0, 2 and, with 2, 3, not {levels}")
-    for mode in (*backend.environment, *backend.mode_requires):
+    for mode in (*backend.environment, *backend.mode_requires, *backend.mode_absent):
         subject.hold(data, mode in backend.modes, f"there is no mode {mode!r}")
 
 
@@ -68,7 +68,9 @@ def test_what_is_absent_has_a_reason(subject: Subject) -> None:
     lacking += [f"level {level}" for level in (0, 2) if level not in backend.levels]
     for name in lacking:
         subject.hold("backend.absent", bool(backend.absent.get(name)), f"no reason for {name!r}")
-    for name, reason in {**backend.absent, **backend.expected_failures}.items():
+    given = [*backend.absent.items(), *backend.expected_failures.items()]
+    given += [pair for lacking in backend.mode_absent.values() for pair in lacking.items()]
+    for name, reason in given:
         subject.hold("backend.absent", len(reason) > SHORT, f"{reason!r} says too little of {name!r}")
 
 

@@ -56,7 +56,8 @@ def take_energy(workload: Workload, measurement: Measurement, step: Step) -> dic
         step.synchronize()
 
     try:
-        meter = meter_of(device, workload.backend.load("runtime").device_name(device))
+        name = workload.backend.load("runtime").device_name(device)
+        meter = meter_of(device, name, workload.sensors())
         with step:
             found = meter.measure(once)
     except EnergyError as error:
@@ -94,10 +95,12 @@ def take_time(
     if settings.l2_cold and (flush is None or not measurement.takes_cold):
         raise JobError(f"the L2 cache is not made cold: {no_flush or f'{measurement.name} samples in its own way'}")
     step.flush = flush
+    sensors = workload.sensors()
     with step:
-        before = snapshot(gpu=gpu)
+        before = snapshot(gpu=gpu, sensors=sensors)
         samples = step.time(settings)
-        found = disturbance(before, snapshot(gpu=gpu), own_pids=[os.getppid()], threads=workload.job.threads)
+        after = snapshot(gpu=gpu, sensors=sensors)
+        found = disturbance(before, after, own_pids=[os.getppid()], threads=workload.job.threads)
         clocks = _two_clocks(step, samples)
     step.flush = None  # its buffer must not count in the next measurement
     prove(samples, [] if clocks is None else [check_waits(clocks)])

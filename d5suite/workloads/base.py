@@ -13,6 +13,7 @@ from d5suite.levels.backend import Backend
 from d5suite.levels.cache import L2Flush, l2_flush
 from d5suite.levels.distributed import Communicator
 from d5suite.levels.events import EventTimer, event_timer
+from d5suite.levels.sensors import Sensors, sensors
 from d5suite.validate.check import Check
 
 
@@ -80,6 +81,10 @@ class Workload(ABC):
     def l2_flush(self) -> tuple[L2Flush | None, str]:
         """Return the flush of the device's L2 cache; or None, and the reason."""
         return l2_flush(self.backend, self.job.device)
+
+    def sensors(self) -> Sensors | None:
+        """Return the device's sensors as the framework reads them, if it does."""
+        return sensors(self.backend, self.job.device)
 
     def fingerprint(self) -> dict[str, str]:
         """Return facts that must be equal on all ranks: short texts and checksums by name."""

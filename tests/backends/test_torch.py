@@ -398,3 +398,20 @@ def test_events_measure_a_real_gpu() -> None:
         timer.stop()
         assert 0.01 < timer.milliseconds() < 10_000
     del y
+
+
+def test_amds_sensors_are_read_in_amds_units(monkeypatch: pytest.MonkeyPatch) -> None:
+    runtime = BACKEND.load("runtime")
+    assert runtime.sensors("cpu") is None and runtime.sensors("cuda") is None  # NVIDIA's answer through NVML
+
+    def refused() -> int:
+        raise ModuleNotFoundError("amdsmi does not seem to be installed")
+
+    monkeypatch.setattr(torch.version, "hip", "6.4")
+    answers = {"get_device_name": "Instinct", "power_draw": 350, "clock_rate": 0, "mem_get_info": (3 * 2**30, 2**32)}
+    for name, answer in answers.items():
+        monkeypatch.setattr(torch.cuda, name, lambda answer=answer: answer)
+    monkeypatch.setattr(torch.cuda, "temperature", refused)
+    sensors = runtime.sensors("cuda")
+    assert sensors.name == "Instinct" and sensors.power_w() == 350.0 and sensors.used_bytes() == 2**30
+    assert sensors.clock_mhz() is None and sensors.temperature_c() is None

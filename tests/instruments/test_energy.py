@@ -11,6 +11,7 @@ import pytest
 
 from d5suite.instruments import energy
 from d5suite.instruments.energy import Counter, EnergyError, Power, meter_of
+from d5suite.instruments.machine import snapshot
 from tests.instruments.test_nvml import INSTANCE, fake, load_fake
 
 __all__ = ["fake"]
@@ -174,3 +175,40 @@ def test_a_machine_without_readable_counters_says_so(rapl: Callable[..., None], 
     (tmp_path / "intel-rapl:0" / "energy_uj").unlink()  # as for anyone but root
     with pytest.raises(EnergyError, match="may not be read"):
         meter_of("cpu")
+
+
+class AmdSensors:
+    """What a framework reads of a GPU that NVML does not know."""
+
+    name = "Instinct"
+
+    def __init__(self, watts: float | None = 200.0) -> None:
+        self.watts = watts
+
+    def power_w(self) -> float | None:
+        return self.watts
+
+    def temperature_c(self) -> float | None:
+        return 55.0
+
+    def clock_mhz(self) -> float | None:
+        return 1700.0
+
+    def used_bytes(self) -> int | None:
+        return 2**30
+
+
+def test_a_gpu_that_only_the_framework_reads_has_power_and_a_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")  # no nvidia-smi
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    meter = meter_of("cuda", "Instinct", AmdSensors())
+    energy = meter.measure(lambda: sum(range(10_000)), longest_s=0.1)
+    assert meter.of == "Instinct" and energy.method == "sampled power"
+    assert energy.mean_power_w == pytest.approx(200) and energy.error_j >= 0.05 * energy.joules_per_step
+    with pytest.raises(EnergyError, match="Instinct does not report its power"):
+        meter_of("cuda", "Instinct", AmdSensors(None))
+    with pytest.raises(EnergyError, match="nvidia-ml-py is not installed"):
+        meter_of("cuda", "Instinct")
+    (state,) = snapshot(gpu=True, sensors=AmdSensors()).gpus
+    assert (state.name, state.clock_mhz, state.temperature_c, state.used_bytes) == ("Instinct", 1700, 55, 2**30)
+    assert snapshot(gpu=True).gpus == ()

@@ -17,6 +17,7 @@ BACKEND = Backend(
         "eager": "native calls one by one, images stored N, C, H, W",
         "channels_last": "native calls one by one, images stored N, H, W, C",
         "compile": "forward and backward through torch.compile; the optimizer native",
+        "cuda_graphs": "as eager, with forward and backward recorded in CUDA graphs and replayed; on cuda only",
         "stock": "as eager, with no option set: the optimizer updates one parameter after another on the CPU",
     },
     levels=frozenset({0, 1, 2, 3}),
@@ -80,6 +81,14 @@ BACKEND = Backend(
         "scheme:fsdp:channels_last": "fully_shard takes parameters only whose elements lie in order",
         "loader:tfrecord": "PyTorch has no reader of TFRecord files of its own",
         "loader:recordio": "PyTorch has no reader of RecordIO files of its own",
+    },
+    mode_absent={
+        "cuda_graphs": {
+            "cpu": "CUDA graphs are recorded and replayed by a GPU",
+            "fp16": "each step has another loss scale, and a skipped step another course",
+            "level 0": "an operator is one launch or a few: its time on the GPU is that of the device's own clock",
+            "level 3": "the hooks that send gradients do not run in a graph",
+        },
     },
     expected_failures={
         "test_resize_tf_crop_and_resize*_cpu": "no exporter of networks writes regions: the reader refuses them",

@@ -66,12 +66,14 @@ def lenet5_epoch(network: Network, optimizer: SGD, *, mode: str, device: str) ->
     model = model.to(device, memory_format=memory_format).train()
     criterion = nn.CrossEntropyLoss()
     sgd = native_sgd(model, optimizer, fused=mode != "stock")
-    forward = torch.compile(model, dynamic=False) if mode == "compile" else model
+    forward: Callable[..., torch.Tensor] | None = None
 
     def epoch(batches: Iterable[tuple[np.ndarray, np.ndarray]]) -> list[float]:
+        nonlocal forward
         losses = []
         for images, labels in batches:
             x = torch.from_numpy(images).to(device, memory_format=memory_format)
+            forward = forward or called(model, mode, x)
             y = torch.from_numpy(labels).to(device)
             sgd.zero_grad(set_to_none=True)
             loss = criterion(forward(x), y)
@@ -81,6 +83,17 @@ def lenet5_epoch(network: Network, optimizer: SGD, *, mode: str, device: str) ->
         return [float(loss) for loss in losses]
 
     return epoch
+
+
+def called(model: nn.Module, mode: str, example: torch.Tensor) -> Callable[..., torch.Tensor]:
+    """Return how a mode calls a model with inputs like the example."""
+    if mode == "compile":
+        compiled: Callable[..., torch.Tensor] = torch.compile(model, dynamic=False)
+        return compiled
+    if mode == "cuda_graphs":
+        graphed: Callable[..., torch.Tensor] = torch.cuda.make_graphed_callables(model, (example,))
+        return graphed
+    return model
 
 
 def native_sgd(model: nn.Module, settings: SGD, *, fused: bool = True) -> torch.optim.SGD:
@@ -206,8 +219,10 @@ def resnet50_training_step(
     y = torch.tensor(labels).to(device)
     criterion = nn.CrossEntropyLoss()
     sgd = native_sgd(model, optimizer, fused=mode != "stock")
-    forward = torch.compile(model, dynamic=False) if mode == "compile" else model
     narrow = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
+    # A graph is recorded with its casts, none of which may be taken from those before.
+    with torch.autocast(device, dtype=narrow, cache_enabled=False) if narrow else contextlib.nullcontext():
+        forward = called(model, mode, x)
     scaler = torch.amp.GradScaler(device, init_scale=2.0**15, enabled=precision == "fp16")
     last = torch.zeros(())
 

@@ -2,7 +2,8 @@
 
 Parameters are plain leaf tensors under their neutral names. Inference and training are one
 `torch.fx.GraphModule` each. Its forward function calls one native function per ONNX node and drops
-every tensor after its last use. Eager modes call it; mode ``compile`` passes it to `torch.compile`.
+every tensor after its last use. Eager modes call it; mode ``compile`` passes it to `torch.compile`,
+and ``cuda_graphs`` records its work.
 Imports PyTorch, NumPy, `d5suite.levels`, `d5suite.network` and this adapter's `operators`.
 """
 
@@ -17,6 +18,7 @@ import numpy as np
 import torch
 import torch.fx
 
+from d5suite.backends.torch.graphs import Graphed
 from d5suite.backends.torch.operators import CHANNELS_LAST, OPERATORS, Context, require_compiler
 from d5suite.errors import NetworkError
 from d5suite.levels import network as level
@@ -65,6 +67,13 @@ class Executor(level.Executor):
             self._train = self._compiled(training)
         self._statistics = _Statistics(network, self.tensors)
         self._stale = True
+        self.graphed = mode == "cuda_graphs"
+        self._forward: Callable[..., tuple[torch.Tensor, ...]] = self._inferred
+        self._differentiate: Callable[..., tuple[torch.Tensor, ...]] = self._differentiated
+        if self.graphed:
+            self._forward = Graphed(self._inferred)
+            moved = [self.tensors[name] for name in network.statistics]
+            self._differentiate = Graphed(self._differentiated, moved)
 
     def _plan(self, outputs: Sequence[str], *, training: bool) -> _Plan:
         return _Plan(
@@ -130,18 +139,28 @@ class Executor(level.Executor):
     def forward(self, feed: Native) -> Native:
         if self._stale:
             self._refresh()
+        found = self._forward(*(feed[name] for name in self.network.inputs))
+        if self.graphed:  # the next call overwrites them
+            found = tuple(each.clone() for each in found)
+        return dict(zip(self.network.outputs, found, strict=True))
+
+    def _inferred(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
         with torch.inference_mode():
-            found = self._infer(*self._inference_weights, *(feed[name] for name in self.network.inputs))
-            return dict(zip(self.network.outputs, found, strict=True))
+            return self._infer(*self._inference_weights, *inputs)
 
     def _refresh(self) -> None:
-        """Update what inference reads: running variances and rounded weights."""
+        """Update what inference reads: running variances and rounded weights, in their places."""
         self._statistics.settle()
         with torch.inference_mode():
-            self._inference_weights = [
-                self.tensors[name].to(self._activations) if rounded else self.tensors[name]
-                for name, rounded in self._inference_sources
-            ]
+            if not self._inference_weights:
+                self._inference_weights = [
+                    self.tensors[name].to(self._activations) if rounded else self.tensors[name]
+                    for name, rounded in self._inference_sources
+                ]
+            else:
+                for (name, rounded), place in zip(self._inference_sources, self._inference_weights, strict=True):
+                    if rounded:
+                        place.copy_(self.tensors[name])
         self._stale = False
 
     def changed(self) -> None:
@@ -153,22 +172,33 @@ class Executor(level.Executor):
 
         ``weights`` stand for parameters of these names.
         """
-        inputs = [feed[name] for name in (*self.network.inputs, self._label)]
-        self._stale = True
-        self._statistics.count(len(inputs[-1]))
+        inputs = self._inputs(feed)
         own = self._training_weights
         used = own if weights is None else [weights.get(name, self.tensors[name]) for name in self._training_names]
         (loss,) = self._train(*used, *inputs)
         return loss
 
+    def _inputs(self, feed: Native) -> list[torch.Tensor]:
+        """Return the inputs of a training pass, which moves running statistics."""
+        inputs = [feed[name] for name in (*self.network.inputs, self._label)]
+        self._stale = True
+        self._statistics.count(len(inputs[-1]))
+        return inputs
+
     def forward_backward(self, feed: Native) -> Native:
         _, name = self.network.require_loss()
-        loss = self.loss(feed)
+        loss, *gradients = self._differentiate(*self._inputs(feed))
+        if self.graphed:  # the next call overwrites it
+            loss = loss.clone()
+        return {name: loss, **dict(zip(self.network.parameters, gradients, strict=True))}
+
+    def _differentiated(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        (loss,) = self._train(*self._training_weights, *inputs)
         scaled = loss * GRADIENT_SCALE if self.precision == "fp16" else loss
         gradients = torch.autograd.grad(scaled, self._parameters, materialize_grads=True) if self._parameters else ()
         if self.precision == "fp16" and gradients:
             gradients = torch._foreach_div(gradients, GRADIENT_SCALE)
-        return {name: loss.detach(), **dict(zip(self.network.parameters, gradients, strict=True))}
+        return loss.detach(), *gradients
 
     def random_state(self) -> dict[str, np.ndarray]:
         """Return the states of PyTorch's generators; compiled code draws its seeds from them."""

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from d5suite.levels import cache, events
+from d5suite.levels import sensors as level
 from d5suite.levels.processor import processor_name
 
 
@@ -122,3 +123,35 @@ def l2_flush(device: str) -> L2Flush | None:
 def event_timer(device: str) -> EventTimer | None:
     """Return the device's own clock; None on the CPU."""
     return EventTimer() if device == "cuda" else None
+
+
+class Sensors(level.Sensors):
+    """AMD's sensors, which PyTorch reads through amdsmi; 0 is its word for none."""
+
+    def __init__(self) -> None:
+        self.name = str(torch.cuda.get_device_name())
+
+    def power_w(self) -> float | None:
+        return self._read(torch.cuda.power_draw)  # PyTorch's page says mW: NVML's unit; amdsmi's is W
+
+    def temperature_c(self) -> float | None:
+        return self._read(torch.cuda.temperature)
+
+    def clock_mhz(self) -> float | None:
+        return self._read(torch.cuda.clock_rate)
+
+    def used_bytes(self) -> int | None:
+        free, total = torch.cuda.mem_get_info()
+        return int(total - free)
+
+    @staticmethod
+    def _read(sensor: Callable[[], int]) -> float | None:
+        try:
+            return float(sensor()) or None
+        except Exception:  # amdsmi is optional, and refuses with exceptions of its own
+            return None
+
+
+def sensors(device: str) -> Sensors | None:
+    """Return the GPU's sensors where it is AMD's; NVIDIA's answer through NVML."""
+    return Sensors() if device == "cuda" and torch.version.hip else None

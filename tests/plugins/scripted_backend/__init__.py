@@ -9,6 +9,7 @@ BACKEND = replace(
     name="scripted",
     title="Scripted",
     package="scripted_backend",
+    mode_absent={},
     modes={
         "agrees": "the events span what the host's clock sees",
         "short": "the events span half of it, as of work on two streams",

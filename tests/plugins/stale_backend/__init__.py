@@ -8,6 +8,7 @@ BACKEND = replace(
     RIGHT,
     name="stale",
     package="stale_backend",
+    mode_absent={},
     absent={**RIGHT.absent, **dict.fromkeys(("Gemm:fp32", "Concat:fp32"), "jobs need not measure ceilings")},
     modes={
         "right": "no mistake",

@@ -13,6 +13,7 @@ BACKEND = replace(
     RIGHT,
     name="wrong",
     package="wrong_backend",
+    mode_absent={},
     modes={
         "right": "no mistake",
         "padding": "pads of the beginning and the end are swapped",

@@ -1,0 +1,96 @@
+"""CUDA graphs: the work of a function, recorded once for inputs of each shape and replayed.
+
+Imports PyTorch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+
+WARM_UP = 3
+"""Calls before recording, on a stream of their own, as PyTorch's notes on CUDA semantics ask for:
+libraries choose algorithms and allocate workspaces in them."""
+
+Outputs = tuple[torch.Tensor, ...]
+
+
+class Recorded(NamedTuple):
+    """A recorded call.
+
+    Attributes
+    ----------
+    inputs, outputs : tuple of torch.Tensor
+        The places that it reads and writes.
+    replay : callable
+        Does its work again.
+    """
+
+    inputs: tuple[torch.Tensor, ...]
+    outputs: Outputs
+    replay: Callable[[], None]
+
+
+class Graphed:
+    """A function of tensors that is recorded when it is first called with inputs of some shapes.
+
+    Its outputs lie where the recorded call has put them: the next call overwrites them.
+
+    Parameters
+    ----------
+    function : callable
+        Takes and returns tensors. What else it reads or writes must stay in its place.
+    moved : sequence of torch.Tensor
+        Tensors that it changes in place; recording leaves them as they were.
+    """
+
+    def __init__(self, function: Callable[..., Outputs], moved: Sequence[torch.Tensor] = ()) -> None:
+        self._function, self._moved = function, moved
+        self._known: dict[tuple[object, ...], Recorded] = {}
+
+    def __call__(self, *inputs: torch.Tensor) -> Outputs:
+        key = tuple((each.shape, each.dtype, each.stride()) for each in inputs)
+        if key not in self._known:
+            self._known[key] = self._recorded(inputs)
+        known = self._known[key]
+        for place, given in zip(known.inputs, inputs, strict=True):
+            place.copy_(given)
+        known.replay()
+        return known.outputs
+
+    def _recorded(self, inputs: Sequence[torch.Tensor]) -> Recorded:
+        places = tuple(each.clone() for each in inputs)
+        before = [each.detach().clone() for each in self._moved]
+        outputs, replay = record(lambda: self._function(*places))
+        with torch.no_grad():
+            for tensor, value in zip(self._moved, before, strict=True):
+                tensor.copy_(value)
+        return Recorded(places, outputs, replay)
+
+
+def record(function: Callable[[], Outputs]) -> tuple[Outputs, Callable[[], None]]:
+    """Record what a function lets the GPU do.
+
+    Random numbers are drawn as if it had not been called.
+
+    Returns
+    -------
+    tuple of torch.Tensor
+        Its outputs, which have no values before the first replay.
+    callable
+        Replays it.
+    """
+    drawn = torch.cuda.get_rng_state()
+    current, own = torch.cuda.current_stream(), torch.cuda.Stream()
+    own.wait_stream(current)
+    with torch.cuda.stream(own):
+        for _ in range(WARM_UP):
+            function()
+    current.wait_stream(own)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        outputs = function()
+    torch.cuda.set_rng_state(drawn)
+    return outputs, graph.replay

@@ -1,0 +1,5 @@
+"""PyTorch's trainer."""
+
+from d5suite.backends.torch.training import Trainer
+
+__all__ = ["Trainer"]
