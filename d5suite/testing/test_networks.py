@@ -102,11 +102,17 @@ def test_every_precision_is_within_its_tolerance(subject: Subject) -> None:
     subject.require(network)
     images, _ = random_batch(network)
     expected, _ = Oracle(network, training=False).run(images)
+    negated = {name: -network.initializers[name] for name in network.parameters}
+    expected_then, _ = Oracle(network.with_weights(negated), training=False).run(images)
     for precision in subject.backend.precisions:
-        answer = output(subject.executor(network, precision), images)
+        executor = subject.executor(network, precision)
         tolerance = subject.backend.tolerances[precision].outputs
         fault = _fault(subject, network, images, precision, tolerance)
+        answer = output(executor, images)
         subject.close("executor.forward", f"the output in {precision}", answer, expected, tolerance, fault)
+        executor.load_parameters(negated)
+        what = f"the output in {precision} after load_parameters"
+        subject.close("executor.parameters", what, output(executor, images), expected_then, tolerance)
 
 
 def test_parameters_come_back_as_they_were_given(subject: Subject) -> None:

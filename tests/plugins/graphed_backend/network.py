@@ -1,31 +1,49 @@
-"""PyTorch's executor on a scripted GPU: to replay a graph computes anew, into the same places."""
+"""PyTorch's executor on a scripted GPU: a graph repeats its operations on the same memory."""
 
 from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from d5suite.backends.torch import graphs
 from d5suite.backends.torch import network as right
 from d5suite.network import Network
 
 
+class Recorder(TorchDispatchMode):
+    """Notes each operation with the tensors that it reads and the places of its results."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[Any, Any, Any, Any]] = []
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        self.calls.append((function, args, kwargs or {}, result))
+        return result
+
+    @torch.inference_mode()  # type: ignore[untyped-decorator]
+    def replay(self) -> None:
+        for function, args, kwargs, result in self.calls:
+            found = function(*args, **kwargs)
+            for place, value in zip(tree_leaves(result), tree_leaves(found), strict=True):
+                if isinstance(place, torch.Tensor) and place.data_ptr() != value.data_ptr():
+                    place.copy_(value)
+
+
 def record(function: Callable[[], graphs.Outputs]) -> tuple[graphs.Outputs, Callable[[], None]]:
     drawn = torch.get_rng_state()
     for _ in range(graphs.WARM_UP):
         function()
-    places = tuple(each.clone() for each in function())
+    with Recorder() as recorder:
+        outputs = function()
     torch.set_rng_state(drawn)
-    for place in places:
-        with torch.inference_mode(place.is_inference()):
-            place.zero_()
-
-    def replay() -> None:
-        for place, value in zip(places, function(), strict=True):
-            with torch.inference_mode(place.is_inference()):
-                place.copy_(value)
-
-    return places, replay
+    with torch.inference_mode():
+        for each in outputs:
+            each.zero_()  # a GPU would not have computed them
+    return outputs, recorder.replay
 
 
 graphs.record = record
