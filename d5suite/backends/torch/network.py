@@ -69,11 +69,10 @@ class Executor(level.Executor):
         self._stale = True
         self.graphed = mode == "cuda_graphs"
         self._forward: Callable[..., tuple[torch.Tensor, ...]] = self._inferred
-        self._differentiate: Callable[..., tuple[torch.Tensor, ...]] = self._differentiated
+        self._replayed: Graphed | None = None
         if self.graphed:
             self._forward = Graphed(self._inferred)
-            moved = [self.tensors[name] for name in network.statistics]
-            self._differentiate = Graphed(self._differentiated, moved)
+            self._replayed = Graphed(self._trained, [self.tensors[name] for name in network.statistics])
 
     def _plan(self, outputs: Sequence[str], *, training: bool) -> _Plan:
         return _Plan(
@@ -187,18 +186,24 @@ class Executor(level.Executor):
 
     def forward_backward(self, feed: Native) -> Native:
         _, name = self.network.require_loss()
-        loss, *gradients = self._differentiate(*self._inputs(feed))
-        if self.graphed:  # the next call overwrites it
-            loss = loss.clone()
+        if self._replayed is not None:
+            loss, *gradients = self._replayed(*self._inputs(feed))
+            loss = loss.clone()  # the next call overwrites it
+        else:
+            loss, *gradients = self._differentiated(self.loss(feed))
         return {name: loss, **dict(zip(self.network.parameters, gradients, strict=True))}
 
-    def _differentiated(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        (loss,) = self._train(*self._training_weights, *inputs)
+    def _differentiated(self, loss: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Return a loss without its graph, and its gradients."""
         scaled = loss * GRADIENT_SCALE if self.precision == "fp16" else loss
         gradients = torch.autograd.grad(scaled, self._parameters, materialize_grads=True) if self._parameters else ()
         if self.precision == "fp16" and gradients:
             gradients = torch._foreach_div(gradients, GRADIENT_SCALE)
         return loss.detach(), *gradients
+
+    def _trained(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        (loss,) = self._train(*self._training_weights, *inputs)
+        return self._differentiated(loss)
 
     def random_state(self) -> dict[str, np.ndarray]:
         """Return the states of PyTorch's generators; compiled code draws its seeds from them."""

@@ -53,7 +53,7 @@ class Executor(right.Executor):
     def __init__(self, network: Network, *, mode: str, device: str, precision: str) -> None:
         super().__init__(network, mode="cuda_graphs", device=device, precision=precision)
         self.mode = mode
-        for call in (self._forward, self._differentiate):
+        for call in (self._forward, self._replayed):
             assert isinstance(call, graphs.Graphed)
             if mode == "unrestored":
                 call._moved = []
