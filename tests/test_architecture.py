@@ -57,8 +57,8 @@ OPERATOR_FILES = {
 
 ADAPTER_FILES = {"__init__.py", *(f"{module}.py" for module in MODULES)}
 FURTHER_FILES = {"torch": {"graphs.py"}, "deep500": {"bridge.py", "repairs.py"}, "keras": {"engine.py"}}
-"""What one adapter has beyond the others: the way back into deep500 and repairs of it, and Keras's
-own backends."""
+"""What one adapter has beyond the others: PyTorch's CUDA graphs, the way back into deep500 and
+repairs of it, and Keras's own backends."""
 
 LONGEST = 500
 """Lines of a file that need no reason; a longer one says "One file, because ..." in its

@@ -15,8 +15,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 COLOURS = ("#e69f00", "#56b4e9", PALETTE[0], PALETTE[1], PALETTE[2], PALETTE[7])
-"""Of the parts, in order; not those of backends alone, which are rows here."""
+"""Of the parts, in order. Backends are rows here, and need none."""
 
+PARTS = "parts of a training step"
 CEILINGS = "part of the ceiling that each backend reaches"
 
 
@@ -43,7 +44,7 @@ def draw_parts(title: str, results: Sequence[tuple[str, Mapping[str, Any]]]) -> 
     axes.set_ylim(len(results) - 0.4, -0.6)
     axes.set_xlabel("ms of a step", fontsize=8)
     axes.legend(fontsize=8, ncols=6, loc="lower left", bbox_to_anchor=(0, 1), frameon=False)
-    figure.suptitle(f"{title}: parts of a training step", fontsize=10, x=0.01, ha="left", weight="bold")
+    figure.suptitle(f"{title}: {PARTS}", fontsize=10, x=0.01, ha="left", weight="bold")
     return figure
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from d5suite.report.curves import curves_of, draw_curves, save_figure
-from d5suite.report.parts import CEILINGS, draw_ceilings, draw_parts
+from d5suite.report.parts import CEILINGS, PARTS, draw_ceilings, draw_parts
 from d5suite.report.scaling import draw_sizes, draw_steps
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ class Plot(NamedTuple):
     of_one_size : bool
         Whether results at a reduced size are left out.
     title : str
-        What it shows, where it draws several measurements.
+        What it shows; by default the measurement's name.
     """
 
     draw: Callable[[str, Sequence[Plotted]], Figure]
@@ -117,7 +117,7 @@ PLOTS: dict[str, Plot] = {
     "curves_and_bytes": Plot(functools.partial(_curves, over_bytes=True), of_series=True, suffix=".accuracy"),
     "collectives": Plot(_collectives),
     "steps": Plot(_steps),
-    "parts": Plot(_parts, of_page=True, of_one_size=True),
+    "parts": Plot(_parts, of_page=True, of_one_size=True, title=PARTS),
     "ceilings": Plot(_ceilings, of_page=True, of_section=True, of_one_size=True, title=CEILINGS),
 }
 """Plots by name."""

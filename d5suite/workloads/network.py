@@ -123,8 +123,6 @@ class NetworkWorkload(Workload):
     drawn : tuple or None
         Of a network with Dropout: a random state, and the answer to the first batch from there,
         before timing, `sampled`.
-    whole_batch : mapping or None
-        The loss of the first batch, whole and in order, at the generic point.
     proved_run : object
         A short float64 training run, from its proof.
     proved_scheme : object
@@ -141,7 +139,6 @@ class NetworkWorkload(Workload):
         self.tolerance = self.backend.tolerances[job.precision]
         self.references: References | None = None
         self.drawn: tuple[Arrays, Arrays] | None = None
-        self.whole_batch: Arrays | None = None
         self.proved_run: Any = None
         self.proved_scheme: Any = None
         self._shards: dict[tuple[int, int], list[Batch]] = {}

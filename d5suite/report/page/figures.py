@@ -87,7 +87,7 @@ def pictures(page: Page, failed: list[str]) -> Iterator[Picture]:
             if PLOTS[kind].of_section:
                 together.setdefault(kind, []).append(group)
             elif plotted := _plotted(page, kind, group, series):
-                label = f"{title}: {_short(group.measurement)}"
+                label = f"{title}: {PLOTS[kind].title or _short(group.measurement)}"
                 yield Picture(
                     name_of(title, group.measurement), section, label,
                     partial(draw_plot, kind, f"{title}/{_short(group.measurement)}", plotted),
