@@ -19,7 +19,10 @@ from d5suite.levels.contract import ContractError
 if TYPE_CHECKING:
     from d5suite.levels.native import NativeScheme
     from d5suite.network import Network
+    from d5suite.network.model import Node
+    from d5suite.network.nodes.context import NodeContext
     from d5suite.network.operation import Operation
+    from d5suite.network.variants import Variant
 
 Described = TypeVar("Described", bound="Description")
 
@@ -62,6 +65,28 @@ class Tolerance:
 
 
 @dataclass(frozen=True)
+class Lack:
+    """What a backend lacks of a network.
+
+    Attributes
+    ----------
+    operator : str
+    nodes : tuple of str
+        Names of the nodes.
+    reason : str
+        Empty without one.
+    """
+
+    operator: str
+    nodes: tuple[str, ...]
+    reason: str
+
+    def __str__(self) -> str:
+        more = f" and {len(self.nodes) - 1} more" if len(self.nodes) > 1 else ""
+        return f"{self.operator} (node {self.nodes[0]}{more})" + (f", because {self.reason}" if self.reason else "")
+
+
+@dataclass(frozen=True)
 class Description:
     """A framework's adapter, described without importing the framework.
 
@@ -89,6 +114,8 @@ class Description:
         ONNX operators implemented at every level.
     single_operators : set of str
         ONNX operators implemented at level 0 only.
+    variants : sequence of callable
+        Variants of these operators that are not implemented, of `d5suite.network.variants`.
     right_gradients : set of str
         Operators whose float64 gradient was proved and serves as a reference for other backends at
         level 0; for a backend that is written to be read.
@@ -136,6 +163,7 @@ class Description:
     precisions: Sequence[str]
     operators: frozenset[str]
     single_operators: frozenset[str] = frozenset()
+    variants: Sequence[Variant] = ()
     right_gradients: frozenset[str] = frozenset()
     tolerances: Mapping[str, Tolerance] = field(default_factory=dict)
     environment: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
@@ -237,32 +265,32 @@ class Description:
         if precision is not None and precision not in self.tolerances:
             raise ContractError(self.name, "backend.tolerances", f"{precision} has no tolerances")
 
-    def missing_operators(self, network: Network) -> dict[str, list[str]]:
-        """Return the operators of the network that are missing, each with its nodes' names."""
-        missing: dict[str, list[str]] = {}
-        for node in network.nodes:
-            if node.op_type not in self.operators:
-                missing.setdefault(node.op_type, []).append(node.name)
-        return missing
-
-    def why_missing(self, operator: str) -> str:
-        """Return why an operator is missing; empty if no reason is given."""
+    def lacks_of(self, network: Network) -> list[Lack]:
+        """Return what the backend lacks of a network, by operator and reason; imports nothing."""
+        from d5suite.network.nodes.context import NodeContext
         from d5suite.network.operators import LACKING
 
-        return self.absent.get(operator) or LACKING.get(operator, "")
+        found: dict[tuple[str, str], list[str]] = {}
+        context = NodeContext.of_network(network, training=False)
+        for node in network.nodes:
+            kind = node.op_type
+            why = self._lacks_variant(node, context)
+            if kind not in self.operators:
+                why = self.absent.get(kind) or LACKING.get(kind, "")
+            if why or kind not in self.operators:
+                found.setdefault((kind, why), []).append(node.name)
+        return [Lack(operator, tuple(nodes), why) for (operator, why), nodes in sorted(found.items())]
+
+    def _lacks_variant(self, node: Node, context: NodeContext) -> str:
+        return next((why for variant in self.variants if (why := variant(node, context))), "")
 
     def check_operators(self, network: Network) -> None:
-        """Raise `UnsupportedOperatorError` with all operators of the network that are missing."""
-        missing = self.missing_operators(network)
-        if missing:
-            listed = "; ".join(
-                f"{operator} (node {names[0]}"
-                + (f" and {len(names) - 1} more)" if len(names) > 1 else ")")
-                + (f", because {why}" if (why := self.why_missing(operator)) else "")
-                for operator, names in sorted(missing.items())
-            )
+        """Raise `UnsupportedOperatorError` with all that the backend lacks of the network."""
+        lacks = self.lacks_of(network)
+        if lacks:
             raise UnsupportedOperatorError(
-                f"backend {self.name!r} lacks {len(missing)} operator(s) of network {network.name!r}: {listed}",
+                f"backend {self.name!r} lacks {len(lacks)} operator(s) of network {network.name!r}: "
+                + "; ".join(map(str, lacks)),
                 hint="`d5suite backends` lists what each backend implements.",
             )
 
@@ -285,7 +313,13 @@ class Description:
 
     def lacks(self, operation: Operation, *, backward: bool = False) -> str | None:
         """Return why level 0 lacks an operation, or its gradient; or None."""
-        return self.lacks_operator(operation.node.op_type, operation.precision, backward=backward)
+        from d5suite.network.nodes.context import NodeContext
+
+        lacking = self.lacks_operator(operation.node.op_type, operation.precision, backward=backward)
+        if lacking:
+            return lacking
+        why = self._lacks_variant(operation.node, NodeContext.of_operation(operation))
+        return f"{self.name} has no such {operation.node.op_type}: {why}" if why else None
 
     def lacks_scheme(self, name: str, *, mode: str, device: str, precision: str) -> str | None:
         """Return why the framework has no own scheme of this name, or None; imports nothing."""

@@ -99,7 +99,7 @@ def load_given(path: str | Path, *, shapes: Mapping[str, Sequence[int]], batch_s
 def _needs_batch(network: Network) -> bool:
     """Return whether a tensor's size, other than its first, is open until the batch is known."""
     shapes = [network.shapes.get(name) for node in network.nodes for name in node.outputs if name]
-    computes = ("ScatterElements", "ScatterND", "Shape", "Size", "Split")
+    computes = ("MaxUnpool", "ScatterElements", "ScatterND", "Shape", "Size", "Split")
     lengths = {n.inputs[4] for n in network.nodes if n.op_type in ("GRU", "LSTM") and len(n.inputs) > 4}
     return (
         any(node.op_type in computes for node in network.nodes)

@@ -214,6 +214,25 @@ _UNFIT = {
 """Operators, by what they make of a network."""
 
 
+_NUMBERS = frozenset(
+    {
+        TensorProto.UNDEFINED, TensorProto.BFLOAT16, TensorProto.BOOL, TensorProto.DOUBLE, TensorProto.FLOAT,
+        TensorProto.FLOAT16, TensorProto.INT8, TensorProto.INT16, TensorProto.INT32, TensorProto.INT64,
+        TensorProto.UINT8, TensorProto.UINT16, TensorProto.UINT32, TensorProto.UINT64,
+    }
+)  # fmt: skip
+"""Types of tensors that are accepted, and none given."""
+
+
+def _check_type(kind: int, what: str, name: str) -> None:
+    if kind not in _NUMBERS:
+        raise NetworkError(
+            f"{what} {name!r} is of type {TensorProto.DataType.Name(kind)}, which most frameworks do not compute with",
+            where=name,
+            hint="Export the network before its quantisation, in float32 or float16.",
+        )
+
+
 def check_kinds(model: onnx.ModelProto, *, conditionals: bool = False) -> None:
     """Refuse what no adapter supports, naming the node or tensor.
 
@@ -228,6 +247,13 @@ def check_kinds(model: onnx.ModelProto, *, conditionals: bool = False) -> None:
         for what, (operators, hint) in _UNFIT.items():
             if any(fnmatchcase(node.op_type, pattern) for pattern in operators) or (nested and "flow" in what):
                 raise NetworkError(f"{what} not supported: node {where!r} is {node.op_type}", where=where, hint=hint)
+        for attribute in node.attribute:
+            if attribute.name == "to" and node.op_type == "Cast":
+                _check_type(attribute.i, "node", where)
+            elif attribute.type == attribute.TENSOR:
+                _check_type(attribute.t.data_type, "a constant of node", where)
+    for weight in graph.initializer:
+        _check_type(weight.data_type, "initializer", weight.name)
     for tensor in graph.sparse_initializer:
         raise NetworkError(
             "sparse initializers are not supported", where=tensor.values.name, hint="Export the weights as dense ones."
@@ -241,3 +267,4 @@ def check_kinds(model: onnx.ModelProto, *, conditionals: bool = False) -> None:
                 where=value.name,
                 hint="Leave out what comes before and after the network's tensors.",
             )
+        _check_type(value.type.tensor_type.elem_type, "tensor", value.name)

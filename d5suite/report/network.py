@@ -67,8 +67,8 @@ def _tensor(network: Network, name: str) -> dict[str, Any]:
 def _ability(backend: Backend, given: Given) -> dict[str, Any]:
     """Return which measurements a backend can make of a network, and why not the others."""
     lacks = [
-        {"operator": operator, "nodes": names, "reason": backend.why_missing(operator)}
-        for operator, names in sorted(backend.missing_operators(given.network).items())
+        {"operator": each.operator, "nodes": list(each.nodes), "reason": each.reason}
+        for each in backend.lacks_of(given.network)
     ]
     needed = dict.fromkeys(need for needs in STEPS.values() for need in needs)
     reasons = [f"no {need}: {backend.absent[need]}" for need in needed if need in backend.absent]

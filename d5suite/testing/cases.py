@@ -5,7 +5,7 @@ Imports NumPy, ONNX and `d5suite.network`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,6 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from d5suite.network import Network
 from d5suite.network.normalise import infer
+from d5suite.network.operation import Operation
 
 
 class Case(NamedTuple):
@@ -78,6 +79,31 @@ def one_operator(
     inferred.CopyFrom(model)
     model.graph.output[0].CopyFrom(infer(inferred).graph.output[0])
     return Network(model)
+
+
+def all_fed(operation: Operation, drawn: Sequence[Any]) -> Network:
+    """Build a one-node network that is fed with all floating inputs; others are initializers."""
+    model = onnx.ModelProto()
+    model.CopyFrom(infer(operation.model))
+    arrays = dict(zip(operation.node.inputs, drawn, strict=True))
+    fed = [value for value in model.graph.input if value.name in fed_inputs(operation)]
+    model.graph.initializer.extend(
+        numpy_helper.from_array(np.asarray(arrays[value.name]), value.name)
+        for value in model.graph.input
+        if value not in fed
+    )
+    del model.graph.input[:]
+    model.graph.input.extend(fed)
+    return Network(model)
+
+
+def fed_inputs(operation: Operation) -> list[str]:
+    """Return the floating inputs of an operation that are not static."""
+    return [
+        name
+        for name in operation.node.inputs
+        if name and name not in operation.constants and operation.dtypes[name].kind == "f"
+    ]
 
 
 def values(*shape: int, seed: int = 0) -> np.ndarray:

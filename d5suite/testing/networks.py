@@ -394,6 +394,41 @@ def reader() -> Network:
     return Network(model, name="reader").with_classification_loss()
 
 
+def normalised() -> Network:
+    """Score 4 classes of images by convolutions whose kernels are computed from parameters.
+
+    The kernels are ``g v / norm(v)``: weight normalisation (Salimans and Kingma, NeurIPS 2016).
+    """
+    shapes = {"v": (6, 3, 3, 3), "g": (6, 1, 1, 1), "up.v": (6, 4, 2, 2), "up.g": (6, 1, 1, 1), "fc": (4, 4)}
+    parameters = {name: values(*shape, seed=index) for index, (name, shape) in enumerate(shapes.items())}
+    node = helper.make_node
+    nodes = []
+    for prefix in ("", "up."):
+        nodes += [
+            node("ReduceL2", [f"{prefix}v", "axes"], [f"{prefix}norm"], f"{prefix}norm"),
+            node("Mul", [f"{prefix}v", f"{prefix}g"], [f"{prefix}scaled"], f"{prefix}scaled"),
+            node("Div", [f"{prefix}scaled", f"{prefix}norm"], [f"{prefix}kernel"], f"{prefix}kernel"),
+        ]
+    nodes += [
+        node("Conv", ["image", "kernel"], ["filtered"], "filtered"),
+        node("Relu", ["filtered"], ["bent"], "bent"),
+        node("ConvTranspose", ["bent", "up.kernel"], ["larger"], "larger", strides=[2, 2]),
+        node("Tanh", ["larger"], ["bounded"], "bounded"),
+        node("GlobalAveragePool", ["bounded"], ["pooled"], "pooled"),
+        node("Flatten", ["pooled"], ["flat"], "flat"),
+        node("MatMul", ["flat", "fc"], ["scores"], "scores"),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "normalised",
+        [helper.make_tensor_value_info("image", TensorProto.FLOAT, ["N", 3, 6, 7])],
+        [helper.make_tensor_value_info("scores", TensorProto.FLOAT, ["N", 4])],
+        [numpy_helper.from_array(value, name) for name, value in {**parameters, "axes": i64(1, 2, 3)}.items()],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    return Network(model, name="normalised").with_classification_loss()
+
+
 def _random_batches(network: Network, steps: int) -> list[Batch]:
     return [random_batch(network, seed=step) for step in range(steps)]
 

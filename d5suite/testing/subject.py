@@ -114,9 +114,9 @@ class Subject:
         """
         absent = self.backend.absent
         if network is not None:
-            missing = sorted({node.op_type for node in network.nodes} - self.backend.operators)
-            if missing:
-                pytest.skip("; ".join(f"no {o}" + (f": {absent[o]}" if o in absent else "") for o in missing))
+            lacks = self.backend.lacks_of(network)
+            if lacks:
+                pytest.skip(f"it lacks {'; '.join(map(str, lacks))}")
         if gradient and "gradient" in absent:
             pytest.skip(f"no gradient: {absent['gradient']}")
         if level not in self.backend.levels:

@@ -20,6 +20,7 @@ from d5suite.testing.networks import (
     classifier,
     dropping,
     every_operator,
+    normalised,
     random_batch,
     reader,
     sharing,
@@ -80,6 +81,7 @@ def test_gradient_through_operator(subject: Subject, operator: str) -> None:
         tagger(),
         reader(),
         spectral(),
+        normalised(),
     ],
     ids=[
         "classifier",
@@ -94,6 +96,7 @@ def test_gradient_through_operator(subject: Subject, operator: str) -> None:
         "tagger",
         "reader",
         "spectral",
+        "normalised",
     ],
 )
 def test_gradient_of_network(subject: Subject, network: Network) -> None:

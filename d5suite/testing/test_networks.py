@@ -11,11 +11,13 @@ import pytest
 from onnx import numpy_helper
 
 from d5suite.network import Network
+from d5suite.testing.cases import values
 from d5suite.testing.fault import node_of_output
 from d5suite.testing.networks import (
     LIGHT,
     classifier,
     every_operator,
+    normalised,
     random_batch,
     reader,
     sharing,
@@ -82,7 +84,7 @@ def _before_softmax(path: Path, folder: Path) -> Path:
 
 @pytest.mark.parametrize(
     "network",
-    [classifier(), sharing(), every_operator(), today(), transformer(), tagger(), reader(), spectral()],
+    [classifier(), sharing(), every_operator(), today(), transformer(), tagger(), reader(), spectral(), normalised()],
     ids=lambda network: network.name,
 )
 def test_output_equals_the_reference_at_any_batch_size(subject: Subject, network: Network) -> None:
@@ -95,6 +97,26 @@ def test_output_equals_the_reference_at_any_batch_size(subject: Subject, network
         what, tolerance = f"the output for {size} images", max(subject.rounding, 1e-8)
         fault = _fault(subject, network, images, subject.exact, tolerance)
         subject.close("executor.forward", what, output(executor, images), expected, tolerance, fault)
+
+
+def test_an_output_may_be_constant(subject: Subject) -> None:
+    """Detectors return their anchors beside what they compute."""
+    fixed = {"anchors": values(3, 2, seed=1), "scale": np.array(0.25, np.float32)}
+    tensors = {"y": ["N", 4], **{name: list(value.shape) for name, value in fixed.items()}}
+    graph = onnx.helper.make_graph(
+        [onnx.helper.make_node("Relu", ["x"], ["y"], "relu")],
+        "constant",
+        [onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, ["N", 4])],
+        [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shape) for name, shape in tensors.items()],
+        [numpy_helper.from_array(value, name) for name, value in fixed.items()],
+    )
+    network = Network(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 21)], ir_version=10))
+    subject.require(network)
+    executor = subject.executor(network)
+    x = values(2, 4, seed=2)
+    answer = executor.fetch(executor.forward(executor.feed({"x": x})))
+    for name, expected in {"y": np.maximum(x, 0), **fixed}.items():
+        subject.close("executor.forward", f"output {name}", answer[name], expected.astype(float), subject.rounding)
 
 
 def test_every_precision_is_within_its_tolerance(subject: Subject) -> None:
@@ -209,11 +231,11 @@ def test_bad_input_is_refused(subject: Subject) -> None:
     for what, feed in feeds:
         with subject.refuses("executor.feed", what):
             executor.feed(feed)
-    for what, values in [
+    for what, given in [
         ("an unknown parameter", {"fc.wait": np.zeros(5, np.float32)}),
         ("a parameter of the wrong shape", {"fc.bias": np.zeros(4, np.float32)}),
     ]:
         before = executor.parameters()
         with subject.refuses("executor.parameters", what):
-            executor.load_parameters(values)
+            executor.load_parameters(given)
         subject.same("executor.parameters", f"after {what} was refused", executor.parameters(), before)

@@ -9,6 +9,7 @@ from typing import Any
 from d5suite.levels.backend import Backend
 from d5suite.levels.description import Tolerance
 from d5suite.network.operators import MORE_OPERATORS, SINGLE_OPERATORS, ZOO_OPERATORS
+from d5suite.network.variants import ON_NO_ADAPTER
 
 BACKEND = Backend(
     name="deep500",
@@ -26,6 +27,7 @@ BACKEND = Backend(
     precisions=("fp32", "fp64"),
     operators=ZOO_OPERATORS | MORE_OPERATORS,
     single_operators=SINGLE_OPERATORS,
+    variants=ON_NO_ADAPTER,
     right_gradients=frozenset(
         {"Add", "Flatten", "Gemm", "GlobalAveragePool", "Reshape", "Squeeze", "Sum", "Unsqueeze"}
     ),
@@ -50,7 +52,6 @@ BACKEND = Backend(
             ("test_einsum_batch_matmul_bfloat16_cpu", "test_einsum_sum_bfloat16_cpu"),
             "NumPy's einsum computes in its own types only",
         ),
-        "test_resize_tf_crop_and_resize*_cpu": "no exporter of networks writes regions: the reader refuses them",
     },
     absent={
         "stock": "deep500 has no options; the mode reference is its own code alone",

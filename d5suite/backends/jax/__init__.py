@@ -4,6 +4,7 @@ from d5suite.levels.backend import Backend
 from d5suite.levels.description import Tolerance
 from d5suite.levels.native import NativeScheme
 from d5suite.network.operators import MORE_OPERATORS, SINGLE_OPERATORS, ZOO_OPERATORS
+from d5suite.network.variants import ON_NO_ADAPTER
 
 BACKEND = Backend(
     name="jax",
@@ -22,6 +23,7 @@ BACKEND = Backend(
     precisions=("fp32", "bf16", "fp16", "fp64"),
     operators=ZOO_OPERATORS | MORE_OPERATORS,
     single_operators=SINGLE_OPERATORS,
+    variants=ON_NO_ADAPTER,
     tolerances={
         "fp64": Tolerance(
             outputs=1e-10,
@@ -50,9 +52,6 @@ BACKEND = Backend(
             reason="11 significant bits: seen 8.5e-4 in outputs and 2.4e-2 in losses of 20 steps on a network of every "
             "operator, and 2.5e-4 in losses of 20 steps on LeNet-5; rounding is one eighth of bf16's",
         ),
-    },
-    expected_failures={
-        "test_resize_tf_crop_and_resize*_cpu": "no exporter of networks writes regions: the reader refuses them",
     },
     schemes={
         "sharded": NativeScheme(

@@ -7,6 +7,7 @@ from d5suite.levels.backend import Backend
 from d5suite.levels.description import Tolerance
 from d5suite.levels.native import Knob, NativeScheme
 from d5suite.network.operators import MORE_OPERATORS, SINGLE_OPERATORS, ZOO_OPERATORS
+from d5suite.network.variants import ON_NO_ADAPTER
 
 BACKEND = Backend(
     name="keras",
@@ -27,6 +28,7 @@ BACKEND = Backend(
     precisions=("fp32", "bf16", "fp16", "fp64"),
     operators=ZOO_OPERATORS | MORE_OPERATORS,
     single_operators=SINGLE_OPERATORS,
+    variants=ON_NO_ADAPTER,
     tolerances={
         "fp64": Tolerance(
             outputs=1e-10,
@@ -84,7 +86,6 @@ BACKEND = Backend(
         "custom": "Keras has no custom operators of its own: see its backends' adapters",
     },
     expected_failures={
-        "test_resize_tf_crop_and_resize*_cpu": "no exporter of networks writes regions: the reader refuses them",
         "jax:test_backward?Add-bf16?": "XLA's CPU code sums a broadcast operand's bfloat16 gradient in bfloat16: "
         "errors up to 4.3e-2, where 3.1e-2 is accepted",
     },

@@ -92,6 +92,7 @@ class Executor(levels.Executor):
             context.layouts[name] = context.image_layout(rank) if rank > 2 else identity(rank)
         inputs = [_input(context, name, self._input_type(name)) for name in network.inputs]
         data = list(inputs)
+        context.anchor = data[0]
         if network.label is not None:
             inputs.append(_input(context, network.label, self._input_type(network.label)))
         losses = [] if network.loss is None else [network.loss]
@@ -211,6 +212,8 @@ def _input(context: Context, name: str, dtype: str) -> Any:
     stored = context.stored(name)
     if stored is None:
         raise NetworkError(f"the shape of input {name!r} is not fixed", where=name)
+    if not stored:
+        raise NetworkError(f"Keras has no input without a batch, such as {name!r}, a number", where=name)
     context.tensors[name] = keras.Input(stored[1:], batch_size=stored[0], dtype=dtype)
     return context.tensors[name]
 

@@ -7,6 +7,7 @@ from d5suite.levels.backend import Backend
 from d5suite.levels.description import Tolerance
 from d5suite.levels.native import Knob, NativeScheme
 from d5suite.network.operators import MORE_OPERATORS, SINGLE_OPERATORS, ZOO_OPERATORS
+from d5suite.network.variants import ON_NO_ADAPTER, with_attribute
 
 BACKEND = Backend(
     name="tensorflow",
@@ -26,6 +27,12 @@ BACKEND = Backend(
     precisions=("fp32", "bf16", "fp16", "fp64"),
     operators=ZOO_OPERATORS | MORE_OPERATORS,
     single_operators=SINGLE_OPERATORS,
+    variants=(
+        *ON_NO_ADAPTER,
+        with_attribute(
+            ("ScatterElements", "ScatterND"), "reduction", ("mul",), "TensorFlow has no scatter that multiplies"
+        ),
+    ),
     # About ten times the largest error seen on ResNet-18 and -50 (64 px, batch 8, all modes) and on
     # ONNX's light networks.
     tolerances={
@@ -58,9 +65,6 @@ BACKEND = Backend(
         ),
     },
     expected_failures={
-        "test_scatter_elements_with_reduction_mul_cpu": "TensorFlow has no scatter that multiplies",
-        "test_scatternd_multiply_cpu": "TensorFlow has no scatter that multiplies",
-        "test_resize_tf_crop_and_resize*_cpu": "no exporter of networks writes regions: the reader refuses them",
         **dict.fromkeys(
             (
                 "xla:test_forward?Det-*",

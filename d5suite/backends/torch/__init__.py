@@ -5,6 +5,7 @@ from d5suite.levels.backend import Backend
 from d5suite.levels.description import Tolerance
 from d5suite.levels.native import Knob, NativeScheme
 from d5suite.network.operators import MORE_OPERATORS, SINGLE_OPERATORS, ZOO_OPERATORS
+from d5suite.network.variants import ON_NO_ADAPTER, with_types
 
 BACKEND = Backend(
     name="torch",
@@ -25,6 +26,14 @@ BACKEND = Backend(
     precisions=("fp32", "bf16", "fp16", "fp64"),
     operators=ZOO_OPERATORS | MORE_OPERATORS,
     single_operators=SINGLE_OPERATORS,
+    variants=(
+        *ON_NO_ADAPTER,
+        with_types(
+            ("uint16", "uint32", "uint64"),
+            "PyTorch has no arithmetic on unsigned integers of more than 8 bits",
+            ("Add", "Div", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Max", "Min", "Mod", "Sub"),
+        ),
+    ),
     tolerances={
         "fp64": Tolerance(
             outputs=1e-10,
@@ -88,14 +97,6 @@ BACKEND = Backend(
             "fp16": "each step has another loss scale, and a skipped step another course",
             "level 0": "an operator is one launch or a few: its time on the GPU is that of the device's own clock",
             "level 3": "the hooks that send gradients do not run in a graph",
-        },
-    },
-    expected_failures={
-        "test_resize_tf_crop_and_resize*_cpu": "no exporter of networks writes regions: the reader refuses them",
-        **{
-            f"test_{kind}_uint{bits}_cpu": "PyTorch has no arithmetic on unsigned integers of more than 8 bits"
-            for kind in ("[as][du][db]", "greater*", "less*", "m[ai][xn]", "div", "mod")
-            for bits in (16, 32, 64)
         },
     },
 )

@@ -50,7 +50,8 @@ class Attention:
     shows : int
         Which intermediate value output 3 shows, or `NO_MODE`.
     wanted : tuple of bool
-        Whether Y, the present key, the present value and the intermediate value are wanted.
+        Which of Y, the present key, the present value and the intermediate value are wanted, up to
+        the last that the node names.
     """
 
     heads: int
@@ -122,7 +123,7 @@ def read_attention(node: Node, context: NodeContext) -> Attention:
         allowed = allowed & (key < lengths.reshape(-1, 1, 1, 1))
     mask_shape = shapes.get(names[3]) if names[3] else None
     mask = "" if mask_shape is None else "bool" if context.dtypes[names[3]] == np.bool_ else "float"
-    wanted = tuple(i < len(node.outputs) and bool(node.outputs[i]) for i in range(4))
+    wanted = context.wanted(node)
     return Attention(
         heads=heads,
         kv_heads=kv_heads,
@@ -134,6 +135,6 @@ def read_attention(node: Node, context: NodeContext) -> Attention:
         mask=mask,
         mask_padding=keys - (mask_shape[-1] or 0) if mask_shape is not None else 0,
         past=bool(names[4]),
-        shows=a["qk_matmul_output_mode"] if wanted[3] else NO_MODE,
+        shows=a["qk_matmul_output_mode"] if any(wanted[3:]) else NO_MODE,
         wanted=wanted,
     )

@@ -44,6 +44,8 @@ class NodeContext:
         Type of every tensor; a network's floating-point ones have that of its activations.
     non_negative : frozenset of str
         Tensors whose values are known to be non-negative: so indices do not count from the end.
+    read : frozenset of str
+        A network's outputs, and tensors that its nodes read.
     packing : dict of str to Packing
         Weights that a factory wants in another form than a permutation of their axes; level 0 only.
     """
@@ -54,6 +56,7 @@ class NodeContext:
     single: bool = False
     dtypes: Mapping[str, np.dtype] = field(default_factory=dict)
     non_negative: frozenset[str] = frozenset()
+    read: frozenset[str] = frozenset()
     packing: dict[str, Packing] = field(default_factory=dict)
 
     @classmethod
@@ -76,7 +79,8 @@ class NodeContext:
         }
         return cls(
             shapes=network.shapes, constants=constants, training=training, dtypes=dtypes,
-            non_negative=_non_negative(network), **more,
+            non_negative=_non_negative(network),
+            read=frozenset(network.outputs).union(*(node.inputs for node in network.nodes)), **more,
         )  # fmt: skip
 
     def shape(self, name: str) -> Shape:

@@ -109,6 +109,27 @@ class Recurrent:
         return np.ascontiguousarray(gates[:, list(order)]).reshape(weight.shape)
 
 
+def unusual(node: Node, context: NodeContext) -> str:
+    """Return what of an LSTM or GRU node no adapter has; empty if each has it."""
+    a, lengths = node.attributes, (*node.inputs, *[""] * 8)[4]
+    known, steps = context.constants.get(lengths), context.shape(node.inputs[0])[1 if a["layout"] else 0]
+    directions = 2 if a["direction"] == "bidirectional" else 1
+    activations = [name.lower() for name in a.get("activations") or []]
+    for has, what in (
+        (bool(lengths) and known is None, "lengths of sequences that are not known before it runs"),
+        (known is not None and bool((known != steps).any()), "sequences of different lengths"),
+        (bool(a.get("clip")), "clipped cells"),
+        (bool(a.get("input_forget")), "coupled input and forget gates"),
+        (
+            bool(activations) and activations != [n.lower() for n in _DEFAULT_ACTIVATIONS[node.op_type]] * directions,
+            f"the activations {', '.join(activations)}",
+        ),
+    ):
+        if has:
+            return what
+    return ""
+
+
 def read_recurrent(node: Node, context: NodeContext) -> Recurrent:
     """Read an LSTM or GRU node.
 
@@ -122,19 +143,8 @@ def read_recurrent(node: Node, context: NodeContext) -> Recurrent:
     names = (*node.inputs, *[""] * 8)[:8]
     shape = context.shape(names[0])
     batch, steps = (shape[0], shape[1]) if a["layout"] else (shape[1], shape[0])
-    lengths = context.constants.get(names[4])
-    bidirectional = a["direction"] == "bidirectional"
-    activations = [name.lower() for name in a.get("activations") or []]
-    usual = [name.lower() for name in _DEFAULT_ACTIVATIONS[node.op_type]] * (2 if bidirectional else 1)
-    for wrong, what in (
-        (lengths is None and bool(names[4]), "lengths of sequences that are not known before it runs"),
-        (lengths is not None and bool((lengths != steps).any()), "sequences of different lengths"),
-        (bool(a.get("clip")), "clipped cells"),
-        (bool(a.get("input_forget")), "coupled input and forget gates"),
-        (bool(activations) and activations != usual, "other activations"),
-    ):
-        if wrong:
-            raise NetworkError(f"{node.op_type} with {what} is not implemented", where=node.name)
+    if what := unusual(node, context):
+        raise NetworkError(f"{node.op_type} with {what} is not implemented", where=node.name)
     outputs = [*node.outputs, *[""] * 3][: 3 if node.op_type == "LSTM" else 2]
     return Recurrent(
         kind=node.op_type,
@@ -142,7 +152,7 @@ def read_recurrent(node: Node, context: NodeContext) -> Recurrent:
         batch=batch,
         steps=steps,
         hidden=int(a.get("hidden_size") or context.shape(names[2])[2] or 0),
-        directions=2 if bidirectional else 1,
+        directions=2 if a["direction"] == "bidirectional" else 1,
         reverse=a["direction"] == "reverse",
         batch_first=bool(a["layout"]),
         linear_before_reset=bool(a.get("linear_before_reset")),

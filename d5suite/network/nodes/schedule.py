@@ -16,7 +16,7 @@ _FLOAT32_INPUTS = {"BatchNormalization": (1, 2, 3, 4), "SoftmaxCrossEntropyLoss"
 """Weights that stay float32 in a 16-bit precision, by operator and input number."""
 
 
-_SEVERAL = frozenset({"GRU", "LSTM", "MaxPool", "TopK"})
+SEVERAL = frozenset({"Attention", "GRU", "LSTM", "LayerNormalization", "MaxPool", "TopK"})
 """Operators whose further outputs networks need; of others, only the first is computed."""
 
 
@@ -27,7 +27,7 @@ class Step:
     Attributes
     ----------
     node : Node
-        With its first output and those of `_SEVERAL` that are needed; others are ``""``.
+        With its first output and those of `SEVERAL` that are needed; others are ``""``.
     dead : tuple of str
         Inputs that no later step reads, initializers aside: they can be freed.
     """
@@ -66,7 +66,7 @@ def schedule(network: Network, wanted: str | Sequence[str], *, training: bool) -
                 raise NetworkError(
                     f"tensor {name!r} is not a first output{maker}, and only those are computed", where=node.name
                 )
-        outputs = node.outputs if node.op_type in _SEVERAL else node.outputs[:1]
+        outputs = node.outputs if node.op_type in SEVERAL else node.outputs[:1]
         outputs = tuple(name if i == 0 or name in read else "" for i, name in enumerate(outputs))
         while not outputs[-1]:
             outputs = outputs[:-1]

@@ -106,7 +106,7 @@ def highest(x: Any) -> Any:
 
 
 def typed(node: Node, context: Context, *further: Any) -> list[Any]:
-    """Cast the outputs after the first to their ONNX types, None for an unwanted one; level 0."""
+    """Cast the outputs after the first to their ONNX types, None for an unwanted one."""
     return [
         result.astype(context.dtypes[name]) if name else None
         for name, result in zip(node.outputs[1:], further, strict=False)

@@ -14,7 +14,7 @@ from d5suite.backends.jax.operators.context import Call, Context, Factory, broad
 from d5suite.network import Node
 from d5suite.network.model import Shape
 from d5suite.network.nodes.context import Packing
-from d5suite.network.nodes.layouts import Layout, channels_last, kernel_last
+from d5suite.network.nodes.layouts import Layout, channels_last, identity, kernel_last
 from d5suite.network.nodes.sliding import read_columns, read_conv, read_conv_transpose
 from d5suite.network.nodes.windows import TransposedWindow, Window
 
@@ -40,7 +40,8 @@ def conv_transpose(node: Node, context: Context) -> Call:
     )
     packing = _mirrored_weight(sizes, node.attributes["group"])
     if not context.single:
-        return _biased(lambda x, weight: convolve(x, packing.pack(weight)))
+        to_onnx = context.convert(node.inputs[1], identity(rank))  # a computed weight may be stored as an image
+        return _biased(lambda x, weight: convolve(x, packing.pack(to_onnx(weight))))
     context.packing[node.inputs[1]] = packing
     return _biased(convolve)
 

@@ -7,9 +7,8 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
-from d5suite.backends.jax.operators.context import Call, Context, Factory, in_float32, typed
+from d5suite.backends.jax.operators.context import Call, Context, Factory, in_float32, in_onnx, typed
 from d5suite.network import Node
-from d5suite.network.nodes.layouts import identity
 from d5suite.network.nodes.normalization import (
     LEAST_NORM,
     read_group_normalization,
@@ -68,14 +67,14 @@ def instance_normalization(node: Node, context: Context) -> Call:
     return call
 
 
+@in_onnx
 def layer_normalization(node: Node, context: Context) -> Call:
     plan = read_layer_normalization(node, context)
     axes, epsilon = plan.axes, plan.epsilon
-    convert = context.convert(node.inputs[0], identity(context.rank(node.inputs[0])))
     alone = len(node.outputs) == 1
 
     def call(x: Any, scale: Any, bias: Any = None) -> Any:
-        wide = in_float32(convert(x))
+        wide = in_float32(x)
         mean = wide.mean(axes, keepdims=True)
         centred = wide - mean
         inverse = lax.rsqrt(lax.square(centred).mean(axes, keepdims=True) + epsilon)
@@ -114,12 +113,12 @@ def group_normalization(node: Node, context: Context) -> Call:
     return call
 
 
+@in_onnx
 def rms_normalization(node: Node, context: Context) -> Call:
     plan = read_layer_normalization(node, context)
-    convert = context.convert(node.inputs[0], identity(context.rank(node.inputs[0])))
 
     def call(x: Any, scale: Any) -> Any:
-        wide = in_float32(convert(x))
+        wide = in_float32(x)
         inverse = lax.rsqrt(lax.square(wide).mean(plan.axes, keepdims=True) + plan.epsilon)
         return (wide * inverse * in_float32(scale)).astype(x.dtype)
 

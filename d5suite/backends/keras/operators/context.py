@@ -15,7 +15,7 @@ import keras
 import numpy as np
 from keras import layers, ops
 
-from d5suite.errors import BackendError, NetworkError
+from d5suite.errors import BackendError
 from d5suite.network import Node
 from d5suite.network.model import Shape
 from d5suite.network.nodes.layouts import Layout, LayoutContext, channels_last, identity
@@ -109,6 +109,8 @@ class Context(LayoutContext):
         The policy of layers that compute in float32 at least.
     backend : str
         Keras's backend.
+    anchor : keras.KerasTensor
+        An input of the network, on which layers hang that read weights and constants only.
     tensors : dict
         Symbolic tensors by name.
     variables : dict
@@ -123,6 +125,7 @@ class Context(LayoutContext):
     policy: str
     wide_policy: str
     backend: str
+    anchor: Any = None
     tensors: dict[str, Any] = field(default_factory=dict)
     variables: dict[str, Any] = field(default_factory=dict)
     parts: dict[str, list[Any]] = field(default_factory=dict)
@@ -212,12 +215,11 @@ class Context(LayoutContext):
                 inputs.append(self.variable(name))
             else:
                 inputs.append(self.constants.get(name))
-        if not given:
-            raise NetworkError(f"{node.op_type} reads weights only", where=node.name)
         settings = {"name": self.name(node), "dtype": policy or self.policy}
         (stored, result), *more = [(self.stored(name), self._result(name)) for name in node.outputs if name]
         layer = Calculation(function, inputs, stored, result, more, **settings)
         layer.supports_jit = compiles
+        given = given or [self.anchor]
         found = layer(given if len(given) > 1 else given[0])
         if node.outputs[0] and not more:
             return found
@@ -239,8 +241,12 @@ class Context(LayoutContext):
     def enter(self, node: Node, index: int, wanted: Layout) -> Any:
         """Return an input of a node in a layout."""
         name = node.inputs[index]
-        if name not in self.tensors:
-            raise NetworkError(f"input {index} of {node.op_type} must be computed", where=node.name)
+        if name not in self.tensors:  # a weight or a constant
+            source = self.variable(name) if name in self.weights else self.constants[name]
+            settings = self.settings(node, ".constant")
+            self.tensors[name] = Calculation(same, [source], self.stored(name), self._result(name), **settings)(
+                self.anchor
+            )
         convert = self.convert(name, wanted)
         if convert is same:
             return self.tensors[name]

@@ -113,10 +113,10 @@ def layer_normalization(node: Node, context: Context) -> Any:
         for name, variable in zip(weights, (layer.gamma, layer.beta), strict=False):
             context.own(variable, name)
         return y
-    convert = context.to_onnx(image)
+    converters = [context.to_onnx(name) for name in (image, *weights)]
 
-    def run(x: Any, scale: Any, bias: Any = None) -> Any:
-        x = convert(x)
+    def run(*inputs: Any) -> Any:
+        x, scale, bias = (*(convert(each) for convert, each in zip(converters, inputs, strict=False)), None)[:3]
         wide = in_float32(x)
         mean, variance = ops.moments(wide, axes, keepdims=True)
         spread = ops.rsqrt(variance + epsilon)
@@ -176,9 +176,10 @@ def rms_normalization(node: Node, context: Context) -> Any:
         y = layer(context.enter(node, 0, identity(context.rank(image))))
         context.own(layer.scale, weight)
         return y
-    convert = context.to_onnx(image)
+    onnx, stretched = context.to_onnx(image), context.to_onnx(weight)
     return context.calculate(
-        node, lambda x, scale: ops.rms_normalization(convert(x), None, axes, epsilon) * ops.cast(scale, x.dtype)
+        node,
+        lambda x, scale: ops.rms_normalization(onnx(x), None, axes, epsilon) * ops.cast(stretched(scale), x.dtype),
     )
 
 

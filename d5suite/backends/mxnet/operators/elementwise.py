@@ -20,7 +20,12 @@ from d5suite.network.nodes.elementwise import infinite_signs, read_clip, read_dr
 
 
 def identity(node: Node, context: Context) -> Call:
-    return lambda F, x, *_: F.identity(x)
+    dtype = context.type_of(node.outputs[0])
+    return lambda F, x, *_: (
+        F.full((1,), x, dtype=dtype)
+        if isinstance(x, bool | int | float)
+        else F.identity(x)  # an output may be constant
+    )
 
 
 def activation(kind: str) -> Factory:

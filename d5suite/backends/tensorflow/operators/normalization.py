@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from d5suite.backends.tensorflow.operators.context import Call, Context, Factory, in_float32
+from d5suite.backends.tensorflow.operators.context import Call, Context, Factory, in_float32, in_onnx
 from d5suite.network import Node
 from d5suite.network.nodes.context import select
 from d5suite.network.nodes.layouts import channels_last
@@ -99,13 +99,12 @@ def instance_normalization(node: Node, context: Context) -> Call:
     return run
 
 
+@in_onnx
 def layer_normalization(node: Node, context: Context) -> Call:
     plan = read_layer_normalization(node, context)
     axes, epsilon, wanted = list(plan.axes), plan.epsilon, context.wanted(node)
-    to_onnx = context.to_onnx(node.inputs[0])
 
     def run(x: Any, scale: Any, bias: Any = None) -> Any:
-        x = to_onnx(x)
         wide = in_float32(x)
         mean, variance = tf.nn.moments(wide, axes, keepdims=True)
         deviation = tf.math.rsqrt(variance + epsilon)
@@ -151,11 +150,11 @@ def group_normalization(node: Node, context: Context) -> Call:
     return run
 
 
+@in_onnx
 def rms_normalization(node: Node, context: Context) -> Call:
-    plan, to_onnx = read_layer_normalization(node, context), context.to_onnx(node.inputs[0])
+    plan = read_layer_normalization(node, context)
 
     def run(x: Any, scale: Any) -> Any:
-        x = to_onnx(x)
         wide = in_float32(x)
         inverse = tf.math.rsqrt(tf.reduce_mean(tf.square(wide), list(plan.axes), keepdims=True) + plan.epsilon)
         return tf.cast(wide * inverse * in_float32(scale), x.dtype)

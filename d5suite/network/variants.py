@@ -1,0 +1,84 @@
+"""Variants that a backend lacks of operators that it has, as data of its description.
+
+A variant is a function of a node and its context that returns why the backend lacks it, empty if it
+does not. It sees shapes, types and attributes, so that `d5suite network` knows before anything
+runs. May import NumPy and `d5suite.network`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+
+from d5suite.network.model import Node
+from d5suite.network.nodes.context import NodeContext
+from d5suite.network.nodes.recurrent import unusual
+from d5suite.network.nodes.schedule import SEVERAL
+from d5suite.network.operation import STATIC_INPUTS
+
+Variant = Callable[[Node, NodeContext], str]
+"""Returns why a backend lacks a node's variant; empty if it does not."""
+
+
+def with_attribute(operators: Collection[str], name: str, values: Collection[object], reason: str) -> Variant:
+    """Return the variant of operators with one of these values of an attribute."""
+    return lambda node, context: reason if node.op_type in operators and node.attributes.get(name) in values else ""
+
+
+def with_types(types: Collection[str], reason: str, operators: Collection[str] = ()) -> Variant:
+    """Return the variant of operators, by default of any, that read or write one of these types."""
+
+    def why(node: Node, context: NodeContext) -> str:
+        if operators and node.op_type not in operators:
+            return ""
+        tensors = [name for name in (*node.inputs, *node.outputs) if name in context.dtypes]
+        return reason if any(str(context.dtypes[name]) in types for name in tensors) else ""
+
+    return why
+
+
+def with_empty_axes(reason: str) -> Variant:
+    """Return the variant of any operator that reads or writes an axis of length zero.
+
+    Constants do not count: an empty one stands for an omitted input.
+    """
+
+    def why(node: Node, context: NodeContext) -> str:
+        tensors = [name for name in (*node.inputs, *node.outputs) if name not in context.constants]
+        return reason if any(0 in context.shapes.get(name, ()) for name in tensors) else ""
+
+    return why
+
+
+def _static(node: Node, context: NodeContext) -> str:
+    """Adapters build native code from these inputs' values, as most frameworks' calls take them."""
+    unknown = [
+        node.inputs[index]
+        for index in STATIC_INPUTS.get(node.op_type, ())
+        if index < len(node.inputs) and node.inputs[index] and node.inputs[index] not in context.constants
+    ]
+    return f"its input {unknown[0]!r} is not known before the network runs" if unknown else ""
+
+
+def _further(node: Node, context: NodeContext) -> str:
+    """No reference has a mask that is drawn; the probabilities of a loss are another operator's."""
+    read = [] if node.op_type in SEVERAL else [name for name in node.outputs[1:] if name in context.read - {""}]
+    return f"its further output {read[0]!r} is read, and of this operator only the first is computed" if read else ""
+
+
+def _recurrent(node: Node, context: NodeContext) -> str:
+    what = unusual(node, context) if node.op_type in ("GRU", "LSTM") else ""
+    return f"no adapter has {what}" if what else ""
+
+
+ON_NO_ADAPTER: tuple[Variant, ...] = (
+    _static,
+    _further,
+    _recurrent,
+    with_attribute(
+        ("Resize",),
+        "coordinate_transformation_mode",
+        ("tf_crop_and_resize",),
+        "no exporter of networks writes regions, and no adapter has them",
+    ),
+)
+"""Variants that none of d5suite's adapters has."""

@@ -1,0 +1,128 @@
+"""`d5suite network` knows which variants of an operator a backend lacks before anything runs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from d5suite.backends import discover
+from d5suite.errors import NetworkError, UnsupportedOperatorError
+from d5suite.network.given import load_given
+from tests.test_cli import d5suite
+
+EVERY = {"torch", "tensorflow", "keras", "mxnet", "jax", "deep500"}
+
+
+def _saved(
+    folder: Path, operator: str, shape: list[Any], attributes: Mapping[str, Any], **more: np.ndarray | list[Any]
+) -> Path:
+    """Write one node; arrays are its weights, lists the shapes of further inputs."""
+    info = helper.make_tensor_value_info
+    fed = {name: list(sizes) for name, sizes in more.items() if not isinstance(sizes, np.ndarray)}
+    graph = helper.make_graph(
+        [helper.make_node(operator, ["x", *more], ["y"], "node", **attributes)],
+        "variant",
+        [info("x", TensorProto.FLOAT, shape), *(info(name, TensorProto.INT64, sizes) for name, sizes in fed.items())],
+        [info("y", TensorProto.FLOAT, None)],
+        [numpy_helper.from_array(each, name) for name, each in more.items() if isinstance(each, np.ndarray)],
+    )
+    path = folder / "variant.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 22)], ir_version=10), path)
+    return path
+
+
+def _weights(gates: int, *, hidden: int = 3, size: int = 2) -> dict[str, np.ndarray]:
+    return {
+        "w": np.full((1, gates * hidden, size), 0.25, np.float32),
+        "r": np.full((1, gates * hidden, hidden), 0.125, np.float32),
+    }
+
+
+SCATTER = {"i": np.zeros((1, 4), np.int64), "u": np.ones((1, 4), np.float32)}
+
+VARIANTS: Mapping[str, tuple[tuple[str, list[Any], dict[str, Any], dict[str, Any]], set[str], str]] = {
+    "clip": (("LSTM", [5, 1, 2], {"hidden_size": 3, "clip": 2.0}, _weights(4)), EVERY, "clipped cells"),
+    "coupled": (("LSTM", [5, 1, 2], {"hidden_size": 3, "input_forget": 1}, _weights(4)), EVERY, "coupled"),
+    "activations": (
+        ("GRU", [5, 1, 2], {"hidden_size": 3, "activations": ["Tanh", "Tanh"]}, _weights(3)),
+        EVERY,
+        "the activations tanh, tanh",
+    ),
+    "fed sizes": (
+        ("Expand", [2, 1], {}, {"sizes": [2]}), EVERY, "its input 'sizes' is not known before the network runs",
+    ),
+    "usual": (("LSTM", [5, 1, 2], {"hidden_size": 3}, _weights(4)), set(), ""),
+    "multiplied": (
+        ("ScatterElements", [2, 4], {"reduction": "mul"}, SCATTER), {"tensorflow", "mxnet"}, "multiplies",
+    ),
+    "largest": (("ScatterElements", [2, 4], {"reduction": "max"}, SCATTER), {"mxnet"}, "compares"),
+    "added": (("ScatterElements", [2, 4], {"reduction": "add"}, SCATTER), set(), ""),
+    "even": (("LRN", [2, 6, 4, 4], {"size": 4}, {}), {"onnxruntime"}, "odd sizes"),
+    "volume": (
+        ("Col2Im", [1, 8, 8], {"strides": [2, 2, 2]}, {"image": np.array([4, 4, 4]), "block": np.array([2, 2, 2])}),
+        {"mxnet"},
+        "col2im",
+    ),
+    "overlapping": (
+        ("MaxUnpool", [1, 1, 2, 2], {"kernel_shape": [2, 2], "strides": [1, 1]}, {"i": [1, 1, 2, 2]}),
+        {"mxnet"},
+        "windows overlap",
+    ),
+}  # fmt: skip
+"""By name: a node, the backends that lack it, and a word of the reason."""
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_a_variant_is_judged_and_not_its_operator_alone(name: str, tmp_path: Path) -> None:
+    (operator, shape, attributes, more), lacking, word = VARIANTS[name]
+    network = load_given(_saved(tmp_path, operator, shape, attributes, **more), shapes={}, batch_size=1).network
+    backends = discover()[0]
+    found = {each: backends[each].lacks_of(network) for each in (*EVERY, "onnxruntime")}
+    assert {each for each, lacks in found.items() if lacks} == lacking
+    for lacks in found.values():
+        assert all(each.operator == operator and each.nodes == ("node",) and word in each.reason for each in lacks)
+
+
+def test_it_is_told_before_anything_runs(tmp_path: Path) -> None:
+    path = _saved(tmp_path, "LSTM", [5, 1, 2], {"hidden_size": 3, "clip": 2.0}, **_weights(4))
+    done = d5suite("network", str(path), "--json")
+    assert done.returncode == 0, done.stderr
+    for name, each in json.loads(done.stdout)["backends"].items():
+        if name in EVERY:
+            assert not each["can"]
+            assert each["lacks"] == [
+                {"operator": "LSTM", "nodes": ["node"], "reason": "no adapter has clipped cells"}
+            ], name
+        elif name == "onnxruntime":
+            assert each["can"] == ["inference"]
+    network = load_given(path, shapes={}, batch_size=1).network
+    with pytest.raises(UnsupportedOperatorError, match=r"node node.*clipped cells"):
+        discover()[0]["torch"].executor(network)
+
+
+@pytest.mark.parametrize(
+    ("to", "shown"), [(TensorProto.FLOAT8E4M3FN, "FLOAT8E4M3FN"), (TensorProto.INT4, "INT4")], ids=str
+)
+def test_types_of_quantised_networks_are_refused_by_the_reader(to: int, shown: str, tmp_path: Path) -> None:
+    with pytest.raises(NetworkError, match=f"'node' is of type {shown}"):
+        load_given(_saved(tmp_path, "Cast", [2, 4], {"to": to}), shapes={}, batch_size=1)
+
+
+def test_a_mask_that_is_drawn_is_lacking_where_it_is_read(tmp_path: Path) -> None:
+    graph = helper.make_graph(
+        [helper.make_node("Dropout", ["x"], ["y", "mask"], "drop"), helper.make_node("Cast", ["mask"], ["z"], to=1)],
+        "masked",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [2, 4])],
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, [2, 4]) for name in ("y", "z")],
+    )
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)]), tmp_path / "m.onnx")
+    network = load_given(tmp_path / "m.onnx", shapes={}, batch_size=1).network
+    (lack,) = discover()[0]["jax"].lacks_of(network)
+    assert "further output 'mask' is read" in lack.reason
