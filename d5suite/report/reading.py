@@ -199,6 +199,8 @@ def printable(value: Any) -> Any:
 
 
 def _escaped(text: str) -> str:
+    if text.isprintable():
+        return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
