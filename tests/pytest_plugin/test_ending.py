@@ -84,6 +84,40 @@ def test_an_interrupt_saves_what_the_worker_has_finished_and_leaves_no_process(
     assert (_folder(output) / "small-faulty-hangs.result.json").exists()
 
 
+@pytest.mark.parametrize("end", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)], ids=str)
+def test_an_interrupt_ends_workers_that_take_turns(
+    recipe_folder: Path, imagenet_tree: Path, tmp_path: Path, end: signal.Signals
+) -> None:
+    """One is in its round and hangs; the other waits for its turn, which never comes."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", str(recipe_folder), "-k", "inference",
+         "--backend", "faulty,faulty:hangs", "--imagenet", str(imagenet_tree), "--benchmark-json", "out.json",
+         "--jobs", str(tmp_path / "jobs")],
+        cwd=tmp_path, env=plugin_environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        preexec_fn=lambda: signal.signal(end, signal.SIG_DFL),
+    )  # fmt: skip
+
+    def hangs() -> bool:
+        found = [*(tmp_path / "jobs").rglob("small-faulty.result.json")]
+        found += [*(tmp_path / "jobs").rglob("small-faulty-hangs.result.json")]
+        return len(found) == 2 and all(
+            json.loads(each.read_text())["phase"] == "measuring small/inference" for each in found
+        )
+
+    wait_until(hangs, "both workers within their measurement")
+    family = psutil.Process(process.pid).children(recursive=True)
+    assert len(family) >= 2
+    process.send_signal(end)
+    try:
+        output, _ = process.communicate(timeout=300)
+    finally:
+        process.kill()
+    assert process.returncode == 2, output
+    wait_until(lambda: all(is_dead(each.pid) for each in family), "the workers' end")
+    assert not (tmp_path / "out.json").exists(), "what was not finished is no result"
+    assert not [*tmp_path.glob(".*.part"), *tmp_path.glob(".*.old")]
+
+
 def test_the_first_failure_ends_the_run_and_saves_what_else_its_job_has_finished(
     run_pytest: Run, recipe_folder: Path, tmp_path: Path
 ) -> None:
