@@ -60,7 +60,7 @@ def draw_steps(title: str, results: Sequence[tuple[str, Mapping[str, Any]]]) -> 
     longest = max(axes.get_xlim()[1] for axes in grid[:, 1])
     for speeds, parts in grid:
         speeds.set_ylim(0, fastest)
-        parts.set_xlim(0, longest)
+        parts.set_xlim(0, 1.02 * longest)
     grid[0, 0].set_title("images/s in all; dotted: ideal")
     grid[0, 1].set_title("parts of a step in ms, mean of ranks")
     grid[-1, 0].set_xlabel("ranks")
