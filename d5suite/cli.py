@@ -472,7 +472,8 @@ def _network(options: argparse.Namespace) -> int:
     else:
         console, network = Console(markup=False), given.network
         title = f"{network.name}, batch {network.batch_size or options.batch_size}"
-        console.print(cost_table(analyse(network, batch_size=options.batch_size), title, layers=options.layers))
+        if not found["cost_unknown"]:
+            console.print(cost_table(analyse(network, batch_size=options.batch_size), title, layers=options.layers))
         show_network(found, console)
     return 0 if any(each["can"] for each in found["backends"].values()) else 1
 

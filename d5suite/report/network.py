@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from d5suite.backends import Backend, discover
+from d5suite.errors import NetworkError
 from d5suite.measurements import discover as discover_measurements
 from d5suite.network import Network
 from d5suite.network.analysis import NetworkCost, analyse
@@ -40,28 +41,38 @@ def description(given: Given, *, batch_size: int) -> dict[str, Any]:
     Raises
     ------
     NetworkError
-        If the graph does not determine a tensor's size.
+        If the graph does not determine a tensor's size, and yet all backends have all operators.
+        Otherwise the cost is None, and ``cost_unknown`` says why.
     """
-    network, cost = given.network, analyse(given.network, batch_size=batch_size)
-    parameters, activations = WIDTH * cost.parameters, cost.activation_bytes
+    network, abilities = given.network, {name: _ability(each, given) for name, each in discover()[0].items()}
+    try:
+        cost, unknown = analyse(network, batch_size=batch_size), ""
+    except NetworkError as error:
+        if not any(each["lacks"] for each in abilities.values()):
+            raise
+        cost, unknown = None, error.what
+    trained = sum(network.initializers[name].size for name in network.parameters)
+    parameters, activations = WIDTH * trained, cost and cost.activation_bytes
     return {
         "network": network.name,
         "batch_size": network.batch_size or batch_size,
         "inputs": [_tensor(network, name) for name in network.inputs],
         "outputs": [_tensor(network, name) for name in network.outputs],
-        "parameters": cost.parameters,
-        "macs": cost.macs,
+        "parameters": trained,
+        "macs": cost and cost.macs,
+        "cost_unknown": unknown,
         "memory_bytes": {
             "inference": {"parameters": parameters, "activations": activations},
             "training_step": {"parameters": parameters, "gradients": parameters, "activations": activations},
         },
         "untrainable": given.untrainable,
-        "backends": {name: _ability(backend, given) for name, backend in discover()[0].items()},
+        "backends": abilities,
     }
 
 
 def _tensor(network: Network, name: str) -> dict[str, Any]:
-    return {"name": name, "shape": list(network.shapes[name]), "type": str(network.dtypes[name])}
+    shape, dtype = network.shapes.get(name), network.dtypes.get(name)
+    return {"name": name, "shape": None if shape is None else list(shape), "type": str(dtype or "unknown")}
 
 
 def _ability(backend: Backend, given: Given) -> dict[str, Any]:
@@ -87,10 +98,13 @@ def show_network(found: dict[str, Any], console: Console) -> None:
     tensors = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
     for kind in ("inputs", "outputs"):
         for each in found[kind]:
-            shape = "×".join("N" if n is None else str(n) for n in each["shape"]) or "scalar"
+            sizes = each["shape"]
+            shape = "×".join("N" if n is None else str(n) for n in sizes or ()) or ("scalar" if sizes == [] else "?")
             tensors.add_row(kind.removesuffix("s"), each["name"], shape, each["type"])
     console.print(tensors)
-    for name, parts in found["memory_bytes"].items():
+    if found["cost_unknown"]:
+        console.print(f"cost not known: {found['cost_unknown']}")
+    for name, parts in found["memory_bytes"].items() if not found["cost_unknown"] else ():
         listed = ", ".join(f"{part} {size / 2**20:,.1f}" for part, size in parts.items())
         console.print(f"memory of {name}, MiB: {listed}; together {sum(parts.values()) / 2**20:,.1f}")
     if found["untrainable"]:

@@ -126,3 +126,18 @@ def test_a_mask_that_is_drawn_is_lacking_where_it_is_read(tmp_path: Path) -> Non
     network = load_given(tmp_path / "m.onnx", shapes={}, batch_size=1).network
     (lack,) = discover()[0]["jax"].lacks_of(network)
     assert "further output 'mask' is read" in lack.reason
+
+
+def test_an_operator_of_no_backend_is_told_though_the_cost_is_not_known(tmp_path: Path) -> None:
+    path = _saved(tmp_path, "NonZero", [2, 4], {})
+    model = onnx.load(path)
+    model.graph.output[0].type.tensor_type.elem_type = TensorProto.INT64
+    onnx.save(model, path)
+    shown = d5suite("network", str(path))
+    assert shown.returncode == 0, shown.stderr  # onnxruntime has it
+    assert "cost not known: the size of tensor 'y' is not known" in shown.stdout
+    found = json.loads(d5suite("network", str(path), "--json").stdout)
+    assert found["macs"] is None and found["parameters"] == 0
+    for name in EVERY:
+        (lack,) = found["backends"][name]["lacks"]
+        assert (lack["operator"], lack["nodes"]) == ("NonZero", ["node"]) and "depends on values" in lack["reason"]
