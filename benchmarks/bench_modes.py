@@ -1,6 +1,8 @@
-"""What each framework's performance options are worth: pairs of training steps that alternate.
+"""What each framework's performance options are worth: pairs of calls that alternate.
 
-Both steps of a pair are in one process and take the same batch. A round runs them in the order A B
+The calls are training steps, or with ``--inference`` forward passes.
+
+Both calls of a pair are in one process and take the same batch. A round runs them in the order A B
 B A, so that what drifts drifts for both; the figure is the median of the rounds' ratios with its
 95% interval. `docs/modes.md` has the figures and says what was taken.
 
@@ -142,6 +144,39 @@ TRIED: Mapping[str, Mapping[str, tuple[Variant, Variant]]] = {
 """By backend and option: the variant, and what it is compared with."""
 
 
+INFERENCE: Mapping[str, Mapping[str, tuple[Variant, Variant]]] = {
+    "torch": {
+        "channels_last": (Variant("channels_last"), Variant("eager")),
+        "compile": (Variant("compile"), Variant("eager")),
+    },
+    "jax": {"eager": (Variant("eager"), Variant("jit"))},
+    "tensorflow": {
+        "xla": (Variant("xla"), Variant("graph")),
+        "eager": (Variant("eager"), Variant("graph")),
+    },
+    "mxnet": {
+        "stock": (Variant("stock"), Variant("hybrid")),
+        "imperative": (Variant("imperative"), Variant("hybrid")),
+        "fused": (Variant("fused"), Variant("hybrid")),
+    },
+    "onnxruntime": {"basic": (Variant("basic"), Variant("all"))},
+}
+"""The same for forward passes; of a mode whose forward pass is the default's there is no pair."""
+
+
+def inferring(backend: Backend, workload: Workload, variant: Variant) -> Callable[[], None]:
+    """Return a forward pass on one batch that waits for its end."""
+    network = build(workload.network, classes=10, image_size=workload.image_size)
+    executor = backend.executor(network, mode=variant.mode)
+    feed = executor.feed({network.input: random_batch(network, workload.batch)[0]})
+
+    def infer() -> None:
+        executor.forward(feed)
+        executor.synchronize()
+
+    return infer
+
+
 def stepping(backend: Backend, workload: Workload, variant: Variant) -> tuple[Trainer, Callable[[], None]]:
     """Return a trainer and a step on one batch that waits for its end."""
     network = build(workload.network, classes=10, image_size=workload.image_size)
@@ -160,10 +195,18 @@ def stepping(backend: Backend, workload: Workload, variant: Variant) -> tuple[Tr
 
 
 def compare(
-    backend: Backend, workload: Workload, pair: tuple[Variant, Variant], budget_s: float = BUDGET_S
+    backend: Backend,
+    workload: Workload,
+    pair: tuple[Variant, Variant],
+    budget_s: float = BUDGET_S,
+    *,
+    inference: bool = False,
 ) -> tuple[Ratio, float]:
     """Return how many times as long the first variant takes, and the second's median seconds."""
-    steps = [stepping(backend, workload, variant)[1] for variant in pair]
+    steps = [
+        inferring(backend, workload, variant) if inference else stepping(backend, workload, variant)[1]
+        for variant in pair
+    ]
     for step in steps:
         for _ in range(WARM_UP):
             step()
@@ -215,16 +258,17 @@ def test_the_default_mode_is_not_slower_than_stock(
 def main() -> None:
     """Measure pairs of one backend and print them."""
     parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("backend", choices=list(TRIED))
-    parser.add_argument("pair", nargs="*", help="of the backend's in TRIED (default: all)")
+    parser.add_argument("backend", choices=list({**TRIED, **INFERENCE}))
+    parser.add_argument("pair", nargs="*", help="of the backend's in TRIED or INFERENCE (default: all)")
+    parser.add_argument("--inference", action="store_true", help="forward passes instead of training steps")
     parser.add_argument("--on", choices=list(WORKLOADS), nargs="+", default=["resnet50", "alexnet", "lenet"])
     parser.add_argument("--seconds", type=float, default=BUDGET_S, help="time for a pair's rounds")
     given = parser.parse_args()
-    backend = _configured(given.backend)
-    for name in given.pair or TRIED[given.backend]:
+    backend, pairs = _configured(given.backend), (INFERENCE if given.inference else TRIED).get(given.backend, {})
+    for name in given.pair or pairs:
         for workload in given.on:
-            ratio, seconds = compare(backend, WORKLOADS[workload], TRIED[given.backend][name], given.seconds)
-            print(f"{given.backend} {name} on {workload}: {_text(ratio, seconds)}", flush=True)
+            found = compare(backend, WORKLOADS[workload], pairs[name], given.seconds, inference=given.inference)
+            print(f"{given.backend} {name} on {workload}: {_text(*found)}", flush=True)
 
 
 if __name__ == "__main__":

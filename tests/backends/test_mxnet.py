@@ -88,8 +88,28 @@ def test_hybrid_keeps_its_graph_and_imperative_makes_none() -> None:
         assert executor._train._cached_op is graph
         assert (graph is not None) == (mode != "imperative")
         if mode != "imperative":
-            kept = {"static_alloc": mode == "hybrid", "static_shape": mode == "hybrid"}
+            kept = dict.fromkeys(("static_alloc", "static_shape"), mode != "stock")
             assert kept.items() <= dict(executor._train._flags).items(), mode
+
+
+def test_fused_inference_sees_new_weights() -> None:
+    """MXNet's fused operators keep the weights of their first call (docs/findings.md)."""
+    network = classifier()
+    executor: Any = BACKEND.executor(network, mode="fused")
+    feed = executor.feed(arrays(network))
+    first = executor.fetch(executor.forward(feed))[network.output]
+    assert any("sg_mkldnn_conv" in name for name in executor._infer._cached_graph[1].get_internals().list_outputs())
+    graph = executor._infer._cached_op
+    executor.forward(feed)
+    assert executor._infer._cached_op is graph
+    plain = BACKEND.executor(network, mode="hybrid")
+    assert relative_l2(first, plain.fetch(plain.forward(plain.feed(arrays(network))))[network.output]) < 1e-6
+    trainer = BACKEND.trainer(executor, SGD(0.5))
+    trainer.step(feed)
+    moved = executor.fetch(executor.forward(feed))[network.output]
+    plain.load_parameters(executor.parameters())
+    again = plain.fetch(plain.forward(plain.feed(arrays(network))))[network.output]
+    assert relative_l2(moved, again) < 1e-6 < relative_l2(moved, first)
 
 
 def test_an_answer_outlives_the_next_call() -> None:

@@ -185,3 +185,19 @@ def test_the_last_batch_of_records_says_that_it_is_full(mx: Any, tmp_path: Path)
     )
     pads = [batch.pad for batch in batches]
     require(pads == [0, 0], "mxnet", "d5suite/backends/mxnet/loader.py (_records)")  # 5 of 6 images: [0, 1]
+
+
+def test_a_fused_convolution_keeps_the_weight_of_its_first_call(mx: Any) -> None:
+    net = mx.gluon.nn.Conv2D(4, 3, in_channels=2)
+    net.initialize()
+    net.hybridize(backend="MKLDNN", static_alloc=True, static_shape=True)
+    x = mx.nd.ones((1, 2, 5, 5))
+    first = net(x).asnumpy()
+    kernel = net.weight
+    kernel.set_data(-kernel.data())
+    stale = net(x).asnumpy()
+    require(
+        np.array_equal(stale, first) and np.abs(first).max() > 0,
+        "mxnet",
+        "d5suite/backends/mxnet/network.py (outdated)",
+    )

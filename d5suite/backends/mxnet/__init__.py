@@ -51,6 +51,7 @@ BACKEND = Backend(
     modes={
         "hybrid": "a hybridized Gluon block: one cached graph with static memory and shapes",
         "imperative": "the same Gluon block, run operator by operator",
+        "fused": "as hybrid, with oneDNN's fused operators in inference, built again when weights have changed",
         "stock": "as hybrid, with no option set: memory and shapes are not static, four arrays are updated in a kernel",
     },
     levels=frozenset({0, 1, 2, 3}),
@@ -94,7 +95,7 @@ BACKEND = Backend(
             "gradients on ResNet-18 at 32 px; a ReLU flipped by rounding changed losses of ResNet-50 by 1.2e-3",
         ),
     },
-    environment=dict.fromkeys(("hybrid", "imperative", "stock"), _ENGINE),
+    environment=dict.fromkeys(("hybrid", "imperative", "fused", "stock"), _ENGINE),
     schemes={
         "dist_sync": NativeScheme(
             title="KVStore dist_sync",

@@ -33,7 +33,7 @@ LAYERS = (3, 4, 6, 3)
 def operator_call(name: str, arrays: Sequence[np.ndarray], *, mode: str, device: str) -> OperatorCall:
     """See `d5suite.levels.baseline`; ``hybrid`` calls the cached graph that a Gluon block would."""
     context = mx.cpu() if device == "cpu" else mx.gpu()
-    if mode in ("hybrid", "stock"):
+    if mode != "imperative":
         x, y = mx.sym.var("x"), mx.sym.var("y")
         # Gluon's layer uses this kernel; `relu` is a different one.
         graph = mx.sym.Activation(x, act_type="relu") if name == "Relu" else mx.sym.dot(x, y)
@@ -94,7 +94,7 @@ def lenet5_epoch(network: Network, optimizer: SGD, *, mode: str, device: str) ->
 
 def _hybridized(model: Any, optimizer: SGD, mode: str) -> Any:
     """Build cached graphs as the mode says, and return the trainer."""
-    if mode == "hybrid":
+    if mode in ("hybrid", "fused"):
         model.hybridize(static_alloc=True, static_shape=True)
     elif mode == "stock":
         model.hybridize()

@@ -66,6 +66,7 @@ class Replica(distributed.Replica):
     def load_weights(self, weights: Mapping[str, np.ndarray]) -> None:
         for name, weight in self._weights.items():
             weight.data()[:] = weights[name]
+        self.trainer.executor.outdated = True
 
 
 def _pointer(value: Any) -> ctypes.c_void_p:

@@ -1,10 +1,9 @@
 """Level 1 on MXNet: a network as Gluon blocks, differentiated by MXNet's autograd.
 
 Inference and training are one `HybridBlock` each, whose `hybrid_forward` calls one native operator
-per ONNX node. In modes ``hybrid`` and ``stock`` Gluon builds a cached graph of each block on its
-first call; in mode ``imperative`` the blocks run as they are. Both share one set of Gluon
-parameters. Imports MXNet, NumPy, `d5suite.levels`, `d5suite.network` and the adapter's `runtime`
-and `operators`.
+per ONNX node. Gluon builds a cached graph of each block on its first call; in mode ``imperative``
+the blocks run as they are. Both share one set of Gluon parameters. Imports MXNet, NumPy,
+`d5suite.levels`, `d5suite.network` and the adapter's `runtime` and `operators`.
 """
 
 from __future__ import annotations
@@ -36,6 +35,8 @@ class Executor(level.Executor):
         updates them in the backward pass.
     unused_parameters : list of gluon.Parameter
         Parameters on which the loss does not depend.
+    outdated : bool
+        Whether weights may have changed since the last inference.
     """
 
     def __init__(self, network: Network, *, mode: str, device: str, precision: str) -> None:
@@ -47,7 +48,7 @@ class Executor(level.Executor):
             name: self._weight(name, network.initializers[name], trained=name in network.parameters)
             for name in (*network.parameters, *network.statistics)
         }
-        self._moving = False
+        self._moving = self.outdated = False
         self._infer = self._block(network.outputs, training=False)
         self._inputs: list[str] = []
         self.unused_parameters: list[Any] = []
@@ -87,8 +88,9 @@ class Executor(level.Executor):
         block = _Graph(network, outputs, context)
         kept = {name: self._weight(name, value, trained=False) for name, value in block.kept.items()}
         block.register({**self.weights, **kept})
-        if self.mode == "hybrid":
-            block.hybridize(static_alloc=True, static_shape=True)
+        if self.mode in ("hybrid", "fused"):
+            backend = "MKLDNN" if self.mode == "fused" and not training and self._dtype == "float32" else None
+            block.hybridize(backend=backend, static_alloc=True, static_shape=True)
         elif self.mode == "stock":
             block.hybridize()
         return block
@@ -117,6 +119,7 @@ class Executor(level.Executor):
     def load_parameters(self, values: Arrays) -> None:
         self.check_parameters(values)
         self._settle()
+        self.outdated = True
         for name, value in values.items():
             self.weights[name].set_data(self._array(value))
 
@@ -150,6 +153,9 @@ class Executor(level.Executor):
 
     def forward(self, feed: Native) -> Native:
         self._settle()
+        if self.outdated and self.mode == "fused":  # its kernels keep the weights of their first call
+            self._infer._clear_cached_op()
+        self.outdated = False
         found = self._infer(*[feed[name] for name in self.network.inputs])
         return dict(zip(self.network.outputs, found if isinstance(found, (list, tuple)) else [found], strict=True))
 
@@ -159,7 +165,7 @@ class Executor(level.Executor):
         Its backward pass updates the running statistics.
         """
         self.network.require_loss()
-        self._moving = True
+        self._moving = self.outdated = True
         if self._drops:
             self._reseed()
         with mx.autograd.record():

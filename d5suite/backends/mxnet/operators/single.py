@@ -51,7 +51,7 @@ class Operator(level.Operator):
                 raise NetworkError("MXNet's classic arrays cannot have axes of length zero", where=operation.name)
         self._vectors = itertools.count()
         if mode != "imperative" and any(isinstance(a, str) for a in self._arguments):  # a graph needs an array
-            call, self._arguments = _cached_graph(call, self._arguments, static=mode == "hybrid")
+            call, self._arguments = _cached_graph(call, self._arguments, static=mode in ("hybrid", "fused"))
         else:
             call = partial(call, mx.nd)
         self.forward = _in_training(call) if operation.training else call
