@@ -61,6 +61,9 @@ class Table:
         return cls(tuple(Column(**each) for each in content["columns"]), content["note"], content["width"])
 
 
+IN_WIDE_TERMINAL = ", in a terminal of 100 columns or more"
+"""Part of a note that a page leaves out."""
+
 WORST_ERROR = Column("err/tol", "validation.checks", "worst share")
 """The largest error as a part of its tolerance."""
 
@@ -74,7 +77,7 @@ TIMES = Table(
         Column("needed", "memory", "needed mebibytes", shown="wide, one file"),
         WORST_ERROR,
     ),
-    "MiB: peak memory; needed: by definition, in a terminal of 100 columns or more",
+    f"MiB: peak memory; needed: by definition{IN_WIDE_TERMINAL}",
 )
 """A step's time."""
 

@@ -1,6 +1,6 @@
 """Pictures of parts: of a training step, and of the ceilings that operators reach.
 
-Imports matplotlib (late) and `d5suite.report.colours`; knows results, never adapters.
+Imports matplotlib (late) and its neighbours; knows results, never adapters.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from d5suite.report.colours import PALETTE
+from d5suite.report.formats import figure as digits
+from d5suite.report.tips import set_bar_tips, set_tips
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -19,6 +21,9 @@ COLOURS = ("#e69f00", "#56b4e9", PALETTE[0], PALETTE[1], PALETTE[2], PALETTE[7])
 
 PARTS = "parts of a training step"
 CEILINGS = "part of the ceiling that each backend reaches"
+
+RATES = {"flops_per_s": ("arithmetic", "GFLOP/s"), "bytes_per_s": ("memory traffic", "GB/s")}
+"""What a ceiling is of, and its unit."""
 
 
 def draw_parts(title: str, results: Sequence[tuple[str, Mapping[str, Any]]]) -> Figure:
@@ -38,7 +43,10 @@ def draw_parts(title: str, results: Sequence[tuple[str, Mapping[str, Any]]]) -> 
     parts = dict.fromkeys(part for _, facts in results for part in facts["breakdown_s"])
     for part, colour in zip(parts, itertools.cycle(COLOURS)):
         widths = [1e3 * facts["breakdown_s"].get(part, 0.0) for _, facts in results]
-        axes.barh(range(len(results)), widths, 0.62, left=left, color=colour, label=part.replace("_", " "))
+        label = part.replace("_", " ")
+        bars = axes.barh(range(len(results)), widths, 0.62, left=left, color=colour, label=label)
+        tips = [f"{name}: {label}, {digits(width)} ms" for (name, _), width in zip(results, widths, strict=True)]
+        set_bar_tips(bars, tips)
         left = [start + width for start, width in zip(left, widths, strict=True)]
     axes.set_yticks(range(len(results)), [name for name, _ in results], fontsize=8)
     axes.set_ylim(len(results) - 0.4, -0.6)
@@ -64,20 +72,26 @@ def draw_ceilings(title: str, results: Sequence[tuple[str, str, Mapping[str, Any
     lines = list(dict.fromkeys(measurement for measurement, _, _ in results))
     backends = list(dict.fromkeys(backend for _, backend, _ in results))
     table = np.full((len(lines), len(backends)), np.nan)
+    tips = [[f"{line}, {backend}: no ceiling is known" for backend in backends] for line in lines]
     for measurement, backend, facts in results:
         known = facts.get("fraction_of_ceiling") or {}
-        shares = [each for each in known.values() if isinstance(each, int | float)]
+        shares = {rate: each for rate, each in known.items() if isinstance(each, int | float)}
         if shares:
-            table[lines.index(measurement), backends.index(backend)] = max(shares)
+            rate = max(shares, key=lambda each: shares[each])
+            place = lines.index(measurement), backends.index(backend)
+            table[place] = shares[rate]
+            tips[place[0]][place[1]] = f"{measurement}, {backend}: {_share(rate, facts)}"
     figure = Figure(figsize=(3.2 + 1.1 * len(backends), 1.0 + 0.24 * len(lines)), layout="constrained")
     axes = figure.subplots()
-    axes.pcolormesh(np.nan_to_num(table), cmap="cividis", vmin=0, vmax=1, edgecolors="#ffffff", linewidth=1)
+    cells = axes.pcolormesh(np.nan_to_num(table), cmap="cividis", vmin=0, vmax=1, edgecolors="#ffffff", linewidth=1)
+    set_tips(cells, [tip for line in tips for tip in line])
     for (row_place, column), value in np.ndenumerate(table):
         dark = np.isnan(value) or sum(colormaps["cividis"](min(float(value), 1.0))[:3]) < 1.5
-        axes.text(
+        text = axes.text(
             column + 0.5, row_place + 0.5, "–" if np.isnan(value) else f"{100 * value:.0f}%", ha="center", va="center",
             fontsize=8, color="#fefefe" if dark else "#010101",
         )  # fmt: skip
+        set_tips(text, [tips[row_place][column]])
     axes.set_xticks(np.arange(len(backends)) + 0.5, backends, fontsize=8)
     axes.set_yticks(np.arange(len(lines)) + 0.5, lines, fontsize=8)
     axes.invert_yaxis()
@@ -89,3 +103,11 @@ def draw_ceilings(title: str, results: Sequence[tuple[str, str, Mapping[str, Any
         f"{title}: larger part of a ceiling, arithmetic or memory", fontsize=10, x=0.01, ha="left", weight="bold"
     )
     return figure
+
+
+def _share(rate: str, facts: Mapping[str, Any]) -> str:
+    """Name the ceiling of a rate, and say what part of it a result reaches."""
+    kind, unit = RATES.get(rate, (rate.replace("_", " "), ""))
+    ceiling = (facts.get("ceiling") or {}).get(rate)
+    told = f", {digits(ceiling['value'] / 1e9)} {unit} with {ceiling['backend']}" if ceiling and unit else ""
+    return f"{100 * facts['fraction_of_ceiling'][rate]:.0f}% of the ceiling of {kind}{told}"

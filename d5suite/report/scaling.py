@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from d5suite.report.colours import LINES, MARKERS, PALETTE, Style, styles
+from d5suite.report.formats import figure as digits
+from d5suite.report.tips import set_bar_tips, set_tips
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -52,8 +54,8 @@ def draw_steps(title: str, results: Sequence[tuple[str, Mapping[str, Any]]]) -> 
     drawn = styles(_lines(ordered)) if len(panels) == 1 else STYLES
     known = dict(zip(_names(panels), itertools.cycle(drawn), strict=False))
     for (speeds, parts), (panel, own) in zip(grid, panels.items(), strict=True):
-        _draw_speeds(speeds, own, known)
-        _draw_parts(parts, own)
+        _draw_speeds(speeds, own, known, panel)
+        _draw_parts(parts, own, panel)
         speeds.set_ylabel(panel)
         speeds.set_xticks(sorted({info["ranks"] for _, info in ordered}))
     fastest = max(axes.get_ylim()[1] for axes in grid[:, 0])
@@ -87,26 +89,36 @@ def _names(panels: Mapping[str, list[tuple[str, Mapping[str, Any]]]]) -> list[st
     return list(dict.fromkeys(name for own in panels.values() for name in _lines(own)))
 
 
-def _draw_speeds(axes: Axes, own: list[tuple[str, Mapping[str, Any]]], known: Mapping[str, Style]) -> None:
+def _draw_speeds(axes: Axes, own: list[tuple[str, Mapping[str, Any]]], known: Mapping[str, Style], panel: str) -> None:
     most = max(info["ranks"] for _, info in own)
     for name, line in _lines(own).items():
         counts, values = [info["ranks"] for info in line], [info["throughput"]["value"] for info in line]
         style = known[name]
-        axes.plot(
+        (points,) = axes.plot(
             counts, values, marker=style.marker, markersize=4, color=style.colour, linestyle=style.line, label=name
+        )
+        set_tips(
+            points, [f"{_row(panel, name, info)}: {digits(info['throughput']['value'])} images/s" for info in line]
         )
         axes.plot([counts[0], most], [values[0], values[0] * most / counts[0]], ":", linewidth=1, color=style.colour)
     axes.grid(alpha=0.3)
 
 
-def _draw_parts(axes: Axes, own: list[tuple[str, Mapping[str, Any]]]) -> None:
+def _draw_parts(axes: Axes, own: list[tuple[str, Mapping[str, Any]]], panel: str) -> None:
     rows, left = range(len(own)), [0.0] * len(own)
     widths = [_parts(info) for _, info in own]
     for part, colour, width in zip(PARTS, PART_COLOURS, zip(*widths, strict=True), strict=True):
-        axes.barh(rows, width, 0.6, left=left, color=colour, label=part)
+        bars = axes.barh(rows, width, 0.6, left=left, color=colour, label=part)
+        named = zip(own, width, strict=True)
+        set_bar_tips(bars, [f"{_row(panel, name, info)}: {part}, {digits(ms)} ms" for (name, info), ms in named])
         left = [start + each for start, each in zip(left, width, strict=True)]
     axes.set_yticks(rows, [f"{name}, {info['ranks']}" for name, info in own], fontsize=7)
     axes.set_ylim(max(len(own), FEWEST_ROWS) - 0.5, -0.5)
+
+
+def _row(panel: str, name: str, info: Mapping[str, Any]) -> str:
+    ranks = info["ranks"]
+    return f"{panel} {name}, {ranks} rank{'s' * (ranks > 1)}".strip()
 
 
 def _lines(results: Sequence[tuple[str, Mapping[str, Any]]]) -> dict[str, list[Mapping[str, Any]]]:

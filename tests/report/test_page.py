@@ -27,16 +27,21 @@ import d5suite.report
 import d5suite.report.plots
 from d5suite.cli import main
 from d5suite.report.colours import PALETTE, places
+from d5suite.report.compare import is_reduced
+from d5suite.report.formats import figure as digits
 from d5suite.report.order import orders_of
+from d5suite.report.page.figures import MOST_BARS
 from d5suite.report.page.gather import gather
 from d5suite.report.page.leads import lead_of
-from d5suite.report.page.render import brief
+from d5suite.report.page.render import MOST_CHECKS, brief
 from d5suite.report.page.strips import WIDTH, samples_strip
 from d5suite.report.page.svg import drawing, inline
 from d5suite.report.plots import Plot
 from d5suite.report.reading import load_results
 from tests.conftest import plugin_environment
 from tests.report.pages import HOSTILE, RANKS, SMOKE, content, hostile, named, record, settle, write
+
+PARTS_OF_MEMORY = ("parameters", "gradients", "optimizer_state", "activations")
 
 
 def page_of(folder: Path, *results: Path, code: int = 0) -> str:
@@ -70,9 +75,7 @@ def test_every_result_is_on_the_page_with_its_numbers_proof_and_command(tmp_path
             for each in found.values()
             if each["title"] == f"{info['recipe']} {info['measurement']}: {bench['param']}"
         ]
-        assert [check[1:] for check in row["checks"]] == [
-            [c["error"], c["tolerance"]] for c in info["validation"]["checks"]
-        ]
+        assert row["checks"] == [[f"✓ {c['name']}", c["error"], c["tolerance"]] for c in info["validation"]["checks"]]
         assert bench["fullname"] in row["commands"][0].replace("'", "")
         assert any(value == info["median_s"] for _, _, value in row["figures"])
 
@@ -327,6 +330,108 @@ def test_a_strip_stays_within_its_cell(samples: list[float], longest: float) -> 
     places = [float(each) for each in re.findall(r"[Mx](?:=\")?([\d.e+-]+)", inside)]
     assert all(0 <= each <= WIDTH and math.isfinite(each) for each in places)
     assert len(inside) < 2000
+
+
+def test_every_bar_says_its_row_and_a_number_of_the_json(tmp_path: Path) -> None:
+    found = content()
+    shown = [bench for bench in found["benchmarks"] if not is_reduced(record(bench))]
+    record(shown[0])["first_call_s"] = 0.0123  # shorter than a bar is thick
+    expected = []
+    for bench in shown:
+        info = record(bench)
+        value, unit = info["throughput"]["value"], info["throughput"]["unit"]
+        sure = info["median_ci_confidence"]
+        high, low = (digits(value * info["median_s"] / bound) for bound in info["median_ci95"])
+        needed = [info["memory"].get(f"{part}_bytes", 0) for part in PARTS_OF_MEMORY]
+        expected += [
+            f"{info['measurement']}, {bench['param']}: {told}"
+            for told in (
+                f"{digits(value)} {unit} ({low} to {high}, {sure:.0%})",
+                f"peak memory {digits(info['peak_memory_bytes'] / 2**20)} MiB",
+                f"first call {digits(info['first_call_s'])} s, compilation included",
+                *[f"{digits(sum(needed) / 2**20)} MiB by definition"] * any(needed),
+            )
+        ]
+    page = page_of(tmp_path, write(tmp_path / "x.json", found))
+    tips = [html.unescape(tip) for tip in re.findall(r'data-tip="([^"]*)"', page.partition("<figure")[2])]
+    assert {re.sub(r", [\d.]+ of the fastest", "", tip) for tip in tips} == set(expected)
+    assert any("first call 0.0123 s" in tip for tip in tips)
+
+
+def test_an_overview_of_many_rows_is_several_pictures(tmp_path: Path) -> None:
+    found = content()
+    few = next(
+        bench for bench in found["benchmarks"] if bench["group"].endswith("/inference") and bench["param"] == "jax"
+    )
+    found["benchmarks"] = []
+    for number in range(MOST_BARS + 2):
+        bench = copy.deepcopy(few)
+        bench["param"] = f"{few['param']}-{number}"
+        record(bench)["throughput"]["value"] = 1000.0 + number
+        found["benchmarks"].append(bench)
+    path = write(tmp_path / "x.json", named(found, "case"))
+    page = html.unescape(page_of(tmp_path, path))
+    assert "rows 1 to 48 of 50" in page and "rows 49 to 50 of 50" in page
+    tips = re.findall(r'data-tip="inference, [^"]*?-(\d+): first call', page)
+    assert sorted(map(int, tips)) == list(range(MOST_BARS + 2))
+    slowest = re.findall(r"-0: 1000 images/s \([^)]*\), ([\d.]+) of the fastest", page)
+    assert set(slowest) == {f"{1000 / 1049:.3g}"}  # of all pictures
+    assert main(["report", str(path), "-o", str(tmp_path / "r.html"), "--svg", str(tmp_path / "svg")]) == 0
+    names = {each.name for each in (tmp_path / "svg").iterdir()}
+    assert names == {"case.overview.svg", "case.overview.2.svg"}
+
+
+def test_failed_checks_come_first_and_those_left_out_are_counted(tmp_path: Path) -> None:
+    found = content()
+    info = record(found["benchmarks"][0])
+    checks = [{"name": f"check {number}", "error": 0.0, "tolerance": 1e-3} for number in range(MOST_CHECKS + 10)]
+    checks[-1]["error"] = 0.5
+    checks[-3]["passed"] = False
+    info["validation"]["checks"] = checks
+    rows = data_of(page_of(tmp_path, write(tmp_path / "x.json", found)))["rows"].values()
+    (row,) = [each for each in rows if len(each["checks"]) == MOST_CHECKS]
+    assert [name for name, *_ in row["checks"][:3]] == ["✗ check 67", "✗ check 69", "✓ check 0"]
+    assert row["left_out"] == "10 further checks are left out here; none of them failed."
+    assert sum("left_out" in each for each in rows) == 1
+
+
+def test_energy_clocks_and_caches_are_among_the_facts_and_energy_is_in_the_csv(tmp_path: Path) -> None:
+    found = content()
+    info = record(found["benchmarks"][0])
+    info["energy"] = {
+        "joules_per_step": 1.25, "joules_per_item": 0.625, "error_j": 0.05, "steps": 40, "seconds": 2.0,
+        "mean_power_w": 25.0, "method": "counter", "of": "the whole GPU",
+    }  # fmt: skip
+    info["device_events"] = {
+        "samples_s": [1e-3] * 9, "median_s": 1e-3, "launch_overhead_s": 2e-5, "difference_s": 1.5e-5, "agree": True,
+        "trusted": True,
+    }  # fmt: skip
+    info["l2_cold"] = {"cache_bytes": 50 * 2**20, "buffer_bytes": 100 * 2**20}
+    info["memory"]["nvml"] = {"peak_bytes": 512 * 2**20, "baseline_bytes": 256 * 2**20, "of": "this process"}
+    other = record(found["benchmarks"][1])
+    other["device_events"] = {"missing": "no events here"}
+    path = write(tmp_path / "x.json", found)
+    rows = data_of(page_of(tmp_path, path))["rows"].values()
+    facts = [dict(each["facts"]) for each in rows]
+    (own,) = [each for each in facts if "L2 cache" in each]
+    assert own["energy"].startswith("0.625 J per item; 1.25 J per step; which may be off by 0.05 J; 25 W on average")
+    assert own["energy"].endswith("40 steps; 2\u00a0s; counter; of the whole GPU")
+    assert own["device's clock"] == (
+        "agrees with the host's; median 1\u00a0ms; the host's is 15\u00a0µs longer; launch overhead 20\u00a0µs"
+    )
+    assert own["L2 cache"] == "cold: 50.0 MiB; 100.0 MiB written before each sample"
+    assert own["memory by the driver"] == "peak 512.0 MiB; 256.0 MiB before; of this process"
+    assert "not taken: no events here" in [each.get("device's clock") for each in facts]
+    assert sum(each["energy"].startswith("not taken: ") for each in facts) == len(facts) - 1
+    assert main(["report", str(path), "-o", str(tmp_path / "r.html"), "--csv", str(tmp_path / "csv")]) == 0
+    with open(tmp_path / "csv" / "results.csv", newline="") as file:
+        lines = [line["energy.joules_per_item"] for line in csv.DictReader(file)]
+    assert sorted(filter(None, lines)) == ["0.625"] and len(lines) == len(facts)
+
+
+def test_a_page_says_nothing_of_terminals(tmp_path: Path) -> None:
+    page = page_of(tmp_path, SMOKE)
+    assert "MiB: peak memory; needed: by definition</p>" in page and "100 columns" not in page
 
 
 def test_declared_pictures_are_drawn_from_the_series(tmp_path: Path) -> None:

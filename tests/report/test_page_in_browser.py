@@ -134,6 +134,40 @@ def test_details_give_proof_and_command(opened: Open, report: Path) -> None:
     assert not page.is_visible("#details")
 
 
+def test_a_command_is_copied_where_there_is_no_clipboard_and_a_failure_is_said(opened: Open, report: Path) -> None:
+    page = opened(report)
+    page.evaluate("Object.defineProperty(navigator, 'clipboard', {value: undefined})")
+    page.locator("tr.row .name").nth(6).click()
+    button = page.locator("#details .copy").first
+    button.click()
+    playwright.expect(button).to_have_text("copied")
+    command = page.locator("#details code").first.inner_text()
+    page.keyboard.press("Escape")
+    page.focus("#q")
+    page.keyboard.press("Control+V")
+    assert page.input_value("#q") == command != ""
+    page.fill("#q", "")
+    page.evaluate("document.execCommand = () => false")
+    page.locator("tr.row .name").nth(6).click()
+    button.click()
+    playwright.expect(button).to_have_text("not copied")
+    assert page.locator("textarea").count() == 0
+
+
+def test_left_out_checks_are_told(opened: Open, tmp_path: Path) -> None:
+    found = content()
+    checks = record(found["benchmarks"][0])["validation"]["checks"]
+    checks += [{"name": f"check {number}", "error": 0.0, "tolerance": 0.0} for number in range(100)]
+    assert main(["report", str(write(tmp_path / "x.json", found)), "-o", str(tmp_path / "x.html")]) == 0
+    page = opened(tmp_path / "x.html")
+    page.locator("tr.row .name").first.evaluate(
+        "() => { const rows = JSON.parse(document.getElementById('data').textContent).rows;"
+        "const id = Object.keys(rows).find((id) => rows[id].left_out);"
+        "document.getElementById(id).querySelector('.name').click(); }"
+    )
+    assert f"{len(checks) - 60} further checks are left out here" in page.inner_text("#details")
+
+
 def test_links_lead_to_rows_even_if_a_filter_hides_them(opened: Open, report: Path) -> None:
     page = opened(report)
     row = page.locator("tr.row").nth(20).get_attribute("id")
@@ -154,6 +188,8 @@ def test_numbers_appear_on_hover_and_focus(opened: Open, report: Path) -> None:
     assert not page.is_visible("#tip")
     page.locator("table.grid td a").first.hover()
     assert "samples from" in page.inner_text("#tip")
+    page.locator("figure [id*=tip-]").first.hover()
+    assert " images/s (" in page.inner_text("#tip")
     page.keyboard.press("Escape")
     page.locator("table.grid td a").nth(2).focus()
     assert "samples from" in page.inner_text("#tip")

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
+from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from d5suite.cli import main
 from d5suite.measurements import discover
+from d5suite.report.formats import figure as digits
+from d5suite.report.page.svg import drawing, inline
 from d5suite.report.plots import PLOTS, Plotted, draw_plot
 from tests.report.pages import content, named, record, write
 
 PARTS = {"data_wait": 0.001, "host_to_device": 0.0, "forward": 0.02, "backward": 0.04, "update": 0.005, "other": 0.0}
+
+
+def tips(figure: Figure) -> list[str]:
+    with drawing():
+        return re.findall(r'data-tip="([^"]*)"', inline(figure, "f0", "picture"))
 
 
 def test_parts_of_a_step_are_stacked_in_milliseconds() -> None:
@@ -33,6 +42,37 @@ def test_ceilings_show_the_larger_part_and_gaps() -> None:
         ],
     )  # fmt: skip
     assert [each.get_text() for each in figure.axes[0].texts] == ["50%", "–", "–", "125%"]
+
+
+def test_a_bar_says_its_part_however_short_it_is() -> None:
+    short = PARTS | {"data_wait": 1e-5}  # 0.01 ms, in a bar 0.62 thick
+    figure = draw_plot("parts", "case/step_breakdown", [Plotted("torch", {"breakdown_s": short}, {})])
+    told = [f"torch: {part.replace('_', ' ')}, {digits(1e3 * each)} ms" for part, each in short.items()]
+    assert tips(figure) == told and told[0] == "torch: data wait, 0.01 ms"
+
+
+def test_a_bar_of_several_ranks_says_its_row_and_part() -> None:
+    parts = {"computing_s": 3e-4, "communicating_s": 1e-4, "waiting_s": None, "overlapped_s": 0.0}
+    facts = {
+        "backend": {"name": "torch", "mode": "eager"}, "ranks": 2, "median_s": 4e-4,
+        "throughput": {"value": 1234.5, "unit": "images/s"}, "distributed": {"parts": parts},
+    }  # fmt: skip
+    told = tips(draw_plot("steps", "case", [Plotted("torch", facts, {})]))
+    assert told[0] == "torch, 2 ranks: 1234 images/s"
+    assert "torch, 2 ranks: computing, 0.3 ms" in told and "torch, 2 ranks: communicating, 0.1 ms" in told
+
+
+def test_a_cell_names_its_ceiling() -> None:
+    facts = {
+        "fraction_of_ceiling": {"flops_per_s": 0.25, "bytes_per_s": 0.5},
+        "ceiling": {"bytes_per_s": {"value": 12.5e9, "backend": "onnxruntime"}},
+    }
+    results = [Plotted("jax", facts, {}, "a/forward"), Plotted("torch", {}, {}, "a/forward")]
+    cells = [
+        "a/forward, jax: 50% of the ceiling of memory traffic, 12.5 GB/s with onnxruntime",
+        "a/forward, torch: no ceiling is known",
+    ]
+    assert tips(draw_plot("ceilings", "case", results)) == 2 * cells  # those of the cells and of their texts
 
 
 def test_they_are_on_pages_only(tmp_path: Path) -> None:

@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from d5suite.errors import D5Error, told
 from d5suite.measurements import discover
 from d5suite.report.colours import PALETTE
+from d5suite.report.formats import figure as digits
 from d5suite.report.page.gather import Group, Page, Row, Section
 from d5suite.report.page.svg import drawing
 from d5suite.report.plots import PLOTS, Plotted, draw_plot
 from d5suite.report.series import read_series
+from d5suite.report.tips import set_bar_tips, set_tips
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -76,9 +78,16 @@ def pictures(page: Page, failed: list[str]) -> Iterator[Picture]:
         groups = [group for shown in section.tables for group in shown.groups]
         rows = [row for group in groups for row in group.rows if not row.failed and not row.reduced]
         if section.level in (1, 2) and rows:
-            own = rows[:MOST_BARS]
             label = f"{title}: throughput with its interval, memory measured and by definition, first call"
-            yield Picture(name_of(title, "overview"), section, label, partial(_overview, title, own))
+            fastest = _fastest(rows)
+            for start in range(0, len(rows), MOST_BARS):
+                own = rows[start : start + MOST_BARS]
+                number = [str(start // MOST_BARS + 1)] if start else []
+                span = f"; rows {start + 1} to {start + len(own)} of {len(rows)}" * (len(rows) > MOST_BARS)
+                yield Picture(
+                    name_of(title, "overview", *number), section, label + span,
+                    partial(_overview, title, own, fastest),
+                )  # fmt: skip
         together: dict[str, list[Group]] = {}
         for group in groups:
             kind = _kind(page, group)
@@ -163,9 +172,12 @@ def _all_series(page: Page, failed: list[str]) -> dict[tuple[str, str], dict[str
     return found
 
 
-def _bars(axes: Axes, rows: Sequence[Row], values: Sequence[float], title: str, errors: Any = None) -> None:
+def _bars(
+    axes: Axes, rows: Sequence[Row], values: Sequence[float], title: str, tips: Sequence[str], errors: Any = None
+) -> None:
     colours = [PALETTE[row.colour % len(PALETTE)] for row in rows]
-    axes.barh(range(len(rows)), values, 0.62, color=colours, xerr=errors, ecolor="#000000", label=title)
+    bars = axes.barh(range(len(rows)), values, 0.62, color=colours, xerr=errors, ecolor="#000000", label=title)
+    set_bar_tips(bars, [f"{_named(row)}: {tip}" for row, tip in zip(rows, tips, strict=True)])
     axes.set_title(title, fontsize=9, loc="left")
     axes.tick_params(labelsize=8)
     axes.set_axisbelow(True)
@@ -174,37 +186,62 @@ def _bars(axes: Axes, rows: Sequence[Row], values: Sequence[float], title: str, 
         axes.spines[side].set_visible(False)
 
 
-def _overview(title: str, rows: Sequence[Row]) -> Figure:
+def _named(row: Row) -> str:
+    return f"{_short(row.measurement)}, {_short(row.backend)}"
+
+
+def _fastest(rows: Sequence[Row]) -> dict[str, float]:
+    """Return the largest throughput of each measurement."""
+    fastest: dict[str, float] = {}
+    for row in rows:
+        fastest[row.measurement] = max(fastest.get(row.measurement, 0.0), row.record["throughput"]["value"])
+    return fastest
+
+
+def _throughput(row: Row, share: float) -> str:
+    info = row.record
+    value, unit = info["throughput"]["value"], _short(info["throughput"]["unit"])
+    high, low = (digits(value * info["median_s"] / bound) for bound in info["median_ci95"])
+    sure = f"{info['median_ci_confidence']:.0%}"
+    return f"{digits(value)} {unit} ({low} to {high}, {sure}), {share:.3g} of the fastest"
+
+
+def _peak(row: Row) -> str:
+    peak = row.record["peak_memory_bytes"]
+    return "peak memory not taken" if peak is None else f"peak memory {digits(peak / 2**20)} MiB"
+
+
+def _overview(title: str, rows: Sequence[Row], fastest: Mapping[str, float]) -> Figure:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 0.9 + 0.2 * len(rows)), layout="constrained")
     panels = figure.subplots(1, 3, sharey=True)
-    fastest: dict[str, float] = {}
-    for row in rows:
-        fastest[row.measurement] = max(fastest.get(row.measurement, 0.0), row.record["throughput"]["value"])
     rates = [row.record["throughput"]["value"] / fastest[row.measurement] for row in rows]
     medians = [row.record["median_s"] for row in rows]
     low, high = ([row.record["median_ci95"][side] for row in rows] for side in (0, 1))
     less = [max(rate - rate * median / bound, 0) for rate, median, bound in zip(rates, medians, high, strict=True)]
     more = [max(rate * median / bound - rate, 0) for rate, median, bound in zip(rates, medians, low, strict=True)]
-    _bars(panels[0], rows, rates, "throughput; fastest of each measurement: 1", [less, more])
+    tips = [_throughput(row, rate) for row, rate in zip(rows, rates, strict=True)]
+    _bars(panels[0], rows, rates, "throughput; fastest of each measurement: 1", tips, [less, more])
     _bars(
         panels[1],
         rows,
         [(row.record["peak_memory_bytes"] or 0) / 2**20 for row in rows],
         "peak memory in MiB; ◆ by definition",
+        [_peak(row) for row in rows],
     )
     names = ("parameters_bytes", "gradients_bytes", "optimizer_state_bytes", "activations_bytes")
     needed = [sum(row.record.get("memory", {}).get(name, 0) for name in names) / 2**20 for row in rows]
     marked = [place for place, value in enumerate(needed) if value]
-    panels[1].plot(
+    (points,) = panels[1].plot(
         [needed[place] for place in marked], marked, linestyle="", marker="D", markersize=4, color="#000000",
         label="MiB by definition",
     )  # fmt: skip
-    _bars(panels[2], rows, [row.record["first_call_s"] for row in rows], "first call in s, compilation included")
-    panels[0].set_yticks(
-        range(len(rows)), [f"{_short(row.measurement)}, {_short(row.backend)}" for row in rows], fontsize=8
-    )
+    set_tips(points, [f"{_named(rows[place])}: {digits(needed[place])} MiB by definition" for place in marked])
+    calls = [row.record["first_call_s"] for row in rows]
+    told = [f"first call {digits(call)} s, compilation included" for call in calls]
+    _bars(panels[2], rows, calls, "first call in s, compilation included", told)
+    panels[0].set_yticks(range(len(rows)), [_named(row) for row in rows], fontsize=8)
     panels[0].set_ylim(len(rows) - 0.4, -0.6)
     figure.suptitle(title, fontsize=10, x=0.01, ha="left", weight="bold")
     return figure

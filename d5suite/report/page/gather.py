@@ -7,6 +7,7 @@ text. Imports its neighbours.
 from __future__ import annotations
 
 import hashlib
+import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -398,14 +399,53 @@ def kind_of(info: Mapping[str, Any]) -> str:
     return f"{ranks} rank{'s' * (ranks > 1)}" + (f", {scheme}" if scheme and ranks > 1 else "")
 
 
-def command_of(info: Mapping[str, Any]) -> str:
-    """Return the command that repeats a measurement under its conditions."""
-    name = info["fullname"]
-    words = ["pytest", name, "--preset", info["preset"]]
-    if is_reduced(info):
-        words = words[:2]
-    words += ["--device", info["device"], "--precision", info["precision"]]
-    words += ["--threads", str(info["threads"]), "--seed", str(info["seed"]), "--benchmark-json", "again.json"]
-    if info["ranks"] > 1:
-        words += ["--ranks", str(info["ranks"])]
-    return shlex.join(words)
+def command_of(info: Mapping[str, Any], given: Sequence[str] = ()) -> str:
+    """Return the command that repeats a measurement under its conditions.
+
+    Parameters
+    ----------
+    info : mapping
+        Its record.
+    given : sequence of str
+        The command that wrote its file, whose options are repeated. Without one, those of the
+        record are: not the data's folders, nor a network's file.
+    """
+    name, how = info["fullname"], info.get("distributed") or {}
+    wanted = {
+        "--device": info["device"], "--precision": info["precision"], "--threads": info["threads"],
+        "--seed": info["seed"],
+    }  # fmt: skip
+    if not is_reduced(info):
+        wanted["--preset"] = info["preset"]
+    if info["level"] == 3 and how.get("scheme"):
+        wanted |= {"--ranks": info["ranks"], "--scheme": how["scheme"]}
+        if info["ranks"] > 1 and not how.get("native"):
+            wanted["--communicator"] = how["communicator"]
+    if named := re.search(rf"(?<!\w){re.escape(info['backend']['name'])}(:\w+)?(?!\w)", name.partition("[")[2]):
+        wanted["--backend"] = named[0]
+    options = _options(given, name, (*_NOT_REPEATED, *wanted)) if list(given[:1]) == ["pytest"] else []
+    options += [word for option, value in wanted.items() for word in (option, str(value))]
+    if info.get("l2_cold") and "--l2-cold" not in options:
+        options.append("--l2-cold")
+    return shlex.join(["pytest", name, *options, "--benchmark-json", "again.json"])
+
+
+_NOT_REPEATED = ("--benchmark-json", "-k", "-m", "--jobs", "-n")
+"""Options, with their values, that choose tests or say where something goes."""
+
+
+def _options(given: Sequence[str], name: str, without: Sequence[str]) -> list[str]:
+    """Return the options of a command of pytest, less some that have a value, and its files."""
+    file, kept, words = name.partition("::")[0], list[str](), iter(given[1:])
+    for word in words:
+        path = word.partition("::")[0].rstrip("/")
+        if word in without:
+            next(words, None)
+        elif not (
+            word.startswith(tuple(f"{option}=" for option in without))
+            or path.endswith(file)
+            or f"{file}/".startswith(f"{path}/")
+            or path == "."
+        ):
+            kept.append(word)
+    return kept

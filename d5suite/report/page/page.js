@@ -84,13 +84,16 @@
   let data;
   const known = () => (data ??= JSON.parse($("data").textContent));
   const copy = async (text, button) => {
+    let copied = true;
     try { await navigator.clipboard.writeText(text); } catch {
-      const area = document.body.appendChild(make("textarea", text));
+      const around = button.closest("dialog") || document.body; // all else is inert while a dialog is open
+      const area = around.appendChild(make("textarea", text));
       area.select();
-      document.execCommand("copy");
+      try { copied = document.execCommand("copy"); } catch { copied = false; }
       area.remove();
+      button.focus();
     }
-    button.textContent = "copied";
+    button.textContent = copied ? "copied" : "not copied";
   };
   const list = (facts) => {
     const made = make("dl");
@@ -115,11 +118,12 @@
     const rows = table.createTBody();
     for (const [name, error, tolerance] of found.checks) {
       const line = rows.insertRow();
-      const passed = error <= tolerance;
-      line.append(make("td", `${passed ? "✓" : "✗"} ${name}`), make("td", String(error)), make("td", String(tolerance)));
+      line.append(make("td", name), make("td", String(error)), make("td", String(tolerance)));
       line.firstChild.style.whiteSpace = "normal";
     }
-    body.append(table, make("h3", "Conditions"), list(known().conditions[found.conditions]), make("h3", "Versions"), list(known().versions[found.versions]));
+    body.append(table);
+    if (found.left_out) body.append(make("p", found.left_out));
+    body.append(make("h3", "Conditions"), list(known().conditions[found.conditions]), make("h3", "Versions"), list(known().versions[found.versions]));
     $("details").showModal();
   };
   $("close").addEventListener("click", () => $("details").close());

@@ -19,7 +19,9 @@ from typing import Any, NamedTuple
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from d5suite.measurements.tables import IN_WIDE_TERMINAL
 from d5suite.report.formats import CONFIDENCE, figure
+from d5suite.report.page.facts import facts_of, rate, seconds, shortened
 from d5suite.report.page.figures import draw, pictures
 from d5suite.report.page.gather import MOST_ROWS, Group, Page, Row, Section, command_of, kind_of
 from d5suite.report.page.past import Past
@@ -33,6 +35,9 @@ LARGEST_LEAD = 100.0
 
 MOST_PICTURES = 40
 """Most pictures on a page; one takes 50 kB and a tenth of a second."""
+
+MOST_CHECKS = 60
+"""Most checks among a row's details."""
 
 PARTS = (
     ("verdict", "Verdict"),
@@ -106,6 +111,7 @@ def render(page: Page, title: str, past: Sequence[Past] = ()) -> str:
     environment.filters.update(
         shortened=shortened,
         times=times,
+        without_terminal=lambda note: note.replace(IN_WIDE_TERMINAL, ""),
         drawn=_drawn,
         told_samples=_told_samples,
         sum_rows=lambda groups: sum(len(group.rows) + 1 for group in groups),
@@ -137,11 +143,6 @@ def render(page: Page, title: str, past: Sequence[Past] = ()) -> str:
     return re.sub(r">\n\s*<", "><", content)  # a browser makes a node of each gap
 
 
-def shortened(text: str, most: int = 90) -> str:
-    """Return the text, or its beginning with an ellipsis."""
-    return text if len(text) <= most else f"{text[: most - 1]}…"
-
-
 def times(ratio: float) -> str:
     """Format a ratio with its significant digits."""
     return f"{ratio:.2f}" if ratio < 10 else "∞" if math.isinf(ratio) else figure(ratio)
@@ -162,17 +163,6 @@ def _divided(lines: Sequence[Any]) -> Iterator[Sequence[Any]]:
         yield lines[start : start + MOST_ROWS]
 
 
-def _seconds(value: float) -> str:
-    for unit, scale in (("s", 1.0), ("ms", 1e3), ("µs", 1e6)):
-        if value * scale >= 1 or unit == "µs":
-            return f"{figure(value * scale)}\N{NO-BREAK SPACE}{unit}"
-    raise AssertionError
-
-
-def _rate(info: Mapping[str, Any]) -> str:
-    return f"{figure(info['throughput']['value'])} {shortened(info['throughput']['unit'], 20)}"
-
-
 def _drawn(row: Row) -> Markup:
     info = row.record
     inside = samples_strip(info["data"], info["median_ci95"], info["median_s"], row.longest)
@@ -181,12 +171,12 @@ def _drawn(row: Row) -> Markup:
 
 def _told_samples(row: Row) -> str:
     info = row.record
-    low, high = (_seconds(value) for value in info["median_ci95"])
+    low, high = (seconds(value) for value in info["median_ci95"])
     count = len(info["data"])
     sure = f"{info['median_ci_confidence']:.0%}"
     return (
-        f"{count} sample{'s' * (count > 1)} from {_seconds(min(info['data']))} to {_seconds(max(info['data']))}; "
-        f"median {_seconds(info['median_s'])}, {low} to {high} ({sure}); {_rate(info)}"
+        f"{count} sample{'s' * (count > 1)} from {seconds(min(info['data']))} to {seconds(max(info['data']))}; "
+        f"median {seconds(info['median_s'])}, {low} to {high} ({sure}); {rate(info)}"
     )
 
 
@@ -216,7 +206,7 @@ def _course(past: Past) -> dict[str, Any]:
     memory = past.points[-1].entry.is_memory
 
     def told(value: float) -> str:
-        return f"{value / 2**20:.4g} MiB" if memory else _seconds(value)
+        return f"{value / 2**20:.4g} MiB" if memory else seconds(value)
 
     changed = "; ".join(f"{times(step.ratio)}× since {step.since.date[:10]} ({step.since.run})" for step in past.steps)
     return {
@@ -249,7 +239,7 @@ def _leads(page: Page) -> Iterator[LeadRow]:
             yield LeadRow(
                 section, _title(section), group.measurement, ranks, first,
                 None if lead.second is None else rows[lead.second], lead.by, [rows[place] for place in lead.close],
-                _seconds(first.record["median_s"]), _rate(first.record), drawn, label,
+                seconds(first.record["median_s"]), rate(first.record), drawn, label,
                 _search(section, group, rows), brief([row.backend for row in rows]),
             )  # fmt: skip
 
@@ -400,15 +390,12 @@ def _details(page: Page) -> dict[str, Any]:
                         f"{shortened(row.backend, 60)}{' ' + row.file if row.file else ''}",
                         "marks": [shortened(f"{mark.word}: {'; '.join(mark.reasons)}", 600) for mark in row.marks],
                         "commands": _commands(page, row),
-                        "facts": [["times", "not shown: the answer was wrong"]] if row.failed else _facts(info),
+                        "facts": [["times", "not shown: the answer was wrong"]] if row.failed else facts_of(info),
                         "figures": [
                             [shortened(column.heading, 40), *(("–", None) if row.failed else (text, value))]
                             for column, (text, value) in zip(shown.columns, row.cells, strict=True)
                         ],
-                        "checks": [
-                            [shortened(each["name"], 160), each["error"], each["tolerance"]]
-                            for each in info["validation"]["checks"][:60]
-                        ],
+                        **_checks(info),
                         "conditions": place_of(own, conditions, told_conditions),
                         "versions": place_of(_versions(info), versions, told_versions),
                     }
@@ -416,27 +403,30 @@ def _details(page: Page) -> dict[str, Any]:
 
 
 def _commands(page: Page, row: Row) -> list[str]:
-    found = [shortened(command_of(row.record), 2000)] if row.record["fullname"] else []
+    given = next((source.ours.get("command") for source in page.sources if source.mark == row.file), None)
+    words = [str(word) for word in given] if isinstance(given, list) else []
+    found = [shortened(command_of(row.record, words), 2000)] if row.record["fullname"] else []
     if job := row.record.get("job"):
         found.append(shortened(shlex.join(["python", "-m", "d5suite.worker", str(job)]), 2000))
     return found
 
 
-def _facts(info: Mapping[str, Any]) -> list[list[str]]:
-    low, high = info["median_ci95"]
-    found = [
-        [
-            "median",
-            f"{_seconds(info['median_s'])} ({_seconds(low)} to {_seconds(high)}, {info['median_ci_confidence']:.1%})",
-        ],
-        ["throughput", _rate(info)],
-        ["samples", f"{len(info['data'])}, stopped by {info['stopped_by']}"],
-        ["steady", "yes" if info["steady"] else "no: it was still changing when sampling began"],
-        ["first call", f"{_seconds(info['first_call_s'])}, {_seconds(info['compile_s'])} beyond the median"],
-    ]
-    for name, value in info.get("memory", {}).items():
-        shown = f"{value / 2**20:,.1f} MiB" if name.endswith("_bytes") else shortened(str(value), 300)
-        found.append([name.removesuffix("_bytes").replace("_", " ") + " memory" * name.endswith("_bytes"), shown])
+def _checks(info: Mapping[str, Any]) -> dict[str, Any]:
+    """Return checks with error and tolerance, failed ones first, and say what is left out."""
+
+    def passed(check: Mapping[str, Any]) -> bool:
+        return check.get("passed", True) and check["error"] <= check["tolerance"]
+
+    ordered = sorted(info["validation"]["checks"], key=passed)
+    found: dict[str, Any] = {
+        "checks": [
+            [shortened(f"{'✓' if passed(each) else '✗'} {each['name']}", 160), each["error"], each["tolerance"]]
+            for each in ordered[:MOST_CHECKS]
+        ]
+    }
+    if left_out := ordered[MOST_CHECKS:]:
+        failed = sum(not passed(each) for each in left_out)
+        found["left_out"] = f"{len(left_out)} further checks are left out here; {failed or 'none'} of them failed."
     return found
 
 

@@ -17,8 +17,11 @@ from xml.etree import ElementTree
 import numpy as np
 
 from d5suite.report.colours import PALETTE
+from d5suite.report.tips import tips_of
 
 if TYPE_CHECKING:
+    from matplotlib.artist import Artist
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 SVG = "http://www.w3.org/2000/svg"
@@ -77,7 +80,7 @@ def inline(figure: Figure, prefix: str, label: str) -> str:
     label : str
         What it shows, for those who do not see it.
     """
-    tips = _points(figure)
+    tips = _tips(figure)
     root = ElementTree.fromstring(to_svg(figure, prefix))  # noqa: S314  matplotlib's own
     for child in list(root):
         if child.tag == f"{{{SVG}}}metadata":
@@ -86,10 +89,10 @@ def inline(figure: Figure, prefix: str, label: str) -> str:
         element.tag = element.tag.rpartition("}")[2]  # HTML knows SVG without its namespace
         own = element.get("id", "")
         if own in tips:
-            uses = list(element.iter(f"{{{SVG}}}use")) or [element]
-            if len(uses) == len(tips[own]):
-                for use, tip in zip(uses, tips[own], strict=True):
-                    use.set("data-tip", tip)
+            marks = next(filter(None, (list(element.iter(f"{{{SVG}}}{kind}")) for kind in ("use", "path"))), [element])
+            if len(marks) == len(tips[own]):
+                for mark, tip in zip(marks, tips[own], strict=True):
+                    mark.set("data-tip", tip)
         for name, value in list(element.attrib.items()):
             if name == "id":
                 element.set(name, f"{prefix}-{value}")
@@ -110,24 +113,27 @@ def _themed(value: str) -> str:
     return _FONT.sub("Inter, system-ui, sans-serif", value)
 
 
-def _points(figure: Figure) -> dict[str, list[str]]:
-    """Name each line and bar, and say what each of its points is."""
+def _tips(figure: Figure) -> dict[str, list[str]]:
+    """Name each artist that has tips, and each line of points; return their tips by name."""
     tips: dict[str, list[str]] = {}
     for number, axes in enumerate(figure.axes):
-        across, up = axes.get_xlabel(), axes.get_ylabel() or axes.get_title()
-        for place, line in enumerate(axes.lines):
-            if line.get_marker() in (None, "None", ""):
-                continue
-            name = f"line-{number}-{place}"
-            line.set_gid(name)
-            label = str(line.get_label())
-            label = "" if label.startswith("_") else f"{label}: "
-            points = np.asarray(line.get_xydata(), np.float64)
-            finite = points[np.isfinite(points).all(axis=1)].tolist()
-            tips[name] = [f"{label}{x:.4g} {across}, {y:.4g} {up}" for x, y in finite]
-        for part, bars in enumerate(axes.containers):
-            for place, bar in enumerate(getattr(bars, "patches", ())):
-                name = f"bar-{number}-{part}-{place}"
-                bar.set_gid(name)
-                tips[name] = [f"{bars.get_label()}: {max(bar.get_width(), bar.get_height(), key=abs):.4g}"]
+        for place, artist in enumerate(axes.get_children()):
+            if told := tips_of(artist) or _points(axes, artist):
+                name = f"tip-{number}-{place}"
+                artist.set_gid(name)
+                tips[name] = told
     return tips
+
+
+def _points(axes: Axes, artist: Artist) -> list[str]:
+    """Say where each point of a line is."""
+    from matplotlib.lines import Line2D
+
+    if not isinstance(artist, Line2D) or artist.get_marker() in (None, "None", ""):
+        return []
+    across, up = axes.get_xlabel(), axes.get_ylabel() or axes.get_title()
+    label = str(artist.get_label())
+    label = "" if label.startswith("_") else f"{label}: "
+    points = np.asarray(artist.get_xydata(), np.float64)
+    finite = points[np.isfinite(points).all(axis=1)].tolist()
+    return [f"{label}{x:.4g} {across}, {y:.4g} {up}" for x, y in finite]

@@ -20,6 +20,9 @@ Injection."""
 
 COMMON = ("median_s", "first_call_s", "compile_s", "peak_memory_bytes", "macs", "threads", "ranks", "seed")
 
+ENERGY = "energy.joules_per_item"
+"""A column where a result has it."""
+
 
 def tables(page: Page, past: Sequence[Past]) -> dict[str, bytes]:
     """Return CSV files by name: results, samples, the fastest, and the history if there is one."""
@@ -43,6 +46,8 @@ def _results(page: Page) -> bytes:
         for column in shown.columns
         if column.value not in COMMON and column.value != "validation.checks"
     )
+    if any(at(row.record, ENERGY) is not None for row in page.rows):
+        columns[ENERGY] = None
     conditions = dict.fromkeys(name for section in page.sections for name in section.conditions)
     head = ["id", "file", "case", "measurement", "backend", "mode", "version", "passed", "marks", *COMMON]
     head += ["median_low_s", "median_high_s", "median_confidence", "throughput", "unit", *columns, *conditions]

@@ -11,10 +11,11 @@ from pathlib import Path
 
 from d5suite.errors import ConfigurationError
 from d5suite.files import write_bytes
+from d5suite.report.page.facts import shortened
 from d5suite.report.page.figures import draw, pictures
 from d5suite.report.page.gather import Page, gather
 from d5suite.report.page.past import Past
-from d5suite.report.page.render import render, shortened
+from d5suite.report.page.render import render
 from d5suite.report.page.svg import to_png, to_svg
 from d5suite.report.page.tables import tables
 from d5suite.report.thresholds import Threshold
