@@ -16,6 +16,7 @@ from typing import Any
 
 from d5suite.instruments.clock import measure_clock
 from d5suite.instruments.gpus import describe_gpus
+from d5suite.instruments.nvml import hide_uuids
 from d5suite.instruments.threads import allowed_cpus
 
 VARIABLES = frozenset(
@@ -51,7 +52,8 @@ def describe(distributions: Iterable[str] = (), variables: Iterable[str] = ()) -
     distributions : iterable of str
         Python distributions whose versions to record; None if not installed.
     variables : iterable of str
-        Further environment variables to record, such as an adapter's own.
+        Further environment variables to record, such as an adapter's own. UUIDs of GPUs in their
+        values are hashed.
 
     Returns
     -------
@@ -71,7 +73,9 @@ def describe(distributions: Iterable[str] = (), variables: Iterable[str] = ()) -
             "compiler": platform.python_compiler(),
         },
         "virtualization": _virtualization(),
-        "environment_variables": {name: value for name, value in sorted(os.environ.items()) if name in listed},
+        "environment_variables": {
+            name: hide_uuids(value) for name, value in sorted(os.environ.items()) if name in listed
+        },
         "distributions": {name: _version(name) for name in distributions},
         "gpus": describe_gpus(),
         "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),

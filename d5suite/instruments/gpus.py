@@ -13,7 +13,7 @@ import os
 import subprocess
 from typing import Protocol
 
-from d5suite.instruments.nvml import GpuState, open_gpus
+from d5suite.instruments.nvml import GpuState, open_gpus, visible, visible_entries, visible_gpus
 
 NVIDIA_SMI_LIMIT_S = 10.0
 """nvidia-smi answers within two seconds, or never if the driver hangs."""
@@ -52,7 +52,7 @@ class Sensors(Protocol):
 
 
 def gpu_states(sensors: Sensors | None = None) -> tuple[GpuState, ...]:
-    """Return the state of each GPU, or of the one in use, where only ``sensors`` know it."""
+    """Return the state of each GPU that this run can use, or of the one that ``sensors`` know."""
     found = _listed_states()
     if found or sensors is None:
         return found
@@ -61,11 +61,12 @@ def gpu_states(sensors: Sensors | None = None) -> tuple[GpuState, ...]:
 
 
 def _listed_states() -> tuple[GpuState, ...]:
-    found = open_gpus().found
-    if found:
-        return tuple(gpu.state() for gpu in found)
+    if open_gpus().found:
+        return tuple(gpu.state() for gpu in visible_gpus())
     keys = ("uuid", "name", "clocks_throttle_reasons.active")
     rows = query_nvidia_smi("gpu", (*keys, "clocks.sm", "temperature.gpu")) or query_nvidia_smi("gpu", keys) or []
+    names, uuids = ([row[key] for row in rows] for key in ("name", "uuid"))
+    rows = [rows[place] for place in visible(visible_entries(), uuids, names)]
     users = query_nvidia_smi("compute-apps", ("gpu_uuid", "pid", "process_name")) or []
     return tuple(
         GpuState(

@@ -107,7 +107,7 @@ class MachineState:
     available_memory_bytes : int or None
         Memory available without swapping.
     gpus : tuple of GpuState
-        Empty unless requested.
+        Those that the run can use; empty unless requested.
     missing : tuple of str
         Unavailable sources.
     """
@@ -289,7 +289,8 @@ def disturbance(
     details["frequency_mhz"] = [before.frequency_mhz, after.frequency_mhz]
     details["temperature_c"] = [before.temperature_c, after.temperature_c]
     if after.gpus:
-        details["gpus"] = [_gpu_details(*pair, elapsed) for pair in zip_longest(before.gpus, after.gpus) if pair[1]]
+        earlier = before.gpus if len(before.gpus) == len(after.gpus) else ()  # else which is which is unknown
+        details["gpus"] = [_gpu_details(*pair, elapsed) for pair in zip_longest(earlier, after.gpus) if pair[1]]
         reasons += [reason for each in details["gpus"] for reason in _limit_reasons(each)]
     details["load_average_1min"] = [state.load_average[0] if state.load_average else None for state in (before, after)]
     for state in (before, after):

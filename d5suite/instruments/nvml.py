@@ -12,11 +12,17 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 INSTALL = "pip install 'd5suite[gpu]'"
+
+RUN_GPUS = "D5SUITE_RUN_GPUS"
+"""Environment variable: ``CUDA_VISIBLE_DEVICES`` of all ranks on this machine together."""
+
+_UUID = re.compile(r"\b(GPU|MIG)-[0-9a-f][0-9a-f-]*\b", re.IGNORECASE)
 
 SLOWDOWNS = {
     0x008: "hardware slowdown",
@@ -104,11 +110,14 @@ class Gpu:
     ----------
     refused : dict of str to str
         By NVML's function: why it gave no answer.
+    parts : list of Gpu
+        Its instances that this run uses; those who compute on others are of no concern.
     """
 
     def __init__(self, api: Any, handle: Any, number: int) -> None:
         self.api, self.handle, self.number = api, handle, number
         self.refused: dict[str, str] = {}
+        self.parts: list[Gpu] = []
 
     def ask(self, function: str, *arguments: Any) -> Any:
         """Call one of NVML's functions; None if it is refused, and `refused` says why."""
@@ -129,6 +138,11 @@ class Gpu:
     def name(self) -> str:
         """The vendor's name; its number if it has none."""
         return _text(self.ask("nvmlDeviceGetName")) or f"GPU {self.number}"
+
+    @property
+    def uuid(self) -> str:
+        """What identifies it permanently: not to be published; empty if unknown."""
+        return _text(self.ask("nvmlDeviceGetUUID")) or ""
 
     @property
     def is_divided(self) -> bool:
@@ -157,21 +171,21 @@ class Gpu:
 
     def process_bytes(self) -> dict[int, int | None]:
         """Return its memory in bytes by computing process; None where the driver hides it."""
-        found = self.ask("nvmlDeviceGetComputeRunningProcesses") or []
+        asked = [gpu.ask("nvmlDeviceGetComputeRunningProcesses") for gpu in self.parts or [self]]
+        found = [each for processes in asked for each in processes or []]
         return {int(each.pid): each.usedGpuMemory and int(each.usedGpuMemory) for each in found}
 
     def describe(self) -> dict[str, str]:
         """Return the facts that do not change during a run, named as in nvidia-smi.
 
-        ``memory_total`` is in MiB, ``power_limit`` in W, clocks are in MHz. The UUID is hashed: it
-        would identify a machine permanently.
+        ``memory_total`` is in MiB, ``power_limit`` in W, clocks are in MHz. The UUID is hashed.
         """
-        memory, uuid = self.memory_bytes(), _text(self.ask("nvmlDeviceGetUUID"))
+        memory, uuid = self.memory_bytes(), self.uuid
         capability = self.ask("nvmlDeviceGetCudaComputeCapability")
         limit = self.ask("nvmlDeviceGetPowerManagementLimit")
         named = {
             "name": self.name,
-            "uuid_sha256": hashlib.sha256(uuid.encode()).hexdigest()[:16] if uuid else None,
+            "uuid_sha256": hash_uuid(uuid) if uuid else None,
             "driver_version": _text(_asked(self.api, "nvmlSystemGetDriverVersion")),
             "cuda_version": _cuda_version(_asked(self.api, "nvmlSystemGetCudaDriverVersion_v2")),
             "memory_total": memory and memory[1] // 2**20,
@@ -259,10 +273,10 @@ def used_gpu(name: str = "") -> tuple[Gpu | None, str]:
     if first.startswith("MIG-"):
         return _instance(gpus.found[0].api, first)
     if not first.isdecimal():
-        chosen = [gpu for gpu in gpus.found if (_text(gpu.ask("nvmlDeviceGetUUID")) or "").startswith(first)]
-        return (chosen[0], "") if len(chosen) == 1 else (None, f"NVML lists no GPU {first!r} (CUDA_VISIBLE_DEVICES)")
-    names = {gpu.name for gpu in gpus.found}
-    if len(names) > 1 and os.environ.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID":
+        chosen = [gpu for gpu in gpus.found if gpu.uuid.startswith(first)]
+        problem = f"NVML lists no GPU {hide_uuids(first)!r} (CUDA_VISIBLE_DEVICES)"
+        return (chosen[0], "") if len(chosen) == 1 else (None, problem)
+    if not _counts_as_cuda([gpu.name for gpu in gpus.found]):
         chosen = [gpu for gpu in gpus.found if gpu.name == name]
         hint = "set CUDA_DEVICE_ORDER=PCI_BUS_ID"
         return (chosen[0], "") if len(chosen) == 1 else (None, f"several GPUs, which CUDA may count otherwise; {hint}")
@@ -276,7 +290,78 @@ def _instance(api: Any, uuid: str) -> tuple[Gpu | None, str]:
     try:
         return Gpu(api, api.nvmlDeviceGetHandleByUUID(uuid), 0), ""
     except api.NVMLError as error:
-        return None, f"NVML does not know {uuid!r} (CUDA_VISIBLE_DEVICES): {error}"
+        return None, f"NVML does not know {hide_uuids(uuid)!r} (CUDA_VISIBLE_DEVICES): {error}"
+
+
+def visible_gpus() -> list[Gpu]:
+    """List the GPUs that this run can use: `visible`, or the GPU whose instance (MIG) is."""
+    found, entries = open_gpus().found, visible_entries()
+    if not found or entries is None:
+        return found
+    parts: dict[str, list[Gpu]] = {}
+    for place, entry in enumerate(entries):
+        part = _instance(found[0].api, entry)[0] if entry.startswith("MIG-") else None
+        whole = part and part.ask("nvmlDeviceGetDeviceHandleFromMigDeviceHandle")
+        if part is not None and whole is not None:
+            entries[place] = Gpu(part.api, whole, 0).uuid or entry
+            parts.setdefault(entries[place], []).append(part)
+    uuids = [gpu.uuid for gpu in found]
+    chosen = visible(entries, uuids, [gpu.name for gpu in found])
+    for place in chosen:
+        for part in parts.get(uuids[place], ()):
+            part.refused = found[place].refused
+            found[place].parts.append(part)
+    return [found[place] for place in chosen]
+
+
+def visible_entries() -> list[str] | None:
+    """Return the GPUs in ``CUDA_VISIBLE_DEVICES``, of all ranks; None if it is unset."""
+    listed = os.environ.get(RUN_GPUS, os.environ.get("CUDA_VISIBLE_DEVICES"))
+    return None if listed is None else [entry.strip() for entry in listed.split(",")]
+
+
+def visible(entries: Sequence[str] | None, uuids: Sequence[str], names: Sequence[str]) -> list[int]:
+    """Return which GPUs a run can use; all of them where that is unknown.
+
+    Parameters
+    ----------
+    entries : sequence of str or None
+        Numbers, or beginnings of UUIDs. As CUDA does, those up to the first that is neither count.
+    uuids, names : sequence of str
+        Of all GPUs, in the order of the PCI bus.
+    """
+    everything = list(range(len(uuids)))
+    if entries is None:
+        return everything
+    found: set[int] = set()
+    for entry in entries:
+        if entry.startswith(("GPU-", "MIG-")):
+            chosen = [place for place, uuid in enumerate(uuids) if uuid.startswith(entry)]
+            if len(chosen) != 1:
+                return everything
+            found.update(chosen)
+        elif not entry.isdecimal() or int(entry) >= len(uuids):
+            break
+        elif not _counts_as_cuda(names):
+            return everything
+        else:
+            found.add(int(entry))
+    return sorted(found)
+
+
+def _counts_as_cuda(names: Sequence[str]) -> bool:
+    """Whether CUDA counts GPUs in NVML's order: by default it counts the fastest one first."""
+    return len(set(names)) < 2 or os.environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
+
+
+def hash_uuid(uuid: str) -> str:
+    """Return 16 digits of a UUID's hash: itself, it would identify a machine permanently."""
+    return hashlib.sha256(uuid.encode()).hexdigest()[:16]
+
+
+def hide_uuids(text: str) -> str:
+    """Replace the UUIDs of GPUs and of their instances in a text with their hashes."""
+    return _UUID.sub(lambda found: f"{found[1]}-{hash_uuid(found[0])}", text)
 
 
 def process_name(pid: int) -> str:

@@ -18,6 +18,7 @@ from pathlib import Path
 import d5suite
 from d5suite.errors import JobError
 from d5suite.instruments.gpus import query_nvidia_smi
+from d5suite.instruments.nvml import RUN_GPUS
 from d5suite.instruments.threads import share_cpus
 from d5suite.job import Failure, Job
 from d5suite.launch.base import MEETING, RANK, RANKS, STARTED_BY_SRUN, WATCHED
@@ -117,6 +118,7 @@ def share(job: Job, place: Place, notes: list[str]) -> tuple[Job, list[int] | No
         gpus = gpus if gpus != [""] else [row["index"] for row in query_nvidia_smi("gpu", ("index",)) or []]
         if gpus:
             found["GPU"] = len(gpus)
+            os.environ[RUN_GPUS] = ",".join(gpus[:ranks])
             os.environ["CUDA_VISIBLE_DEVICES"] = gpus[place.local_rank % len(gpus)]
     for kind, count in found.items():
         if ranks > count:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import os
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +13,7 @@ import pytest
 from d5suite.distributed.communicators.threads import run
 from d5suite.distributed.gathering import disagreements, gather
 from d5suite.errors import JobError
+from d5suite.instruments.nvml import RUN_GPUS
 from d5suite.job import Distributed, Job
 from d5suite.worker.ranks import Place, code_digest, share
 
@@ -63,6 +66,15 @@ def test_more_ranks_than_cores_are_refused_or_marked(monkeypatch: pytest.MonkeyP
     assert notes == ["3 ranks share 2 CPUs"]
     with pytest.raises(JobError, match="the job has 2 ranks, and 3 were started"):
         share(job(2, oversubscribe=True), Place(0, 3, 0, 3), notes)
+
+
+def test_each_rank_has_a_gpu_and_knows_those_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("d5suite.instruments.threads.allowed_cpus", lambda: [0, 1])
+    monkeypatch.setenv(RUN_GPUS, "")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,1,2")
+    share(replace(job(2, oversubscribe=False), device="cuda"), Place(1, 2, 1, 2), [])
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "1"
+    assert os.environ[RUN_GPUS] == "3,1"
 
 
 def test_ranks_share_cpus_without_overlap() -> None:

@@ -36,6 +36,7 @@ GPU: dict[str, Any] = {
     "nvmlDeviceGetMigMode": [0, 0],
     "nvmlDeviceGetEccMode": [1, 1],
     "nvmlDeviceIsMigDeviceHandle": 0,
+    "nvmlDeviceGetDeviceHandleFromMigDeviceHandle": NOT_SUPPORTED,
     "nvmlDeviceGetTotalEnergyConsumption": lambda: round(300e3 * time.monotonic()),
     "nvmlDeviceGetPowerUsage": 300_000,
     "nvmlDeviceGetCurrentClocksEventReasons": 0x4,

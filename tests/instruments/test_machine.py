@@ -274,6 +274,7 @@ def test_the_environment_describes_this_machine_and_publishes_listed_variables_o
 ) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     monkeypatch.setenv("MY_FRAMEWORK_FLAGS", "fast")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,GPU-11111111-2222-3333-4444-555555555555")
     for secret in (
         "SECRET_TOKEN",
         "MKL_LICENSE_TOKEN",
@@ -289,6 +290,8 @@ def test_the_environment_describes_this_machine_and_publishes_listed_variables_o
     assert set(found["cpu"]["allowed_cpus"]) == set(threads.allowed_cpus())
     assert found["environment_variables"]["OMP_NUM_THREADS"] == "3"
     assert found["environment_variables"]["MY_FRAMEWORK_FLAGS"] == "fast"
+    assert found["environment_variables"]["CUDA_VISIBLE_DEVICES"].startswith("1,GPU-")
+    assert "2222-3333" not in json.dumps(found)
     assert found["distributions"]["numpy"] == np.__version__
     assert found["distributions"]["not-a-distribution"] is None
 
@@ -335,6 +338,18 @@ def test_gpus_are_described_and_their_users_seen(nvidia_smi: Callable[[str], Non
     )
     assert gpus.describe_gpus() == [{"name": "Big GPU", "driver_version": "555.1", "memory_total": "141000"}]
     assert snapshot(gpu=True).gpus == (GpuState("Big GPU", {4242: "trainer"}, 0x40),)
+
+
+@pytest.mark.parametrize(("visible", "expected"), [("0", []), ("1", [4242]), ("GPU-2", [4242]), ("", None)])
+def test_nvidia_smi_tells_of_gpus_that_the_run_can_see(
+    nvidia_smi: Callable[[str], None], monkeypatch: pytest.MonkeyPatch, visible: str, expected: list[int] | None
+) -> None:
+    nvidia_smi(
+        "if 'compute-apps' in sys.argv[1]: print('GPU-2, 4242, trainer')\n"
+        "else: print('GPU-1, Big GPU, 0x0\\nGPU-2, Big GPU, 0x0')"
+    )
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert [list(each.processes) for each in snapshot(gpu=True).gpus] == ([] if expected is None else [expected])
 
 
 def test_a_hung_nvidia_smi_is_given_up(nvidia_smi: Callable[[str], None], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -14,11 +15,12 @@ from typing import Any
 import psutil
 import pytest
 
-from d5suite.instruments import gpus, memory, nvml
+from d5suite.instruments import energy, environment, gpus, memory, nvml
 from d5suite.instruments.machine import MachineState, disturbance, snapshot
 
 FAKE = Path(__file__).parents[1] / "fake_nvml" / "pynvml.py"
 OTHER = "GPU-99999999-2222-3333-4444-555555555555"
+UUID = "GPU-11111111-2222-3333-4444-555555555555"
 INSTANCE = "MIG-11111111-aaaa-bbbb-cccc-dddddddddddd"
 GIBIBYTE = 2**30
 
@@ -37,7 +39,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Any:
     module = load_fake()
     monkeypatch.setitem(sys.modules, "pynvml", module)
     monkeypatch.setenv("PATH", "")  # no nvidia-smi
-    for name in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"):
+    for name in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", nvml.RUN_GPUS):
         monkeypatch.delenv(name, raising=False)
     return module
 
@@ -72,6 +74,44 @@ def test_a_gpu_is_described_and_its_uuid_hashed(fake: Any) -> None:
     assert "11111111" not in json.dumps(found)
     fake.gpus[0]["nvmlDeviceGetUUID"] = OTHER.encode()  # as older versions of nvidia-ml-py give it
     assert gpus.describe_gpus()[0]["uuid_sha256"] != found["uuid_sha256"]
+
+
+@pytest.mark.parametrize(
+    ("value", "published"),
+    [
+        ("0,1", "0,1"),
+        ("all", "all"),
+        (UUID, "GPU-{}"),
+        (f"{OTHER},{UUID}", "GPU-{},GPU-{}"),
+        ("GPU-9999", "GPU-{}"),
+        (INSTANCE, "MIG-{}"),
+        (f"MIG-{UUID}/3/0", "MIG-GPU-{}/3/0"),
+        (INSTANCE.upper(), "MIG-{}"),
+        ("a-gpu-device", "a-gpu-device"),
+    ],
+)
+def test_no_uuid_is_published(fake: Any, monkeypatch: pytest.MonkeyPatch, value: str, published: str) -> None:
+    for name in ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"):
+        monkeypatch.setenv(name, value)
+    fake.gpus[0]["nvmlDeviceGetUUID"] = "GPU-another"  # so that each place quotes the variable
+    described = environment.describe()
+    quoted: list[Any] = [described, snapshot(gpu=True).to_dict(), nvml.used_gpu()[1], memory.gpu_memory(lambda: None)]
+    try:
+        energy.meter_of("cuda")
+    except energy.EnergyError as error:
+        quoted.append(str(error))
+    found = described["environment_variables"]["CUDA_VISIBLE_DEVICES"]
+    assert found == described["environment_variables"]["NVIDIA_VISIBLE_DEVICES"]
+    digits = re.findall(r"\b[0-9a-f]{16}\b", found)
+    assert published.format(*digits) == found
+    for uuid in (UUID[4:], OTHER[4:], INSTANCE[4:], "GPU-9999"):
+        assert uuid.lower() not in json.dumps(quoted).lower()
+
+
+def test_a_published_hash_is_the_described_gpus(fake: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", UUID)
+    found = environment.describe()
+    assert found["environment_variables"]["CUDA_VISIBLE_DEVICES"] == f"GPU-{found['gpus'][0]['uuid_sha256']}"
 
 
 def test_a_state_has_every_answer_in_its_unit(fake: Any) -> None:
@@ -153,6 +193,99 @@ def test_a_gpu_that_is_lost_is_a_reason_and_no_traceback(fake: Any) -> None:
     fake.gpus[0]["handle"] = fake.LOST
     assert [state.problem for state in gpus.gpu_states()] == ["GPU is lost"]
     assert nvml.used_gpu() == (None, "GPU 0: GPU is lost")
+
+
+# Which GPUs may disturb
+
+
+@pytest.fixture
+def two_gpus(fake: Any) -> Any:
+    """Two GPUs of a kind, each with its UUID."""
+    fake.gpus.append({**fake.GPU, "nvmlDeviceGetUUID": OTHER})
+    return fake
+
+
+SEEN = [
+    (None, "", [0, 1]),
+    ("", "", []),
+    ("0", "", [0]),
+    (" 1", "", [1]),
+    ("1,0", "", [0, 1]),
+    ("0,-1,1", "", [0]),  # CUDA stops at the first that is none
+    ("2", "", []),
+    ("NoDevFiles", "", []),
+    (OTHER, "", [1]),
+    ("GPU-9999", "", [1]),
+    ("GPU-0000", "", [0, 1]),  # unknown
+    ("1", "0", [0]),  # all ranks' before one rank's
+]
+
+
+@pytest.mark.parametrize(("visible", "ranks", "expected"), SEEN)
+@pytest.mark.parametrize("neighbours", [0, 1])
+def test_a_neighbour_disturbs_on_gpus_that_the_run_can_see(
+    two_gpus: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    visible: str | None,
+    ranks: str,
+    expected: list[int],
+    neighbours: int,
+) -> None:
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    if ranks:
+        monkeypatch.setenv(nvml.RUN_GPUS, ranks)
+    busy = two_gpus.gpus[neighbours]
+    busy["nvmlDeviceGetComputeRunningProcesses"] = [SimpleNamespace(pid=1, usedGpuMemory=1)]
+    before, after = ten_seconds(two_gpus)
+    busy["nvmlDeviceGetViolationStatus"] = held(heat=3.0)
+    after = replace(after, gpus=gpus.gpu_states())
+    found = disturbance(before, after)
+    assert len(after.gpus) == len(expected)
+    assert found.disturbed == (neighbours in expected)
+    assert len(found.reasons) == 2 * found.disturbed
+    assert len(gpus.describe_gpus()) == 2
+
+
+def test_all_gpus_count_where_cuda_may_order_them_otherwise(two_gpus: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    two_gpus.gpus[1]["nvmlDeviceGetName"] = "Small GPU"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    assert len(gpus.gpu_states()) == 2
+    monkeypatch.setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+    assert [state.name for state in gpus.gpu_states()] == ["Small GPU"]
+
+
+@pytest.mark.parametrize("neighbour", ["instance", "another", "GPU"])
+def test_of_a_divided_gpu_those_on_other_instances_do_not_disturb(
+    two_gpus: Any, monkeypatch: pytest.MonkeyPatch, neighbour: str
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", INSTANCE)
+    assert len(gpus.gpu_states()) == 2  # unknown
+    stranger = [SimpleNamespace(pid=1, usedGpuMemory=1)]
+    two_gpus.parts[INSTANCE] = {
+        **dict.fromkeys(two_gpus.GPU, two_gpus.NOT_SUPPORTED),
+        "nvmlDeviceGetDeviceHandleFromMigDeviceHandle": two_gpus.gpus[1],
+        "nvmlDeviceGetComputeRunningProcesses": stranger if neighbour == "instance" else [],
+    }
+    busy = two_gpus.gpus[neighbour == "another"]  # a whole GPU lists the processes of all its instances
+    busy["nvmlDeviceGetComputeRunningProcesses"] = stranger
+    (state,) = gpus.gpu_states()
+    assert set(state.processes) == ({1} if neighbour == "instance" else set())
+    found = disturbance(*ten_seconds(two_gpus))
+    assert found.disturbed == (neighbour == "instance")
+    two_gpus.gpus[1]["nvmlDeviceGetCurrentClocksEventReasons"] = 0x40  # heat is the whole GPU's
+    assert "hardware thermal slowdown" in disturbance(*ten_seconds(two_gpus)).reasons[-1]
+
+
+def test_another_number_of_gpus_is_not_compared(two_gpus: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", OTHER)
+    two_gpus.gpus[0]["nvmlDeviceGetViolationStatus"] = held(heat=9.0)
+    found = disturbance(*ten_seconds(two_gpus))
+    assert not found.disturbed
+    before, _ = ten_seconds(two_gpus)
+    two_gpus.gpus[1].update(dict.fromkeys(two_gpus.GPU, two_gpus.LOST))
+    found = disturbance(before, replace(before, time_s=10.0, gpus=gpus.gpu_states()))
+    assert found.reasons == ["GPU 1 does not answer: GPU is lost"]
 
 
 # Which GPU it is
