@@ -59,7 +59,7 @@ ENOUGH = 3
 """Fewest runs of a level needed to judge a new run."""
 
 RESOLUTION = 0.002
-"""Least run-to-run standard deviation of a figure: a few equal runs do not make it 0."""
+"""Least spread of a figure from run to run: a few equal runs do not make it 0."""
 
 Key = tuple[str, tuple[tuple[str, str], ...]]
 """A benchmark's name and conditions."""
@@ -334,8 +334,9 @@ def compare_with_history(folder: Path, new: Run, thresholds: Thresholds, *, forc
     """Judge a run by many others.
 
     A benchmark is held to the runs since its level last changed: the interval in which the next run
-    lies, by Student's t, as wide as those runs vary. A change that this run makes visible, and that
-    began with an earlier one, is a regression, too: so a slow drift is found.
+    lies, as wide as those runs vary. A run beyond it is uncertain, until as many runs in a row
+    agree as chance does not make. A change that this run makes visible, and that began with an
+    earlier one, is a regression, too: so a slow drift is found.
 
     Raises
     ------
@@ -370,11 +371,17 @@ def compare_with_history(folder: Path, new: Run, thresholds: Thresholds, *, forc
 
 
 def _level(points: Sequence[Point], since: int = 0) -> tuple[Entry, float]:
-    """Return the runs of one level as an entry, and the standard deviation of their logarithms."""
+    """Return the runs of one level as an entry, and the robust spread of their logarithms.
+
+    The median and its absolute deviations: a few wild runs change neither. The factor for few runs
+    is Croux and Rousseeuw's, COMPSTAT 1992.
+    """
     level = points[since:]
     logs = [math.log(point.entry.series.median) for point in level]
-    spread = max(statistics.stdev(logs), RESOLUTION) if len(logs) > 1 else math.inf
-    series = Series(math.exp(statistics.fmean(logs)), spread / math.sqrt(len(logs)), len(logs))
+    middle, count = statistics.median(logs), len(logs)
+    deviation = 1.4826 * statistics.median(abs(each - middle) for each in logs) * count / (count - 0.8)
+    spread = max(deviation, RESOLUTION) if count > 1 else math.inf
+    series = Series(math.exp(middle), spread / math.sqrt(count), count)
     entries = [point.entry for point in level]
     found = replace(
         entries[-1],
@@ -406,8 +413,16 @@ def _judge(points: Sequence[Point], new: Entry, threshold: Threshold, run: Run, 
     if new.is_memory and abs(new.series.median - base.series.median) < MEMORY_BYTES:
         return Verdict(new.name, "same", [], base, new, shown, None, [], notes)
     verdict, reasons = of_times(base, new, threshold, shown, sure, None, tests)
+    figures = [point.entry.series.median for point in points[since:]]
+    agreed = None if new.doubts else _agreed([*figures, new.series.median], threshold, tests)
+    if agreed:
+        verdict, runs, ratio = agreed
+        reasons = [f"{ratio:.2f} times {measure_of(new)}, as the latest {runs} runs agree"]
     if verdict in ("slower", "faster"):
         reasons.append(f"than {level}")
+        if not agreed:
+            verdict = "uncertain"
+            reasons.append(_asked(len(figures), tests))
     kind = "memory" if new.is_memory else "time"
     regressions = [kind] if verdict == "slower" else []
     here = Point(_utc(run.date) or datetime.now(timezone.utc).isoformat(), printable(run.path.name), new)
@@ -421,6 +436,33 @@ def _judge(points: Sequence[Point], new: Entry, threshold: Threshold, run: Run, 
         regressions.append(what)
         reasons.append(reason)
     return Verdict(new.name, verdict, reasons, base, new, shown, None, regressions, notes)
+
+
+def _agreed(figures: Sequence[float], threshold: Threshold, tests: int) -> tuple[str, int, float] | None:
+    """Return what the latest runs of a level agree on: a verdict, their number, their ratio.
+
+    All of them lie above, or below, all earlier ones. Of n runs of one level, the latest k are the
+    largest with a probability of 1 / C(n, k), whatever the noise.
+    """
+    for runs in range(1, len(figures) // 2 + 1):
+        before, latest = figures[:-runs], figures[-runs:]
+        ratio = statistics.median(latest) / statistics.median(before)
+        apart = min(latest) > max(before) or max(latest) < min(before)
+        if apart and max(ratio, 1 / ratio) >= 1 + threshold.effect and _sure(len(figures), runs, tests):
+            return "slower" if ratio > 1 else "faster", runs, ratio
+    return None
+
+
+def _sure(count: int, runs: int, tests: int) -> bool:
+    return ALPHA * math.comb(count, runs) >= tests
+
+
+def _asked(earlier: int, tests: int) -> str:
+    """Say how many runs in a row make sure that a run which stands out is no wild one."""
+    needed = next((runs for runs in range(1, earlier + 1) if _sure(earlier + runs, runs, tests)), None)
+    if needed is None:
+        return f"one run may stand out by chance, and {earlier} earlier ones are too few to tell: measure again"
+    return f"one run may stand out by chance: measure again; {needed} in a row, each added, decide"
 
 
 def _visible(before: Sequence[Step], after: Sequence[Step]) -> list[Step]:
