@@ -310,7 +310,7 @@ def _judge(options: argparse.Namespace, console: Console) -> int:
 
 
 def _judge_by_history(options: argparse.Namespace, console: Console) -> int:
-    from d5suite.report.history import compare_with_history
+    from d5suite.report.judging import compare_with_history
     from d5suite.report.runs import read_run
     from d5suite.report.thresholds import Thresholds, read_thresholds
 

@@ -143,7 +143,7 @@ def to_markdown(comparison: Comparison) -> str:
 def _markdown(text: str) -> str:
     """Escape text so that nothing is markup: no link, no HTML, no mention of a person."""
     escaped = re.sub(r"([\\`*_{}\[\]()#+!|~>-])", r"\\\1", text).replace("&", "&amp;").replace("<", "&lt;")
-    return escaped.replace("@", "@\u200b")
+    return re.sub(r"@|:(?=//)|www(?=\.)", "\\g<0>\u200b", escaped, flags=re.IGNORECASE)
 
 
 def to_junit(comparison: Comparison) -> bytes:

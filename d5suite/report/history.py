@@ -1,4 +1,4 @@
-"""Results of many runs: a folder that keeps what is sound, and what it says of a new run.
+"""Results of many runs: a folder that keeps what is sound, and the levels of its benchmarks.
 
 A run is one small JSON file with a figure of each benchmark, so a folder of years is read at once.
 What was wrong, failed or disturbed is not kept. Imports rich, its neighbours and
@@ -14,7 +14,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from fnmatch import fnmatchcase
 from itertools import pairwise
 from pathlib import Path
@@ -30,21 +30,8 @@ from d5suite.report.formats import figure
 from d5suite.report.reading import printable
 from d5suite.report.runs import Entry, Run, positive, read_run
 from d5suite.report.thresholds import Threshold, Thresholds
-from d5suite.report.verdicts import (
-    ALPHA,
-    CONFIDENCE,
-    MEMORY_BYTES,
-    Comparison,
-    Verdict,
-    beside_time,
-    differ,
-    measure_of,
-    missing,
-    of_times,
-    unpaired,
-    wrong_answers,
-)
-from d5suite.statistics.changes import Change, Series, exp
+from d5suite.report.verdicts import ALPHA
+from d5suite.statistics.changes import Series
 from d5suite.statistics.steps import P_VALUE, steps
 
 SCHEMA = "d5suite-history-1"
@@ -52,14 +39,14 @@ SCHEMA = "d5suite-history-1"
 LATEST = 200
 """Latest runs of a benchmark that are analysed: finding changes takes quadratic time."""
 
-LOOKED_BACK = 10
-"""Latest runs whose benchmarks a new run must have: one failed run must not shrink the list."""
-
-ENOUGH = 3
-"""Fewest runs of a level needed to judge a new run."""
-
 RESOLUTION = 0.002
-"""Least spread of a figure from run to run: a few equal runs do not make it 0."""
+"""Least run-to-run standard deviation of a figure: a few equal runs do not make it 0."""
+
+WILD = 7.5
+"""Median deviations beyond which a run is wild; 5 standard deviations of normal ones."""
+
+AHEAD = timedelta(days=1)
+"""By how much a run's clock may be ahead."""
 
 Key = tuple[str, tuple[tuple[str, str], ...]]
 """A benchmark's name and conditions."""
@@ -107,6 +94,8 @@ class Kept:
         How many are kept.
     left_out : list of str
         What is not, with reasons.
+    noted : list of str
+        What is known of those kept that does not speak against them.
     wrong : bool
         Whether an answer was wrong.
     known : bool
@@ -116,6 +105,7 @@ class Kept:
     path: Path | None
     benchmarks: int
     left_out: list[str]
+    noted: list[str]
     wrong: bool
     known: bool = False
 
@@ -133,7 +123,7 @@ def add(folder: Path, result: Path) -> Kept:
     Raises
     ------
     JobError, ConfigurationError
-        If the file is malformed, or the folder cannot be written.
+        If the file is malformed or from the future, or the folder cannot be written.
     """
     run = read_run(result)
     left_out = [f"{name}: it failed: {failed.message}" for name, failed in run.failed.items()]
@@ -145,14 +135,17 @@ def add(folder: Path, result: Path) -> Kept:
             sound.append(entry)
     wrong = any(entry.wrong for entry in run.entries) or any(failed.wrong for failed in run.failed.values())
     if not sound:
-        return Kept(None, 0, left_out, wrong)
+        return Kept(None, 0, left_out, [], wrong)
+    noted = [f"{entry.name}: {each}" for entry in sound for each in entry.warnings]
     try:
-        digest = hashlib.sha256(result.read_bytes()).hexdigest()[:12]
-        date = _utc(run.date) or datetime.fromtimestamp(result.stat().st_mtime, timezone.utc).isoformat()
+        digest = digest_of(result)
+        date = utc(run) or datetime.fromtimestamp(result.stat().st_mtime, timezone.utc).isoformat()
+        if datetime.fromisoformat(date) > datetime.now(timezone.utc) + AHEAD:
+            raise JobError(f"its date, {date}, lies in the future", where=str(result))
         folder.mkdir(parents=True, exist_ok=True)
+        for path in folder.glob(f"*-{digest}.json"):
+            return Kept(path, len(sound), left_out, noted, wrong, known=True)
         path = folder / f"{date[:19].replace(':', '')}-{digest}.json"
-        if path.exists():
-            return Kept(path, len(sound), left_out, wrong, known=True)
         content = {
             "schema": SCHEMA,
             "date": date,
@@ -162,15 +155,23 @@ def add(folder: Path, result: Path) -> Kept:
         write_bytes(path, (json.dumps(content, indent=1, allow_nan=False) + "\n").encode())
     except OSError as error:
         raise ConfigurationError(f"the run cannot be kept: {error.strerror}", where=str(folder)) from None
-    return Kept(path, len(sound), left_out, wrong)
+    return Kept(path, len(sound), left_out, noted, wrong)
 
 
-def _utc(date: str) -> str:
+def digest_of(result: Path) -> str:
+    """Return the digest by which a history knows a file."""
+    return hashlib.sha256(result.read_bytes()).hexdigest()[:12]
+
+
+def utc(run: Run) -> str:
+    """Return when a run was measured, in UTC; empty if it does not say."""
     try:
-        read = datetime.fromisoformat(date)
+        read = datetime.fromisoformat(run.date)
+        return (read if read.tzinfo else read.replace(tzinfo=timezone.utc)).astimezone(timezone.utc).isoformat()
     except ValueError:
         return ""
-    return (read if read.tzinfo else read.replace(tzinfo=timezone.utc)).astimezone(timezone.utc).isoformat()
+    except OverflowError:
+        raise JobError(f"its date is {run.date}", where=str(run.path)) from None
 
 
 def _record(entry: Entry) -> dict[str, Any]:
@@ -276,7 +277,7 @@ def retire(folder: Path, pattern: str) -> list[str]:
     return names
 
 
-def _retired(folder: Path) -> dict[str, str]:
+def retired(folder: Path) -> dict[str, str]:
     """Return the time at which each benchmark was retired."""
     return {
         name: date
@@ -330,58 +331,19 @@ def changes(points: Sequence[Point], threshold: Threshold, tests: int = 1) -> li
     return [Step(points[place], levels[i + 1] / levels[i]) for i, place in enumerate(places)]
 
 
-def compare_with_history(folder: Path, new: Run, thresholds: Thresholds, *, force: bool = False) -> Comparison:
-    """Judge a run by many others.
+def level_of(points: Sequence[Point], since: int = 0) -> tuple[Entry, float]:
+    """Return the runs of one level as an entry, and the standard deviation of their logarithms.
 
-    A benchmark is held to the runs since its level last changed: the interval in which the next run
-    lies, as wide as those runs vary. A run beyond it is uncertain, until as many runs in a row
-    agree as chance does not make. A change that this run makes visible, and that began with an
-    earlier one, is a regression, too: so a slow drift is found.
-
-    Raises
-    ------
-    JobError, ConfigurationError
-        As `read` does.
-    """
-    history = read(folder)
-    by_name: dict[str, list[Key]] = defaultdict(list)
-    for key in history:
-        by_name[key[0]].append(key)
-    differences: dict[str, list[str]] = defaultdict(list)
-    pairs: list[tuple[Key, Entry]] = []
-    fresh: list[Entry] = []
-    for entry in new.entries:
-        keys = by_name.get(entry.name)
-        if not keys:
-            fresh.append(entry)
-            continue
-        key = min(keys, key=lambda key: len(differ(dict(key[1]), entry.conditions)))
-        for each in differ(dict(key[1]), entry.conditions):
-            differences[each].append(entry.name)
-        pairs.append((key, entry))
-    base = Run(folder, "history", [_level(history[key])[0] for key, _ in pairs], {})
-    notes = [printable(f"{new.path}: left out: {each}") for each in new.left_out]
-    if differences and not force:
-        return Comparison(base, new, wrong_answers(new), dict(differences), notes)
-    judged = [_judge(history[key], entry, thresholds.of(entry.name), new, max(len(pairs), 1)) for key, entry in pairs]
-    judged += [missing(each, new.failed.get(each.name)) for each in _expected(history, pairs, _retired(folder))]
-    judged += unpaired(new, fresh, judged)
-    notes += [f"the threshold for {pattern!r} matches no benchmark" for pattern in thresholds.unmatched]
-    return Comparison(base, new, judged, dict(differences), notes, forced=force)
-
-
-def _level(points: Sequence[Point], since: int = 0) -> tuple[Entry, float]:
-    """Return the runs of one level as an entry, and the robust spread of their logarithms.
-
-    The median and its absolute deviations: a few wild runs change neither. The factor for few runs
-    is Croux and Rousseeuw's, COMPSTAT 1992.
+    Wild runs change neither: the middle is the median, and runs beyond `WILD` times the median
+    deviation from it are left out of the standard deviation.
     """
     level = points[since:]
     logs = [math.log(point.entry.series.median) for point in level]
-    middle, count = statistics.median(logs), len(logs)
-    deviation = 1.4826 * statistics.median(abs(each - middle) for each in logs) * count / (count - 0.8)
-    spread = max(deviation, RESOLUTION) if count > 1 else math.inf
-    series = Series(math.exp(middle), spread / math.sqrt(count), count)
+    middle = statistics.median(logs)
+    farthest = WILD * statistics.median(abs(each - middle) for each in logs)
+    near = [each for each in logs if abs(each - middle) <= farthest]
+    spread = max(statistics.stdev(near), RESOLUTION) if len(near) > 1 else math.inf
+    series = Series(math.exp(middle), spread / math.sqrt(len(logs)), len(logs))
     entries = [point.entry for point in level]
     found = replace(
         entries[-1],
@@ -396,112 +358,6 @@ def _level(points: Sequence[Point], since: int = 0) -> tuple[Entry, float]:
 def _median(values: Iterable[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return statistics.median(known) if known else None
-
-
-def _judge(points: Sequence[Point], new: Entry, threshold: Threshold, run: Run, tests: int) -> Verdict:
-    before = changes(points, threshold, tests)
-    since = next((i for i, point in enumerate(points) if before and point is before[-1].since), 0)
-    base, spread = _level(points, since)
-    notes = differ(base.facts, new.facts) + [f"reason to doubt it: {each}" for each in new.warnings]
-    if new.wrong:
-        return Verdict(new.name, "invalid", new.wrong, base, new, notes=notes)
-    level = f"{base.series.rounds} runs since {points[since].date[:10]}"
-    if base.series.rounds < ENOUGH:
-        reasons = [f"only {level} to compare with; {ENOUGH} are needed"]
-        return Verdict(new.name, "uncertain", reasons, base, new, notes=notes)
-    shown, sure = (_prediction(base.series, spread, new, c) for c in (CONFIDENCE, 1 - ALPHA / tests))
-    if new.is_memory and abs(new.series.median - base.series.median) < MEMORY_BYTES:
-        return Verdict(new.name, "same", [], base, new, shown, None, [], notes)
-    verdict, reasons = of_times(base, new, threshold, shown, sure, None, tests)
-    figures = [point.entry.series.median for point in points[since:]]
-    agreed = None if new.doubts else _agreed([*figures, new.series.median], threshold, tests)
-    if agreed:
-        verdict, runs, ratio = agreed
-        reasons = [f"{ratio:.2f} times {measure_of(new)}, as the latest {runs} runs agree"]
-    if verdict in ("slower", "faster"):
-        reasons.append(f"than {level}")
-        if not agreed:
-            verdict = "uncertain"
-            reasons.append(_asked(len(figures), tests))
-    kind = "memory" if new.is_memory else "time"
-    regressions = [kind] if verdict == "slower" else []
-    here = Point(_utc(run.date) or datetime.now(timezone.utc).isoformat(), printable(run.path.name), new)
-    fresh = [] if new.doubts else _visible(before, changes([*points, here], threshold, tests))
-    if fresh and verdict != "slower":
-        step = fresh[-1]
-        when = f"{step.since.date[:10]} ({step.since.run})"
-        reasons.append(f"{step.ratio:.2f} times {measure_of(new)} since {when}")
-        verdict, regressions = ("slower", [kind]) if step.ratio > 1 else ("faster", [])
-    for what, reason in beside_time(base, new, threshold):
-        regressions.append(what)
-        reasons.append(reason)
-    return Verdict(new.name, verdict, reasons, base, new, shown, None, regressions, notes)
-
-
-def _agreed(figures: Sequence[float], threshold: Threshold, tests: int) -> tuple[str, int, float] | None:
-    """Return what the latest runs of a level agree on: a verdict, their number, their ratio.
-
-    All of them lie above, or below, all earlier ones. Of n runs of one level, the latest k are the
-    largest with a probability of 1 / C(n, k), whatever the noise.
-    """
-    for runs in range(1, len(figures) // 2 + 1):
-        before, latest = figures[:-runs], figures[-runs:]
-        ratio = statistics.median(latest) / statistics.median(before)
-        apart = min(latest) > max(before) or max(latest) < min(before)
-        if apart and max(ratio, 1 / ratio) >= 1 + threshold.effect and _sure(len(figures), runs, tests):
-            return "slower" if ratio > 1 else "faster", runs, ratio
-    return None
-
-
-def _sure(count: int, runs: int, tests: int) -> bool:
-    return ALPHA * math.comb(count, runs) >= tests
-
-
-def _asked(earlier: int, tests: int) -> str:
-    """Say how many runs in a row make sure that a run which stands out is no wild one."""
-    needed = next((runs for runs in range(1, earlier + 1) if _sure(earlier + runs, runs, tests)), None)
-    if needed is None:
-        return f"one run may stand out by chance, and {earlier} earlier ones are too few to tell: measure again"
-    return f"one run may stand out by chance: measure again; {needed} in a row, each added, decide"
-
-
-def _visible(before: Sequence[Step], after: Sequence[Step]) -> list[Step]:
-    """Return the changes that the latest run revealed; later runs may shift the others slightly."""
-    return list(after[len(before) :])
-
-
-def _prediction(level: Series, spread: float, new: Entry, confidence: float) -> Change:
-    """Return the ratio of one more run to a level, with its prediction interval.
-
-    Student's t interval of a next observation: Hahn and Meeker, "Statistical Intervals", 1991, 4.7.
-    """
-    from scipy.stats import t
-
-    ratio = math.log(new.series.median / level.median)
-    half = float(t.ppf((1 + confidence) / 2, level.rounds - 1)) * spread * math.sqrt(1 + 1 / level.rounds)
-    return Change(exp(ratio), exp(ratio - half), exp(ratio + half))
-
-
-def _expected(
-    history: Mapping[Key, Sequence[Point]], pairs: Sequence[tuple[Key, Entry]], retired: Mapping[str, str]
-) -> list[Entry]:
-    """Return the benchmarks of the latest runs that this run lacks.
-
-    Runs count that have a benchmark in common with this one, or all if none has: a folder may keep
-    several machines and suites. Whatever was measured since under other conditions is not missing.
-    """
-    paired = {key for key, _ in pairs}
-    kin = {point.run: point.date for key in paired or history for point in history[key]}
-    latest = sorted(kin, key=lambda run: kin[run])[-LOOKED_BACK:]
-    since = {name: history[name, conditions][-1].date for name, conditions in paired}
-    return [
-        points[-1].entry
-        for (name, conditions), points in history.items()
-        if (name, conditions) not in paired
-        and points[-1].run in latest
-        and points[-1].date >= since.get(name, "")
-        and points[-1].date > retired.get(name, "")
-    ]
 
 
 def show(history: Mapping[Key, Sequence[Point]], pattern: str, thresholds: Thresholds, console: Console) -> None:
@@ -523,7 +379,7 @@ def show(history: Mapping[Key, Sequence[Point]], pattern: str, thresholds: Thres
     for (name, _), points in sorted(chosen.items()):
         found = changes(points, thresholds.of(name))
         since = next((i for i, point in enumerate(points) if found and point is found[-1].since), 0)
-        level, spread = _level(points, since)
+        level, spread = level_of(points, since)
         shown = level.series.median
         told = "\n".join(f"×{each.ratio:.2f} since {each.since.date[:10]} ({each.since.run})" for each in found)
         figures = f"{shown / 2**20:.4g} MiB" if level.is_memory else figure(1e3 * shown)

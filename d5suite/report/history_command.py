@@ -46,6 +46,8 @@ def _history_add(options: argparse.Namespace) -> int:
             print(printable(f"{result}: {kept.benchmarks} benchmarks {how} in {kept.path}"))
         for each in kept.left_out:
             print(f"  left out: {each}")
+        for each in kept.noted:
+            print(f"  note: {each}")
         if kept.wrong:
             codes.append(Exit.WRONG_ANSWER)
         elif kept.path is None:

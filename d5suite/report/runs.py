@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,9 @@ LARGEST_SPREAD = 1e9
 
 IQR_ERROR = 1.2533 / 1.349
 """Standard error of a normal median, over its quartiles' distance by the root of n."""
+
+_LOUD = re.compile(r"^the machine was not quiet after |^node .+ is slow: ")
+"""Warnings of a session that say as much as a disturbance."""
 
 
 @dataclass(frozen=True)
@@ -47,9 +52,9 @@ class Entry:
     wrong : list of str
         Failed validations.
     doubts : list of str
-        Disturbances.
+        Disturbances, a machine that never was quiet, and slow nodes.
     warnings : list of str
-        Further reasons to doubt it.
+        Notes that decide nothing.
     memory_bytes, first_call_s, error : float or None
         Peak memory, the first call, and the largest error as a part of its tolerance.
     is_memory : bool
@@ -167,18 +172,33 @@ def _ours(path: Path, failed: dict[str, Failed]) -> list[Entry]:
 
 def entry_of(name: str, conditions: Conditions, info: Mapping[str, Any], wrong: list[str]) -> Entry:
     """Convert a record of d5suite, with its samples as ``data``, to an entry."""
+    warnings = info.get("warnings", [])
+    loud = [each for each in warnings if _LOUD.search(each)]
     return Entry(
         name,
         series_of(info["data"]),
-        {**dict(conditions), **machine_of(info["environment"])},
+        {**dict(conditions), **_set_up(info), **machine_of(info["environment"])},
         _facts(info),
         wrong,
-        info["machine"]["reasons"] or ["disturbed"] * info["machine"]["disturbed"],
-        info.get("warnings", []),
+        [*(info["machine"]["reasons"] or ["disturbed"] * info["machine"]["disturbed"]), *loud],
+        [each for each in warnings if each not in loud],
         info["peak_memory_bytes"],
         info["first_call_s"],
         _error(info["validation"]["checks"]),
     )
+
+
+def _set_up(info: Mapping[str, Any]) -> dict[str, str]:
+    """Return how ranks trained together, but for what their names say."""
+    together = _table(info.get("distributed"))
+    ranks = together.get("ranks")
+    hosts = {each.get("host") for each in ranks if isinstance(each, dict)} if isinstance(ranks, list) else ()
+    named = {
+        **{f"scheme {key}": value for key, value in sorted(_table(together.get("settings")).items())},
+        **{key: together.get(key) for key in ("algorithm", "launcher", "oversubscribed")},
+        "hosts": len(hosts) or None,
+    }
+    return {name: str(value) for name, value in named.items() if value is not None}
 
 
 def _error(checks: Sequence[Mapping[str, Any]]) -> float:
@@ -339,7 +359,17 @@ def _asv(path: Path, content: Mapping[str, Any]) -> Run:
                 entries.append(Entry(name, series, {**conditions, **version}, told, is_memory=_ASV_KINDS[kind]))
     if not entries and not failed:
         raise ConfigurationError("no benchmarks here that can be compared", where=where)
-    return Run(path, "asv", entries, failed, left_out=left_out)
+    return Run(path, "asv", entries, failed, _asv_date(content.get("date"), where), left_out)
+
+
+def _asv_date(date: Any, where: str) -> str:
+    """Convert a commit's date, milliseconds since 1970."""
+    if isinstance(date, bool) or not isinstance(date, int | float):
+        return ""
+    try:
+        return datetime.fromtimestamp(date / 1000, timezone.utc).isoformat()
+    except (ValueError, OverflowError, OSError):
+        raise JobError(f"its date is {date!r:.100}", where=where) from None
 
 
 def _asv_cells(benchmark: str, cells: Mapping[str, Any], where: str) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -165,6 +165,9 @@ def compare_runs(base: Run, new: Run, thresholds: Thresholds, *, force: bool = F
     told = {each.name for each in verdicts if each.verdict in ("missing", "invalid")}
     both = [name for name in new.failed if name in base.failed and name not in told]
     notes += [f"failed in both: {name}: {new.failed[name].message}" for name in both]
+    known = {*new.failed, *(each.name for each in verdicts)}
+    gone = [name for name in base.failed if name not in known]
+    notes += [f"failed in BASE, and NEW has it not: {name}: {base.failed[name].message}" for name in gone]
     notes += [f"the threshold for {pattern!r} matches no benchmark" for pattern in thresholds.unmatched]
     return Comparison(base, new, verdicts, dict(differences), notes, forced=force)
 

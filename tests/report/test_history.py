@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,11 @@ from typing import Any
 import pytest
 
 from d5suite.cli import main
-from d5suite.report.history import compare_with_history
+from d5suite.report.history import read
+from d5suite.report.judging import compare_with_history
 from d5suite.report.runs import Failed, read_run
 from d5suite.report.thresholds import Thresholds
-from tests.report.test_verdicts import plain, record, reference, result, slow_down, wide, write
+from tests.report.test_verdicts import asv, name_of, plain, record, reference, result, slow_down, wide, write
 
 __all__ = ["reference", "result", "wide"]  # fixtures
 
@@ -50,11 +52,43 @@ def test_a_run_is_held_to_how_much_runs_vary(history: Path, tmp_path: Path, caps
     new = tmp_path / "new.json"
     found = judged(capsys, history, run_of(new, 20, {"a": 1.005e-3, "b": 2.0}), code=0)
     assert {each["verdict"] for each in found.values()} == {"same"}
-    found = judged(capsys, history, run_of(new, 20, {"a": 1.1e-3, "b": 1.8}), code=1)
-    assert [each["verdict"] for each in found.values()] == ["slower", "faster"]
+    found = judged(capsys, history, run_of(new, 20, {"a": 1.1e-3, "b": 1.8}), code=6)
+    assert {each["verdict"] for each in found.values()} == {"uncertain"}
     low, high = found["test_x.py::a"]["interval"]
     assert 1.05 < low < 1.1 < high < 1.15
-    assert found["test_x.py::a"]["reasons"][-1] == "than 20 runs since 2026-01-01"
+    keep(history, new)
+    capsys.readouterr()
+    found = judged(capsys, history, run_of(new, 21, {"a": 1.11e-3, "b": 1.79}), code=1)
+    assert [each["verdict"] for each in found.values()] == ["slower", "faster"]
+    assert found["test_x.py::a"]["reasons"][1:] == ["than 21 runs since 2026-01-01"]
+
+
+def test_a_run_that_is_in_the_history_is_judged_by_the_others(
+    history: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    new = run_of(tmp_path / "new.json", 20, {"a": 1.1e-3, "b": 2.0})
+    before = judged(capsys, history, new, code=6)
+    keep(history, new)
+    capsys.readouterr()
+    assert judged(capsys, history, new, code=6) == before
+    main(["compare", str(new), "--history", str(history)])
+    assert "the history holds this run; it is judged by the others" in capsys.readouterr().out
+
+
+def test_a_run_out_of_its_time_is_told(history: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    new = tmp_path / "new.json"
+    for date, words, said in (
+        ("0001-01-01T00:00:00+14:00", ["history", "add", str(history), str(new)], "its date is 0001-01-01"),
+        ("9999-12-31T23:59:59-14:00", ["compare", str(new), "--history", str(history)], "its date is 9999-12-31"),
+        ("2999-01-01T00:00:00", ["history", "add", str(history), str(new)], "lies in the future"),
+    ):
+        write(new, plain({"a": 1e-3, "b": 2.0}) | {"datetime": date})
+        assert main(words) == 2
+        assert said in capsys.readouterr().err
+    write(new, plain({"a": 1e-3, "b": 2.0}) | {"datetime": "2019-01-01T00:00:00"})
+    assert main(["compare", str(new), "--history", str(history)]) == 0
+    told = "this run, of 2019-01-01T00:00:00+00:00, is older than the history's latest, of 2026-01-20T03:00:00+00:00"
+    assert told in capsys.readouterr().out
 
 
 def test_a_benchmark_that_is_missing_new_or_from_another_machine_is_told(
@@ -163,8 +197,17 @@ def test_what_is_wrong_failed_or_disturbed_is_not_kept(
     for number in range(4):
         record(result, number)["machine"] = {"disturbed": True, "reasons": ["steal 20%"]}
     check["error"] = 0.0
+    record(result, 1)["machine"] = {"disturbed": False, "reasons": []}
+    record(result, 1)["warnings"] = ["the machine was not quiet after 300 s of --wait-quiet: load 3.1"]
+    record(result, 2)["machine"] = {"disturbed": False, "reasons": []}
+    record(result, 2)["warnings"] = ["node b is slow: its ranks compute 1.30 times as long as its peers'"]
     keep(folder, write(new, result), code=6)
-    assert "nothing kept" in capsys.readouterr().out and list(folder.glob("*.json")) == [kept]
+    said = capsys.readouterr().out
+    assert "disturbed: the machine was not quiet" in said and "disturbed: node b is slow" in said
+    record(result, 1)["warnings"] = ["more threads than CPUs"]
+    assert list(folder.glob("*.json")) == [kept]
+    keep(tmp_path / "other", write(new, result))
+    assert f"note: {name_of(result, 1)}: more threads than CPUs" in capsys.readouterr().out
 
 
 def test_a_result_is_kept_once_and_is_the_same_in_the_history(
@@ -176,12 +219,27 @@ def test_a_result_is_kept_once_and_is_the_same_in_the_history(
     assert "were kept before" in capsys.readouterr().out and len(list(folder.glob("*"))) == 1
     for number in range(3):
         slow_down(result, 1.001, 0)
-        result["datetime"] = f"2027-01-0{number + 1}T00:00:00"
+        result["datetime"] = f"2026-01-0{number + 1}T00:00:00"
         keep(folder, write(new, result))
     capsys.readouterr()
     assert {each["verdict"] for each in judged(capsys, folder, new, code=0).values()} == {"same"}
     record(result)["peak_memory_bytes"] *= 2
     assert judged(capsys, folder, write(new, result), code=1)
+
+
+def test_runs_of_asv_stand_in_the_order_of_their_commits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder, new = tmp_path / "history", tmp_path / "new.json"
+    for day in (3, 1, 2):
+        date = 1_700_000_000_000 + day * 86_400_000
+        content = json.loads(asv({"b.time_x": [[float(day)], [], "v"]})) | {"date": date}
+        keep(folder, write(new, content))
+        os.utime(new, (1_600_000_000, 1_600_000_000))
+        keep(folder, new)
+    assert capsys.readouterr().out.count("were kept before") == 3
+    (points,) = read(folder).values()
+    assert [(each.date[:10], each.entry.series.median) for each in points] == [
+        ("2023-11-15", 1.0), ("2023-11-16", 2.0), ("2023-11-17", 3.0),
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -165,7 +165,7 @@ def test_a_terminal_obeys_no_history(tmp_path: Path, capsys: pytest.CaptureFixtu
     for words, code in (
         (["history", "show", str(folder)], 0),
         (["compare", str(new), "--history", str(folder), *forms], 5),
-        (["compare", str(new), "--history", str(folder), "--force", *forms], 1),
+        (["compare", str(new), "--history", str(folder), "--force", *forms], 6),
         (["history", "add", str(folder), str(new)], 0),
         (["history", "retire", str(folder), "*"], 0),
     ):

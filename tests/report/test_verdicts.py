@@ -19,6 +19,7 @@ from tests.conftest import Run
 from tests.report.pages import settle
 
 REFERENCE = Path(__file__).parents[2] / "results" / "reference-2core-cpu-smoke.json"
+RANKS = REFERENCE.with_name("reference-2core-cpu-ranks.json")
 QUIET = ("--between-runs", "0.005")
 """Of a machine on which runs hardly differ."""
 
@@ -143,6 +144,10 @@ def test_a_disturbed_run_convicts_nobody(
     record(result)["machine"] = {"disturbed": True, "reasons": ["steal 20%"]}
     found = compared(capsys, base, write(tmp_path / "new.json", result), *QUIET, code=6)
     assert found[name_of(result, 0)]["reasons"] == ["NEW was disturbed: steal 20%"]
+    record(result)["machine"] = {"disturbed": False, "reasons": []}
+    record(result)["warnings"] = [loud := "the machine was not quiet after 300 s of --wait-quiet: load 3.1"]
+    found = compared(capsys, base, write(tmp_path / "new.json", result), *QUIET, code=6)
+    assert found[name_of(result, 0)]["reasons"] == [f"NEW was disturbed: {loud}"]
 
 
 def test_a_benchmark_that_disappears_is_missing_and_another_one_new(
@@ -170,6 +175,10 @@ def test_a_failed_benchmark_says_why_it_is_missing_and_a_wrong_answer_is_none(
     write(new, result)
     assert compared(capsys, base, new, *QUIET, code=3)[gone]["verdict"] == "invalid"
     assert compared(capsys, new, new, *QUIET, code=3)[gone]["verdict"] == "invalid"  # though BASE has it not either
+    failed = write(tmp_path / "failed.json", result)
+    del result["d5suite"]["failures"]
+    assert main(["compare", str(failed), str(write(new, result)), *QUIET]) == 0
+    assert f"failed in BASE, and NEW has it not: {gone}: died of SIGKILL" in capsys.readouterr().out
 
 
 def test_a_failed_validation_is_invalid_however_fast(
@@ -239,6 +248,29 @@ def test_runs_of_other_conditions_are_refused_unless_forced(
     assert said in " ".join(text.split())
     assert f"({name_of(result, 0)})" in " ".join(text.split())
     assert len(compared(capsys, base, new, *QUIET, "--force", code=0)) == 4
+
+
+SET_UP: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
+    "settings": (lambda d: d["settings"].update(overlap=False), "scheme overlap: True ≠ False"),
+    "launcher": (lambda d: d.update(launcher="mpi"), "launcher: process ≠ mpi"),
+    "algorithm": (lambda d: d.update(algorithm="ring"), "algorithm: native ≠ ring"),
+    "oversubscribed": (lambda d: d.update(oversubscribed=True), "oversubscribed: False ≠ True"),
+    "hosts": (lambda d: d["ranks"][1].update(host="other"), "hosts: 1 ≠ 2"),
+}
+
+
+@pytest.mark.parametrize("what", SET_UP)
+def test_ranks_of_another_set_up_are_refused(what: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    content = json.loads(RANKS.read_text())
+    content["benchmarks"] = [each for each in content["benchmarks"] if each["param"] == "torch-all_reduce-gloo-2"]
+    base = write(tmp_path / "base.json", content)
+    compared(capsys, base, base, code=6)
+    change, said = SET_UP[what]
+    change(record(content)["distributed"])
+    new = write(tmp_path / "new.json", content)
+    assert compared(capsys, base, new, code=5) == {}
+    main(["compare", str(base), str(new)])
+    assert said in capsys.readouterr().out
 
 
 def test_versions_may_differ_and_are_told(
@@ -362,6 +394,12 @@ def test_every_form_says_the_same_and_obeys_no_name(
     (missing,) = (each for each in tree if f"{each.get('classname')} {each.get('name')}" == gone)
     assert missing[0].tag == "failure"
     assert json.loads(files["json"].read_text())["exit"] == 3
+
+
+def test_no_name_becomes_a_link(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    base = write(tmp_path / "a.json", plain({"https://x.y": 1.0, "WWW.x.y": 1.0}))
+    assert main(["compare", str(base), str(base), *QUIET, "--markdown", "-"]) == 0
+    assert not any(each in capsys.readouterr().out for each in ("://", "WWW."))
 
 
 def test_the_table_fits_a_terminal(base: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:

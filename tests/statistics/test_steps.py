@@ -3,29 +3,12 @@
 from __future__ import annotations
 
 import math
-import random
 import statistics
 
 import pytest
 
+from benchmarks.bench_history import NOISES, noise
 from d5suite.statistics.steps import steps
-
-NOISES = ("quiet", "wild", "bimodal", "drifting back")
-
-
-def noise(kind: str, count: int, seed: int) -> list[float]:
-    """Factors by which runs of one level differ."""
-    generator, last, found = random.Random(f"{kind} {seed}"), 0.0, []
-    for _ in range(count):
-        each = generator.gauss(0, 0.01)
-        if kind == "wild" and generator.random() < 0.08:
-            each += generator.expovariate(3)
-        elif kind == "bimodal" and generator.random() < 0.3:
-            each += 0.06
-        elif kind == "drifting back":
-            last = each = 0.4 * last + 2 * each
-        found.append(math.exp(each))
-    return found
 
 
 @pytest.mark.parametrize("kind", NOISES)
