@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 
+import onnx
+
 from d5suite.errors import NetworkError
 from d5suite.network.folding import Shape, shapes_of
 from d5suite.network.model import Network, Node
@@ -141,7 +143,13 @@ def _shapes(network: Network, batch_size: int) -> Mapping[str, Shape]:
     for name in ("value_info", "output"):
         for value in getattr(light.graph, name):
             value.type.tensor_type.ClearField("shape")
-    found = {name: shape for name, shape in shapes_of(infer(light)).items() if None not in shape}
+    try:
+        inferred = infer(light)
+    except onnx.shape_inference.InferenceError:
+        raise NetworkError(
+            f"its shapes do not fit a batch of {batch_size}", where=network.name, hint="Give another: --batch-size N."
+        ) from None
+    found = {name: shape for name, shape in shapes_of(inferred).items() if None not in shape}
     stated = {
         name: (batch_size, *shape[1:]) if shape[:1] == (None,) else shape for name, shape in network.shapes.items()
     }

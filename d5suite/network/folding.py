@@ -60,6 +60,8 @@ def fold(model: onnx.ModelProto, name: str, weights: set[str] | None = None) -> 
                 weights.update(node.output)
         elif (known := dimensions.follow(node, values)) is not None:
             values[node.output[0]] = tensor_of(known, node.output[0])
+            if not weights.isdisjoint(inputs):
+                weights.add(node.output[0])
         else:
             kept += dimensions.expand(node, values)
             if (shape := dimensions.reshape(node)) is not None:

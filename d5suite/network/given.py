@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from d5suite.errors import ConfigurationError, NetworkError
-from d5suite.network.model import Network
+from d5suite.network.model import Network, Node
 
 _MOVES = frozenset({"Cast", "Expand", "Flatten", "Identity", "Reshape", "Slice", "Squeeze", "Tile", "Transpose",
                     "Unsqueeze"})  # fmt: skip
@@ -102,10 +102,28 @@ def _needs_batch(network: Network) -> bool:
     computes = ("MaxUnpool", "ScatterElements", "ScatterND", "Shape", "Size", "Split")
     lengths = {n.inputs[4] for n in network.nodes if n.op_type in ("GRU", "LSTM") and len(n.inputs) > 4}
     return (
-        any(node.op_type in computes for node in network.nodes)
+        any(node.op_type in computes or _cuts_batch(network, node) for node in network.nodes)
         or any(name in node.outputs for name in lengths - {""} for node in network.nodes)
         or any(shape is None or None in shape[1:] for shape in shapes)
     )
+
+
+def _cuts_batch(network: Network, node: Node) -> bool:
+    """Return whether a node takes or adds a part of an open first axis."""
+    shape = network.shapes.get(node.inputs[0], ()) if node.inputs else ()
+    if not shape or shape[0] is not None:
+        return False
+    if node.op_type == "Gather":
+        return int(node.attributes["axis"]) % len(shape) == 0
+    known = [network.initializers.get(name) if name else None for name in (*node.inputs, *[""] * 4)[:4]]
+    if node.op_type == "Slice":
+        axes = known[3] if known[3] is not None else range(0 if known[1] is None else len(known[1]))
+        return any(int(axis) % len(shape) == 0 for axis in axes)
+    if node.op_type == "Pad" and known[1] is not None:
+        padded = range(len(shape)) if known[3] is None else [int(axis) % len(shape) for axis in known[3]]
+        pads = known[1].reshape(2, -1)
+        return any(axis == 0 and pads[:, place].any() for place, axis in enumerate(padded))
+    return False
 
 
 def _classifying(network: Network) -> tuple[str, int | None, str]:

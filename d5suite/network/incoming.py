@@ -58,7 +58,13 @@ def _load_external_data(model: onnx.ModelProto, path: Path) -> None:
         entries = {e.key: e.value for e in tensor.external_data}
         location = entries.get("location", "")
         target = folder / location
-        if not location or not target.resolve().is_relative_to(folder) or target.is_symlink():
+        if target.is_symlink():
+            raise NetworkError(
+                f"the data file {location!r} of tensor {tensor.name!r} is a symbolic link, which may lead anywhere",
+                where=str(path),
+                hint="Copy the model and its data into one folder: cp -L.",
+            )
+        if not location or not target.resolve().is_relative_to(folder):
             raise NetworkError(
                 f"the data of tensor {tensor.name!r} lie outside the model's folder: {location!r}",
                 where=str(path),

@@ -86,7 +86,7 @@ def drop_zero_states(model: onnx.ModelProto) -> None:
     """Drop initial states of zero, which equal omitted ones: they are not parameters."""
     values = {t.name: t for t in model.graph.initializer}
     for node in model.graph.node:
-        for index in (5, 6) if node.op_type in ("GRU", "LSTM") and not node.domain else ():
+        for index in (5, 6) if node.op_type in ("GRU", "LSTM", "RNN") and not node.domain else ():
             name = node.input[index] if index < len(node.input) else ""
             if name in values and not numpy_helper.to_array(values[name]).any():
                 node.input[index] = ""

@@ -32,7 +32,7 @@ _MASKED = frozenset({"Add", "Attention", "Cast", "Concat", "Expand", "Gather", "
                      "Reshape", "Slice", "Squeeze", "Sub", "Tile", "Transpose", "Unsqueeze", "Where"})  # fmt: skip
 """Operators that read masks of minus infinity; others read weights, which are finite."""
 
-_COMPUTED = _MASKED | {"Div", "MatMul", "Pow", "STFT"}
+_COMPUTED = _MASKED | {"Div", "MatMul", "Pow", "STFT", "ScatterElements", "ScatterND"}
 """Operators that read constants of a network's code, such as positions; others read weights."""
 
 _STATISTICS_INPUTS = {"BatchNormalization": (3, 4)}
@@ -309,7 +309,7 @@ class Network:
         """
         if self.loss is not None:
             return self
-        return self._with(rewrites.with_classification_loss(self, axis), "label", "loss")
+        return self._with_last(rewrites.with_classification_loss(self, axis))
 
     def with_multilabel_loss(self) -> Network:
         """Return the network with a loss for images that have several labels, verified or unknown.
@@ -323,7 +323,7 @@ class Network:
         NetworkError
             If the output does not have shape (N, classes).
         """
-        return self._with(rewrites.with_multilabel_loss(self), "label", "loss")
+        return self._with_last(rewrites.with_multilabel_loss(self))
 
     def with_label_smoothing(self, smoothing: float) -> Network:
         """Return the network with smoothed labels in every softmax cross-entropy of the loss.
@@ -351,6 +351,10 @@ class Network:
         if all(node.op_type != "Dropout" for node in self.nodes):
             return self
         return self._with(rewrites.without_dropout(self), self.label, self.loss)
+
+    def _with_last(self, model: onnx.ModelProto) -> Network:
+        """Return a network whose label and loss are the model's last input and output."""
+        return self._with(model, model.graph.input[-1].name, model.graph.output[-1].name)
 
     def _with(self, model: onnx.ModelProto, label: str | None, loss: str | None) -> Network:
         return Network(model, name=self.name, input=self.input, output=self.output, label=label, loss=loss)

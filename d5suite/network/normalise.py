@@ -229,9 +229,10 @@ def _set_shapes(model: onnx.ModelProto, name: str, shapes: Mapping[str, Sequence
             raise NetworkError(f"input {key!r} cannot have shape {list(wanted)}", where=name)
         for dimension, size in zip(dimensions, wanted, strict=True):
             dimension.dim_value = size
-    if shapes:
-        model.graph.ClearField("value_info")
-        for value in model.graph.output:
+    model.graph.ClearField("value_info")  # of a file whose batch was opened afterwards they are of the old one
+    fixed = {tensor.name for tensor in model.graph.initializer} | set(inputs)
+    for value in model.graph.output:
+        if value.name not in fixed:
             value.type.tensor_type.ClearField("shape")
 
 

@@ -59,7 +59,8 @@ class Network(Protocol):
 def with_classification_loss(network: Network, axis: int | None = None) -> onnx.ModelProto:
     """Add a label input and the loss; see `Network.with_classification_loss`."""
     model = _copy(network.model)
-    logits, labels, cells = _logits(network), "label", network.shapes[network.output]
+    label, loss = _free_names(model)
+    logits, labels, cells = _logits(network), label, network.shapes[network.output]
     if axis is not None and network.shapes[logits] != cells:
         logits = network.output
     rank, label_shape = len(network.shapes[logits]), [network.batch_size or "N"]
@@ -70,12 +71,12 @@ def with_classification_loss(network: Network, axis: int | None = None) -> onnx.
         logits = "d5suite.logits"
     if rank > 2 and axis is not None and axis != 1:
         _add_initializers(model, {"d5suite.rows": np.array([-1])})
-        model.graph.node.append(make_node("Reshape", ["label", "d5suite.rows"], ["d5suite.labels"], "d5suite.labels"))
+        model.graph.node.append(make_node("Reshape", [label, "d5suite.rows"], ["d5suite.labels"], "d5suite.labels"))
         labels = "d5suite.labels"
     model.graph.node.append(
-        make_node("SoftmaxCrossEntropyLoss", [logits, labels], ["loss"], "d5suite.loss", reduction="mean")
+        make_node("SoftmaxCrossEntropyLoss", [logits, labels], [loss], "d5suite.loss", reduction="mean")
     )
-    return _with_label_and_loss(model, label_shape)
+    return _with_label_and_loss(model, label, label_shape, loss)
 
 
 def with_multilabel_loss(network: Network) -> onnx.ModelProto:
@@ -89,6 +90,7 @@ def with_multilabel_loss(network: Network) -> onnx.ModelProto:
     if len(shape) != 2 or shape[1] is None:
         raise NetworkError(f"a multi-label loss needs an output of shape (N, classes), not {shape}", where=network.name)
     model = _without_loss(network)
+    label, loss = _free_names(model)
     _add_initializers(model, {"d5suite.axis": np.array([1]), "d5suite.pads": np.array([0, 1, 0, 0, 0, 0])})
     model.graph.node.extend(
         [
@@ -96,15 +98,15 @@ def with_multilabel_loss(network: Network) -> onnx.ModelProto:
             make_node("Pad", ["d5suite.present", "d5suite.pads"], ["d5suite.pair"], "d5suite.pair"),
             make_node(
                 "SoftmaxCrossEntropyLoss",
-                ["d5suite.pair", "label"],
-                ["loss"],
+                ["d5suite.pair", label],
+                [loss],
                 "d5suite.loss",
                 reduction="mean",
                 ignore_index=-1,
             ),
         ]
     )
-    return _with_label_and_loss(model, [network.batch_size or "N", shape[1]])
+    return _with_label_and_loss(model, label, [network.batch_size or "N", shape[1]], loss)
 
 
 def with_label_smoothing(network: Network, smoothing: float) -> onnx.ModelProto:
@@ -200,9 +202,21 @@ def _add_initializers(model: onnx.ModelProto, values: dict[str, np.ndarray]) -> 
     model.graph.initializer.extend(numpy_helper.from_array(value, name) for name, value in values.items())
 
 
-def _with_label_and_loss(model: onnx.ModelProto, label_shape: list[int | str]) -> onnx.ModelProto:
-    model.graph.input.append(make_tensor_value_info("label", TensorProto.INT64, label_shape))
-    model.graph.output.append(make_tensor_value_info("loss", TensorProto.FLOAT, []))
+def _free_names(model: onnx.ModelProto) -> tuple[str, str]:
+    """Return names of the label and the loss that no tensor of the model has."""
+    graph = model.graph
+    taken = {value.name for value in (*graph.input, *graph.output, *graph.initializer)}
+    taken.update(name for node in graph.node for name in (*node.input, *node.output))
+    label, loss = (name if name not in taken else f"d5suite.{name}" for name in ("label", "loss"))
+    return label, loss
+
+
+def _with_label_and_loss(
+    model: onnx.ModelProto, label: str, label_shape: list[int | str], loss: str
+) -> onnx.ModelProto:
+    """Declare both, as the last input and the last output."""
+    model.graph.input.append(make_tensor_value_info(label, TensorProto.INT64, label_shape))
+    model.graph.output.append(make_tensor_value_info(loss, TensorProto.FLOAT, []))
     return model
 
 

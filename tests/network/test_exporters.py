@@ -669,3 +669,30 @@ def test_ones_and_zeros_of_a_normalization_without_scale_are_no_parameters(scale
     )  # fmt: skip
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     assert Network(model).parameters == (("kernel",) if scale == 1 else ("kernel", "scale"))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_weights_that_a_graph_cuts_by_computed_sizes_stay_parameters(tmp_path: Path) -> None:
+    """PyTorch's older exporter cuts attention's projections apart by sizes that it computes."""
+    pytest.importorskip("torch")
+    import torch
+
+    class Decoder(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.TransformerDecoderLayer(16, 4, 32, batch_first=True)
+            self.head = torch.nn.Linear(16, 5)
+
+        def forward(self, tokens: torch.Tensor, memory: torch.Tensor) -> torch.Tensor:
+            scores: torch.Tensor = self.head(self.layer(tokens, memory)[:, 0])
+            return scores
+
+    network, tokens = Decoder().eval(), torch.randn(2, 6, 16)
+    path = tmp_path / "decoder.onnx"
+    names = ["tokens", "memory"]
+    torch.onnx.export(
+        network, (tokens, tokens.flip(1)), path, dynamo=False, opset_version=17, input_names=names,
+        dynamic_axes={name: {0: "N"} for name in names},
+    )  # fmt: skip
+    read = Network.load(path)
+    assert sum(read.initializers[name].size for name in read.parameters) == sum(p.numel() for p in network.parameters())

@@ -12,6 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 from d5suite.backends import backend
 from d5suite.errors import ConfigurationError, NetworkError, ValidationError
 from d5suite.network import Network
+from d5suite.network.analysis import analyse
 from d5suite.network.given import load_given, parse_shapes, ranges
 from d5suite.validate.network.inference import check_inference, check_reading
 from d5suite.validate.network.oracle import Oracle, inferences
@@ -334,3 +335,90 @@ def test_a_mask_of_minus_infinity_is_no_weight(tmp_path: Path, operator: str) ->
     path = _save(tmp_path, [reader, node("Max", ["m", "x"], ["y"])], [("x", FLOAT, [1, 4])], [("y", FLOAT, ["M", 4])],
                  mask=mask, twice=np.array([2, 1]))  # fmt: skip
     assert Network.load(path).parameters == ()
+
+
+def _saved(folder: Path, node: onnx.NodeProto, shape: list, **weights: np.ndarray) -> Path:
+    return _save(folder, [node], [("x", FLOAT, shape)], [("y", FLOAT, None)], **weights)
+
+
+@pytest.mark.parametrize(
+    "node",
+    [
+        helper.make_node("Gather", ["x", "last"], ["y"], "last", axis=0),
+        helper.make_node("Slice", ["x", "zero", "one"], ["y"], "first"),
+        helper.make_node("Slice", ["x", "zero", "one", "axis"], ["y"], "first by axis"),
+        helper.make_node("Pad", ["x", "more"], ["y"], "padded", mode="edge"),
+    ],
+    ids=lambda node: node.name,
+)
+def test_a_part_of_an_open_first_axis_needs_its_size(tmp_path: Path, node: onnx.NodeProto) -> None:
+    every = {
+        "last": np.array(-1), "zero": np.array([0]), "one": np.array([1]), "axis": np.array([-2]),
+        "more": np.array([1, 0, 0, 0]),
+    }  # fmt: skip
+    path = _saved(tmp_path, node, ["N", 4], **{name: value for name, value in every.items() if name in node.input})
+    network = load_given(path, shapes={}, batch_size=3).network
+    assert network.batch_size == 3
+    x = np.arange(12, dtype=np.float32).reshape(3, 4)
+    executor = backend("torch").executor(network)
+    y = executor.fetch(executor.forward(executor.feed({"x": x})))["y"]
+    assert y.tolist() == {"last": x[-1], "padded": x[[0, 0, 1, 2]]}.get(node.name, x[:1]).tolist()
+
+
+def test_a_part_of_another_axis_leaves_the_batch_open(tmp_path: Path) -> None:
+    node = helper.make_node("Slice", ["x", "zero", "one", "axis"], ["y"], "columns")
+    path = _saved(tmp_path, node, ["N", 4], zero=np.array([0]), one=np.array([1]), axis=np.array([1]))
+    assert load_given(path, shapes={}, batch_size=3).network.batch_size is None
+
+
+def test_a_batch_that_was_opened_afterwards_is_open_everywhere(tmp_path: Path) -> None:
+    """The usual recipe: the input's first dimension is given a name, and all other shapes stay."""
+    nodes = [helper.make_node("Relu", ["x"], ["r"]), helper.make_node("MatMul", ["r", "w"], ["y"])]
+    path = _save(tmp_path, nodes, [("x", FLOAT, [1, 4])], [("y", FLOAT, [1, 5])], w=np.ones((4, 5), np.float32))
+    model = onnx.shape_inference.infer_shapes(onnx.load(path))
+    assert model.graph.value_info
+    model.graph.input[0].type.tensor_type.shape.dim[0].dim_param = "N"
+    onnx.save(model, path)
+    given = load_given(path, shapes={}, batch_size=2)
+    assert given.network.shapes["y"] == (None, 5) and not given.untrainable
+
+
+@pytest.mark.parametrize("taken", ["label", "loss"])
+def test_a_tensor_may_be_called_label_or_loss(tmp_path: Path, taken: str) -> None:
+    nodes = [helper.make_node("Relu", ["x"], [taken]), helper.make_node("MatMul", [taken, "w"], ["y"])]
+    path = _save(tmp_path, nodes, [("x", FLOAT, ["N", 4])], [("y", FLOAT, ["N", 5])], w=np.ones((4, 5), np.float32))
+    network = load_given(path, shapes={}, batch_size=2).network
+    label, loss = network.require_loss()
+    assert {label, loss} == {f"d5suite.{name}" if name == taken else name for name in ("label", "loss")}
+    executor = backend("torch").executor(network)
+    feed = {"x": np.ones((2, 4), np.float32), label: np.array([0, 1])}
+    assert executor.fetch(executor.forward_backward(executor.feed(feed)))[loss] == pytest.approx(np.log(5))
+
+
+def test_a_third_of_an_image_is_every_third_pixel(tmp_path: Path) -> None:
+    """As PyTorch exports it and onnxruntime reads it: in float64, 1 / float32(1/3) is below 3."""
+    node = helper.make_node(
+        "Resize", ["x", "", "scales"], ["y"], "third", mode="nearest", nearest_mode="floor",
+        coordinate_transformation_mode="asymmetric",
+    )  # fmt: skip
+    scales = np.array([1, 1, 1 / 3], np.float32)
+    network = load_given(_saved(tmp_path, node, [1, 1, 12], scales=scales), shapes={}, batch_size=1).network
+    executor = backend("torch").executor(network)
+    x = np.arange(12, dtype=np.float32).reshape(1, 1, 12)
+    assert executor.fetch(executor.forward(executor.feed({"x": x})))["y"].ravel().tolist() == [0, 3, 6, 9]
+
+
+def test_a_batch_that_does_not_fit_is_one_error(tmp_path: Path) -> None:
+    """Video networks split the batch into clips of several frames."""
+    nodes = [
+        helper.make_node("Reshape", ["x", "clips"], ["c"]),
+        helper.make_node("ReduceMean", ["c", "one"], ["y"], keepdims=0),
+    ]
+    path = _save(
+        tmp_path, nodes, [("x", FLOAT, ["N", 5])], [("y", FLOAT, [None, 5])], clips=np.array([-1, 4, 5]),
+        one=np.array([1]),
+    )  # fmt: skip
+    network = Network.load(path)
+    assert analyse(network, batch_size=8).macs >= 0
+    with pytest.raises(NetworkError, match="do not fit a batch of 1"):
+        analyse(network, batch_size=1)

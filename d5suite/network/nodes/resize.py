@@ -116,8 +116,8 @@ def _places(coordinates: str, size: int, output: int, scale: float) -> np.ndarra
     index, exact = np.arange(output, dtype=np.float64), scale * size
     if coordinates == "align_corners":
         return index * (size - 1) / (exact - 1) if exact != 1 else index * 0
-    if coordinates == "asymmetric":
-        return index / scale
+    if coordinates == "asymmetric":  # a third of float32 is more than one: in float64, 1 would be 2.9999999
+        return (index.astype(np.float32) / np.float32(scale)).astype(np.float64)
     if coordinates == "pytorch_half_pixel" and output == 1:
         return index * 0
     offset = size / 2 * (1 - output / exact) if coordinates == "half_pixel_symmetric" else 0.0

@@ -18,9 +18,13 @@ class Recorder(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.calls: list[tuple[Any, Any, Any, Any]] = []
+        self.given: set[int] = set()
+        self.made: set[int] = set()
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = function(*args, **(kwargs or {}))
+        self.given |= _places((args, kwargs)) - self.made
+        self.made |= _places(result) - self.given
         self.calls.append((function, args, kwargs or {}, result))
         return result
 
@@ -33,6 +37,10 @@ class Recorder(TorchDispatchMode):
                     place.copy_(value)
 
 
+def _places(values: Any) -> set[int]:
+    return {each.data_ptr() for each in tree_leaves(values) if isinstance(each, torch.Tensor)}
+
+
 def record(function: Callable[[], graphs.Outputs]) -> tuple[graphs.Outputs, Callable[[], None]]:
     drawn = torch.get_rng_state()
     for _ in range(graphs.WARM_UP):
@@ -42,7 +50,8 @@ def record(function: Callable[[], graphs.Outputs]) -> tuple[graphs.Outputs, Call
     torch.set_rng_state(drawn)
     with torch.inference_mode():
         for each in outputs:
-            each.zero_()  # a GPU would not have computed them
+            if each.data_ptr() in recorder.made:
+                each.zero_()  # a GPU would not have computed them
     return outputs, recorder.replay
 
 
