@@ -79,6 +79,8 @@ def read_resize(node: Node, context: NodeContext) -> Resize:
         whole &= output == scale * size
         places = _places(coordinates, size, output, scale)
         if kind == "nearest":
+            if coordinates == "asymmetric":  # a third of float32 is more than one: 3 would be 2.9999999
+                places = (np.arange(output, dtype=np.float32) / np.float32(scale)).astype(np.float64)
             rows[axis] = np.clip(_ROUND[a["nearest_mode"]](places), 0, size - 1).astype(np.int64)
         else:
             shrink = min(scale, 1.0) if antialias else 1.0
@@ -116,8 +118,8 @@ def _places(coordinates: str, size: int, output: int, scale: float) -> np.ndarra
     index, exact = np.arange(output, dtype=np.float64), scale * size
     if coordinates == "align_corners":
         return index * (size - 1) / (exact - 1) if exact != 1 else index * 0
-    if coordinates == "asymmetric":  # a third of float32 is more than one: in float64, 1 would be 2.9999999
-        return (index.astype(np.float32) / np.float32(scale)).astype(np.float64)
+    if coordinates == "asymmetric":
+        return index / scale
     if coordinates == "pytorch_half_pixel" and output == 1:
         return index * 0
     offset = size / 2 * (1 - output / exact) if coordinates == "half_pixel_symmetric" else 0.0
