@@ -1,7 +1,7 @@
 """How often a history's verdicts are wrong, and how soon a step is found, on simulated nights.
 
-A suite is 24 benchmarks; each night gives one figure of each. The figures in docs/compare.md are
-of::
+A suite is 24 benchmarks; each night gives one figure of each. docs/compare.md has figures, and of
+how many nights; an argument says how many::
 
     python -m benchmarks.bench_history 100
 """

@@ -49,6 +49,20 @@ def _folder(output: str) -> Path:
     return Path(line.partition("results: ")[2])
 
 
+def _ended(process: subprocess.Popen[str], end: signal.Signals, *, workers: int) -> str:
+    """Interrupt a run; return what it says, once all its processes have ended."""
+    family = psutil.Process(process.pid).children(recursive=True)
+    assert len(family) >= workers
+    process.send_signal(end)
+    try:
+        output, _ = process.communicate(timeout=300)
+    finally:
+        process.kill()
+    assert process.returncode == 2, output
+    wait_until(lambda: all(is_dead(each.pid) for each in family), "the workers' end")
+    return output
+
+
 @pytest.mark.parametrize(
     "end",
     [signal.SIGINT, *(pytest.param(end, marks=pytest.mark.slow) for end in (signal.SIGTERM, signal.SIGHUP))],
@@ -70,15 +84,7 @@ def test_an_interrupt_saves_what_the_worker_has_finished_and_leaves_no_process(
         return bool(found) and json.loads(found[0].read_text())["phase"] == "measuring small/inference"
 
     wait_until(hangs, "the hanging measurement")
-    family = psutil.Process(process.pid).children(recursive=True)
-    assert family
-    process.send_signal(end)
-    try:
-        output, _ = process.communicate(timeout=300)
-    finally:
-        process.kill()
-    assert process.returncode == 2, output
-    wait_until(lambda: all(is_dead(each.pid) for each in family), "the workers' end")
+    output = _ended(process, end, workers=1)
     jsonschema.validate(json.loads((tmp_path / "out.json").read_text()), SCHEMA)
     assert _names(tmp_path / "out.json") == {"test_input_pipeline[faulty:hangs]"}
     assert (_folder(output) / "small-faulty-hangs.result.json").exists()
@@ -105,15 +111,7 @@ def test_an_interrupt_ends_workers_that_take_turns(
         )
 
     wait_until(hangs, "both workers within their measurement")
-    family = psutil.Process(process.pid).children(recursive=True)
-    assert len(family) >= 2
-    process.send_signal(end)
-    try:
-        output, _ = process.communicate(timeout=300)
-    finally:
-        process.kill()
-    assert process.returncode == 2, output
-    wait_until(lambda: all(is_dead(each.pid) for each in family), "the workers' end")
+    _ended(process, end, workers=2)
     assert not (tmp_path / "out.json").exists(), "what was not finished is no result"
     assert not [*tmp_path.glob(".*.part"), *tmp_path.glob(".*.old")]
 
