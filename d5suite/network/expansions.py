@@ -5,6 +5,7 @@ May import ONNX and NumPy and, from d5suite, `network.folding`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -14,16 +15,19 @@ from onnx import numpy_helper
 
 from d5suite.network.folding import Shape, shapes_of, tensor_of
 
+_INTEGERS = frozenset(getattr(onnx.TensorProto, f"{sign}INT{bits}") for sign in ("", "U") for bits in (8, 16, 32, 64))
+
 _ACTIVATIONS = {"relu": "Relu", "sigmoid": "Sigmoid", "tanh": "Tanh"}
 
 
 def expand(model: onnx.ModelProto) -> bool:
-    """Write out AffineGrid, RNN, computed statistics, and further outputs of LayerNormalization.
+    """Write out AffineGrid, RNN, computed bounds and statistics, and LayerNormalization's moments.
 
     Shapes are inferred, constants are folded. Returns whether there were any. Windows that exceed
     their image are cut.
     """
     graph, shapes = model.graph, shapes_of(model)
+    types = {v.name: v.type.tensor_type.elem_type for v in (*graph.input, *graph.value_info)}
     fixed = {tensor.name: tensor for tensor in graph.initializer}
     nodes, changed = list(graph.node), False
     read = {name for node in nodes for name in node.input} | {output.name for output in graph.output}
@@ -36,6 +40,16 @@ def expand(model: onnx.ModelProto) -> bool:
         elif kind == "AffineGrid" and node.input[1] in fixed:
             changed = True
             _write_affine_grid(node, _Writer(graph, node.output[0]), numpy_helper.to_array(fixed[node.input[1]]))
+        elif kind == "Clip" and not fixed.keys() >= {name for name in node.input[1:] if name}:
+            changed = True
+            _write_clip(node, _Writer(graph, node.output[0]))
+        elif kind == "Pad" and _crops(node, fixed):
+            changed = True
+            _write_crop(node, _Writer(graph, node.output[0]), fixed)
+        elif kind == "ReduceMean" and types.get(node.input[0]) in _INTEGERS and None not in shapes[node.input[0]]:
+            changed = True
+            dtype = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(types[node.input[0]]))
+            _write_integer_mean(node, _Writer(graph, node.output[0]), shapes, dtype)
         elif kind == "RNN" and (plan := _Rnn.read(node, graph, shapes)) is not None:
             changed = True
             plan.write(_Writer(graph, next(filter(None, node.output))))
@@ -151,6 +165,39 @@ def _write_affine_grid(node: onnx.NodeProto, write: _Writer, size: np.ndarray) -
     scaled = write.node("Mul", numbers, write.constant(np.float32(1 / whole)))
     grid = write.node("MatMul", scaled, write.node("Transpose", node.input[0], perm=[0, 2, 1]))
     write.node("Reshape", grid, write.constant(np.array([0, *image, len(image)])), output=node.output[0])
+
+
+def _write_clip(node: onnx.NodeProto, write: _Writer) -> None:
+    """Write min(max(x, low), high): frameworks clip by numbers, and a bound here is computed."""
+    x, low, high = [*node.input, "", ""][:3]
+    if low:
+        x = write.node("Max", x, low, output="" if high else node.output[0])
+    if high:
+        write.node("Min", x, high, output=node.output[0])
+
+
+def _crops(node: onnx.NodeProto, fixed: Mapping[str, onnx.TensorProto]) -> bool:
+    plain = _attributes(node).get("mode", b"constant") == b"constant"
+    return not plain and node.input[1] in fixed and bool((numpy_helper.to_array(fixed[node.input[1]]) < 0).any())
+
+
+def _write_crop(node: onnx.NodeProto, write: _Writer, fixed: Mapping[str, onnx.TensorProto]) -> None:
+    """Write a Pad of repeated cells that crops, too, as a Slice and a Pad."""
+    pads = numpy_helper.to_array(fixed[node.input[1]]).reshape(2, -1)
+    axes = numpy_helper.to_array(fixed[node.input[3]]) if len(node.input) > 3 else np.arange(pads.shape[1])
+    starts, ends = np.maximum(-pads[0], 0), np.where(pads[1] < 0, pads[1], np.iinfo(np.int64).max)
+    cropped = write.node("Slice", node.input[0], *(write.constant(each) for each in (starts, ends, axes)))
+    widths = write.constant(np.maximum(pads, 0).ravel())
+    write.node("Pad", cropped, widths, *(["", node.input[3]] if len(node.input) > 3 else []), output=node.output[0],
+               mode=_attributes(node)["mode"])  # fmt: skip
+
+
+def _write_integer_mean(node: onnx.NodeProto, write: _Writer, shapes: Mapping[str, Shape], dtype: np.dtype) -> None:
+    """Write a mean of integers as a sum and a division: that of a framework may be of fractions."""
+    sizes = [math.prod(size or 0 for size in shapes[name]) for name in (node.input[0], node.output[0])]
+    total = write.node("ReduceSum", *node.input, **_attributes(node))
+    count = write.constant(np.array(sizes[0] // max(sizes[1], 1), dtype))
+    write.node("Div", total, count, output=node.output[0])
 
 
 class _Rnn:

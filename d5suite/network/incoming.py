@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import os
 import stat
+from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from pathlib import Path
 
@@ -51,20 +52,21 @@ def read(path: Path) -> onnx.ModelProto:
 
 def _load_external_data(model: onnx.ModelProto, path: Path) -> None:
     folder = path.parent.resolve()
-    tensors = [*model.graph.initializer, *(a.t for n in model.graph.node for a in n.attribute if a.HasField("t"))]
-    for tensor in tensors:
+    linked = path.resolve().parent  # a cache of downloads links to a folder of all its files
+    for tensor in (*_tensors(model.graph), *(t for f in model.functions for n in f.node for t in _tensors_of(n))):
         if not onnx.external_data_helper.uses_external_data(tensor):
             continue
         entries = {e.key: e.value for e in tensor.external_data}
         location = entries.get("location", "")
         target = folder / location
-        if target.is_symlink():
+        base = linked if target.is_symlink() and target.resolve().parent == linked else folder
+        if target.is_symlink() and base == folder:
             raise NetworkError(
                 f"the data file {location!r} of tensor {tensor.name!r} is a symbolic link, which may lead anywhere",
                 where=str(path),
                 hint="Copy the model and its data into one folder: cp -L.",
             )
-        if not location or not target.resolve().is_relative_to(folder):
+        if not location or not target.resolve().is_relative_to(base):
             raise NetworkError(
                 f"the data of tensor {tensor.name!r} lie outside the model's folder: {location!r}",
                 where=str(path),
@@ -87,10 +89,27 @@ def _load_external_data(model: onnx.ModelProto, path: Path) -> None:
             )
         if "length" not in entries:  # onnx reads to the end of the file
             tensor.external_data.add(key="length", value=str(needed))
-    try:
-        onnx.external_data_helper.load_external_data_for_model(model, str(folder))
-    except Exception as error:  # onnx raises several unrelated types for bad offsets and lengths
-        raise NetworkError(f"the model's external data cannot be read: {error}", where=str(path)) from error
+        for entry in tensor.external_data:
+            if entry.key == "location" and base != folder:
+                entry.value = target.resolve().name
+        try:
+            onnx.external_data_helper.load_external_data_for_tensor(tensor, str(base))
+        except Exception as error:  # onnx raises several unrelated types for bad offsets and lengths
+            raise NetworkError(f"the model's external data cannot be read: {error}", where=str(path)) from error
+
+
+def _tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
+    """Yield the tensors that a graph and its branches state."""
+    yield from graph.initializer
+    for node in graph.node:
+        yield from _tensors_of(node)
+
+
+def _tensors_of(node: onnx.NodeProto) -> Iterator[onnx.TensorProto]:
+    for attribute in node.attribute:
+        yield from (attribute.t, *attribute.tensors)
+        for graph in (attribute.g, *attribute.graphs):
+            yield from _tensors(graph)
 
 
 def _bytes(tensor: onnx.TensorProto) -> int:

@@ -5,6 +5,7 @@ May import ONNX, NumPy and, from d5suite, `network.folding` and `network.operato
 
 from __future__ import annotations
 
+import numpy as np
 import onnx
 from onnx import numpy_helper
 
@@ -36,17 +37,87 @@ def flatten_for_hardmax(model: onnx.ModelProto) -> None:
         )
 
 
+def write_group_norms(model: onnx.ModelProto) -> None:
+    """Write a GroupNormalization of operator sets 18 to 20 as one of instances.
+
+    It has a scale and a bias per group; 21 gave them to channels. ONNX's checker refuses the old.
+    """
+    graph, nodes, make = model.graph, list(model.graph.node), onnx.helper.make_node
+    graph.ClearField("node")
+    for node in nodes:
+        if node.op_type != "GroupNormalization" or node.domain or len(node.input) != 3:
+            graph.node.append(node)
+            continue
+        x, y = node.input[0], node.output[0]
+        groups = next((a.i for a in node.attribute if a.name == "num_groups"), 0)
+        epsilon = next((a.f for a in node.attribute if a.name == "epsilon"), 1e-5)
+        sizes, wanted, apart, same = (f"{y}.d5suite.{kind}" for kind in ("sizes", "groups", "apart", "same"))
+        graph.initializer.append(tensor_of(np.array([0, groups, -1]), wanted))
+        graph.node.extend(
+            [
+                make("Shape", [x], [sizes], sizes),
+                make("Reshape", [x, wanted], [apart], apart),
+                make("InstanceNormalization", [apart, *node.input[1:]], [same], node.name, epsilon=epsilon),
+                make("Reshape", [same, sizes], [y], f"{y}.d5suite.together"),
+            ]
+        )
+
+
 def mend_resizes(model: onnx.ModelProto) -> None:
     """Say what Upsample, and Resize before operator set 11, mean; ONNX's converter (1.23) does not.
 
-    A point's place is its index over the scale, rounded down (Resize, operator set 10).
+    A point's place is its index over the scale, rounded down, or up in a smaller image (the node
+    tests of Resize, operator set 10).
     """
-    meaning = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
+    constants = constants_of(model)
     for node in model.graph.node:
         if node.op_type == "Resize" and not node.domain:
-            kept = [attribute for attribute in node.attribute if attribute.name not in meaning]
-            node.ClearField("attribute")
-            node.attribute.extend([*kept, *(onnx.helper.make_attribute(*pair) for pair in meaning.items())])
+            scales = next((constants[name] for name in reversed(node.input) if name in constants), None)
+            smaller = scales is not None and bool((numpy_helper.to_array(scales) < 1).any())
+            rounding = "ceil" if smaller else "floor"
+            _set(node, coordinate_transformation_mode="asymmetric", nearest_mode=rounding)
+
+
+def mend_pixels(model: onnx.ModelProto) -> None:
+    """Write ``tf_half_pixel_for_nn``, which ended with operator set 13, as the rounding it means.
+
+    It rounds (i + 1/2) / scale down; half pixels, that less 1/2, rounded to the next, ties up.
+    """
+    for node in model.graph.node:
+        stated = {a.name: a.s for a in node.attribute}
+        if (
+            node.op_type == "Resize"
+            and not node.domain
+            and stated.get("coordinate_transformation_mode") == b"tf_half_pixel_for_nn"
+            and stated.get("nearest_mode") == b"floor"
+            and stated.get("mode", b"nearest") == b"nearest"
+        ):
+            _set(node, coordinate_transformation_mode="half_pixel", nearest_mode="round_prefer_ceil")
+
+
+def _set(node: onnx.NodeProto, **attributes: str) -> None:
+    kept = [attribute for attribute in node.attribute if attribute.name not in attributes]
+    node.ClearField("attribute")
+    node.attribute.extend([*kept, *(onnx.helper.make_attribute(*pair) for pair in attributes.items())])
+
+
+def constants_of(model: onnx.ModelProto) -> dict[str, onnx.TensorProto]:
+    """Return the tensors that a file states, in nodes and beside them."""
+    graph = model.graph
+    found = {node.output[0]: a.t for node in graph.node for a in node.attribute if a.name == "value"}
+    return found | {tensor.name: tensor for tensor in graph.initializer}
+
+
+def clear_domains(model: onnx.ModelProto) -> None:
+    """Name ONNX's own operators by the empty domain alone; "ai.onnx" is its other name."""
+    for nodes in (model.graph.node, *(function.node for function in model.functions)):
+        for node in nodes:
+            node.domain = "" if node.domain == "ai.onnx" else node.domain
+    for stated in (model.opset_import, *(function.opset_import for function in model.functions)):
+        own = [each.version for each in stated if each.domain in ("", "ai.onnx")]
+        rest = [(each.domain, each.version) for each in stated if each.domain not in ("", "ai.onnx")]
+        del stated[:]
+        stated.extend(onnx.helper.make_opsetid(*each) for each in [*(("", v) for v in own[:1]), *rest])
 
 
 def mend_ranks(model: onnx.ModelProto) -> None:
@@ -56,20 +127,20 @@ def mend_ranks(model: onnx.ModelProto) -> None:
     axis, and its newer one writes axes as scalars. onnxruntime accepts all of them.
     """
     graph = model.graph
-    constants = {node.output[0]: a.t for node in graph.node for a in node.attribute if a.name == "value"}
-    constants |= {tensor.name: tensor for tensor in graph.initializer}
+    constants = constants_of(model)
     wrong = {"scalar": (_SCALARS, [1]), "vector": (_VECTORS, [])}
     added: set[str] = set()
     for node in graph.node:
         for kind, (operators, dimensions) in wrong.items():
-            tensor = constants.get(node.input[1]) if len(node.input) > 1 and node.op_type in operators else None
+            place = operators.get(node.op_type, len(node.input))
+            tensor = constants.get(node.input[place]) if place < len(node.input) else None
             if tensor is not None and list(tensor.dims) == dimensions:
-                name = f"{node.input[1]}.d5suite.{kind}"
+                name = f"{node.input[place]}.d5suite.{kind}"
                 if name not in added:
                     array = numpy_helper.to_array(tensor).reshape(() if kind == "scalar" else (1,))
                     graph.initializer.append(tensor_of(array, name))
                 added.add(name)
-                node.input[1] = name
+                node.input[place] = name
 
 
 def drop_casts(model: onnx.ModelProto) -> None:
@@ -118,9 +189,9 @@ def drop_empty_parts(model: onnx.ModelProto) -> None:
     _drop_unused_initializers(model)
 
 
-_SCALARS = frozenset({"CumSum", "Dropout"})
-"""Operators whose second input is a scalar."""
+_SCALARS = {"CumSum": 1, "Dropout": 1, "Pad": 2}
+"""Operators with an input that is a scalar, and which one."""
 
 
-_VECTORS = frozenset({"Squeeze", "Unsqueeze", *REDUCTIONS})
-"""Operators whose second input is a vector."""
+_VECTORS = dict.fromkeys(("Squeeze", "Unsqueeze", *REDUCTIONS), 1)
+"""Operators with an input that is a vector, and which one."""

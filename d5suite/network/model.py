@@ -141,7 +141,9 @@ class Network:
                 if node.inputs[i]
             )
         )
-        constants = {n for n in computed(self.model) if self._only_in(n, _COMPUTED) or self._changes_nothing(n)}
+        made = computed(self.model)
+        constants = {n for n in made if self._only_in(n, _COMPUTED)}
+        constants.update(n for n in self.initializers if self._changes_nothing(n, made=n in made))
         fixed = {n.inputs[i] for n in self.nodes for i in _SETTINGS.get(n.op_type, ()) if i < len(n.inputs)}
         self.parameters: tuple[str, ...] = tuple(
             name
@@ -160,14 +162,21 @@ class Network:
             return False
         return self._only_in(name, _MASKED)
 
-    def _changes_nothing(self, name: str) -> bool:
-        """Return whether a tensor of ones or zeros is a normalization's neutral scale or bias."""
-        places = {(n.op_type, i) for n in self.nodes for i, each in enumerate(n.inputs) if each == name}
+    def _changes_nothing(self, name: str, *, made: bool) -> bool:
+        """Return whether a tensor is a normalization's neutral scale or bias, or a scatter's base.
+
+        Exporters write a normalization of groups as one of reshaped instances, and some keep what
+        they made among the weights. Then a layer's own scale of ones looks the same otherwise.
+        """
         value = self.initializers[name]
-        return any(
-            places == {("InstanceNormalization", place)} and bool((value == wanted).all())
-            for place, wanted in ((1, 1), (2, 0))
-        )
+        if not value.size or (value != value.flat[0]).any():
+            return False
+        readers = [(node, i) for node in self.nodes for i, each in enumerate(node.inputs) if each == name]
+        places = {(node.op_type, i, value.flat[0]) for node, i in readers}
+        if places <= {("InstanceNormalization", 1, 1.0), ("InstanceNormalization", 2, 0.0)}:
+            reshaped = {n.outputs[0] for n in self.nodes if n.op_type == "Reshape"}
+            return made or all(node.inputs[0] in reshaped for node, _ in readers)
+        return {(operator, i) for operator, i, _ in places} <= {("ScatterND", 0), ("ScatterElements", 0)}
 
     def _only_in(self, name: str, operators: frozenset[str]) -> bool:
         """Return whether only nodes of these operators read a tensor."""

@@ -21,12 +21,15 @@ from d5suite.network.expansions import expand
 from d5suite.network.folding import fold, shapes_of, tensor_of
 from d5suite.network.incoming import MOST, check_graph, check_kinds, opset
 from d5suite.network.mending import (
+    clear_domains,
     drop_casts,
     drop_empty_parts,
     drop_zero_states,
     flatten_for_hardmax,
+    mend_pixels,
     mend_ranks,
     mend_resizes,
+    write_group_norms,
 )
 from d5suite.network.weights import mark_computed, share, tied_products, weights_of
 
@@ -64,14 +67,19 @@ def normalised(model: onnx.ModelProto, name: str, shapes: Mapping[str, Sequence[
     try:
         check_graph(model)
         check_kinds(model, conditionals=True)
+        given, model = model, without_weights(model)
+        clear_domains(model)
+        if model.functions:  # before the conversion, which drops them
+            _check_model(model, shapes or {})
+            model = _inlined(model)
+            check_kinds(model, conditionals=True)
         model = without_conditions(model, partial(_constants, name=name, shapes=shapes or {}))
         check_kinds(model)
         _end_training(model)
-        given, model = model, without_weights(model)
+        mend_pixels(model)
+        if 18 <= version < 21:
+            write_group_norms(model)
         _check_model(model, shapes or {})
-        if model.functions:  # before the conversion, which drops them
-            model = _inlined(model)
-            check_kinds(model)
         model = _converted(model, version)
         model = _expand_operators(model)
         _restore_weights(model, given)

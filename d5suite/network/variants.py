@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 
+import numpy as np
+
 from d5suite.network.model import Node
 from d5suite.network.nodes.context import NodeContext
 from d5suite.network.nodes.recurrent import unusual
@@ -34,6 +36,29 @@ def with_types(types: Collection[str], reason: str, operators: Collection[str] =
         return reason if any(str(context.dtypes[name]) in types for name in tensors) else ""
 
     return why
+
+
+def with_large_integers(reason: str) -> Variant:
+    """Return the variant of arithmetic with a constant integer of more than 32 bits."""
+
+    def why(node: Node, context: NodeContext) -> str:
+        fixed = [context.constants[name] for name in node.inputs if name in context.constants]
+        large = any(
+            each.dtype.kind in "iu" and (each.max(initial=0) > _LARGEST or each.min(initial=0) < ~_LARGEST)
+            for each in fixed
+        )
+        return reason if large and node.op_type in _ARITHMETIC else ""
+
+    return why
+
+
+_LARGEST = int(np.iinfo(np.int32).max)
+
+_ARITHMETIC = frozenset({
+    "Add", "BitShift", "BitwiseAnd", "BitwiseOr", "BitwiseXor", "Clip", "Concat", "Div", "Equal", "Greater",
+    "GreaterOrEqual", "Less", "LessOrEqual", "Max", "Min", "Mod", "Mul", "Pow", "Sub", "Sum", "Where",
+})  # fmt: skip
+"""Operators that compute with integers; others take them as sizes and places."""
 
 
 def with_empty_axes(reason: str) -> Variant:

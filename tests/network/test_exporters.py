@@ -460,20 +460,23 @@ def test_a_grid_of_points_is_a_product_with_theta(tmp_path: Path, corners: int, 
 
 @pytest.mark.parametrize("mode", ["nearest", "linear"])
 @pytest.mark.parametrize("operator", [("Upsample", 9), ("Resize", 10)], ids=lambda value: value[0])
-@pytest.mark.parametrize("scale", [2.0, 1.5])
-def test_an_image_enlarged_as_in_old_operator_sets_is_the_same(
+@pytest.mark.parametrize("scale", [2.0, 1.5, 0.6])
+def test_an_image_resized_as_in_old_operator_sets_is_the_same(
     tmp_path: Path, operator: tuple[str, int], mode: str, scale: float
 ) -> None:
     """ONNX's converter makes another operator of it, with other coordinates."""
     kind, version = operator
-    scales = numpy_helper.from_array(np.array([1, 1, 2, scale], np.float32), "scales")
+    if scale < 1 and kind == "Upsample":
+        pytest.skip("Upsample only enlarges (ONNX, operator set 9)")
+    tall = scale if scale < 1 else 2.0
+    scales = numpy_helper.from_array(np.array([1, 1, tall, scale], np.float32), "scales")
     inputs: dict[str, list[Any]] = {"x": ["N", *SIZE], "scales": [4]}
     graph = helper.make_graph(
         [helper.make_node(kind, ["x", "scales"], ["y"], mode=mode)],
         kind,
         [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
          for name, shape in inputs.items()],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["N", 3, 16, int(8 * scale)])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["N", 3, int(8 * tall), int(8 * scale)])],
         [scales],
     )  # fmt: skip
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", version)], ir_version=4)
@@ -696,3 +699,122 @@ def test_weights_that_a_graph_cuts_by_computed_sizes_stay_parameters(tmp_path: P
     )  # fmt: skip
     read = Network.load(path)
     assert sum(read.initializers[name].size for name in read.parameters) == sum(p.numel() for p in network.parameters())
+
+
+def _same_as_onnxruntime(path: Path, model: onnx.ModelProto) -> Network:
+    onnx.save(model, path)
+    network = Network.load(path)
+    _same_answer(path, network, 2)
+    return network
+
+
+@pytest.mark.parametrize("version", [18, 20])
+def test_a_normalization_of_groups_with_a_scale_per_group(tmp_path: Path, version: int) -> None:
+    graph = helper.make_graph(
+        [helper.make_node("Concat", ["x", "x"], ["wide"], axis=1),
+         helper.make_node("GroupNormalization", ["wide", "scale", "bias"], ["y"], num_groups=2, epsilon=0.1)],
+        "groups",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", *SIZE])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["N", 6, 8, 8])],
+        [numpy_helper.from_array(_random(2), name) for name in ("scale", "bias")],
+    )  # fmt: skip
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", version)], ir_version=8)
+    assert set(_same_as_onnxruntime(tmp_path / "m.onnx", model).parameters) == {"scale", "bias"}
+
+
+def test_a_clip_with_a_computed_bound(tmp_path: Path) -> None:
+    model = _model(
+        [
+            helper.make_node("ReduceMax", ["x"], ["most"], keepdims=0),
+            helper.make_node("Mul", ["most", "half"], ["high"]),
+            helper.make_node("Neg", ["high"], ["low"]),
+            helper.make_node("Clip", ["x", "low"], ["a"]),
+            helper.make_node("Clip", ["a", "", "high"], ["b"]),
+            helper.make_node("Clip", ["b", "low", "high"], ["c"]),
+            helper.make_node("Mul", ["c", "half"], ["y"]),
+        ],
+        {},
+    )
+    model.graph.initializer.append(numpy_helper.from_array(np.array(0.5, np.float32), "half"))
+    network = _same_as_onnxruntime(tmp_path / "m.onnx", model)
+    assert [n.op_type for n in network.nodes if n.op_type in ("Max", "Min")] == ["Max", "Min", "Max", "Min"]
+
+
+@pytest.mark.parametrize("scale", [1.5, 0.6])
+def test_pixels_of_tensorflows_nearest_neighbour(tmp_path: Path, scale: float) -> None:
+    """tf2onnx writes these coordinates below operator set 13, which has them no more."""
+    settings = {"coordinate_transformation_mode": "tf_half_pixel_for_nn", "nearest_mode": "floor", "mode": "nearest"}
+    scales = [np.zeros(0, np.float32), np.array([1, 1, scale, scale], np.float32)]
+    graph = helper.make_graph(
+        [helper.make_node("Resize", ["x", "region", "scales"], ["y"], **settings)],
+        "nearest",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", *SIZE])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["N", 3, int(8 * scale), int(8 * scale)])],
+        [numpy_helper.from_array(value, name) for value, name in zip(scales, ("region", "scales"), strict=True)],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 12)], ir_version=7)
+    _same_as_onnxruntime(tmp_path / "m.onnx", model)
+
+
+def test_onnxs_own_domain_by_its_other_name(tmp_path: Path) -> None:
+    model = _model([helper.make_node("Relu", ["x"], ["y"], domain="ai.onnx")], {})
+    del model.opset_import[:]
+    model.opset_import.extend([helper.make_opsetid("ai.onnx", 17), helper.make_opsetid("", 17)])
+    assert [node.op_type for node in Network(model).nodes] == ["Relu"]
+
+
+def test_a_conditional_in_a_function_is_decided(tmp_path: Path) -> None:
+    branches = {
+        f"{name}_branch": helper.make_graph(
+            [helper.make_node(kind, ["a"], [name])],
+            name,
+            [],
+            [helper.make_tensor_value_info(name, TensorProto.FLOAT, None)],
+        )
+        for name, kind in (("then", "Neg"), ("else", "Abs"))
+    }
+    function = helper.make_function(
+        "local", "Sign", ["a"], ["b"],
+        [
+            helper.make_node("Shape", ["a"], ["sizes"]),
+            helper.make_node("Size", ["sizes"], ["rank"]),
+            helper.make_node("Constant", [], ["four"], value_int=4),
+            helper.make_node("Equal", ["rank", "four"], ["image"]),
+            helper.make_node("If", ["image"], ["b"], **branches),
+        ],
+        [helper.make_opsetid("", 21)],
+    )  # fmt: skip
+    model = _model([helper.make_node("Sign", ["x"], ["y"], domain="local")], {}, functions=[function])
+    network = _same_as_onnxruntime(tmp_path / "m.onnx", model)
+    assert [node.op_type for node in network.nodes if node.op_type != "Identity"] == ["Neg"]
+
+
+def test_what_an_exporter_made_among_the_weights_is_no_parameter() -> None:
+    """PyTorch's newer exporter keeps the ones and zeros that it folds as initializers."""
+    arrays = {
+        "kernel": _random(3, 3, 1, 1), "ones": np.ones(1, np.float32), "zeros": np.zeros(1, np.float32),
+        "base": np.zeros(SIZE, np.float32), "own": np.ones(3, np.float32), "shift": np.zeros(3, np.float32),
+    }  # fmt: skip
+    nodes = [
+        helper.make_node("Conv", ["x", "kernel"], ["wide"]),
+        helper.make_node("InstanceNormalization", ["wide", "own", "shift"], ["layer"]),
+        helper.make_node("Reshape", ["layer", "groups"], ["apart"]),
+        helper.make_node("InstanceNormalization", ["apart", "ones", "zeros"], ["normal"]),
+        helper.make_node("Reshape", ["normal", "sizes"], ["together"]),
+        helper.make_node("ReduceMean", ["together"], ["image"], axes=[0], keepdims=0),
+        helper.make_node("Gather", ["image", "channels"], ["rows"]),
+        helper.make_node("ScatterND", ["base", "places", "rows"], ["filled"]),
+        helper.make_node("Add", ["together", "filled"], ["y"]),
+    ]
+    graph = helper.make_graph(
+        nodes, "made",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", *SIZE])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["N", *SIZE])],
+        [
+            *(numpy_helper.from_array(value, name) for name, value in arrays.items()),
+            *(numpy_helper.from_array(np.array(value), name) for name, value in
+              (("groups", [0, 1, -1]), ("sizes", [-1, *SIZE]), ("channels", [1, 2]), ("places", [[0], [2]]))),
+        ],
+    )  # fmt: skip
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    assert set(Network(model).parameters) == {"kernel", "own", "shift"}

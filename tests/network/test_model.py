@@ -163,6 +163,27 @@ def test_external_data_in_the_folder_are_read(tmp_path: Path) -> None:
         Network.load(tmp_path / "model.onnx")
 
 
+def test_a_cache_of_links_to_a_folder_of_all_files_is_read(tmp_path: Path) -> None:
+    """Hugging Face's cache keeps a model and its data so; a link to elsewhere is refused."""
+    values = np.arange(60, dtype=np.float32)
+    blobs, snapshot = tmp_path / "blobs", tmp_path / "snapshots" / "1"
+    for folder in (blobs, snapshot):
+        folder.mkdir(parents=True)
+    weight = TensorProto(name="w", data_type=TensorProto.FLOAT, dims=[12, 5], data_location=TensorProto.EXTERNAL)
+    weight.external_data.add(key="location", value="model.onnx_data")
+    _save(blobs, _linear(weight)).rename(blobs / "a1")
+    (blobs / "b2").write_bytes(values.tobytes())
+    (snapshot / "model.onnx").symlink_to("../../blobs/a1")
+    data = snapshot / "model.onnx_data"
+    data.symlink_to("../../blobs/b2")
+    assert np.array_equal(Network.load(snapshot / "model.onnx").initializers["w"].ravel(), values)
+    (tmp_path / "secret").write_bytes(values.tobytes())
+    data.unlink()
+    data.symlink_to("../../secret")
+    with pytest.raises(NetworkError, match="is a symbolic link"):
+        Network.load(snapshot / "model.onnx")
+
+
 def test_a_pipe_as_a_network_or_its_data_is_refused_at_once(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.onnx")
     for path in (tmp_path / "pipe.onnx", tmp_path):

@@ -212,9 +212,7 @@ def _input(context: Context, name: str, dtype: str) -> Any:
     stored = context.stored(name)
     if stored is None:
         raise NetworkError(f"the shape of input {name!r} is not fixed", where=name)
-    if not stored:
-        raise NetworkError(f"Keras has no input without a batch, such as {name!r}, a number", where=name)
-    context.tensors[name] = keras.Input(stored[1:], batch_size=stored[0], dtype=dtype)
+    context.tensors[name] = keras.Input(batch_shape=stored, dtype=dtype)
     return context.tensors[name]
 
 

@@ -73,6 +73,12 @@ BACKEND = Backend(
             "MXNet shifts no bits; a product with a power of two is exact in 8 bits without a sign",
             ("BitShift",),
         ),
+        with_types(
+            ("int8", "uint8", "int32", "int64"),
+            "MXNet multiplies matrices of floating-point numbers only",
+            ("Gemm", "MatMul"),
+        ),
+        with_types(("bool",), "MXNet's scatter has no Booleans", ("ScatterElements", "ScatterND")),
         with_types(("uint8",), "MXNet's pooling supports floating-point arrays only", ("MaxPool",)),
         with_empty_axes("MXNet's classic arrays cannot have axes of length zero"),
         _unpooling,

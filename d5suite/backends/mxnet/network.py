@@ -100,7 +100,8 @@ class Executor(level.Executor):
         fed = {}
         for name, array in arrays.items():
             dtype = self.network.dtypes[name]
-            fed[name] = self._array(array, self._dtype if is_floating(dtype) else dtype.name)
+            value = np.atleast_1d(array)  # MXNet has no arrays without axes
+            fed[name] = self._array(value, self._dtype if is_floating(dtype) else dtype.name)
         return fed
 
     def fetch(self, values: Native) -> dict[str, np.ndarray]:

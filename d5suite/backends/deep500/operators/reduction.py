@@ -112,7 +112,7 @@ def _sum_absolute(x: np.ndarray, axes: tuple[int, ...], *, keepdims: bool) -> np
 
 
 def _log_sum_exp(x: np.ndarray, axes: tuple[int, ...], *, keepdims: bool) -> np.ndarray:
-    most = _maximum(x, axes, keepdims=True)
+    most = np.maximum(_maximum(x, axes, keepdims=True), np.finfo(x.dtype).min)  # -inf less itself is no number
     with np.errstate(divide="ignore"):  # the sum of nothing
         total = np.log(np.sum(np.exp(x - most), axes, keepdims=keepdims))
     return total + most.reshape(total.shape)

@@ -113,7 +113,8 @@ def div(node: Node, context: Context) -> Any:
 
 def _truncated(a: Any, b: Any) -> Any:
     """Divide integers, rounding towards 0."""
-    whole = ops.cast(ops.floor_divide(a, b), a.dtype)  # Keras returns uint32 for uint64
+    b = ops.cast(b, a.dtype)  # an input of int64 is fed as int32
+    whole = ops.cast(ops.floor_divide(a, b), a.dtype)  # Keras divides uint64 to uint32
     up = ops.logical_and(ops.not_equal(whole * b, a), ops.not_equal(a < 0, b < 0))
     return whole + ops.cast(up, whole.dtype)
 

@@ -47,7 +47,7 @@ def scatter_elements(node: Node, context: Context) -> Function:
         cells = [ops.cast(places, i.dtype) for places in ops.meshgrid(*map(ops.arange, i.shape), indexing="ij")]
         cells[plan.axis] = i
         cells = [ops.reshape(places, (-1,)) for places in cells]
-        return ops.scatter_update(x, ops.stack(cells, -1), ops.reshape(updates, (-1,)), name)
+        return ops.scatter_update(x, ops.stack(cells, -1), ops.reshape(ops.cast(updates, x.dtype), (-1,)), name)
 
     return run
 
@@ -84,7 +84,8 @@ def scatter_nd(node: Node, context: Context) -> Function:
     def run(x: Any, i: Any, updates: Any) -> Any:
         columns = _from_start([i[..., axis] for axis in range(count)], plan)
         cells = ops.stack([ops.reshape(column, (-1,)) for column in columns], -1)
-        return ops.scatter_update(x, cells, ops.reshape(updates, (-1, *x.shape[count:])), name)
+        rows = ops.reshape(ops.cast(updates, x.dtype), (-1, *x.shape[count:]))
+        return ops.scatter_update(x, cells, rows, name)
 
     return run
 

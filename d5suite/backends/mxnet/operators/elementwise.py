@@ -269,6 +269,8 @@ def thresholded_relu(node: Node, context: Context) -> Call:
 def p_relu(node: Node, context: Context) -> Call:
     if slopes_of_channels(node, context) and context.dtype != "float64":  # for which the kernel rounds the slopes
         return lambda F, x, slope: F.LeakyReLU(x, F.reshape(slope, shape=(-1,)), act_type="prelu")
+    if _is_scalar(context, node.inputs[1]):
+        return lambda F, x, slope: F.relu(x) - F.relu(-x) * slope
     return lambda F, x, slope: F.relu(x) - F.broadcast_mul(F.relu(-x), slope)
 
 

@@ -106,7 +106,9 @@ def group_normalization(node: Node, context: Context) -> Call:
 
     def call(F: Any, x: Any, scale: Any, bias: Any) -> Any:
         ones = F.ones(shape=(groups,), dtype=context.dtype)
-        normal = F.GroupNorm(x, ones, F.zeros_like(ones), num_groups=groups, eps=epsilon)
+        image = F.expand_dims(x, axis=2) if len(column) == 2 else x
+        normal = F.GroupNorm(image, ones, F.zeros_like(ones), num_groups=groups, eps=epsilon)
+        normal = F.squeeze(normal, axis=2) if len(column) == 2 else normal
         scaled = F.broadcast_mul(normal, F.reshape(scale, shape=column))
         return F.broadcast_add(scaled, F.reshape(bias, shape=column))
 

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from d5suite.backends.mxnet.operators.context import Call, Context, Factory
 from d5suite.backends.mxnet.operators.elementwise import identity
 from d5suite.network import Node
@@ -38,6 +40,10 @@ def reduce(function: str | Call) -> Factory:
     return factory
 
 
+_LEAST = float(np.finfo(np.float32).min)
+"""The least finite number that float32 holds, too."""
+
+
 def _sum_square(F: Any, x: Any, **settings: Any) -> Any:
     return F.sum(F.square(x), **settings)
 
@@ -51,7 +57,7 @@ def _sum_absolute(F: Any, x: Any, **settings: Any) -> Any:
 
 
 def _log_sum_exp(F: Any, x: Any, *, axis: Any, keepdims: bool) -> Any:
-    most = F.BlockGrad(F.max(x, axis=axis, keepdims=True))
+    most = F.BlockGrad(F.maximum(F.max(x, axis=axis, keepdims=True), _LEAST))  # -inf less itself is no number
     total = F.sum(F.exp(F.broadcast_sub(x, most)), axis=axis, keepdims=keepdims)
     return F.log(total) + (most if keepdims else F.reshape_like(most, total))
 

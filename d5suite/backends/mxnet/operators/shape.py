@@ -50,8 +50,8 @@ def flatten(node: Node, context: Context) -> Call:
 
 
 def reshape(node: Node, context: Context) -> Call:
-    sizes = read_reshape(node, context).sizes
-    if not sizes or 0 in sizes:
+    sizes = read_reshape(node, context).sizes or (1,)  # a number is an array of one
+    if 0 in sizes:
         raise NetworkError(f"Reshape to {list(sizes)} is not implemented: MXNet has no such arrays", where=node.name)
     if context.rank(node.inputs[0]) == 5:  # a transpose behind it fails where oneDNN stores volumes in blocks
         return lambda F, x, _: F.reshape(F.slice_axis(x, axis=0, begin=0, end=None), shape=sizes)
@@ -84,6 +84,8 @@ def squeeze(node: Node, context: Context) -> Call:
 
 def unsqueeze(node: Node, context: Context) -> Call:
     axes = read_unsqueeze(node, context)
+    if context.shapes.get(node.inputs[0]) == ():  # an array of one
+        return lambda F, x, _: F.reshape(x, shape=(1,) * len(axes))
     return lambda F, x, _: reduce(lambda y, axis: F.expand_dims(y, axis=axis), axes, x)
 
 
