@@ -331,6 +331,39 @@ def changes(points: Sequence[Point], threshold: Threshold, tests: int = 1) -> li
     return [Step(points[place], levels[i + 1] / levels[i]) for i, place in enumerate(places)]
 
 
+def changes_beside(points: Sequence[Point], threshold: Threshold) -> dict[str, list[Step]]:
+    """Return the changes of peak memory and of the first call by what changed, the oldest first."""
+    found = {}
+    for what, value, effect in (
+        ("memory", _memory, threshold.memory),
+        ("first call", _first_call, threshold.first_call - 1),
+    ):
+        known = [(point, figure) for point in points if (figure := value(point.entry))]
+        places = steps([figure for _, figure in known], effect=effect) if known else []
+        bounds = [0, *places, len(known)]
+        levels = [_median(figure for _, figure in known[start:end]) or 1.0 for start, end in pairwise(bounds)]
+        found[what] = [Step(known[place][0], levels[i + 1] / levels[i]) for i, place in enumerate(places)]
+    return found
+
+
+def _memory(entry: Entry) -> float | None:
+    return entry.memory_bytes
+
+
+def _first_call(entry: Entry) -> float | None:
+    return entry.first_call_s
+
+
+def with_levels_beside(base: Entry, points: Sequence[Point], threshold: Threshold) -> Entry:
+    """Return a level's entry with the memory and the first call since these last changed."""
+    levels = {}
+    for what, found in changes_beside(points, threshold).items():
+        since = next((i for i, point in enumerate(points) if found and point is found[-1].since), 0)
+        value = _memory if what == "memory" else _first_call
+        levels[what] = _median(value(point.entry) for point in points[since:])
+    return replace(base, memory_bytes=levels["memory"], first_call_s=levels["first call"])
+
+
 def level_of(points: Sequence[Point], since: int = 0) -> tuple[Entry, float]:
     """Return the runs of one level as an entry, and the standard deviation of their logarithms.
 
@@ -360,6 +393,10 @@ def _median(values: Iterable[float | None]) -> float | None:
     return statistics.median(known) if known else None
 
 
+def _dated(found: Sequence[Step], what: str = "") -> list[str]:
+    return [f"{what}×{each.ratio:.2f} since {each.since.date[:10]} ({each.since.run})" for each in found]
+
+
 def show(history: Mapping[Key, Sequence[Point]], pattern: str, thresholds: Thresholds, console: Console) -> None:
     """Print each benchmark's latest level, how its runs vary, and its changes with their runs.
 
@@ -377,11 +414,11 @@ def show(history: Mapping[Key, Sequence[Point]], pattern: str, thresholds: Thres
     if not chosen:
         raise ConfigurationError(f"no benchmark's name fits {pattern!r}")
     for (name, _), points in sorted(chosen.items()):
-        found = changes(points, thresholds.of(name))
+        found, beside = changes(points, thresholds.of(name)), changes_beside(points, thresholds.of(name))
         since = next((i for i, point in enumerate(points) if found and point is found[-1].since), 0)
         level, spread = level_of(points, since)
         shown = level.series.median
-        told = "\n".join(f"×{each.ratio:.2f} since {each.since.date[:10]} ({each.since.run})" for each in found)
+        told = "\n".join(_dated(found) + [line for what, each in beside.items() for line in _dated(each, f"{what} ")])
         figures = f"{shown / 2**20:.4g} MiB" if level.is_memory else figure(1e3 * shown)
         table.add_row(name, str(len(points)), figures, f"{spread:.1%}" if spread < math.inf else "–", told or "–")
     console.print(table, highlight=False)

@@ -12,7 +12,18 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 
-from d5suite.report.history import Key, Point, Step, changes, digest_of, level_of, read, retired, utc
+from d5suite.report.history import (
+    Key,
+    Point,
+    Step,
+    changes,
+    digest_of,
+    level_of,
+    read,
+    retired,
+    utc,
+    with_levels_beside,
+)
 from d5suite.report.reading import printable
 from d5suite.report.runs import Entry, Run
 from d5suite.report.thresholds import Threshold, Thresholds
@@ -97,6 +108,7 @@ def judge(points: Sequence[Point], new: Entry, threshold: Threshold, run: Run, t
     before = changes(points, threshold, tests)
     since = next((i for i, point in enumerate(points) if before and point is before[-1].since), 0)
     base, spread = level_of(points, since)
+    base = with_levels_beside(base, points, threshold)
     notes = differ(base.facts, new.facts) + [f"reason to doubt it: {each}" for each in new.warnings]
     if new.wrong:
         return Verdict(new.name, "invalid", new.wrong, base, new, notes=notes)
@@ -129,8 +141,18 @@ def judge(points: Sequence[Point], new: Entry, threshold: Threshold, run: Run, t
         verdict, regressions = ("slower", [kind]) if step.ratio > 1 else ("faster", [])
     for what, reason in beside_time(base, new, threshold):
         regressions.append(what)
-        reasons.append(reason)
+        reasons.append(reason + _began(points, base, what, threshold))
     return Verdict(new.name, verdict, reasons, base, new, shown, None, regressions, notes)
+
+
+def _began(points: Sequence[Point], base: Entry, what: str, threshold: Threshold) -> str:
+    """Say with which run a change beside time began, if not with this one."""
+    first = None
+    for point in reversed(points):
+        if what not in dict(beside_time(base, point.entry, threshold)):
+            break
+        first = point
+    return f", since {first.date[:10]} ({first.run})" if first else ""
 
 
 def _agreed(figures: Sequence[float], threshold: Threshold, tests: int) -> tuple[str, int, float] | None:

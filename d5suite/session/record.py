@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 from d5suite.cases.case import Case
 from d5suite.job import CaseJob, Job, Measured, Result, key_of
 from d5suite.measurements.base import Measurement
-from d5suite.statistics.intervals import interval_ranks, median_interval
+from d5suite.statistics.intervals import launch_interval
 
 SCHEMA = "d5suite-1"
 """Schema of records; ``results/schema.json``."""
@@ -74,17 +75,24 @@ def record(
     }
 
 
-def with_samples(first: Mapping[str, Any], samples_s: Sequence[float], later: Mapping[str, Any]) -> dict[str, Any]:
-    """The record of a first launch, with the samples of a later one, too.
+def with_samples(
+    first: Mapping[str, Any], launches_s: Sequence[Sequence[float]], later: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The record of earlier launches, with the samples of a later one, too.
+
+    The interval is one over launches, peak memory the largest of them, the error of each check the
+    worst. The first call stays that of the first.
 
     Parameters
     ----------
     first, later : mapping
-        Records of both launches.
-    samples_s : sequence of float
-        Of all launches, in seconds.
+        Records of the earlier launches and of the later one.
+    launches_s : sequence of sequences of float
+        Samples by launch, in seconds.
     """
-    median = statistics.median(samples_s)
+    median = statistics.median(itertools.chain.from_iterable(launches_s))
+    interval, confidence = launch_interval(launches_s)
+    peaks = [each for each in (first["peak_memory_bytes"], later["peak_memory_bytes"]) if each is not None]
     rate = first["throughput"]
     reasons = [*dict.fromkeys([*first["machine"]["reasons"], *later["machine"]["reasons"]])]
     warnings = [*dict.fromkeys([*first.get("warnings", []), *later.get("warnings", [])])]
@@ -92,9 +100,20 @@ def with_samples(first: Mapping[str, Any], samples_s: Sequence[float], later: Ma
         **first,
         "throughput": {**rate, "value": rate["value"] * first["median_s"] / median},
         "median_s": median,
-        "median_ci95": list(median_interval(samples_s)),
-        "median_ci_confidence": interval_ranks(len(samples_s)).confidence,
+        "median_ci95": list(interval),
+        "median_ci_confidence": confidence,
         "steady": first["steady"] and later["steady"],
+        "peak_memory_bytes": max(peaks, default=None),
+        "validation": {**first["validation"], "checks": _worst(first["validation"], later["validation"])},
         "machine": {**first["machine"], "disturbed": bool(reasons), "reasons": reasons},
         **({"warnings": warnings} if warnings else {}),
     }
+
+
+def _worst(first: Mapping[str, Any], later: Mapping[str, Any]) -> list[Any]:
+    """Return each check of two launches with the larger error, as a part of what is accepted."""
+    found = {check["name"]: check for check in first["checks"]}
+    for check in later["checks"]:
+        known = found.get(check["name"], check)
+        found[check["name"]] = max(known, check, key=lambda each: each["error"] / (each["tolerance"] or 1))
+    return list(found.values())

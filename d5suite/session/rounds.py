@@ -221,10 +221,12 @@ class _Group:
         if before is None or before.record is None:
             return replace(found, record={**found.record, "turns": [launch]})
         samples = [*before.samples_s, *found.samples_s]
+        ends = [0, *itertools.accumulate(sum(each["rounds"]) for each in before.record["turns"]), len(samples)]
+        launches = [samples[start:end] for start, end in itertools.pairwise(ends)]
         turns = [*before.record["turns"], launch]
         return replace(
             before,
-            record={**with_samples(before.record, samples, found.record), "turns": turns},
+            record={**with_samples(before.record, launches, found.record), "turns": turns},
             samples_s=samples,
             series={**before.series, "samples_s": samples},
         )

@@ -6,7 +6,8 @@ order statistics assumes no distribution, as Hoefler and Belli, "Scientific Benc
 Computing Systems" (SC 2015, rules 5 to 7), recommend. asv uses it at 99%, and a Laplace model of
 the noise for few samples; here few samples give their range and its actual coverage.
 
-Every function takes a sequence of finite floats of shape (n,), n >= 1, in one unit. Imports NumPy.
+Every function takes a sequence of finite floats of shape (n,), n >= 1, in one unit. Imports NumPy,
+and SciPy for several launches.
 """
 
 from __future__ import annotations
@@ -130,6 +131,34 @@ def median_interval(samples: Sequence[float], confidence: float = 0.95) -> tuple
     ordered = np.sort(np.asarray(samples, dtype=np.float64))
     ranks = interval_ranks(len(ordered), confidence)
     return float(ordered[ranks.low]), float(ordered[ranks.high])
+
+
+def launch_interval(launches: Sequence[Sequence[float]], confidence: float = 0.95) -> tuple[tuple[float, float], float]:
+    """Return an interval of the median of several launches of a program, and its confidence.
+
+    Samples of one launch resemble each other, so that all of them together say too little of the
+    next launch. The interval is Student's t of the launches' medians, in logarithms (Kalibera and
+    Jones, "Rigorous benchmarking in reasonable time", ISMM 2013), and never less than that of all
+    samples. Of one launch it is that of its samples.
+
+    Parameters
+    ----------
+    launches : sequence of sequences of float
+        Samples by launch, positive.
+    confidence : float
+        In (0, 1).
+    """
+    every = [sample for launch in launches for sample in launch]
+    low, high = median_interval(every, confidence)
+    sure = interval_ranks(len(every), confidence).confidence
+    if len(launches) < 2:
+        return (low, high), sure
+    from scipy.stats import t
+
+    levels = np.log([float(np.median(launch)) for launch in launches])
+    half = float(t.ppf((1 + confidence) / 2, len(levels) - 1)) * float(np.std(levels, ddof=1)) / math.sqrt(len(levels))
+    middle = float(np.mean(levels))
+    return (min(low, math.exp(middle - half)), max(high, math.exp(middle + half))), max(sure, confidence)
 
 
 def relative_half_width(samples: Sequence[float], confidence: float = 0.95) -> float:

@@ -227,6 +227,29 @@ def test_a_result_is_kept_once_and_is_the_same_in_the_history(
     assert judged(capsys, folder, write(new, result), code=1)
 
 
+def test_memory_that_grew_is_dated_told_and_then_the_level(
+    result: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, new = tmp_path / "history", tmp_path / "new.json"
+    own = record(result)
+    before, codes = own["peak_memory_bytes"] or 1 << 30, []
+    for day in range(20):
+        own["peak_memory_bytes"] = (before if day < 10 else 2 * before) + day * 4096
+        result["datetime"] = f"2026-02-{day + 1:02}T00:00:00"
+        write(new, result)
+        if day:
+            codes.append(main(["compare", str(new), "--history", str(folder), "--json", str(tmp_path / "told.json")]))
+            told = json.loads((tmp_path / "told.json").read_text())["benchmarks"]
+            reasons = next(each["reasons"] for each in told if each["name"] == name_of(result, 0))
+            if day == 12:
+                assert any("peak memory grew by 100%" in each and "since 2026-02-11 (" in each for each in reasons)
+        keep(folder, new)
+    assert set(codes[3:9]) == {0} and codes[9:12] == [1, 1, 1] and set(codes[-3:]) == {0}
+    capsys.readouterr()
+    assert main(["history", "show", str(folder), "-k", name_of(result, 0)]) == 0
+    assert "memory ×2.00 since 2026-02-11" in capsys.readouterr().out.replace("\n", " ")
+
+
 def test_runs_of_asv_stand_in_the_order_of_their_commits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder, new = tmp_path / "history", tmp_path / "new.json"
     for day in (3, 1, 2):

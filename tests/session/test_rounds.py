@@ -149,12 +149,19 @@ class Pretender:
                     worker = started()
                 continue
             failed = self.machine.fails.get((name, each.measurement.name, launch))
-            into[each.key] = failed or Found(record=_record(worker.given or [1.0]), samples_s=worker.given or [1.0])
+            into[each.key] = failed or Found(
+                record=_record(worker.given or [1.0], launch), samples_s=worker.given or [1.0]
+            )
 
 
-def _record(samples: list[float]) -> dict[str, Any]:
-    machine = {"disturbed": False, "reasons": []}
-    return {"median_s": statistics.median(samples), "throughput": {"value": 1.0}, "steady": True, "machine": machine}
+def _record(samples: list[float], launch: int) -> dict[str, Any]:
+    """The record of a launch: the second one needs most memory and is least exact."""
+    checks = [{"name": "outputs", "error": 0.5 if launch == 2 else 0.1, "tolerance": 1.0}]
+    return {
+        "median_s": statistics.median(samples), "throughput": {"value": 1.0}, "steady": True,
+        "machine": {"disturbed": False, "reasons": []}, "peak_memory_bytes": 200 if launch == 2 else 100,
+        "validation": {"passed": True, "checks": checks},
+    }  # fmt: skip
 
 
 MEASUREMENTS = ("inference", "gradient", "step_breakdown")
@@ -275,6 +282,9 @@ def test_launches_differ_and_the_interval_says_so(monkeypatch: pytest.MonkeyPatc
     inference = orders(found)["inference"]
     assert ("torch", "jax") in inference.noise or ("jax", "torch") in inference.noise
     assert {its.launches for _, its in inference.backends} == {3}
+    kept = found["torch", "inference"].record
+    assert kept is not None and kept["median_ci95"][1] > 1.1 * kept["median_s"]  # not that of all samples
+    assert (kept["peak_memory_bytes"], kept["validation"]["checks"][0]["error"]) == (200, 0.5)
     one = run(monkeypatch, Machine(steady))["torch", "inference"]
     assert len(found["torch", "inference"].samples_s) == 3 * len(one.samples_s)
     assert machine.turns.count("jax starts") == 3

@@ -13,7 +13,14 @@ from hypothesis import strategies as st
 from scipy.special import bdtr
 
 from d5suite.errors import ConfigurationError
-from d5suite.statistics.intervals import count_outliers, drift, interval_ranks, median_interval, relative_half_width
+from d5suite.statistics.intervals import (
+    count_outliers,
+    drift,
+    interval_ranks,
+    launch_interval,
+    median_interval,
+    relative_half_width,
+)
 
 times = st.lists(st.floats(1e-9, 1e6), min_size=1, max_size=60)
 confidences = st.floats(0.01, 0.9999)
@@ -133,3 +140,25 @@ def test_outliers_are_counted_on_either_side() -> None:
     samples = [1.0, 1.01, 0.99, 1.02, 0.98, 1.0, 1.01, 0.99]
     assert count_outliers(samples) == (0, 0)
     assert count_outliers([*samples, 5.0, 9.0, 0.1]) == (1, 2)
+
+
+def test_an_interval_over_launches_holds_the_median_of_the_next_one() -> None:
+    """Launches differ by 3%, samples of one by 1%: all samples together say too little."""
+    random = np.random.default_rng(1)
+    held = {"launches": 0, "pooled": 0}
+    for _ in range(400):
+        launches = [list(np.exp(random.normal(random.normal(0, 0.03), 0.01, 20))) for _ in range(3)]
+        (low, high), confidence = launch_interval(launches)
+        assert confidence >= 0.95
+        held["launches"] += low <= 1 <= high
+        low, high = median_interval([sample for launch in launches for sample in launch])
+        held["pooled"] += low <= 1 <= high
+    assert held["launches"] >= 370 and held["pooled"] < 250
+
+
+@given(st.lists(st.floats(1e-6, 1e3), min_size=1, max_size=30))
+def test_an_interval_over_one_launch_is_that_of_its_samples(samples: list[float]) -> None:
+    found, confidence = launch_interval([samples])
+    assert (found, confidence) == (median_interval(samples), interval_ranks(len(samples)).confidence)
+    (low, high), _ = launch_interval([samples, samples])
+    assert low <= np.median(samples) <= high
