@@ -521,6 +521,7 @@ def test_a_history_is_shown_with_its_changes_and_gaps(tmp_path: Path, capsys: py
         assert main(["history", "add", str(tmp_path / "past"), str(write(tmp_path / "run.json", found))]) == 0
     out = tmp_path / "r.html"
     options = ["-o", str(out), "--history", str(tmp_path / "past"), "--csv", str(tmp_path / "csv")]
+    options += ["--svg", str(tmp_path / "svg")]
     assert main(["report", str(SMOKE), *options]) == 0
     shown = html.unescape(out.read_text()).partition('id="history"')[2].partition("</section>")[0]
     assert shown.count("<tr data-f") == 4 and shown.count("no change") == 3
@@ -528,6 +529,12 @@ def test_a_history_is_shown_with_its_changes_and_gaps(tmp_path: Path, capsys: py
     assert changed in shown and shown.index(changed) < shown.index("no change")
     assert f"no run from {(day + timedelta(days=5)).date()} to {(day + timedelta(days=46)).date()}" in shown
     assert len((tmp_path / "csv" / "history.csv").read_text().splitlines()) == 1 + 4 * 30
+    pictures = re.findall(r"<figure.*?</figure>", shown, re.DOTALL)
+    assert len(pictures) == 4 and "×1.50 since 2026-02-25" in pictures[0]
+    for picture in pictures:  # a point of each run, and a line that ends before the gap
+        assert len(re.findall(r'data-tip="tensorflow: [0-9.]+ ms on 2026-', picture)) == 30
+    drawn = (tmp_path / "svg" / "history.imagenet_resnet50-gradient.svg").read_text()
+    assert "×1.50 since 2026-02-25" in drawn and len(list((tmp_path / "svg").glob("history.*.svg"))) == 4
     capsys.readouterr()
     assert "there is no such folder" in refused(capsys, str(SMOKE), "-o", str(out), "--history", str(tmp_path / "none"))
 

@@ -89,7 +89,13 @@ def test_filters_show_what_fits_and_count_it(opened: Open, report: Path) -> None
     page.click(".pick[data-backend=torch]")
     assert page.get_attribute(".pick[data-backend=torch]", "aria-pressed") == "false"
     assert page.locator("tr.row[data-b=torch]:visible").count() == 0 < shown_rows(page)
+    columns = page.locator("table.grid").first.locator("thead th")
+    shown = [each for each in columns.all() if each.is_visible()]
+    assert len(shown) == columns.count() - 1 and not any("torch" in each.inner_text() for each in shown)
+    assert page.locator("table.grid td[data-b=torch]:visible").count() == 0
+    assert page.locator("table.grid td[data-b=jax]:visible").count() > 0
     page.click(".pick[data-backend=torch]")
+    assert columns.last.is_visible() and page.locator("table.grid td[data-b=torch]:visible").count() > 0
     page.check("#marked")
     assert 0 < shown_rows(page) < 89
     page.fill("#q", "nothing fits this")
@@ -120,6 +126,10 @@ def test_two_rows_are_pinned_and_compared(opened: Open, report: Path) -> None:
     first, second = (float(rows.nth(n).locator("td:nth-child(3)").get_attribute("data-v") or 0) for n in (1, 2))
     median = page.locator("#pinned tbody tr").first.inner_text()
     assert float(re.findall(r"([\d.e+-]+)×", median)[0]) == pytest.approx(second / first, rel=1e-3)
+    assert "second over first" in page.inner_text("#pinned thead")
+    rows.last.locator(".pin").click()
+    assert "different workloads, no ratio" in page.inner_text("#pinned thead")
+    assert "×" not in page.inner_text("#pinned tbody")
     page.click("#pinned button")
     assert not page.is_visible("#pinned")
 
@@ -132,6 +142,11 @@ def test_details_give_proof_and_command(opened: Open, report: Path) -> None:
     assert "✓ loss" in text and "peak memory" in text and "Versions" in text
     page.keyboard.press("Escape")
     assert not page.is_visible("#details")
+    row = page.locator("tr.row").nth(6)
+    row.locator(".name").click()
+    page.click("text=Link to this row")
+    assert not page.is_visible("#details")
+    assert page.evaluate("location.hash") == f"#{row.get_attribute('id')}"
 
 
 def test_a_command_is_copied_where_there_is_no_clipboard_and_a_failure_is_said(opened: Open, report: Path) -> None:

@@ -54,7 +54,7 @@ def _report(options: argparse.Namespace) -> int:
     undrawn: list[str] = []
     for kind in ("png", "svg"):
         if folder := getattr(options, kind):
-            undrawn = save_pictures(folder, page, kind)
+            undrawn = save_pictures(folder, page, kind, past)
     left_out = [f"left out: {source.left_out}" for source in page.sources if source.left_out] + undrawn
     for each in left_out:
         print(each, file=sys.stderr)

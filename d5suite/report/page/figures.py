@@ -39,7 +39,8 @@ class Picture(NamedTuple):
     ----------
     name : str
         Of its file, without suffix.
-    section : Section
+    section : Section or None
+        None for a history.
     label : str
         What it shows.
     draw : callable
@@ -47,7 +48,7 @@ class Picture(NamedTuple):
     """
 
     name: str
-    section: Section
+    section: Section | None
     label: str
     draw: Callable[[], Figure]
 
@@ -64,14 +65,7 @@ def pictures(page: Page, failed: list[str]) -> Iterator[Picture]:
     series = _all_series(page, failed)
     taken: set[str] = set()
 
-    def name_of(*parts: str) -> str:
-        base = re.sub(r"[^A-Za-z0-9_.-]+", "-", ".".join(parts)).strip("-.")[:80] or "picture"
-        name, number = base, 1
-        while name in taken:
-            number += 1
-            name = f"{base}-{number}"
-        taken.add(name)
-        return name
+    name_of = partial(file_name, taken=taken)
 
     for section in page.sections:
         title = _short(section.title)
@@ -110,6 +104,17 @@ def pictures(page: Page, failed: list[str]) -> Iterator[Picture]:
                     name_of(title, kind, *number), section, f"{title}: {PLOTS[kind].title}",
                     partial(draw_plot, kind, title, part),
                 )  # fmt: skip
+
+
+def file_name(*parts: str, taken: set[str]) -> str:
+    """Return a file's name without its suffix that none before has; add it to those taken."""
+    base = re.sub(r"[^A-Za-z0-9_.-]+", "-", ".".join(parts)).strip("-.")[:80] or "picture"
+    name, number = base, 1
+    while name in taken:
+        number += 1
+        name = f"{base}-{number}"
+    taken.add(name)
+    return name
 
 
 def draw(picture: Picture, failed: list[str]) -> Figure | None:

@@ -47,6 +47,8 @@
     }
     for (const part of all(".case .part")) part.hidden = !part.querySelector("tbody:not([hidden])");
     for (const each of all(".case")) each.hidden = !each.querySelector(".part:not([hidden])");
+    const hidden = all(".pick").flatMap((each, place) => off.has(each.dataset.backend) ? [place + 2] : []);
+    $("columns").textContent = hidden.map((n) => `.grid :is(td, th, col):nth-child(${n}) { display: none; }`).join("");
     $("count").textContent = shown === rows ? `${rows} results` : `${shown} of ${rows} results`;
   };
   const clear = () => {
@@ -105,6 +107,9 @@
     $("details-h").textContent = found.title;
     body.replaceChildren();
     for (const reason of found.marks) body.append(make("p", reason, "apart"));
+    const link = body.appendChild(make("p")).appendChild(make("a", "Link to this row"));
+    link.href = `#${row.id}`;
+    link.addEventListener("click", () => $("details").close());
     body.append(make("h3", "Command"));
     for (const command of found.commands) {
       const line = make("p"), button = make("button", "copy", "copy");
@@ -141,7 +146,8 @@
     const table = aside.appendChild(make("table")), head = table.createTHead().insertRow();
     head.append(make("td", pinned.length < 2 ? "Pin another row to compare." : ""));
     for (const each of found) { const th = make("th", each.title); th.scope = "col"; head.append(th); }
-    if (found.length > 1) { const th = make("th", "second over first"); th.scope = "col"; th.className = "n"; head.append(th); }
+    const alike = new Set(found.map((each) => each.group)).size === 1;
+    if (found.length > 1) { const th = make("th", alike ? "second over first" : "different workloads, no ratio"); th.scope = "col"; th.className = "n"; head.append(th); }
     const body = table.createTBody();
     const values = found.map((each) => new Map(each.figures.map(([name, text, value]) => [name, [text, value]])));
     for (const name of new Set(values.flatMap((each) => [...each.keys()]))) {
@@ -151,7 +157,7 @@
       for (const each of values) line.append(make("td", (each.get(name) || ["–"])[0]));
       if (values.length > 1) {
         const [first, second] = values.map((each) => (each.get(name) || [])[1]);
-        line.append(make("td", first > 0 && second > 0 ? `${(second / first).toPrecision(4)}×` : "–", "n"));
+        line.append(make("td", alike && first > 0 && second > 0 ? `${(second / first).toPrecision(4)}×` : "–", "n"));
       }
     }
     const button = aside.appendChild(make("button", "Unpin"));

@@ -6,13 +6,16 @@ Imports its neighbours.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple
 
-from d5suite.report.history import Point, Step, changes, read
+from d5suite.report.history import Point, Step, changes, changes_beside, read
 from d5suite.report.thresholds import Threshold
+
+DAY_S = 86_400
+"""Least usual distance of two runs: several on a day leave no gaps."""
 
 LONG_GAP = 5.0
 """A gap is marked from this multiple of the usual distance of two runs."""
@@ -31,6 +34,8 @@ class Past(NamedTuple):
         Changes of its level.
     changed : list of int
         Their places among the points.
+    beside : mapping of str to list of Step
+        Changes of memory and of the first call, by what changed.
     gaps : list of str
         Days without a run, where that is unusual.
     """
@@ -40,6 +45,7 @@ class Past(NamedTuple):
     points: Sequence[Point]
     steps: list[Step]
     changed: list[int]
+    beside: Mapping[str, Sequence[Step]]
     gaps: list[str]
 
 
@@ -61,24 +67,32 @@ def past_of(folder: Path) -> list[Past]:
         apart = [f"{key} {value}" for key, value in own.items() if any(each.get(key) != value for each in alike[name])]
         steps = changes(points, Threshold())
         changed = [place for place, point in enumerate(points) if any(point is step.since for step in steps)]
-        found.append(Past(name, ", ".join(apart), points, steps, changed, _gaps(points)))
+        found.append(
+            Past(name, ", ".join(apart), points, steps, changed, changes_beside(points, Threshold()), _gaps(points))
+        )
     return sorted(found, key=lambda each: (not each.steps, each.name))
 
 
 def _gaps(points: Sequence[Point]) -> list[str]:
-    dates = [date for date in (_read(point.date) for point in points) if date is not None]
-    distances = [((after - before).total_seconds(), before, after) for before, after in itertools.pairwise(dates)]
-    if len(distances) < 3:
-        return []
-    usual = sorted(distance for distance, *_ in distances)[len(distances) // 2]
+    dates = [date for date in (when(point.date) for point in points) if date is not None]
     return [
         f"no run from {before:%Y-%m-%d} to {after:%Y-%m-%d}"
-        for distance, before, after in distances
-        if distance > LONG_GAP * max(usual, 86_400)
+        for before, after in itertools.pairwise(dates)
+        if is_gap((before, after), dates)
     ]
 
 
-def _read(date: str) -> datetime | None:
+def is_gap(pair: tuple[datetime, datetime], dates: Sequence[datetime]) -> bool:
+    """Return whether two successive runs lie unusually far apart; of fewer than four none do."""
+    distances = sorted((after - before).total_seconds() for before, after in itertools.pairwise(dates))
+    if len(distances) < 3:
+        return False
+    usual = max(distances[len(distances) // 2], DAY_S)
+    return (pair[1] - pair[0]).total_seconds() > LONG_GAP * usual
+
+
+def when(date: str) -> datetime | None:
+    """Read a point's date, which is in UTC; None if it is none."""
     try:
         return datetime.fromisoformat(date).replace(tzinfo=None)
     except ValueError:

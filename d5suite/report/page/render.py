@@ -27,6 +27,7 @@ from d5suite.report.page.gather import MOST_ROWS, Group, Page, Row, Section, com
 from d5suite.report.page.past import Past
 from d5suite.report.page.strips import history_strip, lead_strip, samples_strip
 from d5suite.report.page.svg import inline
+from d5suite.report.page.trends import trends
 from d5suite.report.runs import machine_of
 from d5suite.statistics.changes import Change
 
@@ -35,6 +36,9 @@ LARGEST_LEAD = 100.0
 
 MOST_PICTURES = 40
 """Most pictures on a page; one takes 50 kB and a tenth of a second."""
+
+MOST_TRENDS = 12
+"""Most pictures of a history on a page; what changed comes first."""
 
 MOST_CHECKS = 60
 """Most checks among a row's details."""
@@ -117,7 +121,7 @@ def render(page: Page, title: str, past: Sequence[Past] = ()) -> str:
         sum_rows=lambda groups: sum(len(group.rows) + 1 for group in groups),
     )
     leads = list(_leads(page))
-    drawn, undrawn = _pictures(page)
+    drawn, undrawn = _pictures(page, past)
     wrong = [row for row in page.rows if row.failed]
     content = environment.get_template("page.html").render(
         page=page,
@@ -180,22 +184,25 @@ def _told_samples(row: Row) -> str:
     )
 
 
-def _pictures(page: Page) -> tuple[dict[str, list[dict[str, Any]]], list[str]]:
+def _pictures(page: Page, past: Sequence[Past]) -> tuple[dict[str, list[dict[str, Any]]], list[str]]:
     """Return the pictures of each section as markup, and notes on missing ones."""
     found: dict[str, list[dict[str, Any]]] = {}
     failed: list[str] = []
-    left_out = 0
-    for number, picture in enumerate(pictures(page, failed)):
-        if number >= MOST_PICTURES:
-            left_out += 1
-        elif (figure_drawn := draw(picture, failed)) is not None:
-            name = hashlib.sha256(f"{picture.section.id} {picture.name}".encode()).hexdigest()[:12]
-            svg = Markup(inline(figure_drawn, f"f{number}", picture.label))  # noqa: S704  a tree, serialised
-            found.setdefault(picture.section.id, []).append({"id": name, "label": picture.label, "svg": svg})
+    total = left_out = 0
+    for most, several in ((MOST_PICTURES, pictures(page, failed)), (MOST_TRENDS, trends(past))):
+        for number, picture in enumerate(several):
+            total += 1
+            if number >= most:
+                left_out += 1
+            elif (figure_drawn := draw(picture, failed)) is not None:
+                section = picture.section.id if picture.section else "history"
+                name = hashlib.sha256(f"{section} {picture.name}".encode()).hexdigest()[:12]
+                svg = Markup(inline(figure_drawn, f"f{total}", picture.label))  # noqa: S704  a tree, serialised
+                found.setdefault(section, []).append({"id": name, "label": picture.label, "svg": svg})
     notices = [shortened(each, 300) for each in failed]
     if left_out:
         notices.append(
-            f"{left_out:,} of {left_out + MOST_PICTURES:,} pictures are left out, so that the page opens fast; "
+            f"{left_out:,} of {total:,} pictures are left out, so that the page opens fast; "
             "--svg and --png write all of them."
         )
     return found, notices
@@ -208,7 +215,12 @@ def _course(past: Past) -> dict[str, Any]:
     def told(value: float) -> str:
         return f"{value / 2**20:.4g} MiB" if memory else seconds(value)
 
-    changed = "; ".join(f"{times(step.ratio)}× since {step.since.date[:10]} ({step.since.run})" for step in past.steps)
+    every = [("", past.steps), *((f"{what} ", steps) for what, steps in past.beside.items())]
+    changed = "; ".join(
+        f"{what}{times(step.ratio)}× since {step.since.date[:10]} ({step.since.run})"
+        for what, steps in every
+        for step in steps
+    )
     return {
         "name": past.name,
         "conditions": past.conditions,
@@ -376,10 +388,12 @@ def _details(page: Page) -> dict[str, Any]:
             told.append(facts)
         return places[key]
 
-    rows = {}
+    rows, seen = {}, list[Group]()
     for section in page.sections:
         for shown in section.tables:
             for group in shown.groups:
+                number = len(seen)
+                seen.append(group)
                 for row in group.rows:
                     info = row.record
                     own = [[shortened(k, 60), shortened(v, 300)] for k, v in section.conditions.items()]
@@ -391,6 +405,7 @@ def _details(page: Page) -> dict[str, Any]:
                         "marks": [shortened(f"{mark.word}: {'; '.join(mark.reasons)}", 600) for mark in row.marks],
                         "commands": _commands(page, row),
                         "facts": [["times", "not shown: the answer was wrong"]] if row.failed else facts_of(info),
+                        "group": number,
                         "figures": [
                             [shortened(column.heading, 40), *(("–", None) if row.failed else (text, value))]
                             for column, (text, value) in zip(shown.columns, row.cells, strict=True)

@@ -6,6 +6,7 @@ Imports its neighbours.
 from __future__ import annotations
 
 import html
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from d5suite.report.page.past import Past
 from d5suite.report.page.render import render
 from d5suite.report.page.svg import to_png, to_svg
 from d5suite.report.page.tables import tables
+from d5suite.report.page.trends import trends
 from d5suite.report.thresholds import Threshold
 
 HEIGHT = "80vh"
@@ -97,13 +99,14 @@ def save_tables(folder: Path, page: Page, past: Sequence[Past]) -> None:
     _save_all(folder, tables(page, past).items())
 
 
-def save_pictures(folder: Path, page: Page, kind: str) -> list[str]:
+def save_pictures(folder: Path, page: Page, kind: str, past: Sequence[Past] = ()) -> list[str]:
     """Write every picture into a folder, which is made if needed.
 
     Parameters
     ----------
     folder : Path
     page : Page
+    past : sequence of Past, optional
     kind : {"png", "svg"}
 
     Returns
@@ -119,7 +122,7 @@ def save_pictures(folder: Path, page: Page, kind: str) -> list[str]:
     failed: list[str] = []
 
     def files() -> Iterator[tuple[str, bytes]]:
-        for picture in pictures(page, failed):
+        for picture in itertools.chain(pictures(page, failed), trends(past)):
             if (figure := draw(picture, failed)) is not None:
                 yield f"{picture.name}.{kind}", to_png(figure) if kind == "png" else to_svg(figure)
 
