@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from d5suite.files import atomic_path
 from d5suite.report.colours import styles
+from d5suite.report.formats import figure
+from d5suite.report.tips import set_tips
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -55,23 +57,26 @@ def draw_curves(
     """
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(16, 5) if over_bytes else (8, 5), layout="constrained")
-    drawn = [(curves, "training time in s, evaluation not counted")]
-    drawn += [(over_bytes, "bytes sent by all ranks")] if over_bytes else []
-    for place, (shown, what) in enumerate(drawn, start=1):
-        axes = figure.add_subplot(1, len(drawn), place)
-        _draw(axes, target, shown)
+    picture = Figure(figsize=(16, 5) if over_bytes else (8, 5), layout="constrained")
+    drawn = [(curves, "training time in s, evaluation not counted", "s of training")]
+    drawn += [(over_bytes, "bytes sent by all ranks", "bytes")] if over_bytes else []
+    for place, (shown, what, unit) in enumerate(drawn, start=1):
+        axes = picture.add_subplot(1, len(drawn), place)
+        _draw(axes, target, shown, unit)
         axes.set(title=title, xlabel=what, ylabel=metric)
-    return figure
+    return picture
 
 
-def _draw(axes: Axes, target: float, curves: Sequence[Curve]) -> None:
+def _draw(axes: Axes, target: float, curves: Sequence[Curve], unit: str) -> None:
     for curve, style in zip(curves, styles(curve.name for curve in curves), strict=True):
         for index, (places, values) in enumerate(curve.runs):
-            axes.plot(
+            (drawn,) = axes.plot(
                 [0.0, *places], [float("nan"), *values], marker=style.marker, markersize=3, linewidth=1.2,
                 color=style.colour, linestyle=style.line, label=curve.name if index == 0 else None,
             )  # fmt: skip
+            pairs = zip(places, values, strict=True)
+            told = [f"{curve.name}, run {index + 1}: {figure(y)} after {figure(x)} {unit}" for x, y in pairs]
+            set_tips(drawn, told)
     axes.axhline(target, color="black", linestyle="--", linewidth=0.8)
     axes.annotate(f"target {target:g}", (0.01, target), xycoords=("axes fraction", "data"), va="bottom")
     if any(place > 0 for curve in curves for places, _ in curve.runs for place in places):

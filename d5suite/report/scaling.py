@@ -169,12 +169,18 @@ def draw_sizes(title: str, results: Mapping[str, Mapping[str, Any]]) -> Figure:
         colour, marker = PALETTE[number % len(PALETTE)], MARKERS[number // len(PALETTE) % len(MARKERS)]
         sizes = [each["bytes"] for each in facts["sizes"]]
         style: dict[str, Any] = {"color": colour, "marker": marker, "markersize": 3, "linewidth": 1.2}
-        times.plot(sizes, [1e6 * each["median_s"] for each in facts["sizes"]], label=name, **style)
+        (calls,) = times.plot(sizes, [1e6 * each["median_s"] for each in facts["sizes"]], label=name, **style)
+        set_tips(
+            calls, [f"{name}: {digits(1e6 * e['median_s'])} µs for {size_text(e['bytes'])}" for e in facts["sizes"]]
+        )
         line = facts["line"]
         grid = [sizes[0] * (sizes[-1] / sizes[0]) ** (i / 99) for i in range(100)]
         fitted = [1e6 * (line["alpha_s"] + line["beta_s_per_byte"] * size) for size in grid]
         times.plot(grid, fitted, color=colour, linestyle=":", linewidth=1)
-        bandwidths.plot(sizes, [each["bus_bytes_per_s"] / 1e9 for each in facts["sizes"]], label=name, **style)
+        rates = [each["bus_bytes_per_s"] / 1e9 for each in facts["sizes"]]
+        (bandwidth,) = bandwidths.plot(sizes, rates, label=name, **style)
+        told = zip(rates, sizes, strict=True)
+        set_tips(bandwidth, [f"{name}: {digits(rate)} GB/s for {size_text(size)}" for rate, size in told])
     times.set(title="time of a call, slowest rank; dotted: α + β·bytes", ylabel="µs", yscale="log")
     bandwidths.set(title="bus bandwidth, as nccl-tests defines it", ylabel="GB/s", ylim=(0, None))
     for axes in (times, bandwidths):

@@ -38,8 +38,12 @@ from d5suite.report.page.strips import WIDTH, samples_strip
 from d5suite.report.page.svg import drawing, inline
 from d5suite.report.plots import Plot
 from d5suite.report.reading import load_results
-from tests.conftest import plugin_environment
+from d5suite.report.scaling import size_text
+from d5suite.report.series import read_series
+from tests.conftest import end_with_tests, plugin_environment
 from tests.report.pages import HOSTILE, RANKS, SMOKE, content, hostile, named, record, settle, write
+
+ROOT = Path(__file__).parents[2]
 
 PARTS_OF_MEMORY = ("parameters", "gradients", "optimizer_state", "activations")
 
@@ -439,6 +443,42 @@ def test_declared_pictures_are_drawn_from_the_series(tmp_path: Path) -> None:
     assert page.count("<figure") == 1 and "steps of several ranks" in page
     assert "2 ranks, " in page, "a point says its numbers"
     assert "var(--b6)" in page and "#390089" not in page.partition("</style>")[2], "torch has its colour in both themes"
+
+
+@pytest.mark.slow
+def test_operators_curves_and_collectives_say_their_numbers(tmp_path: Path) -> None:
+    """Of a real run, every cell and point of these pictures says what the result file holds."""
+    chosen = ["operators/test_softmax.py", "recipes/test_digits_lenet.py", "-k", "forward or time_to_accuracy"]
+    several = ["collectives/test_all_reduce.py", "--ranks", "2", "--communicator", "gloo"]
+    for name, options in (("one", [*chosen, "--backend", "deep500"]), ("ranks", several)):
+        done = subprocess.run(
+            [sys.executable, "-m", "pytest", "-q", *options, "--benchmark-json", str(tmp_path / f"{name}.json")],
+            cwd=ROOT, env=plugin_environment(), capture_output=True, text=True, preexec_fn=end_with_tests,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout + done.stderr
+    found = [record(bench) for name in ("one", "ranks") for bench in content(tmp_path / f"{name}.json")["benchmarks"]]
+    out = tmp_path / "r.html"
+    paths = [str(tmp_path / f"{name}.json") for name in ("one", "ranks")]
+    assert main(["report", *paths, "-o", str(out), "--svg", str(tmp_path / "svg")]) == 0
+    page = html.unescape(out.read_text())
+    drawn = {path.stem for path in (tmp_path / "svg").glob("*.svg")}
+    assert drawn == {"softmax.ceilings", "digits_lenet.time_to_accuracy", "all_reduce.collectives"}
+    assert page.count("<figure") == 3
+    tips = set(re.findall(r'data-tip="([^"]*)"', page))
+    (operator,) = [each for each in found if each["recipe"].endswith("heads_b1")]
+    (cell,) = {tip for tip in tips if tip.startswith("heads_b1/forward, deep500: ")}
+    assert f"{100 * max(operator['fraction_of_ceiling'].values()):.0f}% of the ceiling" in cell
+    (training,) = [each for each in found if each["measurement"] == "time_to_accuracy"]
+    runs = read_series(tmp_path / "one.h5", [b["fullname"] for b in content(tmp_path / "one.json")["benchmarks"]])
+    (series,) = [each for each in runs.values() if "run_0_seconds" in each]
+    for number in range(len(training["runs"])):
+        for seconds, value in zip(
+            series[f"run_{number}_seconds"], series[f"run_{number}_{training['target']['metric']}"], strict=True
+        ):
+            assert f"deep500, run {number + 1}: {digits(value)} after {digits(seconds)} s of training" in tips
+    (collective,) = [each for each in found if each["measurement"] == "collectives"]
+    for each in collective["sizes"]:
+        assert f"gloo-2: {digits(1e6 * each['median_s'])} µs for {size_text(each['bytes'])}" in tips
 
 
 def test_every_number_is_in_the_csv_files_as_in_the_json(tmp_path: Path) -> None:
