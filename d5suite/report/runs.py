@@ -320,6 +320,9 @@ def positive(value: Any, where: str) -> float:
 _ASV_KINDS = {"time": False, "timeraw": False, "mem": True, "peakmem": True}
 """Whether asv's benchmarks measure memory, by the first part of their names."""
 
+_ASV_NAME = re.compile(r"(timeraw|time|peakmem|mem)_.|(Timeraw|Time|PeakMem|Mem)[A-Z_].")
+"""How these names begin: https://asv.readthedocs.io/en/stable/benchmarks.html."""
+
 
 def _asv(path: Path, content: Mapping[str, Any]) -> Run:
     """Read results of asv, file format 2: https://asv.readthedocs.io/en/stable/dev.html."""
@@ -338,8 +341,8 @@ def _asv(path: Path, content: Mapping[str, Any]) -> Run:
     names_seen: set[str] = set()
     for benchmark, row in results.items():
         place = f"{where}, results.{benchmark}"
-        kind = benchmark.rpartition(".")[2].partition("_")[0]
-        if kind not in _ASV_KINDS:
+        named = _ASV_NAME.match(benchmark.rpartition(".")[2])
+        if named is None:
             left_out.append(f"{benchmark}: whether more of it is better is not known")
             continue
         if not isinstance(row, list):
@@ -356,7 +359,15 @@ def _asv(path: Path, content: Mapping[str, Any]) -> Run:
                 series = _asv_series(value, cell, place)
                 version = {"version": str(cells["version"])} if cells.get("version") else {}
                 told = {each: str(known) for each, known in facts.items()}
-                entries.append(Entry(name, series, {**conditions, **version}, told, is_memory=_ASV_KINDS[kind]))
+                entries.append(
+                    Entry(
+                        name,
+                        series,
+                        {**conditions, **version},
+                        told,
+                        is_memory=_ASV_KINDS[(named[1] or named[2]).lower()],
+                    )
+                )
     if not entries and not failed:
         raise ConfigurationError("no benchmarks here that can be compared", where=where)
     return Run(path, "asv", entries, failed, _asv_date(content.get("date"), where), left_out)

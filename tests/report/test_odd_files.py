@@ -13,6 +13,7 @@ import pytest
 
 from d5suite.cli import main
 from d5suite.report.history import SCHEMA
+from d5suite.report.runs import read_run
 from tests.report.test_history import judged, keep, run_of
 from tests.report.test_verdicts import (
     asv,
@@ -185,6 +186,15 @@ def test_a_terminal_obeys_no_path(base: Path, capsys: pytest.CaptureFixture[str]
     odd.write_bytes(base.read_bytes())
     assert main(["compare", "--tables", str(base), str(odd)]) == 0
     assert is_harmless(capsys.readouterr().out)
+
+
+def test_asvs_kinds_are_told_by_how_names_begin(tmp_path: Path) -> None:
+    names = ("time_x", "TimeMe", "Timeraw_x", "peakmem_x", "MemAll", "track_y", "Timeless", "memory")
+    run = read_run(write(tmp_path / "a.json", asv({f"b.{name}": [[1.0], [], "v"] for name in names})))
+    assert {each.name: each.is_memory for each in run.entries} == {
+        "b.time_x": False, "b.TimeMe": False, "b.Timeraw_x": False, "b.peakmem_x": True, "b.MemAll": True,
+    }  # fmt: skip
+    assert [each.partition(":")[0] for each in run.left_out] == ["b.track_y", "b.Timeless", "b.memory"]
 
 
 def test_what_is_left_out_of_an_odd_path_is_named_without_it(
