@@ -174,8 +174,9 @@ class Network:
         readers = [(node, i) for node in self.nodes for i, each in enumerate(node.inputs) if each == name]
         places = {(node.op_type, i, value.flat[0]) for node, i in readers}
         if places <= {("InstanceNormalization", 1, 1.0), ("InstanceNormalization", 2, 0.0)}:
-            reshaped = {n.outputs[0] for n in self.nodes if n.op_type == "Reshape"}
-            return made or all(node.inputs[0] in reshaped for node, _ in readers)
+            around = [(n.inputs[0], n.outputs[0]) for n in self.nodes if n.op_type == "Reshape"]
+            before, after = {y for _, y in around}, {x for x, _ in around}
+            return made or all(node.inputs[0] in before and node.outputs[0] in after for node, _ in readers)
         return {(operator, i) for operator, i, _ in places} <= {("ScatterND", 0), ("ScatterElements", 0)}
 
     def _only_in(self, name: str, operators: frozenset[str]) -> bool:
