@@ -6,7 +6,8 @@ May import ONNX, NumPy and `d5suite.errors`.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -21,6 +22,13 @@ MAX_CONSTANT_BYTES = 4 << 30
 
 Shape = tuple[int | None, ...]
 """A tensor's dimensions; None where the size is known only with the data (the batch)."""
+
+_COPIES_WEIGHTS = frozenset({"Identity", "Shape", "Size"})
+"""Operators that ask for a weight's sizes, or write another layer's equal weight."""
+
+_MOVES_WEIGHTS = frozenset({"Cast", "Concat", "Flatten", "Reshape", "Slice", "Split", "Squeeze", "Transpose",
+                            "Unsqueeze"})  # fmt: skip
+"""Operators that keep a value of a weight once, or drop it."""
 
 _RANDOM = frozenset({"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform",
                      "RandomUniformLike", "Dropout"})  # fmt: skip
@@ -43,6 +51,10 @@ def fold(model: onnx.ModelProto, name: str, weights: set[str] | None = None) -> 
     values = {t.name: t for t in graph.initializer}
     given = set(values)
     dimensions = _Dimensions(model)
+    readers: dict[str, list[onnx.NodeProto]] = defaultdict(list)
+    for node in graph.node:
+        for name_read in node.input:
+            readers[name_read].append(node)
     kept = []
     for node in graph.node:
         inputs = [i for i in node.input if i]
@@ -52,13 +64,14 @@ def fold(model: onnx.ModelProto, name: str, weights: set[str] | None = None) -> 
             if spread:
                 kept += spread
                 continue
-        if constant and _foldable(node, values, shapes, name):
+        moves = _keeps_weights(node, values, weights, readers, shapes)
+        if constant and moves and _foldable(node, values, shapes, name):
             arrays = {i: numpy_helper.to_array(values[i]) for i in inputs}
             for output, array in zip(node.output, ReferenceEvaluator(node).run(None, arrays), strict=True):
                 values[output] = tensor_of(array, output)
             if not weights.isdisjoint(inputs):
                 weights.update(node.output)
-        elif (known := dimensions.follow(node, values)) is not None:
+        elif moves and (known := dimensions.follow(node, values)) is not None:
             values[node.output[0]] = tensor_of(known, node.output[0])
             if not weights.isdisjoint(inputs):
                 weights.add(node.output[0])
@@ -81,6 +94,32 @@ def fold(model: onnx.ModelProto, name: str, weights: set[str] | None = None) -> 
             del graph.initializer[index]
     graph.initializer.extend(values[key] for key in values if key in used and key not in given)
     return changed
+
+
+def _keeps_weights(
+    node: onnx.NodeProto,
+    values: Mapping[str, onnx.TensorProto],
+    weights: set[str],
+    readers: Mapping[str, Sequence[onnx.NodeProto]],
+    shapes: Mapping[str, Shape],
+) -> bool:
+    """Return whether a node's value stands for the weights that it reads.
+
+    What computes with weights stays a node: its result would be another weight, trained otherwise.
+    So does what moves a weight that others read as well: it would be a second one. But a weight may
+    be cut into parts, as attention's projections are.
+    """
+    read = [i for i in node.input if i in weights and i in values and math.prod(values[i].dims) > 1]
+    if not read or node.op_type in _COPIES_WEIGHTS:
+        return True
+
+    def size(other: onnx.NodeProto) -> float:
+        if other.op_type not in ("Slice", "Split"):
+            return math.inf
+        return sum(math.prod(math.inf if n is None else n for n in shapes.get(y, (None,))) for y in other.output)
+
+    parts = (len(readers[i]) == 1 or sum(map(size, readers[i])) <= math.prod(values[i].dims) for i in read)
+    return node.op_type in _MOVES_WEIGHTS and all(parts)
 
 
 def tensor_of(array: np.ndarray, name: str) -> onnx.TensorProto:

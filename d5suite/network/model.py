@@ -142,7 +142,7 @@ class Network:
             )
         )
         made = computed(self.model)
-        constants = {n for n in made if self._only_in(n, _COMPUTED)}
+        constants = {n for n in made if self._only_in(n, _COMPUTED, data=True)}
         constants.update(n for n in self.initializers if self._changes_nothing(n, made=n in made))
         fixed = {n.inputs[i] for n in self.nodes for i in _SETTINGS.get(n.op_type, ()) if i < len(n.inputs)}
         self.parameters: tuple[str, ...] = tuple(
@@ -179,9 +179,13 @@ class Network:
             return made or all(node.inputs[0] in before and node.outputs[0] in after for node, _ in readers)
         return {(operator, i) for operator, i, _ in places} <= {("ScatterND", 0), ("ScatterElements", 0)}
 
-    def _only_in(self, name: str, operators: frozenset[str]) -> bool:
-        """Return whether only nodes of these operators read a tensor."""
-        return operators.issuperset(node.op_type for node in self.nodes if name in node.inputs)
+    def _only_in(self, name: str, operators: frozenset[str], *, data: bool = False) -> bool:
+        """Return whether only nodes of these operators read a tensor, or take it as their data."""
+        return all(
+            node.op_type in operators or (data and name not in node.inputs[1:])
+            for node in self.nodes
+            if name in node.inputs
+        )
 
     def __repr__(self) -> str:
         return f"Network({self.name!r}, {len(self.nodes)} nodes, {len(self.parameters)} parameters)"

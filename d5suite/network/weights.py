@@ -5,12 +5,13 @@ May import ONNX, NumPy and, from d5suite, `network.folding`.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping
 
 import numpy as np
 import onnx
-from onnx import TensorProto
+from onnx import TensorProto, numpy_helper
 
 from d5suite.network.folding import shapes_of, tensor_of
 
@@ -27,9 +28,34 @@ def computed(model: onnx.ModelProto) -> frozenset[str]:
 
 def weights_of(model: onnx.ModelProto) -> set[str]:
     """Return what may be weights: initializers, or the constants of a file without any."""
-    kinds, constants = _FLOATS, computed(model)
+    kinds, constants = _FLOATS, computed(model) | _exported_constants(model)
     found = {t.name for t in model.graph.initializer if t.data_type in kinds and t.dims and t.name not in constants}
-    return found or {node.output[0] for node in model.graph.node if node.op_type == "Constant" and node.output}
+    stated = [node for node in model.graph.node if node.op_type == "Constant" and node.output]
+    tensors = ((node.output[0], a.t) for node in stated for a in node.attribute if a.name == "value")
+    return found or {name for name, tensor in tensors if tensor.data_type in kinds and tensor.dims}
+
+
+def _exported_constants(model: onnx.ModelProto) -> set[str]:
+    """Return initializers that PyTorch's newer exporter says are no parameters, nor made of any.
+
+    A file of it has the signature of the exported program, and what an initializer was folded from.
+    """
+    stated = {each.key: each.value for each in (*model.metadata_props, *model.graph.metadata_props)}
+    kinds = {name: kind for kind, name in _SIGNATURE.findall(stated.get(_SIGNED, ""))}
+    trained = {name for name, kind in kinds.items() if kind == "PARAMETER"}
+    if not trained:
+        return set()
+    named = (*model.graph.value_info, *model.graph.initializer)
+    folded = {each.name: p.value for each in named for p in each.metadata_props if p.key == _FOLDED}
+    return {name for name, kind in kinds.items() if kind != "PARAMETER"} | {
+        name for name, sources in folded.items() if trained.isdisjoint(_NAME.findall(sources))
+    }
+
+
+_SIGNED = "pkg.torch.export.ExportedProgram.graph_signature"
+_SIGNATURE = re.compile(r"^\S+: ([A-Z_]+) target='([^']*)'", re.MULTILINE)
+_FOLDED = "pkg.onnxscript.optimizer.folded_from"
+_NAME = re.compile(r"'([^']*)'")
 
 
 def mark_computed(model: onnx.ModelProto, weights: set[str]) -> None:
@@ -47,7 +73,11 @@ def mark_computed(model: onnx.ModelProto, weights: set[str]) -> None:
 
 
 def tied_products(model: onnx.ModelProto, weights: set[str]) -> dict[str, str]:
-    """Return the matrices that others read too, by the products that take them transposed."""
+    """Return the matrices that others read too, by the products that take them transposed.
+
+    PyTorch's exporters write a head that is tied to its table of embeddings as a second matrix, the
+    table's transpose.
+    """
     graph = model.graph
     matrices = {t.name for t in graph.initializer if t.name in weights and len(t.dims) == 2}
     readers = Counter(name for node in graph.node for name in node.input)
@@ -59,7 +89,20 @@ def tied_products(model: onnx.ModelProto, weights: set[str]) -> dict[str, str]:
         and readers[node.input[0]] > 1
         and all(list(a.ints) == [1, 0] for a in node.attribute)
     }
-    return {n.output[0]: turned[n.input[1]] for n in graph.node if n.op_type == "MatMul" and n.input[1] in turned}
+    tables = {node.input[0] for node in graph.node if node.op_type == "Gather"} & matrices
+    arrays = {t.name: t for t in graph.initializer if t.name in matrices}
+    found = {}
+    for node in graph.node:
+        matrix = node.input[1] if node.op_type == "MatMul" else ""
+        if matrix in turned:
+            found[node.output[0]] = turned[matrix]
+        elif matrix in matrices - tables:
+            alike = (table for table in tables if list(arrays[table].dims) == list(arrays[matrix].dims)[::-1])
+            for table in alike:
+                one, other = numpy_helper.to_array(arrays[table]), numpy_helper.to_array(arrays[matrix])
+                if np.ptp(one) > 0 and np.array_equal(one.T, other):
+                    found[node.output[0]] = table
+    return found
 
 
 def share(model: onnx.ModelProto, tied: Mapping[str, str]) -> bool:

@@ -40,6 +40,14 @@ LOSS = "SoftmaxCrossEntropyLoss"
 RANDOM = frozenset(f"test_training_dropout{kind}" for kind in ("", "_default", "_default_mask", "_mask"))
 """Cases whose expected output is random."""
 
+CONTRARY = {
+    **dict.fromkeys(
+        ("test_resize_downsample_scales_cubic_align_corners", "test_resize_downsample_scales_linear_align_corners"),
+        "corners aligned by the length before it is rounded: ONNX's text says the resized tensor's",
+    ),
+}
+"""Cases that contradict ONNX's text, with what they expect instead."""
+
 FIGURES = ("Not equal", "Mismatched", "Max ")
 """Lines of NumPy's report that are shown: the number and size of differences, not the arrays."""
 
@@ -106,6 +114,8 @@ class NodeBackend(onnx.backend.base.Backend):
     def prepare(cls, model: onnx.ModelProto, device: str = "CPU", **kwargs: Any) -> onnx.backend.base.BackendRep:
         """Prepare a node, or skip it with the reason."""
         graph = model.graph
+        if graph.name in CONTRARY:
+            raise unittest.SkipTest(CONTRARY[graph.name])
         if not all(value.type.HasField("tensor_type") for value in (*graph.input, *graph.output)):
             raise unittest.SkipTest("sequences and optional values are not tensors")
         types = [value.type.tensor_type.elem_type for value in (*graph.input, *graph.output)]

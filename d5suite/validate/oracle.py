@@ -82,9 +82,22 @@ class Gelu(OpRun):
 
 
 class GridSample(OfficialGridSample):
-    """GridSample. The evaluator's own (onnx 1.23) rounds the places of points to float32."""
+    """GridSample. The evaluator's own (onnx 1.23) rounds the places of points to float32.
+
+    It also moves a cubic sample's point to the border before it weighs the cells around it.
+    PyTorch, which ONNX's text refers to, and onnxruntime move the cells. No node test has it.
+    """
 
     op_domain = ""
+
+    def _run(self, x: Any, grid: Any, **settings: Any) -> Any:  # type: ignore[override]
+        self._stays = settings.get("mode") == "cubic" and settings.get("padding_mode") == "border"
+        return super()._run(x, grid, **settings)
+
+    def _prepare_border(self, dims: Any, align_corners: bool) -> Any:
+        if self._stays:
+            return np.repeat([-np.inf, np.inf], len(dims))
+        return super()._prepare_border(dims, align_corners)
 
     def _gs_denormalize_coordinates(self, n: Any, dims: Any, align_corners: bool) -> Any:
         places = [self._gs_denormalize(v, size, align_corners) for v, size in zip(n, dims, strict=True)]
@@ -208,12 +221,20 @@ class Pad(OfficialPad):
 
 
 class Resize(OfficialResize):
-    """Resize. The evaluator's own (onnx 1.23) computes a given cubic coefficient's in float32."""
+    """Resize. The evaluator's own (onnx 1.23) computes a given cubic coefficient's in float32.
+
+    It also aligns corners by the output's length before that is rounded. By ONNX's text it is the
+    resized tensor's, as if the sizes were given.
+    """
 
     op_domain = ""
 
-    def _run(self, *inputs: Any, **settings: Any) -> Any:
-        return super()._run(*inputs, **{**settings, "cubic_coeff_a": float(settings["cubic_coeff_a"])})
+    def _run(self, x: Any, roi: Any = None, scales: Any = None, sizes: Any = None, **settings: Any) -> Any:  # type: ignore[override]
+        settings["cubic_coeff_a"] = float(settings["cubic_coeff_a"])
+        if sizes is None and settings.get("coordinate_transformation_mode") == "align_corners":
+            lengths = [x.shape[axis] for axis in settings.get("axes") or range(x.ndim)]
+            scales, sizes = None, (scales * np.array(lengths)).astype(np.int64)
+        return super()._run(x, roi, scales, sizes, **settings)
 
 
 CORRECTED: list[type[OpRun]] = [

@@ -429,3 +429,120 @@ def test_a_product_repeats_batch_axes_whose_sizes_are_not_all_known(shapes: Any)
         found = executor.fetch(executor.forward(executor.feed(fed)))
         (expected,) = ReferenceEvaluator(model).run(None, fed)
         assert relative_l2(found["z"], np.asarray(expected)) < 1e-5
+
+
+def compare(network: Network, mode: str = "hybrid", feed: dict[str, np.ndarray] | None = None) -> float:
+    """Return the largest error of a mode's gradients in float32, by those operator by operator."""
+    found = []
+    for where, precision in (("imperative", "fp64"), (mode, "fp32")):
+        executor = BACKEND.executor(network, mode=where, precision=precision)
+        fed = executor.feed(feed or arrays(network, 2))
+        found.append(executor.fetch(executor.forward_backward(fed)))
+    largest = max(float(np.abs(value).max()) for value in found[0].values())
+    return max(
+        float(np.abs(found[1][name] - value).max()) / max(float(np.abs(value).max()), 1e-2 * largest)
+        for name, value in found[0].items()
+    )
+
+
+def reshaped(b: Builder, x: str, name: str, *sizes: int) -> str:
+    return b.reshape(x, name, (-1, *sizes))
+
+
+def finished(b: Builder, x: str) -> Network:
+    """Append a convolution and a classifier."""
+    x = b.conv(x, "last", 16, 1)
+    return b.classifier(b.linear(b.flatten(b.global_average_pool(x, "average"), "flatten"), "fc", 5))
+
+
+@pytest.mark.parametrize("mode", BACKEND.modes)
+@pytest.mark.parametrize("operator", ["Add", "Sum", "ScatterElements"])
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_sum_with_an_input_has_the_right_gradient(mode: str, operator: str, turned: bool) -> None:
+    """In a cached graph with static memory, MXNet's function for equal shapes does not."""
+    generator, size = np.random.default_rng(0), (2, 6)
+    terms = ["given", "product"] if turned else ["product", "given"]
+    scatter = helper.make_node(operator, ["given", "places", "product"], ["sum"], axis=1, reduction="add")
+    graph = helper.make_graph(
+        [
+            helper.make_node("MatMul", ["x", "w"], ["product"]),
+            scatter if operator == "ScatterElements" else helper.make_node(operator, terms, ["sum"]),
+            helper.make_node("Tanh", ["sum"], ["tanh"]),
+            helper.make_node("MatMul", ["tanh", "v"], ["y"]),
+        ],
+        "sum",
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, size) for name in ("x", "given")],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, size)],
+        [numpy_helper.from_array(generator.standard_normal((6, 6)).astype(np.float32), name) for name in "wv"]
+        + [numpy_helper.from_array(np.tile(np.arange(6)[::-1], (2, 1)), "places")],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
+    network = Network(model).with_classification_loss()
+    feed = {name: generator.standard_normal(size).astype(np.float32) for name in ("x", "given")}
+    assert compare(network, mode, {**feed, network.require_loss()[0]: np.array([1, 4])}) < 1e-4
+
+
+@pytest.mark.parametrize("mode", ["hybrid", "stock"])
+@pytest.mark.parametrize("channels", [16, 24, 40])
+@pytest.mark.parametrize("ending", ["Reshape", "Unsqueeze", "BatchNormalization", "Add"])
+def test_what_a_convolution_reads_may_be_transposed_and_reshaped(mode: str, channels: int, ending: str) -> None:
+    """Its gradient is stored in blocks, which MXNet cannot transpose in another shape."""
+    b = Builder("reshaped", image_size=8)
+    x = reshaped(b, b.conv(b.image, "conv", channels, 3), "rows", 64, channels)
+    x = b.transpose(x, "columns", (0, 2, 1), channels)
+    if ending == "Unsqueeze":
+        x = b.node("Unsqueeze", "line", [b.relu(x), b.constant("axis", np.array([2]))], channels)
+    else:
+        x = reshaped(b, x, "squares", channels, 8, 8)
+    if ending == "BatchNormalization":
+        x = b.relu(b.batch_norm(x, "norm"))
+    if ending == "Add":
+        x = b.add(x, b.conv(b.image, "other", channels, 3), "sum")
+    assert compare(finished(b, x), mode) < 1e-3
+
+
+@pytest.mark.parametrize("mode", ["hybrid", "imperative"])
+@pytest.mark.parametrize(
+    "widths", [(20, 12), (24, 40), (12, 20), (4, 28), (8, 8), (16, 16), (12, 8, 4), (20, 5)], ids=str
+)
+def test_channels_of_any_numbers_are_joined_in_front_of_a_convolution(mode: str, widths: tuple[int, ...]) -> None:
+    """MXNet cannot divide a gradient that is stored in blocks, unless at a block's end."""
+    b = Builder("joined", image_size=8)
+    joined = b.concat([b.conv(b.image, f"conv{n}", width, 3) for n, width in enumerate(widths)], "joined")
+    assert compare(finished(b, b.relu(joined)), mode) < 1e-3
+
+
+@pytest.mark.parametrize("mode", BACKEND.modes)
+@pytest.mark.parametrize("slopes", [(8, 1, 1), (1, 1, 1)], ids=str)
+def test_slopes_have_the_right_gradient(mode: str, slopes: tuple[int, ...]) -> None:
+    b = Builder("slopes", image_size=8)
+    slope = b.parameter("slope", np.linspace(0.1, 0.5, slopes[0], dtype=np.float32).reshape(slopes))
+    x = b.node("PRelu", "relu", [b.conv(b.image, "conv", 8, 3), slope], 8)
+    x = b.node("ReduceMean", "mean", [x, b.constant("axes", np.array([2, 3]))], 8, keepdims=0)
+    assert compare(b.classifier(b.linear(x, "fc", 5)), mode) < 1e-4
+
+
+@pytest.mark.parametrize("mode", BACKEND.modes)
+@pytest.mark.parametrize("kept", [0, 1])
+@pytest.mark.parametrize("operator", ["ReduceMax", "ReduceMin"])
+def test_equal_extremes_share_their_gradient(operator: str, kept: int, mode: str) -> None:
+    """Three pixels in each row, one of them, or all; an infinite one is left alone."""
+    sign = 1 if operator == "ReduceMax" else -1
+    b = Builder("extremes", image_size=4, channels=1)
+    weight = b.parameter("weight", np.ones((1, 1, 4, 4), np.float32))
+    x = b.node(operator, "most", [b.add(b.image, weight, "sum"), b.constant("axes", np.array([3]))], 1, keepdims=kept)
+    network = b.classifier(b.linear(reshaped(b, x, "row", 4), "fc", 4))
+    image = sign * np.array([[3, 3, 3, 1], [2, 1, 0, -1], [5, 5, 5, 5], [-np.inf, -1, -1, -2]], np.float32)
+    executor = BACKEND.executor(network, mode=mode, precision="fp64")
+    feed = {"image": image[None, None], "label": np.array([2])}
+    found = executor.fetch(executor.forward_backward(executor.feed(feed)))
+    assert np.isfinite(found["loss"]).all()
+    gradient = found["weight"][0, 0]
+    shares = np.array([[1, 1, 1, 0], [1, 0, 0, 0], [1, 1, 1, 1], [0, 1, 1, 0]])
+    whole = gradient.sum(1, keepdims=True)
+    np.testing.assert_allclose(gradient, whole * shares / shares.sum(1, keepdims=True), rtol=1e-12, atol=1e-15)
+    weights, row = executor.parameters(), (image + 1).max(1) if sign > 0 else (image + 1).min(1)
+    scores = weights["fc.weight"] @ row + weights["fc.bias"]
+    chances = np.exp(scores - scores.max())
+    right = weights["fc.weight"].T @ (chances / chances.sum() - np.eye(4)[2])
+    np.testing.assert_allclose(whole[:, 0], right, rtol=1e-9)

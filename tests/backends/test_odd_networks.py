@@ -26,7 +26,7 @@ EVERY = ("torch", "tensorflow", "keras", "mxnet", "jax", "deep500", "onnxruntime
 
 LACKING: Mapping[str, set[str]] = {
     "mxnet": {"a product of int64", "a product of int32", "a scatter of Booleans"},
-    "jax": {"arithmetic beyond 32 bits", "a sum beyond 32 bits"},
+    **{name: {"arithmetic beyond 32 bits", "a sum beyond 32 bits"} for name in ("jax", "keras")},
 }
 
 _random = np.random.default_rng(0)
@@ -157,6 +157,37 @@ GIVEN: Mapping[str, Any] = {
         {"k": np.float32(0)},
     ),
     "nothing to do": ([_node("Identity", "x")], {"x": _reals(2, 3)}, {}),
+    "sums of elements into zeros": (
+        [_node("ScatterElements", "z i x", axis=1, reduction="add")], {"x": _reals(2, 4)},
+        {"z": np.zeros((2, 3), np.float32), "i": np.array([[0, 2, 0, 1], [1, 1, -1, 1]])}, 18,
+    ),
+    "sums of rows into zeros": (
+        [_node("ScatterND", "z i x", reduction="add")], {"x": _reals(4, 3)},
+        {"z": np.zeros((3, 3), np.float32), "i": np.array([[0], [2], [0], [-2]])}, 18,
+    ),
+    "cells of a constant": (
+        [_node("GatherND", "z x", "c"), _node("Cast", "c", to=1)], {"x": _random.integers(0, 2, (4, 2))},
+        {"z": np.array([[3, 1], [4, 1]])},
+    ),
+    "a transposed convolution of a sequence, cropped": (
+        [_node("ConvTranspose", "x w b", strides=[2], pads=[2, 1])], {"x": _reals(2, 3, 6)},
+        {"w": _reals(3, 4, 5), "b": _reals(4)},
+    ),
+    "a transposed convolution of a sequence, with a longer output": (
+        [_node("ConvTranspose", "x w", strides=[3], pads=[0, 2], output_padding=[1])], {"x": _reals(2, 3, 6)},
+        {"w": _reals(3, 4, 5)},
+    ),
+    **{
+        f"corners aligned by scales, {mode}": (
+            [_node("Resize", "x - s", mode=mode, coordinate_transformation_mode="align_corners")],
+            {"x": _reals(2, 3, 8, 9)}, {"s": np.array([1, 1, 1.7, 0.6], np.float32)},
+        )
+        for mode in ("linear", "cubic")
+    },
+    "cubic samples beyond the border": (
+        [_node("GridSample", "x g", mode="cubic", padding_mode="border")],
+        {"x": _reals(2, 3, 5, 4), "g": _reals(2, 6, 7, 2)}, {}, 20,
+    ),
 }  # fmt: skip
 """By name: nodes, inputs, constants, and the operator set if not 17."""
 

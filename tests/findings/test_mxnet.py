@@ -50,6 +50,63 @@ def _gradients(mx: Any, function: Any, *arrays: np.ndarray) -> list[np.ndarray]:
     return [value.grad.asnumpy() for value in values]
 
 
+def _cached(mx: Any, graph: Any) -> Any:
+    """Return a function of the graph's arrays, as Gluon makes of a block with static memory."""
+    return mx.nd.CachedOp(graph, (("static_alloc", True), ("static_shape", True)))
+
+
+def test_a_sum_with_an_array_that_has_no_gradient_has_a_wrong_one(mx: Any) -> None:
+    """The derivative of (2 x + y)² is 4 (2 x + y)."""
+    x, y = (mx.sym.var(name) for name in "xy")
+    graph = _cached(mx, mx.sym.square(mx.sym.elemwise_add(2 * x, y)))
+    value, fixed = mx.nd.array([1.0, 2, 3]), mx.nd.array([10.0, 20, 30])
+    value.attach_grad()
+    with mx.autograd.record():
+        total = graph(value, fixed)
+    total.backward()
+    right = np.allclose(value.grad.asnumpy(), [48, 96, 144])
+    require(not right, "mxnet", OPERATORS.format("elementwise.py (_given)"))
+
+
+def test_a_transpose_whose_gradient_a_convolution_stores_in_blocks_fails(mx: Any) -> None:
+    """Where convolutions store channels in blocks; of how many, the processor decides."""
+    failed = []
+    for channels in (16, 24, 32, 40, 64):
+        x, w = (mx.sym.var(name) for name in "xw")
+        image = mx.sym.reshape(mx.sym.transpose(x, axes=(0, 2, 1)), shape=(2, channels, 8, 8))
+        graph = _cached(mx, mx.sym.Convolution(image, w, no_bias=True, kernel=(3, 3), num_filter=16))
+        try:
+            _gradients(mx, graph, *(np.ones(n, np.float32) for n in ((2, 64, channels), (16, channels, 3, 3))))
+        except mx.base.MXNetError as error:
+            failed.append(str(error))
+    require(bool(failed), "mxnet", OPERATORS.format("shape.py (_fails_in_blocks)"))
+    assert all("could not create a primitive descriptor for a reorder primitive" in each for each in failed)
+
+
+def test_a_gradient_in_blocks_cannot_be_divided_inside_of_one(mx: Any) -> None:
+    x, y, w = (mx.sym.var(name) for name in "xyw")
+    both = mx.sym.concat(x, y, dim=1)
+    graph = _cached(mx, mx.sym.Convolution(both, w, no_bias=True, kernel=(3, 3), num_filter=16))
+    try:
+        _gradients(mx, graph, *(np.ones(n, np.float32) for n in ((2, 44, 8, 8), (2, 20, 8, 8), (16, 64, 3, 3))))
+        failed = ""
+    except mx.base.MXNetError as error:
+        failed = str(error)
+    require("could not construct a sub-memory" in failed, "mxnet", OPERATORS.format("shape.py (_cuts_blocks)"))
+
+
+def test_the_gradient_of_slopes_reads_what_it_has_overwritten(mx: Any) -> None:
+    x, slope = (mx.sym.var(name) for name in "xs")
+    graph = _cached(mx, 3 * mx.sym.LeakyReLU(2 * x, slope, act_type="prelu"))
+    _, gradient = _gradients(mx, graph, np.array([[-0.5, -1]], np.float32), np.array([0.5, 0.5], np.float32))
+    require(not np.allclose(gradient, [-3, -6]), "mxnet", OPERATORS.format("elementwise.py (p_relu)"))
+
+
+def test_each_of_several_largest_elements_has_the_whole_gradient(mx: Any) -> None:
+    (gradient,) = _gradients(mx, mx.nd.max, np.array([1.0, 2, 2]))
+    require(gradient.sum() == 2, "mxnet", OPERATORS.format("reduction.py (extreme)"))
+
+
 def test_a_transpose_behind_a_reshaped_3d_convolution_fails(mx: Any) -> None:
     class Patches(mx.gluon.HybridBlock):
         def hybrid_forward(self, F: Any, x: Any, w: Any) -> Any:

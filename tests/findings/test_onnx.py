@@ -118,6 +118,20 @@ def test_sampled_points_are_rounded_to_float32() -> None:
     require(abs(y - 1.1) > 1e-12, "onnx", ORACLE.format("GridSample"))
 
 
+def test_a_cubic_sample_beyond_the_border_is_that_at_the_border() -> None:
+    x, grid = np.array([[[1.0, 2.0, 4.0]]]), np.array([[[1.25]]])  # a quarter of a cell beyond the last
+    y = _evaluate("GridSample", x, grid, align_corners=1, mode="cubic", padding_mode="border").item()
+    weight = np.polynomial.Polynomial([3, -6, 3.75, -0.75])(1.25)  # of 2; the other three cells are the last
+    require(abs(y - (2 * weight + 4 * (1 - weight))) > 1e-3, "onnx", ORACLE.format("GridSample"))
+
+
+def test_corners_are_aligned_before_the_size_is_rounded() -> None:
+    x, scales = np.arange(4.0).reshape(1, 1, 4), np.array([1, 1, 0.6], np.float32)
+    settings: dict[str, Any] = {"mode": "linear", "coordinate_transformation_mode": "align_corners"}
+    y = _evaluate("Resize", x, np.zeros(0, np.float32), scales, **settings)
+    require(not np.allclose(y, [[[0.0, 3.0]]]), "onnx", ORACLE.format("Resize"))
+
+
 def test_the_norm_of_order_1_is_a_sum_with_signs() -> None:
     y = _evaluate("LpNormalization", np.array([[1.0, -3.0]]), p=1)
     require(not np.allclose(y, [[0.25, -0.75]]), "onnx", ORACLE.format("LpNormalization"))

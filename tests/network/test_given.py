@@ -280,7 +280,7 @@ def test_constants_of_the_code_are_no_parameters(tmp_path: Path) -> None:
     path = _save(tmp_path, nodes, [("x", FLOAT, [2, 4])], [("y", FLOAT, [3, 3])],
                  kernel=HEAD.T.copy(), bias=HEAD[0], shape=np.array([1, 4]), **numbers)  # fmt: skip
     network = Network.load(path)
-    assert set(network.parameters) == {"turned", "negative"}
+    assert set(network.parameters) == {"turned", "bias"}
     assert Network(network.model).parameters == network.parameters  # and after a rewrite
     assert check_reading(path, network, BATCH[:2], threads=1) == ""
 
@@ -290,6 +290,68 @@ def test_constants_are_weights_where_a_file_has_no_others(tmp_path: Path) -> Non
     path = _save(tmp_path, [constant, helper.make_node("MatMul", ["x", "w"], ["y"])], [("x", FLOAT, ["N", 4])],
                  [("y", FLOAT, ["N", 3])])  # fmt: skip
     assert Network.load(path).parameters == ("w",)
+
+
+def test_what_is_computed_from_weights_is_no_other_weight(tmp_path: Path) -> None:
+    """A table looked up at fixed places, a kernel that is standardised: training changes both."""
+    node, random = helper.make_node, np.random.default_rng(0)
+    nodes = [
+        node("Gather", ["table", "places"], ["looked"]),
+        node("ReduceMean", ["kernel", "one"], ["mean"]),
+        node("Sub", ["kernel", "mean"], ["centred"]),
+        node("Transpose", ["centred"], ["turned"], perm=[1, 0]),
+        node("Add", ["x", "looked"], ["a"]),
+        node("MatMul", ["a", "turned"], ["y"]),
+    ]
+    given = {"table": random.standard_normal((7, 4), np.float32), "kernel": random.standard_normal((3, 4), np.float32)}
+    path = _save(tmp_path, nodes, [("x", FLOAT, ["N", 3, 4])], [("y", FLOAT, ["N", 3, 3])], **given,
+                 places=np.array([0, 2, 2]), one=np.array([1]))  # fmt: skip
+    assert Network.load(path).parameters == ("table", "kernel")
+
+
+def test_a_weight_that_several_turn_stays_one(tmp_path: Path) -> None:
+    node = helper.make_node
+    nodes = [
+        node("Transpose", ["kernel"], ["one"], perm=[1, 0]),
+        node("Transpose", ["kernel"], ["two"], perm=[1, 0]),
+        node("Sub", ["one", "bias"], ["shifted"]),
+        node("MatMul", ["x", "shifted"], ["m"]),
+        node("Mul", ["m", "m"], ["squared"]),
+        node("MatMul", ["squared", "two"], ["y"]),
+    ]
+    kernel, bias = np.random.default_rng(0).standard_normal((4, 4), np.float32), np.ones(4, np.float32)
+    path = _save(tmp_path, nodes, [("x", FLOAT, ["N", 4])], [("y", FLOAT, ["N", 4])], kernel=kernel, bias=bias)
+    assert set(Network.load(path).parameters) == {"kernel", "bias"}
+
+
+@pytest.mark.parametrize("uniform", [False, True])
+def test_a_head_that_is_the_embedding_written_again_is_tied(tmp_path: Path, uniform: bool) -> None:
+    node, table = helper.make_node, np.random.default_rng(0).standard_normal((7, 4), np.float32)
+    table = np.ones_like(table) if uniform else table  # those of two layers are alike by chance
+    nodes = [node("Gather", ["table", "ids"], ["e"]), node("MatMul", ["e", "head"], ["y"])]
+    path = _save(tmp_path, nodes, [("ids", TensorProto.INT64, ["N", 5])], [("y", FLOAT, ["N", 5, 7])],
+                 table=table, head=table.T.copy())  # fmt: skip
+    assert set(Network.load(path).parameters) == ({"table", "head"} if uniform else {"table"})
+
+
+def test_pytorchs_newer_exporter_says_what_its_parameters_are(tmp_path: Path) -> None:
+    signature = "\n# inputs\np_scale: PARAMETER target='m.scale'\nb_wave: BUFFER target='m.wave' persistent=False\n"
+    nodes = [
+        helper.make_node("Mul", ["x", "turned"], ["a"]),
+        helper.make_node("Add", ["a", "m.wave"], ["b"]),
+        helper.make_node("Add", ["b", "unsqueeze_1"], ["y"]),
+    ]
+    weights = {name: np.arange(4, dtype=np.float32) + 1 for name in ("turned", "m.wave", "unsqueeze_1")}
+    path = _save(tmp_path, nodes, [("x", FLOAT, ["N", 4])], [("y", FLOAT, ["N", 4])], **weights)
+    assert set(Network.load(path).parameters) == set(weights)
+    model = onnx.load(path)
+    model.graph.metadata_props.add(key="pkg.torch.export.ExportedProgram.graph_signature", value=signature)
+    for name, sources in (("turned", "['m.scale']"), ("unsqueeze_1", "['arange', 'm.wave']")):
+        value = helper.make_tensor_value_info(name, FLOAT, [4])
+        value.metadata_props.add(key="pkg.onnxscript.optimizer.folded_from", value=sources)
+        model.graph.value_info.append(value)
+    onnx.save(model, path)
+    assert Network.load(path).parameters == ("turned",)
 
 
 @pytest.mark.parametrize("axes", [["N", 5], [4, 5], [4]])

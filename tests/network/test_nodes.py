@@ -1,4 +1,4 @@
-"""The readers of ONNX nodes against ONNX's reference evaluator and shape inference."""
+"""The readers of ONNX nodes against ONNX's reference evaluator, shape inference, onnxruntime."""
 
 from __future__ import annotations
 
@@ -25,6 +25,8 @@ from d5suite.network.nodes.matrix import read_gemm
 from d5suite.network.nodes.normalization import read_layer_normalization, read_lrn
 from d5suite.network.nodes.recurrent import CUDNN_GATES, read_recurrent
 from d5suite.network.nodes.reduction import read_reduce
+from d5suite.network.nodes.resize import read_resize
+from d5suite.network.nodes.sampling import Functions, read_grid_sample, taps
 from d5suite.network.nodes.schedule import by_name, is_rounded, schedule
 from d5suite.network.nodes.shape import (
     read_axis,
@@ -345,6 +347,73 @@ def test_four_spatial_axes_are_refused() -> None:
         read_global_pool(Node("n", "GlobalMaxPool", ("x",), ("y",)), NodeContext(shapes={"x": (1, 1, 2)}, constants={}))
         == 1
     )
+
+
+# Resized and sampled images.
+
+
+def _run_onnxruntime(operation: Operation, drawn: list[Any]) -> np.ndarray:
+    """onnxruntime's answer, as the operator's node says it: nothing is optimized."""
+    onnxruntime = pytest.importorskip("onnxruntime")
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = onnxruntime.InferenceSession(
+        operation.model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
+    fed = {value.name for value in session.get_inputs()}
+    given = zip(operation.node.inputs, drawn, strict=True)
+    answers: list[np.ndarray] = session.run(None, {name: array for name, array in given if name in fed})
+    return answers[0]
+
+
+@pytest.mark.parametrize("scale", [1.7, 0.6, 0.2])
+@pytest.mark.parametrize("mode", ["linear", "cubic", "nearest"])
+def test_aligned_corners_are_those_of_the_whole_number_of_cells(mode: str, scale: float) -> None:
+    operation = Operation(
+        "Resize", {"x": (2, 3, 8, 9), "roi": None, "scales": np.array([1, 1, scale, scale], np.float32)},
+        {"mode": mode, "coordinate_transformation_mode": "align_corners"},
+    )  # fmt: skip
+    drawn = operation.draw(0)
+    plan = read_resize(operation.node, _context(operation))
+    y = drawn[0]
+    assert y is not None and plan.aligned
+    for axis, rows in plan.rows.items():
+        y = y.take(rows, axis)
+    for axis, matrix in plan.weights.items():
+        y = np.moveaxis(np.tensordot(y, matrix, ([axis], [1])), -1, axis)
+    np.testing.assert_allclose(y, _run_onnxruntime(operation, drawn), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(y, Oracle(operation).run(drawn)[0], rtol=1e-12, atol=1e-12)
+
+
+_NUMPY = Functions(np.floor, np.rint, np.abs, np.clip, lambda x: x.astype(np.int64))
+
+
+@pytest.mark.parametrize("aligned", [0, 1])
+@pytest.mark.parametrize("padding", ["zeros", "border", "reflection"])
+@pytest.mark.parametrize("mode", ["linear", "cubic", "nearest"])
+def test_points_beyond_an_image_have_the_samples_of_pytorch_and_onnxruntime(
+    mode: str, padding: str, aligned: int
+) -> None:
+    operation = Operation(
+        "GridSample", {"x": (2, 3, 5, 4), "grid": (2, 6, 7, 2)},
+        {"mode": mode, "padding_mode": padding, "align_corners": aligned},
+    )  # fmt: skip
+    drawn = operation.draw(0)
+    x, grid = drawn
+    assert x is not None and grid is not None
+    plan = read_grid_sample(operation.node, _context(operation))
+    points = np.moveaxis(grid.astype(np.float64).reshape(2, -1, 2), -1, 0)
+    flat = x.reshape(2, 3, -1)
+    y = sum(
+        np.take_along_axis(flat, tap.cell[:, None], 2) * tap.weight[:, None]
+        for tap in taps(plan, _NUMPY, list(points))
+    ).reshape(2, 3, 6, 7)  # fmt: skip
+    torch = pytest.importorskip("torch")
+    named = {"linear": "bilinear", "cubic": "bicubic"}.get(mode, mode)
+    sampled = torch.nn.functional.grid_sample(*map(torch.tensor, drawn), named, padding, align_corners=bool(aligned))
+    np.testing.assert_allclose(y, sampled, rtol=1e-4, atol=2e-5)
+    np.testing.assert_allclose(y, _run_onnxruntime(operation, drawn), rtol=1e-4, atol=2e-5)
+    np.testing.assert_allclose(y, Oracle(operation).run(drawn)[0], rtol=1e-12, atol=1e-12)
 
 
 # Normalization and losses.

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
 from d5suite.errors import ConfigurationError, ValidationError
 from d5suite.levels import network as level1
@@ -253,6 +253,33 @@ def test_the_oracle_agrees_with_onnxruntime_and_with_itself() -> None:
     assert abs(oracle.derivative(images, labels, scaling, 1e-6)) < 1e-3
     bias = {"fc.bias": np.ones(4)}  # adding a constant to all logits changes no probability
     assert abs(oracle.derivative(images, labels, bias, 1e-4)) < 1e-9
+
+
+class Pooled(HandExecutor):
+    """The largest of three pixels, among zeros around the image."""
+
+    def __init__(self) -> None:
+        graph = helper.make_graph(
+            [helper.make_node("Pad", ["x", "pads"], ["padded"]),
+             helper.make_node("MaxPool", ["padded"], ["y"], kernel_shape=[3, 1], strides=[2, 1])],
+            "pooled",
+            [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", 1, 4, 1])],
+            [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["N", 1, 2, 1])],
+            [numpy_helper.from_array(np.array([0, 0, 1, 0, 0, 0, 1, 0]), "pads")],
+        )  # fmt: skip
+        network = Network(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10))
+        level1.Executor.__init__(self, network, mode="numpy", device="cpu", precision="fp32")
+        self.dtype = np.float32
+
+    def forward(self, feed: level1.Native) -> level1.Native:
+        padded = np.pad(feed["x"], [(0, 0), (0, 0), (1, 1), (0, 0)])
+        return {"y": np.stack([padded[:, :, start : start + 3].max(2) for start in (0, 2)], 2)}
+
+
+def test_a_right_answer_is_proved_where_onnxruntime_loses_the_zeros_around_an_image() -> None:
+    images = -np.arange(1, 9, dtype=np.float32).reshape(2, 1, 4, 1)
+    (check,) = check_inference(Pooled(), images, tolerance=SINGLE.outputs, threads=1)
+    assert "vs onnxruntime" in check.name and check.passed, check
 
 
 @pytest.mark.parametrize(("size", "channels"), [(5, 8), (3, 2), (1, 3)])

@@ -7,7 +7,7 @@ from d5suite.levels.backend import Backend
 from d5suite.levels.description import Tolerance
 from d5suite.levels.native import Knob, NativeScheme
 from d5suite.network.operators import MORE_OPERATORS, SINGLE_OPERATORS, ZOO_OPERATORS
-from d5suite.network.variants import ON_NO_ADAPTER
+from d5suite.network.variants import ON_NO_ADAPTER, with_large_integers
 
 BACKEND = Backend(
     name="keras",
@@ -28,7 +28,7 @@ BACKEND = Backend(
     precisions=("fp32", "bf16", "fp16", "fp64"),
     operators=ZOO_OPERATORS | MORE_OPERATORS,
     single_operators=SINGLE_OPERATORS,
-    variants=ON_NO_ADAPTER,
+    variants=(*ON_NO_ADAPTER, with_large_integers("Keras is fed integers of 32 bits, which all its backends have")),
     tolerances={
         "fp64": Tolerance(
             outputs=1e-10,

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from d5suite.backends.mxnet.operators import OPERATORS, Context
+from d5suite.backends.mxnet.operators.context import stored_in_blocks
 from d5suite.backends.mxnet.runtime import CONTEXTS, mx
 from d5suite.levels import network as level
 from d5suite.levels.network import Arrays, Native
@@ -84,7 +85,10 @@ class Executor(level.Executor):
 
     def _block(self, outputs: Sequence[str], *, training: bool) -> _Graph:
         network = self.network
-        context = Context.of_network(network, training=training, activations=self.precision, dtype=self._dtype)
+        blocks = stored_in_blocks(network) if training and self._dtype == "float32" else frozenset()
+        context = Context.of_network(
+            network, training=training, activations=self.precision, dtype=self._dtype, in_blocks=blocks
+        )
         block = _Graph(network, outputs, context)
         kept = {name: self._weight(name, value, trained=False) for name, value in block.kept.items()}
         block.register({**self.weights, **kept})

@@ -86,9 +86,7 @@ BACKEND = Backend(
             ("*test_dft_axis*", "*test_dft_cpu*", "*test_dft_inverse*", "*test_dft_opset19*", "*test_dft_rfft*"),
             "onnxruntime's transform of a length that is no power of two is off by 3e-7 of the largest value",
         ),
-        "*may_be_computed?GridSample-cubic-border*": "onnxruntime clamps coordinates at the border otherwise: 1% apart",
         "*test_maxunpool_export_with_output_shape*": "onnxruntime counts indices in the shape asked for",
         "*test_pow_types_float32_uint*": "onnxruntime has no power of float32 and unsigned integers",
-        "*test_resize_downsample_scales_*_align_corners_cpu*": "onnxruntime aligns corners before it rounds the size",
     },
 )  # fmt: skip

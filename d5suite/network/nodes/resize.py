@@ -33,8 +33,8 @@ class Resize:
         ``nearest``, ``linear`` or ``cubic``.
     aligned : bool or None
         Whether corners are aligned, or pixels' centres; None for what kernels do not know: other
-        coordinates, scales that differ from the ratio of sizes, other settings, other axes than an
-        image's.
+        coordinates, centres by scales that differ from the ratio of sizes, other settings, other
+        axes than an image's.
     """
 
     rows: dict[int, np.ndarray]
@@ -76,7 +76,7 @@ def read_resize(node: Node, context: NodeContext) -> Resize:
             continue
         if size is None or output is None:
             raise NetworkError(f"Resize of an unknown size along axis {axis}", where=node.name)
-        whole &= output == scale * size
+        whole &= coordinates == "align_corners" or output == scale * size
         places = _places(coordinates, size, output, scale)
         if kind == "nearest":
             if coordinates == "asymmetric":  # a third of float32 is more than one: 3 would be 2.9999999
@@ -116,8 +116,8 @@ def _scales(node: Node, context: NodeContext) -> dict[int, float | None]:
 def _places(coordinates: str, size: int, output: int, scale: float) -> np.ndarray:
     """Return the place in the input of every output index: float64."""
     index, exact = np.arange(output, dtype=np.float64), scale * size
-    if coordinates == "align_corners":
-        return index * (size - 1) / (exact - 1) if exact != 1 else index * 0
+    if coordinates == "align_corners":  # of the output's length, which ONNX's evaluator does not round
+        return index * (size - 1) / max(output - 1, 1)
     if coordinates == "asymmetric":
         return index / scale
     if coordinates == "pytorch_half_pixel" and output == 1:

@@ -81,8 +81,6 @@ class Functions:
         (tensor, least, greatest).
     whole : callable
         To integers.
-    where : callable
-        (condition, tensor, tensor).
     """
 
     floor: Callable[[Any], Any]
@@ -90,7 +88,6 @@ class Functions:
     absolute: Callable[[Any], Any]
     clip: Callable[[Any, float, float], Any]
     whole: Callable[[Any], Any]
-    where: Callable[[Any, Any, Any], Any]
 
 
 @dataclass(frozen=True)
@@ -138,17 +135,18 @@ def taps(plan: Sampling, f: Functions, coordinates: Sequence[Any]) -> list[Tap]:
 
 
 def place(plan: Sampling, f: Functions, coordinate: Any, axis: int) -> Any:
-    """Return a coordinate's place along an axis in cells, within the border or by reflection."""
+    """Return a coordinate's place along an axis in cells, within the border or by reflection.
+
+    A cubic sample's place may lie beyond the border: each cell that it reads is brought within, as
+    in PyTorch, which ONNX's text refers to, and in onnxruntime.
+    """
     size = plan.sizes[axis]
-    least, greatest = _bounds(plan, size)
     found = (coordinate + 1) * ((size - 1) / 2) if plan.aligned else ((coordinate + 1) * size - 1) * 0.5
     if plan.mode == "nearest":
         found = f.round(found)
-    if plan.padding == "border":
-        within = f.clip(found, 0, size - 1)
-        # Points in the outermost half cells stay where they are, which only a cubic sample shows.
-        return f.where(found < least, within, f.where(found > greatest, within, found))
-    return _reflected(f, found, least, greatest) if plan.padding == "reflection" else found
+    if plan.padding == "border" and plan.mode != "cubic":
+        return f.clip(found, 0, size - 1)
+    return _reflected(f, found, *_bounds(plan, size)) if plan.padding == "reflection" else found
 
 
 def _bounds(plan: Sampling, size: int) -> tuple[float, float]:

@@ -83,8 +83,8 @@ def check_output(
 
 
 READING = 1e-5
-"""Relative L2 error from which a graph as d5suite reads it is another than that in its file. Both
-run on onnxruntime without optimizations, so that only folding moves roundings."""
+"""Relative L2 error from which a graph as d5suite reads it is another than that in its file. On
+onnxruntime, which optimizes neither, only folding moves roundings."""
 
 
 def check_reading(path: Path, network: Network, batch: np.ndarray, *, threads: int) -> str:
@@ -119,7 +119,7 @@ def check_reading(path: Path, network: Network, batch: np.ndarray, *, threads: i
     theirs = original(path, network, batch, threads=threads)
     if theirs is None:
         return "onnxruntime cannot run the file itself"
-    (ours,), _ = inferences(network, [batch], threads=threads, plain=True)
+    (ours,), _ = inferences(network, [batch], threads=threads)
     _require_finite(network, theirs)
     floating = {name: value for name, value in theirs.items() if value.dtype.kind == "f"}
     for name, value in (floating or theirs).items():  # beside scores, ranks are the same or a matter of rounding

@@ -174,18 +174,15 @@ def inference(network: Network, images: np.ndarray, *, threads: int) -> tuple[np
 
 
 def inferences(
-    network: Network, batches: Sequence[np.ndarray], *, threads: int, plain: bool = False
+    network: Network, batches: Sequence[np.ndarray], *, threads: int
 ) -> tuple[list[dict[str, np.ndarray]], str]:
-    """Return all outputs for each of several batches, and the evaluator's name; see `inference`.
-
-    ``plain`` asks onnxruntime to optimize nothing.
-    """
+    """Return all outputs for each of several batches, and the evaluator's name; see `inference`."""
     model, weights = network.model, {}
     if sum(value.nbytes for value in network.initializers.values()) > _LARGE:
         model = without_weights(model)
         weights = {value.name: network.initializers[value.name] for value in model.graph.input
                    if value.name in network.initializers}  # fmt: skip
-    session = _session(model.SerializeToString(), threads, plain=plain)
+    session = _session(model.SerializeToString(), threads)
     if session is None:
         oracle = Oracle(network, training=False)
         return [oracle.outputs(images) for images in batches], "onnx.reference"
@@ -199,8 +196,12 @@ def inferences(
     return outputs, EVALUATOR
 
 
-def _session(model: bytes | str, threads: int, *, plain: bool) -> Any:
-    """Return onnxruntime's session over a model or file; None if it is missing or cannot read."""
+def _session(model: bytes | str, threads: int) -> Any:
+    """Return onnxruntime's session over a model or file; None if it is missing or cannot read.
+
+    It optimizes nothing: its fusions have changed answers (docs/findings.md), and a batch of
+    ResNet-50 takes at most a third longer.
+    """
     try:
         import onnxruntime
     except ImportError:
@@ -208,9 +209,8 @@ def _session(model: bytes | str, threads: int, *, plain: bool) -> Any:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    options.log_severity_level = 4 if plain else 3
-    if plain:
-        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.log_severity_level = 4
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     try:
         return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
     except Exception:  # its errors share no base class; a newer operator is one
@@ -236,7 +236,7 @@ def original(path: Path, network: Network, batch: np.ndarray, *, threads: int) -
     dict of str to numpy.ndarray, or None
         None if onnxruntime cannot run the file.
     """
-    session = _session(str(path), threads, plain=True)
+    session = _session(str(path), threads)
     if session is None:
         return None
     arrays = network.arrays(batch)

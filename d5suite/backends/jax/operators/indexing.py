@@ -47,7 +47,7 @@ def scatter_elements(node: Node, context: Context) -> Call:
     def call(x: Any, indices: Any, updates: Any) -> Any:
         cells = list(jnp.indices(indices.shape, sparse=True))
         cells[plan.axis] = _from_start(indices, plan.size)
-        return getattr(x.at[tuple(cells)], method)(updates)
+        return getattr(jnp.asarray(x).at[tuple(cells)], method)(updates)  # a constant is NumPy's
 
     return call
 
@@ -60,13 +60,13 @@ def _from_start(indices: Any, size: int) -> Any:
 @in_onnx
 def gather_nd(node: Node, context: Context) -> Call:
     plan = read_tuples(node, context)
-    return lambda x, indices: x.at[_cells(indices, plan)].get(mode="clip")
+    return lambda x, indices: jnp.asarray(x).at[_cells(indices, plan)].get(mode="clip")
 
 
 @in_onnx
 def scatter_nd(node: Node, context: Context) -> Call:
     plan, method = read_tuples(node, context), _METHODS[node.attributes["reduction"]]
-    return lambda x, indices, updates: getattr(x.at[_cells(indices, plan)], method)(updates)
+    return lambda x, indices, updates: getattr(jnp.asarray(x).at[_cells(indices, plan)], method)(updates)
 
 
 def _cells(indices: Any, plan: Tuples) -> tuple[Any, ...]:

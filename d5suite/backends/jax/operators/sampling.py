@@ -14,7 +14,7 @@ from d5suite.network import Node
 from d5suite.network.nodes.layouts import channels_last, identity
 from d5suite.network.nodes.sampling import Functions, read_grid_sample, taps
 
-_FUNCTIONS = Functions(jnp.floor, jnp.round, jnp.abs, jnp.clip, lambda x: x.astype(jnp.int32), jnp.where)
+_FUNCTIONS = Functions(jnp.floor, jnp.round, jnp.abs, jnp.clip, lambda x: x.astype(jnp.int32))
 
 
 def grid_sample(node: Node, context: Context) -> Call:

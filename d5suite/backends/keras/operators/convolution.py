@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from keras import layers, ops
 
-from d5suite.backends.keras.operators.context import Context, Factory, Function, in_float32, in_onnx
+from d5suite.backends.keras.operators.context import Calculation, Context, Factory, Function, in_float32, in_onnx
 from d5suite.network import Node
 from d5suite.network.nodes.layouts import Layout, kernel_last
 from d5suite.network.nodes.sliding import read_columns, read_conv, read_conv_transpose
@@ -17,7 +17,6 @@ from d5suite.network.nodes.windows import TransposedWindow, Window
 _CONVOLUTIONS = (layers.Conv1D, layers.Conv2D, layers.Conv3D)
 _TRANSPOSED_CONVOLUTIONS = (layers.Conv1DTranspose, layers.Conv2DTranspose, layers.Conv3DTranspose)
 _ZERO_PADDINGS = (layers.ZeroPadding1D, layers.ZeroPadding2D, layers.ZeroPadding3D)
-_CROPPINGS = (layers.Cropping1D, layers.Cropping2D, layers.Cropping3D)
 """Layers by number of spatial dimensions, less one."""
 
 
@@ -103,9 +102,13 @@ def conv_transpose(node: Node, context: Context) -> Any:
     context.own_kernel(layer, weights, kernel_last(rank))
     if same or not (any(w.pads_begin) or any(behind)):
         return y
+    settings = context.settings(node, ".crop")
+    if rank == 3:  # Keras's Cropping1D has no data format
+        kept = tuple(context.spatial([slice(w.pads_begin[0], w.pads_begin[0] + w.outputs[0])], slice(None)))
+        return Calculation(lambda x: x[kept], [...], context.stored(node.outputs[0]), **settings)(y)
+    cropping = layers.Cropping2D if rank == 4 else layers.Cropping3D
     pairs = tuple(zip(w.pads_begin, behind, strict=True))
-    cut = _CROPPINGS[rank - 3]
-    return cut(pairs[0] if rank == 3 else pairs, data_format=context.data_format, **context.settings(node, ".crop"))(y)
+    return cropping(pairs, data_format=context.data_format, **settings)(y)
 
 
 def _general_conv_transpose(node: Node, context: Context, w: TransposedWindow) -> Any:

@@ -13,7 +13,7 @@ from d5suite.backends.keras.operators.context import Context, Factory, Function,
 from d5suite.network import Node
 from d5suite.network.nodes.sampling import Functions, read_grid_sample, taps
 
-_FUNCTIONS = Functions(ops.floor, ops.round, ops.absolute, ops.clip, lambda x: ops.cast(x, "int32"), ops.where)
+_FUNCTIONS = Functions(ops.floor, ops.round, ops.absolute, ops.clip, lambda x: ops.cast(x, "int32"))
 
 
 @in_onnx

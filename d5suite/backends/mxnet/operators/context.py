@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from d5suite.network import Node
+from d5suite.network import Network, Node
 from d5suite.network.nodes.context import NodeContext
 
 Call = Callable[..., Any]
@@ -50,9 +50,12 @@ class Context(NodeContext):
         The array that an operator gets after its inputs, by node.
     packed : list of Packed
         Level 0 only.
+    in_blocks : frozenset of str
+        Tensors whose gradient oneDNN may store in blocks of channels; see `stored_in_blocks`.
     """
 
     dtype: str = "float32"
+    in_blocks: frozenset[str] = frozenset()
     kept: dict[str, np.ndarray] = field(default_factory=dict)
     packed: list[Packed] = field(default_factory=list)
 
@@ -72,6 +75,42 @@ class Context(NodeContext):
     def keep(self, node: Node, array: np.ndarray) -> None:
         """Pass this array to the node's operator after the node's inputs."""
         self.kept[node.name] = array
+
+
+_KEEPS_BLOCKS = frozenset({
+    "Abs", "Acos", "Acosh", "Add", "Asin", "Asinh", "Atan", "Atanh", "BatchNormalization", "Cast", "Cos", "Cosh",
+    "Dropout", "Elu", "Erf", "Exp", "Gelu", "HardSigmoid", "HardSwish", "Identity", "LRN", "LeakyRelu", "Log", "Mean",
+    "Mish", "Neg", "PRelu", "Pow", "Reciprocal", "Relu", "Selu", "Sigmoid", "Sin", "Sinh", "Softplus", "Softsign",
+    "Sqrt", "Sub", "Sum", "Tan", "Tanh",
+})  # fmt: skip
+"""Operators whose input's gradient may be computed in the place of their output's."""
+
+
+def stored_in_blocks(network: Network) -> frozenset[str]:
+    """Return a network's tensors whose gradient oneDNN may store in blocks of channels.
+
+    It comes from a convolution, maybe through element-wise operators. Most others, such as a
+    product of two tensors, a pool or a transpose, write theirs in order.
+    """
+    numbers = {name for name in network.constants if network.initializers[name].ndim == 0}
+    found: set[str] = set()
+    for node in reversed(network.nodes):
+        scaled = node.op_type in ("Div", "Mul") and not numbers.isdisjoint(node.inputs)
+        if node.op_type in ("Conv", "ConvTranspose"):
+            found.add(node.inputs[0])
+        elif (scaled or node.op_type in _KEEPS_BLOCKS) and not found.isdisjoint(node.outputs):
+            found.update(node.inputs)
+    return frozenset(
+        name for name in found if len(shape := network.shapes.get(name, ())) > 2 and (shape[1] or 0) % 8 == 0
+    )
+
+
+def in_order(F: Any, x: Any) -> Any:
+    """Copy a tensor, so that its gradient is not in blocks of channels in front of here.
+
+    MXNet computes element-wise gradients in place, in such blocks; a slice's it does not.
+    """
+    return F.slice_axis(x, axis=0, begin=0, end=None)
 
 
 def places(F: Any, x: Any, axis: int, rank: int) -> Any:

@@ -42,9 +42,17 @@ def binary(name: str, scalar: Callable[[Any, Any], Any]) -> Factory:
             return lambda F, a, b: scalar(a, b)
         a, b = (context.shapes.get(operand) for operand in node.inputs)
         function = equal if a is not None and a == b else unequal
+        if function == "elemwise_add" and not context.single:
+            return lambda F, a, b: (F.broadcast_add if _given(a) or _given(b) else F.elemwise_add)(a, b)
         return lambda F, a, b: getattr(F, function)(a, b)
 
     return factory
+
+
+def _given(x: Any) -> bool:
+    """Return whether a symbol is a graph's input: without a gradient, it spoils elemwise_add's."""
+    children = getattr(x, "get_children", None)
+    return children is not None and children() is None
 
 
 def _is_scalar(context: Context, name: str) -> bool:
@@ -267,7 +275,10 @@ def thresholded_relu(node: Node, context: Context) -> Call:
 
 
 def p_relu(node: Node, context: Context) -> Call:
-    if slopes_of_channels(node, context) and context.dtype != "float64":  # for which the kernel rounds the slopes
+    # In float64 the kernel rounds the slopes. In a cached graph, the slopes' gradient may be
+    # computed from what that of x has overwritten.
+    exact = context.dtype != "float64" and (context.single or not context.training)
+    if exact and slopes_of_channels(node, context):
         return lambda F, x, slope: F.LeakyReLU(x, F.reshape(slope, shape=(-1,)), act_type="prelu")
     if _is_scalar(context, node.inputs[1]):
         return lambda F, x, slope: F.relu(x) - F.relu(-x) * slope

@@ -74,7 +74,8 @@ def _whole(node: Node, context: Context) -> tuple[int, ...]:
 
 
 def _added(F: Any, x: Any, cells: Any, updates: Any, shape: tuple[int, ...]) -> Any:
-    return x + _scattered(F, updates, cells, shape)
+    # Not x + ..., whose gradient is wrong if x has none (docs/findings.md).
+    return F.broadcast_add(x, _scattered(F, updates, cells, shape))
 
 
 def _replaced(F: Any, x: Any, cells: Any, updates: Any, shape: tuple[int, ...]) -> Any:

@@ -5,6 +5,7 @@ Imports `d5suite.network`, and `context` and `elementwise` beside it.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -40,6 +41,24 @@ def reduce(function: str | Call) -> Factory:
     return factory
 
 
+def extreme(function: str) -> Factory:
+    """Return a factory for an extreme; in a network, equal elements share its gradient."""
+
+    def shared(F: Any, x: Any, *, axis: Any, keepdims: bool) -> Any:
+        y = getattr(F, function)(x, axis=axis, keepdims=True)
+        count = F.BlockGrad(F.sum(F.broadcast_equal(x, y), axis=axis, keepdims=keepdims))
+        y = y if keepdims else F.reshape_like(y, count)
+        part = y / count  # MXNet's gradient gives each of the equal elements all of it
+        # An infinite number less itself is none.
+        return F.where(F.abs(y) < math.inf, F.BlockGrad(y) + (part - F.BlockGrad(part)), y)
+
+    def factory(node: Node, context: Context) -> Call:
+        exact = context.training and not context.single and not context.is_integer(node.inputs[0])
+        return reduce(shared if exact else function)(node, context)
+
+    return factory
+
+
 _LEAST = float(np.finfo(np.float32).min)
 """The least finite number that float32 holds, too."""
 
@@ -67,9 +86,9 @@ OPERATORS: dict[str, Factory] = {
     "ReduceL1": reduce(_sum_absolute),
     "ReduceL2": reduce(_norm),
     "ReduceLogSumExp": reduce(_log_sum_exp),
-    "ReduceMax": reduce("max"),
+    "ReduceMax": extreme("max"),
     "ReduceMean": reduce("mean"),
-    "ReduceMin": reduce("min"),
+    "ReduceMin": extreme("min"),
     "ReduceProd": reduce("prod"),
     "ReduceSum": reduce("sum"),
     "ReduceSumSquare": reduce(_sum_square),

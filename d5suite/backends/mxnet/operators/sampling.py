@@ -23,7 +23,7 @@ def grid_sample(node: Node, context: Context) -> Call:
     def call(F: Any, x: Any, grid: Any) -> Any:
         functions = Functions(
             F.floor, lambda t: rounded(F, t), F.abs, lambda t, low, high: F.clip(t, a_min=low, a_max=high),
-            lambda t: F.cast(t, dtype="int64"), F.where,
+            lambda t: F.cast(t, dtype="int64"),
         )  # fmt: skip
         rows = F.transpose(F.reshape(x, shape=(0, 0, -1)), axes=(0, 2, 1))
         points = F.reshape(grid, shape=(0, -1, axes))

@@ -14,17 +14,14 @@ from d5suite.network.nodes.sampling import Functions, read_grid_sample, taps
 
 _MODES = {"linear": "bilinear", "nearest": "nearest", "cubic": "bicubic"}
 
-_FUNCTIONS = Functions(torch.floor, torch.round, torch.abs, torch.clamp, torch.Tensor.long, torch.where)
+_FUNCTIONS = Functions(torch.floor, torch.round, torch.abs, torch.clamp, torch.Tensor.long)
 
 
 def grid_sample(node: Node, context: Context) -> Function:
-    """Return PyTorch's kernel or, where it has none, a sum over the cells near every point.
-
-    Its cubic kernel is for two axes, and repeats cells beyond a border where ONNX moves the point.
-    """
+    """Return PyTorch's kernel or, where it has none, a sum over the cells near every point."""
     plan = read_grid_sample(node, context)
-    cubic, axes = plan.mode == "cubic", len(plan.sizes)
-    if axes in (2, 3) and not (cubic and (axes == 3 or plan.padding == "border")):
+    axes = len(plan.sizes)
+    if axes == 2 or (axes == 3 and plan.mode != "cubic"):
         settings = _MODES[plan.mode], plan.padding, plan.aligned
         return lambda x, grid: F.grid_sample(in_float32(x), in_float32(grid), *settings).to(x.dtype)
 
