@@ -31,7 +31,7 @@ from d5suite.network.mending import (
     mend_resizes,
     write_group_norms,
 )
-from d5suite.network.weights import mark_computed, share, tied_products, weights_of
+from d5suite.network.weights import mark_computed, share, tied_products, turn_twins, weights_of
 
 OPSET = 21
 """The ONNX operator-set version that networks are converted to."""
@@ -89,6 +89,7 @@ def normalised(model: onnx.ModelProto, name: str, shapes: Mapping[str, Sequence[
         _name_first_outputs(model)
         _set_shapes(model, name, shapes or {})
         mend_ranks(model)
+        turn_twins(model, weights)
         tied = tied_products(model, weights)
         _fold_all(model, name, weights)
         if share(model, tied):

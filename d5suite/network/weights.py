@@ -41,7 +41,8 @@ def _exported_constants(model: onnx.ModelProto) -> set[str]:
     A file of it has the signature of the exported program, and what an initializer was folded from.
     """
     stated = {each.key: each.value for each in (*model.metadata_props, *model.graph.metadata_props)}
-    kinds = {name: kind for kind, name in _SIGNATURE.findall(stated.get(_SIGNED, ""))}
+    signed = next((value for key, value in stated.items() if key.endswith(_SIGNED)), "")
+    kinds = {name: kind for kind, name in _SIGNATURE.findall(signed)}
     trained = {name for name, kind in kinds.items() if kind == "PARAMETER"}
     if not trained:
         return set()
@@ -52,7 +53,7 @@ def _exported_constants(model: onnx.ModelProto) -> set[str]:
     }
 
 
-_SIGNED = "pkg.torch.export.ExportedProgram.graph_signature"
+_SIGNED = ".export.ExportedProgram.graph_signature"
 _SIGNATURE = re.compile(r"^\S+: ([A-Z_]+) target='([^']*)'", re.MULTILINE)
 _FOLDED = "pkg.onnxscript.optimizer.folded_from"
 _NAME = re.compile(r"'([^']*)'")
@@ -73,11 +74,7 @@ def mark_computed(model: onnx.ModelProto, weights: set[str]) -> None:
 
 
 def tied_products(model: onnx.ModelProto, weights: set[str]) -> dict[str, str]:
-    """Return the matrices that others read too, by the products that take them transposed.
-
-    PyTorch's exporters write a head that is tied to its table of embeddings as a second matrix, the
-    table's transpose.
-    """
+    """Return the matrices that others read too, by the products that take them transposed."""
     graph = model.graph
     matrices = {t.name for t in graph.initializer if t.name in weights and len(t.dims) == 2}
     readers = Counter(name for node in graph.node for name in node.input)
@@ -89,20 +86,40 @@ def tied_products(model: onnx.ModelProto, weights: set[str]) -> dict[str, str]:
         and readers[node.input[0]] > 1
         and all(list(a.ints) == [1, 0] for a in node.attribute)
     }
-    tables = {node.input[0] for node in graph.node if node.op_type == "Gather"} & matrices
-    arrays = {t.name: t for t in graph.initializer if t.name in matrices}
-    found = {}
-    for node in graph.node:
-        matrix = node.input[1] if node.op_type == "MatMul" else ""
-        if matrix in turned:
-            found[node.output[0]] = turned[matrix]
-        elif matrix in matrices - tables:
-            alike = (table for table in tables if list(arrays[table].dims) == list(arrays[matrix].dims)[::-1])
-            for table in alike:
-                one, other = numpy_helper.to_array(arrays[table]), numpy_helper.to_array(arrays[matrix])
-                if np.ptp(one) > 0 and np.array_equal(one.T, other):
-                    found[node.output[0]] = table
-    return found
+    return {n.output[0]: turned[n.input[1]] for n in graph.node if n.op_type == "MatMul" and n.input[1] in turned}
+
+
+def turn_twins(model: onnx.ModelProto, weights: set[str]) -> None:
+    """Make a weight that is another one's transpose a node that transposes it.
+
+    PyTorch's exporters write a head that is tied to its table of embeddings as a second matrix, and
+    a kernel that is standardised once for its mean and once for its values.
+    """
+    graph = model.graph
+    tables = {node.input[0] for node in graph.node if node.op_type == "Gather"}
+    known: dict[tuple[int, ...], list[onnx.TensorProto]] = {}
+    turned: dict[str, str] = {}
+    candidates = [t for t in graph.initializer if t.name in weights and len(t.dims) > 1 and t.dims[-1] != t.dims[-2]]
+    for tensor in sorted(candidates, key=lambda each: each.name not in tables):
+        shape = tuple(tensor.dims)
+        for other in known.get((*shape[:-2], shape[-1], shape[-2]), ()):
+            one, twin = numpy_helper.to_array(tensor), numpy_helper.to_array(other)
+            if np.ptp(one) > 0 and np.array_equal(one, np.swapaxes(twin, -1, -2)):
+                turned[tensor.name] = other.name
+                break
+        else:
+            known.setdefault(shape, []).append(tensor)
+    nodes = list(graph.node)
+    graph.ClearField("node")
+    for name, source in turned.items():
+        rank = next(len(t.dims) for t in candidates if t.name == name)
+        order = [*range(rank - 2), rank - 1, rank - 2]
+        graph.node.append(onnx.helper.make_node("Transpose", [source], [name], f"{name}.d5suite", perm=order))
+    graph.node.extend(nodes)
+    for place in reversed(range(len(graph.initializer))):
+        if graph.initializer[place].name in turned:
+            del graph.initializer[place]
+    weights.difference_update(turned)
 
 
 def share(model: onnx.ModelProto, tied: Mapping[str, str]) -> bool:
