@@ -213,7 +213,7 @@ def test_marks_and_their_reasons_are_shown(tmp_path: Path) -> None:
     page = html.unescape(page_of(tmp_path, write(tmp_path / "x.json", found)))
     assert "disturbed: another process took 30% of a CPU" in page
     assert "doubtful: more threads than CPUs" in page
-    assert "measured at a reduced size" in page
+    assert "results at a reduced size are not compared" in page
 
 
 @pytest.mark.parametrize(

@@ -369,7 +369,7 @@ def _notices(page: Page) -> list[str]:
         )  # fmt: skip
     if any(row.reduced for row in page.rows):
         names = dict.fromkeys(row.record["backend"]["name"] for row in page.rows if row.reduced)
-        found.append(f"† {', '.join(names)}: measured at a reduced size, and not compared with the others.")
+        found.append(f"† {', '.join(names)}: results at a reduced size are not compared with the others.")
     found += [source.series[0].upper() + source.series[1:] for source in page.sources if "not beside" in source.series]
     return found
 
