@@ -99,12 +99,12 @@ def turn_twins(model: onnx.ModelProto, weights: set[str]) -> None:
     tables = {node.input[0] for node in graph.node if node.op_type == "Gather"}
     known: dict[tuple[int, ...], list[onnx.TensorProto]] = {}
     turned: dict[str, str] = {}
-    candidates = [t for t in graph.initializer if t.name in weights and len(t.dims) > 1 and t.dims[-1] != t.dims[-2]]
+    candidates = [t for t in graph.initializer if t.name in weights and len(t.dims) > 1]
     for tensor in sorted(candidates, key=lambda each: each.name not in tables):
         shape = tuple(tensor.dims)
         for other in known.get((*shape[:-2], shape[-1], shape[-2]), ()):
             one, twin = numpy_helper.to_array(tensor), numpy_helper.to_array(other)
-            if np.ptp(one) > 0 and np.array_equal(one, np.swapaxes(twin, -1, -2)):
+            if _is_telling(one) and np.array_equal(one, np.swapaxes(twin, -1, -2)):
                 turned[tensor.name] = other.name
                 break
         else:
@@ -120,6 +120,11 @@ def turn_twins(model: onnx.ModelProto, weights: set[str]) -> None:
         if graph.initializer[place].name in turned:
             del graph.initializer[place]
     weights.difference_update(turned)
+
+
+def _is_telling(array: np.ndarray) -> bool:
+    """Return whether an equal transpose is no accident: layers begin with ones or the identity."""
+    return bool(np.ptp(array) > 0) and not np.array_equal(array, np.swapaxes(array, -1, -2))
 
 
 def share(model: onnx.ModelProto, tied: Mapping[str, str]) -> bool:
