@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import onnx
@@ -97,29 +98,26 @@ def turn_twins(model: onnx.ModelProto, weights: set[str]) -> None:
     """
     graph = model.graph
     tables = {node.input[0] for node in graph.node if node.op_type == "Gather"}
-    known: dict[tuple[int, ...], list[onnx.TensorProto]] = {}
-    turned: dict[str, str] = {}
-    candidates = [t for t in graph.initializer if t.name in weights and len(t.dims) > 1]
-    for tensor in sorted(candidates, key=lambda each: each.name not in tables):
-        shape = tuple(tensor.dims)
-        for other in known.get((*shape[:-2], shape[-1], shape[-2]), ()):
-            one, twin = numpy_helper.to_array(tensor), numpy_helper.to_array(other)
-            if _is_telling(one) and np.array_equal(one, np.swapaxes(twin, -1, -2)):
-                turned[tensor.name] = other.name
-                break
+    columns: dict[tuple[Any, ...], str] = {}  # the first column of the transpose is the first row
+    turned: list[onnx.NodeProto] = []
+    arrays = {t.name: numpy_helper.to_array(t) for t in graph.initializer if t.name in weights and len(t.dims) > 1}
+    for name in sorted(arrays, key=lambda each: each not in tables):
+        array, swapped = arrays[name], np.swapaxes(arrays[name], -1, -2)
+        source = columns.get((swapped.shape, array[..., :1, :].tobytes()), "")
+        if source and _is_telling(array) and np.array_equal(swapped, arrays[source]):
+            order = [*range(array.ndim - 2), array.ndim - 1, array.ndim - 2]
+            turned.append(onnx.helper.make_node("Transpose", [source], [name], f"{name}.d5suite", perm=order))
         else:
-            known.setdefault(shape, []).append(tensor)
-    nodes = list(graph.node)
+            columns.setdefault((array.shape, array[..., :1].tobytes()), name)
+    if not turned:
+        return
+    nodes, gone = list(graph.node), {node.output[0] for node in turned}
     graph.ClearField("node")
-    for name, source in turned.items():
-        rank = next(len(t.dims) for t in candidates if t.name == name)
-        order = [*range(rank - 2), rank - 1, rank - 2]
-        graph.node.append(onnx.helper.make_node("Transpose", [source], [name], f"{name}.d5suite", perm=order))
-    graph.node.extend(nodes)
+    graph.node.extend([*turned, *nodes])
     for place in reversed(range(len(graph.initializer))):
-        if graph.initializer[place].name in turned:
+        if graph.initializer[place].name in gone:
             del graph.initializer[place]
-    weights.difference_update(turned)
+    weights.difference_update(gone)
 
 
 def _is_telling(array: np.ndarray) -> bool:

@@ -12,11 +12,12 @@ import json
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone
 from fnmatch import fnmatchcase
 from itertools import pairwise
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -334,10 +335,8 @@ def changes(points: Sequence[Point], threshold: Threshold, tests: int = 1) -> li
 def changes_beside(points: Sequence[Point], threshold: Threshold) -> dict[str, list[Step]]:
     """Return the changes of peak memory and of the first call by what changed, the oldest first."""
     found = {}
-    for what, value, effect in (
-        ("memory", _memory, threshold.memory),
-        ("first call", _first_call, threshold.first_call - 1),
-    ):
+    for what, effect in (("memory", threshold.memory), ("first call", threshold.first_call - 1)):
+        value = _BESIDE[what]
         known = [(point, figure) for point in points if (figure := value(point.entry))]
         places = steps([figure for _, figure in known], effect=effect) if known else []
         bounds = [0, *places, len(known)]
@@ -346,12 +345,11 @@ def changes_beside(points: Sequence[Point], threshold: Threshold) -> dict[str, l
     return found
 
 
-def _memory(entry: Entry) -> float | None:
-    return entry.memory_bytes
-
-
-def _first_call(entry: Entry) -> float | None:
-    return entry.first_call_s
+_BESIDE: Mapping[str, Callable[[Entry], float | None]] = {
+    "memory": attrgetter("memory_bytes"),
+    "first call": attrgetter("first_call_s"),
+}
+"""Figures beside time whose changes are dated."""
 
 
 def with_levels_beside(base: Entry, points: Sequence[Point], threshold: Threshold) -> Entry:
@@ -359,8 +357,7 @@ def with_levels_beside(base: Entry, points: Sequence[Point], threshold: Threshol
     levels = {}
     for what, found in changes_beside(points, threshold).items():
         since = next((i for i, point in enumerate(points) if found and point is found[-1].since), 0)
-        value = _memory if what == "memory" else _first_call
-        levels[what] = _median(value(point.entry) for point in points[since:])
+        levels[what] = _median(_BESIDE[what](point.entry) for point in points[since:])
     return replace(base, memory_bytes=levels["memory"], first_call_s=levels["first call"])
 
 
