@@ -144,9 +144,16 @@ def launch_interval(launches: Sequence[Sequence[float]], confidence: float = 0.9
     Parameters
     ----------
     launches : sequence of sequences of float
-        Samples by launch, positive.
+        Samples by launch, positive, in one unit.
     confidence : float
-        In (0, 1).
+        Least coverage wanted, in (0, 1).
+
+    Returns
+    -------
+    (low, high) : tuple of float
+        In the samples' unit.
+    float
+        The confidence.
     """
     every = [sample for launch in launches for sample in launch]
     low, high = median_interval(every, confidence)

@@ -756,7 +756,7 @@ def test_pixels_of_tensorflows_nearest_neighbour(tmp_path: Path, scale: float) -
     _same_as_onnxruntime(tmp_path / "m.onnx", model)
 
 
-def test_onnxs_own_domain_by_its_other_name(tmp_path: Path) -> None:
+def test_onnxs_own_domain_by_its_other_name() -> None:
     model = _model([helper.make_node("Relu", ["x"], ["y"], domain="ai.onnx")], {})
     del model.opset_import[:]
     model.opset_import.extend([helper.make_opsetid("ai.onnx", 17), helper.make_opsetid("", 17)])

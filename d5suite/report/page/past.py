@@ -75,20 +75,16 @@ def past_of(folder: Path) -> list[Past]:
 
 def _gaps(points: Sequence[Point]) -> list[str]:
     dates = [date for date in (when(point.date) for point in points) if date is not None]
-    return [
-        f"no run from {before:%Y-%m-%d} to {after:%Y-%m-%d}"
-        for before, after in itertools.pairwise(dates)
-        if is_gap((before, after), dates)
-    ]
+    return [f"no run from {dates[i - 1]:%Y-%m-%d} to {dates[i]:%Y-%m-%d}" for i in after_gaps(dates)]
 
 
-def is_gap(pair: tuple[datetime, datetime], dates: Sequence[datetime]) -> bool:
-    """Return whether two successive runs lie unusually far apart; of fewer than four none do."""
-    distances = sorted((after - before).total_seconds() for before, after in itertools.pairwise(dates))
+def after_gaps(dates: Sequence[datetime]) -> list[int]:
+    """Return the places of runs that follow an unusually long gap; of fewer than four none do."""
+    distances = [(after - before).total_seconds() for before, after in itertools.pairwise(dates)]
     if len(distances) < 3:
-        return False
-    usual = max(distances[len(distances) // 2], DAY_S)
-    return (pair[1] - pair[0]).total_seconds() > LONG_GAP * usual
+        return []
+    usual = max(sorted(distances)[len(distances) // 2], DAY_S)
+    return [i for i, distance in enumerate(distances, start=1) if distance > LONG_GAP * usual]
 
 
 def when(date: str) -> datetime | None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from d5suite.report.colours import Style, styles
 from d5suite.report.formats import figure as digits
 from d5suite.report.page.figures import LONGEST_NAME, MOST_BARS, Picture, file_name
-from d5suite.report.page.past import Past, is_gap, when
+from d5suite.report.page.past import Past, after_gaps, when
 from d5suite.report.tips import set_tips
 
 if TYPE_CHECKING:
@@ -91,9 +91,8 @@ def _draw(axes: Axes, line: _Line, style: Style, unit: str, scale: float) -> Non
     points = line.past.points
     figures = [points[place].entry.series.median * scale for _, place in line.runs]
     dates = [date for date, _ in line.runs]
-    breaks = [i + 1 for i, pair in enumerate(itertools.pairwise(dates)) if is_gap(pair, dates)]
     named = _short(line.name)
-    for part, (start, end) in enumerate(itertools.pairwise([0, *breaks, len(dates)])):
+    for part, (start, end) in enumerate(itertools.pairwise([0, *after_gaps(dates), len(dates)])):
         (drawn,) = axes.plot(
             dates[start:end],  # type: ignore[arg-type]  # matplotlib takes dates
             figures[start:end], color=style.colour, marker=style.marker, linestyle=style.line, markersize=3,
@@ -108,7 +107,7 @@ def _draw(axes: Axes, line: _Line, style: Style, unit: str, scale: float) -> Non
             ],
         )
     at = {place: i for i, (_, place) in enumerate(line.runs)}
-    for step, place in zip(line.past.steps, line.past.changed, strict=False):
+    for step, place in zip(line.past.steps, line.past.changed, strict=True):
         if place in at:
             i = at[place]
             axes.annotate(
