@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-from onnx import TensorProto
+from onnx import TensorProto, numpy_helper
 
 from d5suite.errors import NetworkError
 
@@ -293,3 +293,15 @@ def check_kinds(model: onnx.ModelProto, *, conditionals: bool = False) -> None:
                 hint="Leave out what comes before and after the network's tensors.",
             )
         _check_type(value.type.tensor_type.elem_type, "tensor", value.name)
+
+
+def check_data(model: onnx.ModelProto) -> None:
+    """Refuse an initializer, or a constant, whose data do not fit its shape and type."""
+    stated = [("constant", n.name or n.output[0], t) for n in model.graph.node for t in _tensors_of(n)]
+    for what, name, tensor in [("initializer", t.name, t) for t in model.graph.initializer] + stated:
+        if not tensor.data_type:
+            continue
+        try:
+            numpy_helper.to_array(tensor)
+        except (TypeError, ValueError) as error:
+            raise NetworkError(f"this {what}'s data do not fit its shape and type: {error}", where=name) from error

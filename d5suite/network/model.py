@@ -105,7 +105,7 @@ class Network:
         self.name = name or model.graph.name or "network"
         self.model = normalised(model, self.name, shapes)
         graph = self.model.graph
-        self.initializers: dict[str, np.ndarray] = {t.name: _array(t) for t in graph.initializer}
+        self.initializers: dict[str, np.ndarray] = {t.name: numpy_helper.to_array(t) for t in graph.initializer}
         inputs = [i.name for i in graph.input if i.name not in self.initializers]
         outputs = [o.name for o in graph.output]
         if (label is None) != (loss is None):
@@ -386,15 +386,6 @@ def node_of(node: onnx.NodeProto, index: int) -> Node:
     return Node(
         node.name or f"{node.op_type}_{index}", domain + node.op_type, tuple(node.input), tuple(node.output), attributes
     )
-
-
-def _array(tensor: onnx.TensorProto) -> np.ndarray:
-    try:
-        return numpy_helper.to_array(tensor)
-    except (TypeError, ValueError) as error:
-        raise NetworkError(
-            f"this initializer's data do not fit its shape and type: {error}", where=tensor.name
-        ) from error
 
 
 def _dtypes_of(graph: onnx.GraphProto) -> dict[str, np.dtype]:

@@ -19,7 +19,7 @@ from d5suite.errors import NetworkError
 from d5suite.network.conditions import without_conditions
 from d5suite.network.expansions import expand
 from d5suite.network.folding import fold, shapes_of, tensor_of
-from d5suite.network.incoming import MOST, check_graph, check_kinds, opset
+from d5suite.network.incoming import MOST, check_data, check_graph, check_kinds, opset
 from d5suite.network.mending import (
     clear_domains,
     drop_casts,
@@ -67,6 +67,7 @@ def normalised(model: onnx.ModelProto, name: str, shapes: Mapping[str, Sequence[
     try:
         check_graph(model)
         check_kinds(model, conditionals=True)
+        check_data(model)
         given, model = model, without_weights(model)
         clear_domains(model)
         if model.functions:  # before the conversion, which drops them

@@ -82,7 +82,11 @@ def _ability(backend: Backend, given: Given) -> dict[str, Any]:
         for each in backend.lacks_of(given.network)
     ]
     needed = dict.fromkeys(need for needs in STEPS.values() for need in needs)
-    reasons = [f"no {need}: {backend.absent[need]}" for need in needed if need in backend.absent]
+    absent: dict[str, list[str]] = {}
+    for need in needed:
+        if need in backend.absent:
+            absent.setdefault(backend.absent[need], []).append(f"no {need}")
+    reasons = [f"{', '.join(what)}: {why}" for why, what in absent.items()]
     can = [
         name
         for name, needs in STEPS.items()

@@ -155,6 +155,14 @@ def test_an_empty_weight_is_refused(tmp_path: Path) -> None:
         load(tmp_path, model)
 
 
+def test_a_constant_that_does_not_fill_its_shape_is_refused(tmp_path: Path) -> None:
+    model = small()
+    value = TensorProto(dims=[3], data_type=TensorProto.FLOAT, raw_data=bytes(8), name="half")
+    model.graph.node.insert(0, helper.make_node("Constant", [], ["half"], "stated", value=value))
+    with pytest.raises(NetworkError, match="stated: this constant's data do not fit its shape and type"):
+        load(tmp_path, model)
+
+
 def test_nodes_without_names_get_names_of_their_own(tmp_path: Path) -> None:
     model = small()
     node(model, "conv").name = ""
