@@ -169,6 +169,21 @@ def test_a_wrong_gradient_is_named(fault: Fault, message: str, batch: tuple[np.n
     assert not validation.to_dict()["passed"]
 
 
+def test_a_loss_whose_roundings_drown_small_steps_is_proved_with_larger_ones(
+    tmp_path: Path, batch: tuple[np.ndarray, np.ndarray]
+) -> None:
+    images, labels = batch[0] * 1000, batch[1]
+    right = check_gradient_float64(HandExecutor(), images, labels, recorded=tmp_path / "answers.h5")
+    assert all(check.passed for check in right)
+    assert any("step" in check.detail for check in right), "the smallest step would do, too"
+    again = check_gradient_float64(HandExecutor(), images, labels, recorded=tmp_path / "answers.h5")
+    assert [check.to_dict() for check in again] == [check.to_dict() for check in right]
+    for factor in (1.001, 0.999):
+        wrong = HandExecutor(fault=_scale("fc.weight", factor))
+        with pytest.raises(ValidationError, match=r"first tensor that disagrees: fc\.weight"):
+            Validation().require(check_gradient_float64(wrong, images, labels))
+
+
 def test_a_wrong_tensor_is_named_in_the_timed_precision(batch: tuple[np.ndarray, np.ndarray]) -> None:
     wrong = HandExecutor(fault=_scale("fc.bias", 1.001), precision="fp32")
     with pytest.raises(ValidationError, match=r"first tensor that disagrees: fc\.bias \(0\.001\)"):

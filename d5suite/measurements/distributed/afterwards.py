@@ -164,7 +164,7 @@ def check_replica(workload: NetworkWorkload, replica: Replica) -> Iterator[Check
     found, gradients = replica.gradients(executor.feed(workload.arrays(workload.unseen)))
     answer, names = known.answers[-1], workload.network.parameters
     error = relative_l2(executor.fetch(found)[loss], np.array(answer.loss))
-    yield Check(f"loss of a replica on {text}", error, workload.tolerance.outputs)
+    yield Check(f"loss of a replica on {text}", error, known.loss_limit)
     before, state = executor.parameters(), trainer.state()
     replica.apply(gradients)
     after = executor.parameters()

@@ -112,7 +112,7 @@ class TrainerStep(ExecutorStep):
             repeat_until_updated(trainer, [feed], int(state[STEPS]) + 1)
         loss, answers = executor.network.require_loss()[1], known.answers[-1]
         error = relative_l2(answer[loss], np.array(answers.loss))
-        yield Check(f"loss of a step on {UNSEEN} {self.against}", error, workload.tolerance.outputs)
+        yield Check(f"loss of a step on {UNSEEN} {self.against}", error, known.loss_limit)
         start, names = workload.generic_network.initializers, workload.network.parameters
         after = executor.parameters()
         yield from check_update(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import h5py
@@ -28,6 +28,11 @@ STEP = 5e-11
 of tensors. Larger steps cross kinks of ReLU and max-pooling: on ResNet-50 with 8 images of 64 px
 that costs 8e-4 at 2e-9, and nothing at 2e-10. Smaller ones lose digits of the loss: the differences
 are good to 1e-7 here and to 9e-7 at 1e-11."""
+
+STEPS = tuple(STEP * 5.0**power for power in range(-1, 6))
+"""Steps tried where the differences at `STEP` do not show a gradient to be right. Where
+BatchNormalization divides by nearly nothing (two values of a batch), roundings of the loss cost
+1e-4 at `STEP` and nothing at 1000 times it."""
 
 NEGLIGIBLE = 1e-3
 """A tensor's gradient error is measured against its own norm, or this part of the whole gradient's
@@ -49,12 +54,23 @@ class Reference:
         By parameter: the deviation of the directions' noise.
     derivatives : sequence of float
         The loss's derivative along each direction.
+    steps : sequence of float
+        The step of each central difference.
+    doubts : sequence of float
+        How far differences at neighbouring steps are from each; 0 if none was made.
     """
 
     loss: np.ndarray
     statistics: Arrays
     scales: Mapping[str, float]
     derivatives: Sequence[float]
+    steps: Sequence[float] = (STEP,) * DIRECTIONS
+    doubts: Sequence[float] = (0.0,) * DIRECTIONS
+
+    @property
+    def settled(self) -> bool:
+        """Whether several steps were tried."""
+        return any(self.doubts)
 
     def save(self, path: Path, key: str) -> None:
         """Write it atomically, under the `key` of its network and batch."""
@@ -63,7 +79,8 @@ class Reference:
             file["loss"] = self.loss
             file["names"] = np.array(list(self.scales), dtype=h5py.string_dtype())
             file["scales"] = np.array(list(self.scales.values()))
-            file["derivatives"] = np.array(self.derivatives)
+            for name in ("derivatives", "steps", "doubts"):
+                file[name] = np.array(getattr(self, name))
             file["moved"] = np.array(list(self.statistics), dtype=h5py.string_dtype())
             group = file.create_group("statistics")
             for index, value in enumerate(self.statistics.values()):
@@ -80,7 +97,8 @@ class Reference:
             names = [name.decode() for name in file["names"][()]]
             statistics = {name.decode(): file["statistics"][str(i)][()] for i, name in enumerate(file["moved"][()])}
             scales = dict(zip(names, file["scales"][()].tolist(), strict=True))
-            return cls(file["loss"][()], statistics, scales, file["derivatives"][()].tolist())
+            differences = (file[name][()].tolist() for name in ("derivatives", "steps", "doubts"))
+            return cls(file["loss"][()], statistics, scales, *differences)
 
 
 def key(network: Network, images: np.ndarray, labels: np.ndarray) -> str:
@@ -107,6 +125,24 @@ def reference(network: Network, images: np.ndarray, labels: np.ndarray, gradient
     loss, statistics = oracle.run(images, labels)
     along = (direction(network, scales, index) for index in range(DIRECTIONS))
     return Reference(loss, statistics, scales, [oracle.derivative(images, labels, d, STEP) for d in along])
+
+
+def settled(expected: Reference, network: Network, images: np.ndarray, labels: np.ndarray) -> Reference:
+    """Return the answers with each difference at the step that its two neighbours agree with best.
+
+    Small steps suffer from roundings of the loss, large ones from its curvature and kinks; in
+    between the step does not matter. No backend's answer has a say.
+    """
+    oracle, found = Oracle(network, training=True), []
+    for index in range(DIRECTIONS):
+        along = direction(network, expected.scales, index)
+        slopes = [oracle.derivative(images, labels, along, step) for step in STEPS]
+        apart = np.abs(np.diff(slopes))
+        doubts = np.maximum(apart[:-1], apart[1:])
+        best = int(np.argmin(doubts))
+        found.append((slopes[best + 1], STEPS[best + 1], max(float(doubts[best]), np.finfo(float).tiny)))
+    derivatives, steps, doubts_of = zip(*found, strict=True)
+    return replace(expected, derivatives=derivatives, steps=steps, doubts=doubts_of)
 
 
 def direction(network: Network, scales: Mapping[str, float], index: int) -> dict[str, np.ndarray]:

@@ -24,7 +24,6 @@ import numpy as np
 from d5suite.errors import ValidationError
 from d5suite.files import atomic_hdf5
 from d5suite.levels.contract import require_answer
-from d5suite.levels.description import Tolerance
 from d5suite.levels.network import Arrays, Executor, Native
 from d5suite.levels.training import Trainer
 from d5suite.network import Network
@@ -40,8 +39,8 @@ ELEMENTS = 4096
 changes all; the whole tensors were compared before."""
 
 OTHER_BATCHES = 3.0
-"""Widens the tolerance of gradients, which was measured on the proof's batch, for other batches and
-for several steps: a few flipped ReLUs make most of it, and their number varies."""
+"""Widens tolerances that were measured on the proof's batch for other batches and for several
+steps: a few flipped ReLUs make most of a gradient's, and their number varies."""
 
 ONE_FLIP = 0.05
 """The least tolerance for them. One flipped ReLU moves a gradient of ResNet by 2% (8 images of
@@ -84,14 +83,16 @@ class References:
         Of the batches in rotation, then of the one that is fed after timing.
     source : str
         Whose float64 executor gave them.
-    limit : float
-        Accepted error of a gradient; see `d5suite.validate.network.gradient.check_gradient`. It is
-        a backend's own, and not recorded.
+    limit, loss_limit : float
+        Accepted errors of a gradient and of a loss; see
+        `d5suite.validate.network.gradient.check_gradient`. They are a backend's own, and not
+        recorded.
     """
 
     answers: Sequence[Answer]
     source: str
     limit: float
+    loss_limit: float
 
     def save(self, path: Path, key: str) -> None:
         """Write the answers atomically, under the `key` of the network and its batches."""
@@ -105,7 +106,7 @@ class References:
                     group[str(index)] = answer.gradients[name]
 
     @classmethod
-    def load(cls, path: Path, key: str, limit: float) -> References | None:
+    def load(cls, path: Path, key: str, limit: float, loss_limit: float) -> References | None:
         """Read what `save` wrote; None without a file, or for another key."""
         if not path.exists():
             return None
@@ -121,7 +122,7 @@ class References:
                 )
                 for group in (file[str(number)] for number in range(len(file)))
             ]
-            return cls(answers, str(file.attrs["source"]), limit)
+            return cls(answers, str(file.attrs["source"]), limit, loss_limit)
 
 
 def references(
@@ -130,6 +131,7 @@ def references(
     others: Sequence[tuple[np.ndarray, np.ndarray]],
     network: Network,
     limit: float,
+    loss_limit: float,
     recorded: Path | None = None,
 ) -> References:
     """Return the references of several batches, from an executor that is already proved.
@@ -143,7 +145,7 @@ def references(
     others : sequence
         Images and labels of the other batches; the last is fed after timing.
     network : Network
-    limit : float
+    limit, loss_limit : float
         See `References`.
     recorded : Path, optional
         A file that keeps them for the next backend.
@@ -158,7 +160,7 @@ def references(
     for array in (*sampled({name: network.initializers[name] for name in network.parameters}).values(),
                   *itertools.chain.from_iterable(others)):  # fmt: skip
         digest.update(np.ascontiguousarray(array).tobytes())
-    known = References.load(recorded, digest.hexdigest(), limit) if recorded is not None else None
+    known = References.load(recorded, digest.hexdigest(), limit, loss_limit) if recorded is not None else None
     if known is not None:
         return known
     answers = [Answer.of(first, loss)]
@@ -169,7 +171,7 @@ def references(
             f"loss ({proved.mode} {proved.precision}): the same for different batches",
             hint="Either the executor ignores its input, or all images of the dataset are alike.",
         )
-    found = References(answers, f"{proved.backend}:{proved.mode}", limit)
+    found = References(answers, f"{proved.backend}:{proved.mode}", limit, loss_limit)
     if recorded is not None:
         found.save(recorded, digest.hexdigest())
     return found
@@ -191,7 +193,7 @@ def _drawn(shape: tuple[int, ...]) -> tuple[np.ndarray, ...]:
     return np.unravel_index(np.random.default_rng(size).integers(0, size, ELEMENTS), shape)
 
 
-def check_losses(name: str, found: Mapping[int, Sequence[float]], references: References, tolerance: float) -> Check:
+def check_losses(name: str, found: Mapping[int, Sequence[float]], references: References) -> Check:
     """Compare the losses of timed calls, by number of their batch."""
     errors = {
         f"batch {number + 1}, answer {index + 1} of {len(losses)}": relative_l2(
@@ -202,7 +204,7 @@ def check_losses(name: str, found: Mapping[int, Sequence[float]], references: Re
     }
     worst = max(errors, key=lambda key: errors[key])
     text = f"loss of timed calls {name} vs {references.source} fp64"
-    return Check(text, errors[worst], tolerance, f"worst: {worst}")
+    return Check(text, errors[worst], references.loss_limit, f"worst: {worst}")
 
 
 def check_finite(losses: Mapping[int, Sequence[float]]) -> Check:
@@ -244,9 +246,7 @@ def fetch_sampled(executor: Executor, native: Native) -> dict[str, np.ndarray]:
     return found
 
 
-def check_answer(
-    name: str, executor: Executor, values: Arrays, references: References, number: int, tolerance: Tolerance
-) -> list[Check]:
+def check_answer(name: str, executor: Executor, values: Arrays, references: References, number: int) -> list[Check]:
     """Compare loss and gradients, as timed, with the reference of one batch.
 
     Parameters
@@ -259,7 +259,6 @@ def check_answer(
     references : References
     number : int
         Of the batch among the references.
-    tolerance : Tolerance
     """
     network, expected = executor.network, references.answers[number]
     loss = network.require_loss()[1]
@@ -270,7 +269,7 @@ def check_answer(
     )
     text = f"of {name} ({executor.mode} {executor.precision}) vs {references.source} fp64"
     return [
-        Check(f"loss {text}", relative_l2(values[loss], np.array(expected.loss)), tolerance.outputs, loss),
+        Check(f"loss {text}", relative_l2(values[loss], np.array(expected.loss)), references.loss_limit, loss),
         Check.worst(f"gradient {text}", errors, widened(references.limit)),
     ]
 
