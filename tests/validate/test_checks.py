@@ -184,6 +184,16 @@ def test_a_loss_whose_roundings_drown_small_steps_is_proved_with_larger_ones(
             Validation().require(check_gradient_float64(wrong, images, labels))
 
 
+def test_a_loss_is_held_to_the_networks_sensitivity(batch: tuple[np.ndarray, np.ndarray]) -> None:
+    images, labels = batch[0] + np.float32(10), batch[1]  # logits cancel, so that roundings weigh more
+    strict = Tolerance(outputs=1e-8, gradients=10, trajectory=1e-5, reason="less than a rounding")
+    loss, _ = check_gradient(HandExecutor(precision="fp32"), HandExecutor(), images, labels, strict)
+    assert strict.outputs < loss.error < loss.tolerance < 1e-4
+    wrong = HandExecutor(fault=_scale("loss", 1.001), precision="fp32")
+    with pytest.raises(ValidationError, match=r"loss .* relative error 0\.001"):
+        Validation().require(check_gradient(wrong, HandExecutor(), images, labels, strict))
+
+
 def test_a_wrong_tensor_is_named_in_the_timed_precision(batch: tuple[np.ndarray, np.ndarray]) -> None:
     wrong = HandExecutor(fault=_scale("fc.bias", 1.001), precision="fp32")
     with pytest.raises(ValidationError, match=r"first tensor that disagrees: fc\.bias \(0\.001\)"):
