@@ -15,6 +15,7 @@ from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 from onnx.reference.ops.op_conv_transpose import ConvTranspose as OfficialConvTranspose
 from onnx.reference.ops.op_grid_sample import GridSample as OfficialGridSample
+from onnx.reference.ops.op_negative_log_likelihood_loss import NegativeLogLikelihoodLoss as OfficialLoss
 from onnx.reference.ops.op_pad import Pad_18 as OfficialPad
 from onnx.reference.ops.op_resize import Resize as OfficialResize
 
@@ -194,6 +195,24 @@ class LpNormalization(OpRun):
         return (np.divide(x, norm, out=np.zeros_like(x), where=norm != 0),)
 
 
+class LogSoftmax(OpRun):
+    """x - max - log Σ exp(x - max) along an axis (ONNX operator specification).
+
+    The evaluator's own (onnx 1.23) is the logarithm of a softmax, which is 0 in float64 from 746
+    below the largest.
+    """
+
+    op_domain = ""
+
+    def _run(self, x: np.ndarray, axis: int = -1) -> tuple[np.ndarray]:
+        return (_log_softmax(x, axis),)
+
+
+def _log_softmax(x: np.ndarray, axis: int) -> np.ndarray:
+    lower = x - x.max(axis, keepdims=True)
+    return np.asarray(lower - np.log(np.exp(lower).sum(axis, keepdims=True)), x.dtype)
+
+
 class Mean(OpRun):
     """The mean of any number of tensors. The evaluator's own (onnx 1.23) does not broadcast."""
 
@@ -237,9 +256,20 @@ class Resize(OfficialResize):
         return super()._run(x, roi, scales, sizes, **settings)
 
 
+class SoftmaxCrossEntropyLoss(OfficialLoss):
+    """The losses, their mean or sum. The evaluator's own (onnx 1.23) errs as its `LogSoftmax` does."""
+
+    op_domain = ""
+
+    def _run(self, x: np.ndarray, target: np.ndarray, weight: Any = None, **settings: Any) -> Any:  # type: ignore[override]
+        logarithms = _log_softmax(x, 1)
+        loss = super()._run(logarithms, target, weight, **settings)
+        return (*loss, logarithms) if len(self.onnx_node.output) == 2 else loss
+
+
 CORRECTED: list[type[OpRun]] = [
     ConvTranspose, Erf, GatherElements, Gelu, GlobalLpPool, GridSample, GroupNormalization, HardSwish, LRN,
-    LpNormalization, LpPool, Mean, Pad, Resize,
+    LogSoftmax, LpNormalization, LpPool, Mean, Pad, Resize, SoftmaxCrossEntropyLoss,
 ]  # fmt: skip
 """Operators that replace the evaluator's own."""
 

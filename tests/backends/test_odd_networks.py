@@ -184,6 +184,9 @@ GIVEN: Mapping[str, Any] = {
         )
         for mode in ("linear", "cubic")
     },
+    "the logarithm of a softmax far apart": (
+        [_node("Mul", "x k", "a"), _node("LogSoftmax", "a", axis=1)], {"x": _reals(2, 5)}, {"k": np.float32(2000)},
+    ),
     "cubic samples beyond the border": (
         [_node("GridSample", "x g", mode="cubic", padding_mode="border")],
         {"x": _reals(2, 3, 5, 4), "g": _reals(2, 6, 7, 2)}, {}, 20,

@@ -56,6 +56,14 @@ def test_a_float64_function_is_good_to_float32_only(operator: str, exact: float)
     require(abs(y - exact) > 1e-12 * exact, "onnx", ORACLE.format(operator))
 
 
+@pytest.mark.parametrize("operator", ["LogSoftmax", "SoftmaxCrossEntropyLoss"])
+def test_the_logarithm_of_a_small_probability_is_infinite(operator: str) -> None:
+    labels = [np.array([1])] if operator == "SoftmaxCrossEntropyLoss" else []
+    with np.errstate(divide="ignore"):
+        y = _evaluate(operator, np.array([[1000.0, 0.0]]), *labels)
+    require(bool(np.isinf(y).any()), "onnx", ORACLE.format(operator))
+
+
 def test_negative_padding_is_rejected() -> None:
     try:
         broken = not np.array_equal(_evaluate("Pad", np.arange(4.0), np.array([-1, 1])), [1, 2, 3, 0])
