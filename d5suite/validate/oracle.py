@@ -257,7 +257,7 @@ class Resize(OfficialResize):
 
 
 class SoftmaxCrossEntropyLoss(OfficialLoss):
-    """The losses, their mean or sum. The evaluator's own (onnx 1.23) errs as its `LogSoftmax` does."""
+    """The losses, their mean or sum. The evaluator's own (onnx 1.23) errs as `LogSoftmax` does."""
 
     op_domain = ""
 
