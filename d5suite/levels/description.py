@@ -266,19 +266,26 @@ class Description:
             raise ContractError(self.name, "backend.tolerances", f"{precision} has no tolerances")
 
     def lacks_of(self, network: Network) -> list[Lack]:
-        """Return what the backend lacks of a network, by operator and reason; imports nothing."""
+        """Return what the backend lacks of a network, by operator and reason; imports nothing.
+
+        A node is not judged by its variant if an operator that is lacking leaves its input's shape
+        unknown.
+        """
         from d5suite.network.nodes.context import NodeContext
-        from d5suite.network.operators import LACKING
+        from d5suite.network.operators import reason_of_lacking
 
         found: dict[tuple[str, str], list[str]] = {}
         context = NodeContext.of_network(network, training=False)
+        unknown: set[str] = set()
         for node in network.nodes:
-            kind = node.op_type
-            why = self._lacks_variant(node, context)
+            kind, behind = node.op_type, not unknown.isdisjoint(node.inputs)
+            why = "" if behind else self._lacks_variant(node, context)
             if kind not in self.operators:
-                why = self.absent.get(kind) or LACKING.get(kind, "")
+                why = self.absent.get(kind) or reason_of_lacking(kind)
             if why or kind not in self.operators:
                 found.setdefault((kind, why), []).append(node.name)
+            if behind or kind not in self.operators:
+                unknown.update(name for name in node.outputs if name not in network.shapes)
         return [Lack(operator, tuple(nodes), why) for (operator, why), nodes in sorted(found.items())]
 
     def _lacks_variant(self, node: Node, context: NodeContext) -> str:

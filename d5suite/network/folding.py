@@ -23,6 +23,9 @@ MAX_CONSTANT_BYTES = 4 << 30
 Shape = tuple[int | None, ...]
 """A tensor's dimensions; None where the size is known only with the data (the batch)."""
 
+NUMBER = ".d5suite.number"
+"""Suffix of the value of a weight without an axis, which is kept as an array of one."""
+
 _COPIES_WEIGHTS = frozenset({"Identity", "Shape", "Size"})
 """Operators that ask for a weight's sizes, or write another layer's equal weight."""
 
@@ -44,8 +47,6 @@ def fold(model: onnx.ModelProto, name: str, weights: set[str] | None = None) -> 
     from ``weights`` join these.
     """
     weights = set() if weights is None else weights
-    from onnx.reference import ReferenceEvaluator
-
     graph = model.graph
     shapes = shapes_of(model)
     values = {t.name: t for t in graph.initializer}
@@ -67,7 +68,7 @@ def fold(model: onnx.ModelProto, name: str, weights: set[str] | None = None) -> 
         moves = _keeps_weights(node, values, weights, readers, shapes)
         if constant and moves and _foldable(node, values, shapes, name):
             arrays = {i: numpy_helper.to_array(values[i]) for i in inputs}
-            for output, array in zip(node.output, ReferenceEvaluator(node).run(None, arrays), strict=True):
+            for output, array in zip(node.output, _answers(node, arrays, name), strict=True):
                 values[output] = tensor_of(array, output)
             if not weights.isdisjoint(inputs):
                 weights.update(node.output)
@@ -109,7 +110,10 @@ def _keeps_weights(
     So does what moves a weight that others read as well: it would be a second one. But a weight may
     be cut into parts, as attention's projections are.
     """
-    read = [i for i in node.input if i in weights and i in values and math.prod(values[i].dims) > 1]
+    if node.output[0].endswith(NUMBER):
+        return False
+    read = [i for i in node.input if i in weights and i in values]
+    read = [i for i in read if math.prod(values[i].dims) > 1 or not values[i].dims]
     if not read or node.op_type in _COPIES_WEIGHTS:
         return True
 
@@ -120,6 +124,28 @@ def _keeps_weights(
 
     parts = (len(readers[i]) == 1 or sum(map(size, readers[i])) <= math.prod(values[i].dims) for i in read)
     return node.op_type in _MOVES_WEIGHTS and all(parts)
+
+
+def _answers(node: onnx.NodeProto, arrays: Mapping[str, np.ndarray], name: str = "") -> list[np.ndarray]:
+    """Return a node's outputs for constant inputs, by ONNX's reference evaluator.
+
+    Its GatherElements (onnx 1.23) fails beyond 63 indices along the axis, and for a negative one.
+    """
+    from onnx.reference import ReferenceEvaluator
+
+    try:
+        if node.op_type == "GatherElements":
+            data, indices = (arrays[i] for i in node.input)
+            places: list[Any] = list(np.indices(indices.shape, sparse=True))
+            places[node.attribute[0].i if node.attribute else 0] = indices
+            return [data[tuple(places)]]
+        return list(ReferenceEvaluator(node).run(None, dict(arrays)))
+    except Exception as error:  # the evaluator raises whatever NumPy does
+        raise NetworkError(
+            f"{node.op_type} of constants cannot be computed: {str(error).splitlines()[0] if str(error) else error!r}",
+            where=node.name or node.output[0] or name,
+            hint="Try another opset, or another exporter.",
+        ) from error
 
 
 def tensor_of(array: np.ndarray, name: str) -> onnx.TensorProto:
@@ -196,8 +222,6 @@ class _Dimensions:
 
     def follow(self, node: onnx.NodeProto, constants: Mapping[str, onnx.TensorProto]) -> np.ndarray | None:
         """Note the dimensions that a node gives; return them if none is open."""
-        from onnx.reference import ReferenceEvaluator
-
         if node.op_type == "Shape" and node.input[0] in self._shapes:
             bounds = {a.name: a.i for a in node.attribute}
             found = np.array(self._shapes[node.input[0]][bounds.get("start", 0) : bounds.get("end")], np.int64)
@@ -209,6 +233,15 @@ class _Dimensions:
                 for i in node.input
                 if i
             }
+            marked = any(i in self._values and (self._values[i] <= _OPEN).any() for i in arrays)
+            if marked:  # 32 bits do not hold the marks
+                arrays = {
+                    i: array.astype(np.int64) if array.dtype == np.int32 else array for i, array in arrays.items()
+                }
+            if marked and node.op_type == "Cast":
+                if node.attribute[0].i not in (TensorProto.INT32, TensorProto.INT64):
+                    return None
+                node = onnx.helper.make_node("Identity", node.input, node.output)
             if node.op_type == "Equal":
                 one, other = arrays[node.input[0]], arrays[node.input[1]]
                 low, high = np.minimum(one, other), np.maximum(one, other)
@@ -216,12 +249,15 @@ class _Dimensions:
                     return None  # an open dimension may be any number from 0 on
             if node.op_type == "Reshape" and (arrays[node.input[1]] <= _OPEN).any():
                 return None  # to an open dimension
-            found = np.asarray(next(iter(ReferenceEvaluator(node).run(None, arrays))))
+            found = np.asarray(_answers(node, arrays)[0])
         else:
             return None
-        if found.dtype in (np.int64, np.bool_):  # a cast to a float would round the marks
+        if found.dtype in (np.int32, np.int64, np.bool_):  # a cast to a float would round the marks
             self._values[node.output[0]] = found
-        return found if (found > _OPEN).all() else None
+        if not (found > _OPEN).all():
+            return None
+        narrow = found.dtype == np.int64 and self._types.get(node.output[0]) == TensorProto.INT32
+        return found.astype(np.int32) if narrow else found
 
     def reshape(self, node: onnx.NodeProto) -> np.ndarray | None:
         """Return a Reshape's target with -1 for its only open dimension; None if there is none."""

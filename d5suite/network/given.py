@@ -135,17 +135,25 @@ def _classifying(network: Network) -> tuple[str, int | None, str]:
         return "", None, "the network has no parameters"
     if not network.batched:
         return "", None, "the inputs have no common first axis, the batch"
-    for name in network.outputs:
+    trained = set(network.parameters)
+    for node in network.nodes:
+        if not trained.isdisjoint(node.inputs):
+            kinds = {name: network.dtypes.get(name) for name in node.outputs if name}
+            trained.update(name for name, kind in kinds.items() if kind is None or kind.kind == "f")
+    outputs = [name for name in network.outputs if name in trained]
+    if not outputs:
+        return "", None, "no output of floating-point numbers depends on a parameter"
+    for name in outputs:
         shape = network.shapes.get(name, ())
         batch = network.batch_size
         if len(shape) == 2 and shape[0] == batch and (shape[1] or 0) > 1 and network.dtypes[name].kind == "f":
             return name, None, ""
-    for name in network.outputs:
+    for name in outputs:
         cells = _axis_of_cells(network, name)
         if cells is not None:
             return name, cells, ""
     shown = "; ".join(f"{name} ({', '.join(str(n or '?') for n in network.shapes.get(name, ()))})"
-                      for name in network.outputs)  # fmt: skip
+                      for name in outputs)  # fmt: skip
     return "", None, f"no output has shape (batch, classes), or scores of classes per token or pixel: {shown}"
 
 

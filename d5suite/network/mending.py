@@ -1,6 +1,6 @@
 """Mend what ONNX's version converter and exporters leave wrong, and drop what does nothing.
 
-May import ONNX, NumPy and, from d5suite, `network.folding` and `network.operators`.
+May import ONNX, NumPy and, from d5suite, `errors`, `network.folding` and `network.operators`.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
+from d5suite.errors import NetworkError
 from d5suite.network.folding import shapes_of, tensor_of
 from d5suite.network.operators import REDUCTIONS
 
@@ -63,6 +64,34 @@ def write_group_norms(model: onnx.ModelProto) -> None:
         )
 
 
+def end_training(model: onnx.ModelProto) -> None:
+    """Make nodes of a file that was exported in training mode those of inference.
+
+    Backends choose the mode of a pass themselves; onnxruntime does what the file says.
+    """
+    graph = model.graph
+    read = {name for node in graph.node for name in node.input} | {value.name for value in graph.output}
+    fixed = {tensor.name for tensor in graph.initializer}
+    fixed.update(node.output[0] for node in graph.node if node.op_type == "Constant" and node.output)
+    for index, node in enumerate(graph.node):
+        if node.domain not in ("", "ai.onnx"):
+            continue
+        if node.op_type == "BatchNormalization":
+            used = [name for name in node.output[1:] if name in read]
+            if used:
+                raise NetworkError(
+                    f"BatchNormalization: its statistics of the batch, {used[0]!r}, are read",
+                    where=node.name or f"{node.op_type}_{index}",
+                    hint="Export the network in evaluation mode.",
+                )
+            del node.output[1:]
+            for place in reversed(range(len(node.attribute))):
+                if node.attribute[place].name == "training_mode":
+                    del node.attribute[place]
+        elif node.op_type == "Dropout" and len(node.input) > 2 and node.input[2] in fixed:
+            del node.input[2]
+
+
 def mend_resizes(model: onnx.ModelProto) -> None:
     """Say what Upsample, and Resize before operator set 11, mean; ONNX's converter (1.23) does not.
 
@@ -93,6 +122,51 @@ def mend_pixels(model: onnx.ModelProto) -> None:
             and stated.get("mode", b"nearest") == b"nearest"
         ):
             _set(node, coordinate_transformation_mode="half_pixel", nearest_mode="round_prefer_ceil")
+
+
+def mend_scales(model: onnx.ModelProto) -> bool:
+    """Raise scales of Resize by a bit, so that ONNX's inference has the sizes of float32.
+
+    1.4444444 times 9 is 13 in float32, which exporters and onnxruntime compute in, and 12.9999996
+    in float64. Return whether any was raised. The network itself keeps its scales.
+    """
+    graph, shapes, constants, changed = model.graph, shapes_of(model), constants_of(model), False
+    for node in graph.node:
+        given = [*node.input, "", "", ""]
+        if node.op_type != "Resize" or node.domain or given[2] not in constants or given[3]:
+            continue
+        scales = numpy_helper.to_array(constants[given[2]]).astype(np.float32)
+        shape = shapes.get(given[0], ())
+        axes = next((list(a.ints) for a in node.attribute if a.name == "axes"), list(range(len(shape))))
+        if len(scales) != len(axes) or not all(-len(shape) <= axis < len(shape) for axis in axes):
+            continue
+        sizes = np.array([shape[axis] or 1 for axis in axes], np.float32)
+        short = np.floor(sizes.astype(np.float64) * scales) < np.floor(sizes * scales)
+        if short.any():
+            changed, name = True, f"{node.output[0]}.d5suite.scales{len(graph.initializer)}"
+            raised = np.where(short, np.nextafter(scales, np.float32(np.inf)), scales)
+            graph.initializer.append(tensor_of(raised, name))
+            node.input[2] = name
+    return changed
+
+
+def count_windows(model: onnx.ModelProto) -> None:
+    """Raise the operator set where windows of pools may start in the padding behind an image.
+
+    No framework computes them, but before 22, which otherwise adds only types to 21, ONNX's shape
+    inference (1.23) counts them. A single node may be of an older set.
+    """
+    for node in model.graph.node:
+        a = {attribute.name: list(attribute.ints) or attribute.i for attribute in node.attribute}
+        if node.op_type not in ("AveragePool", "LpPool", "MaxPool") or node.domain or not a.get("ceil_mode"):
+            continue
+        rank = len(a["kernel_shape"])
+        ones, zeros = [1] * rank, [0] * 2 * rank
+        reach = [(k - 1) * d + 1 for k, d in zip(a["kernel_shape"], a.get("dilations", ones), strict=False)]
+        axes = zip(reach, a.get("strides", ones), a.get("pads", zeros)[rank:], strict=False)
+        if any(stride > (1 if end else span) for span, stride, end in axes):
+            for stated in model.opset_import:
+                stated.version = max(stated.version, 0 if stated.domain else 22)
 
 
 def _set(node: onnx.NodeProto, **attributes: str) -> None:

@@ -32,9 +32,6 @@ _MASKED = frozenset({"Add", "Attention", "Cast", "Concat", "Expand", "Gather", "
                      "Reshape", "Slice", "Squeeze", "Sub", "Tile", "Transpose", "Unsqueeze", "Where"})  # fmt: skip
 """Operators that read masks of minus infinity; others read weights, which are finite."""
 
-_COMPUTED = _MASKED | {"Div", "MatMul", "Pow", "STFT", "ScatterElements", "ScatterND"}
-"""Operators that read constants of a network's code, such as positions; others read weights."""
-
 _STATISTICS_INPUTS = {"BatchNormalization": (3, 4)}
 
 
@@ -142,8 +139,7 @@ class Network:
             )
         )
         made = computed(self.model)
-        constants = {n for n in made if self._only_in(n, _COMPUTED, data=True)}
-        constants.update(n for n in self.initializers if self._changes_nothing(n, made=n in made))
+        constants = {n for n in self.initializers if n in made or self._changes_nothing(n)}
         fixed = {n.inputs[i] for n in self.nodes for i in _SETTINGS.get(n.op_type, ()) if i < len(n.inputs)}
         self.parameters: tuple[str, ...] = tuple(
             name
@@ -162,7 +158,7 @@ class Network:
             return False
         return self._only_in(name, _MASKED)
 
-    def _changes_nothing(self, name: str, *, made: bool) -> bool:
+    def _changes_nothing(self, name: str) -> bool:
         """Return whether a tensor is a normalization's neutral scale or bias, or a scatter's base.
 
         Exporters write a normalization of groups as one of reshaped instances, and some keep what
@@ -176,16 +172,12 @@ class Network:
         if places <= {("InstanceNormalization", 1, 1.0), ("InstanceNormalization", 2, 0.0)}:
             around = [(n.inputs[0], n.outputs[0]) for n in self.nodes if n.op_type == "Reshape"]
             before, after = {y for _, y in around}, {x for x, _ in around}
-            return made or all(node.inputs[0] in before and node.outputs[0] in after for node, _ in readers)
+            return all(node.inputs[0] in before and node.outputs[0] in after for node, _ in readers)
         return {(operator, i) for operator, i, _ in places} <= {("ScatterND", 0), ("ScatterElements", 0)}
 
-    def _only_in(self, name: str, operators: frozenset[str], *, data: bool = False) -> bool:
-        """Return whether only nodes of these operators read a tensor, or take it as their data."""
-        return all(
-            node.op_type in operators or (data and name not in node.inputs[1:])
-            for node in self.nodes
-            if name in node.inputs
-        )
+    def _only_in(self, name: str, operators: frozenset[str]) -> bool:
+        """Return whether only nodes of these operators read a tensor."""
+        return all(node.op_type in operators for node in self.nodes if name in node.inputs)
 
     def __repr__(self) -> str:
         return f"Network({self.name!r}, {len(self.nodes)} nodes, {len(self.parameters)} parameters)"

@@ -22,16 +22,27 @@ from d5suite.network.folding import fold, shapes_of, tensor_of
 from d5suite.network.incoming import MOST, check_data, check_graph, check_kinds, opset
 from d5suite.network.mending import (
     clear_domains,
+    count_windows,
     drop_casts,
     drop_empty_parts,
     drop_zero_states,
+    end_training,
     flatten_for_hardmax,
     mend_pixels,
     mend_ranks,
     mend_resizes,
+    mend_scales,
     write_group_norms,
 )
-from d5suite.network.weights import mark_computed, share, tied_products, turn_twins, weights_of
+from d5suite.network.weights import (
+    join_copies,
+    lift_numbers,
+    mark_computed,
+    share,
+    tied_products,
+    turn_twins,
+    weights_of,
+)
 
 OPSET = 21
 """The ONNX operator-set version that networks are converted to."""
@@ -70,13 +81,14 @@ def normalised(model: onnx.ModelProto, name: str, shapes: Mapping[str, Sequence[
         check_data(model)
         given, model = model, without_weights(model)
         clear_domains(model)
+        model.ir_version = max(model.ir_version, IR_VERSION)  # older ones want initializers among the inputs
         if model.functions:  # before the conversion, which drops them
             _check_model(model, shapes or {})
             model = _inlined(model)
             check_kinds(model, conditionals=True)
         model = without_conditions(model, partial(_constants, name=name, shapes=shapes or {}))
         check_kinds(model)
-        _end_training(model)
+        end_training(model)
         mend_pixels(model)
         if 18 <= version < 21:
             write_group_norms(model)
@@ -85,11 +97,11 @@ def normalised(model: onnx.ModelProto, name: str, shapes: Mapping[str, Sequence[
         model = _expand_operators(model)
         _restore_weights(model, given)
         weights = weights_of(given)
-        model.ir_version = max(model.ir_version, IR_VERSION)  # older ones want initializers among the inputs
         _widen(model)
         _name_first_outputs(model)
         _set_shapes(model, name, shapes or {})
         mend_ranks(model)
+        join_copies(model, weights)
         turn_twins(model, weights)
         tied = tied_products(model, weights)
         _fold_all(model, name, weights)
@@ -104,7 +116,9 @@ def normalised(model: onnx.ModelProto, name: str, shapes: Mapping[str, Sequence[
         drop_empty_parts(model)
         _separate_statistics(model)
         _compute_outputs(model, weights)
+        lift_numbers(model, weights)
         _stamp(model)
+        count_windows(model)
         mark_computed(model, weights)
         return model
     except NetworkError:
@@ -240,38 +254,16 @@ def _set_shapes(model: onnx.ModelProto, name: str, shapes: Mapping[str, Sequence
         for dimension, size in zip(dimensions, wanted, strict=True):
             dimension.dim_value = size
     model.graph.ClearField("value_info")  # of a file whose batch was opened afterwards they are of the old one
-    fixed = {tensor.name for tensor in model.graph.initializer} | set(inputs)
-    for value in model.graph.output:
+    _forget_outputs(model)
+
+
+def _forget_outputs(model: onnx.ModelProto) -> None:
+    """Clear the shapes of outputs that nodes write; inference states them again."""
+    graph = model.graph
+    fixed = {tensor.name for tensor in graph.initializer} | {value.name for value in graph.input}
+    for value in graph.output:
         if value.name not in fixed:
             value.type.tensor_type.ClearField("shape")
-
-
-def _end_training(model: onnx.ModelProto) -> None:
-    """Make nodes of a file that was exported in training mode those of inference.
-
-    Backends choose the mode of a pass themselves; onnxruntime does what the file says.
-    """
-    graph = model.graph
-    read = {name for node in graph.node for name in node.input} | {value.name for value in graph.output}
-    fixed = {tensor.name for tensor in graph.initializer}
-    fixed.update(node.output[0] for node in graph.node if node.op_type == "Constant" and node.output)
-    for index, node in enumerate(graph.node):
-        if node.domain not in ("", "ai.onnx"):
-            continue
-        if node.op_type == "BatchNormalization":
-            used = [name for name in node.output[1:] if name in read]
-            if used:
-                raise NetworkError(
-                    f"BatchNormalization: its statistics of the batch, {used[0]!r}, are read",
-                    where=node.name or f"{node.op_type}_{index}",
-                    hint="Export the network in evaluation mode.",
-                )
-            del node.output[1:]
-            for place in reversed(range(len(node.attribute))):
-                if node.attribute[place].name == "training_mode":
-                    del node.attribute[place]
-        elif node.op_type == "Dropout" and len(node.input) > 2 and node.input[2] in fixed:
-            del node.input[2]
 
 
 def _compute_outputs(model: onnx.ModelProto, weights: set[str]) -> None:
@@ -351,6 +343,7 @@ def _restore_weights(model: onnx.ModelProto, given: onnx.ModelProto) -> None:
 def _infer_shapes(model: onnx.ModelProto) -> None:
     light = without_weights(model)
     light.graph.ClearField("value_info")
+    _forget_outputs(light)
     inferred = infer(light).graph
     for field_name in ("value_info", "output"):
         model.graph.ClearField(field_name)
@@ -363,6 +356,7 @@ _LIKE_INPUT = frozenset({"GroupNormalization", "MeanVarianceNormalization"})
 
 def infer(model: onnx.ModelProto) -> onnx.ModelProto:
     """Infer the shapes of a small model's tensors; its nodes are changed where ONNX infers none."""
+    count_windows(model)
     for node in model.graph.node:
         if node.op_type in _LIKE_INPUT and not node.domain:
             node.op_type = "Identity"
@@ -374,6 +368,15 @@ def infer(model: onnx.ModelProto) -> onnx.ModelProto:
             given = (node.input[0], "", "", node.input[2])
             del node.input[:], node.attribute[:]
             node.input.extend(given)
+    found = _inferred(model)
+    while mend_scales(found):
+        found.graph.ClearField("value_info")
+        _forget_outputs(found)
+        found = _inferred(found)
+    return found
+
+
+def _inferred(model: onnx.ModelProto) -> onnx.ModelProto:
     try:
         return shape_inference.infer_shapes(model, check_type=True, strict_mode=True, data_prop=True)
     except shape_inference.InferenceError:  # ONNX (1.23) propagates values of any shape as vectors, and adds them so

@@ -1,4 +1,7 @@
-"""The ONNX operators that a backend is expected to have, as lists. Imports nothing."""
+"""The ONNX operators that backends are expected to have, and why they lack others.
+
+Imports nothing.
+"""
 
 ZOO_OPERATORS = frozenset(
     {
@@ -52,3 +55,19 @@ LACKING = {
     ),
 }
 """Why no adapter has an operator that networks may hold."""
+
+_FOREIGN = {
+    "ai.onnx.ml": "it is of ONNX's set for classical machine learning, such as trees, and not of that for networks",
+    "com.microsoft": (
+        "it is not ONNX's own, and the optimizer of ONNX Runtime writes it: give the original file, from before that"
+    ),
+}
+
+
+def reason_of_lacking(operator: str) -> str:
+    """Return why no adapter has an operator; empty if that is not known.
+
+    One of a domain other than ONNX's own is ``domain::Name``.
+    """
+    domain = operator.rpartition("::")[0]
+    return LACKING.get(operator) or _FOREIGN.get(domain) or ("it is not one of ONNX's own" if domain else "")

@@ -150,12 +150,17 @@ def without_dropout(network: Network) -> onnx.ModelProto:
     model = _copy(network.model)
     graph = model.graph
     same: dict[str, str] = {}
+    wanted = {value.name for value in graph.output}
     nodes = []
     for node in graph.node:
         for index, name in enumerate(node.input):
             node.input[index] = same.get(name, name)
         if node.op_type == "Dropout":
             same[node.output[0]] = node.input[0]
+            for mask in wanted.intersection(node.output[1:]):
+                sizes, value = f"{mask}.sizes", onnx.helper.make_tensor("", onnx.TensorProto.BOOL, [1], [True])
+                nodes.append(make_node("Shape", [node.input[0]], [sizes], sizes))
+                nodes.append(make_node("ConstantOfShape", [sizes], [mask], mask, value=value))
         else:
             nodes.append(node)
     nodes += [

@@ -26,6 +26,19 @@ def with_attribute(operators: Collection[str], name: str, values: Collection[obj
     return lambda node, context: reason if node.op_type in operators and node.attributes.get(name) in values else ""
 
 
+POOLS = ("AveragePool", "GlobalAveragePool", "GlobalLpPool", "GlobalMaxPool", "LpPool", "MaxPool")
+
+
+def with_spatial_axes(operators: Collection[str], reason: str) -> Variant:
+    """Return the variant of operators over an image of other than one to three spatial axes."""
+
+    def why(node: Node, context: NodeContext) -> str:
+        shape = context.shapes.get(node.inputs[0]) if node.op_type in operators else None
+        return "" if shape is None or 3 <= len(shape) <= 5 else reason
+
+    return why
+
+
 def with_types(types: Collection[str], reason: str, operators: Collection[str] = ()) -> Variant:
     """Return the variant of operators, by default of any, that read or write one of these types."""
 
@@ -99,6 +112,7 @@ ON_NO_ADAPTER: tuple[Variant, ...] = (
     _static,
     _further,
     _recurrent,
+    with_spatial_axes(("Conv", "ConvTranspose", *POOLS), "no adapter has other than 1 to 3 spatial axes"),
     with_attribute(
         ("Resize",),
         "coordinate_transformation_mode",

@@ -14,7 +14,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, numpy_helper
 
-from d5suite.network.folding import shapes_of, tensor_of
+from d5suite.network.folding import NUMBER, shapes_of, tensor_of
 
 _FLOATS = (TensorProto.BFLOAT16, TensorProto.DOUBLE, TensorProto.FLOAT, TensorProto.FLOAT16)
 
@@ -30,10 +30,45 @@ def computed(model: onnx.ModelProto) -> frozenset[str]:
 def weights_of(model: onnx.ModelProto) -> set[str]:
     """Return what may be weights: initializers, or the constants of a file without any."""
     kinds, constants = _FLOATS, computed(model) | _exported_constants(model)
-    found = {t.name for t in model.graph.initializer if t.data_type in kinds and t.dims and t.name not in constants}
+    named = _NUMBERS.get(model.producer_name, re.compile("(?!)"))
+    signed = _signature(model)
+    numbers = {name for name, kind in signed.items() if kind == _TRAINED}
+    numbers |= {name for name, sources in _folded(model).items() if not numbers.isdisjoint(sources)}
+
+    def trained(name: str) -> bool:
+        return name in numbers if signed else bool(named.fullmatch(name))
+
+    found = {
+        t.name
+        for t in model.graph.initializer
+        if t.data_type in kinds and t.name not in constants and (t.dims or trained(t.name))
+    }
     stated = [node for node in model.graph.node if node.op_type == "Constant" and node.output]
     tensors = ((node.output[0], a.t) for node in stated for a in node.attribute if a.name == "value")
     return found or {name for name, tensor in tensors if tensor.data_type in kinds and tensor.dims}
+
+
+_NUMBERS = {
+    "pytorch": re.compile(r"(?!.*d5suite)[A-Za-z_][\w.]*"),  # constants are called onnx::Mul_39
+    "tf2onnx": re.compile(r"(?!.*d5suite).*/ReadVariableOp(:\d+)?"),
+}
+"""Names that exporters give initializers without an axis if they are weights, by producer."""
+
+
+def lift_numbers(model: onnx.ModelProto, weights: set[str]) -> None:
+    """Give weights without an axis one, and their readers the number: parameters are arrays."""
+    graph = model.graph
+    numbers = [tensor for tensor in graph.initializer if tensor.name in weights and not tensor.dims]
+    for tensor in numbers:
+        for node in graph.node:
+            for place, name in enumerate(node.input):
+                if name == tensor.name:
+                    node.input[place] = tensor.name + NUMBER
+        tensor.dims.append(1)
+    lifted = [onnx.helper.make_node("Squeeze", [t.name], [t.name + NUMBER], t.name + NUMBER) for t in numbers]
+    nodes = list(graph.node)
+    graph.ClearField("node")
+    graph.node.extend([*lifted, *nodes])
 
 
 def _exported_constants(model: onnx.ModelProto) -> set[str]:
@@ -41,19 +76,29 @@ def _exported_constants(model: onnx.ModelProto) -> set[str]:
 
     A file of it has the signature of the exported program, and what an initializer was folded from.
     """
-    stated = {each.key: each.value for each in (*model.metadata_props, *model.graph.metadata_props)}
-    signed = next((value for key, value in stated.items() if key.endswith(_SIGNED)), "")
-    kinds = {name: kind for kind, name in _SIGNATURE.findall(signed)}
-    trained = {name for name, kind in kinds.items() if kind == "PARAMETER"}
+    kinds = _signature(model)
+    trained = {name for name, kind in kinds.items() if kind == _TRAINED}
     if not trained:
         return set()
-    named = (*model.graph.value_info, *model.graph.initializer)
-    folded = {each.name: p.value for each in named for p in each.metadata_props if p.key == _FOLDED}
-    return {name for name, kind in kinds.items() if kind != "PARAMETER"} | {
-        name for name, sources in folded.items() if trained.isdisjoint(_NAME.findall(sources))
+    return {name for name, kind in kinds.items() if kind != _TRAINED} | {
+        name for name, sources in _folded(model).items() if trained.isdisjoint(sources)
     }
 
 
+def _folded(model: onnx.ModelProto) -> dict[str, list[str]]:
+    """Return what PyTorch's newer exporter says that it computed initializers from."""
+    named = (*model.graph.value_info, *model.graph.initializer)
+    return {each.name: _NAME.findall(p.value) for each in named for p in each.metadata_props if p.key == _FOLDED}
+
+
+def _signature(model: onnx.ModelProto) -> dict[str, str]:
+    """Return what PyTorch's newer exporter says that inputs and initializers are."""
+    stated = {each.key: each.value for each in (*model.metadata_props, *model.graph.metadata_props)}
+    signed = next((value for key, value in stated.items() if key.endswith(_SIGNED)), "")
+    return {name: kind for kind, name in _SIGNATURE.findall(signed)}
+
+
+_TRAINED = "PARAMETER"
 _SIGNED = ".export.ExportedProgram.graph_signature"
 _SIGNATURE = re.compile(r"^\S+: ([A-Z_]+) target='([^']*)'", re.MULTILINE)
 _FOLDED = "pkg.onnxscript.optimizer.folded_from"
@@ -120,9 +165,50 @@ def turn_twins(model: onnx.ModelProto, weights: set[str]) -> None:
     weights.difference_update(gone)
 
 
+def join_copies(model: onnx.ModelProto, weights: set[str]) -> None:
+    """Let readers of a weight's copy in the same layer read the weight.
+
+    PyTorch's older exporter writes equal initializers once, and an Identity for each further one.
+    They are one weight if a layer is called again. They are several if layers are equal because
+    they have just been made: then the nodes that read them belong to other layers.
+    """
+    graph = model.graph
+    arrays = {t.name: numpy_helper.to_array(t) for t in graph.initializer if t.name in weights}
+    outputs = {value.name for value in graph.output}
+    copied = {
+        node.output[0]: node.input[0]
+        for node in graph.node
+        if node.op_type == "Identity" and node.input[0] in arrays and node.output[0] not in outputs
+    }
+    layers: dict[str, str] = {}
+    for node in graph.node:
+        for name in node.input if node.output[0] not in copied else ():
+            if copied.get(name, name) in arrays:
+                layers.setdefault(name, _layer(node.name))
+    firsts: dict[tuple[str, str], str] = {}
+    same: dict[str, str] = {}
+    for name in (*arrays, *copied):
+        source = copied.get(name, name)
+        if name in layers and _is_drawn(arrays[source]):
+            same[name] = firsts.setdefault((source, layers[name]), name)
+    for node in graph.node:
+        for place, name in enumerate(node.input):
+            node.input[place] = same.get(name, name)
+
+
+def _layer(name: str) -> str:
+    """Return the path of a node's layer; a layer that is called again gets a number."""
+    return "/".join(re.sub(r"_\d+$", "", part) for part in name.split("/")[:-1])
+
+
+def _is_drawn(array: np.ndarray) -> bool:
+    """Return whether two equal ones are no accident: layers begin with ones or the identity."""
+    return _is_telling(array) if array.ndim > 1 else array.size > 1 and bool(np.ptp(array) > 0)
+
+
 def _is_telling(array: np.ndarray) -> bool:
-    """Return whether an equal transpose is no accident: layers begin with ones or the identity."""
-    return bool(np.ptp(array) > 0) and not np.array_equal(array, np.swapaxes(array, -1, -2))
+    """Return whether an equal transpose is no accident, which it is of ones and the identity."""
+    return array.size > 0 and bool(np.ptp(array) > 0) and not np.array_equal(array, np.swapaxes(array, -1, -2))
 
 
 def share(model: onnx.ModelProto, tied: Mapping[str, str]) -> bool:

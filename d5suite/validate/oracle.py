@@ -243,17 +243,59 @@ class Resize(OfficialResize):
     """Resize. The evaluator's own (onnx 1.23) computes a given cubic coefficient's in float32.
 
     It also aligns corners by the output's length before that is rounded. By ONNX's text it is the
-    resized tensor's, as if the sizes were given.
+    resized tensor's, as if the sizes were given. And it places the nearest cell in float64. All
+    frameworks use float32, where other places lie between two cells; ONNX's text has no precision.
     """
 
     op_domain = ""
 
     def _run(self, x: Any, roi: Any = None, scales: Any = None, sizes: Any = None, **settings: Any) -> Any:  # type: ignore[override]
         settings["cubic_coeff_a"] = float(settings["cubic_coeff_a"])
-        if sizes is None and settings.get("coordinate_transformation_mode") == "align_corners":
-            lengths = [x.shape[axis] for axis in settings.get("axes") or range(x.ndim)]
-            scales, sizes = None, (scales * np.array(lengths)).astype(np.int64)
+        coordinates, axes = settings["coordinate_transformation_mode"], settings.get("axes") or range(x.ndim)
+        lengths = np.array([x.shape[axis] for axis in axes])
+        if sizes is None:  # of float32: 1.4444444 times 9 is 13
+            whole = np.floor(scales.astype(np.float32) * lengths.astype(np.float32)).astype(np.int64)
+        if settings["mode"] == "nearest" and coordinates != "tf_crop_and_resize":
+            if sizes is not None:
+                scales, policy = sizes / lengths, settings["keep_aspect_ratio_policy"]
+                if policy != "stretch":
+                    scales = np.full(len(scales), scales.min() if policy == "not_larger" else scales.max())
+                    sizes = scales * lengths + 0.5
+            for axis, scale, size in zip(axes, scales, whole if sizes is None else sizes, strict=True):
+                x = np.take(x, _nearest(x.shape[axis], int(size), scale, coordinates, settings["nearest_mode"]), axis)
+            return (x,)
+        if sizes is None and coordinates == "align_corners":
+            scales, sizes = None, whole
+        elif sizes is None:
+            scales = np.where(scales * lengths < whole, (1 + 1e-15) * whole / lengths, scales)
         return super()._run(x, roi, scales, sizes, **settings)
+
+
+def _nearest(length: int, size: int, wanted: float, coordinates: str, rounding: str) -> np.ndarray:
+    """Return the nearest cell of an axis for every output index, by float32's places.
+
+    A place within 1e-6 of the middle of two cells is there, as in onnxruntime (1.31).
+    """
+    index, scale = np.arange(size, dtype=np.float32), np.float32(wanted)
+    places = (index + np.float32(0.5)) / scale - np.float32(0.5)
+    if coordinates == "asymmetric":
+        places = index / scale
+    elif coordinates == "align_corners":
+        places = index * np.float32(length - 1) / np.float32(max(size - 1, 1))
+    elif coordinates == "half_pixel_symmetric":
+        shift = np.float32(length / 2) * (1 - np.float32(size) / (scale * np.float32(length)))
+        places = (shift + (np.arange(size) + 0.5) / float(scale) - 0.5).astype(np.float32)
+    elif coordinates == "pytorch_half_pixel" and size == 1:
+        places = np.zeros_like(index)
+    low = np.floor(places)
+    beyond = places.astype(np.float64) - low
+    up = {
+        "floor": beyond > 1,
+        "ceil": beyond > 0,
+        "round_prefer_floor": beyond > 0.5 + 1e-6,
+        "round_prefer_ceil": beyond >= 0.5 - 1e-6,
+    }[rounding]
+    return np.clip(low + up, 0, length - 1).astype(np.int64)
 
 
 class SoftmaxCrossEntropyLoss(OfficialLoss):

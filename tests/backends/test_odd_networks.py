@@ -187,10 +187,42 @@ GIVEN: Mapping[str, Any] = {
     "the logarithm of a softmax far apart": (
         [_node("Mul", "x k", "a"), _node("LogSoftmax", "a", axis=1)], {"x": _reals(2, 5)}, {"k": np.float32(2000)},
     ),
+    "the first cells of an image": (
+        [_node("Resize", "x - s", mode="nearest", coordinate_transformation_mode="asymmetric", nearest_mode="floor")],
+        {"x": _reals(2, 3, 5, 4)}, {"s": np.array([1, 1, 0.7, 1], np.float32)},
+    ),
+    "an image as large as float32 has it": (
+        [_node("Resize", "x - s", mode="linear")], {"x": _reals(2, 3, 9, 4)},
+        {"s": np.array([1, 1, 13 / 9, 2], np.float32)},
+    ),
     "cubic samples beyond the border": (
         [_node("GridSample", "x g", mode="cubic", padding_mode="border")],
         {"x": _reals(2, 3, 5, 4), "g": _reals(2, 6, 7, 2)}, {}, 20,
     ),
+    "a volume pooled with padding on both sides": (
+        [_node("MaxPool", "x", kernel_shape=[3, 3, 3], strides=[2, 2, 2], pads=[1] * 6)], {"x": _reals(2, 3, 5, 5, 5)},
+        {},
+    ),
+    "a volume pooled with padding behind": (
+        [_node("MaxPool", "x", kernel_shape=[2, 2, 2], pads=[0, 0, 0, 1, 1, 1])], {"x": _reals(2, 3, 4, 4, 3)}, {},
+    ),
+    **{
+        f"windows that would start behind the image, {operator}": (
+            [_node(operator, "x", "p", kernel_shape=[2, 3], strides=[3, 2], pads=[0, 0, 0, 2], ceil_mode=1, **more),
+             _node("Reshape", "p s", "f"), _node("MatMul", "f w")],
+            {"x": _reals(2, 3, 6, 10)}, {"s": np.array([0, -1]), "w": _reals(3 * 2 * 5, 4)}, 22,
+        )
+        for operator, more in (("MaxPool", {}), ("AveragePool", {}), ("LpPool", {"p": 3}))
+    },
+    **{
+        f"nearest pixels halfway, {coordinates}, {rounding}": (
+            [_node("Resize", "x - s", mode="nearest", coordinate_transformation_mode=coordinates,
+                   nearest_mode=rounding)],
+            {"x": _reals(2, 3, 20, 7)}, {"s": np.array([1, 1, 0.3, 0.7], np.float32)}, 19,
+        )
+        for coordinates in ("half_pixel", "pytorch_half_pixel", "half_pixel_symmetric", "asymmetric")
+        for rounding in ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil")
+    },
 }  # fmt: skip
 """By name: nodes, inputs, constants, and the operator set if not 17."""
 
@@ -235,12 +267,14 @@ def run(backend: str) -> dict[str, str]:
         if chosen.backend.lacks_of(network):
             found[name] = "lacking"
             continue
-        try:
-            executor = chosen.backend.executor(network, mode=chosen.mode, device="cpu", precision="fp32")
-            answer = np.asarray(executor.fetch(executor.forward(executor.feed(inputs)))["y"], np.float64)
-            np.testing.assert_allclose(answer, expected, rtol=1e-4, atol=1e-5)
-        except Exception as error:  # an entry of the table
-            found[name] = f"{type(error).__name__}: {error}"
+        real = any(np.asarray(value).dtype.kind == "f" for value in inputs.values())  # integers have no precision
+        for precision in {"fp32", "fp64"}.intersection(chosen.backend.precisions) if real else ("fp32",):
+            try:
+                executor = chosen.backend.executor(network, mode=chosen.mode, device="cpu", precision=precision)
+                answer = np.asarray(executor.fetch(executor.forward(executor.feed(inputs)))["y"], np.float64)
+                np.testing.assert_allclose(answer, expected, rtol=1e-4, atol=1e-5)
+            except Exception as error:  # an entry of the table
+                found[name] = f"{precision}: {type(error).__name__}: {error}"
     return found
 
 

@@ -161,6 +161,21 @@ def test_values_of_any_shape_are_propagated_as_vectors() -> None:
     require(broken, "onnx", "d5suite/network/normalise.py (infer)")
 
 
+@pytest.mark.parametrize("operator", ["AveragePool", "LpPool", "MaxPool"])
+def test_windows_behind_an_image_are_counted_before_operator_set_22(operator: str) -> None:
+    node = helper.make_node(operator, ["x"], ["y"], kernel_shape=[2], strides=[3], ceil_mode=1)
+    x = np.ones((1, 1, 6), np.float32)
+    ends = [helper.make_tensor_value_info("x", TensorProto.FLOAT, x.shape), helper.make_empty_tensor_value_info("y")]
+    model = helper.make_model(
+        helper.make_graph([node], operator, ends[:1], ends[1:]), opset_imports=[helper.make_opsetid("", 21)]
+    )
+    answers: Any = ReferenceEvaluator(model).run(None, {"x": x})
+    assert answers[0].shape == (1, 1, 2)  # windows at 0 and 3; 6 is behind the image
+    (output,) = infer_shapes(model, strict_mode=True).graph.output
+    broken = output.type.tensor_type.shape.dim[2].dim_value != 2
+    require(broken, "onnx", "d5suite/network/mending.py (count_windows)")
+
+
 def test_an_upsample_becomes_a_resize_with_other_coordinates() -> None:
     node = helper.make_node("Upsample", ["x", "scales"], ["y"], mode="linear")
     infos = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 1, 1, n]) for name, n in (("x", 2), ("y", 4))]

@@ -15,6 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 from d5suite.backends import discover
 from d5suite.errors import NetworkError, UnsupportedOperatorError
 from d5suite.network.given import load_given
+from d5suite.network.variants import POOLS
 from tests.test_cli import d5suite
 
 EVERY = {"torch", "tensorflow", "keras", "mxnet", "jax", "deep500"}
@@ -75,6 +76,21 @@ VARIANTS: Mapping[str, tuple[tuple[str, list[Any], dict[str, Any], dict[str, Any
         {"mxnet"},
         "windows overlap",
     ),
+    "convolved in four axes": (
+        ("Conv", [1, 2, 4, 4, 4, 4], {}, {"w": np.ones((3, 2, 2, 2, 2, 2), np.float32)}), EVERY, "spatial axes",
+    ),
+    "convolved back in four axes": (
+        ("ConvTranspose", [1, 2, 4, 4, 4, 4], {}, {"w": np.ones((2, 3, 2, 2, 2, 2), np.float32)}), EVERY,
+        "spatial axes",
+    ),
+    **{
+        f"pooled in four axes, {operator}": (
+            (operator, [1, 2, 4, 4, 4, 4], {} if operator.startswith("Global") else {"kernel_shape": [2] * 4}, {}),
+            {*EVERY, "onnxruntime"},
+            "" if operator == "GlobalLpPool" else "spatial axes",
+        )
+        for operator in POOLS
+    },
 }  # fmt: skip
 """By name: a node, the backends that lack it, and a word of the reason."""
 
@@ -113,6 +129,40 @@ def test_it_is_told_before_anything_runs(tmp_path: Path) -> None:
 def test_types_of_quantised_networks_are_refused_by_the_reader(to: int, shown: str, tmp_path: Path) -> None:
     with pytest.raises(NetworkError, match=f"'node' is of type {shown}"):
         load_given(_saved(tmp_path, "Cast", [2, 4], {"to": to}), shapes={}, batch_size=1)
+
+
+@pytest.mark.parametrize(
+    ("operator", "word"),
+    [
+        ("com.microsoft::FusedConv", "give the original file"),
+        ("ai.onnx.ml::Scaler", "classical"),
+        ("com.acme::Fused", "not one of ONNX's own"),
+    ],
+)
+def test_a_foreign_operator_has_a_reason_and_what_is_behind_it_is_not_judged(
+    operator: str, word: str, tmp_path: Path
+) -> None:
+    """Behind it no shape is known, and so no size that a Reshape takes from one."""
+    make, (domain, _, kind) = helper.make_node, operator.rpartition("::")
+    nodes = [
+        make(kind, ["x"], ["a"], "fused", domain=domain),
+        make("Relu", ["a"], ["b"], "relu"),
+        make("Shape", ["b"], ["sizes"], "sizes"),
+        make("Slice", ["sizes", "zero", "one"], ["batch"], "first"),
+        make("Concat", ["batch", "rest"], ["target"], "target", axis=0),
+        make("Reshape", ["b", "target"], ["y"], "flat"),
+    ]
+    constants = [numpy_helper.from_array(np.array([n]), name) for name, n in (("zero", 0), ("one", 1), ("rest", -1))]
+    info = helper.make_tensor_value_info
+    graph = helper.make_graph(
+        nodes, "fused", [info("x", TensorProto.FLOAT, [2, 4])], [info("y", TensorProto.FLOAT, None)], constants
+    )
+    opsets = [helper.make_opsetid("", 21), helper.make_opsetid(domain, 1)]
+    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=10), tmp_path / "m.onnx")
+    network = load_given(tmp_path / "m.onnx", shapes={}, batch_size=1).network
+    for name in (*EVERY, "onnxruntime"):
+        (lack,) = discover()[0][name].lacks_of(network)
+        assert (lack.operator, lack.nodes) == (operator, ("fused",)) and word in lack.reason, name
 
 
 def test_a_mask_that_is_drawn_is_lacking_where_it_is_read(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from d5suite.validate.check import Validation
 from d5suite.validate.network.gradient import check_gradient, check_gradient_float64, gradient_errors
 from d5suite.validate.network.inference import check_inference
 from d5suite.validate.network.oracle import Oracle, inference
+from d5suite.validate.network.timed import Answer, check_update, sampled
 from d5suite.validate.norms import UNIT_ROUNDOFF, relative_l2
 from d5suite.validate.training.formulas import update
 from d5suite.validate.training.trajectory import Trajectory, check_trajectory, train, train_by_formula
@@ -192,6 +193,29 @@ def test_a_loss_is_held_to_the_networks_sensitivity(batch: tuple[np.ndarray, np.
     wrong = HandExecutor(fault=_scale("loss", 1.001), precision="fp32")
     with pytest.raises(ValidationError, match=r"loss .* relative error 0\.001"):
         Validation().require(check_gradient(wrong, HandExecutor(), images, labels, strict))
+
+
+def test_momentum_that_dwarfs_the_gradient_may_round_it_away_and_nothing_else(
+    batch: tuple[np.ndarray, np.ndarray],
+) -> None:
+    executor, proved = HandExecutor(precision="fp32"), HandExecutor()
+    images, labels = batch
+    optimizer = SGD(learning_rate=0.1, momentum=0.9)
+    start = executor.parameters()
+    answer = Answer.of(proved.forward_backward({"image": images.astype(np.float64), "label": labels}), "loss")
+    for fault, passes in ((None, True), (_scale("fc.bias", 0.5), False)):
+        executor.fault = fault
+        executor.load_parameters(start)
+        trainer = HandTrainer(executor, optimizer)
+        trainer.load_state({"steps": np.array(3.0), "velocity/fc.weight": np.full((5, 3), 1e6, np.float32),
+                            "velocity/fc.bias": np.zeros(5, np.float32)})  # fmt: skip
+        state = {name: value if "/" not in name else sampled({name: value})[name]
+                 for name, value in trainer.state().items()}  # fmt: skip
+        trainer.step({"image": images, "label": labels})
+        (check,) = check_update(
+            "step", trainer, sampled(start), state, sampled(executor.parameters()), answer, limit=1e-3
+        )
+        assert check.passed is passes, check
 
 
 def test_a_wrong_tensor_is_named_in_the_timed_precision(batch: tuple[np.ndarray, np.ndarray]) -> None:

@@ -2,7 +2,7 @@
 
 from d5suite.levels.backend import Backend
 from d5suite.levels.description import Tolerance
-from d5suite.network.variants import with_attribute
+from d5suite.network.variants import POOLS, with_attribute, with_spatial_axes
 
 INFERENCE_ONLY = "onnxruntime does inference only; its training build is a separate package"
 WHOLE_GRAPH = "onnxruntime runs the whole ONNX graph, so no operator is implemented on its own"
@@ -42,6 +42,7 @@ BACKEND = Backend(
     variants=(
         with_attribute(("LRN",), "size", range(0, 1 << 16, 2), "onnxruntime's LRN supports odd sizes only"),
         with_attribute(("GRU", "LSTM"), "layout", (1,), "onnxruntime takes no layout with the batch first"),
+        with_spatial_axes(POOLS, "onnxruntime has no pool over other than 1 to 3 spatial axes"),
     ),
     tolerances={
         "fp32": Tolerance(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -27,8 +28,8 @@ class Resize:
         Of ``nearest``, by axis: the input's index of every output index, int64.
     weights : dict of int to numpy.ndarray
         Of ``linear`` and ``cubic``, by axis: (output size, input size), float64.
-    sizes : tuple of int or None
-        The output's shape.
+    shape, sizes : tuple of int or None
+        The input's and the output's shape.
     mode : str
         ``nearest``, ``linear`` or ``cubic``.
     aligned : bool or None
@@ -39,6 +40,7 @@ class Resize:
 
     rows: dict[int, np.ndarray]
     weights: dict[int, np.ndarray]
+    shape: tuple[int | None, ...]
     sizes: tuple[int | None, ...]
     mode: str
     aligned: bool | None
@@ -48,7 +50,7 @@ class Resize:
         found = {}
         for axis, rows in self.rows.items():
             count, rest = divmod(len(rows), int(rows.max()) + 1)
-            if rest or (rows != np.arange(len(rows)) // count).any():
+            if rest or rows.max() + 1 != self.shape[axis] or (rows != np.arange(len(rows)) // count).any():
                 return None
             found[axis] = count
         return found
@@ -77,12 +79,11 @@ def read_resize(node: Node, context: NodeContext) -> Resize:
         if size is None or output is None:
             raise NetworkError(f"Resize of an unknown size along axis {axis}", where=node.name)
         whole &= coordinates == "align_corners" or output == scale * size
-        places = _places(coordinates, size, output, scale)
-        if kind == "nearest":
-            if coordinates == "asymmetric":  # a third of float32 is more than one: 3 would be 2.9999999
-                places = (np.arange(output, dtype=np.float32) / np.float32(scale)).astype(np.float64)
+        if kind == "nearest":  # in float32, as frameworks do: a cell is taken or not, and 3 must not be 2.9999999
+            places = _places(coordinates, size, output, np.float32(scale)).astype(np.float64)
             rows[axis] = np.clip(_ROUND[a["nearest_mode"]](places), 0, size - 1).astype(np.int64)
         else:
+            places = _places(coordinates, size, output, np.float64(scale))
             shrink = min(scale, 1.0) if antialias else 1.0
             weights[axis] = _weights(places, size, shrink, cubic if kind == "cubic" else None, exclude)
     plain = whole and not exclude and not antialias and min(weights, default=2) > 1 and cubic == -0.75
@@ -90,7 +91,7 @@ def read_resize(node: Node, context: NodeContext) -> Resize:
         coordinates == "pytorch_half_pixel" and all((outputs[axis] or 0) > 1 for axis in weights)
     )
     aligned = None if not plain else True if coordinates == "align_corners" else False if centred else None
-    return Resize(rows, weights, outputs, kind, aligned)
+    return Resize(rows, weights, shape, outputs, kind, aligned)
 
 
 def _scales(node: Node, context: NodeContext) -> dict[int, float | None]:
@@ -113,22 +114,26 @@ def _scales(node: Node, context: NodeContext) -> dict[int, float | None]:
     return dict.fromkeys(axes, min(known) if policy == "not_larger" else max(known))
 
 
-def _places(coordinates: str, size: int, output: int, scale: float) -> np.ndarray:
-    """Return the place in the input of every output index: float64."""
-    index, exact = np.arange(output, dtype=np.float64), scale * size
+def _places(coordinates: str, size: int, output: int, scale: np.floating[Any]) -> np.ndarray:
+    """Return the place in the input of every output index, computed in the scale's precision."""
+    index, exact = np.arange(output, dtype=scale.dtype), scale * size
     if coordinates == "align_corners":  # of the output's length, which ONNX's evaluator does not round
         return index * (size - 1) / max(output - 1, 1)
     if coordinates == "asymmetric":
         return index / scale
     if coordinates == "pytorch_half_pixel" and output == 1:
         return index * 0
-    offset = size / 2 * (1 - output / exact) if coordinates == "half_pixel_symmetric" else 0.0
-    return offset + (index + 0.5) / scale - 0.5
+    if coordinates == "half_pixel_symmetric":  # onnxruntime adds in float64
+        return (size / 2 * (1 - output / exact) + (np.arange(output) + 0.5) / scale - 0.5).astype(scale.dtype)
+    return (index + 0.5) / scale - 0.5
 
+
+_TIE = 1e-6
+"""Places as near as this to the middle of two cells are there, as onnxruntime (1.31) has it."""
 
 _ROUND: Mapping[str, Callable[[np.ndarray], np.ndarray]] = {
-    "round_prefer_floor": lambda x: np.ceil(x - 0.5),
-    "round_prefer_ceil": lambda x: np.floor(x + 0.5),
+    "round_prefer_floor": lambda x: np.ceil(x - 0.5 - _TIE),
+    "round_prefer_ceil": lambda x: np.floor(x + 0.5 + _TIE),
     "floor": np.floor,
     "ceil": np.ceil,
 }

@@ -328,18 +328,21 @@ def check_update(
         update(whole, moved, given, dict(state), learning_rate=trainer.learning_rate)
         ends.append(moved)
     wanted, still = ends
-    yield displacement(name, executor, after, wanted, {key: wanted[key] - still[key] for key in wanted}, start, limit)
+    way = {key: wanted[key] - still[key] for key in wanted}
+    # Momentum that dwarfs the gradient rounds it away.
+    heights = {key: np.abs(start[key]) + np.abs(still[key] - start[key]) for key in wanted}
+    yield displacement(name, executor, after, wanted, way, heights, limit)
 
 
 def displacement(
-    name: str, executor: Executor, found: Arrays, wanted: Arrays, way: Arrays, start: Arrays, limit: float
+    name: str, executor: Executor, found: Arrays, wanted: Arrays, way: Arrays, heights: Arrays, limit: float
 ) -> Check:
     """Compare parameters with their expected values, relative to the distance moved.
 
-    All are `sampled`. Differences below the precision of the parameters are not counted.
+    All are `sampled`. Differences below the precision of numbers of these heights are not counted.
     """
     apart = scaled(executor, {key: found[key] - value for key, value in wanted.items()})
-    heights = scaled(executor, {key: start[key] for key in wanted})
+    heights = scaled(executor, {key: heights[key] for key in wanted})
     return apart_of_way(name, executor.precision, apart, scaled(executor, way), heights, limit)
 
 

@@ -26,7 +26,7 @@ _GLOBAL_MAXIMA = (layers.GlobalMaxPooling1D, layers.GlobalMaxPooling2D, layers.G
 def max_pool(node: Node, context: Context) -> Any:
     w, x = read_pool(node, context), context.image(node)
     integer = context.is_integer(node.inputs[0])  # no kernel pools integers
-    if w.dilated or integer or not w.same or len(node.outputs) > 1:
+    if integer or not w.same or len(node.outputs) > 1 or _by_taps(w, context):
         x = _padded(node, context, w, x, np.iinfo(context.dtypes[node.inputs[0]]).min if integer else -math.inf)
     if len(node.outputs) > 1:
         context.layouts[node.outputs[1]] = context.layout(node.outputs[0])
