@@ -7,6 +7,7 @@ what collecting a recipe imports.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 from onnx.reference.ops.op_conv_transpose import ConvTranspose as OfficialConvTranspose
 from onnx.reference.ops.op_grid_sample import GridSample as OfficialGridSample
+from onnx.reference.ops.op_max_pool import MaxPool as OfficialMaxPool
 from onnx.reference.ops.op_negative_log_likelihood_loss import NegativeLogLikelihoodLoss as OfficialLoss
 from onnx.reference.ops.op_pad import Pad_18 as OfficialPad
 from onnx.reference.ops.op_resize import Resize as OfficialResize
@@ -182,6 +184,25 @@ class LpPool(OpRun):
         return (sum(powers[cell] for cell in cells) ** (1 / order),)
 
 
+class MaxPool(OfficialMaxPool):
+    """The maximum of each window (ONNX operator specification).
+
+    With steps of one the evaluator's own (onnx 1.23) confuses pads that differ.
+    """
+
+    op_domain = ""
+
+    def _run(self, x: np.ndarray, **settings: Any) -> Any:  # type: ignore[override]
+        if len(self.onnx_node.output) > 1:
+            return super()._run(x, **settings)
+        given = {key: value for key, value in settings.items() if value is not None}
+        w = window(Node("", "MaxPool", ("x",), ("y",), given), x.shape[2:])
+        least = -np.inf if x.dtype.kind == "f" else np.iinfo(x.dtype).min
+        padded = np.pad(x, [(0, 0), (0, 0), *w.pads], constant_values=least)
+        cells: list[Any] = [(..., *tap) for tap in w.taps()]
+        return (functools.reduce(np.maximum, (padded[cell] for cell in cells)),)
+
+
 class LpNormalization(OpRun):
     """x over the p-norm along an axis; 0 stays 0 (ONNX operator specification).
 
@@ -311,7 +332,7 @@ class SoftmaxCrossEntropyLoss(OfficialLoss):
 
 CORRECTED: list[type[OpRun]] = [
     ConvTranspose, Erf, GatherElements, Gelu, GlobalLpPool, GridSample, GroupNormalization, HardSwish, LRN,
-    LogSoftmax, LpNormalization, LpPool, Mean, Pad, Resize, SoftmaxCrossEntropyLoss,
+    LogSoftmax, LpNormalization, LpPool, MaxPool, Mean, Pad, Resize, SoftmaxCrossEntropyLoss,
 ]  # fmt: skip
 """Operators that replace the evaluator's own."""
 

@@ -64,6 +64,11 @@ def test_the_logarithm_of_a_small_probability_is_infinite(operator: str) -> None
     require(bool(np.isinf(y).any()), "onnx", ORACLE.format(operator))
 
 
+def test_the_unequal_pads_of_a_maximum_are_confused() -> None:
+    y = _evaluate("MaxPool", np.arange(4.0)[None, None], kernel_shape=[2], pads=[0, 1])
+    require(y.tolist() != [[[1, 2, 3, 3]]], "onnx", ORACLE.format("MaxPool"))
+
+
 def test_negative_padding_is_rejected() -> None:
     try:
         broken = not np.array_equal(_evaluate("Pad", np.arange(4.0), np.array([-1, 1])), [1, 2, 3, 0])
@@ -85,6 +90,15 @@ def test_gathered_elements_may_not_be_fewer_than_the_data() -> None:
     except ValueError:  # of PyTorch's stricter rule, which ONNX's specification does not have
         broken = True
     require(broken, "onnx", ORACLE.format("GatherElements"))
+
+
+def test_elements_of_many_are_not_gathered() -> None:
+    try:
+        y = _evaluate("GatherElements", np.arange(80.0)[None], np.array([[70]]), axis=1)
+        broken = y.tolist() != [[70.0]]
+    except ValueError:  # of NumPy's choose
+        broken = True
+    require(broken, "onnx", "d5suite/network/folding.py (_answers)")
 
 
 def _shape(operator: str, inputs: Sequence[TensorProto], **attributes: Any) -> list[Any]:
