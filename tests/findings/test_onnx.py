@@ -94,8 +94,8 @@ def test_gathered_elements_may_not_be_fewer_than_the_data() -> None:
 
 def test_elements_of_many_are_not_gathered() -> None:
     try:
-        y = _evaluate("GatherElements", np.arange(80.0)[None], np.array([[70]]), axis=1)
-        broken = y.tolist() != [[70.0]]
+        y = _evaluate("GatherElements", np.arange(80.0)[None], np.array([[70, 5]]), axis=1)
+        broken = y.tolist() != [[70.0, 5.0]]
     except ValueError:  # of NumPy's choose
         broken = True
     require(broken, "onnx", "d5suite/network/folding.py (_answers)")
