@@ -207,6 +207,81 @@ def test_gradient_through_pooling(operator: str, attributes: dict[str, list[int]
     assert [check for check in checks if not check.passed] == []
 
 
+_MAXIMA: dict[str, dict[str, list[int]]] = {
+    "GlobalMaxPool": {},
+    "ReduceMax": {"axes": [2, 3]},
+    "ReduceMin": {"axes": [2, 3]},
+    "MaxPool": {"kernel_shape": [2, 2], "dilations": [2, 2]},
+}
+
+
+def normalised(operator: str, attributes: dict[str, list[int]]) -> Network:
+    """A maximum over standardised images, which XLA computes again for its gradient."""
+    rng, axes = np.random.default_rng(1), {"axes": [2, 3]}
+    values = {"w": rng.standard_normal((6, 3, 3, 3)) * 0.3, "wo": rng.standard_normal((6, 5))}
+    nodes = [
+        helper.make_node("Conv", ["image", "w"], ["c"], pads=[1, 1, 1, 1]),
+        helper.make_node("ReduceMean", ["c"], ["mean"], **axes),
+        helper.make_node("Sub", ["c", "mean"], ["d"]),
+        helper.make_node("Mul", ["d", "d"], ["square"]),
+        helper.make_node("ReduceMean", ["square"], ["variance"], **axes),
+        helper.make_node("Sqrt", ["variance"], ["deviation"]),
+        helper.make_node("Div", ["d", "deviation"], ["n"]),
+        helper.make_node(operator, ["n"], ["maximum"], **attributes),
+        helper.make_node("Mul", ["maximum", "maximum"], ["again"]),
+        helper.make_node("GlobalAveragePool", ["again"], ["pooled"]),
+        helper.make_node("Flatten", ["pooled"], ["flat"]),
+        helper.make_node("MatMul", ["flat", "wo"], ["scores"]),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "normalised",
+        [helper.make_tensor_value_info("image", TensorProto.FLOAT, [8, 3, 9, 9])],
+        [helper.make_tensor_value_info("scores", TensorProto.FLOAT, None)],
+        [numpy_helper.from_array(value.astype(np.float32), name) for name, value in values.items()],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    return Network(model).with_classification_loss()
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp64"])
+@pytest.mark.parametrize("operator", list(_MAXIMA))
+def test_a_maximum_that_is_computed_twice_keeps_its_gradient(operator: str, precision: str) -> None:
+    """Under ``jit`` as operator by operator: see docs/findings.md."""
+    network = normalised(operator, _MAXIMA[operator])
+    found = []
+    rng = np.random.default_rng(0)
+    images = [rng.standard_normal((8, 3, 9, 9)).astype(np.float32) for _ in range(4)]
+    for mode, digits in (("jit", precision), ("eager", "fp64")):
+        executor = BACKEND.executor(network, mode=mode, precision=digits)
+        feeds = [executor.feed({"image": image, network.label: np.zeros(8, np.int64)}) for image in images]
+        found.append([executor.fetch(executor.forward_backward(feed)) for feed in feeds])
+    for jitted, exact in zip(*found, strict=True):
+        assert relative_l2(jitted["w"], exact["w"]) < (1e-12 if precision == "fp64" else 1e-4)
+
+
+@pytest.mark.parametrize("operator", ["GlobalMaxPool", "ReduceMax"])
+@pytest.mark.parametrize("mode", list(BACKEND.modes))
+def test_the_first_of_equal_elements_takes_a_maximums_gradient(mode: str, operator: str) -> None:
+    graph = helper.make_graph(
+        [
+            helper.make_node("Mul", ["x", "w"], ["y"]),
+            helper.make_node(operator, ["y"], ["z"], **_MAXIMA[operator]),
+            helper.make_node("Flatten", ["z"], ["scores"]),
+        ],
+        "tied",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 1, 2, 2])],
+        [helper.make_tensor_value_info("scores", TensorProto.FLOAT, None)],
+        [numpy_helper.from_array(np.ones((1, 2, 2, 2), np.float32), "w")],  # of two classes
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    network = Network(model).with_classification_loss()
+    executor = BACKEND.executor(network, mode=mode)
+    feed = executor.feed({"x": np.ones((1, 1, 2, 2), np.float32), network.label: np.zeros(1, np.int64)})
+    gradient = executor.fetch(executor.forward_backward(feed))["w"]
+    np.testing.assert_allclose(gradient.reshape(2, 4), np.outer([-0.5, 0.5], [1, 0, 0, 0]), rtol=1e-6)
+
+
 def test_wrong_input_is_named() -> None:
     executor = BACKEND.executor(small())
     with pytest.raises(NetworkError, match=r"'image' has shape \(2, 3, 9, 9\), not \(any, 3, 8, 8\)"):

@@ -46,3 +46,17 @@ def test_a_bfloat16_gradient_of_a_broadcast_is_summed_in_bfloat16(jax: Any) -> N
     found = np.asarray(jax.jit(backward)(jax.numpy.zeros(4, jax.numpy.bfloat16)), np.float64)
     exact = np.asarray(gradient, np.float64).sum(0)
     require(np.abs(found / exact - 1).max() > 2**-8, "jax", "d5suite/backends/keras/__init__.py (expected_failures)")
+
+
+def test_the_gradient_of_a_maximum_is_lost_under_jit(jax: Any) -> None:
+    """The maximum and the elements that it is compared with are computed apart, and differ."""
+    rng = np.random.default_rng(0)
+    w, x = (rng.standard_normal(shape).astype(np.float32) for shape in ((3, 10), (8, 20, 3)))
+
+    def pooled(w: Any) -> Any:
+        y = x @ w
+        return jax.numpy.max(y - y.mean(-1, keepdims=True), 1).sum()
+
+    exact, found = (np.asarray(gradient(w)) for gradient in (jax.grad(pooled), jax.jit(jax.grad(pooled))))
+    error = np.linalg.norm(found - exact) / np.linalg.norm(exact)
+    require(not error < 1e-3, "jax", "d5suite/backends/jax/operators/context.py")

@@ -86,6 +86,7 @@ class Executor(levels.Executor):
             policy=_POLICIES[self.precision],
             wide_policy=wide,
             backend=self.mode,
+            xla=self.mode == "jax" or (self.mode == "tensorflow" and self.device == "cuda"),
         )
         for name in network.inputs:
             rank = len(network.shapes[name])

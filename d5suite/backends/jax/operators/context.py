@@ -6,8 +6,9 @@ Imports JAX, NumPy and `d5suite.network`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -103,6 +104,75 @@ def highest(x: Any) -> Any:
     if jnp.issubdtype(x.dtype, jnp.floating):
         return math.inf
     return jnp.iinfo(x.dtype).max if jnp.issubdtype(x.dtype, jnp.integer) else True
+
+
+# JAX differentiates a maximum by comparing the elements with it. Under ``jit``, XLA may compute
+# either of them again, in another fusion and with other roundings; then none is equal, and the
+# gradient is lost or infinite (docs/findings.md). The maxima and minima below compare the
+# elements with each other, once, and keep an index, which no rounding changes.
+
+
+def prefer(better: Call) -> Call:
+    """Return a function that reduces pairs (value, place) to the best one, the first of equals."""
+
+    def best(first: Sequence[Any], second: Sequence[Any]) -> Sequence[Any]:
+        (x, i), (y, j) = first, second
+        chosen = better(x, y) | jnp.isnan(x) | ((x == y) & (i < j))
+        return jnp.where(chosen, x, y), jnp.where(chosen, i, j)
+
+    return best
+
+
+NOWHERE = np.int32(np.iinfo(np.int32).max)
+"""A place after all others."""
+
+
+def places(shape: Sequence[int], axes: Sequence[int]) -> Any:
+    """Return each element's index in a tensor's part along some axes."""
+    index: Any = np.int32(0)
+    for axis in axes:
+        index = index * np.int32(shape[axis]) + lax.broadcasted_iota(np.int32, shape, axis)
+    return index
+
+
+def _extreme(function: Call, better: Call, start: Call) -> Call:
+    """Return a reduction whose gradient the first of equal elements takes."""
+
+    @partial(jax.custom_jvp, nondiff_argnums=(1, 2))
+    def extreme(x: Any, axes: tuple[int, ...], keepdims: bool) -> Any:
+        return function(x, axes, keepdims=keepdims)
+
+    def derivative(axes: tuple[int, ...], keepdims: bool, primals: Sequence[Any], tangents: Sequence[Any]) -> Any:
+        (x,), (dx,) = primals, tangents
+        index = places(x.shape, axes)
+        y, place = lax.reduce((x, index), (x.dtype.type(start(x)), NOWHERE), prefer(better), axes)
+        dy = jnp.where(index == jnp.expand_dims(place, axes), dx, 0).sum(axes)
+        return (jnp.expand_dims(y, axes), jnp.expand_dims(dy, axes)) if keepdims else (y, dy)
+
+    extreme.defjvp(derivative)
+
+    def call(x: Any, axes: tuple[int, ...], *, keepdims: bool) -> Any:
+        return extreme(x, axes, keepdims)
+
+    return call
+
+
+def _extreme_of_two(function: Call, better: Call) -> Call:
+    """Return an element-wise function of two tensors; equal elements share its gradient."""
+
+    def derivative(primals: Sequence[Any], tangents: Sequence[Any]) -> Any:
+        (x, y), (dx, dy) = primals, tangents
+        return function(x, y), jnp.where(better(x, y), dx, jnp.where(better(y, x), dy, (dx + dy) / 2))
+
+    extreme = jax.custom_jvp(function)
+    extreme.defjvp(derivative)
+    return lambda x, y: extreme(x, jnp.asarray(y, x.dtype))
+
+
+largest = _extreme(jnp.max, jnp.greater, lowest)
+smallest = _extreme(jnp.min, jnp.less, highest)
+maximum = _extreme_of_two(jnp.maximum, jnp.greater)
+minimum = _extreme_of_two(jnp.minimum, jnp.less)
 
 
 def typed(node: Node, context: Context, *further: Any) -> list[Any]:

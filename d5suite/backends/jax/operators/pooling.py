@@ -3,14 +3,27 @@
 from __future__ import annotations
 
 import math
-from functools import reduce
+from collections.abc import Sequence
+from functools import partial, reduce
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from d5suite.backends.jax.operators.context import Call, Context, Factory, in_float32, in_onnx, lowest
+from d5suite.backends.jax.operators.context import (
+    NOWHERE,
+    Call,
+    Context,
+    Factory,
+    in_float32,
+    in_onnx,
+    largest,
+    lowest,
+    places,
+    prefer,
+)
 from d5suite.network import Node
 from d5suite.network.nodes.layouts import Layout, arrange
 from d5suite.network.nodes.sliding import read_pool, read_unpool
@@ -28,8 +41,18 @@ class _Pooling:
 
     def reduce(self, x: Any, start: Any, function: Call) -> Any:
         """Reduce each window; ``start`` is the function's neutral element."""
+        return self.over_windows(x, x.dtype.type(start), function)
+
+    def maximum(self, x: Any) -> Any:
+        """Return each window's maximum."""
+        if not self.dilated:
+            return self.reduce(x, lowest(x), lax.max)
+        return _dilated_maximum(self, x)  # for which reduce_window has no gradient
+
+    def over_windows(self, x: Any, start: Any, function: Call) -> Any:
+        """Reduce each window of a tensor, or of several, with one start each."""
         return lax.reduce_window(
-            x, x.dtype.type(start), function, self.kernel, self.strides, self.pads, window_dilation=self.dilations
+            x, start, function, self.kernel, self.strides, self.pads, window_dilation=self.dilations
         )
 
     def cells(self, x: Any, fill: Any) -> list[Any]:
@@ -43,17 +66,26 @@ class _Pooling:
         return found
 
 
+@partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _dilated_maximum(pooling: _Pooling, x: Any) -> Any:
+    return pooling.reduce(x, lowest(x), lax.max)
+
+
+def _derivative(pooling: _Pooling, primals: Sequence[Any], tangents: Sequence[Any]) -> Any:
+    (x,), (dx,) = primals, tangents
+    start = (x.dtype.type(lowest(x)), NOWHERE)
+    y, place = pooling.over_windows((x, places(x.shape, range(x.ndim))), start, prefer(jnp.greater))
+    return y, jnp.take(dx, place, mode="clip")
+
+
+_dilated_maximum.defjvp(_derivative)
+
+
 def max_pool(node: Node, context: Context) -> Call:
     w, layout = read_pool(node, context), context.keep_layout(node)
     pooling = _Pooling(w, layout)
-
-    def call(x: Any) -> Any:
-        if pooling.dilated:  # for which reduce_window has no gradient
-            return reduce(jnp.maximum, pooling.cells(x, lowest(x)))
-        return pooling.reduce(x, lowest(x), lax.max)
-
     if len(node.outputs) == 1:
-        return call
+        return pooling.maximum
     context.layouts[node.outputs[1]] = layout
     order = "F" if node.attributes["storage_order"] else "C"
 
@@ -63,7 +95,7 @@ def max_pool(node: Node, context: Context) -> Call:
         within = jnp.arange(math.prod(w.image)).reshape(w.image, order=order)
         places = (plane * within.size + within).transpose(layout)
         seen = zip(pooling.cells(x, lowest(x)), pooling.cells(places, 0), strict=True)
-        return call(x), reduce(_higher, seen)[1]
+        return pooling.maximum(x), reduce(_higher, seen)[1]
 
     return with_indices
 
@@ -129,11 +161,16 @@ def global_pool(function: Call) -> Factory:
     return factory
 
 
+def global_max_pool(node: Node, context: Context) -> Call:
+    """At level 0, XLA recomputes no input, and JAX's own maximum is right."""
+    return global_pool(jnp.max if context.single else largest)(node, context)
+
+
 OPERATORS: dict[str, Factory] = {
     "AveragePool": average_pool,
     "GlobalAveragePool": global_pool(jnp.mean),
     "GlobalLpPool": global_lp_pool,
-    "GlobalMaxPool": global_pool(jnp.max),
+    "GlobalMaxPool": global_max_pool,
     "LpPool": lp_pool,
     "MaxPool": max_pool,
     "MaxUnpool": max_unpool,

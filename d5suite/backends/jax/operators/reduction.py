@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from d5suite.backends.jax.operators.context import Call, Context, Factory, highest, lowest, same
+from d5suite.backends.jax.operators.context import Call, Context, Factory, highest, largest, lowest, same, smallest
 from d5suite.network import Node
 from d5suite.network.nodes.reduction import read_reduce
 from d5suite.network.nodes.shape import read_axis
@@ -52,6 +52,17 @@ def reduce(function: Call, empty: Call | None = None) -> Factory:
     return factory
 
 
+def extreme(function: Call, native: Call, empty: Call) -> Factory:
+    """Return a factory for an extreme: at level 0, where XLA recomputes no input, JAX's own."""
+    factories = {True: reduce(native, empty), False: reduce(function)}
+
+    def factory(node: Node, context: Context) -> Call:
+        plan = read_reduce(node, context)
+        return factories[context.single or (plan is not None and bool(plan.empty))](node, context)
+
+    return factory
+
+
 def _sum_square(x: Any, axes: Sequence[int], *, keepdims: bool) -> Any:
     return jnp.sum(jnp.square(x), axes, keepdims=keepdims)
 
@@ -69,9 +80,9 @@ OPERATORS: dict[str, Factory] = {
     "ReduceL1": reduce(_sum_absolute),
     "ReduceL2": reduce(_norm),
     "ReduceLogSumExp": reduce(jax.nn.logsumexp),
-    "ReduceMax": reduce(jnp.max, lowest),
+    "ReduceMax": extreme(largest, jnp.max, lowest),
     "ReduceMean": reduce(jnp.mean),
-    "ReduceMin": reduce(jnp.min, highest),
+    "ReduceMin": extreme(smallest, jnp.min, highest),
     "ReduceProd": reduce(jnp.prod),
     "ReduceSum": reduce(jnp.sum),
     "ReduceSumSquare": reduce(_sum_square),

@@ -109,6 +109,8 @@ class Context(LayoutContext):
         The policy of layers that compute in float32 at least.
     backend : str
         Keras's backend.
+    xla : bool
+        Whether XLA compiles the network, and may compute a value twice, differently.
     anchor : keras.KerasTensor
         An input of the network, on which layers hang that read weights and constants only.
     tensors : dict
@@ -125,6 +127,7 @@ class Context(LayoutContext):
     policy: str
     wide_policy: str
     backend: str
+    xla: bool = False
     anchor: Any = None
     tensors: dict[str, Any] = field(default_factory=dict)
     variables: dict[str, Any] = field(default_factory=dict)
@@ -291,6 +294,36 @@ class Context(LayoutContext):
 
 def _identifier(name: str) -> str:
     return re.sub(r"\W+", "_", name, flags=re.ASCII)
+
+
+def first_extreme(native: Function, best: Function) -> Function:
+    """Return a reduction, by ``native``, whose gradient goes where ``best``, an index, says.
+
+    JAX's own gradient, and TensorFlow's, compare the elements with the maximum, and XLA may compute
+    either again with other roundings: then none is equal (docs/findings.md). Here the first of
+    equal elements takes the gradient.
+    """
+
+    def extreme(x: Any, axes: Sequence[int], keepdims: bool = False) -> Any:
+        order = [*(axis for axis in range(len(x.shape)) if axis not in axes), *axes]
+        kept = len(order) - len(axes)
+
+        def differentiable(x: Any) -> Any:
+            moved = ops.transpose(x, order)
+            shape = ops.shape(moved)
+            flat = ops.reshape(moved, (*shape[:kept], -1))
+            chosen = ops.expand_dims(best(flat, -1), -1) == ops.arange(ops.shape(flat)[-1], dtype="int32")
+
+            def gradient(*above: Any, upstream: Any = None) -> Any:
+                given = ops.reshape(above[0] if upstream is None else upstream, (*shape[:kept], 1))
+                found = ops.where(chosen, given, ops.zeros((), given.dtype))
+                return ops.transpose(ops.reshape(found, shape), np.argsort(order).tolist())
+
+            return native(x, axes, keepdims=keepdims), gradient
+
+        return ops.custom_gradient(differentiable)(x)
+
+    return extreme
 
 
 def same(x: Any, *_: Any) -> Any:

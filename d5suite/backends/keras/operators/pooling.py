@@ -11,7 +11,15 @@ from typing import Any
 import numpy as np
 from keras import layers, ops
 
-from d5suite.backends.keras.operators.context import Calculation, Context, Factory, Function, in_float32, in_onnx
+from d5suite.backends.keras.operators.context import (
+    Calculation,
+    Context,
+    Factory,
+    Function,
+    first_extreme,
+    in_float32,
+    in_onnx,
+)
 from d5suite.network import Node
 from d5suite.network.nodes.sliding import read_global_pool, read_pool, read_unpool
 from d5suite.network.nodes.windows import Window
@@ -32,7 +40,8 @@ def max_pool(node: Node, context: Context) -> Any:
         context.layouts[node.outputs[1]] = context.layout(node.outputs[0])
         return _with_indices(node, context, w, x)
     if integer or _by_taps(w, context):
-        return _combined(node, context, w, x, lambda taps: reduce(ops.maximum, taps))
+        larger = _larger if context.xla and not integer else ops.maximum
+        return _combined(node, context, w, x, lambda taps: reduce(larger, taps))
     settings = {"data_format": context.data_format, **context.settings(node)}
     padding = "same" if w.padded and w.same else "valid"
     return _MAX_POOLINGS[len(w.kernel) - 1](w.kernel, w.strides, padding, **settings)(x)
@@ -50,15 +59,21 @@ def _with_indices(node: Node, context: Context, w: Window, x: Any) -> Any:
     corner = corner.transpose(layout)
     from_corner, corners = (ops.convert_to_tensor(np.asarray(n), dtype="int32") for n in (offsets, corner))
     taps = _taps(w, context)
+    largest = first_extreme(ops.max, ops.argmax) if context.xla else ops.max
 
     def pool(y: Any) -> Any:
         seen, channels = ops.stack(taps(y)), y.shape[layout.index(1)]
         planes = ops.reshape(ops.arange(ops.shape(y)[0] * channels, dtype="int32"), (-1, channels, *[1] * len(steps)))
         first = ops.transpose(planes * area, layout)
         within = ops.take(from_corner, ops.argmax(seen, 0)) + corners
-        return ops.max(seen, 0), ops.cast(within + first, "int64")
+        return largest(seen, (0,)), ops.cast(within + first, "int64")
 
     return tuple(Calculation(pool, [...], *_results(node, context), **context.settings(node))(x))
+
+
+def _larger(x: Any, y: Any) -> Any:
+    """Return the maximum; its gradient compares no element with a maximum (`first_extreme`)."""
+    return ops.where(x > y, x, ops.where(x < y, y, x / 2 + y / 2))
 
 
 def _results(node: Node, context: Context) -> tuple[Any, Any, Any]:
@@ -173,11 +188,19 @@ def global_pool(kinds: Sequence[Any]) -> Factory:
     return factory
 
 
+def global_max_pool(node: Node, context: Context) -> Any:
+    if not context.xla:
+        return global_pool(_GLOBAL_MAXIMA)(node, context)
+    axes = tuple(place for place, axis in enumerate(context.keep_layout(node)) if axis > 1)
+    largest = first_extreme(ops.max, ops.argmax)
+    return context.calculate(node, lambda x: largest(x, axes, keepdims=True))
+
+
 OPERATORS: dict[str, Factory] = {
     "AveragePool": average_pool,
     "GlobalAveragePool": global_pool(_GLOBAL_AVERAGES),
     "GlobalLpPool": global_lp_pool,
-    "GlobalMaxPool": global_pool(_GLOBAL_MAXIMA),
+    "GlobalMaxPool": global_max_pool,
     "LpPool": lp_pool,
     "MaxPool": max_pool,
     "MaxUnpool": max_unpool,

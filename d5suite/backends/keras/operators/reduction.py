@@ -8,7 +8,15 @@ from typing import Any
 
 from keras import layers, ops
 
-from d5suite.backends.keras.operators.context import Calculation, Context, Factory, Function, is_bool, same
+from d5suite.backends.keras.operators.context import (
+    Calculation,
+    Context,
+    Factory,
+    Function,
+    first_extreme,
+    is_bool,
+    same,
+)
 from d5suite.network import Node
 from d5suite.network.nodes.reduction import read_reduce
 from d5suite.network.nodes.shape import read_axis
@@ -50,6 +58,16 @@ def reduce(function: Function, empty: float | None = None) -> Factory:
     return factory
 
 
+def extreme(native: Function, empty: float, exact: Function) -> Factory:
+    """Return a factory for a maximum or minimum, with its value over nothing."""
+
+    def factory(node: Node, context: Context) -> Any:
+        fused = context.xla and not context.is_integer(node.inputs[0])
+        return reduce(exact if fused else native, empty)(node, context)
+
+    return factory
+
+
 def _maximum(x: Any, axes: Sequence[int], *, keepdims: bool) -> Any:
     return (ops.any if is_bool(x) else ops.max)(x, axes, keepdims=keepdims)
 
@@ -75,9 +93,9 @@ OPERATORS: dict[str, Factory] = {
     "ReduceL1": reduce(_sum_absolute),
     "ReduceL2": reduce(_norm),
     "ReduceLogSumExp": reduce(ops.logsumexp),
-    "ReduceMax": reduce(_maximum, -math.inf),
+    "ReduceMax": extreme(_maximum, -math.inf, first_extreme(ops.max, ops.argmax)),
     "ReduceMean": reduce(ops.mean),
-    "ReduceMin": reduce(_minimum, math.inf),
+    "ReduceMin": extreme(_minimum, math.inf, first_extreme(ops.min, ops.argmin)),
     "ReduceProd": reduce(ops.prod),
     "ReduceSum": reduce(ops.sum),
     "ReduceSumSquare": reduce(_sum_square),

@@ -77,6 +77,11 @@ class Context(LayoutContext):
     device: str = "cpu"
     generator: Any = None
 
+    @property
+    def recomputes(self) -> bool:
+        """Whether XLA may compute values twice, differently; a node alone has its inputs stored."""
+        return self.xla and self.gradients and not self.single
+
     def image_layout(self, rank: int) -> Layout:
         """Return the layout of images in convolution and pooling."""
         return channels_last(rank) if self.images_last else identity(rank)
@@ -105,6 +110,27 @@ class Context(LayoutContext):
     def to_onnx(self, name: str) -> Call:
         """Return a function that brings a tensor into ONNX's layout."""
         return self.convert(name, identity(self.rank(name)))
+
+
+def first_extreme(best: Call) -> Call:
+    """Return a reduction by the index that ``best`` finds, `tf.argmax` or `tf.argmin`.
+
+    TensorFlow's own gradient compares the elements with the maximum, and XLA may compute either
+    again with other roundings: then none is equal (docs/findings.md). Here the first of equal
+    elements takes the gradient.
+    """
+
+    def extreme(x: Any, axes: Sequence[int], keepdims: bool = False) -> Any:
+        kept = [axis for axis in range(len(x.shape)) if axis not in axes]
+        flat = tf.transpose(x, [*kept, *axes])
+        flat = tf.reshape(flat, tf.concat((tf.shape(flat)[: len(kept)], [-1]), 0))
+        index = best(flat, -1, output_type=tf.int32)[..., tf.newaxis]
+        y = tf.reduce_sum(tf.where(tf.range(tf.shape(flat)[-1]) == index, flat, tf.zeros([], x.dtype)), -1)
+        for axis in sorted(axes) if keepdims else ():
+            y = tf.expand_dims(y, axis)
+        return y
+
+    return extreme
 
 
 def same(x: Any, *_: Any) -> Any:

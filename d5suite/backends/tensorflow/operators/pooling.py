@@ -12,7 +12,15 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from d5suite.backends.tensorflow.operators.context import Call, Context, Factory, Images, in_float32, in_onnx
+from d5suite.backends.tensorflow.operators.context import (
+    Call,
+    Context,
+    Factory,
+    Images,
+    first_extreme,
+    in_float32,
+    in_onnx,
+)
 from d5suite.network import Node
 from d5suite.network.nodes.layouts import channels_last
 from d5suite.network.nodes.sliding import read_pool, read_unpool
@@ -70,6 +78,7 @@ def _max_pool_by_taps(node: Node, context: Context) -> Call:
     """Pool with indices, cell by cell of the window."""
     w, to_onnx = read_pool(node, context), context.to_onnx(node.inputs[0])
     order: Any = "F" if node.attributes["storage_order"] else "C"
+    largest = _largest(context)
     area, pads = math.prod(w.image), [(0, 0), (0, 0), *w.pads]
     numbers = np.pad(np.arange(area).reshape(w.image, order=order), w.pads)
     taps = [((..., *tap), numbers[tap]) for tap in w.taps()]
@@ -85,7 +94,7 @@ def _max_pool_by_taps(node: Node, context: Context) -> Call:
         planes = tf.reshape(
             tf.cast(tf.range(tf.shape(x)[0] * x.shape[1]), tf.int64), [-1, x.shape[1], *[1] * len(w.image)]
         )
-        return tf.reduce_max(seen, 0), within + planes * area
+        return largest(seen, [0]), within + planes * area
 
     return run
 
@@ -193,6 +202,15 @@ def max_unpool(node: Node, context: Context) -> Call:
     return run
 
 
+def _largest(context: Context) -> Call:
+    maximum: Call = first_extreme(tf.argmax) if context.recomputes else tf.reduce_max
+    return maximum
+
+
+def global_max_pool(node: Node, context: Context) -> Call:
+    return global_pool(_largest(context))(node, context)
+
+
 def global_pool(function: Call) -> Factory:
     """Return a factory for a pooling over all spatial axes."""
 
@@ -207,7 +225,7 @@ OPERATORS: dict[str, Factory] = {
     "AveragePool": average_pool,
     "GlobalAveragePool": global_pool(tf.reduce_mean),
     "GlobalLpPool": global_lp_pool,
-    "GlobalMaxPool": global_pool(tf.reduce_max),
+    "GlobalMaxPool": global_max_pool,
     "LpPool": lp_pool,
     "MaxPool": max_pool,
     "MaxUnpool": max_unpool,

@@ -10,7 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from d5suite.backends.tensorflow.operators.context import Call, Context, Factory, same
+from d5suite.backends.tensorflow.operators.context import Call, Context, Factory, first_extreme, same
 from d5suite.network import Node
 from d5suite.network.nodes.reduction import read_reduce
 from d5suite.network.nodes.shape import read_axis
@@ -40,6 +40,18 @@ def reduce(function: Call) -> Factory:
     return factory
 
 
+def extreme(native: Call, best: Call) -> Factory:
+    """Return a factory for a maximum or minimum."""
+    factories = {False: reduce(native), True: reduce(first_extreme(best))}
+
+    def factory(node: Node, context: Context) -> Call:
+        name, plan = node.inputs[0], read_reduce(node, context)
+        empty = plan is not None and bool(plan.empty)
+        return factories[context.recomputes and not empty and not context.is_integer(name)](node, context)
+
+    return factory
+
+
 def _reduce_max(x: Any, axes: Sequence[int], *, keepdims: bool) -> Any:
     return (tf.reduce_any if x.dtype == tf.bool else tf.reduce_max)(x, axes, keepdims=keepdims)
 
@@ -65,9 +77,9 @@ OPERATORS: dict[str, Factory] = {
     "ReduceL1": reduce(_sum_absolute),
     "ReduceL2": reduce(_norm),
     "ReduceLogSumExp": reduce(tf.reduce_logsumexp),
-    "ReduceMax": reduce(_reduce_max),
+    "ReduceMax": extreme(_reduce_max, tf.argmax),
     "ReduceMean": reduce(tf.reduce_mean),
-    "ReduceMin": reduce(_reduce_min),
+    "ReduceMin": extreme(_reduce_min, tf.argmin),
     "ReduceProd": reduce(tf.reduce_prod),
     "ReduceSum": reduce(tf.reduce_sum),
     "ReduceSumSquare": reduce(_sum_square),
