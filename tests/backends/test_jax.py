@@ -207,7 +207,7 @@ def test_gradient_through_pooling(operator: str, attributes: dict[str, list[int]
     assert [check for check in checks if not check.passed] == []
 
 
-_MAXIMA: dict[str, dict[str, list[int]]] = {
+_MAXIMA: dict[str, dict[str, Any]] = {
     "GlobalMaxPool": {},
     "ReduceMax": {"axes": [2, 3]},
     "ReduceMin": {"axes": [2, 3]},
@@ -215,9 +215,10 @@ _MAXIMA: dict[str, dict[str, list[int]]] = {
 }
 
 
-def normalised(operator: str, attributes: dict[str, list[int]]) -> Network:
+def normalised(operator: str, attributes: dict[str, Any]) -> Network:
     """A maximum over standardised images, which XLA computes again for its gradient."""
-    rng, axes = np.random.default_rng(1), {"axes": [2, 3]}
+    rng = np.random.default_rng(1)
+    axes: dict[str, Any] = {"axes": [2, 3]}
     values = {"w": rng.standard_normal((6, 3, 3, 3)) * 0.3, "wo": rng.standard_normal((6, 5))}
     nodes = [
         helper.make_node("Conv", ["image", "w"], ["c"], pads=[1, 1, 1, 1]),
@@ -249,12 +250,12 @@ def normalised(operator: str, attributes: dict[str, list[int]]) -> Network:
 def test_a_maximum_that_is_computed_twice_keeps_its_gradient(operator: str, precision: str) -> None:
     """Under ``jit`` as operator by operator: see docs/findings.md."""
     network = normalised(operator, _MAXIMA[operator])
-    found = []
+    label, found = network.require_loss()[0], []
     rng = np.random.default_rng(0)
     images = [rng.standard_normal((8, 3, 9, 9)).astype(np.float32) for _ in range(4)]
     for mode, digits in (("jit", precision), ("eager", "fp64")):
         executor = BACKEND.executor(network, mode=mode, precision=digits)
-        feeds = [executor.feed({"image": image, network.label: np.zeros(8, np.int64)}) for image in images]
+        feeds = [executor.feed({"image": image, label: np.zeros(8, np.int64)}) for image in images]
         found.append([executor.fetch(executor.forward_backward(feed)) for feed in feeds])
     for jitted, exact in zip(*found, strict=True):
         assert relative_l2(jitted["w"], exact["w"]) < (1e-12 if precision == "fp64" else 1e-4)
@@ -277,7 +278,8 @@ def test_the_first_of_equal_elements_takes_a_maximums_gradient(mode: str, operat
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     network = Network(model).with_classification_loss()
     executor = BACKEND.executor(network, mode=mode)
-    feed = executor.feed({"x": np.ones((1, 1, 2, 2), np.float32), network.label: np.zeros(1, np.int64)})
+    label = network.require_loss()[0]
+    feed = executor.feed({"x": np.ones((1, 1, 2, 2), np.float32), label: np.zeros(1, np.int64)})
     gradient = executor.fetch(executor.forward_backward(feed))["w"]
     np.testing.assert_allclose(gradient.reshape(2, 4), np.outer([-0.5, 0.5], [1, 0, 0, 0]), rtol=1e-6)
 
