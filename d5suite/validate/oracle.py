@@ -326,6 +326,8 @@ class SoftmaxCrossEntropyLoss(OfficialLoss):
 
     def _run(self, x: np.ndarray, target: np.ndarray, weight: Any = None, **settings: Any) -> Any:  # type: ignore[override]
         logarithms = _log_softmax(x, 1)
+        if weight is None and settings.get("ignore_index") is not None:  # the official one counts all for -1
+            weight = np.ones(x.shape[1], x.dtype)
         loss = super()._run(logarithms, target, weight, **settings)
         return (*loss, logarithms) if len(self.onnx_node.output) == 2 else loss
 
