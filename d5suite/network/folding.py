@@ -135,10 +135,7 @@ def _answers(node: onnx.NodeProto, arrays: Mapping[str, np.ndarray], name: str =
 
     try:
         if node.op_type == "GatherElements":
-            data, indices = (arrays[i] for i in node.input)
-            places: list[Any] = list(np.indices(indices.shape, sparse=True))
-            places[node.attribute[0].i if node.attribute else 0] = indices
-            return [data[tuple(places)]]
+            return [gathered(*(arrays[i] for i in node.input), axis=node.attribute[0].i if node.attribute else 0)]
         return list(ReferenceEvaluator(node).run(None, dict(arrays)))
     except Exception as error:  # the evaluator raises whatever NumPy does
         raise NetworkError(
@@ -146,6 +143,17 @@ def _answers(node: onnx.NodeProto, arrays: Mapping[str, np.ndarray], name: str =
             where=node.name or node.output[0] or name,
             hint="Try another opset, or another exporter.",
         ) from error
+
+
+def gathered(data: np.ndarray, indices: np.ndarray, *, axis: int) -> np.ndarray:
+    """Return GatherElements: output [i, j, k] is data [i, index [i, j, k], k] for axis 1.
+
+    Of one shape with the indices, of which there may be fewer than data on other axes (ONNX
+    operator specification).
+    """
+    places: list[Any] = list(np.indices(indices.shape, sparse=True))
+    places[axis] = indices
+    return np.asarray(data[tuple(places)])
 
 
 def tensor_of(array: np.ndarray, name: str) -> onnx.TensorProto:

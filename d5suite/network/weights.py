@@ -49,7 +49,8 @@ def weights_of(model: onnx.ModelProto) -> set[str]:
 
 
 _NUMBERS = {
-    "pytorch": re.compile(r"(?!.*d5suite)[A-Za-z_][\w.]*"),  # constants are called onnx::Mul_39
+    # constants are called onnx::Mul_39 and val_128, also where a tool has dropped the signature
+    "pytorch": re.compile(r"(?!.*d5suite|_?val_\d+$|scalar_tensor)[A-Za-z_][\w.]*"),
     "tf2onnx": re.compile(r"(?!.*d5suite).*/ReadVariableOp(:\d+)?"),
 }
 """Names that exporters give initializers without an axis if they are weights, by producer."""

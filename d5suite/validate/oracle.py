@@ -23,6 +23,7 @@ from onnx.reference.ops.op_resize import Resize as OfficialResize
 
 from d5suite.errors import NetworkError
 from d5suite.network import Node
+from d5suite.network.folding import gathered
 from d5suite.network.nodes.windows import window
 
 
@@ -55,17 +56,12 @@ class Erf(OpRun):
 
 
 class GatherElements(OpRun):
-    """GatherElements with fewer indices than data on other axes, which the evaluator's own refuses.
-
-    Output [i, j, k] is data [i, index [i, j, k], k] for axis 1 (ONNX operator specification).
-    """
+    """GatherElements. The evaluator's own (onnx 1.23) refuses fewer indices than data."""
 
     op_domain = ""
 
     def _run(self, data: np.ndarray, indices: np.ndarray, axis: int = 0) -> tuple[np.ndarray]:
-        places: list[Any] = list(np.indices(indices.shape, sparse=True))
-        places[axis] = indices
-        return (data[tuple(places)],)
+        return (gathered(data, indices, axis=axis),)
 
 
 class Gelu(OpRun):

@@ -132,6 +132,14 @@ def settled(expected: Reference, network: Network, images: np.ndarray, labels: n
 
     Small steps suffer from roundings of the loss, large ones from its curvature and kinks; in
     between the step does not matter. No backend's answer has a say.
+
+    Parameters
+    ----------
+    expected : Reference
+        Of one step; its scales stay.
+    network : Network
+    images, labels : numpy.ndarray
+        As in `reference`.
     """
     oracle, found = Oracle(network, training=True), []
     for index in range(DIRECTIONS):

@@ -157,22 +157,8 @@ def _extreme(function: Call, better: Call, start: Call) -> Call:
     return call
 
 
-def _extreme_of_two(function: Call, better: Call) -> Call:
-    """Return an element-wise function of two tensors; equal elements share its gradient."""
-
-    def derivative(primals: Sequence[Any], tangents: Sequence[Any]) -> Any:
-        (x, y), (dx, dy) = primals, tangents
-        return function(x, y), jnp.where(better(x, y), dx, jnp.where(better(y, x), dy, (dx + dy) / 2))
-
-    extreme = jax.custom_jvp(function)
-    extreme.defjvp(derivative)
-    return lambda x, y: extreme(x, jnp.asarray(y, x.dtype))
-
-
 largest = _extreme(jnp.max, jnp.greater, lowest)
 smallest = _extreme(jnp.min, jnp.less, highest)
-maximum = _extreme_of_two(jnp.maximum, jnp.greater)
-minimum = _extreme_of_two(jnp.minimum, jnp.less)
 
 
 def typed(node: Node, context: Context, *further: Any) -> list[Any]:

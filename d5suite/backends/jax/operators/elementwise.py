@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from d5suite.backends.jax.operators.context import Call, Context, Factory, broadcast, maximum, minimum, same
+from d5suite.backends.jax.operators.context import Call, Context, Factory, broadcast, same
 from d5suite.network import Node
 from d5suite.network.nodes.elementwise import infinite_signs, read_clip, read_dropout
 
@@ -52,7 +52,7 @@ def selu(node: Node, context: Context) -> Call:
 
 def hard_sigmoid(node: Node, context: Context) -> Call:
     alpha, beta = node.attributes["alpha"], node.attributes["beta"]
-    return unary(lambda x: _clipped(alpha * x + beta, 0, 1))(node, context)
+    return unary(lambda x: jnp.clip(alpha * x + beta, 0, 1))(node, context)
 
 
 def _mish(x: Any) -> Any:
@@ -75,21 +75,12 @@ def _divide(x: Any, y: Any) -> Any:
     return jnp.divide(x, y)
 
 
-def _clipped(x: Any, low: Any = None, high: Any = None) -> Any:
-    x = x if low is None else maximum(x, low)
-    return x if high is None else minimum(x, high)
-
-
-def _hard_swish(x: Any) -> Any:
-    return x * _clipped(x + 3, 0, 6) / 6
-
-
 def clip(node: Node, context: Context) -> Call:
     context.keep_layout(node)
     if context.single:  # where bounds are fixed, and not passed
         low, high = read_clip(node, context)
-        return lambda x, *_: _clipped(x, low, high)
-    return _clipped
+        return lambda x, *_: jnp.clip(x, low, high)
+    return lambda x, low=None, high=None: jnp.clip(x, low, high)
 
 
 def dropout(node: Node, context: Context) -> Call:
@@ -177,7 +168,7 @@ OPERATORS: dict[str, Factory] = {
     "Greater": binary(jnp.greater),
     "GreaterOrEqual": binary(jnp.greater_equal),
     "HardSigmoid": hard_sigmoid,
-    "HardSwish": unary(_hard_swish),
+    "HardSwish": unary(jax.nn.hard_swish),
     "Identity": unary(same),
     "IsInf": is_inf,
     "IsNaN": unary(jnp.isnan),
@@ -185,9 +176,9 @@ OPERATORS: dict[str, Factory] = {
     "Less": binary(jnp.less),
     "LessOrEqual": binary(jnp.less_equal),
     "Log": unary(jnp.log),
-    "Max": binary(maximum),
+    "Max": binary(jnp.maximum),
     "Mean": mean,
-    "Min": binary(minimum),
+    "Min": binary(jnp.minimum),
     "Mish": unary(_mish),
     "Mod": mod,
     "Mul": binary(jnp.multiply),

@@ -7,7 +7,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
-from d5suite.backends.jax.operators.context import Call, Context, Factory, in_float32, in_onnx, maximum, typed
+from d5suite.backends.jax.operators.context import Call, Context, Factory, in_float32, in_onnx, typed
 from d5suite.network import Node
 from d5suite.network.nodes.normalization import (
     LEAST_NORM,
@@ -132,9 +132,9 @@ def lp_normalization(node: Node, context: Context) -> Call:
     def call(x: Any) -> Any:
         wide = in_float32(x)
         if order == 1:
-            return (wide / maximum(jnp.abs(wide).sum(axis, keepdims=True), LEAST_NORM)).astype(x.dtype)
+            return (wide / jnp.maximum(jnp.abs(wide).sum(axis, keepdims=True), LEAST_NORM)).astype(x.dtype)
         squares = lax.square(wide).sum(axis, keepdims=True)
-        return (wide * lax.rsqrt(maximum(squares, LEAST_NORM**2))).astype(x.dtype)
+        return (wide * lax.rsqrt(jnp.maximum(squares, LEAST_NORM**2))).astype(x.dtype)
 
     return call
 
