@@ -28,7 +28,11 @@ def computed(model: onnx.ModelProto) -> frozenset[str]:
 
 
 def weights_of(model: onnx.ModelProto) -> set[str]:
-    """Return what may be weights: initializers, or the constants of a file without any."""
+    """Return what may be weights: initializers, or the constants of a file without any.
+
+    Large ones may have been replaced by nodes that fill a shape (`onnx.tools.replace_constants`, by
+    which ONNX ships its light networks); the shape is called like the weight.
+    """
     kinds, constants = _FLOATS, computed(model) | _exported_constants(model)
     named = _NUMBERS.get(model.producer_name, re.compile("(?!)"))
     signed = _signature(model)
@@ -43,10 +47,16 @@ def weights_of(model: onnx.ModelProto) -> set[str]:
         for t in model.graph.initializer
         if t.data_type in kinds and t.name not in constants and (t.dims or trained(t.name))
     }
+    found.update(
+        name for node in model.graph.node for name in node.output[:1] if f"{name}{_REPLACED}" in node.input
+    )
     stated = [node for node in model.graph.node if node.op_type == "Constant" and node.output]
     tensors = ((node.output[0], a.t) for node in stated for a in node.attribute if a.name == "value")
     return found or {name for name, tensor in tensors if tensor.data_type in kinds and tensor.dims}
 
+
+_REPLACED = "__SHAPE"
+"""Suffix of the shape from which a replaced weight is filled."""
 
 _NUMBERS = {
     # constants are called onnx::Mul_39 and val_128, also where a tool has dropped the signature

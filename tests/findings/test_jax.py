@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -60,3 +61,14 @@ def test_the_gradient_of_a_maximum_is_lost_under_jit(jax: Any) -> None:
     exact, found = (np.asarray(gradient(w)) for gradient in (jax.grad(pooled), jax.jit(jax.grad(pooled))))
     error = np.linalg.norm(found - exact) / np.linalg.norm(exact)
     require(not error < 1e-3, "jax", "d5suite/backends/jax/operators/context.py")
+
+
+def test_a_product_with_one_number_everywhere_and_its_sum_are_wrong(jax: Any) -> None:
+    """XLA reads the broadcast number, which it has once, as a whole matrix."""
+    x = np.random.default_rng(0).random((64, 64), np.float32)
+    found = np.asarray(jax.jit(lambda x: (x @ jax.numpy.ones((64, 64))).sum(0))(x))
+    wrong = not np.allclose(found, x.sum(), rtol=1e-3)
+    processor = Path("/proc/cpuinfo")
+    if not wrong and not (processor.exists() and "avx512_fp16" in processor.read_text()):
+        pytest.skip("not on this processor")
+    require(wrong, "jax", "nowhere")

@@ -49,6 +49,8 @@ def test_recurrences_and_einsum_count_their_products() -> None:
 
 
 QUICK = ("light_resnet50", "light_shufflenet", "light_squeezenet")
+TRAINED = {"light_bvlc_alexnet": 60_965_224, "light_resnet50": 25_557_032, "light_squeezenet": 1_235_496}
+"""Parameters of the networks whose published ones these are."""
 
 
 @pytest.mark.parametrize(
@@ -69,6 +71,10 @@ def test_light_networks_load_with_their_meaning(path: Path) -> None:
     theirs = session.run(None, {session.get_inputs()[0].name: image})[0]
     np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-7)
     assert analyse(network).macs > 1e8
+    count = sum(network.initializers[name].size for name in network.parameters)
+    assert count == TRAINED.get(path.stem, count)
+    constants = [network.initializers[name] for name in network.constants]
+    assert not [array for array in constants if array.ndim and array.dtype.kind == "f"]
 
 
 def test_a_classification_loss_is_added_to_the_logits(small_onnx: Path) -> None:
