@@ -47,9 +47,7 @@ def weights_of(model: onnx.ModelProto) -> set[str]:
         for t in model.graph.initializer
         if t.data_type in kinds and t.name not in constants and (t.dims or trained(t.name))
     }
-    found.update(
-        name for node in model.graph.node for name in node.output[:1] if f"{name}{_REPLACED}" in node.input
-    )
+    found.update(name for node in model.graph.node for name in node.output[:1] if f"{name}{_REPLACED}" in node.input)
     stated = [node for node in model.graph.node if node.op_type == "Constant" and node.output]
     tensors = ((node.output[0], a.t) for node in stated for a in node.attribute if a.name == "value")
     return found or {name for name, tensor in tensors if tensor.data_type in kinds and tensor.dims}
