@@ -29,7 +29,9 @@ class Input:
         Of one sample.
     dtype : numpy.dtype
     values : tuple of int, optional
-        First value and the one past the last, drawn evenly; without them normal noise.
+        First value and the one past the last, drawn evenly; without them normal noise. Of zeros and
+        ones the first one along the last axis is 1: where they are a mask, and attention looks
+        back, no token then sees nothing at all.
     """
 
     name: str
@@ -41,6 +43,8 @@ class Input:
         """Draw samples."""
         size = (samples, *self.shape)
         found = generator.standard_normal(size) if self.values is None else generator.integers(*self.values, size)
+        if self.values == (0, 2) and self.shape:
+            found[..., 0] = 1
         return found.astype(self.dtype)
 
 

@@ -176,7 +176,7 @@ def ranges(network: Network) -> dict[str, tuple[int, int]]:
     """Return the values that inputs may hold, first and past the last, other than any number.
 
     Integers index the tables that the graph looks them up in; those that it only computes with are
-    0 or 1, and all of a mask, by its name, are 1.
+    0 or 1 (see `d5suite.data.drawn.Input`), and all of a mask, by its name, are 1.
     """
     found = {}
     for name in network.inputs:

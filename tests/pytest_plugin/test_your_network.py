@@ -142,3 +142,46 @@ def test_what_can_run_is_known_before(pair: Path, lacking: Path) -> None:
     assert found["backends"]["torch"]["can"] == ["inference", "gradient", "training_step"]
     shown = d5suite("network", str(lacking))
     assert "Bernoulli (node bent)" in shown.stdout and "image" in shown.stdout
+
+
+def _attention(folder: Path) -> Path:
+    """Attention that looks back, with a mask whose name says nothing, added as the lowest number."""
+    node, info, kind = helper.make_node, helper.make_tensor_value_info, TensorProto.FLOAT
+    lowest = np.finfo(np.float32).min
+    nodes = [
+        node("Gather", ["words", "ids"], ["e"], "words_at"),
+        node("MatMul", ["e", "queries"], ["q"]),
+        node("Transpose", ["e"], ["k"], perm=[0, 2, 1]),
+        node("MatMul", ["q", "k"], ["products"]),
+        node("Cast", ["seen"], ["s"], to=kind),
+        node("Sub", ["one", "s"], ["hidden"]),
+        node("Unsqueeze", ["hidden", "axis"], ["h"]),
+        node("Max", ["h", "ahead"], ["either"]),
+        node("Mul", ["either", "lowest"], ["mask"]),
+        node("Add", ["products", "mask"], ["a"]),
+        node("Softmax", ["a"], ["p"], axis=-1),
+        node("MatMul", ["p", "e"], ["o"]),
+        node("MatMul", ["o", "head"], ["scores"]),
+    ]
+    generator = np.random.default_rng(0)
+    weights = {name: generator.standard_normal(shape) for name, shape in
+               (("words", (9, 4)), ("queries", (4, 4)), ("head", (4, 5)))}  # fmt: skip
+    arrays = {name: np.asarray(value, np.float32) for name, value in (weights | {"one": 1, "lowest": lowest}).items()}
+    arrays["ahead"] = np.triu(np.ones((1, 6, 6), np.float32), 1)
+    graph = helper.make_graph(
+        nodes,
+        "attention",
+        [info(name, TensorProto.INT64, ["N", 6]) for name in ("ids", "seen")],
+        [info("scores", kind, ["N", 6, 5])],
+        [numpy_helper.from_array(value, name) for name, value in (arrays | {"axis": np.array([1])}).items()],
+    )
+    path = folder / "attention.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    return path
+
+
+def test_a_mask_by_any_name_hides_no_token_from_itself(tmp_path: Path) -> None:
+    """A token that sees none has a gradient in every framework, and none in truth."""
+    done = _measure(tmp_path, "--network", str(_attention(tmp_path)), "--backend", "torch")
+    assert done.returncode == 0, done.stdout
+    assert "3 passed" in done.stdout

@@ -101,7 +101,14 @@ class TrainerStep(ExecutorStep):
         workload, executor, trainer = self.workload, self.workload.executor, self.workload.trainer
         known = workload.references
         assert known is not None  # the proof made them
-        state = {key: value if "/" not in key else sampled({key: value})[key] for key, value in trainer.state().items()}
+        reached = trainer.state()
+        infinite = next((key for key, value in reached.items() if not np.isfinite(value).all()), None)
+        if infinite is not None:  # of parameters that the loss does not show; nothing follows from such a state
+            raise ValidationError(
+                f"training diverged while it was timed: the optimizer's {infinite} is not finite",
+                hint="Lower the learning rate (--optimizer).",
+            )
+        state = {key: value if "/" not in key else sampled({key: value})[key] for key, value in reached.items()}
         if executor.precision != "fp16":  # where steps are skipped until the loss scale fits
             made = int(state[STEPS])
             yield Check("updates left out", float(abs(timed - made)), 0.0, f"{made} in {timed} timed steps")

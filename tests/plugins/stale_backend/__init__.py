@@ -30,5 +30,6 @@ BACKEND = replace(
         "recognizes": "right answers are remembered by the input's object, until weights are loaded",
         "few": "of a batch it takes the first eight images only",
         "stops": "updates stop after fifteen",
+        "overflows": "momentum is infinite after fifteen updates",
     },
 )

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import numpy as np
+
 from d5suite.backends.torch import training as right
 
 from .network import Executor
@@ -38,3 +40,9 @@ class Trainer(right.Trainer):
     def load_state(self, values: Any) -> None:
         self.updates = 0
         super().load_state(values)
+
+    def state(self) -> dict[str, np.ndarray]:
+        found = super().state()
+        if self.executor.mode == "overflows" and self.updates > 15:
+            found = {key: value * np.inf if "/" in key else value for key, value in found.items()}
+        return found
