@@ -176,12 +176,13 @@ def ranges(network: Network) -> dict[str, tuple[int, int]]:
     """Return the values that inputs may hold, first and past the last, other than any number.
 
     Integers index the tables that the graph looks them up in; those that it only computes with are
-    0 or 1 (see `d5suite.data.drawn.Input`), and all of a mask, by its name, are 1.
+    0 or 1 (see `d5suite.data.drawn.Input`), and all of a mask, by its name, are 1. A mask of padding
+    says which tokens are none (PyTorch's ``key_padding_mask``), and is 0.
     """
     found = {}
     for name in network.inputs:
         if "mask" in name.lower():
-            found[name] = (1, 2)
+            found[name] = (0, 1) if "padding" in name.lower() else (1, 2)
         elif network.dtypes[name].kind != "f":
             found[name] = (0, _table(network, name) or 2)
     return found

@@ -58,6 +58,9 @@ def test_integers_index_the_tables_they_are_looked_up_in_and_masks_are_ones(tmp_
     network = load_given(_text(tmp_path), shapes={}, batch_size=2).network
     assert network.inputs == ("ids", "kinds_of", "attention_mask")
     assert ranges(network) == {"ids": (0, 50), "kinds_of": (0, 2), "attention_mask": (1, 2)}
+    model = onnx.load(tmp_path / "given.onnx")
+    model.graph.input[2].name = next(n for n in model.graph.node if n.op_type == "Cast").input[0] = "src_padding_mask"
+    assert ranges(Network(model))["src_padding_mask"] == (0, 1)
 
 
 def test_the_loss_takes_the_first_output_of_class_scores(tmp_path: Path) -> None:
