@@ -176,8 +176,8 @@ def ranges(network: Network) -> dict[str, tuple[int, int]]:
     """Return the values that inputs may hold, first and past the last, other than any number.
 
     Integers index the tables that the graph looks them up in; those that it only computes with are
-    0 or 1 (see `d5suite.data.drawn.Input`), and all of a mask, by its name, are 1. A mask of padding
-    says which tokens are none (PyTorch's ``key_padding_mask``), and is 0.
+    0 or 1 (see `d5suite.data.drawn.Input`), and all of a mask, by its name, are 1. A mask of
+    padding says which tokens are none (PyTorch's ``key_padding_mask``), and is 0.
     """
     found = {}
     for name in network.inputs:

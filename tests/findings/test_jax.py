@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -63,12 +66,20 @@ def test_the_gradient_of_a_maximum_is_lost_under_jit(jax: Any) -> None:
     require(not error < 1e-3, "jax", "d5suite/backends/jax/operators/context.py")
 
 
+PRODUCT = """
+import jax, numpy as np
+
+x = np.random.default_rng(0).random((64, 64), np.float32)
+found = np.asarray(jax.jit(lambda x: (x @ jax.numpy.ones((64, 64))).sum(0))(x))
+raise SystemExit(0 if np.allclose(found, x.sum(), rtol=1e-3) else 3)
+"""
+
+
 def test_a_product_with_one_number_everywhere_and_its_sum_are_wrong(jax: Any) -> None:
     """XLA reads the broadcast number, which it has once, as a whole matrix."""
-    x = np.random.default_rng(0).random((64, 64), np.float32)
-    found = np.asarray(jax.jit(lambda x: (x @ jax.numpy.ones((64, 64))).sum(0))(x))
-    wrong = not np.allclose(found, x.sum(), rtol=1e-3)
+    ended = subprocess.run([sys.executable, "-c", PRODUCT], env={**os.environ, "JAX_PLATFORMS": "cpu"}).returncode
+    # what it reads may not even be the process's: then it dies
     processor = Path("/proc/cpuinfo")
-    if not wrong and not (processor.exists() and "avx512_fp16" in processor.read_text()):
+    if ended == 0 and not (processor.exists() and "avx512_fp16" in processor.read_text()):
         pytest.skip("not on this processor")
-    require(wrong, "jax", "nowhere")
+    require(ended == 3 or ended < 0, "jax", "nowhere")

@@ -145,7 +145,7 @@ def test_what_can_run_is_known_before(pair: Path, lacking: Path) -> None:
 
 
 def _attention(folder: Path) -> Path:
-    """Attention that looks back, with a mask whose name says nothing, added as the lowest number."""
+    """Attention that looks back, and adds the lowest number by a mask that has another name."""
     node, info, kind = helper.make_node, helper.make_tensor_value_info, TensorProto.FLOAT
     lowest = np.finfo(np.float32).min
     nodes = [
