@@ -160,7 +160,7 @@ def test_only_schemes_that_compute_the_same_compete(tmp_path: Path) -> None:
     def contests(path: Path) -> dict[str, set[str]]:
         (group,) = [group for _, group in gather([path], between_runs=0.15).groups]
         return {kind: {record_of["distributed"]["scheme"] for record_of in map(attrgetter("record"), rows)}
-                for kind, rows, _ in group.leads}  # fmt: skip
+                for kind, _, rows, _ in group.leads}  # fmt: skip
 
     same = {"all_reduce", "parameter_server", "ddp", "fsdp", "sharded", "multi_worker_mirrored", "dist_sync", "horovod"}
     others = {"asynchronous", "stale_synchronous", "model_averaging", "gossip", "top_k", "quantised", "dist_async"}
@@ -171,6 +171,23 @@ def test_only_schemes_that_compute_the_same_compete(tmp_path: Path) -> None:
         record(bench)["distributed"].pop("synchronous", None)
     earlier = each_own | {f"2 ranks, {each}": {each} for each in same}
     assert contests(write(tmp_path / "x.json", found)) == earlier
+
+
+def test_backends_compete_within_a_run_and_not_with_themselves(tmp_path: Path) -> None:
+    found = content()
+    first, again = (write(tmp_path / f"{name}.json", found) for name in ("first", "again"))
+    alone = {group.measurement: group.leads for _, group in gather([first], between_runs=0.15).groups}
+    assert all(contest.run == "" for leads in alone.values() for contest in leads)
+    for _, group in gather([first, again], between_runs=0.15).groups:
+        (once,) = alone[group.measurement]
+        assert [contest.run for contest in group.leads] == ["(1)", "(2)"]
+        assert all(contest.lead == once.lead for contest in group.leads)
+        assert all({row.file for row in contest.rows} == {contest.run} for contest in group.leads)
+    parts = [write(tmp_path / f"{name}.json", found | {"benchmarks": [b for b in found["benchmarks"] if
+             (b["param"] == "torch") == (name == "torch")]}) for name in ("torch", "others")]  # fmt: skip
+    for _, group in gather(parts, between_runs=0.15).groups:  # each backend once: they compete
+        (contest,) = group.leads
+        assert contest.run == "" and len(contest.rows) == len(alone[group.measurement][0].rows)
 
 
 def test_the_verdict_leaves_out_what_all_names_end_with(tmp_path: Path) -> None:

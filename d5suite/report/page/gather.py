@@ -12,7 +12,7 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from d5suite.errors import ConfigurationError, D5Error
 from d5suite.files import read_json
@@ -89,6 +89,25 @@ class Row:
         return any(mark.sign == "†" for mark in self.marks)
 
 
+class Contest(NamedTuple):
+    """Rows that compete, and who leads.
+
+    Attributes
+    ----------
+    kind : str
+        See `kind_of`; a single kind has no name.
+    run : str
+        Which file, where backends were measured in several runs: they compete within one.
+    rows : list of Row
+    lead : Lead
+    """
+
+    kind: str
+    run: str
+    rows: list[Row]
+    lead: Lead
+
+
 @dataclass
 class Group:
     """The rows of one measurement in a section, which can be compared.
@@ -97,13 +116,13 @@ class Group:
     ----------
     measurement : str
     rows : list of Row
-    leads : list of (str, list of Row, Lead)
-        Who is fastest, by `kind_of`; a single kind has no name.
+    leads : list of Contest
+        Who is fastest, by `kind_of` and run.
     """
 
     measurement: str
     rows: list[Row]
-    leads: list[tuple[str, list[Row], Lead]] = field(default_factory=list)
+    leads: list[Contest] = field(default_factory=list)
 
 
 @dataclass
@@ -388,8 +407,22 @@ def _group(measurement: str, rows: list[Row], between_runs: float) -> Group:
     kinds = sorted({kind_of(row.record) for row in sound}, key=lambda kind: (int(kind.split()[0]), kind))
     for kind in kinds:
         own = [row for row in sound if kind_of(row.record) == kind]
-        group.leads.append((kind if len(kinds) > 1 else "", own, lead_of(own, lambda row: row.record, between_runs)))
+        for run in _runs(own):
+            part = [row for row in own if row.file == run or not run]
+            lead = lead_of(part, lambda row: row.record, between_runs)
+            group.leads.append(Contest(kind if len(kinds) > 1 else "", run, part, lead))
     return group
+
+
+def _runs(rows: Sequence[Row]) -> list[str]:
+    """Return the files within which rows compete: none stands for all.
+
+    A backend that was measured twice does not compete with itself, and what took turns in one run
+    is compared by its rounds.
+    """
+    apart = {(row.backend, row.file) for row in rows}
+    several = len({backend for backend, _ in apart}) < len(apart)
+    return list(dict.fromkeys(row.file for row in rows)) if several else [""]
 
 
 def kind_of(info: Mapping[str, Any]) -> str:

@@ -59,6 +59,7 @@ class LeadRow(NamedTuple):
     title: str
     measurement: str
     ranks: str
+    run: str
     first: Row
     second: Row | None
     by: Change | None
@@ -235,21 +236,22 @@ def _course(past: Past) -> dict[str, Any]:
 
 
 def _largest(page: Page) -> float:
-    found = [lead.by.high for _, group in page.groups for _, _, lead in group.leads if lead.by]
+    found = [each.lead.by.high for _, group in page.groups for each in group.leads if each.lead.by]
     return min(max([value for value in found if math.isfinite(value)], default=2.0), LARGEST_LEAD)
 
 
 def _leads(page: Page) -> Iterator[LeadRow]:
     largest = _largest(page)
     for section, group in page.groups:
-        for ranks, rows, lead in group.leads:
+        for contest in group.leads:
+            rows, lead = contest.rows, contest.lead
             first = rows[lead.first]
             drawn, label = Markup(), ""
             if lead.by:
                 drawn = Markup(lead_strip(lead.by.ratio, lead.by.low, lead.by.high, largest))  # noqa: S704
                 label = f"lead {times(lead.by.ratio)}, from {times(lead.by.low)} to {times(lead.by.high)}"
             yield LeadRow(
-                section, _title(section), group.measurement, ranks, first,
+                section, _title(section), group.measurement, contest.kind, contest.run, first,
                 None if lead.second is None else rows[lead.second], lead.by, [rows[place] for place in lead.close],
                 seconds(first.record["median_s"]), rate(first.record), drawn, label,
                 _search(section, group, rows), brief([row.backend for row in rows]),
@@ -276,8 +278,7 @@ def _search(section: Section, group: Group, rows: Sequence[Row]) -> str:
 
 def _grid(page: Page) -> Iterator[Line]:
     for section, group in page.groups:
-        several = [ranks for ranks, *_ in group.leads]
-        for ranks in several or [""]:
+        for ranks in dict.fromkeys(contest.kind for contest in group.leads) or [""]:
             rows = [row for row in group.rows if not ranks or kind_of(row.record) == ranks]
             yield Line(
                 section, _title(section), group.measurement, ranks,
