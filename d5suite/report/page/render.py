@@ -371,8 +371,8 @@ def _notices(page: Page) -> list[str]:
     if any(row.reduced for row in page.rows):
         names = dict.fromkeys(row.record["backend"]["name"] for row in page.rows if row.reduced)
         found.append(f"† {', '.join(names)}: results at a reduced size are not compared with the others.")
-    found += [source.series[0].upper() + source.series[1:] for source in page.sources if "not beside" in source.series]
-    return found
+    lacking = [source for source in page.sources if "not beside" in source.series]
+    return found + [f"{each.mark} {each.series[0].upper()}{each.series[1:]}".lstrip() for each in lacking]
 
 
 def _details(page: Page) -> dict[str, Any]:
