@@ -78,8 +78,8 @@ raise SystemExit(0 if np.allclose(found, x.sum(), rtol=1e-3) else 3)
 def test_a_product_with_one_number_everywhere_and_its_sum_are_wrong(jax: Any) -> None:
     """XLA reads the broadcast number, which it has once, as a whole matrix."""
     ended = subprocess.run([sys.executable, "-c", PRODUCT], env={**os.environ, "JAX_PLATFORMS": "cpu"}).returncode
-    # what it reads may not even be the process's: then it dies
+    assert ended in (0, 3) or ended < 0  # the memory that it reads may be none of the process
     processor = Path("/proc/cpuinfo")
     if ended == 0 and not (processor.exists() and "avx512_fp16" in processor.read_text()):
         pytest.skip("not on this processor")
-    require(ended == 3 or ended < 0, "jax", "nowhere")
+    require(ended != 0, "jax", "docs/findings.md (none)")

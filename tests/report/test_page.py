@@ -177,17 +177,17 @@ def test_backends_compete_within_a_run_and_not_with_themselves(tmp_path: Path) -
     found = content()
     first, again = (write(tmp_path / f"{name}.json", found) for name in ("first", "again"))
     alone = {group.measurement: group.leads for _, group in gather([first], between_runs=0.15).groups}
-    assert all(contest.run == "" for leads in alone.values() for contest in leads)
+    assert all(contest.file == "" for leads in alone.values() for contest in leads)
     for _, group in gather([first, again], between_runs=0.15).groups:
         (once,) = alone[group.measurement]
-        assert [contest.run for contest in group.leads] == ["(1)", "(2)"]
+        assert [contest.file for contest in group.leads] == ["(1)", "(2)"]
         assert all(contest.lead == once.lead for contest in group.leads)
-        assert all({row.file for row in contest.rows} == {contest.run} for contest in group.leads)
+        assert all({row.file for row in contest.rows} == {contest.file} for contest in group.leads)
     parts = [write(tmp_path / f"{name}.json", found | {"benchmarks": [b for b in found["benchmarks"] if
              (b["param"] == "torch") == (name == "torch")]}) for name in ("torch", "others")]  # fmt: skip
     for _, group in gather(parts, between_runs=0.15).groups:  # each backend once: they compete
         (contest,) = group.leads
-        assert contest.run == "" and len(contest.rows) == len(alone[group.measurement][0].rows)
+        assert contest.file == "" and len(contest.rows) == len(alone[group.measurement][0].rows)
 
 
 def test_the_verdict_leaves_out_what_all_names_end_with(tmp_path: Path) -> None:

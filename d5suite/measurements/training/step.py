@@ -86,6 +86,11 @@ class TrainerStep(ExecutorStep):
         ----------
         made : int
             Steps since the optimizer's initial state.
+
+        Raises
+        ------
+        ValidationError
+            If the optimizer's state after the timed steps is not finite.
         """
         workload = self.workload
         workload.trainer.set_learning_rate(workload.optimizer.learning_rate)  # a schedule may end at 0

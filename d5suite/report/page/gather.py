@@ -96,14 +96,14 @@ class Contest(NamedTuple):
     ----------
     kind : str
         See `kind_of`; a single kind has no name.
-    run : str
-        Which file, where backends were measured in several runs: they compete within one.
+    file : str
+        Of several files that measured a backend, which; empty if there are none such.
     rows : list of Row
     lead : Lead
     """
 
     kind: str
-    run: str
+    file: str
     rows: list[Row]
     lead: Lead
 
@@ -117,7 +117,7 @@ class Group:
     measurement : str
     rows : list of Row
     leads : list of Contest
-        Who is fastest, by `kind_of` and run.
+        Who is fastest, by `kind_of` and file.
     """
 
     measurement: str
@@ -407,14 +407,14 @@ def _group(measurement: str, rows: list[Row], between_runs: float) -> Group:
     kinds = sorted({kind_of(row.record) for row in sound}, key=lambda kind: (int(kind.split()[0]), kind))
     for kind in kinds:
         own = [row for row in sound if kind_of(row.record) == kind]
-        for run in _runs(own):
-            part = [row for row in own if row.file == run or not run]
+        for file in _files(own):
+            part = [row for row in own if row.file == file or not file]
             lead = lead_of(part, lambda row: row.record, between_runs)
-            group.leads.append(Contest(kind if len(kinds) > 1 else "", run, part, lead))
+            group.leads.append(Contest(kind if len(kinds) > 1 else "", file, part, lead))
     return group
 
 
-def _runs(rows: Sequence[Row]) -> list[str]:
+def _files(rows: Sequence[Row]) -> list[str]:
     """Return the files within which rows compete: none stands for all.
 
     A backend that was measured twice does not compete with itself, and what took turns in one run

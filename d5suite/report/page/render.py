@@ -59,7 +59,7 @@ class LeadRow(NamedTuple):
     title: str
     measurement: str
     ranks: str
-    run: str
+    file: str
     first: Row
     second: Row | None
     by: Change | None
@@ -251,7 +251,7 @@ def _leads(page: Page) -> Iterator[LeadRow]:
                 drawn = Markup(lead_strip(lead.by.ratio, lead.by.low, lead.by.high, largest))  # noqa: S704
                 label = f"lead {times(lead.by.ratio)}, from {times(lead.by.low)} to {times(lead.by.high)}"
             yield LeadRow(
-                section, _title(section), group.measurement, contest.kind, contest.run, first,
+                section, _title(section), group.measurement, contest.kind, contest.file, first,
                 None if lead.second is None else rows[lead.second], lead.by, [rows[place] for place in lead.close],
                 seconds(first.record["median_s"]), rate(first.record), drawn, label,
                 _search(section, group, rows), brief([row.backend for row in rows]),

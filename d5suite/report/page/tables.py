@@ -70,13 +70,13 @@ def _samples(page: Page) -> bytes:
 
 
 def _fastest(page: Page) -> bytes:
-    head = ["case", "measurement", "ranks", "run", "fastest", "fastest_id", "next", "next_id"]
+    head = ["case", "measurement", "ranks", "file", "fastest", "fastest_id", "next", "next_id"]
     head += ["ratio", "low", "high", "close"]
     lines = []
     for section, group in page.groups:
-        for ranks, run, rows, lead in group.leads:
+        for ranks, file, rows, lead in group.leads:
             first, second = rows[lead.first], None if lead.second is None else rows[lead.second]
-            line: list[Any] = [section.title, group.measurement, ranks, run, first.backend, first.id]
+            line: list[Any] = [section.title, group.measurement, ranks, file, first.backend, first.id]
             line += [second.backend, second.id] if second else [None, None]
             line += [*lead.by] if lead.by else [None] * 3
             lines.append([*line, " ".join(rows[place].backend for place in lead.close)])
