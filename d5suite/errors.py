@@ -66,7 +66,7 @@ TRACEBACK_ENTRIES = 6
 """Last entries of the traceback that a message shows."""
 
 
-def told(error: Exception) -> str:
+def describe_error(error: Exception) -> str:
     """Format an exception for the user; add the traceback if it is not one of d5suite's."""
     if isinstance(error, D5Error):
         return str(error)

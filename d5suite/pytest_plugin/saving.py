@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from d5suite.errors import ConfigurationError, told
+from d5suite.errors import ConfigurationError, describe_error
 from d5suite.files import PendingFile, check_writable, commit_all
 from d5suite.pytest_plugin import stash
 
@@ -214,7 +214,7 @@ def _save_plots(
             raise
         except Exception as error:  # a failed picture leaves the numbers intact
             destination.leave_out(picture)
-            config.stash[stash.REMARKS].append(f"no picture of {group}: {told(error)}")
+            config.stash[stash.REMARKS].append(f"no picture of {group}: {describe_error(error)}")
     return pictures
 
 

@@ -23,7 +23,7 @@ from pathlib import Path
 
 from d5suite.backends import Selection, select
 from d5suite.cases.case import Settings
-from d5suite.errors import D5Error, told
+from d5suite.errors import D5Error, describe_error
 from d5suite.job import Job
 from d5suite.launch.base import Limits, interpreter
 from d5suite.launch.turns import TurnWorker, require_same
@@ -357,7 +357,7 @@ class _Match:
         try:
             return next(self._runs[side], None)
         except Exception as error:  # whatever it is, it costs this job and no other
-            self._lost[side] = told(error)
+            self._lost[side] = describe_error(error)
             return None
 
     def _take(self, workers: Sequence[TurnWorker], test: Criterion) -> _Turns:

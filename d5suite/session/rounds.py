@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from d5suite.backends import Selection
-from d5suite.errors import D5Error, told
+from d5suite.errors import D5Error, describe_error
 from d5suite.instruments.memory import free_memory
 from d5suite.instruments.settings import SamplingSettings
 from d5suite.job import Job
@@ -102,7 +102,7 @@ def measure_in_turns(session: Session, places: Sequence[Place], launches: int = 
         for selection, batch in places:
             for each in batch:
                 if session.known(each, selection) is None:
-                    session.keep(each, selection, Found(failure=told(error)))
+                    session.keep(each, selection, Found(failure=describe_error(error)))
 
 
 def _measure(session: Session, places: Sequence[Place], launches: int) -> None:
@@ -197,7 +197,7 @@ class _Group:
                 if found is None:
                     continue
                 if found.record is None and not found.wrong and isinstance(self.ended_by, Exception):
-                    found = Found(failure=told(self.ended_by))
+                    found = Found(failure=describe_error(self.ended_by))
                 before = self._session.known(each, selection) if self._launch > 1 else None
                 self._session.keep(each, selection, self._with_rounds(each.key, name, found, before))
 
@@ -248,7 +248,7 @@ class _Group:
         try:
             return next(self._runs[name], None)
         except Exception as error:  # whatever it is, it costs this job and no other
-            self._lost[name] = told(error)
+            self._lost[name] = describe_error(error)
             return None
         finally:
             if name in self._workers:

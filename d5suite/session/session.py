@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from d5suite.backends import Selection
 from d5suite.cases.case import TIME_LIMIT_S, Case, Settings, Shared
-from d5suite.errors import ConfigurationError, told
+from d5suite.errors import ConfigurationError, describe_error
 from d5suite.files import locked
 from d5suite.instruments.quiet import await_quiet
 from d5suite.instruments.settings import SamplingSettings
@@ -168,7 +168,7 @@ class Session:
                 self._run(selection, batch, found)
             except Exception as error:  # whatever it is, it costs this job and no other
                 for each in batch:
-                    found.setdefault(each.key, Found(failure=told(error)))
+                    found.setdefault(each.key, Found(failure=describe_error(error)))
         clash = self._clash(wanted.case)
         if clash is not None:
             return Found(failure=clash)
@@ -323,7 +323,7 @@ class Session:
                     self._part(each.case, selection, [each])
                     valid[each.key] = each
                 except Exception as error:
-                    senseless[name] = told(error)
+                    senseless[name] = describe_error(error)
                     found[each.key] = Found(failure=senseless[name])
         shared = [each for each in valid.values() if each.case.shares_references]
         for key, failed in self._compute_references(shared).items():
@@ -346,7 +346,7 @@ class Session:
         try:
             found[attempt.key] = self._finding(attempt, plan.wanted[attempt.key])
         except Exception as error:
-            found[attempt.key] = Found(failure=told(error))
+            found[attempt.key] = Found(failure=describe_error(error))
 
     def _finding(self, attempt: Attempt, wanted: Wanted) -> Found:
         measured = attempt.measured
@@ -442,9 +442,9 @@ class Session:
                 self._trajectories[part.name, part.preset, str(selection)] = Path(trajectory)
 
     def _work(self, job: Job, slug: str, number: int, limit_s: float) -> tuple[Outcome, Result, Path]:
-        path, told = self._path(slug, number), self.progress
+        path, report = self._path(slug, number), self.progress
         name = path.name.removesuffix(".job.json")
-        progress = None if told is None else lambda phase: told(name, phase)
+        progress = None if report is None else lambda phase: report(name, phase)
         outcome, result = work(job, path, self.settings, limit_s, progress)
         return outcome, result, path
 

@@ -16,7 +16,7 @@ import traceback
 from pathlib import Path
 from typing import NoReturn
 
-from d5suite.errors import D5Error, told
+from d5suite.errors import D5Error, describe_error
 from d5suite.job import Failure, Job, log_path, of_rank, result_path
 from d5suite.launch.base import RANK, Limits
 from d5suite.launch.mpi import restore_environment
@@ -151,7 +151,7 @@ def _run_rank(job: Job, path: Path, result: Path, place: Place, *, trust: bool) 
         heart.fail()
         if answer is not None and not answer.result.failures:
             answer.result.error = Failure(
-                type(error).__name__, told(error) if isinstance(error, Exception) else str(error)
+                type(error).__name__, describe_error(error) if isinstance(error, Exception) else str(error)
             )
             with contextlib.suppress(OSError):  # the disk may be what failed
                 answer.write()

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from d5suite.errors import told
+from d5suite.errors import describe_error
 from d5suite.job import Failure, Result
 
 T = TypeVar("T")
@@ -60,9 +60,9 @@ class Answer:
         try:
             found = work()
         except Exception as error:  # whatever an adapter raises costs one measurement
-            self.result.failures[key] = Failure(type(error).__name__, told(error))
+            self.result.failures[key] = Failure(type(error).__name__, describe_error(error))
             self.write()
-            print(f"error: {key}: {told(error)}", file=sys.stderr)
+            print(f"error: {key}: {describe_error(error)}", file=sys.stderr)
             if self.together:
                 raise
         else:

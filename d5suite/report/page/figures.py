@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from d5suite.errors import D5Error, told
+from d5suite.errors import D5Error, describe_error
 from d5suite.measurements import discover
 from d5suite.report.colours import PALETTE
 from d5suite.report.formats import figure as digits
@@ -123,7 +123,7 @@ def draw(picture: Picture, failed: list[str]) -> Figure | None:
         with drawing():
             return picture.draw()
     except Exception as error:  # of records that a measurement from elsewhere made
-        failed.append(f"no picture of {picture.label}: {told(error)}")
+        failed.append(f"no picture of {picture.label}: {describe_error(error)}")
         return None
 
 
