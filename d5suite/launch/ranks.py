@@ -39,7 +39,7 @@ from d5suite.launch.base import (
     tail_of,
     worker_environment,
 )
-from d5suite.launch.pulse import Pulse, Watch, pulse_path
+from d5suite.launch.heartbeat import HangDetector, Heartbeat, heartbeat_path
 
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  where MPI's ranks exchange messages
 """Parent of the meeting folder, where it exists."""
@@ -123,7 +123,7 @@ def run_ranks(
         return Outcome(False, group.told(culprit), tail_of(log) or tail_of(group.own_log), rank=culprit.rank)
 
 
-def told(result: Path, ranks: int, culprit: Culprit, pulse: Pulse | None) -> str:
+def told(result: Path, ranks: int, culprit: Culprit, heartbeat: Heartbeat | None) -> str:
     """Return a sentence on the rank that ended a job: its host, the event, its last phase.
 
     Parameters
@@ -132,17 +132,17 @@ def told(result: Path, ranks: int, culprit: Culprit, pulse: Pulse | None) -> str
         The job's; its ranks' lie beside it.
     ranks : int
     culprit : Culprit
-    pulse : Pulse or None
+    heartbeat : Heartbeat or None
         Its last one.
     """
     try:
         found: dict[str, Any] = read_json(of_rank(result, culprit.rank))
     except JobError:
         found = {}
-    host = pulse.host if pulse is not None else socket.gethostname()
+    host = heartbeat.host if heartbeat is not None else socket.gethostname()
     phase = found.get("phase", "starting")
-    if pulse is not None and pulse.beats:
-        phase += f" (last seen in step {pulse.beats})"
+    if heartbeat is not None and heartbeat.steps:
+        phase += f" (last seen in step {heartbeat.steps})"
     failures = [*found.get("failures", {}).values(), *filter(None, [found.get("error")])]
     who = f"rank {culprit.rank} of {ranks} on {host}"
     if failures and culprit.how.startswith("exited"):
@@ -168,8 +168,8 @@ class _Group:
         self.job, self.ranks, self.meeting = job, ranks, meeting
         self.own_log = log_path(job).with_suffix(".mpiexec.log")
         self.processes: list[subprocess.Popen[bytes]] = []
-        self.pulses: list[Pulse | None] = [None] * ranks
-        self._watch = Watch(ranks)
+        self.heartbeats: list[Heartbeat | None] = [None] * ranks
+        self._watch = HangDetector(ranks)
 
     def start(self, command: list[str], environment: dict[str, str], log: Path) -> None:
         with log.open("w", encoding="utf-8") as output:
@@ -187,7 +187,7 @@ class _Group:
         deadline = time.monotonic() + limits.seconds
         while True:
             running = [each for each in self.processes if each.poll() is None]
-            self.pulses = [Pulse.read(pulse_path(self.meeting, rank)) for rank in range(self.ranks)]
+            self.heartbeats = [Heartbeat.read(heartbeat_path(self.meeting, rank)) for rank in range(self.ranks)]
             if any(each.returncode for each in self.processes):
                 return self._failed()
             if not running:
@@ -197,7 +197,7 @@ class _Group:
                 return Culprit(self._slowest(), limits.over_time().removeprefix("the worker "))
             if sum(group_memory(each.pid) for each in running) > limits.memory_bytes:
                 return self._greedy(limits)
-            hung = self._watch.look(self.pulses, now)
+            hung = self._watch.look(self.heartbeats, now)
             if hung is not None:
                 return Culprit(*hung)
             if watch is not None:
@@ -221,17 +221,21 @@ class _Group:
             killed.sort(key=lambda rank: codes[rank] == -signal.SIGABRT)  # as transports end that lose a peer
             if killed:
                 return Culprit(killed[0], said_of(codes[killed[0]]))
-        failed = {rank: pulse.failed_at for rank, pulse in enumerate(self.pulses) if pulse and pulse.failed_at}
+        failed = {
+            rank: heartbeat.failed_at
+            for rank, heartbeat in enumerate(self.heartbeats)
+            if heartbeat and heartbeat.failed_at
+        }
         rank = min(failed, key=failed.__getitem__) if failed else next(rank for rank, code in codes.items() if code)
         return Culprit(rank, said_of(codes[rank]))
 
     def _slowest(self) -> int:
         """Return the rank that the others wait for, or 0."""
-        waits = [pulse is not None and (pulse.waits or pulse.inside) for pulse in self.pulses]
+        waits = [heartbeat is not None and (heartbeat.waits or heartbeat.inside) for heartbeat in self.heartbeats]
         return waits.index(False) if False in waits else 0
 
     def _greedy(self, limits: Limits) -> Culprit:
-        used = [group_memory(each.pid) if each is not None else 0 for each in self.pulses]
+        used = [group_memory(each.pid) if each is not None else 0 for each in self.heartbeats]
         most = used.index(max(used))
         return Culprit(
             most,
@@ -241,11 +245,11 @@ class _Group:
 
     def told(self, culprit: Culprit) -> str:
         """Return a sentence on the rank: its host, the event, its last phase."""
-        return told(result_path(self.job), self.ranks, culprit, self.pulses[culprit.rank])
+        return told(result_path(self.job), self.ranks, culprit, self.heartbeats[culprit.rank])
 
     def end(self) -> None:
         """Kill the remaining processes of all ranks."""
-        ranks = {each.pid for each in self.pulses if each is not None and self._is_rank(each)}
+        ranks = {each.pid for each in self.heartbeats if each is not None and self._is_rank(each)}
         started = {each.pid for each in self.processes} | ranks
         family = family_of(started)
         for pid in started:
@@ -256,11 +260,11 @@ class _Group:
         for process in self.processes:
             process.wait()
 
-    def _is_rank(self, pulse: Pulse) -> bool:
+    def _is_rank(self, heartbeat: Heartbeat) -> bool:
         """Return whether the rank that wrote this still runs; mpiexec may have orphaned it."""
         import psutil
 
         try:
-            return pulse.host == socket.gethostname() and str(self.job) in psutil.Process(pulse.pid).cmdline()
+            return heartbeat.host == socket.gethostname() and str(self.job) in psutil.Process(heartbeat.pid).cmdline()
         except psutil.Error:
             return False

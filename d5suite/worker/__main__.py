@@ -19,8 +19,8 @@ from typing import NoReturn
 from d5suite.errors import D5Error, describe_error
 from d5suite.job import Failure, Job, log_path, of_rank, result_path
 from d5suite.launch.base import RANK, Limits
+from d5suite.launch.heartbeat import HeartbeatWriter, heartbeat_path
 from d5suite.launch.mpi import restore_environment
-from d5suite.launch.pulse import Heart, pulse_path
 from d5suite.launch.ranks import run_ranks
 from d5suite.worker.answer import Answer
 from d5suite.worker.ranks import Place
@@ -139,16 +139,16 @@ def _run_rank(job: Job, path: Path, result: Path, place: Place, *, trust: bool) 
         log = os.open(of_rank(log_path(path), place.rank), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
         os.dup2(log, 1)
         os.dup2(log, 2)
-    heart = Heart(pulse_path(place.meeting, place.rank) if place.meeting else None)
+    heartbeat = HeartbeatWriter(heartbeat_path(place.meeting, place.rank) if place.meeting else None)
     answer: Answer | None = None
     try:
         answer = Answer(result, together=True)
         if not trust:
             job.require_code()
-        run(job, answer, place, heart)
+        run(job, answer, place, heartbeat)
         answer.finish()
     except BaseException as error:
-        heart.fail()
+        heartbeat.fail()
         if answer is not None and not answer.result.failures:
             answer.result.error = Failure(
                 type(error).__name__, describe_error(error) if isinstance(error, Exception) else str(error)

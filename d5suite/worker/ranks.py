@@ -22,7 +22,7 @@ from d5suite.instruments.nvml import RUN_GPUS
 from d5suite.instruments.threads import share_cpus
 from d5suite.job import Failure, Job
 from d5suite.launch.base import MEETING, RANK, RANKS, STARTED_BY_SRUN, WATCHED
-from d5suite.launch.pulse import Heart, Pulse, Watch, pulse_path
+from d5suite.launch.heartbeat import HangDetector, Heartbeat, HeartbeatWriter, heartbeat_path
 from d5suite.launch.ranks import Culprit, told
 from d5suite.worker.answer import Answer
 
@@ -130,7 +130,7 @@ def share(job: Job, place: Place, notes: list[str]) -> tuple[Job, list[int] | No
     return own, cpus
 
 
-def watch_over(place: Place, heart: Heart, answer: Answer) -> Callable[[], None]:
+def watch_over(place: Place, heartbeat: HeartbeatWriter, answer: Answer) -> Callable[[], None]:
     """Let a rank watch the others under a foreign launcher; return a function that stops it.
 
     A thread of rank 0 does so, and a thread of rank 1 for rank 0. It says in its own result which
@@ -139,18 +139,18 @@ def watch_over(place: Place, heart: Heart, answer: Answer) -> Callable[[], None]
     if place.meeting is None or WATCHED in os.environ or place.ranks == 1 or place.rank > 1:
         return lambda: None
     over = threading.Event()
-    args = place, place.meeting, heart, answer, over
+    args = place, place.meeting, heartbeat, answer, over
     threading.Thread(target=_watch, args=args, daemon=True, name="watch").start()
     return over.set
 
 
-def _watch(place: Place, meeting: Path, heart: Heart, answer: Answer, over: threading.Event) -> None:
-    watch, since = Watch(place.ranks), None
+def _watch(place: Place, meeting: Path, heartbeat: HeartbeatWriter, answer: Answer, over: threading.Event) -> None:
+    watch, since = HangDetector(place.ranks), None
     while not over.wait(LOOK_S):
         with contextlib.suppress(OSError):
             os.listdir(meeting)  # so that a client of a shared file system asks its server
-        pulses = [Pulse.read(pulse_path(meeting, rank)) for rank in range(place.ranks)]
-        hung = watch.look(pulses, time.monotonic())
+        heartbeats = [Heartbeat.read(heartbeat_path(meeting, rank)) for rank in range(place.ranks)]
+        hung = watch.look(heartbeats, time.monotonic())
         if hung is None or (place.rank == 1 and hung[0] != 0):
             since = None
             continue
@@ -158,17 +158,17 @@ def _watch(place: Place, meeting: Path, heart: Heart, answer: Answer, over: thre
         if place.rank == 1 and time.monotonic() - since < DEPUTY_S:
             continue
         first = answer.path.with_name(answer.path.name.replace(f".rank{place.rank}.result.json", ".result.json"))
-        message = told(first, place.ranks, Culprit(*hung), pulses[hung[0]])
-        _end_all(message, heart, answer)
+        message = told(first, place.ranks, Culprit(*hung), heartbeats[hung[0]])
+        _end_all(message, heartbeat, answer)
 
 
-def _end_all(message: str, heart: Heart, answer: Answer) -> None:
+def _end_all(message: str, heartbeat: HeartbeatWriter, answer: Answer) -> None:
     """Write the reason where the session looks for it, and end this process."""
     result = answer.result
     result.error = Failure(JobError.__name__, message)
     if result.measurement is not None:
         result.failures[result.measurement] = result.error
-    heart.fail()
+    heartbeat.fail()
     try:
         answer.write()
         print(f"error: {message}", file=sys.stderr, flush=True)

@@ -29,7 +29,7 @@ from d5suite.instruments.sampling import Samples
 from d5suite.instruments.settings import InTurns, SamplingSettings
 from d5suite.instruments.threads import set_affinity, thread_environment
 from d5suite.job import CaseJob, Job, OperationCase, key_of
-from d5suite.launch.pulse import Heart
+from d5suite.launch.heartbeat import HeartbeatWriter
 from d5suite.measurements import find
 from d5suite.measurements.base import Measurement, Step
 from d5suite.validate.check import Check, Validation
@@ -54,7 +54,7 @@ def run(
     job: Job,
     answer: Answer,
     place: Place | None = None,
-    heart: Heart | None = None,
+    heartbeat: HeartbeatWriter | None = None,
     channel: Channel | None = None,
 ) -> None:
     """Carry out a job, or one rank's part, recording into ``answer`` as it goes.
@@ -76,10 +76,10 @@ def run(
         return
     answer.result.threads = {"budget": job.threads, "cpus": cpus, "notes": notes}
     with contextlib.ExitStack() as communicating:
-        if heart is not None:
-            communicating.callback(watch_over(place, heart, answer))
+        if heartbeat is not None:
+            communicating.callback(watch_over(place, heartbeat, answer))
         try:
-            for case, workload in _workloads(job, answer, place, heart or Heart(None), communicating):
+            for case, workload in _workloads(job, answer, place, heartbeat or HeartbeatWriter(None), communicating):
                 _agree(job, workload, answer)
                 _measure(job, case, workload, answer, channel)
         except BaseException:
@@ -107,7 +107,7 @@ def _compute_references(job: Job, answer: Answer) -> None:
 
 
 def _workloads(
-    job: Job, answer: Answer, place: Place, heart: Heart, communicating: contextlib.ExitStack
+    job: Job, answer: Answer, place: Place, heartbeat: HeartbeatWriter, communicating: contextlib.ExitStack
 ) -> Iterator[tuple[CaseJob, Workload]]:
     """Start the framework, meet the other ranks, and build each case's workload in turn."""
     from d5suite.instruments.environment import describe
@@ -132,7 +132,7 @@ def _workloads(
             rank=place.rank, size=place.ranks, meeting=place.meeting,
         )  # fmt: skip
         communicating.callback(communicator.close)
-        heart.waits, heart.framework = lambda: communicator.busy, framework.calls
+        heartbeat.waits, heartbeat.framework = lambda: communicator.busy, framework.calls
         if job.distributed.native and place.ranks > 1:
             leave = meet(
                 backend, selection.mode, job.distributed.scheme, job.distributed.settings, communicator,
@@ -171,7 +171,7 @@ def _workloads(
             result.failures.update(dict.fromkeys(others, result.failures[first]))
             continue
         if communicator is not None:
-            workload.communicator, workload.heart = communicator, heart
+            workload.communicator, workload.heartbeat = communicator, heartbeat
         yield case, workload
         gc.collect()  # native objects hold large arrays in reference cycles
 

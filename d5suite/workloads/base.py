@@ -36,8 +36,8 @@ class Workload(ABC):
         failure.
     communicator : Communicator
         To the other ranks; of a level-3 job only.
-    heart : object
-        Its ``beats`` count the steps that all ranks make together, while they do.
+    heartbeat : object
+        Its ``steps`` count the steps that all ranks make together, while they do.
     """
 
     kind: ClassVar[str]
@@ -49,7 +49,7 @@ class Workload(ABC):
         self.backend: Backend = selection.backend
         self.settings = SamplingSettings.from_dict(case.sampling)
         self.tell: Callable[[str, dict[str, Any]], None] = lambda where, kept: None
-        self.heart: Any = None
+        self.heartbeat: Any = None
         self._proofs: dict[str, Once] = {}
 
     @classmethod

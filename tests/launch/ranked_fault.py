@@ -45,16 +45,16 @@ class AddingStep(Step):
 
     def time(self, settings: SamplingSettings) -> Samples:
         times = []
-        self.workload.heart.beats = 1
+        self.workload.heartbeat.steps = 1
         for step in range(STEPS):
             if step == STEPS // 2 and self.faulty:
-                misbehave(os.environ[FAULT], self.workload.heart)
+                misbehave(os.environ[FAULT], self.workload.heartbeat)
             start = time.perf_counter()
             self.run()
             times.append(time.perf_counter() - start)
-            self.workload.heart.beats += 1
+            self.workload.heartbeat.steps += 1
             time.sleep(0.05)  # as a step that computes
-        self.workload.heart.beats = 0
+        self.workload.heartbeat.steps = 0
         return Samples(times[0], [], times, True, "rounds", settings.confidence)
 
     @property
@@ -80,8 +80,8 @@ class Adding(Measurement):
 
 class TrainingStep(DistributedStep):
     def _next_feed(self) -> Any:
-        if self.workload.heart.beats > 3 and self.communicator.rank == int(os.environ.get(WHERE, 1)):
-            misbehave(os.environ[FAULT], self.workload.heart)
+        if self.workload.heartbeat.steps > 3 and self.communicator.rank == int(os.environ.get(WHERE, 1)):
+            misbehave(os.environ[FAULT], self.workload.heartbeat)
         return super()._next_feed()
 
 
@@ -93,7 +93,7 @@ class Training(DistributedTraining):
         return TrainingStep(workload)
 
 
-def misbehave(fault: str, heart: Any) -> None:
+def misbehave(fault: str, heartbeat: Any) -> None:
     Path(os.environ[NOTE]).write_text(str(time.monotonic()))
     if fault == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
@@ -115,7 +115,7 @@ def misbehave(fault: str, heart: Any) -> None:
         hoard = []
         while True:
             hoard.append(np.ones(8 << 20))
-            heart.beats += 1  # on a slow machine it would hang, before it has too much
+            heartbeat.steps += 1  # on a slow machine it would hang, before it has too much
     if fault == "orphan":
         subprocess.Popen(
             [sys.executable, "-c", "import time; time.sleep(600)", os.environ[NOTE]], start_new_session=True

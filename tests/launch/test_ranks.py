@@ -22,9 +22,19 @@ from d5suite.distributed.communicators import COMMUNICATORS, problem
 from d5suite.errors import ConfigurationError
 from d5suite.job import Distributed, Job, NetworkCase, Result, log_path, of_rank, result_path
 from d5suite.launch.base import MEETING, Limits, Outcome
+from d5suite.launch.heartbeat import (
+    DEADLOCK_S,
+    LEAST_CPU_S,
+    PATIENCE,
+    SILENT_S,
+    STALLED_S,
+    HangDetector,
+    Heartbeat,
+    RankWork,
+    _work_of,
+)
 from d5suite.launch.local import run_worker
 from d5suite.launch.mpi import mpiexec
-from d5suite.launch.pulse import DEADLOCK_S, LEAST_CPU_S, PATIENCE, SILENT_S, STALLED_S, Pulse, Watch, Work, _work_of
 from d5suite.launch.ranks import SHARED_MEMORY, run_ranks
 from tests.conftest import is_dead, plugin_environment, wait_until
 from tests.launch import ranked_fault
@@ -282,19 +292,19 @@ def test_without_mpiexec_one_sentence_says_how_to_get_it(tmp_path: Path, monkeyp
 
 
 class Clock:
-    """Pulses of ranks by hand."""
+    """Heartbeats of ranks by hand."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, ranks: int = 2) -> None:
-        self.watch, self.now, self.ticks, self.cpu = Watch(ranks, "here"), 100.0, 0, [0.0] * ranks
+        self.watch, self.now, self.ticks, self.cpu = HangDetector(ranks, "here"), 100.0, 0, [0.0] * ranks
         self.pool = [0.0] * ranks
         self.host = "here"
-        monkeypatch.setattr("d5suite.launch.pulse._work_of", self._work)
+        monkeypatch.setattr("d5suite.launch.heartbeat._work_of", self._work)
 
-    def _work(self, rank: int) -> Work:
-        return Work(self.cpu[rank], {rank: self.cpu[rank], 100 + rank: self.pool[rank]}, False)
+    def _work(self, rank: int) -> RankWork:
+        return RankWork(self.cpu[rank], {rank: self.cpu[rank], 100 + rank: self.pool[rank]}, False)
 
     def look(
-        self, *ranks: str, beats: tuple[int, ...] = (), entered: tuple[int, ...] = (), seconds: float = 1.0,
+        self, *ranks: str, steps: tuple[int, ...] = (), entered: tuple[int, ...] = (), seconds: float = 1.0,
         late: bool = False,
     ) -> tuple[int, str] | None:  # fmt: skip
         """Let time pass in which a rank ``waits``, ``works``, is ``idle`` or waits ``asleep``.
@@ -304,23 +314,23 @@ class Clock:
         """
         self.now += seconds
         self.ticks += not late
-        pulses = []
+        heartbeats = []
         for rank, does in enumerate(ranks):
             self.cpu[rank] += seconds * (1.0 if does in ("waits", "works", "computes") else 0.03 * (does == "inside"))
             self.pool[rank] += seconds * {"pools": 0.9, "polls": 0.15, "inside": 0.15}.get(does, 0.0)
-            pulses.append(
-                Pulse(
-                    rank, self.ticks, beats[rank] if beats else 0, does in ("waits", "asleep"), 0.0, self.host,
+            heartbeats.append(
+                Heartbeat(
+                    rank, self.ticks, steps[rank] if steps else 0, does in ("waits", "asleep"), 0.0, self.host,
                     entered[rank] if entered else 0, does in ("inside", "computes"), self.cpu[rank], self.pool[rank],
                 )
             )  # fmt: skip
-        return self.watch.look(pulses, self.now)
+        return self.watch.look(heartbeats, self.now)
 
 
 def test_a_rank_that_waits_is_not_blamed_though_it_waits_for_less_long(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch)
     clock.look("works", "works")
-    clock.look("idle", "idle", seconds=0.7)  # until its pulse says that it waits
+    clock.look("idle", "idle", seconds=0.7)  # until its heartbeat says that it waits
     found = filter(None, (clock.look("asleep", "idle", seconds=0.25) for _ in range(40)))
     rank, how = next(found)
     assert rank == 1 and how.startswith("hung (no work for ")
@@ -330,7 +340,7 @@ def test_waiting_for_a_rank_that_works_is_no_hang(monkeypatch: pytest.MonkeyPatc
     clock = Clock(monkeypatch)
     assert not any(clock.look("waits", "works") for _ in range(300))
     assert not any(clock.look("idle", "works") for _ in range(300))  # for a lock that it holds
-    assert not any(clock.look("waits", "waits", beats=(n, n)) for n in range(1, 300))
+    assert not any(clock.look("waits", "waits", steps=(n, n)) for n in range(1, 300))
 
 
 def test_waiting_for_a_core_is_work_and_sleep_is_none() -> None:
@@ -406,8 +416,8 @@ def test_ranks_that_all_wait_in_the_frameworks_step_are_a_deadlock(monkeypatch: 
 def test_a_framework_step_that_never_ends_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch)
     for step in range(1, 10):
-        assert clock.look("works", "works", beats=(step, step), entered=(step, step)) is None
-    found = [clock.look("inside", "computes", beats=(9, 9), entered=(10, 10)) for _ in range(2 * PATIENCE)]
+        assert clock.look("works", "works", steps=(step, step), entered=(step, step)) is None
+    found = [clock.look("inside", "computes", steps=(9, 9), entered=(10, 10)) for _ in range(2 * PATIENCE)]
     assert found[-1] is not None and found[-1][0] == 1 and "s in a step; at most" in found[-1][1]
     assert not any(found[: PATIENCE - 2])
 
@@ -415,7 +425,7 @@ def test_a_framework_step_that_never_ends_hangs(monkeypatch: pytest.MonkeyPatch)
 def test_of_a_rank_on_another_host_its_own_word_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch)
     clock.host = "elsewhere"
-    monkeypatch.setattr("d5suite.launch.pulse._work_of", lambda pid: pytest.fail("the process is not here"))
+    monkeypatch.setattr("d5suite.launch.heartbeat._work_of", lambda pid: pytest.fail("the process is not here"))
     clock.look("works", "works")
     assert not any(clock.look("waits", does) for does in ("works", "pools") for _ in range(100))
     assert not any(clock.look("waits", "idle", late=True) for _ in range(int(SILENT_S) - 2))  # a file is late
@@ -431,8 +441,8 @@ def test_of_a_rank_on_another_host_its_own_word_counts(monkeypatch: pytest.Monke
 def test_a_step_that_never_ends_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch)
     for step in range(1, 10):
-        assert clock.look("works", "works", beats=(step, step)) is None
-    found = [clock.look("waits", "works", beats=(9, 9)) for _ in range(2 * PATIENCE)]
+        assert clock.look("works", "works", steps=(step, step)) is None
+    found = [clock.look("waits", "works", steps=(9, 9)) for _ in range(2 * PATIENCE)]
     assert found[-1] is not None and found[-1][0] == 1
     assert not any(found[: PATIENCE - 2])
 

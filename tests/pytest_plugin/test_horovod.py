@@ -35,7 +35,7 @@ from d5suite.measurements.distributed.step import DistributedStep, DistributedTr
 
 class KilledStep(DistributedStep):
     def _next_feed(self):
-        if self.communicator.rank == 1 and self.workload.heart.beats > 3:
+        if self.communicator.rank == 1 and self.workload.heartbeat.steps > 3:
             os.kill(os.getpid(), signal.SIGKILL)
         return super()._next_feed()
 

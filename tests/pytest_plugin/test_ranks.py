@@ -31,7 +31,7 @@ from d5suite.measurements.distributed.step import DistributedStep, DistributedTr
 class DivergingStep(DistributedStep):
     def _next_feed(self):
         feed = super()._next_feed()
-        if self.communicator.rank == 1 and self.workload.heart.beats:
+        if self.communicator.rank == 1 and self.workload.heartbeat.steps:
             feed = {name: value * float("nan") if value.ndim == 4 else value for name, value in feed.items()}
         return feed
 
@@ -116,7 +116,7 @@ def test_ctrl_c_leaves_nothing_of_the_ranks(recipe: Path, tmp_path: Path, imagen
         recipe.read_text().replace(
             "        feed = super()._next_feed()\n",
             "        feed = super()._next_feed()\n"
-            "        if self.workload.heart.beats:\n"
+            "        if self.workload.heartbeat.steps:\n"
             "            import pathlib, threading\n"
             f"            pathlib.Path({str(tmp_path / 'timed')!r}).touch()\n"
             "            threading.Event().wait()\n",

@@ -126,12 +126,12 @@ class DistributedAccuracyStep(DistributedStep):
 
     def _epoch(self, epoch: int, stream: Batches | None, factors: list[float]) -> tuple[float, list[float]]:
         """Make a step for each factor of the learning rate; return the seconds and the losses."""
-        workload, executor, heart = self.workload, self.workload.executor, self.workload.heart
+        workload, executor, heartbeat = self.workload, self.workload.executor, self.workload.heartbeat
         _, name = workload.network.require_loss()
         pending = []
         self.communicator.barrier()
-        if heart is not None:
-            heart.beats = 1
+        if heartbeat is not None:
+            heartbeat.steps = 1
         start = now()
         if stream is None:
             self.scheme.serve()
@@ -144,8 +144,8 @@ class DistributedAccuracyStep(DistributedStep):
         self._end_of_steps()
         self.synchronize()
         took = now() - start
-        if heart is not None:
-            heart.beats = 0
+        if heartbeat is not None:
+            heartbeat.steps = 0
         return took, [float(executor.fetch(loss)[name]) for loss in pending]
 
     def _judged(self, evaluate: Callable[[Executor], dict[str, float]]) -> float:

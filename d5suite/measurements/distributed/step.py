@@ -181,8 +181,8 @@ class DistributedStep(Step):
             self.scheme = self.make_scheme(self.replica)
 
     def _beat(self) -> None:
-        if self.workload.heart is not None and self.workload.heart.beats:
-            self.workload.heart.beats += 1
+        if self.workload.heartbeat is not None and self.workload.heartbeat.steps:
+            self.workload.heartbeat.steps += 1
 
     def _sent(self) -> dict[str, float]:
         traffic = self.communicator.traffic.values()
@@ -216,11 +216,11 @@ class DistributedStep(Step):
         self.reset()
         self.random = self.workload.executor.random_state() if self.workload.executor.drops else {}
         first_call_s = max(gather(self.communicator, self.first_call_s or 0.0))
-        heart = self.workload.heart
+        heartbeat = self.workload.heartbeat
         self.communicator.barrier()
         try:
-            if heart is not None:
-                heart.beats = 1
+            if heartbeat is not None:
+                heartbeat.steps = 1
             with quiet_interpreter(settings):
                 warmup_s, steady = warm_up(lambda: self._sample(self._together(1))[0], settings)
                 known = warmup_s[-3:] or self._sample(self._together(1))
@@ -234,8 +234,8 @@ class DistributedStep(Step):
                         own += more
                 self._take_parts(count)
         finally:
-            if heart is not None:
-                heart.beats = 0
+            if heartbeat is not None:
+                heartbeat.steps = 0
         samples_s = self._sample(self.times)
         return Samples(
             first_call_s, warmup_s, samples_s, steady and not still_falls(samples_s),

@@ -1,4 +1,4 @@
-"""Liveness of ranks: each writes a pulse, and a watch tells a hanging rank from a waiting one.
+"""Liveness of ranks: each writes a heartbeat, and a watch tells a hanging rank from a waiting one.
 
 A thread of each rank writes a line into a file that the launcher reads, or rank 0 where no launcher
 of d5suite's does. Imports psutil lazily.
@@ -39,12 +39,12 @@ that computes runs or is ready. One that only asks again and again, as Horovod's
 millisecond, sleeps for most of them."""
 
 SILENT_S = 60.0
-"""Seconds for which the pulse of a rank on another host may be late; a shared file system shows
+"""Seconds for which the heartbeat of a rank on another host may be late; a shared file system shows
 files that late."""
 
 
 @dataclass(frozen=True)
-class Pulse:
+class Heartbeat:
     """The last line that a rank wrote.
 
     Attributes
@@ -52,7 +52,7 @@ class Pulse:
     pid : int
     ticks : int
         Lines written.
-    beats : int
+    steps : int
         Steps made where all ranks step together; 0 elsewhere.
     waits : bool
         Whether it is in a call of its communicator.
@@ -70,7 +70,7 @@ class Pulse:
 
     pid: int
     ticks: int
-    beats: int
+    steps: int
     waits: bool
     failed_at: float
     host: str
@@ -80,30 +80,30 @@ class Pulse:
     others_s: float = 0.0
 
     @classmethod
-    def read(cls, path: Path) -> Pulse | None:
+    def read(cls, path: Path) -> Heartbeat | None:
         """Return the last line; None before the first."""
         try:
-            pid, ticks, beats, waits, failed_at, host, entered, inside, main_s, others_s = path.read_text().split()
+            pid, ticks, steps, waits, failed_at, host, entered, inside, main_s, others_s = path.read_text().split()
         except (OSError, ValueError):
             return None
         return cls(
-            int(pid), int(ticks), int(beats), waits == "1", float(failed_at), host, int(entered), inside == "1",
+            int(pid), int(ticks), int(steps), waits == "1", float(failed_at), host, int(entered), inside == "1",
             float(main_s), float(others_s),
         )  # fmt: skip
 
     def line(self) -> str:
         """Return the line that `read` reads."""
-        words = (self.pid, self.ticks, self.beats, int(self.waits), self.failed_at, self.host)
+        words = (self.pid, self.ticks, self.steps, int(self.waits), self.failed_at, self.host)
         return " ".join(map(str, (*words, self.entered, int(self.inside), self.main_s, self.others_s)))
 
 
-def pulse_path(meeting: Path, rank: int) -> Path:
-    """Return the path of a rank's pulse."""
-    return meeting / f"rank{rank}.pulse"
+def heartbeat_path(meeting: Path, rank: int) -> Path:
+    """Return the path of a rank's heartbeat."""
+    return meeting / f"rank{rank}.heartbeat"
 
 
-class Heart:
-    """A rank's side: a thread that writes its pulse.
+class HeartbeatWriter:
+    """A rank's side: a thread that writes its heartbeat.
 
     Parameters
     ----------
@@ -112,8 +112,8 @@ class Heart:
 
     Attributes
     ----------
-    beats : int
-        See `Pulse`; the main thread counts.
+    steps : int
+        See `Heartbeat`; the main thread counts.
     waits : callable
         Says whether the rank is in a call of its communicator.
     framework : callable
@@ -121,7 +121,7 @@ class Heart:
     """
 
     def __init__(self, path: Path | None) -> None:
-        self.beats = 0
+        self.steps = 0
         self.waits: Callable[[], bool] = lambda: False
         self.framework: Callable[[], tuple[int, int]] = lambda: (0, 0)
         self._path, self._ticks, self._failed_at = path, 0, 0.0
@@ -148,16 +148,16 @@ class Heart:
             entered, left = self.framework()
             main_s = _threads_of(os.getpid(), [os.getpid()]).get(os.getpid(), 0.0)
             others_s = max(0.0, time.process_time() - main_s)
-            pulse = Pulse(
-                os.getpid(), self._ticks, self.beats, self.waits(), self._failed_at, socket.gethostname(), entered,
+            heartbeat = Heartbeat(
+                os.getpid(), self._ticks, self.steps, self.waits(), self._failed_at, socket.gethostname(), entered,
                 entered > left, main_s, others_s,
             )  # fmt: skip
             new = self._path.with_suffix(".new")
-            new.write_text(pulse.line() + "\n")
+            new.write_text(heartbeat.line() + "\n")
             new.replace(self._path)
 
 
-class Work(NamedTuple):
+class RankWork(NamedTuple):
     """The work of a rank.
 
     Attributes
@@ -176,13 +176,13 @@ class Work(NamedTuple):
 
 
 @dataclass
-class _Seen:
+class _RankState:
     """State of one rank as the watch knows it, with the times of its changes."""
 
-    pulse: Pulse | None = None
+    heartbeat: Heartbeat | None = None
     here: bool = True
     ticked: float = 0.0
-    beaten: float = 0.0
+    stepped: float = 0.0
     longest: float = 0.0
     worked: float = 0.0
     main_s: float = 0.0
@@ -198,7 +198,7 @@ class _Seen:
 
 
 @dataclass
-class Watch:
+class HangDetector:
     """The watching side, which finds ranks that hang.
 
     Attributes
@@ -210,23 +210,23 @@ class Watch:
 
     ranks: int
     host: str = field(default_factory=socket.gethostname)
-    seen: list[_Seen] = field(init=False)
+    seen: list[_RankState] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.seen = [_Seen() for _ in range(self.ranks)]
+        self.seen = [_RankState() for _ in range(self.ranks)]
 
-    def look(self, pulses: Sequence[Pulse | None], now: float) -> tuple[int, str] | None:
-        """Read the ranks' pulses; return one that hangs and how, if any.
+    def look(self, heartbeats: Sequence[Heartbeat | None], now: float) -> tuple[int, str] | None:
+        """Read the ranks' heartbeats; return one that hangs and how, if any.
 
         A rank hangs if it does not wait, although it has done no work for `STALLED_S` or is in a
         step for far too long, while each of the others waits or has done nothing either. In a
         framework's own step a rank waits or computes, nobody knows which: it counts as waiting for
         one that has not entered it.
         """
-        for seen, pulse in zip(self.seen, pulses, strict=True):
-            if pulse is None:
+        for seen, heartbeat in zip(self.seen, heartbeats, strict=True):
+            if heartbeat is None:
                 return None
-            self._note(seen, pulse, now)
+            self._note(seen, heartbeat, now)
         calling, inside = (
             [now - since if since is not None else 0.0 for since in found]
             for found in ([each.waits_since for each in self.seen], [each.inside_since for each in self.seen])
@@ -250,54 +250,54 @@ class Watch:
         return self.seen[rank].waits_since is None and self.seen[rank].inside_since is None
 
     def _entered(self, rank: int) -> int:
-        pulse = self.seen[rank].pulse
-        return pulse.entered if pulse is not None else 0
+        heartbeat = self.seen[rank].heartbeat
+        return heartbeat.entered if heartbeat is not None else 0
 
     def _endless(self, working: Sequence[int], now: float) -> tuple[int, str] | None:
         if len(working) != 1 or self.ranks == 1:
             return None
         (rank,) = working
         seen = self.seen[rank]
-        took = now - seen.beaten
+        took = now - seen.stepped
         if seen.longest == 0.0 or took < max(STALLED_S, PATIENCE * seen.longest):
             return None
         return rank, f"hung ({took:.0f} s in a step; at most {seen.longest:.2g} s before) and was killed"
 
-    def _note(self, seen: _Seen, pulse: Pulse, now: float) -> None:
-        before, seen.pulse = seen.pulse, pulse
-        if before is None or pulse.ticks != before.ticks:
+    def _note(self, seen: _RankState, heartbeat: Heartbeat, now: float) -> None:
+        before, seen.heartbeat = seen.heartbeat, heartbeat
+        if before is None or heartbeat.ticks != before.ticks:
             seen.ticked = now
-        if self._works(seen, before, pulse, now):
+        if self._works(seen, before, heartbeat, now):
             seen.worked = now
-        if before is None or pulse.beats != before.beats:
-            if before is not None and 0 < before.beats < pulse.beats:
-                seen.longest = max(seen.longest, (now - seen.beaten) / (pulse.beats - before.beats))
-            if pulse.beats == 0:
+        if before is None or heartbeat.steps != before.steps:
+            if before is not None and 0 < before.steps < heartbeat.steps:
+                seen.longest = max(seen.longest, (now - seen.stepped) / (heartbeat.steps - before.steps))
+            if heartbeat.steps == 0:
                 seen.longest = 0.0
-            seen.beaten = now
+            seen.stepped = now
             seen.worked = now
         # One that has been stopped cannot say that it no longer waits.
         stopped = now - seen.ticked > STALLED_S / 2 and now - seen.worked > STALLED_S / 2 and seen.here
         since = seen.waits_since, seen.inside_since
-        still = not stopped and before is not None and before.beats == pulse.beats
-        seen.waits_since = (since[0] if since[0] is not None else now) if still and pulse.waits else None
-        still = still and before is not None and before.entered == pulse.entered
-        seen.inside_since = (since[1] if since[1] is not None else now) if still and pulse.inside else None
+        still = not stopped and before is not None and before.steps == heartbeat.steps
+        seen.waits_since = (since[0] if since[0] is not None else now) if still and heartbeat.waits else None
+        still = still and before is not None and before.entered == heartbeat.entered
+        seen.inside_since = (since[1] if since[1] is not None else now) if still and heartbeat.inside else None
 
-    def _works(self, seen: _Seen, before: Pulse | None, pulse: Pulse, now: float) -> bool:
+    def _works(self, seen: _RankState, before: Heartbeat | None, heartbeat: Heartbeat, now: float) -> bool:
         """Return whether a rank has worked since the last checks."""
-        seen.here = pulse.host == self.host
-        if before is not None and (pulse.beats != before.beats or self._says_it_works(seen, pulse)):
-            seen.main_s = pulse.main_s
+        seen.here = heartbeat.host == self.host
+        if before is not None and (heartbeat.steps != before.steps or self._says_it_works(seen, heartbeat)):
+            seen.main_s = heartbeat.main_s
             return True  # to look at the process as well costs milliseconds, on a core that may be a rank's
-        work = _work_of(pulse.pid) if seen.here else None
+        work = _work_of(heartbeat.pid) if seen.here else None
         seen.here = work is not None
         if work is None:
-            work = Work(pulse.main_s, {-1: pulse.main_s, -2: pulse.others_s}, False)
+            work = RankWork(heartbeat.main_s, {-1: heartbeat.main_s, -2: heartbeat.others_s}, False)
         found = before is None or work.blocked
         if abs(work.main_s - seen.main_s) > LEAST_CPU_S:
             seen.main_s = work.main_s
-            found = found or not pulse.inside  # where it may ask again and again whether others have come
+            found = found or not heartbeat.inside  # where it may ask again and again whether others have come
         if now - seen.counted >= WINDOW_S:
             least = COMPUTES * (now - seen.counted)
             found = found or any(s - seen.threads.get(each, s) > least for each, s in work.threads.items())
@@ -305,11 +305,11 @@ class Watch:
         return found
 
     @staticmethod
-    def _says_it_works(seen: _Seen, pulse: Pulse) -> bool:
-        return not pulse.inside and abs(pulse.main_s - seen.main_s) > LEAST_CPU_S
+    def _says_it_works(seen: _RankState, heartbeat: Heartbeat) -> bool:
+        return not heartbeat.inside and abs(heartbeat.main_s - seen.main_s) > LEAST_CPU_S
 
 
-def _work_of(pid: int) -> Work | None:
+def _work_of(pid: int) -> RankWork | None:
     """Return the work of a process of this host and its children; None if it does not exist.
 
     A rank that is ready but gets no core on a crowded machine does not hang.
@@ -330,8 +330,8 @@ def _work_of(pid: int) -> Work | None:
     if pid not in threads:  # not Linux, or it has just ended
         with contextlib.suppress(psutil.Error):
             times = process.cpu_times()
-            return Work(times.user + times.system, threads, blocked)
-    return Work(threads.get(pid, 0.0), threads, blocked)
+            return RankWork(times.user + times.system, threads, blocked)
+    return RankWork(threads.get(pid, 0.0), threads, blocked)
 
 
 def _threads_of(pid: int, only: Sequence[int] | None = None) -> dict[int, float]:
