@@ -22,10 +22,10 @@ from d5suite.launch.base import RANK, Limits
 from d5suite.launch.heartbeat import HeartbeatWriter, heartbeat_path
 from d5suite.launch.mpi import restore_environment
 from d5suite.launch.ranks import run_ranks
-from d5suite.worker.answer import Answer
-from d5suite.worker.ranks import Place
+from d5suite.worker.ranks import RankInfo
 from d5suite.worker.run import run
 from d5suite.worker.turns import Channel
+from d5suite.worker.writer import ResultWriter
 
 PR_SET_PDEATHSIG = 1
 """Option of ``prctl``, from Linux's ``prctl.h``."""
@@ -85,19 +85,19 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--turns", type=int, help=argparse.SUPPRESS)  # the socket over which the session gives turns
     parser.add_argument("--trust", action="store_true", help="run its Python files even if they have changed")
     options = parser.parse_args(arguments)
-    place = Place.found(os.environ)
+    rank_info = RankInfo.from_environment(os.environ)
     if options.session is not None:
-        end_with(options.session, options.job, place.meeting if place else None)
+        end_with(options.session, options.job, rank_info.meeting if rank_info else None)
     path = options.result or result_path(options.job)
     try:
-        if place is not None and place.meeting is not None:
-            await_shared(place.meeting, options.job)
+        if rank_info is not None and rank_info.meeting is not None:
+            await_shared(rank_info.meeting, options.job)
         job = Job.load(options.job)
-        if place is not None and job.distributed is not None:
-            return _run_rank(job, options.job, of_rank(path, place.rank), place, trust=options.trust)
+        if rank_info is not None and job.distributed is not None:
+            return _run_rank(job, options.job, of_rank(path, rank_info.rank), rank_info, trust=options.trust)
         if job.ranks > 1:
             return _start_ranks(job, options.job, trust=options.trust)
-        answer = Answer(path)
+        writer = ResultWriter(path)
     except (D5Error, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -105,16 +105,16 @@ def main(arguments: list[str] | None = None) -> int:
         try:
             if not options.trust:
                 job.require_code()
-            run(job, answer, channel=None if options.turns is None else Channel(options.turns))
+            run(job, writer, channel=None if options.turns is None else Channel(options.turns))
         except D5Error as error:
-            answer.fail(error)
+            writer.fail(error)
             print(f"error: {error}", file=sys.stderr)
             return 2
-        answer.finish()
+        writer.finish()
     except OSError as error:
         print(f"error: {error.filename or path}: {error.strerror or error}", file=sys.stderr)
         return 2
-    return 1 if answer.result.failures else 0
+    return 1 if writer.result.failures else 0
 
 
 def _start_ranks(job: Job, path: Path, *, trust: bool) -> int:
@@ -132,29 +132,29 @@ def _start_ranks(job: Job, path: Path, *, trust: bool) -> int:
     return 0 if outcome.ok else 1
 
 
-def _run_rank(job: Job, path: Path, result: Path, place: Place, *, trust: bool) -> int:
+def _run_rank(job: Job, path: Path, result: Path, rank_info: RankInfo, *, trust: bool) -> int:
     """Run this rank's part of a job; any failure ends all ranks."""
-    if place.meeting is not None and RANK not in os.environ:  # mpiexec has one output for all
+    if rank_info.meeting is not None and RANK not in os.environ:  # mpiexec has one output for all
         restore_environment()
-        log = os.open(of_rank(log_path(path), place.rank), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+        log = os.open(of_rank(log_path(path), rank_info.rank), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
         os.dup2(log, 1)
         os.dup2(log, 2)
-    heartbeat = HeartbeatWriter(heartbeat_path(place.meeting, place.rank) if place.meeting else None)
-    answer: Answer | None = None
+    heartbeat = HeartbeatWriter(heartbeat_path(rank_info.meeting, rank_info.rank) if rank_info.meeting else None)
+    writer: ResultWriter | None = None
     try:
-        answer = Answer(result, together=True)
+        writer = ResultWriter(result, together=True)
         if not trust:
             job.require_code()
-        run(job, answer, place, heartbeat)
-        answer.finish()
+        run(job, writer, rank_info, heartbeat)
+        writer.finish()
     except BaseException as error:
         heartbeat.fail()
-        if answer is not None and not answer.result.failures:
-            answer.result.error = Failure(
+        if writer is not None and not writer.result.failures:
+            writer.result.error = Failure(
                 type(error).__name__, describe_error(error) if isinstance(error, Exception) else str(error)
             )
             with contextlib.suppress(OSError):  # the disk may be what failed
-                answer.write()
+                writer.write()
         _leave(error)
     return 0
 

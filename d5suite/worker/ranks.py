@@ -1,4 +1,4 @@
-"""A worker that is one of several ranks: its place, its part of the machine, its watch.
+"""A worker that is one of several ranks: its number, its share of the machine, its watch.
 
 Imports `d5suite.instruments`, `d5suite.launch`, `d5suite.job` and its neighbours.
 """
@@ -24,7 +24,7 @@ from d5suite.job import Failure, Job
 from d5suite.launch.base import MEETING, RANK, RANKS, STARTED_BY_SRUN, WATCHED
 from d5suite.launch.heartbeat import HangDetector, Heartbeat, HeartbeatWriter, heartbeat_path
 from d5suite.launch.ranks import Culprit, told
-from d5suite.worker.answer import Answer
+from d5suite.worker.writer import ResultWriter
 
 LOOK_S = 1.0
 """Seconds between two checks of a rank on the others."""
@@ -46,8 +46,8 @@ many."""
 
 
 @dataclass(frozen=True)
-class Place:
-    """The place of this process among the ranks.
+class RankInfo:
+    """The number of this process among the ranks, and on its host.
 
     Attributes
     ----------
@@ -68,8 +68,8 @@ class Place:
     bound: bool = False
 
     @classmethod
-    def found(cls, environment: Mapping[str, str]) -> Place | None:
-        """Return the place that a launcher gave this process; None without a launcher."""
+    def from_environment(cls, environment: Mapping[str, str]) -> RankInfo | None:
+        """Return what the launcher says in the environment; None without a launcher."""
         meeting = Path(environment[MEETING]) if environment.get(MEETING) else None
         if RANK in environment:
             rank, ranks = int(environment[RANK]), int(environment[RANKS])
@@ -85,13 +85,13 @@ class Place:
         return None
 
 
-def share(job: Job, place: Place, notes: list[str]) -> tuple[Job, list[int] | None]:
+def share_resources(job: Job, rank_info: RankInfo, notes: list[str]) -> tuple[Job, list[int] | None]:
     """Give one rank its part of the job's threads and loader workers, its CPUs, and its GPU.
 
     Parameters
     ----------
     job : Job
-    place : Place
+    rank_info : RankInfo
     notes : list of str
         Receives reasons to doubt the result.
 
@@ -100,17 +100,17 @@ def share(job: Job, place: Place, notes: list[str]) -> tuple[Job, list[int] | No
     JobError
         If ranks would share cores or GPUs, which the job does not allow.
     """
-    if place.ranks != job.ranks:
-        raise JobError(f"the job has {job.ranks} ranks, and {place.ranks} were started")
-    if job.distributed is None or place.ranks == 1:
+    if rank_info.ranks != job.ranks:
+        raise JobError(f"the job has {job.ranks} ranks, and {rank_info.ranks} were started")
+    if job.distributed is None or rank_info.ranks == 1:
         return job, None
-    threads = max(1, job.threads // place.ranks)
+    threads = max(1, job.threads // rank_info.ranks)
     oversubscribe = job.distributed.oversubscribe
     own = replace(job, threads=threads, loader_workers=min(job.loader_workers, threads))
-    ranks = place.local_ranks
-    if ranks == 1 or place.bound:
+    ranks = rank_info.local_ranks
+    if ranks == 1 or rank_info.bound:
         return own, None
-    if ranks < place.ranks:
+    if ranks < rank_info.ranks:
         job = replace(job, threads=threads * ranks)  # those of this host
     found = {"CPU": min(job.threads, len(share_cpus(job.threads, 1, 0)))}
     if job.device != "cpu":
@@ -119,58 +119,60 @@ def share(job: Job, place: Place, notes: list[str]) -> tuple[Job, list[int] | No
         if gpus:
             found["GPU"] = len(gpus)
             os.environ[RUN_GPUS] = ",".join(gpus[:ranks])
-            os.environ["CUDA_VISIBLE_DEVICES"] = gpus[place.local_rank % len(gpus)]
+            os.environ["CUDA_VISIBLE_DEVICES"] = gpus[rank_info.local_rank % len(gpus)]
     for kind, count in found.items():
         if ranks > count:
             shared = f"{ranks} ranks share {count} {kind}{'s' if count > 1 else ''}"
             if not oversubscribe:
                 raise JobError(shared, hint="To run them anyway, give --oversubscribe.")
             notes.append(shared)
-    cpus = share_cpus(job.threads, ranks, place.local_rank)
+    cpus = share_cpus(job.threads, ranks, rank_info.local_rank)
     return own, cpus
 
 
-def watch_over(place: Place, heartbeat: HeartbeatWriter, answer: Answer) -> Callable[[], None]:
+def watch_ranks(rank_info: RankInfo, heartbeat: HeartbeatWriter, writer: ResultWriter) -> Callable[[], None]:
     """Let a rank watch the others under a foreign launcher; return a function that stops it.
 
     A thread of rank 0 does so, and a thread of rank 1 for rank 0. It says in its own result which
     rank hangs, and ends its process; the launcher, srun or mpiexec, then ends all others.
     """
-    if place.meeting is None or WATCHED in os.environ or place.ranks == 1 or place.rank > 1:
+    if rank_info.meeting is None or WATCHED in os.environ or rank_info.ranks == 1 or rank_info.rank > 1:
         return lambda: None
     over = threading.Event()
-    args = place, place.meeting, heartbeat, answer, over
+    args = rank_info, rank_info.meeting, heartbeat, writer, over
     threading.Thread(target=_watch, args=args, daemon=True, name="watch").start()
     return over.set
 
 
-def _watch(place: Place, meeting: Path, heartbeat: HeartbeatWriter, answer: Answer, over: threading.Event) -> None:
-    watch, since = HangDetector(place.ranks), None
+def _watch(
+    rank_info: RankInfo, meeting: Path, heartbeat: HeartbeatWriter, writer: ResultWriter, over: threading.Event
+) -> None:
+    watch, since = HangDetector(rank_info.ranks), None
     while not over.wait(LOOK_S):
         with contextlib.suppress(OSError):
             os.listdir(meeting)  # so that a client of a shared file system asks its server
-        heartbeats = [Heartbeat.read(heartbeat_path(meeting, rank)) for rank in range(place.ranks)]
+        heartbeats = [Heartbeat.read(heartbeat_path(meeting, rank)) for rank in range(rank_info.ranks)]
         hung = watch.look(heartbeats, time.monotonic())
-        if hung is None or (place.rank == 1 and hung[0] != 0):
+        if hung is None or (rank_info.rank == 1 and hung[0] != 0):
             since = None
             continue
         since = since or time.monotonic()
-        if place.rank == 1 and time.monotonic() - since < DEPUTY_S:
+        if rank_info.rank == 1 and time.monotonic() - since < DEPUTY_S:
             continue
-        first = answer.path.with_name(answer.path.name.replace(f".rank{place.rank}.result.json", ".result.json"))
-        message = told(first, place.ranks, Culprit(*hung), heartbeats[hung[0]])
-        _end_all(message, heartbeat, answer)
+        first = writer.path.with_name(writer.path.name.replace(f".rank{rank_info.rank}.result.json", ".result.json"))
+        message = told(first, rank_info.ranks, Culprit(*hung), heartbeats[hung[0]])
+        _end_all(message, heartbeat, writer)
 
 
-def _end_all(message: str, heartbeat: HeartbeatWriter, answer: Answer) -> None:
+def _end_all(message: str, heartbeat: HeartbeatWriter, writer: ResultWriter) -> None:
     """Write the reason where the session looks for it, and end this process."""
-    result = answer.result
+    result = writer.result
     result.error = Failure(JobError.__name__, message)
     if result.measurement is not None:
         result.failures[result.measurement] = result.error
     heartbeat.fail()
     try:
-        answer.write()
+        writer.write()
         print(f"error: {message}", file=sys.stderr, flush=True)
     finally:
         os._exit(1)

@@ -33,10 +33,10 @@ from d5suite.launch.heartbeat import HeartbeatWriter
 from d5suite.measurements import find
 from d5suite.measurements.base import Measurement, Step
 from d5suite.validate.check import Check, Validation
-from d5suite.worker.answer import Answer
 from d5suite.worker.passes import take_memory, take_time
-from d5suite.worker.ranks import Place, code_digest, share, watch_over
+from d5suite.worker.ranks import RankInfo, code_digest, share_resources, watch_ranks
 from d5suite.worker.turns import Channel, MeasurementTurns
+from d5suite.worker.writer import ResultWriter
 from d5suite.workloads.base import Workload
 
 
@@ -52,12 +52,12 @@ class Prepared(NamedTuple):
 
 def run(
     job: Job,
-    answer: Answer,
-    place: Place | None = None,
+    writer: ResultWriter,
+    rank_info: RankInfo | None = None,
     heartbeat: HeartbeatWriter | None = None,
     channel: Channel | None = None,
 ) -> None:
-    """Carry out a job, or one rank's part, recording into ``answer`` as it goes.
+    """Carry out a job, or one rank's part, recording into ``writer`` as it goes.
 
     With a channel, samples are taken in turn with other workers', where that can be done.
 
@@ -67,47 +67,47 @@ def run(
         If nothing of the job can run. A measurement that fails is recorded and costs only itself.
     """
     notes: list[str] = []
-    place = place or Place()
-    job, cpus = share(job, place, notes)
+    rank_info = rank_info or RankInfo()
+    job, cpus = share_resources(job, rank_info, notes)
     os.environ.update(thread_environment(job.threads))
     cpus = set_affinity(job.threads, notes, cpus)
     if "reference" in job.passes:
-        _compute_references(job, answer)
+        _compute_references(job, writer)
         return
-    answer.result.threads = {"budget": job.threads, "cpus": cpus, "notes": notes}
+    writer.result.threads = {"budget": job.threads, "cpus": cpus, "notes": notes}
     with contextlib.ExitStack() as communicating:
         if heartbeat is not None:
-            communicating.callback(watch_over(place, heartbeat, answer))
+            communicating.callback(watch_ranks(rank_info, heartbeat, writer))
         try:
-            for case, workload in _workloads(job, answer, place, heartbeat or HeartbeatWriter(None), communicating):
-                _agree(job, workload, answer)
-                _measure(job, case, workload, answer, channel)
+            for case, workload in _workloads(job, writer, rank_info, heartbeat or HeartbeatWriter(None), communicating):
+                _agree(job, workload, writer)
+                _measure(job, case, workload, writer, channel)
         except BaseException:
             communicating.pop_all()  # to close waits for the other ranks, and this one has failed
             raise
 
 
-def _compute_references(job: Job, answer: Answer) -> None:
+def _compute_references(job: Job, writer: ResultWriter) -> None:
     from d5suite.workloads.operator import compute_reference
 
     for case in job.cases:
         assert isinstance(case, OperationCase)
         first, *others = case.keys()
-        found = answer.attempt(
+        found = writer.attempt(
             first,
             "computing the reference of",
             lambda case=case: compute_reference(job, case),  # type: ignore[misc]
         )
         for key in (first, *others):
             if found is not None:
-                answer.result.references[key] = found
+                writer.result.references[key] = found
             else:
-                answer.result.failures[key] = answer.result.failures[first]
-    answer.write()
+                writer.result.failures[key] = writer.result.failures[first]
+    writer.write()
 
 
 def _workloads(
-    job: Job, answer: Answer, place: Place, heartbeat: HeartbeatWriter, communicating: contextlib.ExitStack
+    job: Job, writer: ResultWriter, rank_info: RankInfo, heartbeat: HeartbeatWriter, communicating: contextlib.ExitStack
 ) -> Iterator[tuple[CaseJob, Workload]]:
     """Start the framework, meet the other ranks, and build each case's workload in turn."""
     from d5suite.instruments.environment import describe
@@ -118,7 +118,7 @@ def _workloads(
     kinds: dict[str, type[Workload]] = {
         each.kind: each for each in (NetworkWorkload, OperatorWorkload, CollectiveWorkload)
     }
-    answer.phase("starting the framework")
+    writer.phase("starting the framework")
     selection = kinds[job.cases[0].kind].select(job)
     backend = selection.backend
     backend.check(device=job.device, precision=job.precision)
@@ -126,25 +126,25 @@ def _workloads(
     runtime.configure(threads=job.threads, seed=job.seed, device=job.device)
     communicator = None
     if job.distributed is not None:
-        answer.phase("meeting the other ranks")
+        writer.phase("meeting the other ranks")
         communicator = open_communicator(
             job.distributed.communicator, job.distributed.algorithm,
-            rank=place.rank, size=place.ranks, meeting=place.meeting,
+            rank=rank_info.rank, size=rank_info.ranks, meeting=rank_info.meeting,
         )  # fmt: skip
         communicating.callback(communicator.close)
         heartbeat.waits, heartbeat.framework = lambda: communicator.busy, framework.calls
-        if job.distributed.native and place.ranks > 1:
+        if job.distributed.native and rank_info.ranks > 1:
             leave = meet(
                 backend, selection.mode, job.distributed.scheme, job.distributed.settings, communicator,
-                device=job.device, precision=job.precision, threads=job.threads, local_rank=place.local_rank,
-                folder=place.meeting,
+                device=job.device, precision=job.precision, threads=job.threads, local_rank=rank_info.local_rank,
+                folder=rank_info.meeting,
             )  # fmt: skip
             communicating.callback(leave)
     problem = runtime.device_problem(job.device)
     if problem:
         raise JobError(f"backend {backend.name!r} cannot use device {job.device!r}: {problem}")
     versions = runtime.versions()
-    result = answer.result
+    result = writer.result
     result.backend = {
         "name": backend.name,
         "mode": selection.mode,
@@ -155,14 +155,14 @@ def _workloads(
     gc.collect()
     gc.freeze()  # else each collection, several per measurement, takes up to 0.2 s for the framework's objects
     result.environment = describe(["d5suite", "numpy", "onnx", "onnxruntime", "pillow", "h5py"])
-    answer.write()
+    writer.write()
     for kind in dict.fromkeys(case.kind for case in job.cases):
-        result.ceilings.update(kinds[kind].ceilings(job, selection, answer.phase))
+        result.ceilings.update(kinds[kind].ceilings(job, selection, writer.phase))
     for case in job.cases:
-        if place.rank > 0:
+        if rank_info.rank > 0:
             case = case.as_later_rank()
         first, *others = case.keys()
-        workload = answer.attempt(
+        workload = writer.attempt(
             first,
             "reading the case of",
             lambda case=case: kinds[case.kind](job, case, selection),  # type: ignore[misc]
@@ -176,7 +176,7 @@ def _workloads(
         gc.collect()  # native objects hold large arrays in reference cycles
 
 
-def _agree(job: Job, workload: Workload, answer: Answer) -> None:
+def _agree(job: Job, workload: Workload, writer: ResultWriter) -> None:
     """Compare what all ranks must have in common, before anything is trained.
 
     Raises
@@ -187,8 +187,8 @@ def _agree(job: Job, workload: Workload, answer: Answer) -> None:
     if job.ranks == 1:
         return
     communicator = workload.communicator
-    answer.phase("comparing the ranks' network, data and code")
-    backend = answer.result.backend
+    writer.phase("comparing the ranks' network, data and code")
+    backend = writer.result.backend
     versions = {**backend["versions"], "Python": platform.python_version(), "NumPy": np.__version__}
     facts = {
         **workload.fingerprint(),
@@ -205,23 +205,23 @@ def _agree(job: Job, workload: Workload, answer: Answer) -> None:
         raise JobError("the ranks disagree on " + "; ".join(differ), hint="Give all of them the same job and d5suite.")
 
 
-def _measure(job: Job, case: CaseJob, workload: Workload, answer: Answer, channel: Channel | None) -> None:
+def _measure(job: Job, case: CaseJob, workload: Workload, writer: ResultWriter, channel: Channel | None) -> None:
     """Do everything for one case: prove all, then time, because measurements share executors."""
-    result = answer.result
-    ready = [found for name in case.measurements if (found := _prepare(job, case, name, workload, answer)) is not None]
-    ready = [each for each in ready if _prove(each, workload, answer)]
+    result = writer.result
+    ready = [found for name in case.measurements if (found := _prepare(job, case, name, workload, writer)) is not None]
+    ready = [each for each in ready if _prove(each, workload, writer)]
     workload.free_validation()
     if channel is not None:  # others live beside this worker
         return_freed_memory()
     if ready:
         result.facts[case.name] = workload.facts()
     for each in ready:
-        workload.tell = lambda where, kept, key=each.key: answer.tell(key, where, kept)  # type: ignore[misc]
+        workload.tell = lambda where, kept, key=each.key: writer.tell(key, where, kept)  # type: ignore[misc]
         turns = MeasurementTurns(channel, each.key) if channel and each.measurement.takes_turns else None
-        _time(each, workload, answer, turns)
+        _time(each, workload, writer, turns)
 
 
-def _prepare(job: Job, case: CaseJob, name: str, workload: Workload, answer: Answer) -> Prepared | None:
+def _prepare(job: Job, case: CaseJob, name: str, workload: Workload, writer: ResultWriter) -> Prepared | None:
     key = key_of(case.name, name)
 
     def prepare() -> Prepared:
@@ -229,37 +229,37 @@ def _prepare(job: Job, case: CaseJob, name: str, workload: Workload, answer: Ans
         step = measurement.prepare(workload)
         memory: dict[str, Any] = {"missing": measurement.without_memory}
         if measurement.takes_memory and "memory" in job.passes:
-            answer.phase(f"taking peak memory of {key}", key)
+            writer.phase(f"taking peak memory of {key}", key)
             memory = take_memory(workload, step)
         else:
             step.call_first()
         step.reset()
         return Prepared(key, measurement, step, memory, Validation())
 
-    return answer.attempt(key, "preparing", prepare)
+    return writer.attempt(key, "preparing", prepare)
 
 
-def _prove(each: Prepared, workload: Workload, answer: Answer) -> bool:
+def _prove(each: Prepared, workload: Workload, writer: ResultWriter) -> bool:
     def prove() -> bool:
         try:
             each.validation.require(each.measurement.prove(workload, each.step))
         except ValidationError as error:
             raise each.measurement.explain(workload, each.step, error) from error
         finally:
-            answer.result.validation[each.key] = each.validation.to_dict()
+            writer.result.validation[each.key] = each.validation.to_dict()
         return True
 
-    return answer.attempt(each.key, "validating", prove) is not None
+    return writer.attempt(each.key, "validating", prove) is not None
 
 
-def _time(each: Prepared, workload: Workload, answer: Answer, turns: MeasurementTurns | None) -> None:
+def _time(each: Prepared, workload: Workload, writer: ResultWriter, turns: MeasurementTurns | None) -> None:
     settings: SamplingSettings = workload.settings
     if turns is not None:
         settings = InTurns(**settings.to_dict(), turns=turns)
 
     def prove(samples: Samples, first: Iterable[Check]) -> None:
         """Prove what was timed; if that fails, what was measured is kept beside the result."""
-        answer.phase(f"proving what was timed of {each.key}", each.key)
+        writer.phase(f"proving what was timed of {each.key}", each.key)
         start = now()
         try:
             each.validation.require(
@@ -269,12 +269,12 @@ def _time(each: Prepared, workload: Workload, answer: Answer, turns: Measurement
             )
         except Exception:
             taken = samples.to_dict()
-            kept = answer.result.kept.setdefault(each.key, {"series": {}})
+            kept = writer.result.kept.setdefault(each.key, {"series": {}})
             kept |= {"samples": taken, "series": {**kept["series"], "samples_s": taken["samples_s"]}}
-            answer.result.kept[each.key] = kept
+            writer.result.kept[each.key] = kept
             raise
         finally:
-            answer.result.validation[each.key] = each.validation.to_dict()
+            writer.result.validation[each.key] = each.validation.to_dict()
         took_s.append(now() - start)
 
     took_s: list[float] = []
@@ -289,8 +289,8 @@ def _time(each: Prepared, workload: Workload, answer: Answer, turns: Measurement
         if workload.job.ranks > 1:
             workload.communicator.barrier()  # what one rank could not prove is a result of none
         extra = {**measured.extra, "proof_after_s": took_s[-1]}
-        answer.result.measurements[each.key] = replace(measured, extra=extra)
-        answer.result.kept.pop(each.key, None)
+        writer.result.measurements[each.key] = replace(measured, extra=extra)
+        writer.result.kept.pop(each.key, None)
         samples = measured.samples
         low, high = samples["median_ci_s"]
         print(
@@ -301,5 +301,5 @@ def _time(each: Prepared, workload: Workload, answer: Answer, turns: Measurement
         )
         return True
 
-    answer.attempt(each.key, "measuring", time)
-    answer.write()
+    writer.attempt(each.key, "measuring", time)
+    writer.write()

@@ -15,7 +15,7 @@ from d5suite.distributed.gathering import disagreements, gather
 from d5suite.errors import JobError
 from d5suite.instruments.nvml import RUN_GPUS
 from d5suite.job import Distributed, Job
-from d5suite.worker.ranks import Place, code_digest, share
+from d5suite.worker.ranks import RankInfo, code_digest, share_resources
 
 
 def test_every_rank_gets_the_values_of_all() -> None:
@@ -40,12 +40,12 @@ def test_code_has_one_digest() -> None:
 
 
 def test_a_launcher_says_which_rank_a_process_is(tmp_path: Path) -> None:
-    assert Place.found({}) is None
+    assert RankInfo.from_environment({}) is None
     ours = {"D5SUITE_RANK": "1", "D5SUITE_RANKS": "4", "D5SUITE_MEETING": str(tmp_path)}
-    assert Place.found(ours) == Place(1, 4, 1, 4, tmp_path)
+    assert RankInfo.from_environment(ours) == RankInfo(1, 4, 1, 4, tmp_path)
     names = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")
     of_mpi = {f"OMPI_COMM_WORLD_{name}": str(value) for name, value in zip(names, (5, 8, 1, 4), strict=True)}
-    assert Place.found(of_mpi) == Place(5, 8, 1, 4)
+    assert RankInfo.from_environment(of_mpi) == RankInfo(5, 8, 1, 4)
 
 
 def job(ranks: int, *, oversubscribe: bool) -> Job:
@@ -57,22 +57,22 @@ def job(ranks: int, *, oversubscribe: bool) -> Job:
 def test_more_ranks_than_cores_are_refused_or_marked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("d5suite.instruments.threads.allowed_cpus", lambda: [0, 1])
     notes: list[str] = []
-    parts = [share(job(2, oversubscribe=False), Place(rank, 2, rank, 2), notes) for rank in range(2)]
+    parts = [share_resources(job(2, oversubscribe=False), RankInfo(rank, 2, rank, 2), notes) for rank in range(2)]
     assert [(own.threads, own.loader_workers, cpus) for own, cpus in parts] == [(1, 1, [0]), (1, 1, [1])]
     assert not notes
     with pytest.raises(JobError, match="3 ranks share 2 CPUs"):
-        share(job(3, oversubscribe=False), Place(0, 3, 0, 3), notes)
-    share(job(3, oversubscribe=True), Place(2, 3, 2, 3), notes)
+        share_resources(job(3, oversubscribe=False), RankInfo(0, 3, 0, 3), notes)
+    share_resources(job(3, oversubscribe=True), RankInfo(2, 3, 2, 3), notes)
     assert notes == ["3 ranks share 2 CPUs"]
     with pytest.raises(JobError, match="the job has 2 ranks, and 3 were started"):
-        share(job(2, oversubscribe=True), Place(0, 3, 0, 3), notes)
+        share_resources(job(2, oversubscribe=True), RankInfo(0, 3, 0, 3), notes)
 
 
 def test_each_rank_has_a_gpu_and_knows_those_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("d5suite.instruments.threads.allowed_cpus", lambda: [0, 1])
     monkeypatch.setenv(RUN_GPUS, "")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,1,2")
-    share(replace(job(2, oversubscribe=False), device="cuda"), Place(1, 2, 1, 2), [])
+    share_resources(replace(job(2, oversubscribe=False), device="cuda"), RankInfo(1, 2, 1, 2), [])
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "1"
     assert os.environ[RUN_GPUS] == "3,1"
 

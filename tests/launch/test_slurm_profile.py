@@ -19,7 +19,7 @@ from d5suite.launch.slurm.profile import Profile, read_profile
 from d5suite.launch.slurm.script import batch_script
 from d5suite.session.nodes import slow_nodes
 from d5suite.worker.__main__ import await_shared
-from d5suite.worker.ranks import Place, share
+from d5suite.worker.ranks import RankInfo, share_resources
 from tests.conftest import plugin_environment
 
 
@@ -112,14 +112,17 @@ def test_ranks_of_several_nodes_have_their_part_of_the_threads(tmp_path: Path) -
         "D5SUITE_SRUN": "free", "D5SUITE_MEETING": str(tmp_path), "SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "4",
         "SLURM_LOCALID": "1", "SLURM_STEP_NUM_NODES": "2",
     }  # fmt: skip
-    assert Place.found(environment) == Place(3, 4, 1, 2, tmp_path, False)
-    bound = Place.found({**environment, "D5SUITE_SRUN": "bound"})
+    assert RankInfo.from_environment(environment) == RankInfo(3, 4, 1, 2, tmp_path, False)
+    bound = RankInfo.from_environment({**environment, "D5SUITE_SRUN": "bound"})
     assert bound is not None
     job = Job({"name": "torch", "mode": "eager"}, "cpu", "fp32", 40, 0, [], loader_workers=40, ranks=4,
               distributed=Distributed(communicator="gloo", launcher="process"))  # fmt: skip
-    own, cpus = share(job, bound, [])
+    own, cpus = share_resources(job, bound, [])
     assert (own.threads, own.loader_workers, cpus) == (10, 10, None)
-    assert Place.found({name: value for name, value in environment.items() if name != "D5SUITE_SRUN"}) is None
+    assert (
+        RankInfo.from_environment({name: value for name, value in environment.items() if name != "D5SUITE_SRUN"})
+        is None
+    )
 
 
 def test_a_slow_node_is_named() -> None:

@@ -14,7 +14,7 @@ from d5suite.job import Failure, Result
 T = TypeVar("T")
 
 
-class Answer:
+class ResultWriter:
     """A worker's result and its file.
 
     Parameters
