@@ -107,9 +107,11 @@ MAY_IMPORT: dict[str, set[str]] = {
         "pytest_plugin", "session", "cases", "measurements", "report", "backends", "distributed", "optimizers", "data",
         "instruments", "launch", "job", "errors", "files",
     },
-    "cli": {
-        "pytest_plugin", "launch", "report", "backends", "network", "data", "instruments", "errors", "files",
+    "commands": {
+        "commands", "pytest_plugin", "session", "launch", "report", "testing", "backends", "network", "data",
+        "instruments", "errors", "files",
     },
+    "cli": {"commands", "report", "errors"},
     "testing": {
         "testing", "backends", "distributed", "levels", "network", "optimizers", "data", "instruments", "validate",
         "training", "errors", "files",

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import signal
 import sys
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn
 
 from d5suite.errors import ConfigurationError
@@ -18,7 +17,7 @@ from d5suite.report.formats import figure
 from d5suite.report.paired import Paired, judge, side_of
 from d5suite.report.reading import printable
 from d5suite.report.runs import Entry, Failed
-from d5suite.report.thresholds import PAIRED, Thresholds, read_thresholds
+from d5suite.report.thresholds import Thresholds
 from d5suite.report.verdicts import ALPHA, Comparison
 from d5suite.session.pairs import Budget, Criterion, Duel, InterruptedPairsError, Pair
 from d5suite.session.sides import Side, made
@@ -40,45 +39,6 @@ class Compared:
 
     comparison: Comparison
     interrupted: bool = False
-
-
-def asking(options: argparse.Namespace) -> Asking:
-    """Return what a command's recipes and pytest options select; collect nothing yet."""
-    chosen = [f"--{name}={getattr(options, name)}" for name in ("backend", "preset") if getattr(options, name)]
-    return Asking([*map(str, options.recipes)], [*chosen, *options.further])
-
-
-def measure(
-    options: argparse.Namespace,
-    specs: tuple[str, str],
-    asked: Asking | None = None,
-    only: str | None = None,
-) -> Compared:
-    """Measure two sides as the options of ``ab`` or ``bisect`` say.
-
-    Parameters
-    ----------
-    options : argparse.Namespace
-    specs : (str, str)
-    asked : Asking, optional
-        Of `asking`.
-    only : str, optional
-        The name of the one benchmark that is measured.
-
-    Raises
-    ------
-    ConfigurationError
-        As `compare_sides`, or if an option makes no sense.
-    """
-    thresholds = read_thresholds(options.thresholds, PAIRED) if options.thresholds else Thresholds(PAIRED)
-    if options.effect is not None:
-        if not 0 < options.effect <= 10:
-            raise ConfigurationError(f"--effect {options.effect:g}: give a number above 0, to 10")
-        thresholds.default = replace(thresholds.default, effect=options.effect)
-    if options.max_pairs < 1 or not options.max_time > 0:
-        raise ConfigurationError("--max-pairs and --max-time must be positive")
-    budget = Budget(options.max_pairs, options.max_time)
-    return compare_sides(specs, asked or asking(options), thresholds, budget, force=options.force, only=only)
 
 
 def compare_sides(

@@ -1,24 +1,18 @@
-"""``d5suite bisect``: the revision of d5suite, or of a backend, that made a benchmark slower.
+"""Find the first revision that made a benchmark slower, for ``d5suite bisect``.
 
-Like ``git bisect run``, driven by `d5suite.pytest_plugin.ab`: each revision is measured in turn
-with the good one. What cannot be measured, or is not clear, is skipped for a neighbour.
+As ``git bisect run`` does: measure revisions in turn with the good one. A revision that cannot be
+measured, or has no clear verdict, is skipped for its neighbour.
 """
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import cache
 from pathlib import Path
 
-from rich.console import Console
-
 from d5suite.errors import ConfigurationError
-from d5suite.pytest_plugin.ab import asking, measure
-from d5suite.report.announcing import show_comparison
-from d5suite.report.verdicts import Comparison, Exit, Verdict
-from d5suite.session.sides import installed_from, revisions, subject
+from d5suite.report.verdicts import Comparison, Verdict
+from d5suite.session.sides import revisions
 
 Measure = Callable[[str, str, str | None], Comparison]
 """Compares two revisions; of one benchmark, by its name, or of all."""
@@ -96,37 +90,6 @@ def find_culprit(
         else:
             skipped.add(middle)
     return replace(found, revisions=between[low + 1 : high + 1])
-
-
-def run_bisect(options: argparse.Namespace) -> int:
-    """Carry out ``d5suite bisect``; return its exit code."""
-    asked = asking(options)
-    repository: Path | None = options.repository
-
-    @cache
-    def spec(revision: str) -> str:
-        return f"rev:{revision}" if repository is None else installed_from(repository, revision)
-
-    def measured(good: str, revision: str, only: str | None) -> Comparison:
-        found = measure(options, (spec(good), spec(revision)), asked, only)
-        if found.interrupted:
-            raise KeyboardInterrupt
-        return found.comparison
-
-    found = find_culprit(options.good, options.bad, measured, _tell, repository)
-    if isinstance(found, Comparison):
-        show_comparison(found, Console(markup=False))
-        print(f"no benchmark is slower at {options.bad} than at {options.good}")
-        return int(found.exit or Exit.TOO_NOISY)
-    several = len(found.revisions) > 1
-    print(f"{found.benchmark} takes {found.ratio:.3f} times as long since{' one of' * several}")
-    for each in found.revisions:
-        print(f"  {subject(each, repository)}")
-    return int(Exit.TOO_NOISY if several else Exit.NOTHING_WRONG)
-
-
-def _tell(what: str) -> None:
-    print(f"d5suite bisect: {what}", flush=True)
 
 
 def _ratio(verdict: Verdict) -> float:

@@ -21,11 +21,11 @@ import pytest
 import d5suite
 from d5suite.backends import Selection
 from d5suite.cli import main
+from d5suite.commands.bisect import run as run_bisect
 from d5suite.errors import ConfigurationError
 from d5suite.launch.base import Limits
 from d5suite.launch.turns import TurnWorker
 from d5suite.pytest_plugin.ab import Compared
-from d5suite.pytest_plugin.bisect import run_bisect
 from d5suite.report.runs import Run
 from d5suite.report.verdicts import Comparison, Exit, Verdict
 from d5suite.session.pairs import Duel, Pair
@@ -469,7 +469,7 @@ def test_revisions_of_a_backend_are_installed_one_after_another(
         runs = [Run(Path(each), "side", [], {}) for each in specs]
         return Compared(Comparison(runs[0], runs[1], [verdict], {}, []))
 
-    monkeypatch.setattr("d5suite.pytest_plugin.bisect.measure", measure)
+    monkeypatch.setattr("d5suite.commands.bisect.measure", measure)
     assert run_bisect(bisected(folder)) == Exit.TOO_NOISY
     said = capsys.readouterr().out.splitlines()
     assert "a/b c takes 2.000 times as long since one of" in said
@@ -482,7 +482,7 @@ BISECT = """
 import argparse, sys
 from pathlib import Path
 sys.path.append(sys.argv[1])  # and not of the workers
-from d5suite.pytest_plugin.bisect import run_bisect
+from d5suite.commands.bisect import run as run_bisect
 sys.exit(run_bisect(argparse.Namespace(**eval(sys.argv[2]))))
 """
 

@@ -1,7 +1,4 @@
-"""The command ``d5suite report``.
-
-Imports its neighbours, late: nothing of a page is needed to list commands.
-"""
+"""``d5suite report``: result files as one page."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ from pathlib import Path
 from d5suite.errors import ConfigurationError
 
 
-def add_command(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add ``report`` to the commands."""
     report = commands.add_parser(
         "report",

@@ -1,4 +1,4 @@
-"""The commands ``d5suite slurm init``, ``run``, ``script``, ``status``, ``collect``, ``cancel``."""
+"""``d5suite slurm``: ``init``, ``run``, ``script``, ``status``, ``collect`` and ``cancel``."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PASSED = ("scheme", "communicator", "algorithm", "scaling", "preset", "device", 
 """Options of pytest that are options of ``run`` and ``script``, too."""
 
 
-def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add ``slurm`` to the commands of ``d5suite``."""
     slurm = commands.add_parser("slurm", help="measure several nodes of a cluster under Slurm")
     own = slurm.add_subparsers(metavar="COMMAND", required=True)

@@ -1,7 +1,4 @@
-"""The command ``d5suite history``.
-
-Imports its neighbours, late: nothing of a history is needed to list commands.
-"""
+"""``d5suite history``: keep results over time and date their changes."""
 
 from __future__ import annotations
 
@@ -9,7 +6,7 @@ import argparse
 from pathlib import Path
 
 
-def add_history(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add ``history`` and its actions to the commands."""
     history = commands.add_parser("history", help="keep a history of valid results and date its changes")
     actions = history.add_subparsers(title="actions", metavar="ACTION", required=True)

@@ -1,0 +1,69 @@
+"""``d5suite bisect``: the revision of d5suite, or of a backend, that made a benchmark slower."""
+
+from __future__ import annotations
+
+import argparse
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from d5suite.commands.ab import add_paired, asking, measure
+
+if TYPE_CHECKING:
+    from d5suite.report.verdicts import Comparison
+
+
+def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command."""
+    command = commands.add_parser(
+        "bisect", help="find the revision of d5suite, or of a backend, that made a benchmark slower",
+        description="Measures revisions in turn with the good one, as ab does. Further options of pytest follow "
+        "after --.",
+        epilog="exit codes: 0 found, 2 usage, 6 several revisions are left; those of ab if BAD is not slower",
+    )  # fmt: skip
+    command.add_argument("--good", required=True, metavar="REVISION")
+    command.add_argument("--bad", required=True, metavar="REVISION", help="a later revision that is slower")
+    command.add_argument(
+        "--repository", type=Path, metavar="PATH",
+        help="Git repository of a backend, whose revisions are installed (default: d5suite's own)",
+    )  # fmt: skip
+    add_paired(command)
+    command.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Search for the revision and print it; return the exit code."""
+    from rich.console import Console
+
+    from d5suite.pytest_plugin.bisect import find_culprit
+    from d5suite.report.announcing import show_comparison
+    from d5suite.report.verdicts import Comparison, Exit
+    from d5suite.session.sides import installed_from, subject
+
+    asked = asking(options)
+    repository: Path | None = options.repository
+
+    @cache
+    def spec(revision: str) -> str:
+        return f"rev:{revision}" if repository is None else installed_from(repository, revision)
+
+    def measured(good: str, revision: str, only: str | None) -> Comparison:
+        found = measure(options, (spec(good), spec(revision)), asked, only)
+        if found.interrupted:
+            raise KeyboardInterrupt
+        return found.comparison
+
+    found = find_culprit(options.good, options.bad, measured, _tell, repository)
+    if isinstance(found, Comparison):
+        show_comparison(found, Console(markup=False))
+        print(f"no benchmark is slower at {options.bad} than at {options.good}")
+        return int(found.exit or Exit.TOO_NOISY)
+    several = len(found.revisions) > 1
+    print(f"{found.benchmark} takes {found.ratio:.3f} times as long since{' one of' * several}")
+    for each in found.revisions:
+        print(f"  {subject(each, repository)}")
+    return int(Exit.TOO_NOISY if several else Exit.NOTHING_WRONG)
+
+
+def _tell(what: str) -> None:
+    print(f"d5suite bisect: {what}", flush=True)

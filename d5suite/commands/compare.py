@@ -1,0 +1,129 @@
+"""``d5suite compare``: verdicts on two runs, or tables of result files."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from d5suite.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from d5suite.report.verdicts import Comparison
+
+
+def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command."""
+    command = commands.add_parser(
+        "compare", help="judge each benchmark of two runs, or show result files as tables",
+        description="Two files: a verdict on each benchmark. One, or more than two: tables.",
+        epilog="exit codes: 0 nothing wrong, 1 regression, 2 usage, 3 wrong answer, 4 benchmark missing, "
+        "5 not comparable, 6 too noisy to tell or nothing to judge (docs/compare.md)",
+    )  # fmt: skip
+    command.add_argument("results", type=Path, nargs="+", metavar="RESULT.json", help="BASE.json NEW.json")
+    command.add_argument("--tables", action="store_true", help="also show two files as tables side by side")
+    command.add_argument("--force", action="store_true", help="also compare runs of different machines or settings")
+    command.add_argument("--thresholds", type=Path, metavar="FILE.toml", help="what counts as a change, by benchmark")
+    command.add_argument("--history", type=Path, metavar="FOLDER", help="judge one file against the runs of a folder")
+    command.add_argument(
+        "--between-runs", type=float, metavar="FRACTION",
+        help="standard deviation of a median from run to run (default: 0.15)",
+    )  # fmt: skip
+    add_formats(command)
+    command.set_defaults(run=_run)
+
+
+def add_formats(command: argparse.ArgumentParser) -> None:
+    """Add the options that write a comparison in other formats."""
+    for name, what in (("json", "JSON"), ("markdown", "a summary in Markdown"), ("junit", "JUnit XML")):
+        command.add_argument(f"--{name}", type=Path, metavar="FILE", help=f"write {what}; - prints it instead")
+
+
+def _run(options: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    from d5suite.report.compare import show
+
+    check_formats(options, options.results)
+    if options.history or (len(options.results) == 2 and not options.tables):
+        found = _judge_by_history(options) if options.history else _judge(options)
+        announce(found, options)
+        return int(found.exit)
+    given = [f"--{name.replace('_', '-')}" for name in _OF_TWO if getattr(options, name)]
+    if given:
+        raise ConfigurationError(f"{given[0]} is for two files: the second is compared with the first")
+    show(options.results, Console(markup=False))
+    return 0
+
+
+_OF_TWO = ("force", "thresholds", "between_runs", "json", "markdown", "junit")
+"""Options that only a comparison of two files has."""
+
+
+def _judge(options: argparse.Namespace) -> Comparison:
+    from d5suite.report.runs import read_run
+    from d5suite.report.thresholds import Thresholds, read_thresholds
+    from d5suite.report.verdicts import compare_runs
+
+    thresholds = read_thresholds(options.thresholds) if options.thresholds else Thresholds()
+    if options.between_runs is not None:
+        if not 0 <= options.between_runs <= 10:
+            raise ConfigurationError(f"--between-runs {options.between_runs:g}: give a number from 0 to 10")
+        thresholds.default = replace(thresholds.default, between_runs=options.between_runs)
+    base, new = map(read_run, options.results)
+    return compare_runs(base, new, thresholds, force=options.force)
+
+
+def _judge_by_history(options: argparse.Namespace) -> Comparison:
+    from d5suite.report.judging import compare_with_history
+    from d5suite.report.runs import read_run
+    from d5suite.report.thresholds import Thresholds, read_thresholds
+
+    if len(options.results) != 1 or options.tables or options.between_runs is not None:
+        raise ConfigurationError(
+            "--history is for one file, without --tables and --between-runs: a history shows how runs vary"
+        )
+    thresholds = read_thresholds(options.thresholds) if options.thresholds else Thresholds()
+    return compare_with_history(options.history, read_run(options.results[0]), thresholds, force=options.force)
+
+
+def check_formats(options: argparse.Namespace, results: Sequence[Path] = ()) -> None:
+    """Raise `ConfigurationError` if an output would replace another, or a file that is read."""
+    from d5suite.report.outputs import check_outputs
+
+    history = getattr(options, "history", None)
+    inputs = [*results, *filter(None, [options.thresholds]), *(history.glob("*.json") if history else ())]
+    check_outputs({f"--{name}": getattr(options, name) for name in ("json", "markdown", "junit")}, inputs)
+
+
+def announce(found: Comparison, options: argparse.Namespace) -> None:
+    """Show a comparison, or write it in the requested formats."""
+    import json
+
+    from rich.console import Console
+
+    from d5suite.files import write_bytes
+    from d5suite.report.announcing import show_comparison, to_junit, to_markdown
+    from d5suite.report.verdicts import to_json
+
+    formats = {
+        options.json: lambda: (json.dumps(to_json(found), indent=1, allow_nan=False) + "\n").encode(),
+        options.markdown: lambda: to_markdown(found).encode(),
+        options.junit: lambda: to_junit(found),
+    }
+    printed = formats.pop(Path("-"), None)
+    for path, content in formats.items():
+        if path is not None:
+            try:
+                write_bytes(path, content())
+            except OSError as error:
+                raise ConfigurationError(
+                    f"the comparison cannot be written: {error.strerror}", where=str(path)
+                ) from None
+    if printed is not None:
+        sys.stdout.write(printed().decode())
+    else:
+        show_comparison(found, Console(markup=False))

@@ -1,0 +1,55 @@
+"""``d5suite network``: a network's cost, and which backends can run it."""
+
+from __future__ import annotations
+
+import argparse
+
+from d5suite.errors import ConfigurationError
+
+
+def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command."""
+    command = commands.add_parser("network", help="show a network's cost, and which backends can run it")
+    command.add_argument("network", metavar="NAME|FILE.onnx", help="network of the zoo, or an ONNX file")
+    command.add_argument("--batch-size", type=int, default=1, metavar="N")
+    command.add_argument("--image-size", type=int, default=224, metavar="PIXELS")
+    command.add_argument(
+        "--shape", action="append", default=[], metavar="INPUT=NxCxHxW",
+        help="dimensions of an input that the file leaves open; repeat it for each input",
+    )  # fmt: skip
+    command.add_argument("--json", action="store_true", help="print JSON instead of tables")
+    command.add_argument("--layers", action="store_true", help="show each layer, not only the totals")
+    command.set_defaults(run=_run)
+
+
+def _run(options: argparse.Namespace) -> int:
+    import json
+
+    from rich.console import Console
+
+    from d5suite.network.analysis import analyse
+    from d5suite.network.given import Given, load_given, parse_shapes
+    from d5suite.network.zoo import build
+    from d5suite.report.network import cost_table, description, show_network
+
+    for name, most in (("batch_size", 2**31 - 1), ("image_size", 2**16)):
+        value = getattr(options, name)
+        if not 1 <= value <= most:
+            rule = "at least 1" if value < 1 else f"at most {most}"
+            raise ConfigurationError(f"--{name.replace('_', '-')} is {value}; it must be {rule}")
+    if options.network.endswith(".onnx"):
+        given = load_given(options.network, shapes=parse_shapes(options.shape), batch_size=options.batch_size)
+    elif options.shape:
+        raise ConfigurationError("--shape is for the inputs of an ONNX file", where=options.network)
+    else:
+        given = Given(build(options.network, image_size=options.image_size), "")
+    found = description(given, batch_size=options.batch_size)
+    if options.json:
+        print(json.dumps(found, indent=1))
+    else:
+        console, network = Console(markup=False), given.network
+        title = f"{network.name}, batch {network.batch_size or options.batch_size}"
+        if not found["cost_unknown"]:
+            console.print(cost_table(analyse(network, batch_size=options.batch_size), title, layers=options.layers))
+        show_network(found, console)
+    return 0 if any(each["can"] for each in found["backends"].values()) else 1
