@@ -54,7 +54,7 @@ QUICKLY := OMP_WAIT_POLICY=passive PYTHONDONTWRITEBYTECODE= $(KERASLESS) \
 	XLA_FLAGS="--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true \
 	--xla_cpu_use_fusion_emitters=false" \
 	JAX_COMPILATION_CACHE_DIR="$(CURDIR)/$(COMPILED)" JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0
-test-all: CHOSEN := slow or not slow
+test-all: CHOSEN := not quick
 
 lint: $(VENV)/installed-test
 	@failed=; for check in "ruff check ." "ruff format --check ." mypy; do \

@@ -51,7 +51,7 @@ def test_conformance_has_pytests_options_for_going_on_after_a_failure() -> None:
 @pytest.mark.parametrize(
     "names",
     [
-        pytest.param(["deep500", "faulty", "absent", "unimportable"], id="some"),
+        pytest.param(["deep500", "faulty", "absent", "unimportable"], id="some", marks=pytest.mark.quick),
         pytest.param([], id="all", marks=pytest.mark.slow),
     ],
 )

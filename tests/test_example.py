@@ -76,6 +76,7 @@ def _run(environment: dict[str, str], *command: str) -> subprocess.CompletedProc
     )
 
 
+@pytest.mark.quick
 def test_the_smallest_backend_passes_the_short_form_of_the_kit() -> None:
     done = _run(plugin_environment(), "d5suite.cli", "conformance", "onnxruntime", "--quick")
     assert done.returncode == 0, done.stdout[-3000:]
@@ -110,6 +111,7 @@ def test_the_smallest_backend_is_measured_on_request_and_skips_the_rest(
     assert "onnxruntime has no gradient: onnxruntime does inference only" in done.stdout
 
 
+@pytest.mark.quick
 def test_the_trainable_example_is_right_at_every_level(trainable: dict[str, str]) -> None:
     """A few cases of each level."""
     chosen = "discovery or Softmax-axis or (gradient_through_operator and Clip) or formula and adam-fp32"

@@ -28,7 +28,7 @@ INSTALLED = [name for name in BUILT_IN if discover()[0][name].problem() is None]
 @pytest.mark.parametrize(
     "frameworks",
     [
-        pytest.param([name for name in INSTALLED if name in ("mxnet", "torch")], id="two"),
+        pytest.param([name for name in INSTALLED if name in ("mxnet", "torch")], id="two", marks=pytest.mark.quick),
         pytest.param(INSTALLED, id="all", marks=pytest.mark.slow),
     ],
 )

@@ -379,8 +379,8 @@ MISTAKES = {
 @pytest.mark.parametrize(
     "mistakes",
     [
-        pytest.param(("off_by_one", "crash"), id="quick"),
-        pytest.param(("axis", "dropped", "half"), id="rest", marks=pytest.mark.slow),
+        pytest.param(("off_by_one", "crash"), id="two", marks=pytest.mark.quick),
+        pytest.param(tuple(MISTAKES), id="all", marks=pytest.mark.slow),
     ],
 )
 def test_a_mistake_costs_its_own_tests(measure: Measure, tmp_path: Path, mistakes: tuple[str, ...]) -> None:

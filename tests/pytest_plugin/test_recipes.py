@@ -141,8 +141,8 @@ FAULTS = {
 @pytest.mark.parametrize(
     "modes",
     [
-        pytest.param(("wrong", "segfault"), id="quick"),
-        pytest.param(tuple(m for m in FAULTS if m not in ("wrong", "segfault")), id="rest", marks=pytest.mark.slow),
+        pytest.param(("wrong", "segfault"), id="two", marks=pytest.mark.quick),
+        pytest.param(tuple(FAULTS), id="all", marks=pytest.mark.slow),
     ],
 )
 def test_a_fault_costs_its_own_test_and_nothing_more(

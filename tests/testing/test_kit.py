@@ -38,8 +38,8 @@ def kit(backend: str, *modules: str, options: Sequence[str] = ()) -> subprocess.
 
 BUILT_IN = ("keras", "jax", "tensorflow", "torch", "mxnet", "deep500")
 """The slowest first: two kits run at a time, and nothing else beside the last one."""
-QUICK, REST = ("-m", "not slow"), ("-m", "slow")
-"""The short form of the kit, and what the full form adds to it."""
+QUICK = ("-m", "not slow")
+"""Options of the kit's short form; the full form takes none."""
 
 Kits = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -64,7 +64,8 @@ def kits(request: pytest.FixtureRequest) -> Iterator[Kits]:
 
 @pytest.mark.alone
 @pytest.mark.parametrize(
-    "form", [pytest.param(QUICK, id="quick"), pytest.param(REST, id="rest", marks=pytest.mark.slow)]
+    "form",
+    [pytest.param(QUICK, id="quick", marks=pytest.mark.quick), pytest.param((), id="full", marks=pytest.mark.slow)],
 )
 @pytest.mark.parametrize("name", BUILT_IN)
 def test_a_built_in_adapter_conforms(kits: Kits, name: str, form: tuple[str, ...], attempt: int) -> None:
@@ -218,14 +219,14 @@ Catching = Callable[..., "tuple[int, str]"]
 
 @pytest.fixture(scope="module")
 def catching() -> Iterator[Catching]:
-    """Run the cases of a form that catch the faults of a mode, or with ``right`` of all."""
+    """Run the cases of the short form that catch the faults of a mode, or with ``right`` of all."""
     pipe = subprocess.PIPE
     with subprocess.Popen([sys.executable, "-c", FORKS], env=plugin_environment(), stdin=pipe, stdout=pipe) as forks:
         assert forks.stdin is not None and forks.stdout is not None
         orders, answers = forks.stdin, forks.stdout
 
         @cache
-        def run(backend: str, mode: str, form: tuple[str, ...], attempt: int = 1) -> tuple[int, str]:
+        def run(backend: str, mode: str, attempt: int = 1) -> tuple[int, str]:
             ours = [
                 m for m in MISTAKES if mode == m[0] or (mode == "right" and (m[0] in SINGLE) == (backend == "single"))
             ]
@@ -238,7 +239,7 @@ def catching() -> Iterator[Catching]:
                 *files,
                 "--backend",
                 f"{backend}:{mode}",
-                *form,
+                *QUICK,
                 "-k",
                 cases,
             ]
@@ -252,7 +253,6 @@ def catching() -> Iterator[Catching]:
 
 
 @needs_torch
-@pytest.mark.parametrize("form", [pytest.param(QUICK, id="quick"), pytest.param((), id="full", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("mistake", "case", "clause"),
     [
@@ -260,12 +260,12 @@ def catching() -> Iterator[Catching]:
         for mistake, file, *rest in MISTAKES
     ],
 )
-def test_each_form_catches_a_mistake(
-    catching: Catching, mistake: str, case: str, clause: str, form: tuple[str, ...], attempt: int
+def test_the_short_form_catches_a_mistake(
+    catching: Catching, mistake: str, case: str, clause: str, attempt: int
 ) -> None:
     """It reports two lines: adapter, clause and figures, then the text of the clause."""
     name = "single" if mistake in SINGLE else "wrong"
-    code, output = catching(name, mistake, form, attempt)
+    code, output = catching(name, mistake, attempt)
     assert code == 1, output[-3000:]
     lines = output.splitlines()
     assert any(line.startswith("FAILED") and case in line for line in lines), output[-3000:]
@@ -279,12 +279,9 @@ def test_each_form_catches_a_mistake(
 
 @needs_torch
 @pytest.mark.alone
-@pytest.mark.parametrize("form", [pytest.param(QUICK, id="quick"), pytest.param((), id="full", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", ["single", "wrong"])
-def test_the_same_backend_without_a_mistake_passes(
-    catching: Catching, name: str, form: tuple[str, ...], attempt: int
-) -> None:
-    code, output = catching(name, "right", form, attempt)
+def test_the_same_backend_without_a_mistake_passes(catching: Catching, name: str, attempt: int) -> None:
+    code, output = catching(name, "right", attempt)
     assert code == 0, output[-3000:]
     assert name != "single" or not re.search(r"^level 1: gradients .* [1-9]\d*$", output, re.MULTILINE)
 
@@ -323,9 +320,8 @@ def test_the_schemes_on_a_wrong_replica_break_their_rules(mode: str) -> None:
 
 @needs_torch
 @pytest.mark.alone
-@pytest.mark.parametrize("form", [pytest.param(QUICK, id="quick"), pytest.param((), id="full", marks=pytest.mark.slow)])
-def test_a_run_of_the_whole_kit_wants_every_level_proved(form: tuple[str, ...]) -> None:
-    done = kit("partial", options=["-q", *form])
+def test_a_run_of_the_whole_kit_wants_every_level_proved() -> None:
+    done = kit("partial", options=["-q", *QUICK])
     assert done.returncode == 1
     assert int(_total(done)[2]) == 0, done.stdout[-3000:]
     for claim in ("gradient", "level 2"):
@@ -338,14 +334,16 @@ def test_the_kit_has_the_networks_that_onnx_ships() -> None:
     assert {path.stem for path in LIGHT} > set(LIGHTEST)
 
 
+@needs_torch
 @pytest.mark.slow
-def test_the_short_form_makes_no_other_node_tests_than_the_full_form_has() -> None:
-    short, full = (
-        kit("deep500", "d5suite.testing.test_onnx_nodes", options=["--collect-only", "-q", "-m", cases])
-        for cases in ("not slow", "not (slow)")
-    )
-    found = [line for line in short.stdout.splitlines() if "::" in line]
-    assert len(found) > 5 and found == [line for line in full.stdout.splitlines() if "::" in line]
+def test_the_full_form_has_every_case_of_the_short_form() -> None:
+    """It catches what the short form catches, which makes fewer of ONNX's node tests."""
+    short, full = (kit("wrong:right", options=["--collect-only", "-q", *form]) for form in (QUICK, ()))
+    cases, all_cases = ([line for line in done.stdout.splitlines() if "::" in line] for done in (short, full))
+    assert sum("test_onnx_nodes" in case for case in cases) > 5
+    assert 150 < len(cases) < len(all_cases) and set(cases) < set(all_cases)
+    for _, file, case, _ in MISTAKES:
+        assert any(f"{file}.py::{case}" in each for each in cases), case
 
 
 def test_a_run_in_which_nothing_passes_fails() -> None:
