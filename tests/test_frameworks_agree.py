@@ -1,24 +1,17 @@
-"""All frameworks give one answer: one small recipe from files to results, and training runs."""
+"""All frameworks give one answer: one small recipe, from files to results."""
 
 from __future__ import annotations
 
 import itertools
 import json
-import subprocess
-import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import jsonschema
 import pytest
 
-from d5suite.backends import discover, select
-from d5suite.instruments.threads import thread_environment
-from d5suite.testing.networks import COURSES
-from d5suite.testing.reference import STEPS
+from d5suite.backends import discover
 from d5suite.validate.norms import FLOAT64
-from d5suite.validate.training.trajectory import Trajectory, check_trajectory
-from tests.conftest import Run, plugin_environment
+from tests.conftest import Run
 
 SCHEMA = json.loads((Path(__file__).parents[1] / "results" / "schema.json").read_text())
 BUILT_IN = ("deep500", "jax", "keras", "mxnet", "tensorflow", "torch")
@@ -88,38 +81,3 @@ def test_a_run_proved_by_the_formula_proves_the_next_backends(
         for bench in json.loads((tmp_path / "out.json").read_text())["benchmarks"]
     }
     assert found == {"wrong": {"the update formula, 12 tensors"}, "torch": {"wrong fp64, 12 tensors"}}
-
-
-MODES = [name for name in (*BUILT_IN, "keras:torch", "keras:jax", "mxnet:imperative")
-         if select(name).backend.problem(select(name).mode) is None]  # fmt: skip
-
-
-def _run(name: str, out: Path) -> dict[str, Trajectory]:
-    """Run a backend's training courses in a fresh process."""
-    subprocess.run(
-        [sys.executable, "-m", "d5suite.testing.reference", name, str(out)],
-        env={**plugin_environment(), **thread_environment(1)},
-        check=True,
-        capture_output=True,
-    )
-    return {course: Trajectory.load(out / f"{course}.h5")[0] for course in COURSES}
-
-
-@pytest.mark.slow
-def test_every_pair_agrees_on_every_loss_parameter_and_statistic(tmp_path: Path) -> None:
-    """Twenty steps in float64, to 1e-8: of LeNet-5 on digits, of every operator, of ResNet-18.
-
-    One test, so that test processes share the runs.
-    """
-    assert len(MODES) > 1
-    with ThreadPoolExecutor(2) as pool:
-        runs = list(pool.map(lambda name: _run(name, tmp_path / name.replace(":", "-")), MODES))
-    for course in COURSES:
-        network = COURSES[course].network()
-        for (one, first), (other, second) in itertools.combinations(zip(MODES, runs, strict=True), 2):
-            losses, parameters = first[course].losses, first[course].parameters
-            assert len(losses) == STEPS
-            assert set(parameters) == set(second[course].parameters) == {*network.parameters, *network.statistics}
-            what = f"{course}, {one} vs {other}"
-            found = check_trajectory(what, first[course], second[course], tolerance=FLOAT64, parameters=True)
-            assert [check for check in found if not check.passed] == []

@@ -2,18 +2,17 @@
 
 A recorded run holds the loss of every step. For every final parameter and running statistic it
 holds the norm, two projections on fixed noise (a wrong element changes both), and the norm of its
-change. ``python -m d5suite.testing.reference BACKEND[:MODE] FOLDER`` runs all courses and saves the
-complete trajectories, to compare two backends tensor by tensor; ``--record`` writes the recording
-that the kit ships.
+change. ``python -m d5suite.testing.reference BACKEND[:MODE]`` trains on a backend and overwrites
+the recording that the kit ships.
 
 Imports NumPy, the contract and `d5suite.validate`.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
+import sys
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -102,34 +101,22 @@ def train(backend: Backend, course: str, *, mode: str, device: str, precision: s
     return found
 
 
-def main() -> None:
-    """Train all courses on one backend."""
-    parser = argparse.ArgumentParser(prog="python -m d5suite.testing.reference")
-    parser.add_argument("backend", metavar="BACKEND[:MODE]")
-    parser.add_argument("folder", type=Path, help="folder for the trajectories, one COURSE.h5 each")
-    parser.add_argument("--record", action="store_true", help="write the recording that the kit ships")
-    options = parser.parse_args()
-    selection = select(options.backend)
-    backend = selection.backend
-    backend.load("runtime", selection.mode).configure(threads=1, seed=0, device="cpu")
-    found = {course: train(backend, course, mode=selection.mode, device="cpu", precision="fp64") for course in COURSES}
-    options.folder.mkdir(parents=True, exist_ok=True)
-    for course, run in found.items():
-        run.save(options.folder / f"{course}.h5", str(selection))
-    if options.record:
-        courses = {
-            course: {
-                "losses": run.losses.tolist(),
-                "tensors": {
-                    name: [*_summary(name, value), float(np.linalg.norm(value - initial[name]))]
-                    for name, value in run.parameters.items()
-                },
-            }
-            for course, run in found.items()
-            for initial in (COURSES[course].network().initializers,)
+def record(text: str) -> None:
+    """Train every course on a backend, and write the recording."""
+    selection = select(text)
+    backend, mode = selection.backend, selection.mode
+    backend.load("runtime", mode).configure(threads=1, seed=0, device="cpu")
+    courses = {}
+    for name, course in COURSES.items():
+        run = train(backend, name, mode=mode, device="cpu", precision="fp64")
+        initial = course.network().initializers
+        tensors = {
+            key: [*_summary(key, value), float(np.linalg.norm(value - initial[key]))]
+            for key, value in run.parameters.items()
         }
-        write_json(RECORDS, {"recorded_with": f"{selection} {backend.version()}", "steps": STEPS, "courses": courses})
+        courses[name] = {"losses": run.losses.tolist(), "tensors": tensors}
+    write_json(RECORDS, {"recorded_with": f"{selection} {backend.version()}", "steps": STEPS, "courses": courses})
 
 
 if __name__ == "__main__":
-    main()
+    record(sys.argv[1])
