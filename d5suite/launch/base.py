@@ -1,37 +1,34 @@
-"""What launchers share: limits, the environment and the end of a job's processes.
+"""What all launchers share: how a worker is started, its limits, and how it ended.
 
-Imports `d5suite.instruments`, and psutil lazily.
+Imports `d5suite.instruments`.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 import signal
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from d5suite.errors import ConfigurationError
 from d5suite.instruments.memory import MEMORY_LIMIT
 from d5suite.instruments.threads import thread_environment
-
-POLL_S = 0.25
-"""Period of checking limits; a check takes well under 1 ms."""
+from d5suite.job import Job
 
 TAIL_LINES = 30
-"""Lines of a failed worker's output in a message."""
+"""Number of lines of a failed worker's output in a message."""
 
 RANK, RANKS, MEETING = "D5SUITE_RANK", "D5SUITE_RANKS", "D5SUITE_MEETING"
-"""Environment of a rank: its number, how many there are, and a folder that all of them see."""
+"""Environment variables of a rank: its number, the number of ranks, a folder that all ranks see."""
 
 WATCHED = "D5SUITE_WATCHED"
-"""Environment of a rank whose launcher watches: else rank 0 does."""
+"""Environment variable: the launcher watches the ranks. Without it rank 0 does."""
 
 STARTED_BY_SRUN = "D5SUITE_SRUN"
-"""Environment of a rank that srun starts: ``bound`` if srun has given it CPUs and a GPU, or
-``free``."""
+"""Environment variable of a rank that srun started: ``bound`` if srun assigned CPUs and a GPU to
+it, else ``free``."""
 
 
 @dataclass(frozen=True)
@@ -43,42 +40,64 @@ class Limits:
     seconds : float
         Wall-clock time.
     memory_bytes : int
-        Resident memory of the worker and its descendants together; of all ranks of a job.
+        Resident memory of the worker and its descendants, or of all ranks of a job, together.
     """
 
     seconds: float
     memory_bytes: int
 
-    def over_time(self) -> str:
-        """Return the message about a worker that exceeded its time limit."""
-        return f"the worker did not finish within {self.seconds:g} s (--job-timeout) and was killed"
 
-    def over_memory(self, used: int) -> str:
-        """Return the message about a worker that exceeded its memory limit."""
-        return (
-            f"the worker used {used / 2**30:.2f} GiB, over its limit of {self.memory_bytes / 2**30:.2f} GiB "
-            "(--job-memory), and was killed"
-        )
+@dataclass(frozen=True)
+class Launch:
+    """How to start and limit the worker of a job.
+
+    Attributes
+    ----------
+    limits : Limits
+    python : str or None
+        Interpreter; the current one by default.
+    wrap : str or None
+        A command to prepend, such as ``"perf stat -d"``. It is split into words as by a shell, but
+        no shell runs it.
+    environment : mapping of str to str
+        Additional environment variables.
+    folder : Path or None
+        Working directory; the current one by default.
+    options : sequence of str
+        Additional options of ``python -m d5suite.worker``.
+    watch : callable or None
+        Called several times a second while the worker runs, to show progress.
+    """
+
+    limits: Limits
+    python: str | None = None
+    wrap: str | None = None
+    environment: Mapping[str, str] = field(default_factory=dict)
+    folder: Path | None = None
+    options: Sequence[str] = ()
+    watch: Callable[[], None] | None = None
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The end of a worker.
+    """How a worker ended.
 
     Attributes
     ----------
     ok : bool
-        Whether it exited by itself with status 0, 1 or 2; its result file has the details.
+        Whether it exited with status 0, 1 or 2 by itself; the result file has the details.
     reason : str
-        One sentence.
+        How it ended, in one sentence.
     tail : str
         The last lines of its output.
     interrupt : BaseException or None
-        What ended the wait for it, such as `KeyboardInterrupt`: to be raised again once its results
-        are kept.
+        Exception that ended the wait, such as `KeyboardInterrupt`. Raise it again once the worker's
+        results are saved.
     rank : int or None
-        The rank that ended a job of several; the reason then says all of it, and the rank's own
-        result file which measurement it cost.
+        The rank whose failure ended a job of several ranks. Its own result file names the
+        measurement that failed.
+    exceeded_bytes : int or None
+        The memory limit for which the worker was killed, if it was.
     """
 
     ok: bool
@@ -86,6 +105,7 @@ class Outcome:
     tail: str
     interrupt: BaseException | None = None
     rank: int | None = None
+    exceeded_bytes: int | None = None
 
 
 def interpreter(backend: str, configured: Mapping[str, str]) -> str | None:
@@ -111,71 +131,29 @@ def interpreter(backend: str, configured: Mapping[str, str]) -> str | None:
     return chosen
 
 
-def worker_environment(threads: int, device: str, limits: Limits) -> dict[str, str]:
-    """Return the environment of a worker with this thread budget."""
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")} | thread_environment(threads)
-    environment |= {"PYTHONHASHSEED": "0", "PYTHONUNBUFFERED": "1", MEMORY_LIMIT: str(limits.memory_bytes)}
-    if device == "cpu":
+def worker_environment(job: Job, launch: Launch) -> dict[str, str]:
+    """Return the environment of a worker: a rank gets its share of the threads, at least one."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    environment |= thread_environment(max(1, job.threads // job.ranks))
+    environment |= {
+        "PYTHONHASHSEED": "0", "PYTHONUNBUFFERED": "1", MEMORY_LIMIT: str(launch.limits.memory_bytes),
+    }  # fmt: skip
+    if job.device == "cpu":
         environment["CUDA_VISIBLE_DEVICES"] = ""
-    return environment
+    return {**environment, **launch.environment}
 
 
 def tail_of(log: Path) -> str:
-    """Return the last lines of a log; empty without one."""
+    """Return the last lines of a log, or an empty string if there is no log."""
     if not log.exists():
         return ""
     return "\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-TAIL_LINES:])
 
 
-def said_of(code: int) -> str:
-    """Return how a process ended, from its return code in `subprocess`."""
+def describe_exit(code: int) -> str:
+    """Describe how a process ended, given its return code as in `subprocess`."""
     if code >= 0:
         return f"exited with status {code}"
     name = signal.Signals(-code).name if -code in set(signal.Signals) else str(-code)
     meaning = {"SIGSEGV": " (it crashed)", "SIGKILL": " (killed from outside, or out of memory)"}.get(name, "")
     return f"died of {name}{meaning}"
-
-
-def cannot_start(command: str, error: OSError) -> ConfigurationError:
-    """Return the error of a command that cannot be started."""
-    return ConfigurationError(
-        f"cannot start the worker: {error.strerror}", where=command, hint="Check --wrap and D5SUITE_PYTHON_*."
-    )
-
-
-def family_of(pids: Iterable[int]) -> set[int]:
-    """Return the processes and all their descendants that are alive."""
-    import psutil
-
-    found = set()
-    for pid in pids:
-        with contextlib.suppress(psutil.Error):
-            process = psutil.Process(pid)
-            found |= {pid, *(each.pid for each in process.children(recursive=True))}
-    return found
-
-
-def group_memory(pid: int) -> int:
-    """Return the resident bytes of a process and its descendants; 0 if it is gone."""
-    import psutil
-
-    total = 0
-    for each in family_of([pid]):
-        with contextlib.suppress(psutil.Error):
-            total += psutil.Process(each).memory_info().rss
-    return total
-
-
-def is_running(pid: int) -> bool:
-    """Return whether a thread of a process is runnable; False without Linux's proc(5)."""
-    for stat in Path("/proc", str(pid), "task").glob("*/stat"):
-        with contextlib.suppress(OSError):
-            if stat.read_text().rpartition(")")[2].split()[0] == "R":
-                return True
-    return False
-
-
-def kill_group(pid: int) -> None:
-    """Kill the rest of a process group, if any."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(pid, signal.SIGKILL)

@@ -1,7 +1,7 @@
-"""Liveness of ranks: each writes a heartbeat, and a watch tells a hanging rank from a waiting one.
+"""Liveness of ranks: heartbeats that ranks write, and a detector of ranks that hang.
 
-A thread of each rank writes a line into a file that the launcher reads, or rank 0 where no launcher
-of d5suite's does. Imports psutil lazily.
+A thread of each rank writes a line into a file. The launcher reads it, or rank 0 if d5suite did not
+start the ranks. Imports psutil lazily.
 """
 
 from __future__ import annotations
@@ -17,30 +17,30 @@ from pathlib import Path
 from typing import NamedTuple
 
 PERIOD_S = 0.5
-"""Seconds between two lines; writing one takes 30 µs."""
+"""Seconds between two heartbeats; writing one takes 30 µs."""
 
 STALLED_S = 6.0
-"""Seconds without any work after which a rank that the others wait for is taken to hang: it is
-named within 10."""
+"""Seconds without work after which a rank that the others wait for counts as hanging. So a rank
+that hangs is reported within 10 seconds."""
 
 PATIENCE = 20
-"""A step that takes this many times as long as the longest one before hangs, if all others wait."""
+"""If all others wait, a step that takes this many times as long as the longest one before hangs."""
 
 DEADLOCK_S = 60.0
 """Seconds after which ranks that all wait for each other count as deadlocked; a collective may
 take long."""
 
 LEAST_CPU_S = 0.05
-"""CPU time of the main thread, or its time ready for a core, that counts as work."""
+"""Least CPU time of the main thread, running or waiting for a core, that counts as work."""
 
 WINDOW_S, COMPUTES = 1.0, 0.5
-"""Seconds over which other threads and children are looked at, and the share of them for which one
-that computes runs or is ready. One that only asks again and again, as Horovod's does each
-millisecond, sleeps for most of them."""
+"""Window in seconds over which other threads and child processes are observed, and the busy
+fraction above which one counts as computing. A thread that only polls, as Horovod's does each
+millisecond, sleeps for most of the window."""
 
 SILENT_S = 60.0
-"""Seconds for which the heartbeat of a rank on another host may be late; a shared file system shows
-files that late."""
+"""Seconds by which heartbeats of another host may be late, because shared file systems show files
+that late."""
 
 
 @dataclass(frozen=True)
@@ -51,21 +51,21 @@ class Heartbeat:
     ----------
     pid : int
     ticks : int
-        Lines written.
+        Number of heartbeats written.
     steps : int
-        Steps made where all ranks step together; 0 elsewhere.
+        Number of steps made while all ranks step together; 0 at other times.
     waits : bool
-        Whether it is in a call of its communicator.
+        Whether the rank is inside a call of its communicator.
     failed_at : float
-        When it failed, by the host's monotonic clock; 0 if it did not.
+        When the rank failed, by the host's monotonic clock; 0 if it has not.
     host : str
     entered : int
-        How often it has entered a framework's own step, or another call in which the framework
-        itself connects the ranks; 0 where d5suite's schemes do.
+        Number of times the rank has entered a call in which the framework itself connects the
+        ranks, such as a framework's own step; 0 with d5suite's schemes.
     inside : bool
-        Whether it is in such a call.
+        Whether the rank is inside such a call.
     main_s, others_s : float
-        CPU time of its main thread, and of its other threads together, as it says itself.
+        CPU time of the rank's main thread, and of its other threads together, as it reports it.
     """
 
     pid: int
@@ -81,7 +81,7 @@ class Heartbeat:
 
     @classmethod
     def read(cls, path: Path) -> Heartbeat | None:
-        """Return the last line; None before the first."""
+        """Return the last heartbeat in a file; None before the first."""
         try:
             pid, ticks, steps, waits, failed_at, host, entered, inside, main_s, others_s = path.read_text().split()
         except (OSError, ValueError):
@@ -98,12 +98,12 @@ class Heartbeat:
 
 
 def heartbeat_path(meeting: Path, rank: int) -> Path:
-    """Return the path of a rank's heartbeat."""
+    """Return the path of a rank's heartbeats."""
     return meeting / f"rank{rank}.heartbeat"
 
 
 class HeartbeatWriter:
-    """A rank's side: a thread that writes its heartbeat.
+    """A rank's side: a thread that writes heartbeats.
 
     Parameters
     ----------
@@ -115,9 +115,9 @@ class HeartbeatWriter:
     steps : int
         See `Heartbeat`; the main thread counts.
     waits : callable
-        Says whether the rank is in a call of its communicator.
+        Returns whether the rank is inside a call of its communicator.
     framework : callable
-        Says how often the rank has entered a framework's own step, and how often left it.
+        Returns how often the rank has entered, and how often it has left, a framework's own step.
     """
 
     def __init__(self, path: Path | None) -> None:
@@ -131,7 +131,7 @@ class HeartbeatWriter:
             threading.Thread(target=self._run, daemon=True).start()
 
     def fail(self) -> None:
-        """Record that this rank fails now: the first failure is the cause."""
+        """Record that this rank fails now: the rank that fails first is the cause."""
         self._failed_at = self._failed_at or time.monotonic()
         if self._path is not None:
             self._write()
@@ -143,7 +143,7 @@ class HeartbeatWriter:
 
     def _write(self) -> None:
         assert self._path is not None
-        with self._lock, contextlib.suppress(OSError):  # the folder goes when the job ends
+        with self._lock, contextlib.suppress(OSError):  # the folder is removed when the job ends
             self._ticks += 1
             entered, left = self.framework()
             main_s = _threads_of(os.getpid(), [os.getpid()]).get(os.getpid(), 0.0)
@@ -157,17 +157,24 @@ class HeartbeatWriter:
             new.replace(self._path)
 
 
+class FailedRank(NamedTuple):
+    """The rank that ended a job, and how: the rest of a sentence about it."""
+
+    rank: int
+    how: str
+
+
 class RankWork(NamedTuple):
-    """The work of a rank.
+    """The CPU time of a rank.
 
     Attributes
     ----------
     main_s : float
-        Seconds for which its main thread ran or was ready for a core.
+        Seconds for which the main thread ran or waited for a core.
     threads : mapping of int to float
-        The same of each thread, and of those of its children.
+        The same for each thread of the rank and of its child processes.
     blocked : bool
-        Whether a process of it waits for a disk.
+        Whether one of its processes waits for a disk.
     """
 
     main_s: float
@@ -177,7 +184,7 @@ class RankWork(NamedTuple):
 
 @dataclass
 class _RankState:
-    """State of one rank as the watch knows it, with the times of its changes."""
+    """State of one rank, with the times of its last changes."""
 
     heartbeat: Heartbeat | None = None
     here: bool = True
@@ -192,127 +199,127 @@ class _RankState:
     inside_since: float | None = None
 
     def idle_s(self, now: float) -> float:
-        """Return the seconds without work; of a rank on another host, as last reported."""
+        """Return the seconds without work; for a rank on another host, as last reported."""
         late = not self.here and now - self.ticked < SILENT_S
         return (self.ticked if late else now) - self.worked
 
 
 @dataclass
 class HangDetector:
-    """The watching side, which finds ranks that hang.
+    """Finds ranks that hang.
 
     Attributes
     ----------
     ranks : int
     host : str
-        Where the watch is: work is looked at there, and elsewhere it is what the rank says.
+        The host of the detector. It measures the CPU time of ranks on this host; ranks on other
+        hosts report theirs.
     """
 
     ranks: int
     host: str = field(default_factory=socket.gethostname)
-    seen: list[_RankState] = field(init=False)
+    states: list[_RankState] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.seen = [_RankState() for _ in range(self.ranks)]
+        self.states = [_RankState() for _ in range(self.ranks)]
 
-    def look(self, heartbeats: Sequence[Heartbeat | None], now: float) -> tuple[int, str] | None:
-        """Read the ranks' heartbeats; return one that hangs and how, if any.
+    def check(self, heartbeats: Sequence[Heartbeat | None], now: float) -> FailedRank | None:
+        """Return a rank that hangs, given the ranks' last heartbeats.
 
-        A rank hangs if it does not wait, although it has done no work for `STALLED_S` or is in a
-        step for far too long, while each of the others waits or has done nothing either. In a
-        framework's own step a rank waits or computes, nobody knows which: it counts as waiting for
-        one that has not entered it.
+        A rank hangs if it does not wait, has done no work for `STALLED_S` or has been in one step
+        for far too long, and each of the others waits or has done no work either. Nobody knows
+        whether a rank inside a framework's own step waits or computes. It counts as waiting for a
+        rank that has not entered the step.
         """
-        for seen, heartbeat in zip(self.seen, heartbeats, strict=True):
+        for state, heartbeat in zip(self.states, heartbeats, strict=True):
             if heartbeat is None:
                 return None
-            self._note(seen, heartbeat, now)
-        calling, inside = (
-            [now - since if since is not None else 0.0 for since in found]
-            for found in ([each.waits_since for each in self.seen], [each.inside_since for each in self.seen])
-        )
-        idle = [each.idle_s(now) for each in self.seen]
-        waiting = [max(each) for each in zip(calling, inside, strict=True)]
+            self._update(state, heartbeat, now)
+        calling = [0.0 if each.waits_since is None else now - each.waits_since for each in self.states]
+        inside = [0.0 if each.inside_since is None else now - each.inside_since for each in self.states]
+        idle = [each.idle_s(now) for each in self.states]
         locked = min(max(c, min(i, own)) for c, i, own in zip(calling, inside, idle, strict=True))
         if self.ranks > 1 and locked > DEADLOCK_S:
-            return 0, f"and all others have waited for each other for {locked:.0f} s (deadlock) and were killed"
-        outside = [rank for rank, waited in enumerate(waiting) if waited < STALLED_S]
+            how = f"and all others have waited for each other for {locked:.0f} s (deadlock) and were killed"
+            return FailedRank(0, how)
+        outside = [rank for rank, each in enumerate(zip(calling, inside, strict=True)) if max(each) < STALLED_S]
         if any(idle[rank] < STALLED_S for rank in outside):
             return self._endless(outside, now)
-        stuck = [rank for rank in outside if self._is_outside(rank)]
+        stuck = [
+            rank for rank in outside
+            if self.states[rank].waits_since is None and self.states[rank].inside_since is None
+        ]  # fmt: skip
         if stuck:
             # Others may have left one more step, and wait for its end.
             rank = min(stuck, key=lambda rank: (self._entered(rank), rank))
-            return rank, f"hung (no work for {idle[rank]:.0f} s) and was killed"
+            return FailedRank(rank, f"hung (no work for {idle[rank]:.0f} s) and was killed")
         return self._endless([rank for rank in range(self.ranks) if not calling[rank] and idle[rank] < STALLED_S], now)
 
-    def _is_outside(self, rank: int) -> bool:
-        return self.seen[rank].waits_since is None and self.seen[rank].inside_since is None
-
     def _entered(self, rank: int) -> int:
-        heartbeat = self.seen[rank].heartbeat
+        heartbeat = self.states[rank].heartbeat
         return heartbeat.entered if heartbeat is not None else 0
 
-    def _endless(self, working: Sequence[int], now: float) -> tuple[int, str] | None:
+    def _endless(self, working: Sequence[int], now: float) -> FailedRank | None:
+        """Return the only working rank if its step takes far too long."""
         if len(working) != 1 or self.ranks == 1:
             return None
-        (rank,) = working
-        seen = self.seen[rank]
-        took = now - seen.stepped
-        if seen.longest == 0.0 or took < max(STALLED_S, PATIENCE * seen.longest):
+        state = self.states[working[0]]
+        took = now - state.stepped
+        if state.longest == 0.0 or took < max(STALLED_S, PATIENCE * state.longest):
             return None
-        return rank, f"hung ({took:.0f} s in a step; at most {seen.longest:.2g} s before) and was killed"
+        how = f"hung ({took:.0f} s in a step; at most {state.longest:.2g} s before) and was killed"
+        return FailedRank(working[0], how)
 
-    def _note(self, seen: _RankState, heartbeat: Heartbeat, now: float) -> None:
-        before, seen.heartbeat = seen.heartbeat, heartbeat
+    def _update(self, state: _RankState, heartbeat: Heartbeat, now: float) -> None:
+        before, state.heartbeat = state.heartbeat, heartbeat
         if before is None or heartbeat.ticks != before.ticks:
-            seen.ticked = now
-        if self._works(seen, before, heartbeat, now):
-            seen.worked = now
+            state.ticked = now
+        if self._works(state, before, heartbeat, now):
+            state.worked = now
         if before is None or heartbeat.steps != before.steps:
             if before is not None and 0 < before.steps < heartbeat.steps:
-                seen.longest = max(seen.longest, (now - seen.stepped) / (heartbeat.steps - before.steps))
+                state.longest = max(state.longest, (now - state.stepped) / (heartbeat.steps - before.steps))
             if heartbeat.steps == 0:
-                seen.longest = 0.0
-            seen.stepped = now
-            seen.worked = now
-        # One that has been stopped cannot say that it no longer waits.
-        stopped = now - seen.ticked > STALLED_S / 2 and now - seen.worked > STALLED_S / 2 and seen.here
-        since = seen.waits_since, seen.inside_since
-        still = not stopped and before is not None and before.steps == heartbeat.steps
-        seen.waits_since = (since[0] if since[0] is not None else now) if still and heartbeat.waits else None
-        still = still and before is not None and before.entered == heartbeat.entered
-        seen.inside_since = (since[1] if since[1] is not None else now) if still and heartbeat.inside else None
+                state.longest = 0.0
+            state.stepped = state.worked = now
+        # A rank that was stopped cannot report that it no longer waits.
+        stopped = now - state.ticked > STALLED_S / 2 and now - state.worked > STALLED_S / 2 and state.here
+        same_step = not stopped and before is not None and before.steps == heartbeat.steps
+        same_call = same_step and before is not None and before.entered == heartbeat.entered
+        state.waits_since = _since(state.waits_since, same_step and heartbeat.waits, now)
+        state.inside_since = _since(state.inside_since, same_call and heartbeat.inside, now)
 
-    def _works(self, seen: _RankState, before: Heartbeat | None, heartbeat: Heartbeat, now: float) -> bool:
-        """Return whether a rank has worked since the last checks."""
-        seen.here = heartbeat.host == self.host
-        if before is not None and (heartbeat.steps != before.steps or self._says_it_works(seen, heartbeat)):
-            seen.main_s = heartbeat.main_s
-            return True  # to look at the process as well costs milliseconds, on a core that may be a rank's
-        work = _work_of(heartbeat.pid) if seen.here else None
-        seen.here = work is not None
+    def _works(self, state: _RankState, before: Heartbeat | None, heartbeat: Heartbeat, now: float) -> bool:
+        """Return whether a rank has worked since the last check."""
+        state.here = heartbeat.host == self.host
+        reports_work = not heartbeat.inside and abs(heartbeat.main_s - state.main_s) > LEAST_CPU_S
+        if before is not None and (heartbeat.steps != before.steps or reports_work):
+            state.main_s = heartbeat.main_s
+            return True  # measuring the process would take milliseconds of a core, perhaps of a rank's
+        work = _work_of(heartbeat.pid) if state.here else None
+        state.here = work is not None
         if work is None:
             work = RankWork(heartbeat.main_s, {-1: heartbeat.main_s, -2: heartbeat.others_s}, False)
-        found = before is None or work.blocked
-        if abs(work.main_s - seen.main_s) > LEAST_CPU_S:
-            seen.main_s = work.main_s
-            found = found or not heartbeat.inside  # where it may ask again and again whether others have come
-        if now - seen.counted >= WINDOW_S:
-            least = COMPUTES * (now - seen.counted)
-            found = found or any(s - seen.threads.get(each, s) > least for each, s in work.threads.items())
-            seen.counted, seen.threads = now, work.threads
-        return found
+        works = before is None or work.blocked
+        if abs(work.main_s - state.main_s) > LEAST_CPU_S:
+            state.main_s = work.main_s
+            works = works or not heartbeat.inside  # inside, the main thread may only poll for the others
+        if now - state.counted >= WINDOW_S:
+            least = COMPUTES * (now - state.counted)
+            works = works or any(s - state.threads.get(each, s) > least for each, s in work.threads.items())
+            state.counted, state.threads = now, work.threads
+        return works
 
-    @staticmethod
-    def _says_it_works(seen: _RankState, heartbeat: Heartbeat) -> bool:
-        return not heartbeat.inside and abs(heartbeat.main_s - seen.main_s) > LEAST_CPU_S
+
+def _since(since: float | None, holds: bool, now: float) -> float | None:
+    """Return since when something holds; None if it does not."""
+    return (now if since is None else since) if holds else None
 
 
 def _work_of(pid: int) -> RankWork | None:
-    """Return the work of a process of this host and its children; None if it does not exist.
+    """Return the CPU time of a process on this host and its children; None if it does not exist.
 
-    A rank that is ready but gets no core on a crowded machine does not hang.
+    Time spent waiting for a core counts: on a crowded machine a rank without a core does not hang.
     """
     import psutil
 

@@ -1,255 +1,126 @@
-"""Run the ranks of a job on this machine, and end all of them when one fails.
+"""Supervision of several ranks on this machine: when one fails, all end.
 
-Imports `d5suite.files`, `d5suite.job` and its neighbours in ``d5suite.launch``.
+Each rank writes a log and a result of its own (`d5suite.job.of_rank`). When the job ends, neither a
+process nor a file of the meeting folder is left.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import shlex
 import shutil
 import signal
 import socket
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from d5suite.errors import JobError
-from d5suite.files import locked, read_json
-from d5suite.job import log_path, of_rank, result_path
+from d5suite.files import read_json
+from d5suite.job import Job, of_rank, result_path
 from d5suite.launch import mpi
 from d5suite.launch.base import (
     MEETING,
-    POLL_S,
     RANK,
     RANKS,
     WATCHED,
-    Limits,
+    Launch,
     Outcome,
-    cannot_start,
-    family_of,
-    group_memory,
-    kill_group,
-    said_of,
+    describe_exit,
     tail_of,
     worker_environment,
 )
-from d5suite.launch.heartbeat import HangDetector, Heartbeat, heartbeat_path
+from d5suite.launch.heartbeat import FailedRank, HangDetector, Heartbeat, heartbeat_path
+from d5suite.launch.processes import family_memory, family_of, kill_group
+from d5suite.launch.supervisor import Supervisor
 
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  where MPI's ranks exchange messages
 """Parent of the meeting folder, where it exists."""
 
 
-class Culprit(NamedTuple):
-    """The rank that ended a job, and how."""
+class RankSupervisor(Supervisor):
+    """Supervises the ranks of a job: one process per rank, or mpiexec."""
 
-    rank: int
-    how: str
+    def __init__(self, job: Job, path: Path, launch: Launch) -> None:
+        super().__init__(job, path, launch)
+        for rank in range(job.ranks):  # only now: before, another session may have been writing them
+            of_rank(self.log, rank).unlink(missing_ok=True)
+            of_rank(result_path(path), rank).unlink(missing_ok=True)
+        parent = SHARED_MEMORY if os.access(SHARED_MEMORY, os.W_OK) else None
+        self.meeting = Path(tempfile.mkdtemp(prefix=f"d5suite-{os.getpid()}-", dir=parent))
+        self._held.callback(shutil.rmtree, self.meeting, ignore_errors=True)
+        self._mpi_log = self.log.with_suffix(".mpiexec.log")
+        self._heartbeats: list[Heartbeat | None] = [None] * job.ranks
+        self._detector = HangDetector(job.ranks)
+        self._failed: FailedRank | None = None
 
+    def start(self) -> None:
+        """Start the ranks, or mpiexec; see `Supervisor.start`."""
+        how, ranks = self.job.distributed, self.job.ranks
+        assert how is not None
+        environment = worker_environment(self.job, self.launch)
+        environment |= {RANKS: str(ranks), MEETING: str(self.meeting), WATCHED: "1"}
+        if how.launcher == "mpi":
+            launcher = mpi.mpiexec(ranks, python=self.launch.python, oversubscribe=how.oversubscribe)
+            self.spawn(self.command(launcher), environment | mpi.environment(self.meeting), self._mpi_log)
+            return
+        for rank in range(ranks):
+            self.spawn(self.command(), environment | {RANK: str(rank)}, of_rank(self.log, rank))
 
-def run_ranks(
-    job: Path,
-    *,
-    ranks: int,
-    launcher: str,
-    threads: int,
-    device: str,
-    limits: Limits,
-    oversubscribe: bool = False,
-    python: str | None = None,
-    wrap: str | None = None,
-    watch: Callable[[], None] | None = None,
-    options: Sequence[str] = (),
-) -> Outcome:
-    """Run the ranks of a job until all have ended, or one of them failed.
+    def has_ended(self) -> bool:
+        """Wait a moment for the end of all ranks, or the failure of one."""
+        ended = super().has_ended()
+        self._heartbeats = [Heartbeat.read(heartbeat_path(self.meeting, rank)) for rank in range(self.job.ranks)]
+        if ended and any(each.poll() for each in self.processes):
+            self._failed = self._first_failed()
+        return ended
 
-    Each writes a log and a result of its own (`d5suite.job.of_rank`). Whatever happens, no process
-    and no file of the meeting is left.
+    def check(self, ran_s: float) -> str | None:
+        """Return why the ranks must be killed, if they must, and note which rank is the cause."""
+        reason = super().check(ran_s)
+        if self._exceeded is not None:
+            used = [family_memory([each.pid]) if each is not None else 0 for each in self._heartbeats]
+            most = max(used)
+            reason = (
+                f"used {most / 2**30:.2f} GiB, and all ranks together more than the limit of "
+                f"{self._exceeded / 2**30:.2f} GiB (--job-memory), and was killed"
+            )
+            self._failed = FailedRank(used.index(most), reason)
+        elif reason is not None:
+            self._failed = FailedRank(self._awaited(), reason)
+        else:
+            self._failed = self._detector.check(self._heartbeats, time.monotonic())
+        return self._failed.how if self._failed is not None else None
 
-    Parameters
-    ----------
-    job : Path
-        As for `d5suite.launch.local.run_worker`, as are the parameters not named here.
-    ranks : int
-    launcher : {"process", "mpi"}
-    threads : int
-        Of all ranks together; each has its part, at least one.
-    limits : Limits
-        The memory is that of all ranks together.
-    oversubscribe : bool
-        Whether there may be more ranks than cores.
-    options : sequence of str
-        Further options of the worker.
+    def _awaited(self) -> int:
+        """Return the rank that the others wait for, or 0."""
+        waits = [each is not None and (each.waits or each.inside) for each in self._heartbeats]
+        return waits.index(False) if False in waits else 0
 
-    Raises
-    ------
-    ConfigurationError
-        If the command cannot be started.
-    """
-    command = [*shlex.split(wrap or ""), python or sys.executable, "-m", "d5suite.worker"]
-    command += ["--session", str(os.getpid()), *options, str(job)]
-    environment = worker_environment(max(1, threads // ranks), device, limits)
-    with _meeting() as meeting, locked(job):
-        for rank in range(ranks):  # not before: another session may still write them
-            of_rank(log_path(job), rank).unlink(missing_ok=True)
-            of_rank(result_path(job), rank).unlink(missing_ok=True)
-        group = _Group(job, ranks, meeting)
-        environment |= {RANKS: str(ranks), MEETING: str(meeting), WATCHED: "1"}
-        interrupt = None
-        try:
-            if launcher == "mpi":
-                before = mpi.mpiexec(ranks, python=python, oversubscribe=oversubscribe)
-                group.start([*before, *command], environment | mpi.environment(meeting), group.own_log)
-            else:
-                for rank in range(ranks):
-                    group.start(command, environment | {RANK: str(rank)}, of_rank(log_path(job), rank))
-            culprit = group.wait(limits, watch)
-        except Exception:
-            raise
-        except BaseException as error:  # an interrupt must not lose what the workers have finished
-            culprit, interrupt = None, error
-        finally:
-            group.end()
-        if interrupt is not None:
-            return Outcome(False, "the workers were interrupted", tail_of(log_path(job)), interrupt)
-        if culprit is None:
-            return Outcome(True, "all ranks exited with status 0", tail_of(log_path(job)))
-        log = of_rank(log_path(job), culprit.rank)
-        return Outcome(False, group.told(culprit), tail_of(log) or tail_of(group.own_log), rank=culprit.rank)
+    def _first_failed(self) -> FailedRank:
+        """Return the rank that caused the failure: one killed by a signal, else the first to fail.
 
-
-def told(result: Path, ranks: int, culprit: Culprit, heartbeat: Heartbeat | None) -> str:
-    """Return a sentence on the rank that ended a job: its host, the event, its last phase.
-
-    Parameters
-    ----------
-    result : Path
-        The job's; its ranks' lie beside it.
-    ranks : int
-    culprit : Culprit
-    heartbeat : Heartbeat or None
-        Its last one.
-    """
-    try:
-        found: dict[str, Any] = read_json(of_rank(result, culprit.rank))
-    except JobError:
-        found = {}
-    host = heartbeat.host if heartbeat is not None else socket.gethostname()
-    phase = found.get("phase", "starting")
-    if heartbeat is not None and heartbeat.steps:
-        phase += f" (last seen in step {heartbeat.steps})"
-    failures = [*found.get("failures", {}).values(), *filter(None, [found.get("error")])]
-    who = f"rank {culprit.rank} of {ranks} on {host}"
-    if failures and culprit.how.startswith("exited"):
-        return f"{who} failed, while {phase}: {failures[-1]['message']}"
-    return f"{who} {culprit.how}, while {phase}"
-
-
-@contextlib.contextmanager
-def _meeting() -> Iterator[Path]:
-    """Yield a temporary folder in which ranks find each other."""
-    place = SHARED_MEMORY if os.access(SHARED_MEMORY, os.W_OK) else None
-    folder = Path(tempfile.mkdtemp(prefix=f"d5suite-{os.getpid()}-", dir=place))
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-class _Group:
-    """The processes of a job: one per rank, or mpiexec."""
-
-    def __init__(self, job: Path, ranks: int, meeting: Path) -> None:
-        self.job, self.ranks, self.meeting = job, ranks, meeting
-        self.own_log = log_path(job).with_suffix(".mpiexec.log")
-        self.processes: list[subprocess.Popen[bytes]] = []
-        self.heartbeats: list[Heartbeat | None] = [None] * ranks
-        self._watch = HangDetector(ranks)
-
-    def start(self, command: list[str], environment: dict[str, str], log: Path) -> None:
-        with log.open("w", encoding="utf-8") as output:
-            try:
-                process = subprocess.Popen(
-                    command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, env=environment,
-                    start_new_session=True,
-                )  # fmt: skip
-            except OSError as error:
-                raise cannot_start(command[0], error) from error
-        self.processes.append(process)
-
-    def wait(self, limits: Limits, watch: Callable[[], None] | None) -> Culprit | None:
-        """Wait for the end; return the rank that failed, if one did."""
-        deadline = time.monotonic() + limits.seconds
-        while True:
-            running = [each for each in self.processes if each.poll() is None]
-            self.heartbeats = [Heartbeat.read(heartbeat_path(self.meeting, rank)) for rank in range(self.ranks)]
-            if any(each.returncode for each in self.processes):
-                return self._failed()
-            if not running:
-                return None
-            now = time.monotonic()
-            if now > deadline:
-                return Culprit(self._slowest(), limits.over_time().removeprefix("the worker "))
-            if sum(group_memory(each.pid) for each in running) > limits.memory_bytes:
-                return self._greedy(limits)
-            hung = self._watch.look(self.heartbeats, now)
-            if hung is not None:
-                return Culprit(*hung)
-            if watch is not None:
-                watch()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                running[0].wait(timeout=POLL_S)
-
-    def _failed(self) -> Culprit:
-        """Return the rank to blame: one that a signal ended, else the first that failed.
-
-        Others fail soon after it, because their connections to it break.
+        The others fail soon after, because their connections to it break.
         """
-        if len(self.processes) < self.ranks:
-            codes = dict.fromkeys(range(self.ranks), self.processes[0].returncode)
-            died = mpi.rank_that_died(self.own_log)
+        if len(self.processes) < self.job.ranks:
+            died = mpi.rank_that_died(self._mpi_log)
             if died is not None:
-                return Culprit(died[0], said_of(-died[1]))
+                return FailedRank(died[0], describe_exit(-died[1]))
+            codes = dict.fromkeys(range(self.job.ranks), self.processes[0].returncode)
         else:
             codes = {rank: each.poll() or 0 for rank, each in enumerate(self.processes)}
             killed = [rank for rank, code in codes.items() if code < 0]
-            killed.sort(key=lambda rank: codes[rank] == -signal.SIGABRT)  # as transports end that lose a peer
+            killed.sort(key=lambda rank: codes[rank] == -signal.SIGABRT)  # transports that lose a peer abort
             if killed:
-                return Culprit(killed[0], said_of(codes[killed[0]]))
-        failed = {
-            rank: heartbeat.failed_at
-            for rank, heartbeat in enumerate(self.heartbeats)
-            if heartbeat and heartbeat.failed_at
-        }
+                return FailedRank(killed[0], describe_exit(codes[killed[0]]))
+        failed = {rank: each.failed_at for rank, each in enumerate(self._heartbeats) if each and each.failed_at}
         rank = min(failed, key=failed.__getitem__) if failed else next(rank for rank, code in codes.items() if code)
-        return Culprit(rank, said_of(codes[rank]))
+        return FailedRank(rank, describe_exit(codes[rank]))
 
-    def _slowest(self) -> int:
-        """Return the rank that the others wait for, or 0."""
-        waits = [heartbeat is not None and (heartbeat.waits or heartbeat.inside) for heartbeat in self.heartbeats]
-        return waits.index(False) if False in waits else 0
-
-    def _greedy(self, limits: Limits) -> Culprit:
-        used = [group_memory(each.pid) if each is not None else 0 for each in self.heartbeats]
-        most = used.index(max(used))
-        return Culprit(
-            most,
-            f"used {used[most] / 2**30:.2f} GiB, and all ranks together more than the limit of "
-            f"{limits.memory_bytes / 2**30:.2f} GiB (--job-memory), and was killed",
-        )
-
-    def told(self, culprit: Culprit) -> str:
-        """Return a sentence on the rank: its host, the event, its last phase."""
-        return told(result_path(self.job), self.ranks, culprit, self.heartbeats[culprit.rank])
-
-    def end(self) -> None:
-        """Kill the remaining processes of all ranks."""
-        ranks = {each.pid for each in self.heartbeats if each is not None and self._is_rank(each)}
+    def kill_all(self) -> None:
+        """Kill all ranks, those that mpiexec has orphaned included, and their descendants."""
+        ranks = {each.pid for each in self._heartbeats if each is not None and self._is_rank(each)}
         started = {each.pid for each in self.processes} | ranks
         family = family_of(started)
         for pid in started:
@@ -257,14 +128,51 @@ class _Group:
         for pid in family:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
-        for process in self.processes:
-            process.wait()
 
     def _is_rank(self, heartbeat: Heartbeat) -> bool:
-        """Return whether the rank that wrote this still runs; mpiexec may have orphaned it."""
+        """Return whether the rank that wrote this still runs."""
         import psutil
 
         try:
-            return heartbeat.host == socket.gethostname() and str(self.job) in psutil.Process(heartbeat.pid).cmdline()
+            here = heartbeat.host == socket.gethostname()
+            return here and str(self.path) in psutil.Process(heartbeat.pid).cmdline()
         except psutil.Error:
             return False
+
+    def outcome(self) -> Outcome:
+        """Return how the ranks ended."""
+        if self._failed is None:
+            ok = self._killed is None
+            reason = "all ranks exited with status 0" if ok else "the workers were interrupted"
+            return Outcome(ok, reason, tail_of(self.log))
+        rank = self._failed.rank
+        reason = describe_failed(result_path(self.path), self.job.ranks, self._failed, self._heartbeats[rank])
+        return Outcome(False, reason, tail_of(of_rank(self.log, rank)) or tail_of(self._mpi_log), rank=rank)
+
+
+def describe_failed(result: Path, ranks: int, failed: FailedRank, heartbeat: Heartbeat | None) -> str:
+    """Describe the rank that ended a job: its host, what happened, and in which phase.
+
+    Parameters
+    ----------
+    result : Path
+        The job's result file; those of its ranks are in the same folder.
+    ranks : int
+        Number of ranks.
+    failed : FailedRank
+    heartbeat : Heartbeat or None
+        The rank's last heartbeat.
+    """
+    try:
+        content: dict[str, Any] = read_json(of_rank(result, failed.rank))
+    except JobError:
+        content = {}
+    host = heartbeat.host if heartbeat is not None else socket.gethostname()
+    phase = content.get("phase", "starting")
+    if heartbeat is not None and heartbeat.steps:
+        phase += f" (last seen in step {heartbeat.steps})"
+    failures = [*content.get("failures", {}).values(), *filter(None, [content.get("error")])]
+    who = f"rank {failed.rank} of {ranks} on {host}"
+    if failures and failed.how.startswith("exited"):
+        return f"{who} failed, while {phase}: {failures[-1]['message']}"
+    return f"{who} {failed.how}, while {phase}"

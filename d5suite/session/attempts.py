@@ -7,15 +7,13 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from d5suite.cases.case import Settings
 from d5suite.errors import JobError, ValidationError
 from d5suite.files import read_json
-from d5suite.job import Failure, Job, Measured, Result, log_path, of_rank, result_path
-from d5suite.launch.base import Limits, Outcome, interpreter
-from d5suite.launch.local import run_worker
-from d5suite.launch.ranks import run_ranks
+from d5suite.job import Failure, Job, Measured, Result, of_rank, result_path
+from d5suite.launch.base import Launch, Limits, Outcome, interpreter
+from d5suite.launch.run import run_job
 
 
 @dataclass(frozen=True)
@@ -164,20 +162,10 @@ def work(
     """
     job.save(path)
     answer = result_path(path)
-    how: dict[str, Any] = {
-        "threads": job.threads,
-        "device": job.device,
-        "limits": Limits(limit_s if settings.timeout_s is None else settings.timeout_s, settings.memory_bytes),
-        "python": sys.executable if "reference" in job.passes else interpreter(job.backend["name"], settings.pythons),
-        "wrap": settings.wrap,
-        "watch": None if progress is None else watcher(path, progress),
-    }
-    if job.ranks > 1 and job.distributed is not None:
-        outcome = run_ranks(
-            path, ranks=job.ranks, launcher=job.distributed.launcher, oversubscribe=job.distributed.oversubscribe, **how
-        )
-    else:
-        outcome = run_worker(path, log=log_path(path), **how)
+    limits = Limits(limit_s if settings.timeout_s is None else settings.timeout_s, settings.memory_bytes)
+    python = sys.executable if "reference" in job.passes else interpreter(job.backend["name"], settings.pythons)
+    watch = None if progress is None else watcher(path, progress)
+    outcome = run_job(job, path, Launch(limits, python, settings.wrap, watch=watch))
     outcome, result = read_outcome(outcome, path)
     if result is None:
         return outcome, Result()

@@ -25,7 +25,7 @@ from d5suite.backends import Selection, select
 from d5suite.cases.case import Settings
 from d5suite.errors import D5Error, describe_error
 from d5suite.job import Job
-from d5suite.launch.base import Limits, interpreter
+from d5suite.launch.base import Launch, Limits, interpreter
 from d5suite.launch.turns import TurnWorker, require_same
 from d5suite.session.session import Found, Session, Wanted
 from d5suite.session.sides import Side
@@ -239,12 +239,9 @@ class Duel:
 
         def start(job: Job, path: Path, limit_s: float) -> TurnWorker:
             self._tell(f"{path.name.removesuffix('.job.json')}: {_called(place)} ({side.spec}) prepares and proves")
-            return TurnWorker(
-                path, threads=job.threads, device=job.device,
-                limits=Limits(limit_s if settings.timeout_s is None else settings.timeout_s, settings.memory_bytes),
-                python=side.python or interpreter(job.backend["name"], settings.pythons), wrap=settings.wrap,
-                environment=side.environment, folder=side.folder,
-            )  # fmt: skip
+            limits = Limits(limit_s if settings.timeout_s is None else settings.timeout_s, settings.memory_bytes)
+            python = side.python or interpreter(job.backend["name"], settings.pythons)
+            return TurnWorker(job, path, Launch(limits, python, settings.wrap, side.environment, side.folder))
 
         return start
 

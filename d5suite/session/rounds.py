@@ -29,7 +29,7 @@ from d5suite.errors import D5Error, describe_error
 from d5suite.instruments.memory import free_memory
 from d5suite.instruments.settings import SamplingSettings
 from d5suite.job import Job
-from d5suite.launch.base import Limits, interpreter
+from d5suite.launch.base import Launch, Limits, interpreter
 from d5suite.launch.turns import TurnWorker, require_same
 from d5suite.session.attempts import watcher
 from d5suite.session.record import with_samples
@@ -263,12 +263,10 @@ class _Group:
             self._workers.pop(name, None)
             tell = session.progress
             shown = path.name.removesuffix(".job.json")
-            self._workers[name] = worker = TurnWorker(
-                path, threads=job.threads, device=job.device,
-                limits=Limits(limit_s if settings.timeout_s is None else settings.timeout_s, self._limit()),
-                python=interpreter(job.backend["name"], settings.pythons), wrap=settings.wrap,
-                watch=None if tell is None else watcher(path, lambda phase: tell(shown, phase)),
-            )  # fmt: skip
+            limits = Limits(limit_s if settings.timeout_s is None else settings.timeout_s, self._limit())
+            python = interpreter(job.backend["name"], settings.pythons)
+            watch = None if tell is None else watcher(path, lambda phase: tell(shown, phase))
+            self._workers[name] = worker = TurnWorker(job, path, Launch(limits, python, settings.wrap, watch=watch))
             return worker
 
         return start

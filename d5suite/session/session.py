@@ -299,7 +299,7 @@ class Session:
             except BaseException as error:  # an interrupt must not lose what the worker has finished
                 interrupt = error
             outcome, result = read_outcome(worker.end(interrupt), path)
-            crowded = worker.outgrew and worker.memory_bytes < self.settings.memory_bytes
+            crowded = outcome.exceeded_bytes is not None and outcome.exceeded_bytes < self.settings.memory_bytes
             settled, remaining = settle(job, outcome, result or Result(), path, [] if crowded else remaining)
             for attempt in settled:
                 self._take(attempt, plan, found)

@@ -18,10 +18,10 @@ from typing import NoReturn
 
 from d5suite.errors import D5Error, describe_error
 from d5suite.job import Failure, Job, log_path, of_rank, result_path
-from d5suite.launch.base import RANK, Limits
+from d5suite.launch.base import RANK, Launch, Limits
 from d5suite.launch.heartbeat import HeartbeatWriter, heartbeat_path
 from d5suite.launch.mpi import restore_environment
-from d5suite.launch.ranks import run_ranks
+from d5suite.launch.run import run_job
 from d5suite.worker.ranks import RankInfo
 from d5suite.worker.run import run
 from d5suite.worker.turns import Channel
@@ -119,12 +119,8 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _start_ranks(job: Job, path: Path, *, trust: bool) -> int:
     """Run a job of several ranks by hand."""
-    assert job.distributed is not None
-    outcome = run_ranks(
-        path, ranks=job.ranks, launcher=job.distributed.launcher, threads=job.threads, device=job.device,
-        limits=Limits(float("inf"), sys.maxsize), oversubscribe=job.distributed.oversubscribe,
-        options=["--trust"] * trust,
-    )  # fmt: skip
+    limits = Limits(float("inf"), sys.maxsize)
+    outcome = run_job(job, path, Launch(limits, options=["--trust"] * trust))
     if outcome.interrupt is not None:
         raise outcome.interrupt
     if not outcome.ok:

@@ -23,7 +23,7 @@ from d5suite.instruments.threads import share_cpus
 from d5suite.job import Failure, Job
 from d5suite.launch.base import MEETING, RANK, RANKS, STARTED_BY_SRUN, WATCHED
 from d5suite.launch.heartbeat import HangDetector, Heartbeat, HeartbeatWriter, heartbeat_path
-from d5suite.launch.ranks import Culprit, told
+from d5suite.launch.ranks import describe_failed
 from d5suite.worker.writer import ResultWriter
 
 LOOK_S = 1.0
@@ -147,20 +147,20 @@ def watch_ranks(rank_info: RankInfo, heartbeat: HeartbeatWriter, writer: ResultW
 def _watch(
     rank_info: RankInfo, meeting: Path, heartbeat: HeartbeatWriter, writer: ResultWriter, over: threading.Event
 ) -> None:
-    watch, since = HangDetector(rank_info.ranks), None
+    detector, since = HangDetector(rank_info.ranks), None
     while not over.wait(LOOK_S):
         with contextlib.suppress(OSError):
             os.listdir(meeting)  # so that a client of a shared file system asks its server
         heartbeats = [Heartbeat.read(heartbeat_path(meeting, rank)) for rank in range(rank_info.ranks)]
-        hung = watch.look(heartbeats, time.monotonic())
-        if hung is None or (rank_info.rank == 1 and hung[0] != 0):
+        hung = detector.check(heartbeats, time.monotonic())
+        if hung is None or (rank_info.rank == 1 and hung.rank != 0):
             since = None
             continue
         since = since or time.monotonic()
         if rank_info.rank == 1 and time.monotonic() - since < DEPUTY_S:
             continue
         first = writer.path.with_name(writer.path.name.replace(f".rank{rank_info.rank}.result.json", ".result.json"))
-        message = told(first, rank_info.ranks, Culprit(*hung), heartbeats[hung[0]])
+        message = describe_failed(first, rank_info.ranks, hung, heartbeats[hung.rank])
         _end_all(message, heartbeat, writer)
 
 

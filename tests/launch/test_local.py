@@ -10,8 +10,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from d5suite.launch.base import Limits
-from d5suite.launch.local import run_worker
+from d5suite.job import Job
+from d5suite.launch.base import Launch, Limits
+from d5suite.launch.run import run_job
 from tests.conftest import is_dead, plugin_environment, wait_until
 
 WRAPPER = """
@@ -63,8 +64,5 @@ def test_a_worker_whose_wrapper_ends_before_it_is_ended(
             "optimizer": {"name": "sgd", "learning_rate": 0.1},
         }],
     }))  # fmt: skip
-    run_worker(
-        job, threads=1, device="cpu", limits=Limits(60, 2**40), log=tmp_path / "log",
-        wrap=f"{sys.executable} wrapper.py leaves",
-    )  # fmt: skip
+    run_job(Job.load(job), job, Launch(Limits(60, 2**40), wrap=f"{sys.executable} wrapper.py leaves"))
     wait_until(lambda: is_dead(int((tmp_path / "worker.pid").read_text())), "the worker's end")

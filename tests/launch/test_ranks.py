@@ -21,7 +21,7 @@ from d5suite.backends import discover
 from d5suite.distributed.communicators import COMMUNICATORS, problem
 from d5suite.errors import ConfigurationError
 from d5suite.job import Distributed, Job, NetworkCase, Result, log_path, of_rank, result_path
-from d5suite.launch.base import MEETING, Limits, Outcome
+from d5suite.launch.base import MEETING, Launch, Limits, Outcome
 from d5suite.launch.heartbeat import (
     DEADLOCK_S,
     LEAST_CPU_S,
@@ -33,9 +33,9 @@ from d5suite.launch.heartbeat import (
     RankWork,
     _work_of,
 )
-from d5suite.launch.local import run_worker
 from d5suite.launch.mpi import mpiexec
-from d5suite.launch.ranks import SHARED_MEMORY, run_ranks
+from d5suite.launch.ranks import SHARED_MEMORY
+from d5suite.launch.run import run_job
 from tests.conftest import is_dead, plugin_environment, wait_until
 from tests.launch import ranked_fault
 
@@ -91,10 +91,8 @@ def write(job: Path, small_onnx: Path, imagenet_tree: Path, communicator: str, *
     ).save(job)  # fmt: skip
 
 
-def run(job: Path, communicator: str, memory: int = 2**40) -> Outcome:
-    launcher = COMMUNICATORS[communicator].launcher
-    limits = Limits(200, memory)
-    return run_ranks(job, ranks=2, launcher=launcher, threads=2, device="cpu", limits=limits, oversubscribe=True)
+def run(job: Path, memory: int = 2**40) -> Outcome:
+    return run_job(Job.load(job), job, Launch(Limits(200, memory)))
 
 
 def needs(communicator: str, *more: object, slow: bool = True) -> object:
@@ -126,7 +124,7 @@ def test_a_rank_that_fails_is_named_soon_and_leaves_nothing(
 ) -> None:  # fmt: skip
     monkeypatch.setenv(ranked_fault.FAULT, fault)
     write(job, small_onnx, imagenet_tree, communicator)
-    outcome = run(job, communicator, MEMORY[communicator] if fault == "memory" else 2**40)
+    outcome = run(job, MEMORY[communicator] if fault == "memory" else 2**40)
     took = time.monotonic() - float((job.parent / "note").read_text())
     assert took < (60 if fault == "memory" else 30)  # it is 10 s on an idle machine
     assert not outcome.ok and outcome.rank == 1
@@ -165,7 +163,7 @@ def test_a_rank_that_hangs_outside_its_frameworks_step_is_named(
     case = case_of("faulty", "training", small_onnx, imagenet_tree)
     named = {"name": backend, "mode": discover()[0][backend].default_mode}
     Job(named, "cpu", "fp32", threads=2, seed=0, ranks=2, distributed=how, cases=[case]).save(job)
-    outcome = run(job, "gloo")
+    outcome = run(job)
     took = time.monotonic() - float((job.parent / "note").read_text())
     assert took < 30  # it is 10 s on an idle machine
     assert outcome.reason.startswith(f"rank {rank} of 2 on {HERE} hung (no work for "), outcome.reason
@@ -190,7 +188,7 @@ def test_a_rank_that_fails_after_timing_costs_that_measurement_only(
     monkeypatch.setenv(ranked_fault.FAULT, fault)
     monkeypatch.setenv(ranked_fault.WHERE, str(rank))
     write(job, small_onnx, imagenet_tree, communicator)
-    outcome = run(job, communicator)
+    outcome = run(job)
     assert not outcome.ok and outcome.rank == rank
     assert outcome.reason.startswith(f"rank {rank} of 2 on {HERE} ") and said in outcome.reason
     assert list(Result.load(result_path(job)).measurements) == ["sound/adding"]
@@ -207,12 +205,10 @@ def test_a_job_that_another_session_runs_keeps_its_files(tmp_path: Path, monkeyp
     files = [of_rank(of(job), rank) for of in (result_path, log_path) for rank in range(2)]
     for file in files:
         file.write_text("of the other session")
-    monkeypatch.setattr("d5suite.launch.ranks.locked", locked)
-    monkeypatch.setattr("d5suite.launch.local.locked", locked)
-    with pytest.raises(Waits):
-        run(job, "gloo")
-    with pytest.raises(Waits):
-        run_worker(job, threads=1, device="cpu", limits=Limits(1, 2**40), log=files[2])
+    monkeypatch.setattr("d5suite.launch.supervisor.locked", locked)
+    for ranks in (1, 2):
+        with pytest.raises(Waits):
+            run_job(Job({}, "cpu", "fp32", 1, 0, [], ranks=ranks), job, Launch(Limits(1, 2**40)))
     assert all(file.read_text() == "of the other session" for file in files)
 
 
@@ -222,7 +218,7 @@ def test_ranks_that_disagree_are_named_before_they_train(
 ) -> None:
     monkeypatch.setenv(ranked_fault.FAULT, "disagrees")
     write(job, small_onnx, imagenet_tree, communicator)
-    outcome = run(job, communicator)
+    outcome = run(job)
     assert not outcome.ok and outcome.rank is not None
     assert f"the ranks disagree on version of faulty: 1.1 on rank 1 ({HERE}), 1.0 on rank 0 ({HERE})" in outcome.reason
     assert not Result.load(result_path(job)).measurements
@@ -295,7 +291,7 @@ class Clock:
     """Heartbeats of ranks by hand."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, ranks: int = 2) -> None:
-        self.watch, self.now, self.ticks, self.cpu = HangDetector(ranks, "here"), 100.0, 0, [0.0] * ranks
+        self.detector, self.now, self.ticks, self.cpu = HangDetector(ranks, "here"), 100.0, 0, [0.0] * ranks
         self.pool = [0.0] * ranks
         self.host = "here"
         monkeypatch.setattr("d5suite.launch.heartbeat._work_of", self._work)
@@ -324,7 +320,7 @@ class Clock:
                     entered[rank] if entered else 0, does in ("inside", "computes"), self.cpu[rank], self.pool[rank],
                 )
             )  # fmt: skip
-        return self.watch.look(heartbeats, self.now)
+        return self.detector.check(heartbeats, self.now)
 
 
 def test_a_rank_that_waits_is_not_blamed_though_it_waits_for_less_long(monkeypatch: pytest.MonkeyPatch) -> None:

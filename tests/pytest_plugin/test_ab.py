@@ -23,7 +23,8 @@ from d5suite.backends import Selection
 from d5suite.cli import main
 from d5suite.commands.bisect import run as run_bisect
 from d5suite.errors import ConfigurationError
-from d5suite.launch.base import Limits
+from d5suite.job import Job
+from d5suite.launch.base import Launch, Limits
 from d5suite.launch.turns import TurnWorker
 from d5suite.pytest_plugin.ab import Compared
 from d5suite.report.runs import Run
@@ -554,10 +555,11 @@ say = lambda text: channel.sendall(text.encode())
 hear = lambda: json.loads(channel.makefile().readline())
 {code}
 """
+LIARS_JOB = Job({}, "cpu", "fp32", threads=1, seed=0, cases=[])
 READY = 'say(json.dumps({"ready": "a/b"}) + "\\n"); hear()\n'
 LIARS = {
-    "say('no JSON\\n')": "does not keep to its turns, it says",
-    "say('[]\\n')": "does not keep to its turns, it says",
+    "say('no JSON\\n')": "broke the turn protocol: it says",
+    "say('[]\\n')": "broke the turn protocol: it says",
     "say('{\"samples_s\": []}\\n')": "it is not ready, but says",
     "say('x' * (2 << 20))": "its message is too long",
     READY + 'say(\'{"samples_s": [1.0], "took_s": 1}\\n\')': "instead of 2 positive samples",
@@ -569,18 +571,18 @@ LIARS = {
     READY + "sys.exit(7)": "exited with status 7",
     READY + "hoard = b'x' * (300 << 20); time.sleep(600)": "over its limit of 0.20 GiB",
 }
-"""Code of a worker that keeps to no turns, and what is said of it."""
+"""Code of a worker that breaks the turn protocol, and the message about it."""
 
 
 @pytest.mark.parametrize("code", LIARS)
-def test_a_worker_that_does_not_keep_to_its_turns_is_ended(code: str, tmp_path: Path) -> None:
+def test_a_worker_that_breaks_the_turn_protocol_is_killed(code: str, tmp_path: Path) -> None:
     python, job = tmp_path / "python", tmp_path / "liar.job.json"
     python.write_text(LIAR.format(python=sys.executable, code=code))
     python.chmod(0o755)
     job.write_text("{}")
     seconds = 3.0 if "within 3 s" in LIARS[code] else 60.0  # Python starts in less, on a busy machine too
     limits = Limits(seconds, (200 << 20) if "hoard" in code else sys.maxsize)
-    worker = TurnWorker(job, threads=1, device="cpu", limits=limits, python=str(python))
+    worker = TurnWorker(LIARS_JOB, job, Launch(limits, str(python)))
     ready = worker.ready()
     if READY in code:
         assert ready == "a/b"
@@ -604,7 +606,7 @@ time.sleep(600)
     python.write_text(LIAR.format(python=sys.executable, code=code))
     python.chmod(0o755)
     job.write_text("{}")
-    worker = TurnWorker(job, threads=1, device="cpu", limits=Limits(60.0, sys.maxsize), python=str(python))
+    worker = TurnWorker(LIARS_JOB, job, Launch(Limits(60.0, sys.maxsize), str(python)))
     try:
         assert worker.ready() == "a/b" and worker.take(1) == [1.0]
         worker.rest()

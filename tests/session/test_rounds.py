@@ -19,7 +19,7 @@ from d5suite.cases.problem import Problem, ProblemCase
 from d5suite.cases.recipe import Preset
 from d5suite.instruments.settings import SamplingSettings
 from d5suite.job import Job
-from d5suite.launch.base import Limits
+from d5suite.launch.base import Launch
 from d5suite.launch.turns import TurnWorker
 from d5suite.measurements import find
 from d5suite.report.order import Order, orders_of
@@ -62,9 +62,9 @@ class Worker:
 
     machine: Machine
 
-    def __init__(self, path: Path, limits: Limits, **how: Any) -> None:
+    def __init__(self, job: Job, path: Path, launch: Launch) -> None:
         self.name, self.launch = path.name.split(".")[0], int(path.name.split(".")[1])
-        self.memory_bytes, self.outgrew, self.died = limits.memory_bytes, False, False
+        self.memory_bytes, self.died = launch.limits.memory_bytes, False
         self.begin("")
 
     def begin(self, measurement: str) -> None:
@@ -135,7 +135,6 @@ class Pretender:
         for place, each in enumerate(batch):
             worker.begin(each.measurement.name)
             if self.machine.resident.get(name, 0) > worker.memory_bytes:
-                worker.outgrew = True
                 return
             if each.measurement.takes_turns:
                 try:

@@ -11,7 +11,7 @@ from d5suite.backends import select
 from d5suite.cases.case import Settings
 from d5suite.cases.problem import Problem, ProblemCase
 from d5suite.job import Distributed, Job, NetworkCase, Result, result_path
-from d5suite.launch.base import Outcome
+from d5suite.launch.base import Launch, Outcome
 from d5suite.measurements import find
 from d5suite.session import Session
 from d5suite.session.attempts import work
@@ -86,10 +86,10 @@ def test_a_rank_that_leaves_no_result_costs_nothing_that_is_finished(tmp_path: P
     )  # fmt: skip
     path = tmp_path / "some.job.json"
 
-    def run_ranks(path: Path, **how: Any) -> Outcome:
+    def run_job(job: Job, path: Path, launch: Launch) -> Outcome:
         Result(phase="measuring some/lost", references={"some/finished": "torch"}).save(result_path(path))
         return Outcome(False, "rank 1 of 2 on here died of SIGKILL", "", rank=1)
 
-    monkeypatch.setattr("d5suite.session.attempts.run_ranks", run_ranks)
+    monkeypatch.setattr("d5suite.session.attempts.run_job", run_job)
     outcome, result = work(job, path, Settings(jobs=tmp_path), 60.0, None)
     assert outcome.rank == 1 and result.references == {"some/finished": "torch"}

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from d5suite.errors import JobError, ValidationError
 from d5suite.files import read_json, write_bytes
 from d5suite.job import Failure, Job, Result, fate_path, of_rank, result_path, results_of
-from d5suite.launch.base import said_of
+from d5suite.launch.base import describe_exit
 from d5suite.launch.slurm import client
 from d5suite.launch.slurm.client import FINAL, SilentError, State
 from d5suite.launch.slurm.run import SCRIPTS, Run, Submission, number_all
@@ -216,7 +216,7 @@ def _death(run: Run, start: Submission | None, state: State | None, path: Path, 
         result = Result.load(of_rank(result_path(path), int(rank)))
     except JobError:
         result = Result()
-    said = f"rank {rank} of {ranks} on {node} {said_of(-_SIGNALS[how])}, while {result.phase}"
+    said = f"rank {rank} of {ranks} on {node} {describe_exit(-_SIGNALS[how])}, while {result.phase}"
     return Death(int(rank), result.measurement, said)
 
 

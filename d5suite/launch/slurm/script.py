@@ -10,6 +10,7 @@ from pathlib import Path
 
 from d5suite.instruments.threads import thread_environment
 from d5suite.launch.base import MEETING, STARTED_BY_SRUN
+from d5suite.launch.command import command
 from d5suite.launch.slurm.profile import Profile
 
 OPTIONS = {
@@ -90,7 +91,9 @@ def batch_script(
         head += [f"pythons=({words})", "python=${pythons[${SLURM_ARRAY_TASK_ID:-0}]}"]
     else:
         head += [f"python={shlex.quote(_python(profile))}"]
-    return "\n".join(head) + BODY.format(meeting=MEETING, srun=srun(profile, nodes))
+    launcher = [shlex.quote(word) for word in srun(profile, nodes)]
+    line = command('"$job.job.json"', launcher, python='"$python"')
+    return "\n".join(head) + BODY.format(meeting=MEETING, srun=" ".join(line))
 
 
 def _options(profile: Profile, nodes: int, name: str, folder: Path, output: Path, count: int) -> list[str]:
@@ -114,15 +117,14 @@ def _word(option: str) -> str:
     return option if re.fullmatch(r"[\w%@+=:,./\[\]*&|()-]+", option) else shlex.quote(option)
 
 
-def srun(profile: Profile, nodes: int) -> str:
-    """Return the srun line that starts the workers; one that fails ends all."""
+def srun(profile: Profile, nodes: int) -> list[str]:
+    """Return the command that starts the workers; one that fails ends all."""
     options = [
         f"--nodes={nodes}", f"--ntasks={profile.ranks(nodes)}", f"--cpus-per-task={profile.threads_per_rank}",
         "--kill-on-bad-exit=1", f"--mpi={profile.mpi}", f"--cpu-bind={profile.cpu_bind}",
     ]  # fmt: skip
     options += [f"--gpu-bind={profile.gpu_bind}"] if profile.gpu_bind else []
-    words = ["srun", *options, *shlex.split(profile.container)]
-    return f'{" ".join(map(shlex.quote, words))} "$python" -m d5suite.worker "$job.job.json"'
+    return ["srun", *options, *shlex.split(profile.container)]
 
 
 def _exports(profile: Profile, device: str) -> list[str]:

@@ -1,0 +1,38 @@
+"""Running one job on this machine to its end: a worker, or several ranks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from d5suite.errors import D5Error
+from d5suite.job import Job
+from d5suite.launch.base import Launch, Outcome
+from d5suite.launch.ranks import RankSupervisor
+from d5suite.launch.supervisor import Supervisor
+
+
+def run_job(job: Job, path: Path, launch: Launch) -> Outcome:
+    """Run a job until it ends or reaches a limit; an interrupt is part of the outcome.
+
+    Parameters
+    ----------
+    job : Job
+    path : Path
+        The job file. The worker writes its result and its log beside it.
+    launch : Launch
+
+    Raises
+    ------
+    ConfigurationError
+        If the command cannot be started.
+    """
+    supervisor = (RankSupervisor if job.ranks > 1 else Supervisor)(job, path, launch)
+    try:
+        supervisor.start()
+        supervisor.run_until(supervisor.has_ended)
+    except D5Error:
+        supervisor.close()
+        raise
+    except BaseException as error:  # the caller saves what the worker has finished, then raises it
+        return supervisor.end(error)
+    return supervisor.end()
