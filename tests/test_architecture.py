@@ -15,8 +15,9 @@ from pathlib import Path
 import pytest
 from markdown_it import MarkdownIt
 
-from d5suite.backends import discover
 from d5suite.levels.backend import MODULES
+from d5suite.levels.operator import FAMILIES, function_name
+from d5suite.network.operators import MORE_OPERATORS, SINGLE_OPERATORS, ZOO_OPERATORS
 
 PACKAGE = Path(__file__).parents[1] / "d5suite"
 PAGE = PACKAGE.parent / "docs" / "architecture.md"
@@ -39,20 +40,7 @@ MAY_NAME = {
 }
 """Files outside ``backends/`` whose strings may name a framework, with the reason."""
 
-OPERATOR_FILES = {
-    *("__init__.py", "context.py", "single.py", "table.py"),
-    *(
-        "attention.py",
-        "convolution.py",
-        "elementwise.py",
-        "indexing.py",
-        "loss.py",
-        "matrix.py",
-        "normalization.py",
-        "pooling.py",
-    ),
-    *("recurrent.py", "reduction.py", "sampling.py", "shape.py", "signal.py"),
-}
+OPERATOR_FILES = {"__init__.py", "context.py", "operator.py", "table.py", *(f"{family}.py" for family in FAMILIES)}
 """An adapter's ``operators/``: what families share, level 0, the table of all, and the families."""
 
 ADAPTER_FILES = {"__init__.py", *(f"{module}.py" for module in MODULES)}
@@ -292,20 +280,38 @@ def test_adapters_mirror_each_other(name: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name in BACKENDS if "operators" not in DATA[name].absent])
 def test_operators_are_in_the_same_family_in_every_adapter(name: str) -> None:
-    folder, model = (PACKAGE / "backends" / adapter / "operators" for adapter in (name, "torch"))
+    folder, lacking = PACKAGE / "backends" / name / "operators", DATA[name].absent
     assert {p.name for p in folder.glob("*.py")} == OPERATOR_FILES
-    for file in OPERATOR_FILES - {"__init__.py", "context.py", "single.py", "table.py"}:
-        keys, lacking = _table(folder / file), discover()[0][name].absent
-        assert keys == sorted(keys) == [key for key in _table(model / file) if key not in lacking], f"{folder / file}"
+    for family, operators in FAMILIES.items():
+        path = folder / f"{family}.py"
+        keys, defined = _family(path)
+        named = [operator for operator in operators if function_name(operator) in defined and operator not in keys]
+        assert keys == sorted(keys), f"{path}: OPERATORS is not sorted"
+        assert sorted([*keys, *named]) == sorted(set(operators) - set(lacking)), path
 
 
-def _table(path: Path) -> list[str]:
-    """The ONNX names of a family's ``OPERATORS``."""
+def _family(path: Path) -> tuple[list[str], set[str]]:
+    """Return the ONNX names in a family's ``OPERATORS``, and all names of the module."""
+    keys: list[str] = []
+    defined: set[str] = set()
     for node in ast.parse(path.read_text(encoding="utf-8")).body:
         if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == "OPERATORS":
             assert isinstance(node.value, ast.Dict)
-            return [ast.literal_eval(key) for key in node.value.keys if key is not None]
-    raise AssertionError(f"{path} has no OPERATORS")
+            keys = [ast.literal_eval(key) for key in node.value.keys if key is not None]
+        elif isinstance(node, ast.Assign):
+            defined.update(ast.unparse(target) for target in node.targets)
+        elif isinstance(node, ast.FunctionDef):
+            defined.add(node.name)
+        elif isinstance(node, ast.ImportFrom):
+            defined.update(alias.asname or alias.name for alias in node.names)
+    return keys, defined
+
+
+def test_every_operator_has_one_family() -> None:
+    operators = [operator for family in FAMILIES.values() for operator in family]
+    assert len(operators) == len(set(operators))
+    assert set(operators) == ZOO_OPERATORS | MORE_OPERATORS | SINGLE_OPERATORS
+    assert all(list(family) == sorted(family) for family in FAMILIES.values())
 
 
 def test_every_adapter_is_published() -> None:

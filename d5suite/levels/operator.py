@@ -9,14 +9,83 @@ Imports NumPy, `d5suite.errors` and `d5suite.network`.
 
 from __future__ import annotations
 
+import builtins
+import importlib
+import keyword
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
 from d5suite.errors import NetworkError
+from d5suite.network.nodes.context import Packing
 from d5suite.network.operation import STATIC_INPUTS, Operation
+
+FAMILIES: Mapping[str, Sequence[str]] = {
+    "attention": ("Attention",),
+    "convolution": ("Col2Im", "Conv", "ConvTranspose"),
+    "elementwise": (
+        "Abs", "Acos", "Acosh", "Add", "And", "Asin", "Asinh", "Atan", "Atanh", "BitShift", "BitwiseAnd", "BitwiseNot",
+        "BitwiseOr", "BitwiseXor", "Cast", "Ceil", "Clip", "Cos", "Cosh", "Div", "Dropout", "Elu", "Equal", "Erf",
+        "Exp", "Floor", "Gelu", "Greater", "GreaterOrEqual", "HardSigmoid", "HardSwish", "Identity", "IsInf", "IsNaN",
+        "LeakyRelu", "Less", "LessOrEqual", "Log", "Max", "Mean", "Min", "Mish", "Mod", "Mul", "Neg", "Not", "Or",
+        "PRelu", "Pow", "Reciprocal", "Relu", "Round", "Selu", "Sigmoid", "Sign", "Sin", "Sinh", "Softplus",
+        "Softsign", "Sqrt", "Sub", "Sum", "Tan", "Tanh", "ThresholdedRelu", "Where", "Xor",
+    ),
+    "indexing": (
+        "ArgMax", "ArgMin", "ConstantOfShape", "CumSum", "EyeLike", "GatherElements", "GatherND", "Hardmax", "OneHot",
+        "Range", "ReverseSequence", "ScatterElements", "ScatterND", "Shape", "TopK",
+    ),
+    "loss": ("SoftmaxCrossEntropyLoss",),
+    "matrix": ("Det", "Einsum", "Gemm", "MatMul"),
+    "normalization": (
+        "BatchNormalization", "GroupNormalization", "InstanceNormalization", "LRN", "LayerNormalization",
+        "LpNormalization", "RMSNormalization",
+    ),
+    "pooling": (
+        "AveragePool", "GlobalAveragePool", "GlobalLpPool", "GlobalMaxPool", "LpPool", "MaxPool", "MaxUnpool",
+    ),
+    "recurrent": ("GRU", "LSTM"),
+    "reduction": (
+        "LogSoftmax", "ReduceL1", "ReduceL2", "ReduceLogSumExp", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd",
+        "ReduceSum", "ReduceSumSquare", "Softmax",
+    ),
+    "sampling": ("GridSample",),
+    "shape": (
+        "Concat", "DepthToSpace", "Expand", "Flatten", "Gather", "Pad", "Reshape", "Resize", "Slice", "SpaceToDepth",
+        "Split", "Squeeze", "Tile", "Transpose", "Trilu", "Unsqueeze",
+    ),
+    "signal": ("DFT", "STFT"),
+}  # fmt: skip
+"""The ONNX operators by family; an adapter's ``operators`` package has a module per family."""
+
+
+def function_name(operator: str) -> str:
+    """Return the name of an operator's factory: ``conv_transpose`` for ONNX's ``ConvTranspose``.
+
+    Names that Python uses itself get an underscore: ``slice_``, ``not_``.
+    """
+    name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", operator.replace("NaN", "Nan")).lower()
+    return f"{name}_" if keyword.iskeyword(name) or hasattr(builtins, name) else name
+
+
+def operator_table(package: str) -> dict[str, Any]:
+    """Return the factories of an adapter's ``operators`` package by ONNX name.
+
+    A family's module has an operator's factory in a dict ``OPERATORS``, or else as a function of
+    the operator's name (`function_name`). An operator without either is left out.
+    """
+    found = {}
+    for family, operators in FAMILIES.items():
+        module = importlib.import_module(f"{package}.{family}")
+        for operator in operators:
+            factory = getattr(module, "OPERATORS", {}).get(operator) or getattr(module, function_name(operator), None)
+            if factory is not None:
+                found[operator] = factory
+    return found
 
 
 class Operator(ABC):
@@ -37,9 +106,12 @@ class Operator(ABC):
         wants other outputs than its first, to a sequence of outputs, in which unwanted ones may be
         None. The work may still be pending on the device. It is deterministic, changes none of its
         inputs, and its result keeps its values for as long as the caller holds it.
+    packing : mapping of str to Packing
+        Inputs that the native callable takes in another form than ONNX's.
     """
 
     backend = ""
+    packing: Mapping[str, Packing] = MappingProxyType({})
     forward: Callable[..., Any]
 
     def __init__(self, operation: Operation, *, mode: str, device: str) -> None:
@@ -65,6 +137,13 @@ class Operator(ABC):
                 )  # fmt: skip
 
     @abstractmethod
+    def to_native(self, name: str, array: np.ndarray) -> Any:
+        """Copy an array to the device, in the layout in which the framework takes this tensor."""
+
+    @abstractmethod
+    def to_neutral(self, name: str, value: Any) -> np.ndarray:
+        """Copy a native tensor to NumPy, in ONNX's layout and type."""
+
     def feed(self, arrays: Sequence[np.ndarray | None]) -> Sequence[Any]:
         """Copy the node's inputs to the device, in the layout that `forward` and `backward` take.
 
@@ -75,10 +154,18 @@ class Operator(ABC):
         arrays : sequence of numpy.ndarray or None
             One per input of the node, as from `Operation.draw`.
         """
+        self.check_feed(arrays)
+        fed = []
+        for name, array in zip(self.operation.node.inputs, arrays, strict=True):
+            if array is not None and name in self.packing:
+                array = self.packing[name].pack(array)
+            fed.append(None if array is None else self.to_native(name, array))
+        return fed
 
-    @abstractmethod
     def feed_gradients(self, arrays: Sequence[np.ndarray]) -> Sequence[Any]:
         """Copy gradients of `Operation.differentiated` to the device, for `backward`'s function."""
+        names = [self.operation.node.outputs[index] for index in self.operation.differentiated]
+        return [self.to_native(name, array) for name, array in zip(names, arrays, strict=True)]
 
     @abstractmethod
     def backward(self, inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -90,13 +177,20 @@ class Operator(ABC):
         pass than the framework's own backward pass does.
         """
 
-    @abstractmethod
     def fetch(self, outputs: Any) -> list[np.ndarray]:
         """Convert `forward`'s result to NumPy: the wanted outputs, in ONNX's layout and types."""
+        found = outputs if isinstance(outputs, list | tuple) else [outputs]
+        names = self.operation.node.outputs
+        return [self.to_neutral(name, value) for name, value in zip(names, found, strict=False) if name]
 
-    @abstractmethod
     def fetch_gradients(self, gradients: Any) -> list[np.ndarray]:
         """Convert gradients to NumPy: an array for each of `Operation.differentiable`."""
+        fetched = []
+        for index, gradient in zip(self.operation.differentiable, gradients, strict=True):
+            name = self.operation.node.inputs[index]
+            array = self.to_neutral(name, gradient)
+            fetched.append(self.packing[name].unpack(array) if name in self.packing else array)
+        return fetched
 
     @abstractmethod
     def synchronize(self, *results: Any) -> None:

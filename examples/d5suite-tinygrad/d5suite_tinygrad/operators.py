@@ -331,12 +331,11 @@ class Operator(level.Operator):
         Tensor.realize(*(y for y in outputs if y is not None))
         return tuple(outputs) if len(outputs) > 1 else outputs[0]
 
-    def feed(self, arrays: Sequence[np.ndarray | None]) -> Sequence[Tensor | None]:
-        self.check_feed(arrays)
-        return [None if array is None else native(array) for array in arrays]
+    def to_native(self, name: str, array: np.ndarray) -> Tensor:
+        return native(array)
 
-    def feed_gradients(self, arrays: Sequence[np.ndarray]) -> Sequence[Tensor]:
-        return [native(array) for array in arrays]
+    def to_neutral(self, name: str, value: Tensor) -> np.ndarray:
+        return neutral(value, self.operation.dtypes[name])
 
     def backward(self, inputs: Sequence[Tensor | None]) -> Callable[..., list[Tensor]]:
         operation = self.operation
@@ -351,16 +350,6 @@ class Operator(level.Operator):
             return found
 
         return run
-
-    def fetch(self, outputs: Any) -> list[np.ndarray]:
-        outputs = outputs if isinstance(outputs, tuple) else (outputs,)
-        names = self.operation.node.outputs
-        return [neutral(y, self.operation.dtypes[name]) for name, y in zip(names, outputs, strict=False) if name]
-
-    def fetch_gradients(self, gradients: Any) -> list[np.ndarray]:
-        operation = self.operation
-        names = (operation.node.inputs[index] for index in operation.differentiable)
-        return [neutral(g, operation.dtypes[name]) for name, g in zip(names, gradients, strict=True)]
 
     def synchronize(self, *results: Any) -> None:
         Device[Device.DEFAULT].synchronize()

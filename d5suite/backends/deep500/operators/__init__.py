@@ -10,7 +10,7 @@ Imports the families beside it.
 
 from d5suite.backends.deep500.operators.context import Context, Factory, operands
 from d5suite.backends.deep500.operators.elementwise import load_random_state, random_state, seed
-from d5suite.backends.deep500.operators.single import Operator
+from d5suite.backends.deep500.operators.operator import Operator
 from d5suite.backends.deep500.operators.table import OPERATORS
 
 __all__ = ["OPERATORS", "Context", "Factory", "Operator", "load_random_state", "operands", "random_state", "seed"]

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from d5suite.backends.deep500.operators.context import Context, CustomOperator, Factory, collapsed, positions
+from d5suite.backends.deep500.operators.context import Context, CustomOperator, collapsed, positions
 from d5suite.backends.deep500.repairs import deep500
 from d5suite.network import Node
 from d5suite.network.nodes.attention import BIASED, CAPPED, SCORES, WEIGHTS, read_attention
@@ -98,8 +98,3 @@ class _Attention(deep500.CustomPythonOp):
 
 def attention(node: Node, context: Context) -> CustomOperator:
     return _Attention(node, context)
-
-
-OPERATORS: dict[str, Factory] = {
-    "Attention": attention,
-}

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from d5suite.backends.deep500.operators.context import Context, CustomOperator, Factory, Formula, cropped, taps, widths
+from d5suite.backends.deep500.operators.context import Context, CustomOperator, Formula, cropped, taps, widths
 from d5suite.backends.deep500.repairs import custom_op_python as native
 from d5suite.backends.deep500.repairs import deep500
 from d5suite.network import Node
@@ -110,7 +110,7 @@ def conv_transpose(node: Node, context: Context) -> CustomOperator:
     return _TransposedConv(*context.describe(node), convolution, w.outputs)
 
 
-def columns(node: Node, context: Context) -> CustomOperator:
+def col2_im(node: Node, context: Context) -> CustomOperator:
     """Col2Im."""
     plan = read_columns(node, context)
     image, channels = plan.window.image, plan.channels
@@ -127,10 +127,3 @@ def columns(node: Node, context: Context) -> CustomOperator:
         return [padded[cells].reshape(inputs[0].shape)]
 
     return Formula(context.describe(node), forward, backward)
-
-
-OPERATORS: dict[str, Factory] = {
-    "Col2Im": columns,
-    "Conv": conv,
-    "ConvTranspose": conv_transpose,
-}

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from d5suite.backends.deep500.operators.context import Context, CustomOperator, Factory, Formula
+from d5suite.backends.deep500.operators.context import Context, CustomOperator, Formula
 from d5suite.backends.deep500.repairs import deep500
 from d5suite.network import Node
 from d5suite.network.nodes.indexing import (
@@ -231,20 +231,4 @@ def shape(node: Node, context: Context) -> CustomOperator:
     return Formula(context.describe(node), lambda x: np.array(x.shape, np.int64)[axes], _without_gradient)
 
 
-OPERATORS: dict[str, Factory] = {
-    "ArgMax": extreme,
-    "ArgMin": extreme,
-    "ConstantOfShape": constant_of_shape,
-    "CumSum": cum_sum,
-    "EyeLike": eye_like,
-    "GatherElements": gather_elements,
-    "GatherND": gather_nd,
-    "Hardmax": hardmax,
-    "OneHot": one_hot,
-    "Range": range_,
-    "ReverseSequence": reverse_sequence,
-    "ScatterElements": scatter_elements,
-    "ScatterND": scatter_nd,
-    "Shape": shape,
-    "TopK": top_k,
-}
+arg_max = arg_min = extreme

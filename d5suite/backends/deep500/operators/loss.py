@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from d5suite.backends.deep500.operators.context import Context, CustomOperator, Factory, log_softmax_of
+from d5suite.backends.deep500.operators.context import Context, CustomOperator, log_softmax_of
 from d5suite.backends.deep500.repairs import deep500
 from d5suite.network import Node
 from d5suite.network.nodes.loss import SoftmaxCrossEntropyLoss, read_softmax_cross_entropy_loss
@@ -65,8 +65,3 @@ class _SoftmaxCrossEntropy(deep500.CustomPythonOp):
 def softmax_cross_entropy_loss(node: Node, context: Context) -> CustomOperator:
     plan = read_softmax_cross_entropy_loss(node, context)
     return _SoftmaxCrossEntropy(*context.describe(node, outputs=1 + plan.logged), plan)
-
-
-OPERATORS: dict[str, Factory] = {
-    "SoftmaxCrossEntropyLoss": softmax_cross_entropy_loss,
-}

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from d5suite.backends.deep500.operators.context import Context, CustomOperator, Factory, Formula, collapsed
+from d5suite.backends.deep500.operators.context import Context, CustomOperator, Formula, collapsed
 from d5suite.backends.deep500.repairs import custom_op_python as native
 from d5suite.backends.deep500.repairs import deep500
 from d5suite.network import Node
@@ -170,14 +170,3 @@ def lp_normalization(node: Node, context: Context) -> CustomOperator:
         return [(gradient - along * (gradient * y).sum(axis, keepdims=True)) / norm(x)]
 
     return Formula(context.describe(node), lambda x: x / norm(x), backward)
-
-
-OPERATORS: dict[str, Factory] = {
-    "BatchNormalization": batch_normalization,
-    "GroupNormalization": group_normalization,
-    "InstanceNormalization": instance_normalization,
-    "LRN": lrn,
-    "LayerNormalization": layer_normalization,
-    "LpNormalization": lp_normalization,
-    "RMSNormalization": rms_normalization,
-}

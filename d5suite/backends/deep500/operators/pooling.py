@@ -207,11 +207,5 @@ def _global_max_pool_gradient(
 
 
 OPERATORS: dict[str, Factory] = {
-    "AveragePool": average_pool,
-    "GlobalAveragePool": global_average_pool,
-    "GlobalLpPool": global_lp_pool,
     "GlobalMaxPool": formula(lambda x: x.max(tuple(range(2, x.ndim)), keepdims=True), _global_max_pool_gradient),
-    "LpPool": lp_pool,
-    "MaxPool": max_pool,
-    "MaxUnpool": max_unpool,
 }

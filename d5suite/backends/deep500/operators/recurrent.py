@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from d5suite.backends.deep500.operators.context import Context, CustomOperator, Factory, positions, sigmoid
+from d5suite.backends.deep500.operators.context import Context, CustomOperator, positions, sigmoid
 from d5suite.backends.deep500.repairs import deep500
 from d5suite.network import Node
 from d5suite.network.nodes.recurrent import read_recurrent
@@ -186,7 +186,4 @@ def recurrent(node: Node, context: Context) -> CustomOperator:
     return (_Lstm if node.op_type == "LSTM" else _Gru)(node, context)
 
 
-OPERATORS: dict[str, Factory] = {
-    "GRU": recurrent,
-    "LSTM": recurrent,
-}
+gru = lstm = recurrent

@@ -119,7 +119,6 @@ def _log_sum_exp(x: np.ndarray, axes: tuple[int, ...], *, keepdims: bool) -> np.
 
 
 OPERATORS: dict[str, Factory] = {
-    "LogSoftmax": log_softmax,
     "ReduceL1": reduce(_sum_absolute, lambda gradient, x, y: gradient * np.sign(x)),
     "ReduceL2": reduce(_norm, lambda gradient, x, y: gradient * x / y),
     "ReduceLogSumExp": reduce(_log_sum_exp, lambda gradient, x, y: gradient * np.exp(x - y)),
@@ -129,5 +128,4 @@ OPERATORS: dict[str, Factory] = {
     "ReduceProd": reduce(np.prod, lambda gradient, x, y: gradient * y / x),
     "ReduceSum": reduce(np.sum, lambda gradient, x, y: np.broadcast_to(gradient, x.shape)),
     "ReduceSumSquare": reduce(_sum_square, lambda gradient, x, y: 2 * gradient * x),
-    "Softmax": softmax,
 }

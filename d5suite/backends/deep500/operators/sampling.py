@@ -11,7 +11,7 @@ from operator import mul
 
 import numpy as np
 
-from d5suite.backends.deep500.operators.context import Context, CustomOperator, Factory, Formula
+from d5suite.backends.deep500.operators.context import Context, CustomOperator, Formula
 from d5suite.network import Node
 from d5suite.network.nodes.sampling import Functions, Sampling, Tap, place, read_grid_sample, taps
 
@@ -61,8 +61,3 @@ def _slope(plan: Sampling, coordinate: np.ndarray, axis: int) -> np.ndarray:
     ends = [place(plan, _FUNCTIONS, coordinate.astype(np.float64) + sign * step, axis) for sign in (1, -1)]
     slope: np.ndarray = np.rint((ends[0] - ends[1]) / step) / 2  # a whole number of half cells
     return slope.astype(coordinate.dtype)
-
-
-OPERATORS: dict[str, Factory] = {
-    "GridSample": grid_sample,
-}

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from d5suite.backends.deep500.operators.context import Context, CustomOperator, Factory, Formula, collapsed, cropped
+from d5suite.backends.deep500.operators.context import Context, CustomOperator, Formula, collapsed, cropped
 from d5suite.backends.deep500.repairs import custom_op_python as native
 from d5suite.backends.deep500.repairs import deep500
 from d5suite.network import Node
@@ -220,21 +220,4 @@ def _interpolated(x: np.ndarray, weights: Mapping[int, np.ndarray]) -> np.ndarra
     return x
 
 
-OPERATORS: dict[str, Factory] = {
-    "Concat": concat,
-    "DepthToSpace": blocks,
-    "Expand": expand,
-    "Flatten": flatten,
-    "Gather": gather,
-    "Pad": pad,
-    "Reshape": reshape,
-    "Resize": resize,
-    "Slice": slice_,
-    "SpaceToDepth": blocks,
-    "Split": split,
-    "Squeeze": squeeze,
-    "Tile": tile,
-    "Transpose": transpose,
-    "Trilu": trilu,
-    "Unsqueeze": unsqueeze,
-}
+depth_to_space = space_to_depth = blocks

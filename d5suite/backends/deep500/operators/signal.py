@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from d5suite.backends.deep500.operators.context import Context, CustomOperator, Factory, Formula
+from d5suite.backends.deep500.operators.context import Context, CustomOperator, Formula
 from d5suite.network import Node
 from d5suite.network.nodes.signal import Fourier, read_dft, read_stft
 
@@ -79,9 +79,3 @@ def stft(node: Node, context: Context) -> CustomOperator:
         return [found, *by_windows]
 
     return Formula(context.describe(node), forward, backward)
-
-
-OPERATORS: dict[str, Factory] = {
-    "DFT": dft,
-    "STFT": stft,
-}

@@ -1,35 +1,6 @@
 """The operators of all families on deep500, by ONNX name. Imports the families beside it."""
 
-from d5suite.backends.deep500.operators import (
-    attention,
-    convolution,
-    elementwise,
-    indexing,
-    loss,
-    matrix,
-    normalization,
-    pooling,
-    recurrent,
-    reduction,
-    sampling,
-    shape,
-    signal,
-)
 from d5suite.backends.deep500.operators.context import Factory
+from d5suite.levels.operator import operator_table
 
-OPERATORS: dict[str, Factory] = {
-    **attention.OPERATORS,
-    **convolution.OPERATORS,
-    **elementwise.OPERATORS,
-    **indexing.OPERATORS,
-    **loss.OPERATORS,
-    **matrix.OPERATORS,
-    **normalization.OPERATORS,
-    **pooling.OPERATORS,
-    **recurrent.OPERATORS,
-    **reduction.OPERATORS,
-    **sampling.OPERATORS,
-    **shape.OPERATORS,
-    **signal.OPERATORS,
-}
-"""ONNX operator name to its factory; the keys are the backend's declared operators."""
+OPERATORS: dict[str, Factory] = operator_table("d5suite.backends.deep500.operators")

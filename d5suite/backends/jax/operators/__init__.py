@@ -11,7 +11,7 @@ Data are moved only where an operator needs another order. Imports the families 
 """
 
 from d5suite.backends.jax.operators.context import Context, Factory
-from d5suite.backends.jax.operators.single import Operator
+from d5suite.backends.jax.operators.operator import Operator
 from d5suite.backends.jax.operators.table import OPERATORS
 
 __all__ = ["OPERATORS", "Context", "Factory", "Operator"]

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from d5suite.backends.jax.operators.context import HEADS_INSIDE, Call, Context, Factory, same, sum_type, typed
+from d5suite.backends.jax.operators.context import HEADS_INSIDE, Call, Context, same, sum_type, typed
 from d5suite.network import Node
 from d5suite.network.nodes.attention import BIASED, CAPPED, SCORES, WEIGHTS, read_attention
 from d5suite.network.nodes.layouts import identity
@@ -84,8 +84,3 @@ def attention(node: Node, context: Context) -> Call:
         return (y, *typed(node, context, *present, shown.get(plan.shows))) if any(plan.wanted[1:]) else y
 
     return general
-
-
-OPERATORS: dict[str, Factory] = {
-    "Attention": attention,
-}

@@ -10,7 +10,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
-from d5suite.backends.jax.operators.context import Call, Context, Factory, broadcast, in_float32, in_onnx
+from d5suite.backends.jax.operators.context import Call, Context, broadcast, in_float32, in_onnx
 from d5suite.network import Node
 from d5suite.network.model import Shape
 from d5suite.network.nodes.context import Packing
@@ -89,7 +89,7 @@ def _mirrored_weight(shape: Shape, groups: int) -> Packing:
 
 
 @in_onnx
-def columns(node: Node, context: Context) -> Call:
+def col2_im(node: Node, context: Context) -> Call:
     """Col2Im; cells past the end, those of the padding, are left out."""
     plan = read_columns(node, context)
     image, channels, cells = plan.window.image, plan.channels, plan.cells
@@ -100,10 +100,3 @@ def columns(node: Node, context: Context) -> Call:
         return y.reshape(*y.shape[:2], *image).astype(x.dtype)
 
     return call
-
-
-OPERATORS: dict[str, Factory] = {
-    "Col2Im": columns,
-    "Conv": conv,
-    "ConvTranspose": conv_transpose,
-}

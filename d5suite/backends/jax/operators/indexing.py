@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from d5suite.backends.jax.operators.context import Call, Context, Factory, in_onnx
+from d5suite.backends.jax.operators.context import Call, Context, in_onnx
 from d5suite.network import Node
 from d5suite.network.nodes.context import select
 from d5suite.network.nodes.indexing import (
@@ -164,20 +164,4 @@ def shape(node: Node, context: Context) -> Call:
     return lambda x: jnp.array([x.shape[axis] for axis in axes], int)
 
 
-OPERATORS: dict[str, Factory] = {
-    "ArgMax": extreme,
-    "ArgMin": extreme,
-    "ConstantOfShape": constant_of_shape,
-    "CumSum": cum_sum,
-    "EyeLike": eye_like,
-    "GatherElements": gather_elements,
-    "GatherND": gather_nd,
-    "Hardmax": hardmax,
-    "OneHot": one_hot,
-    "Range": range_,
-    "ReverseSequence": reverse_sequence,
-    "ScatterElements": scatter_elements,
-    "ScatterND": scatter_nd,
-    "Shape": shape,
-    "TopK": top_k,
-}
+arg_max = arg_min = extreme

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from d5suite.backends.jax.operators.context import Call, Context, Factory, in_float32
+from d5suite.backends.jax.operators.context import Call, Context, in_float32
 from d5suite.network import Node
 from d5suite.network.nodes.layouts import channels_last
 from d5suite.network.nodes.loss import read_softmax_cross_entropy_loss
@@ -46,8 +46,3 @@ def softmax_cross_entropy_loss(node: Node, context: Context) -> Call:
         return call(scores, *rest).astype(scores.dtype), logarithms.astype(scores.dtype)
 
     return with_logarithms
-
-
-OPERATORS: dict[str, Factory] = {
-    "SoftmaxCrossEntropyLoss": softmax_cross_entropy_loss,
-}

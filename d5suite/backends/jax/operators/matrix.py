@@ -7,7 +7,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
-from d5suite.backends.jax.operators.context import Call, Context, Factory, broadcast, in_float32, in_onnx, same
+from d5suite.backends.jax.operators.context import Call, Context, broadcast, in_float32, in_onnx, same
 from d5suite.network import Node
 from d5suite.network.nodes.layouts import identity
 from d5suite.network.nodes.matrix import read_einsum, read_gemm
@@ -46,11 +46,3 @@ def einsum(node: Node, context: Context) -> Call:
 @in_onnx
 def det(node: Node, context: Context) -> Call:
     return lambda x: jnp.linalg.det(in_float32(x)).astype(x.dtype)
-
-
-OPERATORS: dict[str, Factory] = {
-    "Det": det,
-    "Einsum": einsum,
-    "Gemm": gemm,
-    "MatMul": mat_mul,
-}

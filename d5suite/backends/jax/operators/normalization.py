@@ -7,7 +7,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
-from d5suite.backends.jax.operators.context import Call, Context, Factory, in_float32, in_onnx, typed
+from d5suite.backends.jax.operators.context import Call, Context, in_float32, in_onnx, typed
 from d5suite.network import Node
 from d5suite.network.nodes.normalization import (
     LEAST_NORM,
@@ -137,14 +137,3 @@ def lp_normalization(node: Node, context: Context) -> Call:
         return (wide * lax.rsqrt(jnp.maximum(squares, LEAST_NORM**2))).astype(x.dtype)
 
     return call
-
-
-OPERATORS: dict[str, Factory] = {
-    "BatchNormalization": batch_normalization,
-    "GroupNormalization": group_normalization,
-    "InstanceNormalization": instance_normalization,
-    "LRN": lrn,
-    "LayerNormalization": layer_normalization,
-    "LpNormalization": lp_normalization,
-    "RMSNormalization": rms_normalization,
-}

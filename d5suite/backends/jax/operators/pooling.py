@@ -167,11 +167,5 @@ def global_max_pool(node: Node, context: Context) -> Call:
 
 
 OPERATORS: dict[str, Factory] = {
-    "AveragePool": average_pool,
     "GlobalAveragePool": global_pool(jnp.mean),
-    "GlobalLpPool": global_lp_pool,
-    "GlobalMaxPool": global_max_pool,
-    "LpPool": lp_pool,
-    "MaxPool": max_pool,
-    "MaxUnpool": max_unpool,
 }

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from d5suite.backends.jax.operators.context import Call, Context, Factory, in_float32, same, sum_type, typed
+from d5suite.backends.jax.operators.context import Call, Context, in_float32, same, sum_type, typed
 from d5suite.network import Node
 from d5suite.network.nodes.layouts import identity
 from d5suite.network.nodes.recurrent import Recurrent, read_recurrent
@@ -87,7 +87,4 @@ def _gru_cell(plan: Recurrent, dot: Call, r: Any, bias: Any, state: Sequence[Any
     return (h,), h
 
 
-OPERATORS: dict[str, Factory] = {
-    "GRU": recurrent,
-    "LSTM": recurrent,
-}
+gru = lstm = recurrent

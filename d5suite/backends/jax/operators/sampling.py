@@ -9,7 +9,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from d5suite.backends.jax.operators.context import Call, Context, Factory, in_float32
+from d5suite.backends.jax.operators.context import Call, Context, in_float32
 from d5suite.network import Node
 from d5suite.network.nodes.layouts import channels_last, identity
 from d5suite.network.nodes.sampling import Functions, read_grid_sample, taps
@@ -33,8 +33,3 @@ def grid_sample(node: Node, context: Context) -> Call:
         return y.reshape(x.shape[0], *plan.outputs, plan.channels).astype(x.dtype)
 
     return call
-
-
-OPERATORS: dict[str, Factory] = {
-    "GridSample": grid_sample,
-}

@@ -8,7 +8,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
-from d5suite.backends.jax.operators.context import Call, Context, Factory, in_float32, in_onnx, same
+from d5suite.backends.jax.operators.context import Call, Context, in_float32, in_onnx, same
 from d5suite.network import Node
 from d5suite.network.nodes.layouts import channels_last, grouped_channels_last, identity, without
 from d5suite.network.nodes.resize import read_resize
@@ -164,21 +164,4 @@ def resize(node: Node, context: Context) -> Call:
     return run
 
 
-OPERATORS: dict[str, Factory] = {
-    "Concat": concat,
-    "DepthToSpace": blocks,
-    "Expand": expand,
-    "Flatten": flatten,
-    "Gather": gather,
-    "Pad": pad,
-    "Reshape": reshape,
-    "Resize": resize,
-    "Slice": slice_,
-    "SpaceToDepth": blocks,
-    "Split": split,
-    "Squeeze": squeeze,
-    "Tile": tile,
-    "Transpose": transpose,
-    "Trilu": trilu,
-    "Unsqueeze": unsqueeze,
-}
+depth_to_space = space_to_depth = blocks

@@ -7,7 +7,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
-from d5suite.backends.jax.operators.context import Call, Context, Factory, in_float32, in_onnx
+from d5suite.backends.jax.operators.context import Call, Context, in_float32, in_onnx
 from d5suite.network import Node
 from d5suite.network.nodes.signal import Fourier, read_dft, read_stft
 
@@ -39,9 +39,3 @@ def stft(node: Node, context: Context) -> Call:
         return _transformed(frames, plan.fourier).astype(x.dtype)
 
     return call
-
-
-OPERATORS: dict[str, Factory] = {
-    "DFT": dft,
-    "STFT": stft,
-}

@@ -11,7 +11,7 @@ data move only where a layer needs another order.
 """
 
 from d5suite.backends.keras.operators.context import Calculation, Context, require_backend
-from d5suite.backends.keras.operators.single import Operator
+from d5suite.backends.keras.operators.operator import Operator
 from d5suite.backends.keras.operators.table import OPERATORS
 
 __all__ = ["OPERATORS", "Calculation", "Context", "Operator", "require_backend"]

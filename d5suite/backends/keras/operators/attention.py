@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from keras import ops
 
-from d5suite.backends.keras.operators.context import Context, Factory, in_float32, same
+from d5suite.backends.keras.operators.context import Context, in_float32, same
 from d5suite.network import Node
 from d5suite.network.nodes.attention import BIASED, CAPPED, SCORES, WEIGHTS, Attention, read_attention
 from d5suite.network.nodes.context import select
@@ -103,8 +103,3 @@ def _general_attention(node: Node, context: Context, plan: Attention) -> Any:
         return select((y, *present, shown.get(plan.shows)), plan.wanted)
 
     return context.calculate(node, run)
-
-
-OPERATORS: dict[str, Factory] = {
-    "Attention": attention,
-}

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from keras import layers, ops
 
-from d5suite.backends.keras.operators.context import Calculation, Context, Factory, Function, in_float32, in_onnx
+from d5suite.backends.keras.operators.context import Calculation, Context, Function, in_float32, in_onnx
 from d5suite.network import Node
 from d5suite.network.nodes.layouts import Layout, kernel_last
 from d5suite.network.nodes.sliding import read_columns, read_conv, read_conv_transpose
@@ -153,7 +153,7 @@ def _general_conv_transpose(node: Node, context: Context, w: TransposedWindow) -
 
 
 @in_onnx
-def columns(node: Node, context: Context) -> Function:
+def col2_im(node: Node, context: Context) -> Function:
     """Col2Im. On PyTorch, Keras's `segment_sum` is in float32."""
     plan = read_columns(node, context)
     image, channels, cells = plan.window.image, plan.channels, plan.cells
@@ -166,10 +166,3 @@ def columns(node: Node, context: Context) -> Function:
         return ops.cast(ops.reshape(ops.transpose(sums, (1, 2, 0)), (-1, channels, *image)), x.dtype)
 
     return run
-
-
-OPERATORS: dict[str, Factory] = {
-    "Col2Im": columns,
-    "Conv": conv,
-    "ConvTranspose": conv_transpose,
-}

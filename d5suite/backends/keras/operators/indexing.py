@@ -10,7 +10,7 @@ from typing import Any
 
 from keras import ops
 
-from d5suite.backends.keras.operators.context import Context, Factory, Function, in_onnx
+from d5suite.backends.keras.operators.context import Context, Function, in_onnx
 from d5suite.errors import NetworkError
 from d5suite.network import Node
 from d5suite.network.nodes.context import select
@@ -198,20 +198,4 @@ def shape(node: Node, context: Context) -> Function:
     return lambda x: ops.convert_to_tensor([ops.shape(x)[axis] for axis in axes], dtype="int64")
 
 
-OPERATORS: dict[str, Factory] = {
-    "ArgMax": extreme,
-    "ArgMin": extreme,
-    "ConstantOfShape": constant_of_shape,
-    "CumSum": cum_sum,
-    "EyeLike": eye_like,
-    "GatherElements": gather_elements,
-    "GatherND": gather_nd,
-    "Hardmax": hardmax,
-    "OneHot": one_hot,
-    "Range": range_,
-    "ReverseSequence": reverse_sequence,
-    "ScatterElements": scatter_elements,
-    "ScatterND": scatter_nd,
-    "Shape": shape,
-    "TopK": top_k,
-}
+arg_max = arg_min = extreme

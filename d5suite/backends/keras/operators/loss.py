@@ -6,7 +6,7 @@ from typing import Any
 
 from keras import ops
 
-from d5suite.backends.keras.operators.context import Context, Factory, in_float32
+from d5suite.backends.keras.operators.context import Context, in_float32
 from d5suite.network import Node
 from d5suite.network.nodes.layouts import channels_last, identity
 from d5suite.network.nodes.loss import read_softmax_cross_entropy_loss
@@ -51,8 +51,3 @@ def softmax_cross_entropy_loss(node: Node, context: Context) -> Any:
         return (value, ops.cast(ops.log_softmax(to_last(wide), -1), x.dtype)) if logged else value
 
     return single
-
-
-OPERATORS: dict[str, Factory] = {
-    "SoftmaxCrossEntropyLoss": softmax_cross_entropy_loss,
-}

@@ -6,7 +6,7 @@ from typing import Any
 
 from keras import layers, ops
 
-from d5suite.backends.keras.operators.context import Context, Factory, Function, in_float32, in_onnx
+from d5suite.backends.keras.operators.context import Context, Function, in_float32, in_onnx
 from d5suite.network import Node
 from d5suite.network.nodes.layouts import identity
 from d5suite.network.nodes.matrix import read_einsum, read_gemm
@@ -54,11 +54,3 @@ def einsum(node: Node, context: Context) -> Function:
 @in_onnx
 def det(node: Node, context: Context) -> Function:
     return lambda x: ops.cast(ops.det(in_float32(x)), x.dtype)
-
-
-OPERATORS: dict[str, Factory] = {
-    "Det": det,
-    "Einsum": einsum,
-    "Gemm": gemm,
-    "MatMul": mat_mul,
-}

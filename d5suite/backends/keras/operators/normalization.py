@@ -11,7 +11,7 @@ from typing import Any
 
 from keras import layers, ops
 
-from d5suite.backends.keras.operators.context import Context, Factory, Function, in_float32, in_onnx
+from d5suite.backends.keras.operators.context import Context, Function, in_float32, in_onnx
 from d5suite.errors import NetworkError
 from d5suite.network import Node
 from d5suite.network.nodes.context import select
@@ -187,14 +187,3 @@ def rms_normalization(node: Node, context: Context) -> Any:
 def lp_normalization(node: Node, context: Context) -> Function:
     axis, order = read_axis(node, context), node.attributes["p"]
     return lambda x: ops.cast(ops.normalize(in_float32(x), axis, order, LEAST_NORM), x.dtype)
-
-
-OPERATORS: dict[str, Factory] = {
-    "BatchNormalization": batch_normalization,
-    "GroupNormalization": group_normalization,
-    "InstanceNormalization": instance_normalization,
-    "LRN": lrn,
-    "LayerNormalization": layer_normalization,
-    "LpNormalization": lp_normalization,
-    "RMSNormalization": rms_normalization,
-}

@@ -197,11 +197,5 @@ def global_max_pool(node: Node, context: Context) -> Any:
 
 
 OPERATORS: dict[str, Factory] = {
-    "AveragePool": average_pool,
     "GlobalAveragePool": global_pool(_GLOBAL_AVERAGES),
-    "GlobalLpPool": global_lp_pool,
-    "GlobalMaxPool": global_max_pool,
-    "LpPool": lp_pool,
-    "MaxPool": max_pool,
-    "MaxUnpool": max_unpool,
 }

@@ -8,7 +8,7 @@ import keras
 import numpy as np
 from keras import layers, ops
 
-from d5suite.backends.keras.operators.context import Calculation, Context, Factory, Function, same
+from d5suite.backends.keras.operators.context import Calculation, Context, Function, same
 from d5suite.network import Node
 from d5suite.network.nodes.context import Packing, select
 from d5suite.network.nodes.recurrent import Functions, Recurrent, read_recurrent, unrolled
@@ -163,7 +163,4 @@ def _step_by_step(plan: Recurrent) -> Function:
     return run
 
 
-OPERATORS: dict[str, Factory] = {
-    "GRU": recurrent,
-    "LSTM": recurrent,
-}
+gru = lstm = recurrent

@@ -89,7 +89,6 @@ def _sum_absolute(x: Any, axes: Sequence[int], *, keepdims: bool) -> Any:
 
 
 OPERATORS: dict[str, Factory] = {
-    "LogSoftmax": log_softmax,
     "ReduceL1": reduce(_sum_absolute),
     "ReduceL2": reduce(_norm),
     "ReduceLogSumExp": reduce(ops.logsumexp),
@@ -99,5 +98,4 @@ OPERATORS: dict[str, Factory] = {
     "ReduceProd": reduce(ops.prod),
     "ReduceSum": reduce(ops.sum),
     "ReduceSumSquare": reduce(_sum_square),
-    "Softmax": softmax,
 }

@@ -9,7 +9,7 @@ from typing import Any
 
 from keras import ops
 
-from d5suite.backends.keras.operators.context import Context, Factory, Function, in_float32, in_onnx
+from d5suite.backends.keras.operators.context import Context, Function, in_float32, in_onnx
 from d5suite.network import Node
 from d5suite.network.nodes.sampling import Functions, read_grid_sample, taps
 
@@ -34,8 +34,3 @@ def grid_sample(node: Node, context: Context) -> Function:
         return ops.cast(y, x.dtype)
 
     return run
-
-
-OPERATORS: dict[str, Factory] = {
-    "GridSample": grid_sample,
-}

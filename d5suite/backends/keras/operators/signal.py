@@ -6,7 +6,7 @@ from typing import Any
 
 from keras import ops
 
-from d5suite.backends.keras.operators.context import Context, Factory, Function, in_float32, in_onnx
+from d5suite.backends.keras.operators.context import Context, Function, in_float32, in_onnx
 from d5suite.network import Node
 from d5suite.network.nodes.signal import Fourier, read_dft, read_stft
 
@@ -51,9 +51,3 @@ def stft(node: Node, context: Context) -> Function:
         return ops.cast(_transformed(frames, plan.fourier), x.dtype)
 
     return run
-
-
-OPERATORS: dict[str, Factory] = {
-    "DFT": dft,
-    "STFT": stft,
-}

@@ -9,7 +9,7 @@ Imports the families beside it.
 """
 
 from d5suite.backends.mxnet.operators.context import Context, Factory
-from d5suite.backends.mxnet.operators.single import Operator
+from d5suite.backends.mxnet.operators.operator import Operator
 from d5suite.backends.mxnet.operators.table import OPERATORS
 
 __all__ = ["OPERATORS", "Context", "Factory", "Operator"]

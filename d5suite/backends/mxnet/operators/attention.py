@@ -6,7 +6,7 @@ import math
 from functools import reduce
 from typing import Any
 
-from d5suite.backends.mxnet.operators.context import Call, Context, Factory, padded
+from d5suite.backends.mxnet.operators.context import Call, Context, padded
 from d5suite.network import Node
 from d5suite.network.model import Shape
 from d5suite.network.nodes.attention import BIASED, CAPPED, SCORES, WEIGHTS, read_attention
@@ -71,8 +71,3 @@ def attention(node: Node, context: Context) -> Call:
 def _with_heads(shape: Shape, heads: int, *, split: bool) -> Shape:
     """Return (batch, heads, steps, size) of a shape that may be (batch, steps, heads x size)."""
     return (shape[0], heads, shape[1], (shape[2] or 0) // heads) if split else shape
-
-
-OPERATORS: dict[str, Factory] = {
-    "Attention": attention,
-}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from d5suite.backends.mxnet.operators.context import Call, Context, Factory, padded
+from d5suite.backends.mxnet.operators.context import Call, Context, padded
 from d5suite.errors import NetworkError
 from d5suite.network import Node
 from d5suite.network.model import Shape
@@ -75,7 +75,7 @@ def _by_convolution(F: Any, x: Any, weight: Any, w: TransposedWindow, settings: 
     return F.Convolution(x, mirrored, pad=tuple(span - 1 for span in w.spans), no_bias=True, **settings)
 
 
-def columns(node: Node, context: Context) -> Call:
+def col2_im(node: Node, context: Context) -> Call:
     """Col2Im."""
     w = read_columns(node, context).window
     if len(w.image) > 2:
@@ -96,10 +96,3 @@ def columns(node: Node, context: Context) -> Call:
         return padded(F, F.squeeze(y, axis=2) if line else y, widths)
 
     return call
-
-
-OPERATORS: dict[str, Factory] = {
-    "Col2Im": columns,
-    "Conv": conv,
-    "ConvTranspose": conv_transpose,
-}

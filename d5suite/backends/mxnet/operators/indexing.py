@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from d5suite.backends.mxnet.operators.context import Call, Context, Factory, places
+from d5suite.backends.mxnet.operators.context import Call, Context, places
 from d5suite.errors import NetworkError
 from d5suite.network import Node
 from d5suite.network.nodes.context import select
@@ -207,20 +207,4 @@ def shape(node: Node, context: Context) -> Call:
     return call
 
 
-OPERATORS: dict[str, Factory] = {
-    "ArgMax": extreme,
-    "ArgMin": extreme,
-    "ConstantOfShape": constant_of_shape,
-    "CumSum": cum_sum,
-    "EyeLike": eye_like,
-    "GatherElements": gather_elements,
-    "GatherND": gather_nd,
-    "Hardmax": hardmax,
-    "OneHot": one_hot,
-    "Range": range_,
-    "ReverseSequence": reverse_sequence,
-    "ScatterElements": scatter_elements,
-    "ScatterND": scatter_nd,
-    "Shape": shape,
-    "TopK": top_k,
-}
+arg_max = arg_min = extreme

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from d5suite.backends.mxnet.operators.context import Call, Context, Factory
+from d5suite.backends.mxnet.operators.context import Call, Context
 from d5suite.network import Node
 from d5suite.network.nodes.context import select
 from d5suite.network.nodes.loss import read_softmax_cross_entropy_loss
@@ -31,8 +31,3 @@ def softmax_cross_entropy_loss(node: Node, context: Context) -> Call:
         return F.sum(losses) if reduction == "sum" else F.sum(losses) / F.sum(factors)
 
     return call
-
-
-OPERATORS: dict[str, Factory] = {
-    "SoftmaxCrossEntropyLoss": softmax_cross_entropy_loss,
-}

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from functools import reduce
 from typing import Any
 
-from d5suite.backends.mxnet.operators.context import Call, Context, Factory
+from d5suite.backends.mxnet.operators.context import Call, Context
 from d5suite.network import Node
 from d5suite.network.model import Shape
 from d5suite.network.nodes.matrix import read_einsum, read_gemm
@@ -86,11 +86,3 @@ def det(node: Node, context: Context) -> Call:
         return y + (linear - F.BlockGrad(linear))
 
     return repeatable
-
-
-OPERATORS: dict[str, Factory] = {
-    "Det": det,
-    "Einsum": einsum,
-    "Gemm": gemm,
-    "MatMul": mat_mul,
-}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from d5suite.backends.mxnet.operators.context import Call, Context, Factory, padded
+from d5suite.backends.mxnet.operators.context import Call, Context, padded
 from d5suite.errors import NetworkError
 from d5suite.network import Node
 from d5suite.network.nodes.context import select
@@ -133,14 +133,3 @@ def lp_normalization(node: Node, context: Context) -> Call:
         return F.broadcast_div(x, F.maximum(norm, LEAST_NORM))
 
     return call
-
-
-OPERATORS: dict[str, Factory] = {
-    "BatchNormalization": batch_normalization,
-    "GroupNormalization": group_normalization,
-    "InstanceNormalization": instance_normalization,
-    "LRN": lrn,
-    "LayerNormalization": layer_normalization,
-    "LpNormalization": lp_normalization,
-    "RMSNormalization": rms_normalization,
-}

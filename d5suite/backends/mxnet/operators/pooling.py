@@ -152,11 +152,6 @@ def global_pool(kind: str) -> Factory:
 
 
 OPERATORS: dict[str, Factory] = {
-    "AveragePool": average_pool,
     "GlobalAveragePool": global_pool("avg"),
-    "GlobalLpPool": global_lp_pool,
     "GlobalMaxPool": global_pool("max"),
-    "LpPool": lp_pool,
-    "MaxPool": max_pool,
-    "MaxUnpool": max_unpool,
 }

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from d5suite.backends.mxnet.operators.context import Call, Context, Factory, Packed
+from d5suite.backends.mxnet.operators.context import Call, Context, Packed
 from d5suite.network import Node
 from d5suite.network.model import Shape
 from d5suite.network.nodes.context import select
@@ -154,7 +154,4 @@ def _step_by_step(node: Node, context: Context, plan: Recurrent) -> Call:
     return call
 
 
-OPERATORS: dict[str, Factory] = {
-    "GRU": recurrent,
-    "LSTM": recurrent,
-}
+gru = lstm = recurrent

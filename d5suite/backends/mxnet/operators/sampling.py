@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from d5suite.backends.mxnet.operators.context import Call, Context, Factory, places, rounded
+from d5suite.backends.mxnet.operators.context import Call, Context, places, rounded
 from d5suite.network import Node
 from d5suite.network.nodes.sampling import Functions, read_grid_sample, taps
 
@@ -36,8 +36,3 @@ def grid_sample(node: Node, context: Context) -> Call:
         return F.reshape(y, shape=(0, 0, *plan.outputs))
 
     return call
-
-
-OPERATORS: dict[str, Factory] = {
-    "GridSample": grid_sample,
-}

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from d5suite.backends.mxnet.operators.context import Call, Context, Factory, in_order, padded
+from d5suite.backends.mxnet.operators.context import Call, Context, in_order, padded
 from d5suite.backends.mxnet.operators.elementwise import identity
 from d5suite.errors import NetworkError
 from d5suite.network import Node
@@ -279,21 +279,4 @@ def resize(node: Node, context: Context) -> Call:
     return call
 
 
-OPERATORS: dict[str, Factory] = {
-    "Concat": concat,
-    "DepthToSpace": blocks,
-    "Expand": expand,
-    "Flatten": flatten,
-    "Gather": gather,
-    "Pad": pad,
-    "Reshape": reshape,
-    "Resize": resize,
-    "Slice": slice_,
-    "SpaceToDepth": blocks,
-    "Split": split,
-    "Squeeze": squeeze,
-    "Tile": tile,
-    "Transpose": transpose,
-    "Trilu": trilu,
-    "Unsqueeze": unsqueeze,
-}
+depth_to_space = space_to_depth = blocks

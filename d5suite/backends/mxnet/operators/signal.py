@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from d5suite.backends.mxnet.operators.context import Call, Context, Factory
+from d5suite.backends.mxnet.operators.context import Call, Context
 from d5suite.network import Node
 from d5suite.network.model import Shape
 from d5suite.network.nodes.signal import Fourier, read_dft, read_stft
@@ -60,9 +60,3 @@ def stft(node: Node, context: Context) -> Call:
         return _product(F, frames, more[-1], plan.fourier, (batch, plan.count))
 
     return call
-
-
-OPERATORS: dict[str, Factory] = {
-    "DFT": dft,
-    "STFT": stft,
-}

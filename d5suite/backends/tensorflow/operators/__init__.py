@@ -10,7 +10,7 @@ layout of its output; data move only where a kernel needs another order.
 """
 
 from d5suite.backends.tensorflow.operators.context import Context
-from d5suite.backends.tensorflow.operators.single import Operator
+from d5suite.backends.tensorflow.operators.operator import Operator
 from d5suite.backends.tensorflow.operators.table import OPERATORS
 
 __all__ = ["OPERATORS", "Context", "Operator"]

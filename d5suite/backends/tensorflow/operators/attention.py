@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from d5suite.backends.tensorflow.operators.context import Call, Context, Factory, same
+from d5suite.backends.tensorflow.operators.context import Call, Context, same
 from d5suite.network import Node
 from d5suite.network.nodes.attention import BIASED, CAPPED, SCORES, WEIGHTS, Attention, read_attention
 from d5suite.network.nodes.context import select
@@ -70,8 +70,3 @@ def _heads(x: Any, heads: int, plan: Attention) -> Any:
     if not plan.split_heads:
         return x
     return tf.transpose(tf.reshape(x, [*x.shape[:2], heads, -1]), (0, 2, 1, 3))
-
-
-OPERATORS: dict[str, Factory] = {
-    "Attention": attention,
-}

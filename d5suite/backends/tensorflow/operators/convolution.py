@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from d5suite.backends.tensorflow.operators.context import Call, Context, Factory, add_bias, in_float32, in_onnx
+from d5suite.backends.tensorflow.operators.context import Call, Context, add_bias, in_float32, in_onnx
 from d5suite.network import Node
 from d5suite.network.nodes.context import has_input
 from d5suite.network.nodes.layouts import kernel_last
@@ -172,7 +172,7 @@ def _spread(kernel: Any, dilations: Sequence[int]) -> Any:
 
 
 @in_onnx
-def columns(node: Node, context: Context) -> Call:
+def col2_im(node: Node, context: Context) -> Call:
     """Col2Im, as sums of the columns' values by cell of the image."""
     plan = read_columns(node, context)
     image, channels, cells = plan.window.image, plan.channels, plan.cells
@@ -184,10 +184,3 @@ def columns(node: Node, context: Context) -> Call:
         return tf.cast(tf.reshape(tf.transpose(sums, [1, 2, 0]), [-1, channels, *image]), x.dtype)
 
     return run
-
-
-OPERATORS: dict[str, Factory] = {
-    "Col2Im": columns,
-    "Conv": conv,
-    "ConvTranspose": conv_transpose,
-}

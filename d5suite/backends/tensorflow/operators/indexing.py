@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from d5suite.backends.tensorflow.operators.context import Call, Context, Factory, in_onnx
+from d5suite.backends.tensorflow.operators.context import Call, Context, in_onnx
 from d5suite.network import Node
 from d5suite.network.nodes.context import select
 from d5suite.network.nodes.indexing import (
@@ -186,20 +186,4 @@ def shape(node: Node, context: Context) -> Call:
     return lambda x: tf.gather(tf.shape(x, tf.int64), tf.constant(axes, tf.int32))
 
 
-OPERATORS: dict[str, Factory] = {
-    "ArgMax": extreme,
-    "ArgMin": extreme,
-    "ConstantOfShape": constant_of_shape,
-    "CumSum": cum_sum,
-    "EyeLike": eye_like,
-    "GatherElements": gather_elements,
-    "GatherND": gather_nd,
-    "Hardmax": hardmax,
-    "OneHot": one_hot,
-    "Range": range_,
-    "ReverseSequence": reverse_sequence,
-    "ScatterElements": scatter_elements,
-    "ScatterND": scatter_nd,
-    "Shape": shape,
-    "TopK": top_k,
-}
+arg_max = arg_min = extreme

@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from d5suite.backends.tensorflow.operators.context import Call, Context, Factory, in_float32
+from d5suite.backends.tensorflow.operators.context import Call, Context, in_float32
 from d5suite.network import Node
 from d5suite.network.nodes.layouts import channels_last, identity
 from d5suite.network.nodes.loss import read_softmax_cross_entropy_loss
@@ -47,8 +47,3 @@ def softmax_cross_entropy_loss(node: Node, context: Context) -> Call:
         return results if logged else results[0]
 
     return run
-
-
-OPERATORS: dict[str, Factory] = {
-    "SoftmaxCrossEntropyLoss": softmax_cross_entropy_loss,
-}

@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from d5suite.backends.tensorflow.operators.context import Call, Context, Factory, add_bias, in_float32, in_onnx
+from d5suite.backends.tensorflow.operators.context import Call, Context, add_bias, in_float32, in_onnx
 from d5suite.errors import NetworkError
 from d5suite.network import Node
 from d5suite.network.nodes.matrix import read_einsum, read_gemm
@@ -68,11 +68,3 @@ def det(node: Node, context: Context) -> Call:
     if context.xla:
         raise NetworkError("TensorFlow's XLA compiles no determinant", where=node.name, hint="Choose another mode.")
     return lambda x: tf.cast(tf.linalg.det(in_float32(x)), x.dtype)
-
-
-OPERATORS: dict[str, Factory] = {
-    "Det": det,
-    "Einsum": einsum,
-    "Gemm": gemm,
-    "MatMul": mat_mul,
-}

@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from d5suite.backends.tensorflow.operators.context import Call, Context, Factory, in_float32, in_onnx
+from d5suite.backends.tensorflow.operators.context import Call, Context, in_float32, in_onnx
 from d5suite.network import Node
 from d5suite.network.nodes.context import select
 from d5suite.network.nodes.layouts import channels_last
@@ -172,14 +172,3 @@ def lp_normalization(node: Node, context: Context) -> Call:
         return tf.cast(wide / tf.maximum(tf.reduce_sum(tf.abs(wide), axis, keepdims=True), LEAST_NORM), x.dtype)
 
     return run
-
-
-OPERATORS: dict[str, Factory] = {
-    "BatchNormalization": batch_normalization,
-    "GroupNormalization": group_normalization,
-    "InstanceNormalization": instance_normalization,
-    "LRN": lrn,
-    "LayerNormalization": layer_normalization,
-    "LpNormalization": lp_normalization,
-    "RMSNormalization": rms_normalization,
-}

@@ -222,11 +222,5 @@ def global_pool(function: Call) -> Factory:
 
 
 OPERATORS: dict[str, Factory] = {
-    "AveragePool": average_pool,
     "GlobalAveragePool": global_pool(tf.reduce_mean),
-    "GlobalLpPool": global_lp_pool,
-    "GlobalMaxPool": global_max_pool,
-    "LpPool": lp_pool,
-    "MaxPool": max_pool,
-    "MaxUnpool": max_unpool,
 }

@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from d5suite.backends.tensorflow.operators.context import Call, Context, Factory, in_float32, same
+from d5suite.backends.tensorflow.operators.context import Call, Context, in_float32, same
 from d5suite.network import Node
 from d5suite.network.nodes.context import select
 from d5suite.network.nodes.recurrent import CUDNN_GATES, Recurrent, read_recurrent
@@ -153,7 +153,4 @@ def _projected(x: Any, w: Any, bias: Any) -> Any:
     return tf.reshape(y if bias is None else y + bias, [*x.shape[:2], -1])
 
 
-OPERATORS: dict[str, Factory] = {
-    "GRU": recurrent,
-    "LSTM": recurrent,
-}
+gru = lstm = recurrent

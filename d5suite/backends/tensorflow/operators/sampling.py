@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from d5suite.backends.tensorflow.operators.context import Call, Context, Factory, in_float32
+from d5suite.backends.tensorflow.operators.context import Call, Context, in_float32
 from d5suite.network import Node
 from d5suite.network.nodes.layouts import channels_last
 from d5suite.network.nodes.sampling import Functions, read_grid_sample, taps
@@ -33,8 +33,3 @@ def grid_sample(node: Node, context: Context) -> Call:
         return tf.cast(tf.reshape(y, [x.shape[0], *plan.outputs, plan.channels]), x.dtype)
 
     return run
-
-
-OPERATORS: dict[str, Factory] = {
-    "GridSample": grid_sample,
-}

@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from d5suite.backends.tensorflow.operators.context import Call, Context, Factory, in_float32, in_onnx
+from d5suite.backends.tensorflow.operators.context import Call, Context, in_float32, in_onnx
 from d5suite.network import Node
 from d5suite.network.nodes.signal import Fourier, read_dft, read_stft
 
@@ -50,9 +50,3 @@ def stft(node: Node, context: Context) -> Call:
         return tf.cast(_transformed(frames, plan.fourier), x.dtype)
 
     return run
-
-
-OPERATORS: dict[str, Factory] = {
-    "DFT": dft,
-    "STFT": stft,
-}

@@ -7,7 +7,7 @@ takes the node's inputs in order, None for an omitted one, and returns the first
 """
 
 from d5suite.backends.torch.operators.context import CHANNELS_LAST, Context, Factory, require_compiler
-from d5suite.backends.torch.operators.single import Operator
+from d5suite.backends.torch.operators.operator import Operator
 from d5suite.backends.torch.operators.table import OPERATORS
 
 __all__ = ["CHANNELS_LAST", "OPERATORS", "Context", "Factory", "Operator", "require_compiler"]

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from d5suite.backends.torch.operators.context import Context, Factory, Function
+from d5suite.backends.torch.operators.context import Context, Function
 from d5suite.network import Node
 from d5suite.network.nodes.attention import BIASED, CAPPED, SCORES, WEIGHTS, Attention, read_attention
 from d5suite.network.nodes.context import select
@@ -71,6 +71,3 @@ def attention(node: Node, context: Context) -> Function:
 def _heads(x: torch.Tensor, heads: int, plan: Attention) -> torch.Tensor:
     """Return (batch, heads, steps, size) of a tensor that may be (batch, steps, heads x size)."""
     return x.unflatten(2, (heads, -1)).transpose(1, 2) if plan.split_heads else x
-
-
-OPERATORS: dict[str, Factory] = {"Attention": attention}

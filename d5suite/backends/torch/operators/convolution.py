@@ -10,7 +10,7 @@ import math
 import torch
 import torch.nn.functional as F
 
-from d5suite.backends.torch.operators.context import Context, Factory, Function, in_float32, pad_argument
+from d5suite.backends.torch.operators.context import Context, Function, in_float32, pad_argument
 from d5suite.network import Node
 from d5suite.network.nodes.sliding import read_columns, read_conv, read_conv_transpose
 
@@ -44,7 +44,7 @@ def conv_transpose(node: Node, context: Context) -> Function:
     return whole
 
 
-def columns(node: Node, context: Context) -> Function:
+def col2_im(node: Node, context: Context) -> Function:
     """Col2Im."""
     plan = read_columns(node, context)
     w, channels = plan.window, plan.channels
@@ -59,10 +59,3 @@ def columns(node: Node, context: Context) -> Function:
         return y.narrow(2, 0, size).reshape(*y.shape[:2], *w.image)
 
     return run
-
-
-OPERATORS: dict[str, Factory] = {
-    "Col2Im": columns,
-    "Conv": conv,
-    "ConvTranspose": conv_transpose,
-}

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from d5suite.backends.torch.operators.context import Context, Factory, Function
+from d5suite.backends.torch.operators.context import Context, Function
 from d5suite.network import Node
 from d5suite.network.nodes.context import select
 from d5suite.network.nodes.indexing import (
@@ -172,20 +172,4 @@ def shape(node: Node, context: Context) -> Function:
     return lambda x: torch.tensor([x.shape[axis] for axis in axes], dtype=torch.int64)
 
 
-OPERATORS: dict[str, Factory] = {
-    "ArgMax": extreme,
-    "ArgMin": extreme,
-    "ConstantOfShape": constant_of_shape,
-    "CumSum": cum_sum,
-    "EyeLike": eye_like,
-    "GatherElements": gather_elements,
-    "GatherND": gather_nd,
-    "Hardmax": hardmax,
-    "OneHot": one_hot,
-    "Range": range_,
-    "ReverseSequence": reverse_sequence,
-    "ScatterElements": scatter_elements,
-    "ScatterND": scatter_nd,
-    "Shape": shape,
-    "TopK": top_k,
-}
+arg_max = arg_min = extreme

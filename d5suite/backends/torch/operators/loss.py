@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from d5suite.backends.torch.operators.context import Context, Factory, Function, in_float32
+from d5suite.backends.torch.operators.context import Context, Function, in_float32
 from d5suite.network import Node
 from d5suite.network.nodes.loss import read_softmax_cross_entropy_loss
 
@@ -29,6 +29,3 @@ def softmax_cross_entropy_loss(node: Node, context: Context) -> Function:
 
     loss = weighted if plan.weighted else unweighted
     return (lambda x, *rest: (loss(x, *rest), torch.log_softmax(x, 1))) if plan.logged else loss
-
-
-OPERATORS: dict[str, Factory] = {"SoftmaxCrossEntropyLoss": softmax_cross_entropy_loss}

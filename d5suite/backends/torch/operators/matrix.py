@@ -40,8 +40,5 @@ def det(node: Node, context: Context) -> Function:
 
 
 OPERATORS: dict[str, Factory] = {
-    "Det": det,
-    "Einsum": einsum,
-    "Gemm": gemm,
     "MatMul": native(torch.matmul),
 }

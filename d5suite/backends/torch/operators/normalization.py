@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from d5suite.backends.torch.operators.context import Context, Factory, Function, in_float32
+from d5suite.backends.torch.operators.context import Context, Function, in_float32
 from d5suite.network import Node
 from d5suite.network.nodes.normalization import LEAST_NORM, read_layer_normalization, read_lrn
 from d5suite.network.nodes.shape import read_axis
@@ -100,14 +100,3 @@ def rms_normalization(node: Node, context: Context) -> Function:
 def lp_normalization(node: Node, context: Context) -> Function:
     axis, order = read_axis(node, context), node.attributes["p"]
     return lambda x: F.normalize(in_float32(x), order, axis, LEAST_NORM).to(x.dtype)
-
-
-OPERATORS: dict[str, Factory] = {
-    "BatchNormalization": batch_normalization,
-    "GroupNormalization": group_normalization,
-    "InstanceNormalization": instance_normalization,
-    "LRN": lrn,
-    "LayerNormalization": layer_normalization,
-    "LpNormalization": lp_normalization,
-    "RMSNormalization": rms_normalization,
-}

@@ -135,11 +135,6 @@ def global_pool(functions: Sequence[Function]) -> Factory:
 
 
 OPERATORS: dict[str, Factory] = {
-    "AveragePool": average_pool,
     "GlobalAveragePool": global_pool((F.adaptive_avg_pool1d, F.adaptive_avg_pool2d, F.adaptive_avg_pool3d)),
-    "GlobalLpPool": global_lp_pool,
     "GlobalMaxPool": global_pool((F.adaptive_max_pool1d, F.adaptive_max_pool2d, F.adaptive_max_pool3d)),
-    "LpPool": lp_pool,
-    "MaxPool": max_pool,
-    "MaxUnpool": max_unpool,
 }

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from d5suite.backends.torch.operators.context import Context, Factory, Function
+from d5suite.backends.torch.operators.context import Context, Function
 from d5suite.network import Node
 from d5suite.network.nodes.context import select
 from d5suite.network.nodes.recurrent import CUDNN_GATES, Functions, Recurrent, read_recurrent, unrolled
@@ -70,7 +70,4 @@ def _step_by_step(plan: Recurrent) -> Function:
     return run
 
 
-OPERATORS: dict[str, Factory] = {
-    "GRU": recurrent,
-    "LSTM": recurrent,
-}
+gru = lstm = recurrent

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from d5suite.backends.torch.operators.context import Context, Factory, Function, in_float32
+from d5suite.backends.torch.operators.context import Context, Function, in_float32
 from d5suite.network import Node
 from d5suite.network.nodes.sampling import Functions, read_grid_sample, taps
 
@@ -34,8 +34,3 @@ def grid_sample(node: Node, context: Context) -> Function:
         return y.reshape(*x.shape[:2], *plan.outputs).to(x.dtype)
 
     return run
-
-
-OPERATORS: dict[str, Factory] = {
-    "GridSample": grid_sample,
-}

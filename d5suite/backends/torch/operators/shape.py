@@ -10,7 +10,7 @@ from functools import reduce
 import torch
 import torch.nn.functional as F
 
-from d5suite.backends.torch.operators.context import Context, Factory, Function, in_float32, pad_argument
+from d5suite.backends.torch.operators.context import Context, Function, in_float32, pad_argument
 from d5suite.network import Node
 from d5suite.network.nodes.resize import read_resize
 from d5suite.network.nodes.shape import (
@@ -151,21 +151,4 @@ def resize(node: Node, context: Context) -> Function:
     return run
 
 
-OPERATORS: dict[str, Factory] = {
-    "Concat": concat,
-    "DepthToSpace": blocks,
-    "Expand": expand,
-    "Flatten": flatten,
-    "Gather": gather,
-    "Pad": pad,
-    "Reshape": reshape,
-    "Resize": resize,
-    "Slice": slice_,
-    "SpaceToDepth": blocks,
-    "Split": split,
-    "Squeeze": squeeze,
-    "Tile": tile,
-    "Transpose": transpose,
-    "Trilu": trilu,
-    "Unsqueeze": unsqueeze,
-}
+depth_to_space = space_to_depth = blocks

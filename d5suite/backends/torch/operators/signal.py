@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from d5suite.backends.torch.operators.context import Context, Factory, Function, in_float32
+from d5suite.backends.torch.operators.context import Context, Function, in_float32
 from d5suite.network import Node
 from d5suite.network.nodes.signal import Fourier, read_dft, read_stft
 
@@ -41,9 +41,3 @@ def stft(node: Node, context: Context) -> Function:
         return _transformed(frames, plan.fourier).to(x.dtype)
 
     return run
-
-
-OPERATORS: dict[str, Factory] = {
-    "DFT": dft,
-    "STFT": stft,
-}

@@ -73,26 +73,23 @@ class Operator(level.Operator):
     def feed(self, arrays: Sequence[np.ndarray | None]) -> Sequence[Any]:
         self.check_feed(arrays)
         named = {n: a for n, a in zip(self.operation.node.inputs, arrays, strict=True) if a is not None} | self._kept
-        fed = {n: self._native(named[n]) for n in self._arguments if n in named and n not in self._packed}
+        fed = {n: self.to_native(n, named[n]) for n in self._arguments if n in named and n not in self._packed}
         for key, packed in self._packed.items():
-            fed[key] = self._vector(packed.pack([named[name] for name in packed.names]))
+            fed[key] = self._vector(key, packed.pack([named[name] for name in packed.names]))
         return [fed[a] if isinstance(a, str) else a for a in self._arguments]
 
-    def _vector(self, array: np.ndarray) -> Any:
+    def _vector(self, name: str, array: np.ndarray) -> Any:
         """Copy packed weights to the device, with a write count that no earlier ones had.
 
         A oneDNN kernel caches its rearranged weights, and mistakes others for them if they have
         been written as many times.
         """
-        vector = self._native(array)
+        vector = self.to_native(name, array)
         for _ in range(next(self._vectors)):
             vector *= 1
         return vector
 
-    def feed_gradients(self, arrays: Sequence[np.ndarray]) -> Sequence[Any]:
-        return [self._native(array) for array in arrays]
-
-    def _native(self, array: np.ndarray) -> Any:
+    def to_native(self, name: str, array: np.ndarray) -> Any:
         # `mx.nd.array` would use names that SciPy deprecates. MXNet has no arrays without axes.
         return mx.nd.ndarray.array(np.atleast_1d(array), ctx=self._device, dtype=array.dtype)
 
@@ -124,16 +121,16 @@ class Operator(level.Operator):
 
     def fetch(self, outputs: Any) -> list[np.ndarray]:
         names = self.operation.outputs
-        return [self._neutral(value, name) for name, value in zip(names, _as_list(outputs), strict=True)]
+        return [self.to_neutral(name, value) for name, value in zip(names, _as_list(outputs), strict=True)]
 
     def fetch_gradients(self, gradients: Any) -> list[np.ndarray]:
         values: dict[str, Any] = dict(zip(self._sources(), gradients, strict=True))
         for key, packed in self._packed.items():
             values.update(zip(packed.names, packed.unpack(values[key].asnumpy()), strict=True))
         names = [self.operation.node.inputs[index] for index in self.operation.differentiable]
-        return [self._neutral(values[name], name) for name in names]
+        return [self.to_neutral(name, values[name]) for name in names]
 
-    def _neutral(self, value: Any, name: str) -> np.ndarray:
+    def to_neutral(self, name: str, value: Any) -> np.ndarray:
         """Return a tensor with its ONNX type and shape, which may have no axes."""
         array = value if isinstance(value, np.ndarray) else value.asnumpy()
         return np.array(array, self.operation.dtypes[name], order="C").reshape(self.operation.shapes[name])

@@ -36,24 +36,12 @@ class Operator(level.Operator):
         custom = operation.custom
         factory = OPERATORS[operation.node.op_type] if custom is None else custom_operators.factory(custom)
         call = factory(operation.node, context)
-        self._packing = context.packing
+        self.packing = context.packing
         self.forward = call
         if mode == "compile":  # isolated: operators of one factory share its code, and PyTorch compiles 8 forms of it
             self.forward = torch.compile(call, dynamic=False, fullgraph=True, isolate_recompiles=True)
 
-    def feed(self, arrays: Sequence[np.ndarray | None]) -> Sequence[Any]:
-        self.check_feed(arrays)
-        fed = []
-        for name, array in zip(self.operation.node.inputs, arrays, strict=True):
-            if array is not None and name in self._packing:
-                array = self._packing[name].pack(array)
-            fed.append(None if array is None else self._native(array))
-        return fed
-
-    def feed_gradients(self, arrays: Sequence[np.ndarray]) -> Sequence[Any]:
-        return [self._native(array) for array in arrays]
-
-    def _native(self, array: np.ndarray) -> torch.Tensor:
+    def to_native(self, name: str, array: np.ndarray) -> torch.Tensor:
         rounded = array.dtype == PRECISIONS["bf16"]
         tensor = torch.tensor(array.view(np.int16) if rounded else array)
         tensor = tensor.view(torch.bfloat16) if rounded else tensor
@@ -73,21 +61,13 @@ class Operator(level.Operator):
         gradient = torch.autograd.grad
         return lambda *gradients: gradient(heads, sources, gradients, retain_graph=True)
 
-    def fetch(self, outputs: Any) -> list[np.ndarray]:
-        if not isinstance(outputs, tuple):
-            outputs = (outputs,)
-        names = self.operation.node.outputs
-        return [
-            _neutral(value, self.operation.dtypes[name]) for name, value in zip(names, outputs, strict=False) if name
-        ]
-
-    def fetch_gradients(self, gradients: Any) -> list[np.ndarray]:
-        fetched = []
-        for index, gradient in zip(self.operation.differentiable, gradients, strict=True):
-            name = self.operation.node.inputs[index]
-            array = _neutral(gradient, self.operation.dtypes[name])
-            fetched.append(self._packing[name].unpack(array) if name in self._packing else array)
-        return fetched
+    def to_neutral(self, name: str, value: torch.Tensor) -> np.ndarray:
+        tensor = value.detach().cpu().contiguous()
+        if tensor.dtype == torch.bfloat16:
+            array = tensor.view(torch.int16).numpy().view(PRECISIONS["bf16"])
+        else:
+            array = tensor.numpy()
+        return np.array(array, self.operation.dtypes[name], order="C")
 
     def extent(self, value: Any) -> tuple[int, int] | None:
         if not isinstance(value, torch.Tensor):
@@ -98,12 +78,3 @@ class Operator(level.Operator):
     def synchronize(self, *results: Any) -> None:
         if self.device == "cuda":
             torch.cuda.synchronize()
-
-
-def _neutral(tensor: torch.Tensor, dtype: np.dtype) -> np.ndarray:
-    tensor = tensor.detach().cpu().contiguous()
-    if tensor.dtype == torch.bfloat16:
-        array = tensor.view(torch.int16).numpy().view(PRECISIONS["bf16"])
-    else:
-        array = tensor.numpy()
-    return np.array(array, dtype, order="C")

@@ -40,14 +40,20 @@ class Operator(level.Operator):
         self._positions = positions(operation.node)
 
     def feed(self, arrays: Sequence[np.ndarray | None]) -> Sequence[Any]:
-        self.check_feed(arrays)
-        return [np.array(arrays[index], order="C") for index in self._positions]
+        fed = super().feed(arrays)
+        return [fed[index] for index in self._positions]
+
+    def to_native(self, name: str, array: np.ndarray) -> np.ndarray:
+        return np.array(array, order="C")
+
+    def to_neutral(self, name: str, value: Any) -> np.ndarray:
+        return np.array(value, self.operation.dtypes[name], order="C")
 
     def feed_gradients(self, arrays: Sequence[np.ndarray]) -> Sequence[Any]:
         """Return a gradient for every output of the operator, 0 for unused ones."""
         above: list[Any] = [0] * self.native.num_outputs
-        for index, array in zip(self.operation.differentiated, arrays, strict=True):
-            above[index] = np.array(array, order="C")
+        for index, array in zip(self.operation.differentiated, super().feed_gradients(arrays), strict=True):
+            above[index] = array
         return above
 
     def backward(self, inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -56,15 +62,9 @@ class Operator(level.Operator):
         backward = self.native.backward
         return lambda *gradients: backward(gradients, inputs, outputs)
 
-    def fetch(self, outputs: Any) -> list[np.ndarray]:
-        found = [outputs] if self.native.num_outputs == 1 else outputs
-        names, dtypes = self.operation.node.outputs, self.operation.dtypes
-        return [np.array(value, dtypes[name], order="C") for name, value in zip(names, found, strict=False) if name]
-
     def fetch_gradients(self, gradients: Any) -> list[np.ndarray]:
         by_input = dict(zip(self._positions, gradients, strict=True))
-        names, dtypes = self.operation.node.inputs, self.operation.dtypes
-        return [np.array(by_input[i], dtypes[names[i]], order="C") for i in self.operation.differentiable]
+        return super().fetch_gradients([by_input[index] for index in self.operation.differentiable])
 
     def extent(self, value: Any) -> tuple[int, int] | None:
         if not isinstance(value, np.ndarray):

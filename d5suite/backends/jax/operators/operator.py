@@ -79,7 +79,7 @@ class Operator(level.Operator):
         factory = OPERATORS[node.op_type] if custom is None else custom_operators.factory(custom)
         call = factory(node, context)
         self._call = _with_key(call) if self._random else call
-        self._layouts, self._packing = context.layouts, context.packing
+        self._layouts, self.packing = context.layouts, context.packing
         special = {*_INDICES.get(node.op_type, ()), *STATIC_INPUTS.get(node.op_type, ())}
         self._double = any(
             operation.dtypes[name].itemsize == 8
@@ -144,19 +144,17 @@ class Operator(level.Operator):
                 continue
             if index in _INDICES.get(node.op_type, ()):
                 array = array.astype(np.int32)
-            fed.append(self._stored(name, self._packing[name].pack(array) if name in self._packing else array))
+            fed.append(self.to_native(name, self.packing[name].pack(array) if name in self.packing else array))
         if self._random:
             fed.append(jax.device_put(jax.random.key_data(runtime.initial_key()), self._device))
         return jax.block_until_ready(fed)
 
     def feed_gradients(self, arrays: Sequence[np.ndarray]) -> Sequence[Any]:
-        operation = self.operation
-        names = (operation.node.outputs[index] for index in operation.differentiated)
-        return jax.block_until_ready([self._stored(name, array) for name, array in zip(names, arrays, strict=True)])
+        return jax.block_until_ready(super().feed_gradients(arrays))
 
-    def _stored(self, name: str, array: np.ndarray) -> jax.Array:
+    def to_native(self, name: str, array: np.ndarray) -> jax.Array:
         """Copy an array to the device in its storage layout."""
-        layout = None if name in self._packing else self._layouts.get(name)
+        layout = None if name in self.packing else self._layouts.get(name)
         stored = np.array(array.transpose(layout) if layout else array, order="C")
         with self._scope():
             return jax.device_put(stored, self._device)
@@ -171,24 +169,9 @@ class Operator(level.Operator):
         jax.block_until_ready(residuals)
         return partial(self._pull, residuals)
 
-    def fetch(self, outputs: Any) -> list[np.ndarray]:
-        outputs = outputs if isinstance(outputs, tuple) else (outputs,)
-        return [
-            self._neutral(name, value)
-            for name, value in zip(self.operation.node.outputs, outputs, strict=False)
-            if name
-        ]
-
-    def fetch_gradients(self, gradients: Any) -> list[np.ndarray]:
-        operation = self.operation
-        names = (operation.node.inputs[index] for index in operation.differentiable)
-        return [self._neutral(name, gradient) for name, gradient in zip(names, gradients, strict=True)]
-
-    def _neutral(self, name: str, value: jax.Array) -> np.ndarray:
+    def to_neutral(self, name: str, value: jax.Array) -> np.ndarray:
         array = np.asarray(value)
-        if name in self._packing:
-            array = self._packing[name].unpack(array)
-        elif self._layouts.get(name):
+        if name not in self.packing and self._layouts.get(name):
             array = array.transpose(np.argsort(self._layouts[name]))
         return np.array(array, self.operation.dtypes[name], order="C")
 

@@ -48,6 +48,7 @@ class Operator(level.Operator):
         self._asynchronous = is_asynchronous(device)
         self._context = self._make_context(gradients=False)
         call = self._call(self._context)
+        self.packing = self._context.packing
         # Calls of a traced function cost less without argument names and defaults.
         self.forward = call if mode == "eager" else compiled(lambda *inputs: call(*inputs), mode)
 
@@ -71,18 +72,8 @@ class Operator(level.Operator):
         with tf.device(self._device):
             return factory(operation.node, context)
 
-    def feed(self, arrays: Sequence[np.ndarray | None]) -> Sequence[Any]:
-        self.check_feed(arrays)
-        names = self.operation.node.inputs
-        return [None if a is None else self._native(name, a) for name, a in zip(names, arrays, strict=True)]
-
-    def feed_gradients(self, arrays: Sequence[np.ndarray]) -> Sequence[Any]:
-        names = [self.operation.node.outputs[index] for index in self.operation.differentiated]
-        return [self._native(name, array) for name, array in zip(names, arrays, strict=True)]
-
-    def _native(self, name: str, array: np.ndarray) -> Any:
-        packing, layout = self._context.packing.get(name), self._context.layouts.get(name)
-        array = packing.pack(array) if packing else array
+    def to_native(self, name: str, array: np.ndarray) -> Any:
+        layout = self._context.layouts.get(name)
         with tf.device(self._device):
             return tf.constant(np.ascontiguousarray(array.transpose(layout)) if layout else array)
 
@@ -142,20 +133,7 @@ class Operator(level.Operator):
         kept = [values[name] for name in shared]
         return lambda *heads: backward(*kept, *heads)
 
-    def fetch(self, outputs: Any) -> list[np.ndarray]:
-        outputs = outputs if isinstance(outputs, tuple) else (outputs,)
-        names = self.operation.node.outputs
-        return [self._neutral(name, value) for name, value in zip(names, outputs, strict=True) if name]
-
-    def fetch_gradients(self, gradients: Any) -> list[np.ndarray]:
-        fetched = []
-        for index, gradient in zip(self.operation.differentiable, gradients, strict=True):
-            name = self.operation.node.inputs[index]
-            array = self._neutral(name, gradient)
-            fetched.append(self._context.packing[name].unpack(array) if name in self._context.packing else array)
-        return fetched
-
-    def _neutral(self, name: str, value: Any) -> np.ndarray:
+    def to_neutral(self, name: str, value: Any) -> np.ndarray:
         layout = self._context.layouts.get(name)
         array = value.numpy().transpose(np.argsort(layout)) if layout else value.numpy()
         return np.array(array, self.operation.dtypes[name], order="C")

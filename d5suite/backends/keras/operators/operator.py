@@ -41,14 +41,15 @@ class Operator(level.Operator):
         # or symbolic tensor that takes it.
         self._places: list[tuple[str, int | None, Any]] = []
         self._others: list[Any] = []  # a model's other variables: random states
-        self._result_shapes: list[Any] = []
+        self._result_shapes: dict[str, Any] = {}  # of a layer's outputs
         with self._scope():
             context = self._context()
             made = OPERATORS[operation.node.op_type](operation.node, context)
-            self._layouts, self._packing = context.layouts, context.packing
+            self._layouts, self.packing = context.layouts, context.packing
             results = made if isinstance(made, tuple) else (made,)
             if any(isinstance(result, keras.KerasTensor) for result in results):
-                self._result_shapes = [None if result is None else tuple(result.shape) for result in results]
+                shapes = zip(operation.node.outputs, results, strict=False)
+                self._result_shapes = {name: tuple(result.shape) for name, result in shapes if result is not None}
                 model, call, eager = self._model(context, made)
                 eager = self._with_weights(eager) if mode == "torch" else eager
             else:
@@ -152,9 +153,14 @@ class Operator(level.Operator):
                 fed.append(self._native(given[name] if part is None else given[name][part]) if name else None)
             return [*fed, *(variable.value for variable in self._others)]
 
+    def to_native(self, name: str, array: np.ndarray) -> Any:
+        stored = self._stored(name, array)
+        with self._scope():
+            return self._native(stored.reshape(self._result_shapes.get(name, stored.shape)))
+
     def _stored(self, name: str, array: np.ndarray) -> np.ndarray:
-        if name in self._packing:
-            array = self._packing[name].pack(array)
+        if name in self.packing:
+            array = self.packing[name].pack(array)
         layout = self._layouts.get(name)
         return np.array(array.transpose(layout) if layout else array, order="C")
 
@@ -166,27 +172,10 @@ class Operator(level.Operator):
             dtype = "int64"  # as Keras does with uint32
         return ops.convert_to_tensor(array, dtype=dtype)
 
-    def feed_gradients(self, arrays: Sequence[np.ndarray]) -> Sequence[Any]:
-        fed = []
-        with self._scope():
-            for index, array in zip(self.operation.differentiated, arrays, strict=True):
-                stored = self._stored(self.operation.node.outputs[index], array)
-                shape = self._result_shapes[index] if self._result_shapes else None
-                fed.append(self._native(stored if shape is None else stored.reshape(shape)))
-        return fed
-
-    def fetch(self, outputs: Any) -> list[np.ndarray]:
-        given = outputs if isinstance(outputs, tuple) else (outputs,)
-        with self._scope():
-            return [
-                self._neutral(name, value)
-                for name, value in zip(self.operation.node.outputs, given, strict=False)
-                if name
-            ]
-
-    def _neutral(self, name: str, value: Any) -> np.ndarray:
+    def to_neutral(self, name: str, value: Any) -> np.ndarray:
         operation = self.operation
-        array = _array(value)
+        with self._scope():
+            array = _array(value)
         layout = self._layouts.get(name)
         if layout:
             array = array.reshape([operation.shapes[name][axis] for axis in layout]).transpose(np.argsort(layout))
@@ -205,7 +194,7 @@ class Operator(level.Operator):
         for index in self.operation.differentiable:
             name = self.operation.node.inputs[index]
             whole = np.asarray(found[name])
-            fetched.append(self._neutral(name, self._packing[name].unpack(whole) if name in self._packing else whole))
+            fetched.append(self.to_neutral(name, self.packing[name].unpack(whole) if name in self.packing else whole))
         return fetched
 
     def _sources(self) -> list[int]:
