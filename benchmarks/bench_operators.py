@@ -1,8 +1,8 @@
 """Overhead of level 0: a kernel's reported time against that of a call written by hand.
 
-The two alternate. The bare loop runs the adapter's ``baseline``, which shares no code with the
-adapter, so anything that the adapter puts around its native call shows. An adapter without a
-baseline is compared with the call of its framework's own operator object.
+The two alternate. The bare loop runs `benchmarks.handwritten`, which shares no code with the
+adapter, so anything that the adapter puts around its native call shows. A backend that has nothing
+written by hand is compared with the call of its framework's own operator object.
 
 ``pytest benchmarks/bench_operators.py`` prints the figures; ``--benchmark-json`` keeps them in
 ``extra_info``.
@@ -19,12 +19,12 @@ import numpy as np
 import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
+from benchmarks.handwritten import OperatorCall, handwritten
 from d5suite.backends import discover
 from d5suite.instruments.sampling import sample_kernel
 from d5suite.instruments.settings import SamplingSettings
 from d5suite.instruments.threads import allowed_cpus
 from d5suite.levels.backend import Backend
-from d5suite.levels.baseline import OperatorCall
 from d5suite.levels.operator import Operator
 from d5suite.network.operation import Operation
 from d5suite.statistics.intervals import median_interval
@@ -47,13 +47,14 @@ def pair(backend: Backend, operation: Operation) -> tuple[Operator, tuple[Any, .
     operator = backend.operator(operation)
     arrays = operation.draw(0)
     feed = tuple(operator.feed(arrays))
-    if "baseline" in backend.absent:
+    module = handwritten(backend)
+    if module is None:
         return (
             operator,
             feed,
             OperatorCall(operator.forward, feed, operator.synchronize, lambda outputs: operator.fetch(outputs)[0]),
         )
-    native: OperatorCall = backend.load("baseline").operator_call(
+    native: OperatorCall = module.operator_call(
         operation.node.op_type, arrays, mode=operator.mode, device=operator.device
     )
     (ours,), theirs = operator.fetch(operator.forward(*feed)), native.fetch(native.call(*native.arguments))

@@ -1,9 +1,9 @@
 """Overhead of the training loop: epochs of LeNet-5 on the digits against a loop written by hand.
 
-The two alternate. The hand-written loop is the adapter's ``baseline``, which shares no code with
+The two alternate. The hand-written loop is in `benchmarks.handwritten`, which shares no code with
 the adapter. It builds the network from the same weights, feeds the same batches and makes the same
-updates; both must reach the same losses before they are timed. An adapter without a baseline is
-compared with a bare loop around its own step. The cost of checkpoints is measured too.
+updates; both must reach the same losses before they are timed. A backend that has nothing written
+by hand is compared with a bare loop around its own step. The cost of checkpoints is measured too.
 
 ``pytest benchmarks/bench_training_loop.py`` prints the figures; ``--benchmark-json`` keeps them in
 ``extra_info``.
@@ -20,13 +20,13 @@ import numpy as np
 import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
+from benchmarks.handwritten import Epoch, handwritten
 from d5suite.backends import discover
 from d5suite.data.arrays import ArrayBatches
 from d5suite.data.digits import Digits
 from d5suite.data.samplers import Shuffled
 from d5suite.instruments.threads import allowed_cpus
 from d5suite.levels.backend import Backend
-from d5suite.levels.baseline import Epoch
 from d5suite.levels.training import Trainer
 from d5suite.network.zoo import build
 from d5suite.optimizers.settings import SGD
@@ -52,10 +52,11 @@ BACKENDS = [backend.name for backend in discover()[0].values() if 2 in backend.l
 
 
 def written_by_hand(backend: Backend, trainer: Trainer) -> Epoch:
-    """Return the baseline's epoch or, without one, a bare loop around the adapter's own step."""
+    """Return the hand-written epoch or, without one, a bare loop around the adapter's step."""
     executor = trainer.executor
-    if "baseline" not in backend.absent:
-        epoch: Epoch = backend.load("baseline").lenet5_epoch(
+    module = handwritten(backend)
+    if module is not None:
+        epoch: Epoch = module.lenet5_epoch(
             executor.network, trainer.optimizer, mode=executor.mode, device=executor.device
         )
         return epoch
@@ -74,7 +75,7 @@ class Pair:
     def __init__(self, backend: Backend) -> None:
         network = build("lenet5", classes=10, image_size=32)
         self.trainer = backend.trainer(backend.executor(network), OPTIMIZER)
-        # The bare loop of an adapter without a baseline moves a trainer of its own.
+        # The bare loop of a backend without one moves a trainer of its own.
         self._by_hand = written_by_hand(backend, backend.trainer(backend.executor(network), OPTIMIZER))
         data = Digits("train")
         self._images, self._labels, self._order = data.images, data.labels, Shuffled(len(data))
@@ -142,7 +143,7 @@ def test_an_epoch_costs_what_one_written_by_hand_costs(
     low, high = found.ci95
     benchmark.extra_info.update(ratio=found.median, ratio_ci95=[low, high], rounds=found.n, checkpoint_part=part)
     with capsys.disabled():
-        what = "a bare loop around its step" if "baseline" in backend.absent else "a loop written by hand"
+        what = "a bare loop around its step" if handwritten(backend) is None else "a loop written by hand"
         noise = ", undecided" if low <= LIMIT <= high else ""
         print(
             f"\n{name}: {found.median:.4f} ({low:.4f} to {high:.4f}, {found.n} rounds) times {what} "

@@ -6,16 +6,17 @@ from __future__ import annotations
 import importlib.util
 import time
 import types
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from benchmarks import bench_formats, bench_operators, bench_training_loop
+from benchmarks.handwritten import OperatorCall, handwritten
 from d5suite.backends import discover
 from d5suite.instruments.sampling import sample_kernel
 from d5suite.instruments.settings import SamplingSettings
-from d5suite.levels.baseline import OperatorCall
 from d5suite.network.operation import Operation
 
 pytestmark = pytest.mark.alone
@@ -68,7 +69,8 @@ def test_the_limit_is_a_part_of_long_calls_and_a_time_of_short_ones() -> None:
 @needs_a_baseline
 def test_a_call_that_gives_another_answer_is_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     backend = discover()[0][WITH_BASELINE[-1]]
-    module = backend.load("baseline")
+    module = handwritten(backend)
+    assert module is not None
     honest = module.operator_call
 
     def other(*arguments: Any, **settings: Any) -> OperatorCall:
@@ -112,12 +114,12 @@ def test_both_training_loops_do_the_same_work(name: str) -> None:
 def test_a_baseline_shares_no_code_with_its_adapter() -> None:
     for name in WITH_BASELINE:
         package = discover()[0][name].package
-        spec = importlib.util.find_spec(f"{package}.baseline")
-        assert spec is not None and spec.origin is not None
-        with open(spec.origin, encoding="utf-8") as file:
-            source = file.read()
-        for module in ("operators", "network", "training", "engine", "custom"):
-            assert f"{package}.{module}" not in source, f"{name} imports its own {module}"
+        for written in (f"{package}.baseline", f"benchmarks.handwritten.{name}"):
+            spec = importlib.util.find_spec(written)
+            assert spec is not None and spec.origin is not None
+            source = Path(spec.origin).read_text(encoding="utf-8")
+            for module in ("operators", "network", "training", "engine", "custom"):
+                assert f"{package}.{module}" not in source, f"{written} imports the adapter's {module}"
 
 
 def test_other_work_is_refused() -> None:

@@ -34,7 +34,7 @@ medians are sampled. Quartz clocks differ by less than a part in 1,000."""
 
 
 class Timer(Protocol):
-    """A pair of events: `d5suite.levels.events.EventTimer`."""
+    """A pair of events: `d5suite.levels.device.EventTimer`."""
 
     def start(self) -> None:
         """Record the first event."""

@@ -34,7 +34,7 @@ def describe_gpus() -> list[dict[str, str]]:
 
 
 class Sensors(Protocol):
-    """A GPU as a framework reads it: see `d5suite.levels.sensors.Sensors`."""
+    """A GPU as a framework reads it: see `d5suite.levels.device.Sensors`."""
 
     name: str
 

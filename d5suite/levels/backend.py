@@ -6,9 +6,8 @@ object, the same in every backend:
 
 ===============  ===================================================================================
 ``runtime``      ``configure``, ``versions``, ``device_problem``, ``device_name``, ``device_memory``
-                 and, for ``cuda``, ``event_timer`` and ``l2_flush``: a
-                 `d5suite.levels.events.EventTimer` and a `d5suite.levels.cache.L2Flush`;
-                 perhaps ``sensors``: `d5suite.levels.sensors.Sensors`
+                 and, for ``cuda``, ``event_timer`` and ``l2_flush``; perhaps ``sensors``
+                 (`d5suite.levels.device`)
 ``operators``    ``OPERATORS``: ONNX operator name -> native implementation; ``Operator``, a
                  `d5suite.levels.operator.Operator` (level 0)
 ``custom``       ``factory``: a `d5suite.custom.CustomOperator` -> native implementation
@@ -18,8 +17,8 @@ object, the same in every backend:
 ``native``       where `Backend.schemes` has any: ``SCHEMES``, the framework's own schemes by name,
                  each a `d5suite.levels.native.FrameworkScheme`
 ``horovod``      the same for Horovod, if it has an extension for the framework
-``baseline``     ``resnet50_training_step``, ``operator_call``, ``lenet5_epoch``: the same work by
-                 hand in the framework's own style (`d5suite.levels.baseline`)
+``baseline``     ``resnet50_training_step``: a training step written by hand in the framework's own
+                 style (`d5suite.levels.baseline`)
 ``loader``       ``native_loader``: the framework's own image loader on the same files and
                  transform; ``NAMES``: its name by storage format. A format that it does
                  not read is in `Backend.absent` as ``loader:FORMAT``

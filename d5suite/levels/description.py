@@ -130,10 +130,10 @@ class Description:
         What is not supported, with the reason: a device, a precision, an operator, a module of
         `d5suite.levels.backend.MODULES`, ``level 0``, ``level 2``, ``level 3``, ``early gradients``
         (`d5suite.levels.distributed.Replica.gradients_early`), ``device events``
-        (`d5suite.levels.events.event_timer`), ``L2 flush`` (`d5suite.levels.cache`); at level 0
-        also ``OPERATOR:backward``, ``OPERATOR:PRECISION`` and ``OPERATOR:backward:PRECISION``. Of
-        the framework's own schemes: ``scheme:NAME``, ``scheme:NAME:MODE`` and
-        ``scheme:NAME:PRECISION``.
+        (`d5suite.levels.device.event_timer`), ``L2 flush`` (`d5suite.levels.device.l2_flush`); at
+        level 0 also ``OPERATOR:backward``, ``OPERATOR:PRECISION`` and
+        ``OPERATOR:backward:PRECISION``. Of the framework's own schemes: ``scheme:NAME``,
+        ``scheme:NAME:MODE`` and ``scheme:NAME:PRECISION``.
     mode_absent : mapping of str to mapping of str to str
         By mode: what it does not support although the backend does, by the keys of `absent`.
     schemes : mapping of str to NativeScheme

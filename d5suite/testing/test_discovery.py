@@ -22,7 +22,7 @@ OFFERED = {
     "network": ("Executor",),
     "training": ("Trainer",),
     "distributed": ("Replica",),
-    "baseline": ("resnet50_training_step", "operator_call", "lenet5_epoch"),
+    "baseline": ("resnet50_training_step",),
     "loader": ("native_loader", "NAMES"),
 }
 

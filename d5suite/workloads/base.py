@@ -10,10 +10,8 @@ from d5suite.backends import Selection, select
 from d5suite.instruments.settings import SamplingSettings
 from d5suite.job import CaseJob, Job
 from d5suite.levels.backend import Backend
-from d5suite.levels.cache import L2Flush, l2_flush
+from d5suite.levels.device import EventTimer, L2Flush, Sensors, event_timer, l2_flush, sensors
 from d5suite.levels.distributed import Communicator
-from d5suite.levels.events import EventTimer, event_timer
-from d5suite.levels.sensors import Sensors, sensors
 from d5suite.validate.check import Check
 
 

@@ -10,7 +10,7 @@ from importlib.metadata import version
 import numpy as np
 
 from d5suite.backends.deep500 import operators
-from d5suite.levels.processor import processor_name
+from d5suite.levels.device import processor_name
 
 
 def configure(*, threads: int, seed: int, device: str) -> None:

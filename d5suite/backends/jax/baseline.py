@@ -1,14 +1,13 @@
-"""Handwritten JAX programs, as its users write them: the baseline for d5suite's overhead.
+"""A training step of ResNet-50 v1.5 written by hand in JAX, to compare with the adapter's.
 
-Two operators, an epoch of LeNet-5, and a training step of ResNet-50 v1.5: pure functions of nested
-dicts, one jitted training step that donates its arguments, Optax, images N, H, W, C. Shares no code
-with the adapter. Imports JAX, Optax, NumPy, `d5suite.errors` and `d5suite.levels.baseline`.
+Pure functions of nested dicts, one jitted step that donates its arguments, Optax, images N, H, W,
+C. It shares no code with the adapter. Imports JAX, Optax, NumPy, `d5suite.errors` and
+`d5suite.levels.baseline`.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +19,7 @@ import optax
 from jax import lax
 
 from d5suite.errors import NetworkError
-from d5suite.levels.baseline import Baseline, Epoch, OperatorCall
+from d5suite.levels.baseline import Baseline
 
 if TYPE_CHECKING:
     from d5suite.network import Network
@@ -34,73 +33,6 @@ EPSILON = float(np.float32(1e-5))
 """BatchNormalization's 1e-5 as the float32 of an ONNX file, so that both steps agree in float64."""
 
 Tree = dict[str, Any]
-
-
-def operator_call(name: str, arrays: Sequence[np.ndarray], *, mode: str, device: str) -> OperatorCall:
-    """See `d5suite.levels.baseline`."""
-    # XLA's default for float32 is TF32 on GPUs.
-    product = partial(jnp.matmul, precision=lax.Precision.HIGHEST if device == "cuda" else None)
-    call = {"Relu": jax.nn.relu, "Gemm": product}[name]
-    return OperatorCall(
-        call=call if mode == "eager" else jax.jit(call),
-        arguments=tuple(jax.device_put(array, jax.devices(device)[0]) for array in arrays),
-        synchronize=jax.block_until_ready,
-        fetch=np.asarray,
-    )
-
-
-def lenet5(params: Tree, x: jax.Array, *, precision: Any) -> jax.Array:
-    """LeNet-5 with tanh and average pooling: (N, 32, 32, 1) to (N, classes)."""
-
-    def conv_tanh(x: jax.Array, name: str) -> jax.Array:
-        y = lax.conv_general_dilated(
-            x, params[name], (1, 1), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC"), precision=precision
-        )
-        return jnp.tanh(y + params[f"{name}_bias"])
-
-    def mean_pool(x: jax.Array) -> jax.Array:
-        return lax.reduce_window(x, 0.0, lax.add, (1, 2, 2, 1), (1, 2, 2, 1), "VALID") / 4
-
-    x = mean_pool(conv_tanh(x, "c1"))
-    x = mean_pool(conv_tanh(x, "c3"))
-    x = conv_tanh(x, "c5").reshape(len(x), -1)
-    x = jnp.tanh(jnp.dot(x, params["f6"], precision=precision) + params["f6_bias"])
-    return jnp.dot(x, params["output"], precision=precision) + params["output_bias"]
-
-
-def lenet5_epoch(network: Network, optimizer: SGD, *, mode: str, device: str) -> Epoch:
-    """See `d5suite.levels.baseline`."""
-    params: Tree = {}
-    for name in ("c1", "c3", "c5", "f6", "output"):
-        weight = network.initializers[f"{name}.weight"]
-        params[name] = weight.transpose(_INWARD[weight.ndim])
-        params[f"{name}_bias"] = network.initializers[f"{name}.bias"]
-    params = jax.device_put(params, jax.devices(device)[0])
-    sgd = native_sgd(optimizer)
-    state = jax.device_put(sgd.init(params), jax.devices(device)[0])
-    exact = lax.Precision.HIGHEST if device == "cuda" else None
-
-    def loss_fn(params: Tree, x: jax.Array, y: jax.Array) -> jax.Array:
-        logits = lenet5(params, x, precision=exact)
-        return optax.softmax_cross_entropy_with_integer_labels(logits, y).mean()
-
-    def train_step(params: Tree, state: Any, x: jax.Array, y: jax.Array) -> tuple[Any, ...]:
-        loss, grads = jax.value_and_grad(loss_fn)(params, x, y)
-        updates, state = sgd.update(grads, state, params)
-        return optax.apply_updates(params, updates), state, loss
-
-    if mode != "eager":
-        train_step = partial(jax.jit, donate_argnums=() if mode == "stock" else (0, 1))(train_step)
-
-    def epoch(batches: Iterable[tuple[np.ndarray, np.ndarray]]) -> list[float]:
-        nonlocal params, state
-        losses = []
-        for images, labels in batches:
-            params, state, loss = train_step(params, state, images.transpose(0, 2, 3, 1), labels.astype(np.int32))
-            losses.append(loss)
-        return [float(loss) for loss in losses]
-
-    return epoch
 
 
 def native_sgd(settings: SGD) -> optax.GradientTransformation:
@@ -190,8 +122,8 @@ def _get(tree: Tree, place: tuple[str, ...]) -> Any:
     return _get(tree[place[0]], place[1:]) if place else tree
 
 
-_INWARD = {4: (2, 3, 1, 0), 2: (1, 0), 1: (0,)}
-_OUTWARD = {4: (3, 2, 0, 1), 2: (1, 0), 1: (0,)}
+INWARD = {4: (2, 3, 1, 0), 2: (1, 0), 1: (0,)}
+OUTWARD = {4: (3, 2, 0, 1), 2: (1, 0), 1: (0,)}
 """Axis orders from neutral layouts to JAX's usual ones, and back, by rank."""
 
 
@@ -211,7 +143,7 @@ def resnet50_trees(network: Network, dtype: Any) -> tuple[Tree, Tree]:
     stats: Tree = {}
     for name, place in places.items():
         value = network.initializers[name]
-        _put(params, place, np.array(value.transpose(_INWARD[value.ndim]), dtype))
+        _put(params, place, np.array(value.transpose(INWARD[value.ndim]), dtype))
         if place[-1] == "scale":
             _put(stats, place[:-1], {"mean": np.zeros(len(value), dtype), "var": np.ones(len(value), dtype)})
     return params, stats
@@ -304,7 +236,7 @@ def resnet50_training_step(
 
     def parameters() -> dict[str, np.ndarray]:
         stored = {name: np.asarray(_get(params, place)) for name, place in _parameter_places().items()}
-        return {name: np.array(value.transpose(_OUTWARD[value.ndim]), order="C") for name, value in stored.items()}
+        return {name: np.array(value.transpose(OUTWARD[value.ndim]), order="C") for name, value in stored.items()}
 
     def synchronize() -> None:
         jax.block_until_ready((last, params, stats) if mode == "eager" else last)

@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager
 import jax
 import numpy as np
 
-from d5suite.levels.processor import processor_name
+from d5suite.levels.device import processor_name
 
 _LIBRARIES = (
     "jaxlib",

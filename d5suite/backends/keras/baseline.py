@@ -1,15 +1,14 @@
-"""Hand-written Keras to compare with, which shows what d5suite's neutral layer costs.
+"""A training step of ResNet-50 v1.5 written by hand in Keras, to compare with the adapter's.
 
-Two operators, an epoch of LeNet-5 and a training step of ResNet-50 v1.5 in plain Keras: functional
-models of layers, ``compile``, and the train function that ``fit`` calls for every batch. Uses
-nothing of the adapter. (`keras.applications.ResNet50` is another network: v1, with biased
-convolutions.) Imports Keras, its backend late, NumPy and `d5suite.levels`.
+A functional model of layers, ``compile``, and the train function that ``fit`` calls for every
+batch. It shares no code with the adapter. (`keras.applications.ResNet50` is another network: v1,
+with biased convolutions.) Imports Keras, its backend late, NumPy and `d5suite.levels`.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
@@ -17,7 +16,7 @@ import numpy as np
 from keras import layers, ops
 
 from d5suite.errors import NetworkError
-from d5suite.levels.baseline import Baseline, Epoch, OperatorCall
+from d5suite.levels.baseline import Baseline
 from d5suite.network import Network
 from d5suite.optimizers.settings import SGD
 
@@ -30,71 +29,6 @@ EPSILON = float(np.float32(1e-5))
 POLICIES = {"fp32": "float32", "bf16": "mixed_bfloat16", "fp16": "mixed_float16", "fp64": "float64"}
 
 
-def operator_call(name: str, arrays: Sequence[np.ndarray], *, mode: str, device: str) -> OperatorCall:
-    """See `d5suite.levels.baseline`; compiled as Keras compiles a model's prediction."""
-    with keras.device(_place(mode, device)):
-        # PyTorch compiles nothing: call a layer and a function, as in a Keras user's own loop.
-        call: Any = {"Relu": layers.ReLU() if mode == "torch" else ops.relu, "Gemm": ops.matmul}[name]
-        arguments = tuple(ops.convert_to_tensor(array) for array in arrays)
-    if mode == "tensorflow":
-        import tensorflow as tf
-
-        native = call
-        call = tf.function(lambda *inputs: native(*inputs), autograph=False)
-    elif mode == "jax":
-        import jax
-
-        call = jax.jit(call)
-    return OperatorCall(call, arguments, lambda last: _wait(mode, device, last), ops.convert_to_numpy)
-
-
-def lenet5(classes: int, data_format: str) -> Any:
-    """Build LeNet-5 with tanh and average pooling, with layers named as the neutral parameters."""
-    image = keras.Input((32, 32, 1) if data_format == "channels_last" else (1, 32, 32))
-    x = layers.Conv2D(6, 5, data_format=data_format, activation="tanh", name="c1")(image)
-    x = layers.AveragePooling2D(2, data_format=data_format)(x)
-    x = layers.Conv2D(16, 5, data_format=data_format, activation="tanh", name="c3")(x)
-    x = layers.AveragePooling2D(2, data_format=data_format)(x)
-    x = layers.Conv2D(120, 5, data_format=data_format, activation="tanh", name="c5")(x)
-    x = layers.Dense(84, activation="tanh", name="f6")(layers.Flatten()(x))
-    return keras.Model(image, layers.Dense(classes, name="output")(x))
-
-
-def lenet5_epoch(network: Network, optimizer: SGD, *, mode: str, device: str) -> Epoch:
-    """See `d5suite.levels.baseline`; runs an epoch as ``fit`` does, without callbacks."""
-    weights = network.initializers
-    data_format = "channels_first" if mode == "torch" else "channels_last"
-    with keras.device(_place(mode, device)):
-        model = lenet5(len(weights["output.bias"]), data_format)
-        for name in ("c1", "c3", "c5", "f6", "output"):
-            weight = weights[f"{name}.weight"]
-            kernel = weight.transpose((2, 3, 1, 0) if weight.ndim == 4 else (1, 0))
-            model.get_layer(name).set_weights([kernel, weights[f"{name}.bias"]])
-        model.compile(native_sgd(optimizer), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-        model.optimizer.build(model.trainable_variables)
-        model.make_train_function()
-
-    def epoch(batches: Iterable[tuple[np.ndarray, np.ndarray]]) -> list[float]:
-        means = []
-        with keras.device(_place(mode, device)):
-            model.reset_metrics()
-            run, give_back = _steps(model, mode)
-            for images, labels in batches:
-                stored = images if data_format == "channels_first" else images.transpose(0, 2, 3, 1)
-                # Keras takes nearly twice as long to convert a view of other strides, and int64.
-                batch = (
-                    ops.convert_to_tensor(np.ascontiguousarray(stored)),
-                    ops.convert_to_tensor(labels.astype(np.int32)),
-                )
-                means.append(run(batch)["loss"])
-            give_back()
-        # Keras's loss is the mean over all steps so far.
-        sums = [count * float(mean) for count, mean in enumerate(means, start=1)]
-        return [now - before for before, now in zip([0.0, *sums], sums, strict=False)]
-
-    return epoch
-
-
 def native_sgd(settings: SGD) -> Any:
     """Return Keras's optimizer with these settings."""
     return coupled_sgd(
@@ -105,11 +39,12 @@ def native_sgd(settings: SGD) -> Any:
     )
 
 
-def _place(mode: str, device: str) -> str:
+def place(mode: str, device: str) -> str:
+    """Return Keras's name of a device."""
     return "gpu:0" if device == "cuda" else "cpu" if mode == "torch" else "cpu:0"
 
 
-def _wait(mode: str, device: str, last: Any) -> None:
+def wait(mode: str, device: str, last: Any) -> None:
     """Wait for a result, and on a GPU for everything before it."""
     if mode == "jax":
         import jax
@@ -236,11 +171,11 @@ def resnet50_training_step(
         raise NetworkError("not a ResNet-50 of the zoo: it has no fc.bias", where=network.name)
     dtype = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "fp64": "float64"}[precision]
     data_format = "channels_first" if mode == "torch" else "channels_last"
-    place = _place(mode, device)
+    device_name = place(mode, device)
 
     def scope() -> contextlib.ExitStack:
         stack = contextlib.ExitStack()
-        stack.enter_context(keras.device(place))
+        stack.enter_context(keras.device(device_name))
         if mode == "jax" and precision == "fp64":
             import jax
 
@@ -264,7 +199,7 @@ def resnet50_training_step(
             ops.convert_to_tensor(np.array(stored, order="C"), dtype=dtype),
             ops.convert_to_tensor(labels.astype(np.int32)),
         )
-        run, give_back = _steps(model, mode)
+        run, give_back = steps(model, mode)
     means: list[Any] = [0.0, 0.0]
     count = 0
 
@@ -274,7 +209,7 @@ def resnet50_training_step(
             with scope():
                 logs = run(batch)
         else:
-            with keras.device(place):
+            with keras.device(device_name):
                 logs = run(batch)
         means[:] = means[1], logs["loss"]
         count += 1
@@ -292,10 +227,10 @@ def resnet50_training_step(
             if name in network.parameters
         }
 
-    return Baseline(step=step, synchronize=lambda: _wait(mode, device, means), loss=loss, parameters=parameters)
+    return Baseline(step=step, synchronize=lambda: wait(mode, device, means), loss=loss, parameters=parameters)
 
 
-def _steps(model: Any, mode: str) -> tuple[Callable[[Any], Any], Callable[[], None]]:
+def steps(model: Any, mode: str) -> tuple[Callable[[Any], Any], Callable[[], None]]:
     """Return functions that run a step as ``fit`` does and that update the variables."""
     if mode != "jax":
         return lambda batch: model.train_function([batch]), lambda: None

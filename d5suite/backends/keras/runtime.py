@@ -16,7 +16,7 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-from d5suite.levels.processor import processor_name
+from d5suite.levels.device import processor_name
 
 
 def _backend() -> str:

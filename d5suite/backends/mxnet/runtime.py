@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from d5suite.levels.processor import processor_name
+from d5suite.levels.device import processor_name
 
 
 def _absent(*_: Any, **__: Any) -> None:

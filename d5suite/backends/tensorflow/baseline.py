@@ -1,21 +1,20 @@
-"""Hand-written TensorFlow to compare with, which shows what d5suite's neutral layer costs.
+"""A training step of ResNet-50 v1.5 written by hand in TensorFlow, to compare with the adapter's.
 
-Two operators, an epoch of LeNet-5 and a training step of ResNet-50 v1.5 in plain TensorFlow:
-variables, ``tf.nn`` layers, a gradient tape and one ``tf.function``, channels last, weights in
-TensorFlow's own layouts. Uses nothing of the adapter. Imports TensorFlow, NumPy and
+Variables, ``tf.nn`` layers, a gradient tape and one ``tf.function``, channels last, weights in
+TensorFlow's own layouts. It shares no code with the adapter. Imports TensorFlow, NumPy and
 `d5suite.levels`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from d5suite.levels.baseline import Baseline, Epoch, OperatorCall
+from d5suite.levels.baseline import Baseline
 from d5suite.network import Network
 from d5suite.optimizers.settings import SGD
 
@@ -24,70 +23,6 @@ STAGES = ((64, 3, 1), (128, 4, 2), (256, 6, 2), (512, 3, 2))
 
 EPSILON = float(np.float32(1e-5))
 """1e-5 rounded to float32, as ONNX attributes are, so that float64 compares exactly."""
-
-
-def operator_call(name: str, arrays: Sequence[np.ndarray], *, mode: str, device: str) -> OperatorCall:
-    """See `d5suite.levels.baseline`."""
-    calls: dict[str, Any] = {"Relu": lambda x: tf.nn.relu(x), "Gemm": lambda x, y: tf.matmul(x, y)}
-    call = calls[name]
-    if mode != "eager":
-        call = tf.function(call, autograph=False, jit_compile=True if mode == "xla" else None)
-    with tf.device(_place(device)):
-        arguments = tuple(tf.constant(array) for array in arrays)
-    return OperatorCall(call, arguments, lambda _: synchronize(device), lambda output: np.asarray(output))
-
-
-class LeNet5(tf.Module):
-    """LeNet-5 with tanh and average pooling, on images N, 32, 32, 1."""
-
-    def __init__(self, weights: dict[str, np.ndarray]) -> None:
-        super().__init__()
-        order = {4: (2, 3, 1, 0), 2: (1, 0), 1: (0,)}
-        self.weights = {
-            name: tf.Variable(np.ascontiguousarray(value.transpose(order[value.ndim])))
-            for name, value in weights.items()
-        }
-
-    def __call__(self, x: Any) -> Any:
-        x = tf.nn.avg_pool2d(self.convolution(x, "c1"), 2, 2, "VALID")
-        x = tf.nn.avg_pool2d(self.convolution(x, "c3"), 2, 2, "VALID")
-        x = tf.reshape(self.convolution(x, "c5"), [-1, 120])
-        return self.dense(tf.tanh(self.dense(x, "f6")), "output")
-
-    def convolution(self, x: Any, name: str) -> Any:
-        """Return tanh of a convolution with bias."""
-        y = tf.nn.conv2d(x, self.weights[f"{name}.weight"], 1, "VALID")
-        return tf.tanh(tf.nn.bias_add(y, self.weights[f"{name}.bias"]))
-
-    def dense(self, x: Any, name: str) -> Any:
-        """Return a matrix product plus bias."""
-        return tf.nn.bias_add(tf.matmul(x, self.weights[f"{name}.weight"]), self.weights[f"{name}.bias"])
-
-
-def lenet5_epoch(network: Network, optimizer: SGD, *, mode: str, device: str) -> Epoch:
-    """See `d5suite.levels.baseline`."""
-    with tf.device(_place(device)):
-        model = LeNet5({name: network.initializers[name] for name in network.parameters})
-        variables = model.trainable_variables
-        sgd = NativeSGD(variables, optimizer, kernel=mode != "stock")
-
-    def train(x: Any, y: Any) -> Any:
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(y, model(x)))
-        sgd.apply(tape.gradient(loss, variables))
-        return loss
-
-    if mode != "eager":
-        train = tf.function(train, autograph=False, jit_compile=True if mode == "xla" else None)
-
-    def epoch(batches: Iterable[tuple[np.ndarray, np.ndarray]]) -> list[float]:
-        losses = []
-        with tf.device(_place(device)):
-            for images, labels in batches:
-                losses.append(train(tf.constant(images.transpose(0, 2, 3, 1)), tf.constant(labels)))
-        return [float(loss) for loss in losses]
-
-    return epoch
 
 
 class NativeSGD(tf.Module):
@@ -117,7 +52,8 @@ class NativeSGD(tf.Module):
                 variable.assign_sub(rate * gradient)
 
 
-def _place(device: str) -> str:
+def place(device: str) -> str:
+    """Return TensorFlow's name of a device."""
     return "/CPU:0" if device == "cpu" else "/GPU:0"
 
 
@@ -264,7 +200,7 @@ def resnet50_training_step(
     """
     array = np.float64 if precision == "fp64" else np.float32
     activation = {"fp32": tf.float32, "bf16": tf.bfloat16, "fp16": tf.float16, "fp64": tf.float64}[precision]
-    with tf.device(_place(device)):
+    with tf.device(place(device)):
         weights = {name: network.initializers[name].astype(array) for name in network.parameters}
         model = ResNet50(weights, xla=mode == "xla")
         variables = model.trainable_variables

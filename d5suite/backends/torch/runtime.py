@@ -13,9 +13,8 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from d5suite.levels import cache, events
-from d5suite.levels import sensors as level
-from d5suite.levels.processor import processor_name
+from d5suite.levels import device as level
+from d5suite.levels.device import processor_name
 
 
 def configure(*, threads: int, seed: int, device: str) -> None:
@@ -86,7 +85,7 @@ def device_memory(device: str) -> tuple[Callable[[], None], Callable[[], int]] |
     return torch.cuda.reset_peak_memory_stats, torch.cuda.max_memory_allocated
 
 
-class EventTimer(events.EventTimer):
+class EventTimer(level.EventTimer):
     """Two `torch.cuda.Event` on the current stream, to which all modes issue their work."""
 
     def __init__(self) -> None:
@@ -104,7 +103,7 @@ class EventTimer(events.EventTimer):
         return float(self._start.elapsed_time(self._stop))
 
 
-class L2Flush(cache.L2Flush):
+class L2Flush(level.L2Flush):
     """A buffer that is overwritten with zeros, as Triton's ``do_bench`` does it."""
 
     def __init__(self) -> None:

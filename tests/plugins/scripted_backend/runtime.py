@@ -7,7 +7,7 @@ from pathlib import Path
 
 from d5suite.backends.torch import runtime as right
 from d5suite.backends.torch.runtime import versions
-from d5suite.levels import cache, events
+from d5suite.levels import device as level
 
 __all__ = ["configure", "device_memory", "device_name", "device_problem", "event_timer", "l2_flush", "versions"]
 
@@ -31,7 +31,7 @@ def device_memory(device: str) -> tuple[Callable[[], None], Callable[[], int]]:
     return (lambda: None), (lambda: 1 << 20)
 
 
-class EventTimer(events.EventTimer):
+class EventTimer(level.EventTimer):
     def __init__(self) -> None:
         self._span = next((span for mode, span in SPANS.items() if mode in Path(sys.argv[-1]).name), 1.0)
         self._start = self._stop = 0.0
@@ -50,7 +50,7 @@ def event_timer(device: str) -> EventTimer:
     return EventTimer()
 
 
-class L2Flush(cache.L2Flush):
+class L2Flush(level.L2Flush):
     cache_bytes = 1 << 20
 
     def __call__(self) -> None:

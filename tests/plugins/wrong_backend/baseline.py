@@ -1,5 +1,5 @@
 """PyTorch's hand-written code, for the cost of neutrality."""
 
-from d5suite.backends.torch.baseline import lenet5_epoch, operator_call, resnet50_training_step
+from d5suite.backends.torch.baseline import resnet50_training_step
 
-__all__ = ["lenet5_epoch", "operator_call", "resnet50_training_step"]
+__all__ = ["resnet50_training_step"]
