@@ -22,10 +22,11 @@ from d5suite.commands import (
     operators,
     report,
     slurm,
+    trace,
 )
 from d5suite.errors import D5Error
 
-COMMANDS = (doctor, backends, operators, compare, ab, bisect, conformance, network, data, slurm, report, history)
+COMMANDS = (doctor, backends, operators, compare, ab, bisect, conformance, network, data, slurm, report, history, trace)
 """In the order of ``d5suite --help``."""
 
 

@@ -62,6 +62,10 @@ class ConfigurationError(D5Error):
     """An option, a recipe or a setting is invalid."""
 
 
+class TraceError(D5Error):
+    """A trace cannot be read, written or analysed."""
+
+
 TRACEBACK_ENTRIES = 6
 """Last entries of the traceback that a message shows."""
 

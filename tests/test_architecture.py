@@ -70,6 +70,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "validate": {"validate", "levels", "network", "optimizers", "errors", "files"},
     "training": {"training", "levels", "optimizers", "instruments", "validate", "errors", "files"},
     "job": {"job", "errors", "files"},
+    "traces": {"traces", "errors", "files"},
     "launch": {"launch", "job", "instruments", "errors", "files"},
     "backends": {"backends", "distributed", "levels", "network", "custom", "optimizers", "data", "errors"},
     "workloads": {
@@ -97,7 +98,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "commands": {
         "commands", "pytest_plugin", "session", "launch", "report", "testing", "backends", "network", "data",
-        "instruments", "errors", "files",
+        "instruments", "traces", "errors", "files",
     },
     "cli": {"commands", "report", "errors"},
     "testing": {

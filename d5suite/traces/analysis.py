@@ -1,0 +1,326 @@
+"""The analysis of a trace: where the time of all ranks went, and who made whom wait.
+
+The time of a rank, from the trace's first event to its last, is divided into computing, waiting,
+communicating and being outside: the four add up to ranks × time, to the tick. Imports NumPy and its
+neighbours.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from d5suite.traces.calls import Calls, exclusive
+from d5suite.traces.events import Kind, Trace
+from d5suite.traces.path import Piece, critical_path
+from d5suite.traces.waits import PATTERNS, SYNCHRONIZING, Wait, WaitStates, wait_states
+
+OUTSIDE = "(outside of any region)"
+"""What a path or a wait belongs to where no region is open."""
+
+
+@dataclass(frozen=True)
+class Rank:
+    """The time of one rank, in ticks.
+
+    Attributes
+    ----------
+    location : int
+        Its main location.
+    computing : int
+        Inside its events, outside of MPI.
+    waiting : int
+        Inside of MPI, in wait states that another rank caused.
+    communicating : int
+        The rest of the time inside of MPI.
+    outside : int
+        Before its first event and after its last.
+    overlapped : int
+        The part of `computing` during which a message was under way: a non-blocking one, or a call
+        of MPI on another thread of the process.
+    caused : int
+        How long others waited for it, all of them together.
+    critical : int
+        Its part of the critical path.
+    """
+
+    location: int
+    computing: int
+    waiting: int
+    communicating: int
+    outside: int
+    overlapped: int
+    caused: int
+    critical: int
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """What a trace says.
+
+    Attributes
+    ----------
+    trace : Trace
+    states : WaitStates
+    ranks : sequence of Rank
+    patterns : mapping of str to tuple of int
+        By pattern: how often, and ticks altogether.
+    regions : mapping of str to tuple of int
+        By region outside of MPI: its own ticks on all ranks; its ticks on the critical path, and
+        its ticks of waiting, both in calls of MPI that it makes, too.
+    steps : sequence of tuple of int
+        By step: the ticks of the slowest rank, of the fastest, and of waiting on all ranks.
+    path : sequence of Piece
+    """
+
+    trace: Trace
+    states: WaitStates
+    ranks: Sequence[Rank]
+    patterns: Mapping[str, tuple[int, int]]
+    regions: Mapping[str, tuple[int, int, int]]
+    steps: Sequence[tuple[int, int, int]]
+    path: Sequence[Piece]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the analysis in seconds, JSON-able."""
+        trace, seconds = self.trace, self.trace.seconds
+        names = [f"{each.process}" for each in trace.locations]
+        return {
+            "seconds": seconds(trace.end - trace.begin),
+            "events": len(trace),
+            "messages": self.states.messages,
+            "collectives": self.states.collectives,
+            "unmatched": self.states.unmatched,
+            "incomplete": self.states.incomplete,
+            "unfinished": sum(each.unfinished for each in self.states.calls),
+            "skipped": dict(trace.skipped),
+            "ranks": [
+                {
+                    "rank": names[each.location],
+                    "host": trace.locations[each.location].host,
+                    "computing_s": seconds(each.computing),
+                    "waiting_s": seconds(each.waiting),
+                    "communicating_s": seconds(each.communicating),
+                    "outside_s": seconds(each.outside),
+                    "overlapped_s": seconds(each.overlapped),
+                    "caused_s": seconds(each.caused),
+                    "critical_s": seconds(each.critical),
+                }
+                for each in self.ranks
+            ],
+            "wait_states": {
+                name: {"count": count, "seconds": seconds(ticks)} for name, (count, ticks) in self.patterns.items()
+            },
+            "regions": {
+                name: {"seconds": seconds(own), "critical_s": seconds(critical), "waiting_s": seconds(waiting)}
+                for name, (own, critical, waiting) in self.regions.items()
+            },
+            "steps": [
+                {"slowest_s": seconds(slow), "fastest_s": seconds(fast), "waiting_s": seconds(waiting)}
+                for slow, fast, waiting in self.steps
+            ],
+        }
+
+
+def analyse(trace: Trace, *, step: str = "step") -> Analysis:
+    """Analyse a trace.
+
+    Parameters
+    ----------
+    trace : Trace
+    step : str
+        The region that is one step; its n-th call on each rank is step n.
+    """
+    states = wait_states(trace)
+    calls = states.calls
+    is_mpi = np.array([each.is_mpi for each in trace.regions] + [False])
+    pieces = [exclusive(events, each) for events, each in zip(trace.events, calls, strict=True)]
+    path = critical_path(trace, states.waits)
+    waiting = _ticks_of_waits(trace, states)
+    caused: dict[int, int] = defaultdict(int)
+    critical: dict[int, int] = defaultdict(int)
+    for wait in states.waits:
+        if wait.cause >= 0:
+            caused[wait.cause] += wait.ticks
+    for piece in path:
+        critical[piece.location] += piece.end - piece.begin
+    mains = [index for index, each in enumerate(trace.locations) if each.is_main]
+    ranks = []
+    for location in mains:
+        times, call = pieces[location]
+        computing, communicating = _inside(times, call, calls[location], is_mpi)
+        whole = trace.end - trace.begin
+        waited = min(waiting[location], communicating)
+        ranks.append(
+            Rank(
+                location,
+                computing,
+                waited,
+                communicating - waited,
+                whole - computing - communicating,
+                _overlap(trace, calls, location, is_mpi),
+                caused[location],
+                critical[location],
+            )
+        )
+    return Analysis(
+        trace, states, ranks, _patterns(states.waits), _regions(trace, states, pieces, path, is_mpi),
+        _steps(trace, calls, states.waits, mains, step), path,
+    )  # fmt: skip
+
+
+def _ticks_of_waits(trace: Trace, states: WaitStates) -> list[int]:
+    """Return how long each location waited; wait states of one call may overlap, and count once."""
+    spans: list[list[tuple[int, int]]] = [[] for _ in trace.locations]
+    for wait in states.waits:
+        if wait.pattern in SYNCHRONIZING:
+            spans[wait.location].append((wait.begin, wait.end))
+    return [sum(end - begin for begin, end in merged(each)) for each in spans]
+
+
+def merged(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return spans of time in order, joined where they overlap."""
+    found: list[tuple[int, int]] = []
+    for begin, end in sorted(spans):
+        if end <= begin:
+            continue
+        if found and begin <= found[-1][1]:
+            found[-1] = found[-1][0], max(end, found[-1][1])
+        else:
+            found.append((begin, end))
+    return found
+
+
+def common(ones: Sequence[tuple[int, int]], others: Sequence[tuple[int, int]]) -> int:
+    """Return for how long two sets of `merged` spans overlap."""
+    total, first, second = 0, 0, 0
+    while first < len(ones) and second < len(others):
+        (begin, end), (start, stop) = ones[first], others[second]
+        total += max(0, min(end, stop) - max(begin, start))
+        if end < stop:
+            first += 1
+        else:
+            second += 1
+    return total
+
+
+def _inside(times: np.ndarray, call: np.ndarray, calls: Calls, is_mpi: np.ndarray) -> tuple[int, int]:
+    """Return the ticks outside of MPI, and inside, between a location's first and last event."""
+    if not len(times):
+        return 0, 0
+    lengths = np.diff(times)
+    region = np.append(calls.region, -1)[call[:-1]]
+    inside = int(lengths[is_mpi[region]].sum())
+    return int(lengths.sum()) - inside, inside
+
+
+def _overlap(trace: Trace, calls: Sequence[Calls], location: int, is_mpi: np.ndarray) -> int:
+    """Return for how long a rank computed while a message of its was under way."""
+    events, own = trace.events[location], calls[location]
+    if not len(events):
+        return 0
+    process = trace.locations[location].process, trace.locations[location].host
+    under_way: list[tuple[int, int]] = []
+    for other, each in enumerate(trace.locations):
+        if other != location and (each.process, each.host) == process:
+            under_way += _spans(calls[other], is_mpi)
+    posted: dict[int, int] = {}
+    for index in np.flatnonzero((events.kind >= Kind.ISEND) & (events.kind <= Kind.IRECV)).tolist():
+        kind, request, time = int(events.kind[index]), int(events.request[index]), int(events.time[index])
+        if kind in (Kind.ISEND, Kind.IRECV_REQUEST):
+            posted[request] = time
+        elif request in posted:
+            under_way.append((posted.pop(request), time))
+    busy = merged(_spans(own, is_mpi))
+    begin, end = int(events.time[0]), int(events.time[-1])
+    edges = [begin, *(edge for span in busy for edge in span), end]
+    computing = merged(zip(edges[::2], edges[1::2], strict=True))
+    return common(computing, merged(under_way))
+
+
+def _spans(calls: Calls, is_mpi: np.ndarray) -> list[tuple[int, int]]:
+    """Return begin and end of a location's calls of MPI."""
+    chosen = is_mpi[calls.region]
+    return list(zip(calls.enter[chosen].tolist(), calls.leave[chosen].tolist(), strict=True))
+
+
+def _patterns(waits: Sequence[Wait]) -> dict[str, tuple[int, int]]:
+    found = {}
+    for name in PATTERNS:
+        ticks = [wait.ticks for wait in waits if wait.pattern == name]
+        if ticks:
+            found[name] = len(ticks), sum(ticks)
+    return found
+
+
+def _regions(
+    trace: Trace,
+    states: WaitStates,
+    pieces: Sequence[tuple[np.ndarray, np.ndarray]],
+    path: Sequence[Piece],
+    is_mpi: np.ndarray,
+) -> dict[str, tuple[int, int, int]]:
+    """Return by region outside of MPI: its own time, its part of the critical path, its waiting."""
+    names = [*(each.name for each in trace.regions), OUTSIDE]
+    totals = np.zeros((len(names), 3), np.int64)
+    users = [_users(calls, is_mpi) for calls in states.calls]
+    for location, (times, call) in enumerate(pieces):
+        if len(times) > 1:
+            region = np.append(states.calls[location].region, -1)[call[:-1]]
+            np.add.at(totals[:, 0], region, np.where(is_mpi[region], 0, np.diff(times)))
+    by_location: dict[int, list[Piece]] = defaultdict(list)
+    for piece in path:
+        by_location[piece.location].append(piece)
+    for location, found in by_location.items():
+        times, call = pieces[location]
+        for piece in found:
+            first, last = np.searchsorted(times, piece.begin, "right"), np.searchsorted(times, piece.end, "left")
+            edges = np.concatenate([[piece.begin], times[first:last], [piece.end]])
+            at = np.searchsorted(times, edges[:-1], "right") - 1
+            region = np.where(at >= 0, users[location][call[np.maximum(at, 0)]], -1)
+            np.add.at(totals[:, 1], region, np.diff(edges))
+    for wait in states.waits:
+        if wait.pattern in SYNCHRONIZING:
+            totals[users[wait.location][wait.call], 2] += wait.ticks
+    found_names: dict[str, tuple[int, int, int]] = {}
+    for name, row in sorted(zip(names, totals.tolist(), strict=True), key=lambda each: -each[1][0]):
+        if any(row):
+            old = found_names.get(name, (0, 0, 0))
+            found_names[name] = old[0] + row[0], old[1] + row[1], old[2] + row[2]
+    return found_names
+
+
+def _users(calls: Calls, is_mpi: np.ndarray) -> np.ndarray:
+    """Return by call the innermost region around it that is not MPI's; the last item is -1."""
+    found = np.append(calls.region.astype(np.int64), -1)
+    parents = calls.parent.tolist()
+    for call in np.flatnonzero(is_mpi[calls.region]).tolist() if len(calls) else []:
+        found[call] = found[parents[call]]  # a call's parent comes before it
+    return found
+
+
+def _steps(
+    trace: Trace, calls: Sequence[Calls], waits: Sequence[Wait], mains: Sequence[int], step: str
+) -> list[tuple[int, int, int]]:
+    wanted = {index for index, each in enumerate(trace.regions) if each.name == step}
+    spans = {}
+    for location in mains:
+        chosen = np.flatnonzero(np.isin(calls[location].region, list(wanted)))
+        if len(chosen):
+            spans[location] = calls[location].enter[chosen], calls[location].leave[chosen]
+    if not spans:
+        return []
+    count = min(len(enter) for enter, _ in spans.values())
+    waiting = np.zeros(count, np.int64)
+    for wait in waits:
+        if wait.location in spans and wait.pattern in SYNCHRONIZING:
+            number = int(np.searchsorted(spans[wait.location][0], wait.begin, "right")) - 1
+            if 0 <= number < count and wait.begin < spans[wait.location][1][number]:
+                waiting[number] += wait.ticks
+    lengths = np.array([(leave - enter)[:count] for enter, leave in spans.values()])
+    rows = zip(lengths.max(0).tolist(), lengths.min(0).tolist(), waiting.tolist(), strict=True)
+    return list(rows)

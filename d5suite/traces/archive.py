@@ -1,0 +1,444 @@
+"""OTF2 archives, the trace format of Score-P, Scalasca and Vampir, written and read.
+
+The official library does both. Its Python package handles definitions; events go through the same
+library with the types of the arguments set once, which is five times as fast (a million a second
+written). Imports otf2, which is imported late, and its neighbours.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import importlib
+from array import array
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import d5suite
+from d5suite.errors import TraceError
+from d5suite.files import atomic_folder
+from d5suite.traces.events import COLUMNS, Collective, Communicator, Events, Kind, Location, Region, Trace
+
+ANCHOR = "traces.otf2"
+"""Name of the file that stands for an archive."""
+
+NO_ROOT = 0xFFFFFFFF
+"""Root of a collective without one: ``OTF2_UNDEFINED_UINT32``."""
+
+MPI = "MPI"
+"""Source file of the regions that Scalasca and its like take for calls of MPI; their names begin
+with ``MPI_``."""
+
+NEEDED = "pip install 'd5suite[trace]' installs it."
+
+
+def _library() -> Any:
+    """Import the OTF2 package.
+
+    Raises
+    ------
+    TraceError
+        If it is not installed.
+    """
+    try:
+        import otf2
+    except ImportError as error:
+        raise TraceError("OTF2 archives need the package otf2", hint=NEEDED) from error
+    return otf2
+
+
+def _raw_library() -> ctypes.CDLL:
+    """Return the OTF2 package's own library, with functions whose types are still ours to set."""
+    from _otf2.Config import lib_path
+
+    return ctypes.CDLL(lib_path())
+
+
+def write_archive(trace: Trace, folder: Path, *, description: str = "") -> Path:
+    """Write a trace as an OTF2 archive.
+
+    The archive appears as a whole or not at all.
+
+    Parameters
+    ----------
+    trace : Trace
+    folder : Path
+        Must not exist yet, or be empty.
+    description : str
+        Of the run.
+
+    Returns
+    -------
+    Path
+        The archive's anchor file.
+
+    Raises
+    ------
+    TraceError
+        If the folder holds something, the times of a location decrease, or it cannot be written.
+    """
+    otf2 = _library()
+    folder = Path(folder)
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise TraceError("exists already", where=str(folder), hint="Name a new folder, or remove this one.")
+    for location, events in zip(trace.locations, trace.events, strict=True):
+        if len(events) and (np.diff(events.time) < 0).any():
+            raise TraceError(f"times of {location.process}, {location.name}, decrease", where=str(folder))
+    try:
+        with (
+            atomic_folder(folder) as partial,
+            otf2.writer.open(str(partial), timer_resolution=trace.ticks_per_second) as writer,
+        ):
+            writer.creator = f"d5suite {d5suite.__version__}"
+            if description:
+                writer.description = description
+            locations, regions, communicators = _define(otf2, writer.definitions, trace)
+            for location, events in zip(locations, trace.events, strict=True):
+                _write_events(writer, location, events, regions, communicators)
+    except OSError as error:
+        raise TraceError(f"cannot be written: {error.strerror or error}", where=str(folder)) from error
+    except otf2.error.TraceWriterError as error:
+        raise TraceError(f"cannot be written: {error}", where=str(folder)) from error
+    return folder / ANCHOR
+
+
+def _define(otf2: Any, definitions: Any, trace: Trace) -> tuple[list[Any], list[int], list[int]]:
+    """Write the definitions; return the locations, and the numbers of regions and communicators."""
+    enums = otf2.enums
+    machine = definitions.system_tree_node("machine", class_name="machine")
+    nodes: dict[str, Any] = {}
+    processes: dict[tuple[str, str], Any] = {}
+    locations = []
+    for each in trace.locations:
+        if each.host not in nodes:
+            nodes[each.host] = definitions.system_tree_nodes.create(each.host, class_name="node", parent=machine)
+        process = each.process, each.host
+        if process not in processes:
+            processes[process] = definitions.location_groups.create(
+                each.process,
+                system_tree_parent=nodes[each.host],
+                location_group_type=enums.LocationGroupType.PROCESS,
+            )
+        locations.append(
+            definitions.locations.create(each.name, type=enums.LocationType.CPU_THREAD, group=processes[process])
+        )
+    regions = [
+        definitions.regions.create(
+            each.name,
+            canonical_name=each.name,
+            region_role=getattr(enums.RegionRole, each.role.upper(), enums.RegionRole.UNKNOWN),
+            paradigm=enums.Paradigm.MPI if each.is_mpi else enums.Paradigm.USER,
+            source_file=MPI if each.is_mpi else each.file,
+            begin_line_number=each.line,
+        )._ref
+        for each in trace.regions
+    ]
+    ranks = [location for location, each in zip(locations, trace.locations, strict=True) if each.is_main]
+    order = [index for index, each in enumerate(trace.locations) if each.is_main]
+    communicators = []
+    if trace.communicators:
+        definitions.group(
+            "ranks", group_type=enums.GroupType.COMM_LOCATIONS, paradigm=enums.Paradigm.MPI, members=ranks
+        )
+    for comm in trace.communicators:
+        group = definitions.groups.create(
+            comm.name,
+            group_type=enums.GroupType.COMM_GROUP,
+            paradigm=enums.Paradigm.MPI,
+            members=[order.index(member) for member in comm.members],
+        )
+        communicators.append(definitions.comms.create(comm.name, group=group, _type=otf2.definitions.Comm)._ref)
+    return locations, regions, communicators
+
+
+def _write_events(writer: Any, location: Any, events: Events, regions: list[int], communicators: list[int]) -> None:
+    """Write a location's events."""
+    import _otf2
+
+    library = _raw_library()
+    handle = writer.event_writer_from_location(location).handle
+    calls = {}
+    for kind, name in _RECORDS.items():
+        calls[kind] = function = getattr(library, f"OTF2_EvtWriter_{name}")
+        function.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint64, *_ARGUMENTS[kind]]
+        function.restype = ctypes.c_int
+    enter, leave = calls[Kind.ENTER], calls[Kind.LEAVE]
+    raw = ctypes.cast(handle, ctypes.c_void_p)
+    columns = [getattr(events, name).tolist() for name in COLUMNS]
+    failed = 0
+    for time, kind, region, comm, peer, tag, sent, received, request in zip(*columns, strict=True):
+        if kind == 0:
+            failed |= enter(raw, None, time, regions[region])
+        elif kind == 1:
+            failed |= leave(raw, None, time, regions[region])
+        else:
+            row = _Row(region, communicators[comm] if comm >= 0 else 0, peer, tag, sent, received, request)
+            failed |= calls[kind](raw, None, time, *_VALUES[kind](row))
+    if failed:
+        raise OSError(None, "the OTF2 library refused an event, or its disk is full")
+    if columns[0]:
+        location._number_of_events_written = _otf2.EvtWriter_GetNumberOfEvents(handle)
+        writer._update_timestamps(columns[0][0])
+        writer._update_timestamps(columns[0][-1])
+
+
+class _Row:
+    """The columns of one event that is not an ENTER or LEAVE."""
+
+    __slots__ = ("comm", "peer", "received", "region", "request", "sent", "tag")
+
+    def __init__(self, region: int, comm: int, peer: int, tag: int, sent: int, received: int, request: int) -> None:
+        self.region, self.comm, self.peer, self.tag = region, comm, peer, tag
+        self.sent, self.received, self.request = sent, received, request
+
+
+_RECORDS = {
+    Kind.ENTER: "Enter",
+    Kind.LEAVE: "Leave",
+    Kind.SEND: "MpiSend",
+    Kind.RECV: "MpiRecv",
+    Kind.ISEND: "MpiIsend",
+    Kind.ISEND_COMPLETE: "MpiIsendComplete",
+    Kind.IRECV_REQUEST: "MpiIrecvRequest",
+    Kind.IRECV: "MpiIrecv",
+    Kind.COLLECTIVE: "MpiCollectiveEnd",
+}
+"""OTF2's names of the records."""
+
+_U8, _U32, _U64 = ctypes.c_uint8, ctypes.c_uint32, ctypes.c_uint64
+_ARGUMENTS: dict[Kind, list[Any]] = {
+    Kind.ENTER: [_U32],
+    Kind.LEAVE: [_U32],
+    Kind.SEND: [_U32, _U32, _U32, _U64],
+    Kind.RECV: [_U32, _U32, _U32, _U64],
+    Kind.ISEND: [_U32, _U32, _U32, _U64, _U64],
+    Kind.ISEND_COMPLETE: [_U64],
+    Kind.IRECV_REQUEST: [_U64],
+    Kind.IRECV: [_U32, _U32, _U32, _U64, _U64],
+    Kind.COLLECTIVE: [_U8, _U32, _U32, _U64, _U64],
+}
+"""Types of a record's arguments behind its time, by OTF2's header ``OTF2_EvtWriter.h``."""
+
+_VALUES: dict[Kind, Callable[[_Row], tuple[int, ...]]] = {
+    Kind.SEND: lambda row: (row.peer, row.comm, row.tag, row.sent),
+    Kind.RECV: lambda row: (row.peer, row.comm, row.tag, row.received),
+    Kind.ISEND: lambda row: (row.peer, row.comm, row.tag, row.sent, row.request),
+    Kind.ISEND_COMPLETE: lambda row: (row.request,),
+    Kind.IRECV_REQUEST: lambda row: (row.request,),
+    Kind.IRECV: lambda row: (row.peer, row.comm, row.tag, row.received, row.request),
+    Kind.COLLECTIVE: lambda row: (row.region, row.comm, row.peer if row.peer >= 0 else NO_ROOT, row.sent, row.received),
+}
+
+
+def read_archive(path: Path) -> Trace:
+    """Read an OTF2 archive, whoever wrote it.
+
+    Parameters
+    ----------
+    path : Path
+        The anchor file, or the folder that holds one.
+
+    Raises
+    ------
+    TraceError
+        If it is no OTF2 archive, or is damaged.
+    """
+    otf2 = _library()
+    anchor = _anchor_of(Path(path))
+    try:
+        with contextlib.closing(otf2.reader.Reader(str(anchor))) as reader:
+            return _read(reader, anchor)
+    except TraceError:
+        raise
+    except Exception as error:  # the library raises what it likes for a file that is not an archive
+        raise TraceError(
+            f"is no OTF2 archive, or is damaged: {error}", where=str(anchor), hint="otf2-print shows what is in it."
+        ) from error
+
+
+def _anchor_of(path: Path) -> Path:
+    if not path.is_dir():
+        if not path.exists():
+            raise TraceError("does not exist", where=str(path))
+        return path
+    anchors = sorted(path.glob("*.otf2"))
+    if len(anchors) != 1:
+        what = f"holds {len(anchors)} OTF2 archives" if anchors else "holds no OTF2 archive"
+        hint = f"Name one of {', '.join(each.name for each in anchors)}." if anchors else None
+        raise TraceError(what, where=str(path), hint=hint)
+    return anchors[0]
+
+
+class _Columns:
+    """The events of one location while they are read.
+
+    Most events are entries and exits, which use three columns; the others' further values are kept
+    apart, each with its event's index.
+    """
+
+    def __init__(self) -> None:
+        self.times, self.kinds, self.regions = array("q"), array("b"), array("i")
+        self.further: list[tuple[int, ...]] = []
+
+    def events(self) -> Events:
+        count = len(self.times)
+        indices, *values = np.array(self.further, np.int64).reshape(-1, 7).T
+        empty = {"sent": 0, "received": 0}
+        columns = [np.full(count, empty.get(name, -1), kind) for name, kind in list(COLUMNS.items())[3:]]
+        for column, value in zip(columns, values, strict=True):
+            column[indices] = value
+        known = zip((self.times, self.kinds, self.regions), COLUMNS.values(), strict=False)
+        return Events(*(np.array(column, kind) for column, kind in known), *columns)
+
+
+def _read(reader: Any, anchor: Path) -> Trace:
+    import _otf2
+
+    definitions = reader.definitions
+    locations = list(definitions.locations)
+    if not locations:
+        raise TraceError("has no locations", where=str(anchor))
+    index_of = {each._ref: index for index, each in enumerate(locations)}
+    regions = {each._ref: index for index, each in enumerate(definitions.regions)}
+    intra = [each for each in definitions.comms if hasattr(each, "group")]
+    communicators = {each._ref: index for index, each in enumerate(intra)}
+    columns = {each._ref: _Columns() for each in locations}
+    skipped: Counter[str] = Counter()
+
+    handle = reader._get_global_evt_reader_handle(None)
+    callbacks = _otf2.GlobalEvtReaderCallbacks_New()
+    kept = list(_callbacks(_otf2, callbacks, columns, regions, communicators, skipped))
+    _otf2.GlobalEvtReader_SetCallbacks(handle, callbacks, None)
+    _otf2.GlobalEvtReaderCallbacks_Delete(callbacks)
+    _otf2.Reader_ReadAllGlobalEvents(reader.handle, handle)
+    del kept  # the library must not outlive them
+    announced = sum(each.number_of_events for each in locations)
+    read = sum(len(each.times) for each in columns.values()) + sum(skipped.values())
+    if read < announced:
+        raise TraceError(f"ends after {read:,} of {announced:,} events", where=str(anchor))
+
+    main: dict[Any, Any] = {}
+    ranked = {member for comm in intra for member in _members(comm, index_of)}
+    for each in locations:
+        main.setdefault(each.group, each)
+    return Trace(
+        [_location(each, index_of[each._ref] in ranked or main[each.group] is each) for each in locations],
+        [_region(each) for each in definitions.regions],
+        [Communicator(each.name, tuple(_members(each, index_of))) for each in intra],
+        [columns[each._ref].events() for each in locations],
+        definitions.clock_properties.timer_resolution,
+        dict(skipped),
+    )
+
+
+def _members(comm: Any, index_of: dict[int, int]) -> list[int]:
+    return [index_of[each._ref] for each in comm.group.members if hasattr(each, "_ref")]
+
+
+def _location(definition: Any, is_main: bool) -> Location:
+    group = definition.group
+    node = group.system_tree_parent
+    return Location(definition.name, group.name, node.name if node is not None else "", is_main)
+
+
+def _region(definition: Any) -> Region:
+    source = str(definition.source_file) if definition.source_file is not None else ""
+    role = str(definition.region_role).rpartition(".")[2].lower()
+    is_mpi = source == MPI and definition.name.startswith("MPI_")
+    return Region(definition.name, role, is_mpi, source, definition.begin_line_number)
+
+
+def _callbacks(
+    _otf2: Any,
+    callbacks: Any,
+    columns: dict[int, _Columns],
+    regions: dict[int, int],
+    communicators: dict[int, int],
+    skipped: Counter[str],
+) -> Iterator[Any]:
+    """Register a function for each kind of record; yield what must live as long as the reader."""
+    library = _raw_library()
+    binding = importlib.import_module("_otf2.GlobalEvtReaderCallbacks")  # the package has a class of this name
+
+    times = {ref: each.times.append for ref, each in columns.items()}
+    kinds = {ref: each.kinds.append for ref, each in columns.items()}
+    whats = {ref: each.regions.append for ref, each in columns.items()}
+
+    def entry(kind: int) -> Callable[..., int]:
+        def record(location: int, time: int, _data: object, _attributes: object, region: int) -> int:
+            times[location](time)
+            kinds[location](kind)
+            whats[location](regions[region])
+            return 0
+
+        return record
+
+    def add(location: int, time: int, kind: Kind, operation: int, *values: int) -> int:
+        columns[location].further.append((len(columns[location].times), *values))
+        times[location](time)
+        kinds[location](kind)
+        whats[location](operation)
+        return 0
+
+    def message(kind: Kind, is_send: bool) -> Callable[..., int]:
+        def record(
+            location: int, time: int, _data: object, _attributes: object, peer: int, comm: int, tag: int, size: int,
+            request: int = -1,
+        ) -> int:  # fmt: skip
+            sent, received = (size, 0) if is_send else (0, size)
+            return add(location, time, kind, -1, communicators.get(comm, -1), peer, tag, sent, received, request)
+
+        return record
+
+    def requested(kind: Kind) -> Callable[..., int]:
+        def record(location: int, time: int, _data: object, _attributes: object, request: int) -> int:
+            return add(location, time, kind, -1, -1, -1, -1, 0, 0, request)
+
+        return record
+
+    def collective(
+        location: int, time: int, _data: object, _attributes: object, code: Any, comm: int, root: int, sent: int,
+        received: int,
+    ) -> int:  # fmt: skip
+        operation = code.value
+        if operation not in Collective._value2member_map_:
+            return skip("MpiCollectiveEnd of memory or handles")(location, time)
+        root = -1 if root == NO_ROOT else root
+        return add(
+            location, time, Kind.COLLECTIVE, operation, communicators.get(comm, -1), root, -1, sent, received, -1
+        )
+
+    def skip(name: str) -> Callable[..., int]:
+        def record(*_: object) -> int:
+            skipped[name] += 1
+            return 0
+
+        return record
+
+    known: dict[str, Callable[..., int]] = {
+        "Enter": entry(Kind.ENTER),
+        "Leave": entry(Kind.LEAVE),
+        "MpiSend": message(Kind.SEND, True),
+        "MpiRecv": message(Kind.RECV, False),
+        "MpiIsend": message(Kind.ISEND, True),
+        "MpiIrecv": message(Kind.IRECV, False),
+        "MpiIsendComplete": requested(Kind.ISEND_COMPLETE),
+        "MpiIrecvRequest": requested(Kind.IRECV_REQUEST),
+        "MpiCollectiveEnd": collective,
+    }
+    for attribute in dir(binding):
+        prefix = "_GlobalEvtReaderCallback_FP_"
+        if not attribute.startswith(prefix):
+            continue
+        name = attribute.removeprefix(prefix)
+        if name == "Unknown":
+            continue
+        pointer = getattr(binding, attribute)(known.get(name) or skip(name))
+        setter = getattr(library, f"OTF2_GlobalEvtReaderCallbacks_Set{name}Callback")
+        setter.argtypes = [ctypes.c_void_p, type(pointer)]
+        setter(ctypes.cast(callbacks, ctypes.c_void_p), pointer)
+        yield pointer

@@ -1,0 +1,221 @@
+"""A trace in memory: locations, regions, communicators, and events in columns.
+
+The vocabulary is OTF2's: a *location* is a thread or process that has a stream of events; a
+*region* is a piece of code that is entered and left; a *communicator* orders locations by rank.
+Imports NumPy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+import numpy as np
+
+
+class Kind(IntEnum):
+    """The kind of an event; the names are those of OTF2's records."""
+
+    ENTER = 0
+    LEAVE = 1
+    SEND = 2
+    RECV = 3
+    ISEND = 4
+    ISEND_COMPLETE = 5
+    IRECV_REQUEST = 6
+    IRECV = 7
+    COLLECTIVE = 8
+    """The end of a collective operation (``MpiCollectiveEnd``)."""
+
+
+COLUMNS = {
+    "time": np.int64,
+    "kind": np.int8,
+    "region": np.int32,
+    "communicator": np.int32,
+    "peer": np.int64,
+    "tag": np.int64,
+    "sent": np.int64,
+    "received": np.int64,
+    "request": np.int64,
+}
+"""Names and types of the columns of `Events`. An unused column holds -1; unused bytes are 0."""
+
+
+@dataclass(frozen=True)
+class Events:
+    """The events of one location, in the order in which they happened.
+
+    Attributes
+    ----------
+    time : numpy.ndarray of int64
+        Ticks of the trace's clock; never decreasing.
+    kind : numpy.ndarray of int8
+        `Kind`.
+    region : numpy.ndarray of int32
+        Of ENTER and LEAVE: index into `Trace.regions`. Of COLLECTIVE: a `Collective`.
+    communicator : numpy.ndarray of int32
+        Of messages and collectives: index into `Trace.communicators`.
+    peer : numpy.ndarray of int64
+        Of messages: the other rank in the communicator. Of COLLECTIVE: the root's rank, or -1.
+    tag : numpy.ndarray of int64
+        Of messages.
+    sent, received : numpy.ndarray of int64
+        Bytes.
+    request : numpy.ndarray of int64
+        Of non-blocking messages: the number that joins the request to its completion.
+    """
+
+    time: np.ndarray
+    kind: np.ndarray
+    region: np.ndarray
+    communicator: np.ndarray
+    peer: np.ndarray
+    tag: np.ndarray
+    sent: np.ndarray
+    received: np.ndarray
+    request: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.time)
+
+    @classmethod
+    def from_rows(cls, rows: Sequence[tuple[int, ...]]) -> Events:
+        """Make events from rows of values in the order of `COLUMNS`."""
+        columns = list(zip(*rows, strict=True)) if rows else [()] * len(COLUMNS)
+        return cls(*(np.array(each, kind) for each, kind in zip(columns, COLUMNS.values(), strict=True)))
+
+
+class Collective(IntEnum):
+    """Collective operations; the values are OTF2's ``OTF2_CollectiveOp``."""
+
+    BARRIER = 0
+    BCAST = 1
+    GATHER = 2
+    GATHERV = 3
+    SCATTER = 4
+    SCATTERV = 5
+    ALLGATHER = 6
+    ALLGATHERV = 7
+    ALLTOALL = 8
+    ALLTOALLV = 9
+    ALLTOALLW = 10
+    ALLREDUCE = 11
+    REDUCE = 12
+    REDUCE_SCATTER = 13
+    SCAN = 14
+    EXSCAN = 15
+    REDUCE_SCATTER_BLOCK = 16
+
+
+N_TO_N = frozenset({
+    Collective.ALLGATHER, Collective.ALLGATHERV, Collective.ALLTOALL, Collective.ALLTOALLV, Collective.ALLTOALLW,
+    Collective.ALLREDUCE, Collective.REDUCE_SCATTER, Collective.REDUCE_SCATTER_BLOCK,
+})  # fmt: skip
+"""Operations in which every rank needs data of all others."""
+
+ONE_TO_N = frozenset({Collective.BCAST, Collective.SCATTER, Collective.SCATTERV})
+N_TO_ONE = frozenset({Collective.REDUCE, Collective.GATHER, Collective.GATHERV})
+PREFIX = frozenset({Collective.SCAN, Collective.EXSCAN})
+"""Operations in which a rank needs data of the ranks below."""
+
+
+@dataclass(frozen=True)
+class Location:
+    """A thread or process with events of its own.
+
+    Attributes
+    ----------
+    name : str
+    process : str
+        The process that it belongs to, such as ``rank 0``.
+    host : str
+    is_main : bool
+        Whether it is the process's main thread: ranks of communicators are main threads.
+    """
+
+    name: str
+    process: str
+    host: str = ""
+    is_main: bool = True
+
+
+@dataclass(frozen=True)
+class Region:
+    """A piece of code.
+
+    Attributes
+    ----------
+    name : str
+    role : str
+        OTF2's region role in lower case, such as ``function``, ``barrier``, ``coll_all2all``,
+        ``point2point``.
+    is_mpi : bool
+        Whether it is a call of MPI, or plays the part of one.
+    file : str
+        The source file.
+    line : int
+    """
+
+    name: str
+    role: str = "function"
+    is_mpi: bool = False
+    file: str = ""
+    line: int = 0
+
+
+@dataclass(frozen=True)
+class Communicator:
+    """An ordered group of locations.
+
+    Attributes
+    ----------
+    name : str
+    members : tuple of int
+        Indices into `Trace.locations`, by rank.
+    """
+
+    name: str
+    members: tuple[int, ...]
+
+
+@dataclass
+class Trace:
+    """A whole trace.
+
+    Attributes
+    ----------
+    locations : sequence of Location
+    regions : sequence of Region
+    communicators : sequence of Communicator
+    events : sequence of Events
+        By location.
+    ticks_per_second : int
+    skipped : mapping
+        How many records of each kind were read and left out, because nothing here uses them.
+    """
+
+    locations: Sequence[Location]
+    regions: Sequence[Region]
+    communicators: Sequence[Communicator]
+    events: Sequence[Events]
+    ticks_per_second: int = 1_000_000_000
+    skipped: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def begin(self) -> int:
+        """The time of the first event, in ticks; 0 of an empty trace."""
+        return min((int(each.time[0]) for each in self.events if len(each)), default=0)
+
+    @property
+    def end(self) -> int:
+        """The time of the last event, in ticks; 0 of an empty trace."""
+        return max((int(each.time[-1]) for each in self.events if len(each)), default=0)
+
+    def seconds(self, ticks: float) -> float:
+        """Convert ticks."""
+        return ticks / self.ticks_per_second
+
+    def __len__(self) -> int:
+        return sum(map(len, self.events))
