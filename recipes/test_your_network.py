@@ -3,12 +3,12 @@
 pytest recipes/test_your_network.py --network model.onnx --shape input=8x3x224x224
 """
 
-from d5suite.cases.given import GivenNetwork
 from d5suite.cases.recipe import Acceptance, Preset
+from d5suite.cases.user_network import UserNetworkRecipe
 from d5suite.optimizers.settings import SGD
 
 # The network's file says what images and classes there are. A low rate: nobody knows the right one.
-RECIPE = GivenNetwork(
+RECIPE = UserNetworkRecipe(
     name="your_network",
     network="",
     dataset="inputs",

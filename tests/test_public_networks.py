@@ -29,7 +29,7 @@ from rich.table import Table
 from d5suite.backends import discover, select
 from d5suite.errors import UnsupportedOperatorError
 from d5suite.instruments.threads import thread_environment
-from d5suite.network.given import load_given
+from d5suite.network.user_network import load_user_network
 from d5suite.validate.norms import relative_l2
 from tests.conftest import end_with_tests, plugin_environment
 
@@ -200,7 +200,7 @@ def _answers(chosen: Any, path: Path, *, gradient: bool) -> dict[str, Any]:
     """Return the outputs in float32, and a sample of every gradient in float64, by number."""
     with np.load(path.with_suffix(".inputs.npz")) as stored:
         arrays = dict(stored)
-    network = load_given(path, shapes={}, batch_size=BATCH).network.without_dropout()
+    network = load_user_network(path, shapes={}, batch_size=BATCH).network.without_dropout()
     chosen.backend.check_operators(network)
     single = chosen.backend.executor(network, mode=chosen.mode, device="cpu", precision="fp32")
     output = single.fetch(single.forward(single.feed(arrays)))["output"]

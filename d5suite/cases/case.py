@@ -161,7 +161,7 @@ class Case(ABC):
         return None
 
     @abstractmethod
-    def not_asked(self, measurement: type[Measurement], settings: Settings, path: Path) -> str | None:
+    def why_excluded(self, measurement: type[Measurement], settings: Settings, path: Path) -> str | None:
         """Return why the options exclude a measurement, or None.
 
         Parameters
@@ -172,12 +172,12 @@ class Case(ABC):
             The file that declares the case.
         """
 
-    def takes(self, option: str) -> bool:
+    def uses_option(self, option: str) -> bool:
         """Return whether it uses the dataset or network of an option."""
         return False
 
     @abstractmethod
-    def cannot(self, backend: Backend, measurement: type[Measurement], settings: Settings) -> str | None:
+    def why_unsupported(self, backend: Backend, measurement: type[Measurement], settings: Settings) -> str | None:
         """Return why a backend cannot make a selected measurement, or None."""
 
     @abstractmethod

@@ -109,10 +109,10 @@ class CollectivesCase(Case):
         """All collectives share one job per communicator and algorithm."""
         return "collectives"
 
-    def not_asked(self, measurement: type[Measurement], settings: Settings, path: Path) -> str | None:
+    def why_excluded(self, measurement: type[Measurement], settings: Settings, path: Path) -> str | None:
         return None
 
-    def cannot(self, backend: Backend, measurement: type[Measurement], settings: Settings) -> str | None:
+    def why_unsupported(self, backend: Backend, measurement: type[Measurement], settings: Settings) -> str | None:
         return None
 
     def runners(self, settings: Settings) -> list[Runner]:

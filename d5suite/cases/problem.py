@@ -225,10 +225,10 @@ class ProblemCase(Case):
         """All problems share one job per backend."""
         return "operators"
 
-    def not_asked(self, measurement: type[Measurement], settings: Settings, path: Path) -> str | None:
+    def why_excluded(self, measurement: type[Measurement], settings: Settings, path: Path) -> str | None:
         return None
 
-    def cannot(self, backend: Backend, measurement: type[Measurement], settings: Settings) -> str | None:
+    def why_unsupported(self, backend: Backend, measurement: type[Measurement], settings: Settings) -> str | None:
         backward = measurement.backward
         if backward and not self.problem.backward:
             return f"{self.name} has no backward pass"
@@ -270,7 +270,7 @@ class ProblemCase(Case):
         return settings.preset or next(iter(MAX_TIME_S))
 
     def check(self, backend: Backend, measurement: type[Measurement], settings: Settings) -> None:
-        """Accept: no option contradicts a problem that `cannot` accepts."""
+        """Accept: no option contradicts a problem that `why_unsupported` accepts."""
 
     def facts(self, part: CaseJob, result: Result) -> dict[str, Any]:
         return {"source": self.problem.source, "ceilings": result.ceilings}

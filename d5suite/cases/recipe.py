@@ -31,7 +31,7 @@ REDUCED = "reduced"
 """The preset for backends that are much slower than the others."""
 
 DATASETS = ("imagenet", "openimages", "digits", "inputs")
-"""Datasets that a recipe can name; ``inputs`` are drawn, for a `GivenNetwork`."""
+"""Datasets that a recipe can name; ``inputs`` are drawn, for a `UserNetworkRecipe`."""
 
 SYNTHETIC_IMAGES = 320
 """Training images of the small set that is drawn for a recipe, but at least `LEAST_PER_CLASS` of
@@ -93,7 +93,7 @@ class Preset:
     Attributes
     ----------
     image_size : int
-        Pixels; 0 in a `GivenNetwork`, whose file says it, as of ``classes``.
+        Pixels; 0 in a `UserNetworkRecipe`, whose file says it, as of ``classes``.
     batch_size : int
     classes : int
         Number of classes: the dataset's first ones, and the network's outputs.
@@ -240,7 +240,7 @@ class Recipe(Case, Declaration):
                 function = "_".join(("test", measurement.name, *variant.formats))
                 yield Test(function, measurement, lambda settings, variant=variant: [variant])  # type: ignore[misc]
 
-    def not_asked(self, measurement: type[Measurement], settings: Settings, path: Path) -> str | None:
+    def why_excluded(self, measurement: type[Measurement], settings: Settings, path: Path) -> str | None:
         if self.on_request and path not in settings.named:
             return f"measured when its file is named: pytest {path.name}"
         return self._stored_otherwise(settings)
@@ -260,7 +260,7 @@ class Recipe(Case, Declaration):
             return None
         return f"--{self.dataset} {given} is stored as {stored}; it is not converted"
 
-    def cannot(self, backend: Backend, measurement: type[Measurement], settings: Settings) -> str | None:
+    def why_unsupported(self, backend: Backend, measurement: type[Measurement], settings: Settings) -> str | None:
         from d5suite.levels.description import NOT_BY_RANKS
 
         lacking = absent(backend, measurement, format=next(iter(self.formats), None))
@@ -318,7 +318,7 @@ class Recipe(Case, Declaration):
                 hint="Give a smaller --batch-size.",
             )
 
-    def takes(self, option: str) -> bool:
+    def uses_option(self, option: str) -> bool:
         return option == self.dataset
 
     def job(

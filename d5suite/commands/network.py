@@ -28,7 +28,7 @@ def _run(options: argparse.Namespace) -> int:
     from rich.console import Console
 
     from d5suite.network.analysis import analyse
-    from d5suite.network.given import Given, load_given, parse_shapes
+    from d5suite.network.user_network import UserNetwork, load_user_network, parse_shapes
     from d5suite.network.zoo import build
     from d5suite.report.network import cost_table, description, show_network
 
@@ -38,11 +38,11 @@ def _run(options: argparse.Namespace) -> int:
             rule = "at least 1" if value < 1 else f"at most {most}"
             raise ConfigurationError(f"--{name.replace('_', '-')} is {value}; it must be {rule}")
     if options.network.endswith(".onnx"):
-        given = load_given(options.network, shapes=parse_shapes(options.shape), batch_size=options.batch_size)
+        given = load_user_network(options.network, shapes=parse_shapes(options.shape), batch_size=options.batch_size)
     elif options.shape:
         raise ConfigurationError("--shape is for the inputs of an ONNX file", where=options.network)
     else:
-        given = Given(build(options.network, image_size=options.image_size), "")
+        given = UserNetwork(build(options.network, image_size=options.image_size), "")
     found = description(given, batch_size=options.batch_size)
     if options.json:
         print(json.dumps(found, indent=1))

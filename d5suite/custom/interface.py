@@ -14,13 +14,13 @@ from onnx import helper
 
 from d5suite.errors import ConfigurationError
 from d5suite.network.custom import CustomOperator
-from d5suite.network.model import Node
+from d5suite.network.graph import Node
 
 MAX_RANK = 8
 """``D5_MAX_RANK``."""
 
 
-class Tensor(ctypes.Structure):
+class CTensor(ctypes.Structure):
     """``d5_tensor``."""
 
     _fields_ = (
@@ -31,14 +31,14 @@ class Tensor(ctypes.Structure):
     )
 
 
-class Call(ctypes.Structure):
+class CCall(ctypes.Structure):
     """``d5_call``."""
 
     _fields_ = (
-        ("inputs", ctypes.POINTER(Tensor)),
-        ("outputs", ctypes.POINTER(Tensor)),
-        ("output_gradients", ctypes.POINTER(Tensor)),
-        ("input_gradients", ctypes.POINTER(Tensor)),
+        ("inputs", ctypes.POINTER(CTensor)),
+        ("outputs", ctypes.POINTER(CTensor)),
+        ("output_gradients", ctypes.POINTER(CTensor)),
+        ("input_gradients", ctypes.POINTER(CTensor)),
         ("attributes", ctypes.c_void_p),
         ("input_count", ctypes.c_int32),
         ("output_count", ctypes.c_int32),
@@ -76,8 +76,8 @@ def require_output_shapes(
     functions = ctypes.CDLL(str(library))
     where = str(custom.code(device))
     inputs = [_described(shapes[name], dtypes[name]) for name in node.inputs]
-    call = Call(
-        inputs=(Tensor * len(inputs))(*inputs),
+    call = CCall(
+        inputs=(CTensor * len(inputs))(*inputs),
         input_count=len(inputs),
         output_count=len(node.outputs),
         attributes=ctypes.addressof(ctypes.c_char.in_dll(functions, "d5_attributes")),
@@ -100,6 +100,6 @@ def require_output_shapes(
             )
 
 
-def _described(shape: Sequence[int], dtype: np.dtype) -> Tensor:
+def _described(shape: Sequence[int], dtype: np.dtype) -> CTensor:
     sizes = (ctypes.c_int64 * len(shape))(*shape)
-    return Tensor(None, sizes, len(shape), helper.np_dtype_to_tensor_dtype(dtype))
+    return CTensor(None, sizes, len(shape), helper.np_dtype_to_tensor_dtype(dtype))

@@ -41,11 +41,11 @@ import numpy as np
 from d5suite.data.reading import (
     check_classes,
     check_split,
+    describe_left_out,
     first_classes,
     nor_others,
     reading,
     refuse_look_alikes,
-    told_left_out,
 )
 from d5suite.errors import DataError
 
@@ -128,7 +128,7 @@ class ImageNet:
         if not self.files:
             raise DataError("no images", where=str(folder), hint=_MAKE_ONE)
         if self._left_out:
-            self.left_out = told_left_out(self._left_out)
+            self.left_out = describe_left_out(self._left_out)
             warnings.warn(f"{folder}: {self.left_out}", stacklevel=2)
         self.labels = np.array(labels, np.int64)
 

@@ -43,11 +43,11 @@ import numpy as np
 from d5suite.data.reading import (
     check_classes,
     check_split,
+    describe_left_out,
     first_classes,
     nor_others,
     reading,
     refuse_look_alikes,
-    told_left_out,
 )
 from d5suite.errors import DataError
 
@@ -368,7 +368,7 @@ def _count_others(folder: Path, ids: np.ndarray, file: Path) -> tuple[int, str]:
         pieces = [np.empty(0, "S1")]
         while piece := list(itertools.islice(names, _NAMES_AT_ONCE)):
             pieces.append(np.array(piece, "S"))
-    told = told_left_out(left_out)
+    told = describe_left_out(left_out)
     if told:
         warnings.warn(f"{folder}: {told}", stacklevel=3)
     on_disk = np.concatenate(pieces)

@@ -32,7 +32,7 @@ _FRAME_BYTES = 12  # of a TFRecord record before its data: a length and its chec
 
 
 @dataclass(frozen=True)
-class Pieces(Sequence[Location]):
+class FilePieces(Sequence[Location]):
     """The locations of images that share files, as arrays.
 
     Attributes
@@ -77,10 +77,10 @@ class Pieces(Sequence[Location]):
         pieces = np.stack([self.offset[first:end], self.length[first:end]], axis=1)
         return (*place, *pieces.ravel().tolist())
 
-    def take(self, numbers: np.ndarray) -> Pieces:
+    def take(self, numbers: np.ndarray) -> FilePieces:
         """Return the locations of some of the images."""
         start, chosen = take_runs(self.start, numbers)
-        return Pieces(
+        return FilePieces(
             self.files, self.file[numbers], self.record[numbers], start, self.offset[chosen], self.length[chosen]
         )
 
@@ -157,7 +157,7 @@ def refuse_look_alikes(folder: Path, odd: Sequence[str]) -> None:
     )
 
 
-def told_left_out(names: Sequence[str]) -> str:
+def describe_left_out(names: Sequence[str]) -> str:
     """Say which files and folders a dataset leaves out; nothing if there are none."""
     return f"{len(names):,} files or folders are left out, such as {min(names)!r}" if names else ""
 

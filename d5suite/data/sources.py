@@ -27,7 +27,7 @@ WHOLE = (0, 1)
 """All of the data: the first of one part."""
 
 
-class Source(ABC):
+class DataSource(ABC):
     """A dataset at the size of a network's input.
 
     Parameters
@@ -65,7 +65,7 @@ Images = ImageNet | OpenImages | Store
 """A split of image files or of a store."""
 
 
-class ImageNetSource(Source):
+class ImageNetSource(DataSource):
     """Images in ImageNet's layout or converted from it; evaluation takes ``val``."""
 
     several = False
@@ -100,7 +100,7 @@ class ImageNetSource(Source):
         return TrainTransform(self.shape[-1])
 
     def training(self, *, batch_size: int, workers: int, seed: int, shard: tuple[int, int] = WHOLE) -> Stream:
-        """See `Source.training`."""
+        """See `DataSource.training`."""
         images = self.training_set
         sampler = _part(Shuffled(len(images), seed), shard, batch_size)
         return Loader(
@@ -108,7 +108,7 @@ class ImageNetSource(Source):
         )
 
     def evaluation(self, *, batch_size: int, workers: int) -> Stream:
-        """See `Source.evaluation`."""
+        """See `DataSource.evaluation`."""
         return Loader(
             self.evaluation_set,
             EvalTransform(self.shape[-1]),
@@ -119,7 +119,7 @@ class ImageNetSource(Source):
         )
 
 
-class DigitsSource(Source):
+class DigitsSource(DataSource):
     """`Digits`, held in memory."""
 
     def _part(self, split: Literal["train", "test"]) -> Digits:
@@ -131,13 +131,13 @@ class DigitsSource(Source):
         return Digits(split, size=height, channels=1 if channels == 1 else 3)
 
     def training(self, *, batch_size: int, workers: int, seed: int, shard: tuple[int, int] = WHOLE) -> Stream:
-        """See `Source.training`."""
+        """See `DataSource.training`."""
         part = self._part("train")
         sampler = _part(Shuffled(len(part), seed), shard, batch_size)
         return ArrayBatches(part.images, part.labels, sampler, batch_size=batch_size)
 
     def evaluation(self, *, batch_size: int, workers: int) -> Stream:
-        """See `Source.evaluation`."""
+        """See `DataSource.evaluation`."""
         part = self._part("test")
         return ArrayBatches(part.images, part.labels, Ordered(len(part)), batch_size=batch_size, drop_last=False)
 
@@ -149,9 +149,9 @@ class OpenImagesSource(ImageNetSource):
     evaluation_split = "validation"
 
 
-SOURCES: Mapping[str, type[Source]] = {
+SOURCES: Mapping[str, type[DataSource]] = {
     "imagenet": ImageNetSource,
     "openimages": OpenImagesSource,
     "digits": DigitsSource,
 }
-"""Source by its name in recipes and jobs."""
+"""DataSource by its name in recipes and jobs."""

@@ -37,7 +37,7 @@ _MOST_SHOWN = 4  # classes in one image of Open Images
 _UNTRAINABLE = {"/m/0bl9f": "Drawing", "/m/01mwkf": "Monochrome, or nearly"}
 
 
-class _Picture(NamedTuple):
+class _DrawnImage(NamedTuple):
     file: str
     shown: int | list[int]  # one class, or several side by side
     key: list[int]  # of its random numbers
@@ -124,13 +124,13 @@ class ImageSet(ABC):
         return made_once(name, lambda target: self.make(target, progress=progress))
 
     @abstractmethod
-    def _write_labels(self, root: Path) -> tuple[list[_Picture], Sequence[str]]:
+    def _write_labels(self, root: Path) -> tuple[list[_DrawnImage], Sequence[str]]:
         """Write everything but the images; return them, and candidates for odd files."""
 
-    def _draw_all(self, root: Path, pictures: Sequence[_Picture], odd: Sequence[str], progress: bool) -> None:
+    def _draw_all(self, root: Path, pictures: Sequence[_DrawnImage], odd: Sequence[str], progress: bool) -> None:
         kinds = {odd[place * len(odd) // 3]: kind for place, kind in enumerate(("L", "CMYK", "PNG"))}
 
-        def save(picture: _Picture) -> None:
+        def save(picture: _DrawnImage) -> None:
             rng = np.random.default_rng([self.seed, *picture.key])
             height, width = rng.integers(self.min_side, self.max_side + 1, 2).tolist()
             if isinstance(picture.shown, int):
@@ -167,7 +167,7 @@ class SyntheticImageNet(ImageSet):
     train_per_class: int = 32
     val_per_class: int = 8
 
-    def _write_labels(self, root: Path) -> tuple[list[_Picture], Sequence[str]]:
+    def _write_labels(self, root: Path) -> tuple[list[_DrawnImage], Sequence[str]]:
         wnids = [f"n{1440764 + 2773 * label:08d}" for label in range(self.classes)]
         names = [f"{wnid} {class_name(label)}\n" for label, wnid in enumerate(wnids)]
         (root / MAPPING_FILE).write_text("".join(names), encoding="utf-8")
@@ -175,13 +175,13 @@ class SyntheticImageNet(ImageSet):
         for label, wnid in enumerate(wnids):
             (root / "train" / wnid).mkdir(parents=True)
             for number in range(self.train_per_class):
-                train.append(_Picture(f"train/{wnid}/{wnid}_{number}.JPEG", label, [2, 0, label, number]))
+                train.append(_DrawnImage(f"train/{wnid}/{wnid}_{number}.JPEG", label, [2, 0, label, number]))
         (root / "val").mkdir()
         labels = np.repeat(np.arange(self.classes), self.val_per_class)
         val, lines, seen = [], ["ImageId,PredictionString"], [0] * self.classes
         for number, label in enumerate(np.random.default_rng([self.seed, 1]).permutation(labels).tolist(), start=1):
             name = f"ILSVRC2012_val_{number:08d}"
-            val.append(_Picture(f"val/{name}.JPEG", label, [2, 1, label, seen[label]]))
+            val.append(_DrawnImage(f"val/{name}.JPEG", label, [2, 1, label, seen[label]]))
             seen[label] += 1
             lines.append(f"{name},{wnids[label]}")
         (root / VAL_LABELS_FILE).write_text("\n".join(lines) + "\n", encoding="utf-8")
@@ -213,7 +213,7 @@ class SyntheticOpenImages(ImageSet):
     validation_images: int = 80
     test_images: int = 80
 
-    def _write_labels(self, root: Path) -> tuple[list[_Picture], Sequence[str]]:
+    def _write_labels(self, root: Path) -> tuple[list[_DrawnImage], Sequence[str]]:
         names = [_label_name(label) for label in range(self.classes)]
         described = {name: class_name(label) for label, name in enumerate(names)} | _UNTRAINABLE
         _write_csv(root / DESCRIPTIONS_FILE, sorted(described.items()))  # without a header, as published
@@ -226,12 +226,12 @@ class SyntheticOpenImages(ImageSet):
             firsts = rng.permutation(np.arange(count) % self.classes).tolist()
             unverified = ids.pop(int(rng.integers(count)))  # on disk, without a trainable label
             rows = [(unverified, "verification", name, "1") for name in _UNTRAINABLE]
-            pictures.append(_Picture(f"{split_name}/{unverified}.jpg", [], [4, split, count]))
+            pictures.append(_DrawnImage(f"{split_name}/{unverified}.jpg", [], [4, split, count]))
             for number, (image, first) in enumerate(zip(ids, firsts, strict=True)):
                 others = rng.permutation(np.delete(np.arange(self.classes), first)).tolist()
                 more = int(rng.integers(min(_MOST_SHOWN, self.classes)))
                 present, absent = [first, *others[:more]], others[more:]
-                pictures.append(_Picture(f"{split_name}/{image}.jpg", present, [4, split, number]))
+                pictures.append(_DrawnImage(f"{split_name}/{image}.jpg", present, [4, split, number]))
                 verified = [(label, "1") for label in present if label == first or rng.random() < 0.75]
                 verified += [(label, "0") for label in absent[: len(present)]]
                 for label, confidence in sorted(verified):

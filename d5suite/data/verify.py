@@ -22,7 +22,7 @@ _SHOWN = 5  # differences named
 
 
 @dataclass(frozen=True)
-class Comparison:
+class SplitComparison:
     """The result of comparing one split of two datasets.
 
     Attributes
@@ -50,7 +50,7 @@ class Comparison:
 
 def compare(
     first: str | os.PathLike[str], second: str | os.PathLike[str], *, progress: bool = True
-) -> Iterator[Comparison]:
+) -> Iterator[SplitComparison]:
     """Compare two datasets split by split; encoded images by their SHA-256.
 
     Images are matched by file name, together with the folder if that is not unique.
@@ -75,7 +75,7 @@ def compare(
             yield _compare(split, *stores, progress)
         else:
             present, missing = (first, second) if split in splits[0] else (second, first)
-            yield Comparison(split, 0, 0, "", 1, [f"in {present}, not in {missing}"])
+            yield SplitComparison(split, 0, 0, "", 1, [f"in {present}, not in {missing}"])
 
 
 def _splits(path: str | os.PathLike[str]) -> dict[str, str]:
@@ -84,7 +84,7 @@ def _splits(path: str | os.PathLike[str]) -> dict[str, str]:
     return {"val" if split == "validation" and "val" not in found else split: split for split in found}
 
 
-def _compare(split: str, one: Store, other: Store, progress: bool) -> Comparison:
+def _compare(split: str, one: Store, other: Store, progress: bool) -> SplitComparison:
     named: list[str] = []
     count = 0
     if (one.label_names, one.class_names, one.several) != (other.label_names, other.class_names, other.several):
@@ -114,7 +114,7 @@ def _compare(split: str, one: Store, other: Store, progress: bool) -> Comparison
             named.append(f"{name}: the labels differ, {labels[0]} and {labels[1]}")
     for reader in readers:
         reader.close()
-    return Comparison(split, len(both), size, total.hexdigest(), count, named[:_SHOWN])
+    return SplitComparison(split, len(both), size, total.hexdigest(), count, named[:_SHOWN])
 
 
 def _classes_difference(one: Store, other: Store) -> str:

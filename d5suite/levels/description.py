@@ -19,7 +19,7 @@ from d5suite.levels.contract import ContractError
 if TYPE_CHECKING:
     from d5suite.levels.native import NativeScheme
     from d5suite.network import Network
-    from d5suite.network.model import Node
+    from d5suite.network.graph import Node
     from d5suite.network.nodes.context import NodeContext
     from d5suite.network.operation import Operation
     from d5suite.network.variants import Variant

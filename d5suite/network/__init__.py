@@ -8,6 +8,5 @@
 May import ONNX, NumPy and, from d5suite, `errors`; no framework.
 """
 
-from d5suite.network.model import Network, Node
-
-__all__ = ["Network", "Node"]
+from d5suite.network.graph import Node as Node
+from d5suite.network.model import Network as Network

@@ -14,7 +14,8 @@ import onnx
 
 from d5suite.errors import NetworkError
 from d5suite.network.folding import Shape, shapes_of
-from d5suite.network.model import Network, Node
+from d5suite.network.graph import Node
+from d5suite.network.model import Network
 from d5suite.network.normalise import infer, without_weights
 from d5suite.network.work import node_macs
 

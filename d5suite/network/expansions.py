@@ -36,34 +36,34 @@ def expand(model: onnx.ModelProto) -> bool:
         kind = "" if node.domain else node.op_type
         if kind == "BatchNormalization" and _has_computed_statistics(node, graph):
             changed = True
-            _write_batch_norm(node, _Writer(graph, node.output[0]), shapes)
+            _write_batch_norm(node, _NodeWriter(graph, node.output[0]), shapes)
         elif kind == "AffineGrid" and node.input[1] in fixed:
             changed = True
-            _write_affine_grid(node, _Writer(graph, node.output[0]), numpy_helper.to_array(fixed[node.input[1]]))
+            _write_affine_grid(node, _NodeWriter(graph, node.output[0]), numpy_helper.to_array(fixed[node.input[1]]))
         elif kind == "Clip" and not fixed.keys() >= {name for name in node.input[1:] if name}:
             changed = True
-            _write_clip(node, _Writer(graph, node.output[0]))
+            _write_clip(node, _NodeWriter(graph, node.output[0]))
         elif kind == "Pad" and _crops(node, fixed):
             changed = True
-            _write_crop(node, _Writer(graph, node.output[0]), fixed)
+            _write_crop(node, _NodeWriter(graph, node.output[0]), fixed)
         elif kind == "ReduceMean" and types.get(node.input[0]) in _INTEGERS and None not in shapes[node.input[0]]:
             changed = True
             dtype = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(types[node.input[0]]))
-            _write_integer_mean(node, _Writer(graph, node.output[0]), shapes, dtype)
+            _write_integer_mean(node, _NodeWriter(graph, node.output[0]), shapes, dtype)
         elif kind == "RNN" and (plan := _Rnn.read(node, graph, shapes)) is not None:
             changed = True
-            plan.write(_Writer(graph, next(filter(None, node.output))))
+            plan.write(_NodeWriter(graph, next(filter(None, node.output))))
         else:
             if kind in ("AveragePool", "MaxPool"):
                 _fit_window(node, shapes)
             if kind == "LayerNormalization" and read.intersection(node.output[1:]):
                 changed = True
-                _write_moments(node, _Writer(graph, node.output[0]), len(shapes[node.input[0]]))
+                _write_moments(node, _NodeWriter(graph, node.output[0]), len(shapes[node.input[0]]))
             graph.node.append(node)
     return changed
 
 
-class _Writer:
+class _NodeWriter:
     """Adds nodes and constants to a graph, under names that begin with that of a tensor."""
 
     def __init__(self, graph: onnx.GraphProto, prefix: str) -> None:
@@ -119,7 +119,7 @@ def _has_computed_statistics(node: onnx.NodeProto, graph: onnx.GraphProto) -> bo
     return not given.issuperset(node.input[3:5]) and not _attributes(node).get("training_mode")
 
 
-def _write_batch_norm(node: onnx.NodeProto, write: _Writer, shapes: Mapping[str, Shape]) -> None:
+def _write_batch_norm(node: onnx.NodeProto, write: _NodeWriter, shapes: Mapping[str, Shape]) -> None:
     """Write y = scale (x - mean) / √(variance + ε) + bias.
 
     Exporters write a layer so that keeps no running statistics, in inference.
@@ -132,7 +132,7 @@ def _write_batch_norm(node: onnx.NodeProto, write: _Writer, shapes: Mapping[str,
     write.node("Add", write.node("Mul", normal, scale), bias, output=node.output[0])
 
 
-def _write_moments(node: onnx.NodeProto, write: _Writer, rank: int) -> None:
+def _write_moments(node: onnx.NodeProto, write: _NodeWriter, rank: int) -> None:
     """Write the mean and the inverse deviation that a LayerNormalization has as further outputs."""
     settings, x = _attributes(node), node.input[0]
     axes = write.constant(np.arange(settings.get("axis", -1) % rank, rank))
@@ -146,7 +146,7 @@ def _write_moments(node: onnx.NodeProto, write: _Writer, rank: int) -> None:
         write.node("Reciprocal", write.node("Sqrt", write.node("Add", variance, epsilon)), output=inverse)
 
 
-def _write_affine_grid(node: onnx.NodeProto, write: _Writer, size: np.ndarray) -> None:
+def _write_affine_grid(node: onnx.NodeProto, write: _NodeWriter, size: np.ndarray) -> None:
     """Write each point of a grid, (x, y, 1) or (x, y, z, 1), times the matrix theta.
 
     The outer points are at -1 and 1 with ``align_corners``, and half a pixel within otherwise.
@@ -167,7 +167,7 @@ def _write_affine_grid(node: onnx.NodeProto, write: _Writer, size: np.ndarray) -
     write.node("Reshape", grid, write.constant(np.array([0, *image, len(image)])), output=node.output[0])
 
 
-def _write_clip(node: onnx.NodeProto, write: _Writer) -> None:
+def _write_clip(node: onnx.NodeProto, write: _NodeWriter) -> None:
     """Write min(max(x, low), high): frameworks clip by numbers, and a bound here is computed."""
     x, low, high = [*node.input, "", ""][:3]
     if low:
@@ -181,7 +181,7 @@ def _crops(node: onnx.NodeProto, fixed: Mapping[str, onnx.TensorProto]) -> bool:
     return not plain and node.input[1] in fixed and bool((numpy_helper.to_array(fixed[node.input[1]]) < 0).any())
 
 
-def _write_crop(node: onnx.NodeProto, write: _Writer, fixed: Mapping[str, onnx.TensorProto]) -> None:
+def _write_crop(node: onnx.NodeProto, write: _NodeWriter, fixed: Mapping[str, onnx.TensorProto]) -> None:
     """Write a Pad of repeated cells that crops, too, as a Slice and a Pad."""
     pads = numpy_helper.to_array(fixed[node.input[1]]).reshape(2, -1)
     axes = numpy_helper.to_array(fixed[node.input[3]]) if len(node.input) > 3 else np.arange(pads.shape[1])
@@ -192,7 +192,7 @@ def _write_crop(node: onnx.NodeProto, write: _Writer, fixed: Mapping[str, onnx.T
                mode=_attributes(node)["mode"])  # fmt: skip
 
 
-def _write_integer_mean(node: onnx.NodeProto, write: _Writer, shapes: Mapping[str, Shape], dtype: np.dtype) -> None:
+def _write_integer_mean(node: onnx.NodeProto, write: _NodeWriter, shapes: Mapping[str, Shape], dtype: np.dtype) -> None:
     """Write a mean of integers as a sum and a division: that of a framework may be of fractions."""
     sizes = [math.prod(size or 0 for size in shapes[name]) for name in (node.input[0], node.output[0])]
     total = write.node("ReduceSum", *node.input, **_attributes(node))
@@ -226,7 +226,7 @@ class _Rnn:
             return None
         return cls(node, steps, [_ACTIVATIONS[name] for name in names])
 
-    def write(self, write: _Writer) -> None:
+    def write(self, write: _NodeWriter) -> None:
         every, last = zip(*(self._direction(write, d) for d in range(len(self._activations))), strict=True)
         y, y_h = self._outputs
         if y:
@@ -235,7 +235,7 @@ class _Rnn:
         if y_h:
             write.stack(list(last), self._state_axis, output=y_h)
 
-    def _direction(self, write: _Writer, d: int) -> tuple[list[str], str]:
+    def _direction(self, write: _NodeWriter, d: int) -> tuple[list[str], str]:
         """Return the states of all steps, and the last one."""
         x, w, r, b, _, start = self._inputs
         w, r = (write.node("Transpose", write.row(each, d, 0), perm=[1, 0]) for each in (w, r))
@@ -255,6 +255,6 @@ class _Rnn:
         steps = range(self._steps)
         return iter(reversed(steps) if self._reverse or d == 1 else steps)
 
-    def _halves(self, write: _Writer, b: str) -> list[str]:
+    def _halves(self, write: _NodeWriter, b: str) -> list[str]:
         two = write.node("Reshape", b, write.constant(np.array([2, -1])))
         return [write.row(two, half, 0) for half in (0, 1)]

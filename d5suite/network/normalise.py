@@ -16,11 +16,11 @@ import onnx
 from onnx import TensorProto, numpy_helper, shape_inference
 
 from d5suite.errors import NetworkError
-from d5suite.network.conditions import without_conditions
+from d5suite.network.conditionals import without_conditionals
 from d5suite.network.expansions import expand
 from d5suite.network.folding import fold, shapes_of, tensor_of
-from d5suite.network.incoming import MOST, check_data, check_graph, check_kinds, opset
-from d5suite.network.mending import (
+from d5suite.network.onnx_file import MOST, check_data, check_graph, check_kinds, opset
+from d5suite.network.repairs import (
     clear_domains,
     count_windows,
     drop_casts,
@@ -28,10 +28,10 @@ from d5suite.network.mending import (
     drop_zero_states,
     end_training,
     flatten_for_hardmax,
-    mend_pixels,
-    mend_ranks,
-    mend_resizes,
-    mend_scales,
+    repair_pixels,
+    repair_ranks,
+    repair_resizes,
+    repair_scales,
     write_group_norms,
 )
 from d5suite.network.weights import (
@@ -86,10 +86,10 @@ def normalised(model: onnx.ModelProto, name: str, shapes: Mapping[str, Sequence[
             _check_model(model, shapes or {})
             model = _inlined(model)
             check_kinds(model, conditionals=True)
-        model = without_conditions(model, partial(_constants, name=name, shapes=shapes or {}))
+        model = without_conditionals(model, partial(_constants, name=name, shapes=shapes or {}))
         check_kinds(model)
         end_training(model)
-        mend_pixels(model)
+        repair_pixels(model)
         if 18 <= version < 21:
             write_group_norms(model)
         _check_model(model, shapes or {})
@@ -100,7 +100,7 @@ def normalised(model: onnx.ModelProto, name: str, shapes: Mapping[str, Sequence[
         _widen(model)
         _name_first_outputs(model)
         _set_shapes(model, name, shapes or {})
-        mend_ranks(model)
+        repair_ranks(model)
         join_copies(model, weights)
         turn_twins(model, weights)
         tied = tied_products(model, weights)
@@ -139,7 +139,7 @@ def _converted(model: onnx.ModelProto, version: int) -> onnx.ModelProto:
             flatten_for_hardmax(model)
         model = version_converter.convert_version(model, OPSET)
         if version < 11:
-            mend_resizes(model)
+            repair_resizes(model)
     return model
 
 
@@ -164,14 +164,14 @@ def _fold_all(model: onnx.ModelProto, name: str, weights: set[str] | None = None
 
 
 def _constants(model: onnx.ModelProto, name: str, shapes: Mapping[str, Sequence[int]]) -> dict[str, onnx.TensorProto]:
-    """Return what is left of a part of a model as constants; see `without_conditions`."""
+    """Return what is left of a part of a model as constants; see `without_conditionals`."""
     inputs = {value.name for value in model.graph.input}
     given, model = model, without_weights(model)
     model = _converted(model, opset(model, name))
     _restore_weights(model, given)
     model.ir_version = max(model.ir_version, IR_VERSION)
     _set_shapes(model, name, {key: shape for key, shape in shapes.items() if key in inputs})
-    mend_ranks(model)
+    repair_ranks(model)
     _fold_all(model, name)
     return {tensor.name: tensor for tensor in model.graph.initializer}
 
@@ -369,7 +369,7 @@ def infer(model: onnx.ModelProto) -> onnx.ModelProto:
             del node.input[:], node.attribute[:]
             node.input.extend(given)
     found = _inferred(model)
-    while mend_scales(found):
+    while repair_scales(found):
         found.graph.ClearField("value_info")
         _forget_outputs(found)
         found = _inferred(found)

@@ -18,7 +18,7 @@ from onnx import helper, numpy_helper, shape_inference
 from d5suite.errors import NetworkError
 from d5suite.network.custom import CustomOperator
 from d5suite.network.folding import Shape, fold, shapes_of
-from d5suite.network.model import Node, node_of
+from d5suite.network.graph import Node, node_of
 from d5suite.network.normalise import IR_VERSION, infer
 from d5suite.network.operators import REDUCTIONS
 from d5suite.network.tensor import PRECISIONS as PRECISIONS

@@ -6,57 +6,18 @@ Each function takes a `Network` and returns a new ONNX model. May import ONNX, N
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Protocol
-
 import numpy as np
 import onnx
 from onnx import TensorProto, numpy_helper
 from onnx.helper import make_node, make_tensor_value_info
 
 from d5suite.errors import NetworkError
+from d5suite.network.graph import Graph
 
 _VIEWS = frozenset({"Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity"})
 
 
-class Network(Protocol):
-    """The part of `d5suite.network.Network` that a rewrite needs."""
-
-    name: str
-    model: onnx.ModelProto
-    inputs: tuple[str, ...]
-    output: str
-    outputs: tuple[str, ...]
-    initializers: dict[str, np.ndarray]
-
-    @property
-    def nodes(self) -> Sequence[Any]:
-        """See `d5suite.network.Network`, as for all others."""
-
-    @property
-    def shapes(self) -> Mapping[str, tuple[int | None, ...]]:
-        """Shapes by tensor."""
-
-    @property
-    def batch_size(self) -> int | None:
-        """Fixed batch size."""
-
-    @property
-    def parameters(self) -> tuple[str, ...]:
-        """Trainable initializers."""
-
-    @property
-    def statistics(self) -> tuple[str, ...]:
-        """Running statistics."""
-
-    def require_loss(self) -> tuple[str, str]:
-        """Return the names of label and loss."""
-
-    def nodes_for(self, outputs: Iterable[str]) -> Sequence[Any]:
-        """Return the nodes that these outputs need."""
-
-
-def with_classification_loss(network: Network, axis: int | None = None) -> onnx.ModelProto:
+def with_classification_loss(network: Graph, axis: int | None = None) -> onnx.ModelProto:
     """Add a label input and the loss; see `Network.with_classification_loss`."""
     model = _copy(network.model)
     label, loss = _free_names(model)
@@ -79,7 +40,7 @@ def with_classification_loss(network: Network, axis: int | None = None) -> onnx.
     return _with_label_and_loss(model, label, label_shape, loss)
 
 
-def with_multilabel_loss(network: Network) -> onnx.ModelProto:
+def with_multilabel_loss(network: Graph) -> onnx.ModelProto:
     """Replace the loss by sigmoid cross-entropy; see `Network.with_multilabel_loss`.
 
     It is written as the softmax cross-entropy of the pair (0, logit), because
@@ -109,7 +70,7 @@ def with_multilabel_loss(network: Network) -> onnx.ModelProto:
     return _with_label_and_loss(model, label, [network.batch_size or "N", shape[1]], loss)
 
 
-def with_label_smoothing(network: Network, smoothing: float) -> onnx.ModelProto:
+def with_label_smoothing(network: Graph, smoothing: float) -> onnx.ModelProto:
     """Smooth the labels of every cross-entropy; see `Network.with_label_smoothing`."""
     label, _ = network.require_loss()
     model = _copy(network.model)
@@ -145,7 +106,7 @@ def with_label_smoothing(network: Network, smoothing: float) -> onnx.ModelProto:
     return model
 
 
-def without_dropout(network: Network) -> onnx.ModelProto:
+def without_dropout(network: Graph) -> onnx.ModelProto:
     """Remove every Dropout; see `Network.without_dropout`."""
     model = _copy(network.model)
     graph = model.graph
@@ -173,7 +134,7 @@ def without_dropout(network: Network) -> onnx.ModelProto:
     return model
 
 
-def generic_weights(network: Network) -> dict[str, np.ndarray]:
+def generic_weights(network: Graph) -> dict[str, np.ndarray]:
     """Return the initializers with noise on all weights; see `Network.at_generic_point`."""
     generator = np.random.default_rng(0xD5)
     variances = {node.inputs[4] for node in network.nodes if node.op_type == "BatchNormalization"}
@@ -225,7 +186,7 @@ def _with_label_and_loss(
     return model
 
 
-def _without_loss(network: Network) -> onnx.ModelProto:
+def _without_loss(network: Graph) -> onnx.ModelProto:
     """Return the model with only what the outputs need."""
     model = _copy(network.model)
     graph = model.graph
@@ -241,7 +202,7 @@ def _without_loss(network: Network) -> onnx.ModelProto:
     return model
 
 
-def _logits(network: Network) -> str:
+def _logits(network: Graph) -> str:
     """Return the input of the output's Softmax, seen through reshapes; else the output."""
     tensor = network.output
     for node in reversed(network.nodes):

@@ -15,7 +15,7 @@ from typing import NoReturn
 import numpy as np
 
 from d5suite.errors import NetworkError
-from d5suite.network.model import Network, Node
+from d5suite.network.graph import Graph, Node
 from d5suite.network.nodes.equation import expand_equation
 from d5suite.network.nodes.windows import Window, window
 from d5suite.network.operators import REDUCTIONS
@@ -81,7 +81,7 @@ _PER_IMAGE = frozenset({
 
 
 @dataclass(frozen=True)
-class _Case:
+class _NodeCheck:
     """One node with everything known before it runs."""
 
     node: Node
@@ -155,7 +155,7 @@ def require_valid(
     bounds : mapping
         Smallest and largest possible value of drawn integer inputs.
     """
-    case = _Case(node, shapes, values, bounds)
+    case = _NodeCheck(node, shapes, values, bounds)
     for key, allowed in CHOICES.get(node.op_type, {}).items():
         value = node.attributes.get(key, allowed[0])
         if value not in allowed:
@@ -167,14 +167,14 @@ def require_valid(
             case.refuse(f"output {name!r} would have shape {list(shapes[name])}")
 
 
-def require_sound(network: Network) -> None:
+def require_sound(network: Graph) -> None:
     """Raise a `NetworkError` for weights that are not finite and for nodes that make no sense.
 
     Such a network would fail in every backend, and backends would be blamed.
 
     Parameters
     ----------
-    network : Network
+    network : Graph
         Accepted by ONNX's checker and shape inference.
     """
     for name in (*network.parameters, *network.statistics):
@@ -204,7 +204,7 @@ def require_sound(network: Network) -> None:
         _require_size(network, node, node.outputs)
 
 
-def _require_size(network: Network, node: Node, tensors: Sequence[str]) -> None:
+def _require_size(network: Graph, node: Node, tensors: Sequence[str]) -> None:
     for name in tensors:
         sizes = [size for size in network.shapes.get(name, ()) if size is not None]
         # An empty constant means something: a Reshape to a scalar, no axes.
@@ -221,7 +221,7 @@ def _require_size(network: Network, node: Node, tensors: Sequence[str]) -> None:
             raise NetworkError(what, where=node.name)
 
 
-def _convolution(case: _Case) -> None:
+def _convolution(case: _NodeCheck) -> None:
     node, image, weight = case.node, case.shape(0), case.shape(1)
     groups, transposed = node.attributes["group"], node.op_type == "ConvTranspose"
     if groups < 1:
@@ -250,7 +250,7 @@ def _convolution(case: _Case) -> None:
         case.refuse(f"output_padding {list(added)} is not below strides {list(strides)} or dilations {list(dilations)}")
 
 
-def _window(case: _Case, kernel: tuple[int, ...] = ()) -> Window:
+def _window(case: _NodeCheck, kernel: tuple[int, ...] = ()) -> Window:
     """Resolve a window; refuse padding that nobody means, and that would fill the memory."""
     found = window(case.node, case.shape(0)[2:], kernel)
     for size, *pads in zip(found.image, found.pads_begin, found.pads_end, strict=True):
@@ -259,7 +259,7 @@ def _window(case: _Case, kernel: tuple[int, ...] = ()) -> Window:
     return found
 
 
-def _pool(case: _Case) -> None:
+def _pool(case: _NodeCheck) -> None:
     if case.node.attributes.get("p", 1) < 1:
         case.refuse(f"a norm of order {case.node.attributes['p']}")
     found = _window(case)
@@ -269,7 +269,7 @@ def _pool(case: _Case) -> None:
         case.refuse(f"a window of {spans} would see only padding, of {pads}")
 
 
-def _columns(case: _Case) -> None:
+def _columns(case: _NodeCheck) -> None:
     node, (_, rows, columns) = case.node, case.shape(0)
     image, kernel = (tuple(map(int, case.values[node.inputs[index]])) for index in (1, 2))
     if min((*image, *kernel), default=1) < 1 or len(image) != len(kernel):
@@ -280,7 +280,7 @@ def _columns(case: _Case) -> None:
         case.refuse(f"input {node.inputs[0]!r} of shape {list(case.shape(0))} is not {wanted}")
 
 
-def _unpool(case: _Case) -> None:
+def _unpool(case: _NodeCheck) -> None:
     node, pooled = case.node, case.shape(0)
     case.expect(1, *pooled)
     rank = len(pooled) - 2
@@ -297,29 +297,29 @@ def _unpool(case: _Case) -> None:
     case.expect_within(1, 0, math.prod(pooled[:2]) * math.prod(sizes) - 1)
 
 
-def _bit_shift(case: _Case) -> None:
+def _bit_shift(case: _NodeCheck) -> None:
     if not case.node.attributes.get("direction"):
         case.refuse("no direction is given")
 
 
-def _det(case: _Case) -> None:
+def _det(case: _NodeCheck) -> None:
     shape = case.shape(0)
     if len(shape) < 2 or shape[-1] != shape[-2]:
         case.refuse(f"input {case.node.inputs[0]!r} of shape {list(shape)} is not square")
 
 
-def _eye(case: _Case) -> None:
+def _eye(case: _NodeCheck) -> None:
     if len(case.shape(0)) != 2:
         case.refuse(f"input {case.node.inputs[0]!r} of shape {list(case.shape(0))} is not a matrix")
 
 
-def _scalar(case: _Case, index: int) -> int | None:
+def _scalar(case: _NodeCheck, index: int) -> int | None:
     """Return a fixed scalar, None if it is omitted or computed."""
     name = case.given(index)
     return int(case.values[name].item()) if name is not None and name in case.values else None
 
 
-def _dft(case: _Case) -> None:
+def _dft(case: _NodeCheck) -> None:
     shape, (length, axis), a = case.shape(0), (_scalar(case, index) for index in (1, 2)), case.node.attributes
     rank = len(shape)
     if rank < 2 or shape[-1] not in (1, 2):
@@ -332,7 +332,7 @@ def _dft(case: _Case) -> None:
         case.refuse("onesided requires real input, or complex input for the inverse")
 
 
-def _stft(case: _Case) -> None:
+def _stft(case: _NodeCheck) -> None:
     shape, (step, length) = case.shape(0), (_scalar(case, index) for index in (1, 3))
     if len(shape) != 3 or shape[-1] not in (1, 2):
         case.refuse(f"input {case.node.inputs[0]!r} of shape {list(shape)} is not (batch, length, 1 or 2)")
@@ -349,7 +349,7 @@ def _stft(case: _Case) -> None:
         case.refuse("onesided wants a signal of real numbers")
 
 
-def _reverse(case: _Case) -> None:
+def _reverse(case: _NodeCheck) -> None:
     shape, a = case.shape(0), case.node.attributes
     if len(shape) < 2 or sorted((a["time_axis"], a["batch_axis"])) != [0, 1]:
         case.refuse(
@@ -359,7 +359,7 @@ def _reverse(case: _Case) -> None:
     case.expect_within(1, 0, shape[a["time_axis"]])
 
 
-def _image(case: _Case) -> None:
+def _image(case: _NodeCheck) -> None:
     if len(case.shape(0)) < 3:
         case.refuse(
             f"input {case.node.inputs[0]!r} of shape {list(case.shape(0))} is not an image: it has no spatial axes"
@@ -370,7 +370,7 @@ def _image(case: _Case) -> None:
         case.refuse(f"size is {case.node.attributes['size']}")
 
 
-def _layer_normalization(case: _Case) -> None:
+def _layer_normalization(case: _NodeCheck) -> None:
     shape, axis = case.shape(0), case.node.attributes["axis"]
     if not -len(shape) <= axis < len(shape):
         case.refuse(f"axis {axis} of {len(shape)}")
@@ -378,7 +378,7 @@ def _layer_normalization(case: _Case) -> None:
         case.expect_broadcast(index, *shape[axis % len(shape) :])
 
 
-def _loss(case: _Case) -> None:
+def _loss(case: _NodeCheck) -> None:
     scores = case.shape(0)
     if len(scores) < 2:
         case.refuse(f"scores of shape {list(scores)} are not (batch, classes, ...)")
@@ -387,13 +387,13 @@ def _loss(case: _Case) -> None:
     case.expect_within(1, 0, scores[1] - 1, ignored=case.node.attributes.get("ignore_index"))
 
 
-def _gather(case: _Case) -> None:
+def _gather(case: _NodeCheck) -> None:
     shape = case.shape(0)
     rows = shape[case.node.attributes["axis"]]
     case.expect_within(1, -rows, rows - 1)
 
 
-def _elements(case: _Case) -> None:
+def _elements(case: _NodeCheck) -> None:
     shape, indices, axis = case.shape(0), case.shape(1), case.node.attributes["axis"]
     rank = len(shape)
     if len(indices) != rank or not -rank <= axis < rank:
@@ -404,7 +404,7 @@ def _elements(case: _Case) -> None:
     case.expect_within(1, -shape[axis], shape[axis] - 1)
 
 
-def _tuples(case: _Case) -> None:
+def _tuples(case: _NodeCheck) -> None:
     shape, indices, batch = case.shape(0), case.shape(1), case.node.attributes.get("batch_dims", 0)
     if not indices or not 0 <= batch < min(len(shape), len(indices)) or indices[:batch] != shape[:batch]:
         case.refuse(f"indices of shape {list(indices)} share no {batch} axes with data of shape {list(shape)}")
@@ -421,13 +421,13 @@ def _tuples(case: _Case) -> None:
         case.expect_within(1, -min(sizes), min(sizes) - 1)
 
 
-def _top_k(case: _Case) -> None:
+def _top_k(case: _NodeCheck) -> None:
     size, name = case.shape(0)[case.node.attributes["axis"]], case.given(1)
     if name is not None and name in case.values and not 0 <= case.values[name].item() <= size:
         case.refuse(f"{case.values[name].item()} of {size} values")
 
 
-def _einsum(case: _Case) -> None:
+def _einsum(case: _NodeCheck) -> None:
     shapes = [case.shape(index) for index in range(len(case.node.inputs))]
     terms = expand_equation(case.node.attributes["equation"], [len(shape) for shape in shapes]).inputs
     sizes: dict[str, int] = {}
@@ -439,25 +439,25 @@ def _einsum(case: _Case) -> None:
                 case.refuse(f"{letter!r} names axes of {sizes[letter]} and {size} in {terms}")
 
 
-def _one_hot(case: _Case) -> None:
+def _one_hot(case: _NodeCheck) -> None:
     case.expect(2, 2)
 
 
-def _gemm(case: _Case) -> None:
+def _gemm(case: _NodeCheck) -> None:
     case.expect_broadcast(2, *case.shapes[case.node.outputs[0]])
 
 
-def _slope(case: _Case) -> None:
+def _slope(case: _NodeCheck) -> None:
     case.expect_broadcast(1, *case.shape(0))
 
 
-def _transpose(case: _Case) -> None:
+def _transpose(case: _NodeCheck) -> None:
     rank, order = len(case.shape(0)), case.node.attributes.get("perm")
     if order is not None and sorted(order) != list(range(rank)):
         case.refuse(f"perm {list(order)} is not an order of {rank} axes")
 
 
-def _reduce(case: _Case) -> None:
+def _reduce(case: _NodeCheck) -> None:
     name, rank = case.given(1), len(case.shape(0))
     if name is not None and name in case.values:
         axes = [int(axis) % rank for axis in case.values[name].reshape(-1)] if rank else []
@@ -465,7 +465,7 @@ def _reduce(case: _Case) -> None:
             case.refuse(f"axes {case.values[name].tolist()} repeat one")
 
 
-def _blocks(case: _Case) -> None:
+def _blocks(case: _NodeCheck) -> None:
     shape, size = case.shape(0), case.node.attributes["blocksize"]
     to_space = case.node.op_type == "DepthToSpace"
     divided, by = (shape[1:2], size * size) if to_space else (shape[2:], size)
@@ -473,7 +473,7 @@ def _blocks(case: _Case) -> None:
         case.refuse(f"input {case.node.inputs[0]!r} of shape {list(shape)} is not made of blocks of {size}")
 
 
-def _instance_normalization(case: _Case) -> None:
+def _instance_normalization(case: _NodeCheck) -> None:
     shape = case.shape(0)
     if len(shape) < 3:
         case.refuse(f"input {case.node.inputs[0]!r} has shape {list(shape)}, without spatial axes")
@@ -481,13 +481,13 @@ def _instance_normalization(case: _Case) -> None:
     case.expect(2, shape[1])
 
 
-def _grid_sample(case: _Case) -> None:
+def _grid_sample(case: _NodeCheck) -> None:
     image, grid = case.shape(0), case.shape(1)
     if len(image) < 3 or len(grid) != len(image) or grid[-1] != len(image) - 2 or grid[0] != image[0]:
         case.refuse(f"a grid of shape {list(grid)} does not fit an image of shape {list(image)}")
 
 
-def _group_normalization(case: _Case) -> None:
+def _group_normalization(case: _NodeCheck) -> None:
     channels, groups = case.shape(0)[1], case.node.attributes["num_groups"]
     if groups < 1 or channels % groups:
         case.refuse(f"{channels} channels are not {groups} groups")
@@ -495,7 +495,7 @@ def _group_normalization(case: _Case) -> None:
     case.expect(2, channels)
 
 
-def _slice(case: _Case) -> None:
+def _slice(case: _NodeCheck) -> None:
     named = [case.given(index) for index in (1, 2, 3, 4)]
     counts = {case.shapes[name] for name in named if name is not None}
     if len(counts) != 1 or len(next(iter(counts))) != 1:
@@ -507,25 +507,25 @@ def _slice(case: _Case) -> None:
         case.refuse(f"axes {list(map(int, axes))} are not different axes of {rank}")
 
 
-def _clip(case: _Case) -> None:
+def _clip(case: _NodeCheck) -> None:
     for index in (1, 2):
         case.expect(index)
 
 
-def _dropout(case: _Case) -> None:
+def _dropout(case: _NodeCheck) -> None:
     name = case.given(1)
     case.expect(1)
     if name is not None and name in case.values and not 0 <= float(case.values[name]) < 1:
         case.refuse(f"ratio {float(case.values[name])} is not from 0 to below 1")
 
 
-def _reshape(case: _Case) -> None:
+def _reshape(case: _NodeCheck) -> None:
     before, after = case.shape(0), case.shapes[case.node.outputs[0]]
     if math.prod(before) != math.prod(after):
         case.refuse(f"{list(before)} has {math.prod(before)} values, but {list(after)} has {math.prod(after)}")
 
 
-def _recurrent(case: _Case) -> None:
+def _recurrent(case: _NodeCheck) -> None:
     node, attributes = case.node, case.node.attributes
     gates, functions = (4, 3) if node.op_type == "LSTM" else (3, 2)
     directions = 2 if attributes["direction"] == "bidirectional" else 1
@@ -546,7 +546,7 @@ def _recurrent(case: _Case) -> None:
         case.refuse(f"activations {list(named)} are not {directions * functions} functions that ONNX knows")
 
 
-def _attention(case: _Case) -> None:
+def _attention(case: _NodeCheck) -> None:
     node = case.node
     query, key, value = case.shape(0), case.shape(1), case.shape(2)
     if not len(query) == len(key) == len(value) or len(query) not in (3, 4):
@@ -585,7 +585,7 @@ def _attention(case: _Case) -> None:
     case.expect_within(6, 0, past + keys)
 
 
-_RULES: Mapping[str, Callable[[_Case], None]] = {
+_RULES: Mapping[str, Callable[[_NodeCheck], None]] = {
     "Attention": _attention,
     "AveragePool": _pool,
     "BitShift": _bit_shift,

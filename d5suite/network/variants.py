@@ -11,10 +11,10 @@ from collections.abc import Callable, Collection
 
 import numpy as np
 
-from d5suite.network.model import Node
+from d5suite.network.graph import Node
 from d5suite.network.nodes.context import NodeContext
-from d5suite.network.nodes.recurrent import unusual
-from d5suite.network.nodes.schedule import SEVERAL
+from d5suite.network.nodes.recurrent import unsupported_variant
+from d5suite.network.nodes.schedule import SEVERAL_OUTPUTS
 from d5suite.network.operation import STATIC_INPUTS
 
 Variant = Callable[[Node, NodeContext], str]
@@ -99,12 +99,12 @@ def _static(node: Node, context: NodeContext) -> str:
 
 def _further(node: Node, context: NodeContext) -> str:
     """No reference has a mask that is drawn; the probabilities of a loss are another operator's."""
-    read = [] if node.op_type in SEVERAL else [name for name in node.outputs[1:] if name in context.read - {""}]
+    read = [] if node.op_type in SEVERAL_OUTPUTS else [name for name in node.outputs[1:] if name in context.read - {""}]
     return f"its further output {read[0]!r} is read, and of this operator only the first is computed" if read else ""
 
 
 def _recurrent(node: Node, context: NodeContext) -> str:
-    what = unusual(node, context) if node.op_type in ("GRU", "LSTM") else ""
+    what = unsupported_variant(node, context) if node.op_type in ("GRU", "LSTM") else ""
     return f"no adapter has {what}" if what else ""
 
 

@@ -25,7 +25,7 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from d5suite.network.model import Node
+from d5suite.network.graph import Node
 from d5suite.network.nodes.equation import expand_equation
 from d5suite.network.operation import Operation
 

@@ -84,9 +84,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         return
     parameters = []
     for case in cases:
-        unasked = case.not_asked(described.measurement, chosen, metafunc.definition.path)
+        unasked = case.why_excluded(described.measurement, chosen, metafunc.definition.path)
         for selection, ranks, reason in _runners(config, case, chosen):
-            why = reason or case.cannot(selection.backend, described.measurement, chosen)
+            why = reason or case.why_unsupported(selection.backend, described.measurement, chosen)
             why = why or _stays_warm(selection, described, chosen)
             marks = [pytest.mark.d5suite_not_asked(unasked)] if unasked else []
             marks += [pytest.mark.skip(reason=why)] if why and not unasked else []

@@ -130,7 +130,7 @@ def _say_unused(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Report datasets or networks that no selected test uses."""
     cases = [target.case for target in map(stash.target, items) if target is not None]
     for option in ("imagenet", "openimages", "network"):
-        if cases and config.getoption(option) is not None and not any(case.takes(option) for case in cases):
+        if cases and config.getoption(option) is not None and not any(case.uses_option(option) for case in cases):
             config.stash[stash.REMARKS].append(f"--{option} had no effect: no selected test uses it")
 
 

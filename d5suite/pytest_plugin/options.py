@@ -297,7 +297,7 @@ def _absolute(folder: Path, given: Path | None) -> Path | None:
 def _shapes(config: pytest.Config) -> dict[str, tuple[int, ...]]:
     if not config.getoption("shape"):
         return {}
-    from d5suite.cases.given import parse_shapes
+    from d5suite.cases.user_network import parse_shapes
 
     return parse_shapes(config.getoption("shape"))
 

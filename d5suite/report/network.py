@@ -16,7 +16,7 @@ from d5suite.errors import NetworkError
 from d5suite.measurements import discover as discover_measurements
 from d5suite.network import Network
 from d5suite.network.analysis import NetworkCost, analyse
-from d5suite.network.given import Given
+from d5suite.network.user_network import UserNetwork
 
 WIDTH = 4
 """Bytes of a value: float32."""
@@ -29,12 +29,12 @@ STEPS = {
 """What the measurements of any network need of a backend, beside operators."""
 
 
-def description(given: Given, *, batch_size: int) -> dict[str, Any]:
+def description(given: UserNetwork, *, batch_size: int) -> dict[str, Any]:
     """Describe a network and who can run it; JSON-able.
 
     Parameters
     ----------
-    given : Given
+    given : UserNetwork
     batch_size : int
         Samples, where the network takes any number.
 
@@ -75,7 +75,7 @@ def _tensor(network: Network, name: str) -> dict[str, Any]:
     return {"name": name, "shape": None if shape is None else list(shape), "type": str(dtype or "unknown")}
 
 
-def _ability(backend: Backend, given: Given) -> dict[str, Any]:
+def _ability(backend: Backend, given: UserNetwork) -> dict[str, Any]:
     """Return which measurements a backend can make of a network, and why not the others."""
     lacks = [
         {"operator": each.operator, "nodes": list(each.nodes), "reason": each.reason}

@@ -15,7 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from d5suite.network import Network
 from d5suite.network.builder import Builder
-from d5suite.network.given import ranges
+from d5suite.network.user_network import input_ranges
 from d5suite.network.zoo import build, convnext, efficientnet, shufflenet, vit
 from d5suite.testing.cases import f32, i64, values
 
@@ -183,7 +183,7 @@ def random_batch(network: Network, size: int = 6, seed: int = 0) -> Batch:
     shape = tuple(n or 1 for n in network.shapes[network.input][1:])
     classes = network.shapes[network.output][-1] or 1
     if network.dtypes[network.input].kind == "i":
-        images = generator.integers(*ranges(network)[network.input], (size, *shape))
+        images = generator.integers(*input_ranges(network)[network.input], (size, *shape))
     else:
         images = generator.standard_normal((size, *shape)).astype(np.float32)
     cells = network.shapes[network.label] if network.label is not None else (None,)

@@ -30,7 +30,7 @@ from onnx.backend.test.loader import load_model_tests
 
 from d5suite.levels.contract import ContractError
 from d5suite.network import Network
-from d5suite.network.incoming import OLDEST_OPSET
+from d5suite.network.onnx_file import OLDEST_OPSET
 from d5suite.network.operation import PRECISIONS, Operation
 from d5suite.testing.operations import REPRESENTATIVE
 from d5suite.testing.subject import chosen

@@ -16,13 +16,13 @@ import numpy as np
 from d5suite.backends import Selection
 from d5suite.data.digits import Digits
 from d5suite.data.drawing import class_name
-from d5suite.data.drawn import DrawnSource, Input
 from d5suite.data.formats import stored_as
 from d5suite.data.formats.store import Store
 from d5suite.data.imagenet import ImageNet
 from d5suite.data.loader import check_workers
 from d5suite.data.openimages import SparseLabels
-from d5suite.data.sources import SOURCES, ImageNetSource, Source, Stream
+from d5suite.data.random_inputs import RandomInput, RandomSource
+from d5suite.data.sources import SOURCES, DataSource, ImageNetSource, Stream
 from d5suite.errors import JobError
 from d5suite.files import read_json, write_json
 from d5suite.instruments.threads import allowed_cpus
@@ -31,7 +31,7 @@ from d5suite.levels.network import Arrays, Executor, Native
 from d5suite.levels.training import Trainer
 from d5suite.network import Network
 from d5suite.network.analysis import analyse
-from d5suite.network.given import load_given, ranges
+from d5suite.network.user_network import input_ranges, load_user_network
 from d5suite.network.zoo import build
 from d5suite.optimizers.settings import Optimizer, optimizer_from_dict
 from d5suite.validate.network.inference import check_reading
@@ -73,7 +73,7 @@ def load_network(case: NetworkCase, seed: int) -> Network:
     several = bool(settings.get("several_labels"))
     smoothing = settings.get("label_smoothing", 0.0)
     if "given" in settings:
-        return load_given(settings["given"], shapes=settings["shapes"], batch_size=case.batch_size).network
+        return load_user_network(settings["given"], shapes=settings["shapes"], batch_size=case.batch_size).network
     if "zoo" in settings:
         found = build(settings["zoo"], classes=settings["classes"], image_size=settings["image_size"], seed=seed)
         return found.with_multilabel_loss() if several else found.with_label_smoothing(smoothing)
@@ -184,12 +184,12 @@ class NetworkWorkload(Workload):
     # Data.
 
     @cached_property
-    def source(self) -> Source:
+    def source(self) -> DataSource:
         """The dataset."""
         if self.is_drawn:
-            network, known = self.network, ranges(self.network)
+            network, known = self.network, input_ranges(self.network)
             inputs = [
-                Input(
+                RandomInput(
                     name,
                     tuple(n or 0 for n in network.shapes[name][1 if network.batched else 0 :]),
                     network.dtypes[name],
@@ -200,7 +200,7 @@ class NetworkWorkload(Workload):
             scores = [node.inputs[0] for node in network.nodes if node.op_type == "SoftmaxCrossEntropyLoss"]
             classes = next((network.shapes[name][1] for name in scores), None)
             cells = network.shapes[network.label][1:] if network.label else ()
-            return DrawnSource(inputs, classes=classes or 1, labels=tuple(n or 1 for n in cells), seed=self.job.seed)
+            return RandomSource(inputs, classes=classes or 1, labels=tuple(n or 1 for n in cells), seed=self.job.seed)
         channels, height, width = (n or 0 for n in self.network.shapes[self.network.input][1:])
         chosen = SOURCES[self.case.dataset["kind"]]
         return chosen(
@@ -226,7 +226,7 @@ class NetworkWorkload(Workload):
         """Which data this is: see ``results/schema.json``. Holds no path of this machine."""
         source, kind = self.source, self.case.dataset["kind"]
         digest = hashlib.sha256()
-        if isinstance(source, DrawnSource):
+        if isinstance(source, RandomSource):
             digest.update(repr(source.inputs).encode())
             digest.update(Path(self.case.network["given"]).read_bytes())
             return {"kind": kind, "synthetic": True, "images": self.case.batch_size, "digest": digest.hexdigest()}

@@ -21,7 +21,7 @@ from d5suite.backends.keras import BACKEND
 from d5suite.errors import BackendError, NetworkError
 from d5suite.network import Network
 from d5suite.network.builder import Builder
-from d5suite.network.given import load_given
+from d5suite.network.user_network import load_user_network
 from d5suite.network.zoo import build
 from d5suite.optimizers.settings import SGD
 from d5suite.testing.networks import classifier
@@ -301,7 +301,7 @@ def test_a_weight_is_added_to_a_column_of_as_many_samples(tmp_path: Path) -> Non
     )
     path = tmp_path / "spread.onnx"
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10), path)
-    network = load_given(path, shapes={}, batch_size=4).network
+    network = load_user_network(path, shapes={}, batch_size=4).network
     images = np.random.default_rng(0).standard_normal((4, 5, 4)).astype(np.float32)
     executor = executor_of(network, "fp32")
     found = executor.fetch(executor.forward(executor.feed({"image": images})))["y"]

@@ -20,7 +20,7 @@ from d5suite.errors import NetworkError, UnsupportedOperatorError
 from d5suite.levels.network import Executor
 from d5suite.network import Network
 from d5suite.network.builder import Builder
-from d5suite.network.model import node_of
+from d5suite.network.graph import node_of
 from d5suite.network.zoo import build
 from d5suite.optimizers.settings import SGD, AdamW, Optimizer, RMSProp
 from d5suite.validate.training.trajectory import train, train_by_formula

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from d5suite.cases.given import GivenNetwork
 from d5suite.cases.problem import Problem, Problems
 from d5suite.cases.recipe import Preset, Recipe
+from d5suite.cases.user_network import UserNetworkRecipe
 from d5suite.errors import ConfigurationError
 from d5suite.measurements import discover
 from d5suite.measurements.distributed.step import DistributedTraining
@@ -32,7 +32,7 @@ def test_numbers_of_a_preset_that_make_no_sense_are_refused(wrong: dict[str, Any
 
 def test_only_a_given_network_leaves_sizes_open() -> None:
     for preset in (Preset(image_size=0, batch_size=4, classes=4), Preset(image_size=32, batch_size=4, classes=0)):
-        GivenNetwork("fine", "", "inputs", SGD(learning_rate=0.1), {"smoke": preset})
+        UserNetworkRecipe("fine", "", "inputs", SGD(learning_rate=0.1), {"smoke": preset})
         with pytest.raises(ConfigurationError, match="preset 'smoke' needs an image size and classes"):
             Recipe("fine", "lenet5", "imagenet", SGD(learning_rate=0.1), {"smoke": preset})
 

@@ -136,14 +136,14 @@ def test_rows_that_a_backend_cannot_make_say_why() -> None:
     backends = discover()[0]
     recipe = Recipe("r", "resnet50", "imagenet", None, {"smoke": Preset(32, 4, 4)}, LOADING, formats=KINDS)  # type: ignore[arg-type]
     by_name = {variant.name: variant for variant in recipe.variants()}
-    assert by_name["r-hdf5"].cannot(backends["torch"], find("native_input_pipeline"), Settings()) is None
-    why = by_name["r-tfrecord"].cannot(backends["torch"], find("cost_of_loading"), Settings())
+    assert by_name["r-hdf5"].why_unsupported(backends["torch"], find("native_input_pipeline"), Settings()) is None
+    why = by_name["r-tfrecord"].why_unsupported(backends["torch"], find("cost_of_loading"), Settings())
     assert why == "torch has no loader:tfrecord: PyTorch has no reader of TFRecord files of its own"
     assert "has no loader: " in str(
-        by_name["r-folder"].cannot(backends["jax"], find("native_input_pipeline"), Settings())
+        by_name["r-folder"].why_unsupported(backends["jax"], find("native_input_pipeline"), Settings())
     )
     # deep500 is not too slow for a recipe without a network
-    assert by_name["r-folder"].cannot(backends["deep500"], find("input_pipeline"), Settings()) is None
+    assert by_name["r-folder"].why_unsupported(backends["deep500"], find("input_pipeline"), Settings()) is None
 
 
 def test_the_frameworks_loader_is_measured_from_its_own_format(stores: Path, small_onnx: Path, tmp_path: Path) -> None:

@@ -187,7 +187,7 @@ def test_windows_behind_an_image_are_counted_before_operator_set_22(operator: st
     assert answers[0].shape == (1, 1, 2)  # windows at 0 and 3; 6 is behind the image
     (output,) = infer_shapes(model, strict_mode=True).graph.output
     broken = output.type.tensor_type.shape.dim[2].dim_value != 2
-    require(broken, "onnx", "d5suite/network/mending.py (count_windows)")
+    require(broken, "onnx", "d5suite/network/repairs.py (count_windows)")
 
 
 def test_an_upsample_becomes_a_resize_with_other_coordinates() -> None:
@@ -199,7 +199,7 @@ def test_an_upsample_becomes_a_resize_with_other_coordinates() -> None:
     converted = convert_version(model, 21)
     answers: Any = ReferenceEvaluator(converted).run(None, {"x": np.array([[[[0.0, 1.0]]]], np.float32)})
     broken = not np.allclose(answers[0], [[[[0, 0.5, 1, 1]]]])  # a place is its index over the scale
-    require(broken, "onnx", "d5suite/network/mending.py (mend_resizes)")
+    require(broken, "onnx", "d5suite/network/repairs.py (repair_resizes)")
 
 
 def test_an_old_hardmax_becomes_one_of_a_single_axis() -> None:
@@ -209,7 +209,7 @@ def test_an_old_hardmax_becomes_one_of_a_single_axis() -> None:
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 11)], ir_version=6)
     answers: Any = ReferenceEvaluator(convert_version(model, 21)).run(None, {"x": x})
     broken = not np.array_equal(answers[0], [[[0, 0], [0, 1]]])  # one of all values behind the first axis
-    require(broken, "onnx", "d5suite/network/mending.py (flatten_for_hardmax)")
+    require(broken, "onnx", "d5suite/network/repairs.py (flatten_for_hardmax)")
 
 
 def test_norms_of_windows_beyond_the_end_are_too_large() -> None:

@@ -26,7 +26,7 @@ from d5suite.network.nodes.normalization import read_layer_normalization, read_l
 from d5suite.network.nodes.recurrent import CUDNN_GATES, read_recurrent
 from d5suite.network.nodes.reduction import read_reduce
 from d5suite.network.nodes.resize import read_resize
-from d5suite.network.nodes.sampling import Functions, read_grid_sample, taps
+from d5suite.network.nodes.sampling import SamplingFunctions, read_grid_sample, taps
 from d5suite.network.nodes.schedule import by_name, is_rounded, schedule
 from d5suite.network.nodes.shape import (
     read_axis,
@@ -385,7 +385,7 @@ def test_aligned_corners_are_those_of_the_whole_number_of_cells(mode: str, scale
     np.testing.assert_allclose(y, Oracle(operation).run(drawn)[0], rtol=1e-12, atol=1e-12)
 
 
-_NUMPY = Functions(np.floor, np.rint, np.abs, np.clip, lambda x: x.astype(np.int64))
+_NUMPY = SamplingFunctions(np.floor, np.rint, np.abs, np.clip, lambda x: x.astype(np.int64))
 
 
 @pytest.mark.parametrize("aligned", [0, 1])

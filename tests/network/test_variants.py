@@ -14,7 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from d5suite.backends import discover
 from d5suite.errors import NetworkError, UnsupportedOperatorError
-from d5suite.network.given import load_given
+from d5suite.network.user_network import load_user_network
 from d5suite.network.variants import POOLS
 from tests.test_cli import d5suite
 
@@ -98,7 +98,7 @@ VARIANTS: Mapping[str, tuple[tuple[str, list[Any], dict[str, Any], dict[str, Any
 @pytest.mark.parametrize("name", VARIANTS)
 def test_a_variant_is_judged_and_not_its_operator_alone(name: str, tmp_path: Path) -> None:
     (operator, shape, attributes, more), lacking, word = VARIANTS[name]
-    network = load_given(_saved(tmp_path, operator, shape, attributes, **more), shapes={}, batch_size=1).network
+    network = load_user_network(_saved(tmp_path, operator, shape, attributes, **more), shapes={}, batch_size=1).network
     backends = discover()[0]
     found = {each: backends[each].lacks_of(network) for each in (*EVERY, "onnxruntime")}
     assert {each for each, lacks in found.items() if lacks} == lacking
@@ -118,7 +118,7 @@ def test_it_is_told_before_anything_runs(tmp_path: Path) -> None:
             ], name
         elif name == "onnxruntime":
             assert each["can"] == ["inference"]
-    network = load_given(path, shapes={}, batch_size=1).network
+    network = load_user_network(path, shapes={}, batch_size=1).network
     with pytest.raises(UnsupportedOperatorError, match=r"node node.*clipped cells"):
         discover()[0]["torch"].executor(network)
 
@@ -128,7 +128,7 @@ def test_it_is_told_before_anything_runs(tmp_path: Path) -> None:
 )
 def test_types_of_quantised_networks_are_refused_by_the_reader(to: int, shown: str, tmp_path: Path) -> None:
     with pytest.raises(NetworkError, match=f"'node' is of type {shown}"):
-        load_given(_saved(tmp_path, "Cast", [2, 4], {"to": to}), shapes={}, batch_size=1)
+        load_user_network(_saved(tmp_path, "Cast", [2, 4], {"to": to}), shapes={}, batch_size=1)
 
 
 @pytest.mark.parametrize(
@@ -159,7 +159,7 @@ def test_a_foreign_operator_has_a_reason_and_what_is_behind_it_is_not_judged(
     )
     opsets = [helper.make_opsetid("", 21), helper.make_opsetid(domain, 1)]
     onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=10), tmp_path / "m.onnx")
-    network = load_given(tmp_path / "m.onnx", shapes={}, batch_size=1).network
+    network = load_user_network(tmp_path / "m.onnx", shapes={}, batch_size=1).network
     for name in (*EVERY, "onnxruntime"):
         (lack,) = discover()[0][name].lacks_of(network)
         assert (lack.operator, lack.nodes) == (operator, ("fused",)) and word in lack.reason, name
@@ -173,7 +173,7 @@ def test_a_mask_that_is_drawn_is_lacking_where_it_is_read(tmp_path: Path) -> Non
         [helper.make_tensor_value_info(name, TensorProto.FLOAT, [2, 4]) for name in ("y", "z")],
     )
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)]), tmp_path / "m.onnx")
-    network = load_given(tmp_path / "m.onnx", shapes={}, batch_size=1).network
+    network = load_user_network(tmp_path / "m.onnx", shapes={}, batch_size=1).network
     (lack,) = discover()[0]["jax"].lacks_of(network)
     assert "further output 'mask' is read" in lack.reason
 

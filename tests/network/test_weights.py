@@ -13,7 +13,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from d5suite.network import Network
-from d5suite.network.given import load_given
+from d5suite.network.user_network import load_user_network
 from d5suite.validate.network.oracle import inferences
 from d5suite.validate.norms import relative_l2
 
@@ -195,7 +195,7 @@ def test_a_loss_is_of_an_output_that_weights_reach(tmp_path: Path) -> None:
     nodes = [helper.make_node("Identity", ["x"], ["same"]), helper.make_node("MatMul", ["x", "w"], ["y"])]
     model = graph_of(nodes, {"x": ["N", 4]}, {"same": TensorProto.FLOAT, "y": TensorProto.FLOAT}, {"w": reals(4, 3)})
     onnx.save(model, tmp_path / "x.onnx")
-    assert load_given(str(tmp_path / "x.onnx"), shapes={}, batch_size=2).network.output == "y"
+    assert load_user_network(str(tmp_path / "x.onnx"), shapes={}, batch_size=2).network.output == "y"
     model = graph_of(
         nodes[:1], {"x": ["N", 4]}, {"same": TensorProto.FLOAT, "w": TensorProto.FLOAT}, {"w": reals(4, 3)}
     )
@@ -203,7 +203,7 @@ def test_a_loss_is_of_an_output_that_weights_reach(tmp_path: Path) -> None:
     model.graph.output.append(helper.make_tensor_value_info("best", TensorProto.INT64, None))
     del model.graph.output[1]
     onnx.save(model, tmp_path / "y.onnx")
-    assert "depends on a parameter" in load_given(str(tmp_path / "y.onnx"), shapes={}, batch_size=2).untrainable
+    assert "depends on a parameter" in load_user_network(str(tmp_path / "y.onnx"), shapes={}, batch_size=2).untrainable
 
 
 def test_a_network_without_dropout_keeps_its_mask() -> None:

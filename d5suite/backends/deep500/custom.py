@@ -15,7 +15,7 @@ import numpy as np
 
 from d5suite.backends.deep500.repairs import deep500
 from d5suite.custom import CustomOperator, compile_operator
-from d5suite.custom.interface import Call, Tensor, require_output_shapes
+from d5suite.custom.interface import CCall, CTensor, require_output_shapes
 from d5suite.errors import NetworkError
 
 _CODES = {
@@ -122,7 +122,7 @@ class _SourceOperator(_Operator):
     def forward(self, *inputs: np.ndarray) -> Any:
         """Return the output, or a list of several."""
         given = [np.asarray(x, order="C") for x in inputs]
-        call = Call(inputs=self._tensors(given), **self._fixed)
+        call = CCall(inputs=self._tensors(given), **self._fixed)
         outputs = [np.empty(s, t) for s, t in zip(self._shapes, self._types, strict=True)]
         call.outputs = self._tensors(outputs)
         self._check(self._library.d5_forward(ctypes.byref(call)))
@@ -136,7 +136,7 @@ class _SourceOperator(_Operator):
         for gradient, x in zip(gradients, inputs, strict=True):
             if x.dtype.kind != "f":
                 gradient.data = None
-        call = Call(
+        call = CCall(
             inputs=self._tensors(inputs),
             outputs=self._tensors(outputs),
             output_gradients=self._tensors(heads),
@@ -148,7 +148,7 @@ class _SourceOperator(_Operator):
 
     def _tensors(self, arrays: Sequence[np.ndarray]) -> Any:
         """Return C descriptions of arrays; the arrays must outlive them."""
-        described = (Tensor * len(arrays))()
+        described = (CTensor * len(arrays))()
         for one, array in zip(described, arrays, strict=True):
             code = _CODES.get(array.dtype.name)
             if code is None:

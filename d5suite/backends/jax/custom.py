@@ -21,7 +21,7 @@ import numpy as np
 from onnx import helper
 
 from d5suite.custom import CustomOperator, Glue, compile_library, compile_operator
-from d5suite.custom.interface import Call, require_output_shapes
+from d5suite.custom.interface import CCall, require_output_shapes
 from d5suite.errors import NetworkError
 
 Function = Callable[..., Any]
@@ -29,7 +29,7 @@ Function = Callable[..., Any]
 _registered: dict[str, tuple[Path, list[Any]]] = {}
 """Library and, for a Python operator, its callbacks, by XLA target."""
 
-_FUNCTION = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(Call))
+_FUNCTION = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(CCall))
 
 
 def factory(custom: CustomOperator) -> Callable[[Any, Any], Function]:

@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from d5suite.data.formats.store import CLASSES_FILE, Store
 from d5suite.data.imagenet import ImageNet
-from d5suite.data.reading import Pieces
+from d5suite.data.reading import FilePieces
 from d5suite.data.transforms import MEAN, STD, EvalTransform, TrainTransform
 
 Transform = TrainTransform | EvalTransform
@@ -91,7 +91,7 @@ def _items(dataset: ImageNet | Store, seed: int) -> tuple[Any, Callable[..., tup
     if isinstance(dataset, ImageNet):
         files = tf.data.Dataset.from_tensor_slices((dataset.files, dataset.labels))
         return files.shuffle(len(dataset), seed=seed), lambda file, label: (tf.io.read_file(file), label)
-    assert isinstance(dataset.files, Pieces)
+    assert isinstance(dataset.files, FilePieces)
     files = tf.data.Dataset.from_tensor_slices(dataset.files.files).shuffle(len(dataset.files.files), seed=seed)
     records = files.interleave(tf.data.TFRecordDataset, cycle_length=_FILES_AT_ONCE)
     features = {

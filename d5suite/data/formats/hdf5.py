@@ -19,7 +19,7 @@ from d5suite.data.formats import tables
 from d5suite.data.formats.store import SPLITS, Store
 from d5suite.data.formats.writing import StoreWriter
 from d5suite.data.openimages import SparseLabels
-from d5suite.data.reading import Pieces
+from d5suite.data.reading import FilePieces
 from d5suite.errors import DataError
 from d5suite.files import atomic_path
 
@@ -60,7 +60,7 @@ def read(path: Path, split: str) -> Store:
     return Store(path, split, label_names, class_names, names, labels, places)
 
 
-def _places(images: h5py.Dataset, offset: np.ndarray, length: np.ndarray, path: str) -> Pieces:
+def _places(images: h5py.Dataset, offset: np.ndarray, length: np.ndarray, path: str) -> FilePieces:
     """Return the images' places in the file, from those in the array."""
     file, record = np.zeros(len(offset), np.int32), np.full(len(offset), -1, np.int64)
     each = np.arange(len(offset) + 1)
@@ -68,7 +68,7 @@ def _places(images: h5py.Dataset, offset: np.ndarray, length: np.ndarray, path: 
         begin = images.id.get_offset()
         if begin is None:
             raise DataError("the images are not stored as one piece or in chunks", where=path)
-        return Pieces([path], file, record, each, offset + begin, length)
+        return FilePieces([path], file, record, each, offset + begin, length)
     size = images.chunks[0]
     shift = np.full(-(-images.size // size), -1, np.int64)  # chunks' file offset minus array offset; always > 0
 
@@ -79,13 +79,13 @@ def _places(images: h5py.Dataset, offset: np.ndarray, length: np.ndarray, path: 
     first, last = offset // size, np.maximum(offset + length - 1, offset) // size
     first, last = np.minimum(first, len(shift) - 1), np.minimum(last, len(shift) - 1)
     if (shift == shift[0]).all():
-        return Pieces([path], file, record, each, offset + shift[0], length)
+        return FilePieces([path], file, record, each, offset + shift[0], length)
     start = np.concatenate([[0], np.cumsum(last - first + 1)])
     chunk = np.arange(start[-1]) + np.repeat(first - start[:-1], np.diff(start))
     counts = np.diff(start)
     begin = np.maximum(np.repeat(offset, counts), chunk * size)
     end = np.minimum(np.repeat(offset + length, counts), (chunk + 1) * size)
-    return Pieces([path], file, record, start, begin + shift[chunk], end - begin)
+    return FilePieces([path], file, record, start, begin + shift[chunk], end - begin)
 
 
 class Writer(StoreWriter):

@@ -22,7 +22,7 @@ from d5suite.data.formats import tables
 from d5suite.data.formats.store import RECORDIO_MAGIC, SPLITS, LabelReader, Store, full_name, sniff
 from d5suite.data.formats.writing import RecordWriter
 from d5suite.data.openimages import SparseLabels
-from d5suite.data.reading import Pieces
+from d5suite.data.reading import FilePieces
 from d5suite.errors import DataError
 from d5suite.files import atomic_path
 
@@ -74,7 +74,7 @@ def scan(path: Path, split: str) -> Store:
 
 def _checked(store: Store, file: Path, ids: np.ndarray | None) -> Store:
     places = store.files
-    assert isinstance(places, Pieces)
+    assert isinstance(places, FilePieces)
     _check_idx(file.with_suffix(".idx"), places.record, ids)
     places.record[:] = -1  # records without a checksum
     return store
@@ -152,7 +152,7 @@ def _scan(file: Path, split: str) -> tuple[Store, np.ndarray]:
                     pieces.extend(piece)
                 starts.append(len(pieces) // 2)
     offset, length = np.array(pieces).reshape(-1, 2).T
-    places = Pieces(
+    places = FilePieces(
         [str(file)], np.zeros(len(names), np.int32), np.array(records), np.array(starts), offset.copy(), length.copy()
     )
     label_names, class_names, values = labels.result()
@@ -290,7 +290,7 @@ class Writer(RecordWriter):
                 labels = "\t".join(str(value) for value in _labels(store, number))
                 file.write(f"{number}\t{labels}\t{name}\n")
         found, _ = _scan(self.target / f"{split}.rec", split)
-        assert isinstance(found.files, Pieces)
+        assert isinstance(found.files, FilePieces)
         records = found.files.record
         with atomic_path(self.target / f"{split}.idx") as temporary, open(temporary, "w") as file:
             file.writelines(f"{number}\t{offset}\n" for number, offset in enumerate(records.tolist()))

@@ -15,7 +15,7 @@ import numpy as np
 
 from d5suite.data.imagenet import MAPPING_FILE, read_mapping
 from d5suite.data.openimages import SparseLabels
-from d5suite.data.reading import Location, Pieces, first_classes, masked_crc32c_bytes, take_runs
+from d5suite.data.reading import FilePieces, Location, first_classes, masked_crc32c_bytes, take_runs
 from d5suite.errors import DataError
 from d5suite.files import write_json
 
@@ -88,7 +88,7 @@ class Store:
         DataError
             If a file is missing.
         """
-        if isinstance(self.files, Pieces):
+        if isinstance(self.files, FilePieces):
             return self.files.sizes()
         try:
             return np.fromiter((os.stat(str(file)).st_size for file in self.files), np.int64, len(self))
@@ -125,7 +125,7 @@ class Store:
             labels = self.labels[numbers]
         if not len(numbers):
             raise DataError(f"no image of the first {count} classes", where=str(self.path))
-        assert isinstance(self.files, Pieces)
+        assert isinstance(self.files, FilePieces)
         return dataclasses.replace(
             self,
             label_names=label_names,

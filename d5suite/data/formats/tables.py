@@ -18,7 +18,7 @@ import numpy as np
 from d5suite.data.formats.store import Labels, Store, check_name, sniff
 from d5suite.data.formats.store import read_classes as read_class_list
 from d5suite.data.openimages import SparseLabels
-from d5suite.data.reading import Pieces
+from d5suite.data.reading import FilePieces
 from d5suite.errors import DataError
 from d5suite.files import atomic_hdf5
 
@@ -172,7 +172,7 @@ def index(store: Store) -> Store:
 def write_index(store: Store) -> None:
     """Write the index of a split of record files beside them."""
     places = store.files
-    assert isinstance(places, Pieces)
+    assert isinstance(places, FilePieces)
     with atomic_hdf5(index_file(store.path, store.split)) as file:
         file.attrs["format"], file.attrs["version"] = _INDEX_FORMAT, VERSION
         write_classes(file, store)
@@ -208,7 +208,7 @@ def read_index(files: Sequence[Path], split: str) -> Store:
             _check_size(path, files[0].parent / name, expected.get(name, 0), actual.get(name, 0))
         starts = numbers(file, "start", np.int64, len(names) + 1)
         _check_starts(starts, str(path))
-        places = Pieces(
+        places = FilePieces(
             [str(item) for item in files],
             numbers(file, "file", np.int32, len(names)),
             numbers(file, "record", np.int64, len(names)),
@@ -287,8 +287,8 @@ def check_same(found: Store, index: Store) -> None:
     """
     path = index_file(found.path, found.split)
     places, others = found.files, index.files
-    assert isinstance(places, Pieces)
-    assert isinstance(others, Pieces)
+    assert isinstance(places, FilePieces)
+    assert isinstance(others, FilePieces)
     for number in range(min(len(found), len(index))):
         if found.files[number] != index.files[number]:
             what = f"record {number} is not where the index places it"

@@ -25,7 +25,7 @@ from d5suite.data.formats import tables
 from d5suite.data.formats.store import SPLITS, LabelReader, Store, full_name, sniff
 from d5suite.data.formats.writing import RecordWriter
 from d5suite.data.openimages import SparseLabels
-from d5suite.data.reading import Pieces, masked_crc32c_bytes
+from d5suite.data.reading import FilePieces, masked_crc32c_bytes
 from d5suite.errors import DataError
 
 SHARD_BYTES = 256 << 20
@@ -114,7 +114,7 @@ def _scan(path: Path, split: str, files: Sequence[Path]) -> Store:
     if not names:
         raise DataError("no images", where=str(files[0]))
     file_number, records, offset, length = np.array(rows).reshape(-1, 4).T
-    places = Pieces(
+    places = FilePieces(
         [str(file) for file in files],
         file_number.astype(np.int32),
         records.copy(),

@@ -13,7 +13,7 @@ import numpy as np
 
 from d5suite.errors import NetworkError
 from d5suite.network import Network, Node
-from d5suite.network.model import Shape
+from d5suite.network.graph import Shape
 from d5suite.network.operation import PRECISIONS, STATIC_INPUTS, Operation, is_floating
 
 C = TypeVar("C", bound="NodeContext")

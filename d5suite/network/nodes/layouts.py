@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from d5suite.network import Network, Node
-from d5suite.network.model import Shape
+from d5suite.network.graph import Shape
 from d5suite.network.nodes.context import NodeContext
 
 Layout = tuple[int, ...]

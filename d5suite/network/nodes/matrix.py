@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from d5suite.network import Node
-from d5suite.network.model import Shape
+from d5suite.network.graph import Shape
 from d5suite.network.nodes.context import NodeContext, has_input
 from d5suite.network.nodes.equation import Einsum, expand_equation
 

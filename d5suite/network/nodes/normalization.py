@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from d5suite.network import Node
-from d5suite.network.model import Shape
+from d5suite.network.graph import Shape
 from d5suite.network.nodes.context import NodeContext
 from d5suite.network.nodes.layouts import Layout
 

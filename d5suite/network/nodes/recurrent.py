@@ -109,7 +109,7 @@ class Recurrent:
         return np.ascontiguousarray(gates[:, list(order)]).reshape(weight.shape)
 
 
-def unusual(node: Node, context: NodeContext) -> str:
+def unsupported_variant(node: Node, context: NodeContext) -> str:
     """Return what of an LSTM or GRU node no adapter has; empty if each has it."""
     a, lengths = node.attributes, (*node.inputs, *[""] * 8)[4]
     known, steps = context.constants.get(lengths), context.shape(node.inputs[0])[1 if a["layout"] else 0]
@@ -137,13 +137,13 @@ def read_recurrent(node: Node, context: NodeContext) -> Recurrent:
     ------
     NetworkError
         For variants that no adapter implements: sequences of different or computed lengths,
-        clipping, coupled gates, unusual activations.
+        clipping, coupled gates, unsupported_variant activations.
     """
     a = node.attributes
     names = (*node.inputs, *[""] * 8)[:8]
     shape = context.shape(names[0])
     batch, steps = (shape[0], shape[1]) if a["layout"] else (shape[1], shape[0])
-    if what := unusual(node, context):
+    if what := unsupported_variant(node, context):
         raise NetworkError(f"{node.op_type} with {what} is not implemented", where=node.name)
     outputs = [*node.outputs, *[""] * 3][: 3 if node.op_type == "LSTM" else 2]
     return Recurrent(
@@ -161,7 +161,7 @@ def read_recurrent(node: Node, context: NodeContext) -> Recurrent:
 
 
 @dataclass(frozen=True)
-class Functions:
+class RecurrenceFunctions:
     """A framework's functions that `unrolled` needs besides ``+``, ``-``, ``*`` and indexing.
 
     Attributes
@@ -190,7 +190,7 @@ class Functions:
 
 def unrolled(
     plan: Recurrent,
-    functions: Functions,
+    functions: RecurrenceFunctions,
     x: Any,
     w: Any,
     r: Any,
@@ -251,7 +251,7 @@ def unrolled(
     return tuple(results)
 
 
-def _lstm_step(f: Functions, x_t: Any, h: Any, c: Any, r: Any, halves: Any, peep: Any) -> tuple[Any, Any]:
+def _lstm_step(f: RecurrenceFunctions, x_t: Any, h: Any, c: Any, r: Any, halves: Any, peep: Any) -> tuple[Any, Any]:
     total = x_t + f.matmul(h, r)
     if halves is not None:
         total = total + halves[0] + halves[1]
@@ -264,7 +264,7 @@ def _lstm_step(f: Functions, x_t: Any, h: Any, c: Any, r: Any, halves: Any, peep
     return f.sigmoid(o) * f.tanh(c), c
 
 
-def _gru_step(f: Functions, x_t: Any, h: Any, r: Any, halves: Any, plan: Recurrent) -> Any:
+def _gru_step(f: RecurrenceFunctions, x_t: Any, h: Any, r: Any, halves: Any, plan: Recurrent) -> Any:
     if halves is not None:
         x_t = x_t + halves[0]
     x_z, x_r, x_h = f.split(x_t, 3)

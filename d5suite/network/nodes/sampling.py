@@ -70,7 +70,7 @@ def read_grid_sample(node: Node, context: NodeContext) -> Sampling:
 
 
 @dataclass(frozen=True)
-class Functions:
+class SamplingFunctions:
     """A framework's functions that `sampled` needs besides ``+``, ``-`` and ``*``.
 
     Attributes
@@ -111,13 +111,13 @@ class Tap:
     slopes: tuple[Any, ...]
 
 
-def taps(plan: Sampling, f: Functions, coordinates: Sequence[Any]) -> list[Tap]:
+def taps(plan: Sampling, f: SamplingFunctions, coordinates: Sequence[Any]) -> list[Tap]:
     """Return the cells that the samples are weighted sums of.
 
     Parameters
     ----------
     plan : Sampling
-    f : Functions
+    f : SamplingFunctions
     coordinates : sequence of tensor
         The grid's last axis: the image's last axis comes first.
     """
@@ -134,7 +134,7 @@ def taps(plan: Sampling, f: Functions, coordinates: Sequence[Any]) -> list[Tap]:
     return found
 
 
-def place(plan: Sampling, f: Functions, coordinate: Any, axis: int) -> Any:
+def place(plan: Sampling, f: SamplingFunctions, coordinate: Any, axis: int) -> Any:
     """Return a coordinate's place along an axis in cells, within the border or by reflection.
 
     A cubic sample's place may lie beyond the border: each cell that it reads is brought within, as
@@ -153,7 +153,7 @@ def _bounds(plan: Sampling, size: int) -> tuple[float, float]:
     return (0, size - 1) if plan.aligned else (-0.5, size - 0.5)
 
 
-def _reflected(f: Functions, x: Any, least: float, greatest: float) -> Any:
+def _reflected(f: SamplingFunctions, x: Any, least: float, greatest: float) -> Any:
     """Reflect at both bounds until within."""
     span = greatest - least
     if not span:
@@ -163,7 +163,7 @@ def _reflected(f: Functions, x: Any, least: float, greatest: float) -> Any:
     return span - f.absolute(away - span) + least
 
 
-def _along(plan: Sampling, f: Functions, x: Any, axis: int) -> list[tuple[Any, Any, Any]]:
+def _along(plan: Sampling, f: SamplingFunctions, x: Any, axis: int) -> list[tuple[Any, Any, Any]]:
     """Return the cells along an axis with their factors and the factors' slopes."""
     size = plan.sizes[axis]
     first = f.floor(x)

@@ -16,18 +16,18 @@ _FLOAT32_INPUTS = {"BatchNormalization": (1, 2, 3, 4), "SoftmaxCrossEntropyLoss"
 """Weights that stay float32 in a 16-bit precision, by operator and input number."""
 
 
-SEVERAL = frozenset({"Attention", "GRU", "LSTM", "LayerNormalization", "MaxPool", "TopK"})
+SEVERAL_OUTPUTS = frozenset({"Attention", "GRU", "LSTM", "LayerNormalization", "MaxPool", "TopK"})
 """Operators whose further outputs networks need; of others, only the first is computed."""
 
 
 @dataclass(frozen=True)
-class Step:
+class ScheduledNode:
     """A node to run.
 
     Attributes
     ----------
     node : Node
-        With its first output and those of `SEVERAL` that are needed; others are ``""``.
+        With its first output and those of `SEVERAL_OUTPUTS` that are needed; others are ``""``.
     dead : tuple of str
         Inputs that no later step reads, initializers aside: they can be freed.
     """
@@ -36,7 +36,7 @@ class Step:
     dead: tuple[str, ...]
 
 
-def schedule(network: Network, wanted: str | Sequence[str], *, training: bool) -> list[Step]:
+def schedule(network: Network, wanted: str | Sequence[str], *, training: bool) -> list[ScheduledNode]:
     """Return the nodes that some tensors need, in order.
 
     Parameters
@@ -66,13 +66,13 @@ def schedule(network: Network, wanted: str | Sequence[str], *, training: bool) -
                 raise NetworkError(
                     f"tensor {name!r} is not a first output{maker}, and only those are computed", where=node.name
                 )
-        outputs = node.outputs if node.op_type in SEVERAL else node.outputs[:1]
+        outputs = node.outputs if node.op_type in SEVERAL_OUTPUTS else node.outputs[:1]
         outputs = tuple(name if i == 0 or name in read else "" for i, name in enumerate(outputs))
         while not outputs[-1]:
             outputs = outputs[:-1]
         known.update(outputs)
         dead = [name for name in dict.fromkeys(node.inputs) if name not in kept and last_use[name] == index]
-        steps.append(Step(replace(node, outputs=outputs), tuple(dead)))
+        steps.append(ScheduledNode(replace(node, outputs=outputs), tuple(dead)))
     for name in wanted:
         if name not in known:
             raise NetworkError(f"no node computes {name!r} as its first output", where=network.name)

@@ -13,7 +13,7 @@ import numpy as np
 
 from d5suite.errors import NetworkError
 from d5suite.network import Node
-from d5suite.network.model import Shape
+from d5suite.network.graph import Shape
 from d5suite.network.nodes.context import NodeContext
 from d5suite.network.nodes.layouts import (
     Layout,

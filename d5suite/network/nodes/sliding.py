@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from d5suite.errors import NetworkError
-from d5suite.network.model import Node, Shape
+from d5suite.network.graph import Node, Shape
 from d5suite.network.nodes.context import NodeContext
 from d5suite.network.nodes.windows import TransposedWindow, Window, transposed_window, window
 

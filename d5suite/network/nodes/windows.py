@@ -15,7 +15,7 @@ from functools import reduce
 import numpy as np
 
 from d5suite.errors import NetworkError
-from d5suite.network.model import Node, Shape
+from d5suite.network.graph import Node, Shape
 
 
 @dataclass(frozen=True)

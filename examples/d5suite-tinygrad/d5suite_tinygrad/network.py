@@ -11,10 +11,10 @@ from tinygrad import Device, Tensor, TinyJit
 from d5suite.levels import network as level
 from d5suite.levels.network import Arrays, Native
 from d5suite.network import Network
-from d5suite.network.nodes.schedule import Step, check_statistics, schedule
+from d5suite.network.nodes.schedule import ScheduledNode, check_statistics, schedule
 from d5suite_tinygrad.operators import OPERATORS, TYPES, Context, native, neutral
 
-Plan = list[tuple[Step, Callable[..., Any]]]
+Plan = list[tuple[ScheduledNode, Callable[..., Any]]]
 """The nodes to run in order, each with its native function."""
 
 

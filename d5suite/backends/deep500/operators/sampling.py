@@ -13,9 +13,9 @@ import numpy as np
 
 from d5suite.backends.deep500.operators.context import Context, CustomOperator, Formula
 from d5suite.network import Node
-from d5suite.network.nodes.sampling import Functions, Sampling, Tap, place, read_grid_sample, taps
+from d5suite.network.nodes.sampling import Sampling, SamplingFunctions, Tap, place, read_grid_sample, taps
 
-_FUNCTIONS = Functions(np.floor, np.rint, np.abs, np.clip, lambda x: x.astype(np.int64))
+_FUNCTIONS = SamplingFunctions(np.floor, np.rint, np.abs, np.clip, lambda x: x.astype(np.int64))
 
 
 def grid_sample(node: Node, context: Context) -> CustomOperator:

@@ -12,7 +12,7 @@ from jax import lax
 
 from d5suite.backends.jax.operators.context import Call, Context, broadcast, in_float32, in_onnx
 from d5suite.network import Node
-from d5suite.network.model import Shape
+from d5suite.network.graph import Shape
 from d5suite.network.nodes.context import Packing
 from d5suite.network.nodes.layouts import Layout, channels_last, identity, kernel_last
 from d5suite.network.nodes.sliding import read_columns, read_conv, read_conv_transpose

@@ -12,9 +12,9 @@ import jax.numpy as jnp
 from d5suite.backends.jax.operators.context import Call, Context, in_float32
 from d5suite.network import Node
 from d5suite.network.nodes.layouts import channels_last, identity
-from d5suite.network.nodes.sampling import Functions, read_grid_sample, taps
+from d5suite.network.nodes.sampling import SamplingFunctions, read_grid_sample, taps
 
-_FUNCTIONS = Functions(jnp.floor, jnp.round, jnp.abs, jnp.clip, lambda x: x.astype(jnp.int32))
+_FUNCTIONS = SamplingFunctions(jnp.floor, jnp.round, jnp.abs, jnp.clip, lambda x: x.astype(jnp.int32))
 
 
 def grid_sample(node: Node, context: Context) -> Call:

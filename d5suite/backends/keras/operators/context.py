@@ -17,7 +17,7 @@ from keras import layers, ops
 
 from d5suite.errors import BackendError
 from d5suite.network import Node
-from d5suite.network.model import Shape
+from d5suite.network.graph import Shape
 from d5suite.network.nodes.layouts import Layout, LayoutContext, channels_last, identity
 from d5suite.network.nodes.windows import Window
 

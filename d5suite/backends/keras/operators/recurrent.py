@@ -11,7 +11,7 @@ from keras import layers, ops
 from d5suite.backends.keras.operators.context import Calculation, Context, Function, same
 from d5suite.network import Node
 from d5suite.network.nodes.context import Packing, select
-from d5suite.network.nodes.recurrent import Functions, Recurrent, read_recurrent, unrolled
+from d5suite.network.nodes.recurrent import RecurrenceFunctions, Recurrent, read_recurrent, unrolled
 
 _RECURRENT_GATES = {"LSTM": "ifco", "GRU": "zrh"}
 """The order in which Keras stacks the gates."""
@@ -154,7 +154,7 @@ def _biases(plan: Recurrent, order: str) -> Packing:
 
 def _step_by_step(plan: Recurrent) -> Function:
     def run(x: Any, *rest: Any) -> Any:
-        functions = Functions(
+        functions = RecurrenceFunctions(
             ops.matmul, ops.transpose, ops.sigmoid, ops.tanh, lambda t, n: ops.split(t, n, -1), ops.stack,
             lambda matrix, columns: ops.zeros((ops.shape(matrix)[0], columns), x.dtype),
         )  # fmt: skip

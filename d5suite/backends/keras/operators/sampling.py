@@ -11,9 +11,9 @@ from keras import ops
 
 from d5suite.backends.keras.operators.context import Context, Function, in_float32, in_onnx
 from d5suite.network import Node
-from d5suite.network.nodes.sampling import Functions, read_grid_sample, taps
+from d5suite.network.nodes.sampling import SamplingFunctions, read_grid_sample, taps
 
-_FUNCTIONS = Functions(ops.floor, ops.round, ops.absolute, ops.clip, lambda x: ops.cast(x, "int32"))
+_FUNCTIONS = SamplingFunctions(ops.floor, ops.round, ops.absolute, ops.clip, lambda x: ops.cast(x, "int32"))
 
 
 @in_onnx

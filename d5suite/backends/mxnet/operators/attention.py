@@ -8,7 +8,7 @@ from typing import Any
 
 from d5suite.backends.mxnet.operators.context import Call, Context, padded
 from d5suite.network import Node
-from d5suite.network.model import Shape
+from d5suite.network.graph import Shape
 from d5suite.network.nodes.attention import BIASED, CAPPED, SCORES, WEIGHTS, read_attention
 from d5suite.network.nodes.context import select
 

@@ -8,7 +8,7 @@ from typing import Any
 from d5suite.backends.mxnet.operators.context import Call, Context, padded
 from d5suite.errors import NetworkError
 from d5suite.network import Node
-from d5suite.network.model import Shape
+from d5suite.network.graph import Shape
 from d5suite.network.nodes.context import has_input
 from d5suite.network.nodes.sliding import read_columns, read_conv, read_conv_transpose
 from d5suite.network.nodes.windows import TransposedWindow

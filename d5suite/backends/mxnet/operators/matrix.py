@@ -11,7 +11,7 @@ from typing import Any
 
 from d5suite.backends.mxnet.operators.context import Call, Context
 from d5suite.network import Node
-from d5suite.network.model import Shape
+from d5suite.network.graph import Shape
 from d5suite.network.nodes.matrix import read_einsum, read_gemm
 
 

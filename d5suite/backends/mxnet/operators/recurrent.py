@@ -11,9 +11,9 @@ import numpy as np
 
 from d5suite.backends.mxnet.operators.context import Call, Context, Packed
 from d5suite.network import Node
-from d5suite.network.model import Shape
+from d5suite.network.graph import Shape
 from d5suite.network.nodes.context import select
-from d5suite.network.nodes.recurrent import CUDNN_GATES, Functions, Recurrent, read_recurrent, unrolled
+from d5suite.network.nodes.recurrent import CUDNN_GATES, RecurrenceFunctions, Recurrent, read_recurrent, unrolled
 
 
 def _slices(F: Any, x: Any, count: int, *, keep: bool = False) -> list[Any]:
@@ -140,7 +140,7 @@ def _step_by_step(node: Node, context: Context, plan: Recurrent) -> Call:
                 return None
             return _slices(F, F.swapaxes(value, 0, 1) if plan.batch_first else value, plan.directions)
 
-        functions = Functions(
+        functions = RecurrenceFunctions(
             F.dot, F.transpose, F.sigmoid, F.tanh, lambda t, n: F.split(t, num_outputs=n, axis=1),
             lambda tensors, axis: F.stack(*tensors, axis=axis), zeros,
         )  # fmt: skip

@@ -9,7 +9,7 @@ from typing import Any
 
 from d5suite.backends.mxnet.operators.context import Call, Context, places, rounded
 from d5suite.network import Node
-from d5suite.network.nodes.sampling import Functions, read_grid_sample, taps
+from d5suite.network.nodes.sampling import SamplingFunctions, read_grid_sample, taps
 
 
 def grid_sample(node: Node, context: Context) -> Call:
@@ -21,7 +21,7 @@ def grid_sample(node: Node, context: Context) -> Call:
     axes = len(plan.sizes)
 
     def call(F: Any, x: Any, grid: Any) -> Any:
-        functions = Functions(
+        functions = SamplingFunctions(
             F.floor, lambda t: rounded(F, t), F.abs, lambda t, low, high: F.clip(t, a_min=low, a_max=high),
             lambda t: F.cast(t, dtype="int64"),
         )  # fmt: skip

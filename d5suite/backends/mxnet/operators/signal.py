@@ -11,7 +11,7 @@ import numpy as np
 
 from d5suite.backends.mxnet.operators.context import Call, Context
 from d5suite.network import Node
-from d5suite.network.model import Shape
+from d5suite.network.graph import Shape
 from d5suite.network.nodes.signal import Fourier, read_dft, read_stft
 
 

@@ -12,9 +12,9 @@ import tensorflow as tf
 from d5suite.backends.tensorflow.operators.context import Call, Context, in_float32
 from d5suite.network import Node
 from d5suite.network.nodes.layouts import channels_last
-from d5suite.network.nodes.sampling import Functions, read_grid_sample, taps
+from d5suite.network.nodes.sampling import SamplingFunctions, read_grid_sample, taps
 
-_FUNCTIONS = Functions(tf.floor, tf.round, tf.abs, tf.clip_by_value, lambda x: tf.cast(x, tf.int32))
+_FUNCTIONS = SamplingFunctions(tf.floor, tf.round, tf.abs, tf.clip_by_value, lambda x: tf.cast(x, tf.int32))
 
 
 def grid_sample(node: Node, context: Context) -> Call:

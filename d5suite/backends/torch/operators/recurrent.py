@@ -12,7 +12,7 @@ import torch
 from d5suite.backends.torch.operators.context import Context, Function
 from d5suite.network import Node
 from d5suite.network.nodes.context import select
-from d5suite.network.nodes.recurrent import CUDNN_GATES, Functions, Recurrent, read_recurrent, unrolled
+from d5suite.network.nodes.recurrent import CUDNN_GATES, RecurrenceFunctions, Recurrent, read_recurrent, unrolled
 
 
 def recurrent(node: Node, context: Context) -> Function:
@@ -61,7 +61,7 @@ def recurrent(node: Node, context: Context) -> Function:
 
 def _step_by_step(plan: Recurrent) -> Function:
     def run(x: torch.Tensor, *rest: Any) -> Any:
-        functions = Functions(
+        functions = RecurrenceFunctions(
             torch.mm, torch.t, torch.sigmoid, torch.tanh, lambda t, n: t.chunk(n, -1), torch.stack,
             lambda matrix, columns: x.new_zeros(matrix.shape[0], columns),
         )  # fmt: skip

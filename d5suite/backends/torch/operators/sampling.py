@@ -10,11 +10,11 @@ import torch.nn.functional as F
 
 from d5suite.backends.torch.operators.context import Context, Function, in_float32
 from d5suite.network import Node
-from d5suite.network.nodes.sampling import Functions, read_grid_sample, taps
+from d5suite.network.nodes.sampling import SamplingFunctions, read_grid_sample, taps
 
 _MODES = {"linear": "bilinear", "nearest": "nearest", "cubic": "bicubic"}
 
-_FUNCTIONS = Functions(torch.floor, torch.round, torch.abs, torch.clamp, torch.Tensor.long)
+_FUNCTIONS = SamplingFunctions(torch.floor, torch.round, torch.abs, torch.clamp, torch.Tensor.long)
 
 
 def grid_sample(node: Node, context: Context) -> Function:

@@ -13,7 +13,7 @@ from d5suite.backends import backend
 from d5suite.errors import ConfigurationError, NetworkError, ValidationError
 from d5suite.network import Network
 from d5suite.network.analysis import analyse
-from d5suite.network.given import load_given, parse_shapes, ranges
+from d5suite.network.user_network import input_ranges, load_user_network, parse_shapes
 from d5suite.validate.network.inference import check_inference, check_reading
 from d5suite.validate.network.oracle import Oracle, inferences
 
@@ -55,16 +55,16 @@ def _text(folder: Path) -> Path:
 
 
 def test_integers_index_the_tables_they_are_looked_up_in_and_masks_are_ones(tmp_path: Path) -> None:
-    network = load_given(_text(tmp_path), shapes={}, batch_size=2).network
+    network = load_user_network(_text(tmp_path), shapes={}, batch_size=2).network
     assert network.inputs == ("ids", "kinds_of", "attention_mask")
-    assert ranges(network) == {"ids": (0, 50), "kinds_of": (0, 2), "attention_mask": (1, 2)}
+    assert input_ranges(network) == {"ids": (0, 50), "kinds_of": (0, 2), "attention_mask": (1, 2)}
     model = onnx.load(tmp_path / "given.onnx")
     model.graph.input[2].name = next(n for n in model.graph.node if n.op_type == "Cast").input[0] = "src_padding_mask"
-    assert ranges(Network(model))["src_padding_mask"] == (0, 1)
+    assert input_ranges(Network(model))["src_padding_mask"] == (0, 1)
 
 
 def test_the_loss_takes_the_first_output_of_class_scores(tmp_path: Path) -> None:
-    given = load_given(_text(tmp_path), shapes={}, batch_size=2)
+    given = load_user_network(_text(tmp_path), shapes={}, batch_size=2)
     assert not given.untrainable
     network = given.network
     assert network.output == "scores" and network.outputs == ("features", "scores")
@@ -74,8 +74,10 @@ def test_the_loss_takes_the_first_output_of_class_scores(tmp_path: Path) -> None
 def test_an_output_that_no_loss_fits_is_named(tmp_path: Path) -> None:
     weight = np.ones((2, 3), np.float32)
     nodes = [helper.make_node("MatMul", ["x", "w"], ["y0"]), helper.make_node("ReduceSum", ["y0", "one"], ["y"])]
-    given = load_given(_save(tmp_path, nodes, [("x", FLOAT, [2, 5, 4, 2])], [("y", FLOAT, [2, 1, 4, 3])], w=weight,
-                             one=np.array([1])), shapes={}, batch_size=8)  # fmt: skip
+    path = _save(
+        tmp_path, nodes, [("x", FLOAT, [2, 5, 4, 2])], [("y", FLOAT, [2, 1, 4, 3])], w=weight, one=np.array([1])
+    )
+    given = load_user_network(path, shapes={}, batch_size=8)
     assert given.untrainable.endswith("or scores of classes per token or pixel: y (2, 1, 4, 3)")
     assert given.network.loss is None and given.network.batch_size == 2
 
@@ -84,7 +86,7 @@ def test_inputs_without_a_common_batch_are_one_sample(tmp_path: Path) -> None:
     nodes = [helper.make_node("MatMul", ["a", "b"], ["c"]), helper.make_node("Add", ["c", "w"], ["y"])]
     path = _save(tmp_path, nodes, [("a", FLOAT, [2, 5]), ("b", FLOAT, [5, 3])], [("y", FLOAT, [2, 3])],
                  w=np.ones(3, np.float32))  # fmt: skip
-    given = load_given(path, shapes={}, batch_size=8)
+    given = load_user_network(path, shapes={}, batch_size=8)
     assert "no common first axis" in given.untrainable
     assert given.network.batch_size == 1
     batch = np.zeros(1, [("a", np.float32, (2, 5)), ("b", np.float32, (5, 3))])
@@ -95,10 +97,10 @@ def test_open_dimensions_must_be_stated(tmp_path: Path) -> None:
     nodes = [helper.make_node("Relu", ["x"], ["y"])]
     path = _save(tmp_path, nodes, [("x", FLOAT, ["N", "T"])], [("y", FLOAT, ["N", "T"])])
     with pytest.raises(NetworkError, match=r"input 'x' has shape \(\?, \?\).*\n.*--shape x=NxN"):
-        load_given(path, shapes={}, batch_size=4)
-    assert load_given(path, shapes={"x": (3, 6)}, batch_size=4).network.batch_size == 3
+        load_user_network(path, shapes={}, batch_size=4)
+    assert load_user_network(path, shapes={"x": (3, 6)}, batch_size=4).network.batch_size == 3
     with pytest.raises(NetworkError, match="no input 'z'"):
-        load_given(path, shapes={"x": (3, 6), "z": (1,)}, batch_size=4)
+        load_user_network(path, shapes={"x": (3, 6), "z": (1,)}, batch_size=4)
 
 
 def test_shapes_are_read() -> None:
@@ -131,7 +133,7 @@ def test_an_output_that_scores_every_token_or_pixel_has_a_label_for_each(
         else [node("Conv", [inputs[0], "kernel"], ["y"], strides=steps)]
     )
     weights = {"table": table} if inputs[0] == "ids" else {"kernel": kernel}
-    network = load_given(_save(tmp_path, nodes, [inputs], [("y", FLOAT, output)], **weights),
+    network = load_user_network(_save(tmp_path, nodes, [inputs], [("y", FLOAT, output)], **weights),
                          shapes={}, batch_size=2).network  # fmt: skip
     cells = [n for place, n in enumerate(output) if place not in (0, axis)]
     assert network.shapes["label"] == (None, *cells)
@@ -150,7 +152,7 @@ BATCH = np.random.default_rng(1).standard_normal((4, 4), np.float32)
 
 def test_a_scalar_output_has_no_loss(tmp_path: Path) -> None:
     nodes = [helper.make_node("MatMul", ["x", "w"], ["m"]), helper.make_node("ReduceSum", ["m"], ["y"], keepdims=0)]
-    given = load_given(_save(tmp_path, nodes, [("x", FLOAT, ["N", 4])], [("y", FLOAT, [])], w=HEAD),
+    given = load_user_network(_save(tmp_path, nodes, [("x", FLOAT, ["N", 4])], [("y", FLOAT, [])], w=HEAD),
                        shapes={}, batch_size=4)  # fmt: skip
     assert "no output has shape (batch, classes)" in given.untrainable
 
@@ -161,7 +163,7 @@ def test_an_output_that_is_a_constant_is_written_by_a_node(tmp_path: Path) -> No
     nodes += [node("Add", ["c", "c"], ["d"]), node("Expand", ["d", "shape"], ["z"])]
     outputs = [("y", FLOAT, ["N", 3]), ("z", FLOAT, [2, 3])]
     path = _save(tmp_path, nodes, [("x", FLOAT, ["N", 4])], outputs, w=HEAD, shape=np.array([2, 3]))
-    network = load_given(path, shapes={}, batch_size=4).network
+    network = load_user_network(path, shapes={}, batch_size=4).network
     written = {name for node in network.nodes for name in node.outputs}
     assert {"y", "z"} <= written and network.parameters == ("w",)
     ((found,), _) = inferences(network, [BATCH], threads=1)
@@ -175,7 +177,7 @@ def test_sizes_and_parts_of_an_open_batch_wait_for_its_size(tmp_path: Path, oper
     if operator == "Split":
         nodes = [node("Split", ["x"], ["a", "b"], axis=0, num_outputs=2), node("Add", ["a", "b"], ["y"])]
     path = _save(tmp_path, nodes, [("x", FLOAT, ["N", 4])], [("y", FLOAT, ["M", 4])])
-    network = load_given(path, shapes={}, batch_size=4).network
+    network = load_user_network(path, shapes={}, batch_size=4).network
     assert operator not in {each.op_type for each in network.nodes} and network.shapes["x"] == (4, 4)
 
 
@@ -189,7 +191,7 @@ def test_float64_files_are_read_as_float32(tmp_path: Path, kind: int) -> None:
     least = np.array([0, 1, np.finfo(np.float64).min])
     path = _save(tmp_path, nodes, [("x", kind, ["N", 4])], [("y", TensorProto.DOUBLE, ["N", 3])],
                  w=HEAD.astype(np.float64), least=least)  # fmt: skip
-    network = load_given(path, shapes={}, batch_size=4).network
+    network = load_user_network(path, shapes={}, batch_size=4).network
     assert {network.dtypes[name] for name in ("x", "w", "y")} == {np.dtype(np.float32)}
     ((found,), _) = inferences(network, [BATCH], threads=1)
     np.testing.assert_allclose(found["y"][:, :2], (BATCH @ HEAD + [0, 1, 0])[:, :2], rtol=1e-5)
@@ -211,8 +213,8 @@ def test_an_input_with_an_axis_of_0_says_how_to_state_it(tmp_path: Path) -> None
     nodes = [helper.make_node("MatMul", ["x", "w"], ["y"])]
     path = _save(tmp_path, nodes, [("x", FLOAT, [0, 4])], [("y", FLOAT, [0, 3])], w=HEAD)
     with pytest.raises(NetworkError, match=r"is empty\n.*--shape x=Nx4"):
-        load_given(path, shapes={}, batch_size=4)
-    assert load_given(path, shapes={"x": (2, 4)}, batch_size=4).network.batch_size == 2
+        load_user_network(path, shapes={}, batch_size=4)
+    assert load_user_network(path, shapes={"x": (2, 4)}, batch_size=4).network.batch_size == 2
 
 
 def test_onnxruntime_is_fed_the_weights_of_a_large_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -233,8 +235,8 @@ def test_what_is_read_is_held_to_the_file(tmp_path: Path) -> None:
     path = _save(tmp_path, nodes, [("x", FLOAT, ["N", 4])], [("y", FLOAT, ["N", 3])], w=HEAD)
     network = Network.load(path)
     assert check_reading(path, network, BATCH, threads=1) == ""
-    wrong = load_given(_save(tmp_path, nodes, [("x", FLOAT, ["N", 4])], [("y", FLOAT, ["N", 3])], w=HEAD * 1.001),
-                       shapes={}, batch_size=4).network  # fmt: skip
+    other = _save(tmp_path, nodes, [("x", FLOAT, ["N", 4])], [("y", FLOAT, ["N", 3])], w=HEAD * 1.001)
+    wrong = load_user_network(other, shapes={}, batch_size=4).network
     _save(tmp_path, nodes, [("x", FLOAT, ["N", 4])], [("y", FLOAT, ["N", 3])], w=HEAD)
     with pytest.raises(ValidationError, match=r"d5suite reads the network wrongly: output 'y' is off by 0\.001"):
         check_reading(path, wrong, BATCH, threads=1)
@@ -366,7 +368,7 @@ def test_a_head_that_is_tied_to_the_embedding_is_one_parameter(tmp_path: Path, a
         node("MatMul", ["e", "turned"], ["y"]),
     ]
     path = _save(tmp_path, nodes, [("ids", INT64, axes)], [("y", FLOAT, [*axes, 7])], table=table)
-    network = load_given(path, shapes={}, batch_size=4).network
+    network = load_user_network(path, shapes={}, batch_size=4).network
     assert network.parameters == ("table",)
     batch = np.random.default_rng(0).integers(0, 7, (4, *axes[1:]))
     assert check_reading(path, network, batch, threads=1) == ""
@@ -381,7 +383,7 @@ def test_a_class_token_of_a_known_batch_is_one_parameter(tmp_path: Path) -> None
     token = np.random.default_rng(0).standard_normal((1, 1, 4), np.float32)
     path = _save(tmp_path, nodes, [("x", FLOAT, [4, 2, 4])], [("y", FLOAT, [4, 3, 3])],
                  w=HEAD, token=token, shape=np.array([4, 1, 4]))  # fmt: skip
-    network = load_given(path, shapes={}, batch_size=4).network
+    network = load_user_network(path, shapes={}, batch_size=4).network
     assert sum(network.initializers[name].size for name in network.parameters) == HEAD.size + 4
     batch = np.random.default_rng(0).standard_normal((4, 2, 4), np.float32)
     assert check_reading(path, network, batch, threads=1) == ""
@@ -422,7 +424,7 @@ def test_a_part_of_an_open_first_axis_needs_its_size(tmp_path: Path, node: onnx.
         "more": np.array([1, 0, 0, 0]),
     }  # fmt: skip
     path = _saved(tmp_path, node, ["N", 4], **{name: value for name, value in every.items() if name in node.input})
-    network = load_given(path, shapes={}, batch_size=3).network
+    network = load_user_network(path, shapes={}, batch_size=3).network
     assert network.batch_size == 3
     x = np.arange(12, dtype=np.float32).reshape(3, 4)
     executor = backend("torch").executor(network)
@@ -433,7 +435,7 @@ def test_a_part_of_an_open_first_axis_needs_its_size(tmp_path: Path, node: onnx.
 def test_a_part_of_another_axis_leaves_the_batch_open(tmp_path: Path) -> None:
     node = helper.make_node("Slice", ["x", "zero", "one", "axis"], ["y"], "columns")
     path = _saved(tmp_path, node, ["N", 4], zero=np.array([0]), one=np.array([1]), axis=np.array([1]))
-    assert load_given(path, shapes={}, batch_size=3).network.batch_size is None
+    assert load_user_network(path, shapes={}, batch_size=3).network.batch_size is None
 
 
 def test_a_batch_that_was_opened_afterwards_is_open_everywhere(tmp_path: Path) -> None:
@@ -444,7 +446,7 @@ def test_a_batch_that_was_opened_afterwards_is_open_everywhere(tmp_path: Path) -
     assert model.graph.value_info
     model.graph.input[0].type.tensor_type.shape.dim[0].dim_param = "N"
     onnx.save(model, path)
-    given = load_given(path, shapes={}, batch_size=2)
+    given = load_user_network(path, shapes={}, batch_size=2)
     assert given.network.shapes["y"] == (None, 5) and not given.untrainable
 
 
@@ -452,7 +454,7 @@ def test_a_batch_that_was_opened_afterwards_is_open_everywhere(tmp_path: Path) -
 def test_a_tensor_may_be_called_label_or_loss(tmp_path: Path, taken: str) -> None:
     nodes = [helper.make_node("Relu", ["x"], [taken]), helper.make_node("MatMul", [taken, "w"], ["y"])]
     path = _save(tmp_path, nodes, [("x", FLOAT, ["N", 4])], [("y", FLOAT, ["N", 5])], w=np.ones((4, 5), np.float32))
-    network = load_given(path, shapes={}, batch_size=2).network
+    network = load_user_network(path, shapes={}, batch_size=2).network
     label, loss = network.require_loss()
     assert {label, loss} == {f"d5suite.{name}" if name == taken else name for name in ("label", "loss")}
     executor = backend("torch").executor(network)
@@ -467,7 +469,7 @@ def test_a_third_of_an_image_is_every_third_pixel(tmp_path: Path) -> None:
         coordinate_transformation_mode="asymmetric",
     )  # fmt: skip
     scales = np.array([1, 1, 1 / 3], np.float32)
-    network = load_given(_saved(tmp_path, node, [1, 1, 12], scales=scales), shapes={}, batch_size=1).network
+    network = load_user_network(_saved(tmp_path, node, [1, 1, 12], scales=scales), shapes={}, batch_size=1).network
     executor = backend("torch").executor(network)
     x = np.arange(12, dtype=np.float32).reshape(1, 1, 12)
     assert executor.fetch(executor.forward(executor.feed({"x": x})))["y"].ravel().tolist() == [0, 3, 6, 9]

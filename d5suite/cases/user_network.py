@@ -17,8 +17,8 @@ from d5suite.cases.recipe import Recipe
 from d5suite.errors import ConfigurationError, UnsupportedOperatorError
 from d5suite.job import CaseJob, NetworkCase, Result, is_plain_name
 from d5suite.measurements.base import Measurement
-from d5suite.network.given import Given, load_given
-from d5suite.network.given import parse_shapes as parse_shapes
+from d5suite.network.user_network import UserNetwork, load_user_network
+from d5suite.network.user_network import parse_shapes as parse_shapes
 
 if TYPE_CHECKING:
     from d5suite.backends import Selection
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class GivenNetwork(Recipe):
+class UserNetworkRecipe(Recipe):
     """Any network, on inputs that are drawn; `Recipe.network` is its file.
 
     Attributes
@@ -43,7 +43,7 @@ class GivenNetwork(Recipe):
         for measurement in self.kinds():
             yield Test(f"test_{measurement.name}", measurement, lambda settings: [self._of(settings)])
 
-    def _of(self, settings: Settings) -> GivenNetwork:
+    def _of(self, settings: Settings) -> UserNetworkRecipe:
         """The recipe of the network that the options name, under its file's name."""
         path = settings.network
         if path is None:
@@ -53,14 +53,14 @@ class GivenNetwork(Recipe):
         case._loaded(settings, self.preset(settings.preset)[1].batch_size)  # report its faults at once
         return case
 
-    def _loaded(self, settings: Settings, batch_size: int) -> Given:
+    def _loaded(self, settings: Settings, batch_size: int) -> UserNetwork:
         shapes = tuple(sorted((name, tuple(shape)) for name, shape in self.shapes.items()))
         return _load(self.network, shapes, settings.batch_size or batch_size)
 
-    def not_asked(self, measurement: type[Measurement], settings: Settings, path: Path) -> str | None:
+    def why_excluded(self, measurement: type[Measurement], settings: Settings, path: Path) -> str | None:
         return None if self.network else "measured with --network FILE.onnx"
 
-    def cannot(self, backend: Backend, measurement: type[Measurement], settings: Settings) -> str | None:
+    def why_unsupported(self, backend: Backend, measurement: type[Measurement], settings: Settings) -> str | None:
         lacking = absent(backend, measurement)
         if lacking or not self.network:
             return lacking
@@ -88,7 +88,7 @@ class GivenNetwork(Recipe):
                 sample += math.prod(sizes) * network.dtypes[each].itemsize
             self._require_memory(settings, fixed or settings.batch_size or batch, sample)
 
-    def takes(self, option: str) -> bool:
+    def uses_option(self, option: str) -> bool:
         return option == "network"
 
     def job(
@@ -112,5 +112,5 @@ class GivenNetwork(Recipe):
 
 
 @lru_cache(maxsize=2)
-def _load(path: str, shapes: tuple[tuple[str, tuple[int, ...]], ...], batch_size: int) -> Given:
-    return load_given(path, shapes=dict(shapes), batch_size=batch_size)
+def _load(path: str, shapes: tuple[tuple[str, tuple[int, ...]], ...], batch_size: int) -> UserNetwork:
+    return load_user_network(path, shapes=dict(shapes), batch_size=batch_size)

@@ -15,7 +15,7 @@ Known = Callable[[onnx.ModelProto], Mapping[str, onnx.TensorProto]]
 """Folds a model without conditionals; returns its constants."""
 
 
-def without_conditions(model: onnx.ModelProto, known: Known) -> onnx.ModelProto:
+def without_conditionals(model: onnx.ModelProto, known: Known) -> onnx.ModelProto:
     """Return the model without the conditionals that can be decided; itself if there are none.
 
     Parameters

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from d5suite.errors import ConfigurationError, NetworkError
-from d5suite.network.model import Network, Node
+from d5suite.network.graph import Node
+from d5suite.network.model import Network
 
 _MOVES = frozenset({"Cast", "Expand", "Flatten", "Identity", "Reshape", "Slice", "Squeeze", "Tile", "Transpose",
                     "Unsqueeze"})  # fmt: skip
@@ -18,7 +19,7 @@ _MOVES = frozenset({"Cast", "Expand", "Flatten", "Identity", "Reshape", "Slice",
 
 
 @dataclass(frozen=True)
-class Given:
+class UserNetwork:
     """A network as it is measured.
 
     Attributes
@@ -56,7 +57,7 @@ def parse_shapes(given: Sequence[str]) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def load_given(path: str | Path, *, shapes: Mapping[str, Sequence[int]], batch_size: int) -> Given:
+def load_user_network(path: str | Path, *, shapes: Mapping[str, Sequence[int]], batch_size: int) -> UserNetwork:
     """Read a user's network, and add softmax cross-entropy to its first output of class scores.
 
     Parameters
@@ -89,11 +90,11 @@ def load_given(path: str | Path, *, shapes: Mapping[str, Sequence[int]], batch_s
         network = Network.load(path, shapes=fixed)
     output, axis, untrainable = _classifying(network)
     if untrainable:
-        return Given(network, untrainable)
+        return UserNetwork(network, untrainable)
     fixed = {name: [size or batch_size for size in network.shapes[name]] for name in network.inputs}
     if output != network.output:
         network = Network.load(path, shapes=shapes if network.batch_size is None else fixed, output=output)
-    return Given(network.with_classification_loss(axis), "")
+    return UserNetwork(network.with_classification_loss(axis), "")
 
 
 def _needs_batch(network: Network) -> bool:
@@ -172,12 +173,13 @@ def _axis_of_cells(network: Network, output: str) -> int | None:
     return None
 
 
-def ranges(network: Network) -> dict[str, tuple[int, int]]:
-    """Return the values that inputs may hold, first and past the last, other than any number.
+def input_ranges(network: Network) -> dict[str, tuple[int, int]]:
+    """Return the range of random values of each input that does not take normal noise.
 
-    Integers index the tables that the graph looks them up in; those that it only computes with are
-    0 or 1 (see `d5suite.data.drawn.Input`), and all of a mask, by its name, are 1. A mask of
-    padding says which tokens are none (PyTorch's ``key_padding_mask``), and is 0.
+    A range is the first value and the one past the last. Integers that index tables of the graph
+    get the range of the smallest table; other integers are 0 or 1 (see
+    `d5suite.data.random_inputs.RandomInput`). A mask, recognised by its name, is all 1. A mask of
+    padding (PyTorch's ``key_padding_mask``), which marks the tokens to ignore, is all 0.
     """
     found = {}
     for name in network.inputs:

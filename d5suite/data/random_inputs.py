@@ -12,14 +12,14 @@ from pathlib import Path
 import numpy as np
 
 from d5suite.data.arrays import Batch, Stream
-from d5suite.data.sources import WHOLE, Source
+from d5suite.data.sources import WHOLE, DataSource
 
 EVALUATION = 1
 """Added to the seed of training batches: others to evaluate on."""
 
 
 @dataclass(frozen=True)
-class Input:
+class RandomInput:
     """Content of one input.
 
     Attributes
@@ -48,11 +48,11 @@ class Input:
         return found.astype(self.dtype)
 
 
-class DrawnBatches(Stream):
+class RandomBatches(Stream):
     """Batches that are a function of the seed and their number, one per epoch."""
 
     def __init__(
-        self, inputs: Sequence[Input], classes: int, *, batch_size: int, seed: Sequence[int],
+        self, inputs: Sequence[RandomInput], classes: int, *, batch_size: int, seed: Sequence[int],
         shard: tuple[int, int] = WHOLE, labels: tuple[int, ...] = (),
     ) -> None:  # fmt: skip
         self.inputs, self.classes, self.batch_size, self.seed, self.shard = inputs, classes, batch_size, seed, shard
@@ -76,30 +76,30 @@ class DrawnBatches(Stream):
             yield batch, labels
 
 
-class DrawnSource(Source):
-    """Batches of `DrawnBatches`, without end.
+class RandomSource(DataSource):
+    """Batches of `RandomBatches`, without end.
 
     Parameters
     ----------
-    inputs : sequence of Input
+    inputs : sequence of RandomInput
     classes : int
     seed : int
     labels : tuple of int, optional
         Shape of a sample's labels; by default it has one.
     """
 
-    def __init__(self, inputs: Sequence[Input], *, classes: int, seed: int, labels: tuple[int, ...] = ()) -> None:
+    def __init__(self, inputs: Sequence[RandomInput], *, classes: int, seed: int, labels: tuple[int, ...] = ()) -> None:
         super().__init__(Path(), classes=classes, shape=(1, 1, 1))
         self.inputs, self.seed, self.labels = inputs, seed, labels
 
     def training(self, *, batch_size: int, workers: int, seed: int, shard: tuple[int, int] = WHOLE) -> Stream:
-        """See `Source.training`."""
-        return DrawnBatches(
+        """See `DataSource.training`."""
+        return RandomBatches(
             self.inputs, self.classes, batch_size=batch_size, seed=[seed], shard=shard, labels=self.labels
         )
 
     def evaluation(self, *, batch_size: int, workers: int) -> Stream:
-        """See `Source.evaluation`."""
-        return DrawnBatches(
+        """See `DataSource.evaluation`."""
+        return RandomBatches(
             self.inputs, self.classes, batch_size=batch_size, seed=[self.seed, EVALUATION], labels=self.labels
         )

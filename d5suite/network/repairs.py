@@ -92,7 +92,7 @@ def end_training(model: onnx.ModelProto) -> None:
             del node.input[2]
 
 
-def mend_resizes(model: onnx.ModelProto) -> None:
+def repair_resizes(model: onnx.ModelProto) -> None:
     """Say what Upsample, and Resize before operator set 11, mean; ONNX's converter (1.23) does not.
 
     A point's place is its index over the scale, rounded down, or up in a smaller image (the node
@@ -107,7 +107,7 @@ def mend_resizes(model: onnx.ModelProto) -> None:
             _set(node, coordinate_transformation_mode="asymmetric", nearest_mode=rounding)
 
 
-def mend_pixels(model: onnx.ModelProto) -> None:
+def repair_pixels(model: onnx.ModelProto) -> None:
     """Write ``tf_half_pixel_for_nn``, which ended with operator set 13, as the rounding it means.
 
     It rounds (i + 1/2) / scale down; half pixels, that less 1/2, rounded to the next, ties up.
@@ -124,7 +124,7 @@ def mend_pixels(model: onnx.ModelProto) -> None:
             _set(node, coordinate_transformation_mode="half_pixel", nearest_mode="round_prefer_ceil")
 
 
-def mend_scales(model: onnx.ModelProto) -> bool:
+def repair_scales(model: onnx.ModelProto) -> bool:
     """Raise scales of Resize by a bit, so that ONNX's inference has the sizes of float32.
 
     1.4444444 times 9 is 13 in float32, which exporters and onnxruntime compute in, and 12.9999996
@@ -194,7 +194,7 @@ def clear_domains(model: onnx.ModelProto) -> None:
         stated.extend(onnx.helper.make_opsetid(*each) for each in [*(("", v) for v in own[:1]), *rest])
 
 
-def mend_ranks(model: onnx.ModelProto) -> None:
+def repair_ranks(model: onnx.ModelProto) -> None:
     """Make scalars of vectors of one, and the reverse, where ONNX wants the other.
 
     The version converter leaves Dropout's ratio as a vector, PyTorch's older exporter CumSum's
