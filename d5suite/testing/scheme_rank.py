@@ -1,14 +1,12 @@
-"""One rank of d5suite's own schemes, all on one start: ``python scheme_rank.py FILE RANK``.
+"""One rank of d5suite's own schemes, which trains through all of them in one process.
 
-The file says what to do (`Work`). Each rank writes its course through each scheme beside it as soon
-as the course has ended (`Course`); who reads them holds them to the rules.
+``python -m d5suite.testing.scheme_rank FOLDER RANK NAME:MODE DEVICE``
+
+Each rank writes its training through each scheme to the folder (`RankRun`).
 """
 
 from __future__ import annotations
 
-import os
-import sys
-import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,30 +14,29 @@ from typing import Any
 
 import numpy as np
 
-from d5suite.backends import Backend, select
+from d5suite.backends import Backend
 from d5suite.distributed.communicators import open_communicator
 from d5suite.distributed.schemes import SCHEMES, make_scheme
-from d5suite.files import read_json
 from d5suite.levels.distributed import Buffers, Scheme
-from d5suite.levels.network import Native
+from d5suite.levels.network import Arrays, Native
 from d5suite.levels.training import Trainer
 from d5suite.network import Network
 from d5suite.optimizers.settings import SGD
 from d5suite.testing.networks import classifier, layers, random_batch
-from d5suite.testing.ranks import TIMEOUT_S
+from d5suite.testing.ranks import TIMEOUT_S, configured, rank_main
 
 STEPS = 10
 PLAIN = SGD(2.0**-6, momentum=0.875, weight_decay=2.0**-10)
 CLIPPED = replace(PLAIN, clip_norm=2.0)
-"""It hides gradients of a wrong scale, which the other shows."""
+"""Clipping hides gradients of a wrong scale; `PLAIN` shows them."""
 
 RANKS = 3
-"""Two workers beside a server, and two neighbours of a rank."""
+"""So that a server has two workers, and a rank two neighbours."""
 
 
 @dataclass(frozen=True)
-class Case:
-    """A scheme with settings that make a run deterministic, and show all of its rule.
+class SchemeCase:
+    """A scheme, with settings that make training deterministic and use every part of its rule.
 
     Attributes
     ----------
@@ -53,28 +50,30 @@ class Case:
     optimizer: SGD = PLAIN
 
 
-CASES: Mapping[str, Case] = {
-    "all_reduce": Case("all_reduce", {"bucket_bytes": 1000, "first_bucket_bytes": 250}),  # several buckets
-    "parameter_server": Case("parameter_server", optimizer=CLIPPED),
-    "parameter_server_2": Case("parameter_server", {"servers": 2}),
-    "asynchronous": Case("asynchronous", {"schedule": [1, 2, 2]}),
-    "stale_synchronous": Case("stale_synchronous", {"schedule": [1, 1, 2], "bound": 1}, CLIPPED),  # worker 1 waits
-    "model_averaging": Case("model_averaging", {"every": 3}),
-    "gossip": Case("gossip"),
-    "top_k": Case("top_k", {"density": 0.05}),
-    "quantised": Case("quantised", {"levels": 7}),
+SCHEME_CASES: Mapping[str, SchemeCase] = {
+    "all_reduce": SchemeCase("all_reduce", {"bucket_bytes": 1000, "first_bucket_bytes": 250}),  # several buckets
+    "parameter_server": SchemeCase("parameter_server", optimizer=CLIPPED),
+    "parameter_server_2": SchemeCase("parameter_server", {"servers": 2}),
+    "asynchronous": SchemeCase("asynchronous", {"schedule": [1, 2, 2]}),
+    "stale_synchronous": SchemeCase(
+        "stale_synchronous", {"schedule": [1, 1, 2], "bound": 1}, CLIPPED
+    ),  # worker 1 waits
+    "model_averaging": SchemeCase("model_averaging", {"every": 3}),
+    "gossip": SchemeCase("gossip"),
+    "top_k": SchemeCase("top_k", {"density": 0.05}),
+    "quantised": SchemeCase("quantised", {"levels": 7}),
 }
 
 
 def cases(backend: Backend) -> list[tuple[str, str]]:
-    """Return what is run on a backend: keys of `CASES`, each with a precision.
+    """Return the cases to run on a backend: keys of `SCHEME_CASES`, each with a precision.
 
-    In float32 each synchronous scheme once, which is held to one process that rounds alike. Of a
-    backend without float64 all those for which no rounding decides what is sent.
+    In float32, every synchronous scheme runs once and is compared with one process, which rounds
+    alike. A backend without float64 runs all schemes in which no rounding decides what is sent.
     """
     chosen = []
     exact = "fp64" in backend.precisions
-    for name, case in CASES.items():
+    for name, case in SCHEME_CASES.items():
         scheme = SCHEMES[case.scheme]
         if exact:
             chosen.append((name, "fp64"))
@@ -85,7 +84,7 @@ def cases(backend: Backend) -> list[tuple[str, str]]:
 
 
 def network_of(precision: str) -> Network:
-    """Leave out BatchNormalization below float64, where it amplifies roundings."""
+    """Return a network without BatchNormalization below float64, where it amplifies roundings."""
     return classifier() if precision == "fp64" else layers()
 
 
@@ -102,49 +101,31 @@ def begin(trainer: Trainer) -> None:
     trainer.load_state(trainer.initial_state())
 
 
-@dataclass(frozen=True)
-class Work:
-    """What the ranks do.
-
-    Attributes
-    ----------
-    backend : str
-        ``NAME:MODE``.
-    device : str
-    meeting : str
-        A folder that is empty at first.
-    """
-
-    backend: str
-    device: str
-    meeting: str
-
-
 @dataclass
-class Course:
-    """One rank's run through a scheme.
+class RankRun:
+    """One rank's training through a scheme.
 
     Attributes
     ----------
     weights : list of Buffers
-        After each step, and at the end; of a rank that serves at the end only.
+        After each step, and at the end. A rank that serves has the last only.
     losses : list of float
         By step.
     state : dict of str to numpy.ndarray
         The optimizer's, at the end.
     """
 
-    weights: list[Buffers]
-    losses: list[float]
-    state: dict[str, np.ndarray] = field(default_factory=dict)
+    weights: list[Buffers] = field(default_factory=list)
+    losses: list[float] = field(default_factory=list)
+    state: Arrays = field(default_factory=dict)
 
     @staticmethod
-    def file(work: Path, case: str, precision: str, rank: int) -> Path:
-        """Return where a rank's course is kept."""
-        return work.with_name(f"{case}-{precision}-{rank}.npz")
+    def file(folder: Path, case: str, precision: str, rank: int) -> Path:
+        """Return a run's file."""
+        return folder / f"{case}-{precision}-{rank}.npz"
 
     def write(self, file: Path) -> None:
-        """Keep it in a file, which is whole if it is there."""
+        """Write the run to a file, atomically."""
         arrays = {f"{step}/{name}": value for step, held in enumerate(self.weights) for name, value in held.items()}
         arrays |= {f"state/{name}": value for name, value in self.state.items()}
         part = file.with_suffix(".part.npz")
@@ -152,10 +133,10 @@ class Course:
         part.rename(file)
 
     @classmethod
-    def read(cls, file: Path) -> Course:
-        """Return what `write` kept."""
+    def read(cls, file: Path) -> RankRun:
+        """Read what `write` wrote."""
+        parts: dict[str, Buffers] = {}
         with np.load(file) as arrays:
-            parts: dict[str, Buffers] = {}
             for key in arrays.files:
                 part, _, name = key.partition("/")
                 parts.setdefault(part, {})[name] = arrays[key]
@@ -163,51 +144,40 @@ class Course:
         return cls(list(parts.values()), losses.tolist(), state)
 
 
-def course(scheme: Scheme) -> Course:
+def train(scheme: Scheme) -> RankRun:
     """Train through a scheme to its end."""
-    replica = scheme.replica
-    executor = replica.trainer.executor
-    done = Course([], [])
+    trainer, done = scheme.replica.trainer, RankRun()
     if scheme.serves:
         scheme.serve()
     else:
         for step in range(STEPS):
-            loss = scheme.step(fed(replica.trainer, step, scheme.communicator.rank))
-            done.losses.append(float(executor.fetch(loss)["loss"]))
-            done.weights.append(replica.weights())
+            loss = scheme.step(fed(trainer, step, scheme.communicator.rank))
+            done.losses.append(float(trainer.executor.fetch(loss)["loss"]))
+            done.weights.append(scheme.replica.weights())
     scheme.finish()
-    done.weights.append(replica.weights())
-    done.state = replica.trainer.state()
+    done.weights.append(scheme.replica.weights())
+    done.state = trainer.state()
     return done
 
 
-def main(file: Path, rank: int) -> None:
-    """Do this rank's part of a file's work."""
-    work = Work(**read_json(file))
-    selection = select(work.backend)
-    backend = selection.backend
-    backend.load("runtime", selection.mode).configure(threads=1, seed=0, device=work.device)
-    communicator = open_communicator("gloo", rank=rank, size=RANKS, meeting=Path(work.meeting), timeout_s=TIMEOUT_S)
+def run(folder: Path, rank: int, backend: str, device: str) -> None:
+    """Do one rank's part of every case; write each run once it has ended."""
+    selection = configured(backend, device)
+    chosen, mode = selection.backend, selection.mode
+    meeting = folder / "meeting"
+    communicator = open_communicator("gloo", rank=rank, size=RANKS, meeting=meeting, timeout_s=TIMEOUT_S)
     trainers: dict[tuple[str, SGD], Trainer] = {}
-    for name, precision in cases(backend):
-        case = CASES[name]
+    for name, precision in cases(chosen):
+        case = SCHEME_CASES[name]
         key = precision, case.optimizer
         if key not in trainers:
-            executor = backend.executor(
-                network_of(precision), mode=selection.mode, device=work.device, precision=precision
-            )
-            trainers[key] = backend.trainer(executor, case.optimizer)
+            executor = chosen.executor(network_of(precision), mode=mode, device=device, precision=precision)
+            trainers[key] = chosen.trainer(executor, case.optimizer)
         begin(trainers[key])
-        replica = backend.replica(trainers[key])
-        done = course(make_scheme(case.scheme, replica, communicator, backend, **case.settings))
-        done.write(Course.file(file, name, precision, rank))
+        scheme = make_scheme(case.scheme, chosen.replica(trainers[key]), communicator, chosen, **case.settings)
+        train(scheme).write(RankRun.file(folder, name, precision, rank))
     communicator.close()
 
 
 if __name__ == "__main__":
-    try:
-        main(Path(sys.argv[1]), int(sys.argv[2]))
-    except BaseException:
-        traceback.print_exc()
-        sys.stderr.flush()
-        os._exit(1)  # a framework would wait for the other ranks
+    rank_main(run)

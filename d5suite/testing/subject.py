@@ -69,8 +69,13 @@ class Subject:
         """Note which case runs now."""
         self.case, self.note, self._largest, self._precision = case, "", 0.0, ""
 
+    @property
+    def selection(self) -> str:
+        """Return ``NAME:MODE``."""
+        return f"{self.backend.name}:{self.mode}"
+
     def __str__(self) -> str:
-        return f"{self.backend.name}:{self.mode} on {self.device}"
+        return f"{self.selection} on {self.device}"
 
     def configure(self) -> None:
         """Set threads and seed once.

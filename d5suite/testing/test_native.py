@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
 from d5suite.distributed.communicators import problem
 from d5suite.distributed.schemes import SCHEMES, settings_from_dict
-from d5suite.files import read_json, write_json
+from d5suite.files import read_json
 from d5suite.levels.native import FrameworkScheme, NativeSettings
 from d5suite.testing import native_rank
+from d5suite.testing.native_rank import RANKS
 from d5suite.testing.networks import classifier
 from d5suite.testing.ranks import run_ranks
 from d5suite.testing.subject import Subject, chosen
 from d5suite.validate.check import Check
 from d5suite.validate.distributed.rules import IN_TURN
 
-RANKS = 2
 AGREEMENT = {"fp64": 1e-10, "fp32": 5e-3}
 """Accepted relative errors of a tensor, by precision; a framework may update by other kernels in
 each. The largest of float32 is 9e-4, of a scheme that is right to 1e-10 in float64; a sum that is
@@ -71,14 +70,9 @@ def test_a_scheme_trains_as_one_process(subject: Subject, scheme: str, precision
         pytest.skip(lacking)
     made = backend.framework_scheme(scheme, subject.mode)
     subject.hold("scheme.class", issubclass(made, FrameworkScheme), f"{scheme} is {made!r}")
-    work = native_rank.Work(
-        f"{backend.name}:{subject.mode}", subject.device, precision, scheme, RANKS, str(tmp_path / "meeting")
-    )
-    (tmp_path / "meeting").mkdir()
-    write_json(tmp_path / "work.json", asdict(work))
-    said = run_ranks(native_rank.__name__, tmp_path / "work.json", RANKS)
-    subject.hold("scheme.meaning", not said, f"{scheme}: {said}")
-    found = read_json(tmp_path / "work.found.json")
+    failure = run_ranks(native_rank.__name__, tmp_path, RANKS, subject.selection, subject.device, precision, scheme)
+    subject.hold("scheme.meaning", not failure, f"{scheme}: {failure}")
+    found = read_json(tmp_path / native_rank.FINDINGS)
     settings = settings_from_dict({"name": scheme}, backend)
     assert isinstance(settings, NativeSettings)
     limit = max(AGREEMENT[precision], AMPLIFIED * settings.rounding)

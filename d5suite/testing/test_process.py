@@ -39,7 +39,7 @@ def _probe(backend: str, device: str, threads: int, seed: int, *further: str) ->
 
 
 def _seeded(subject: Subject, seed: int, *further: str) -> dict[str, Any]:
-    return _probe(f"{subject.backend.name}:{subject.mode}", subject.device, 1, seed, *further)
+    return _probe(subject.selection, subject.device, 1, seed, *further)
 
 
 def test_a_seed_decides_the_random_numbers(subject: Subject) -> None:

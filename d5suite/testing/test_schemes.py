@@ -1,12 +1,12 @@
 """d5suite's own schemes on the backend: three ranks follow each scheme's published rule.
 
-The ranks are processes of one start, which train through all schemes; each case holds one of them
-to its rule in NumPy, with the gradients of this process, and to this process alone.
+The ranks are started once and train through all schemes. Each case compares one scheme with its
+rule in NumPy, whose gradients this process computes, and with training in this process alone.
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -14,13 +14,12 @@ import pytest
 
 from d5suite.distributed.communicators import problem
 from d5suite.distributed.schemes import SCHEMES, settings_from_dict
-from d5suite.files import write_json
 from d5suite.levels.distributed import Buffers, Replica
 from d5suite.levels.network import Arrays
 from d5suite.optimizers.settings import SGD
 from d5suite.testing import scheme_rank
 from d5suite.testing.ranks import run_ranks
-from d5suite.testing.scheme_rank import CASES, RANKS, STEPS, Course, begin, cases, fed, network_of
+from d5suite.testing.scheme_rank import RANKS, SCHEME_CASES, STEPS, RankRun, begin, cases, fed, network_of
 from d5suite.testing.subject import Subject, chosen, tensor_errors
 from d5suite.validate.distributed.rules import check_weights, expected
 
@@ -31,7 +30,7 @@ pytestmark = pytest.mark.slow
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Take each scheme, in the precisions that the backend declares."""
+    """Run each scheme in the precisions that the backend declares."""
     if "name" in metafunc.fixturenames:
         made = [(name, precision) for name, precision in cases(chosen().backend)]
         metafunc.parametrize(("name", "precision"), made, ids=["-".join(each) for each in made])
@@ -39,28 +38,28 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @dataclass
 class Ranks:
-    """What the ranks did.
+    """The ranks' results.
 
     Attributes
     ----------
-    work : Path
-        Beside it lie their courses.
-    said : str
-        Which rank failed, if any, and what it said.
+    folder : Path
+        It holds their runs.
+    failure : str
+        Which rank failed, and the end of its log; empty if none.
     """
 
-    work: Path
-    said: str
+    folder: Path
+    failure: str
     _replicas: dict[tuple[str, SGD], Replica] = field(default_factory=dict)
 
-    def courses(self, subject: Subject, name: str, precision: str) -> list[Course]:
+    def runs(self, subject: Subject, name: str, precision: str) -> list[RankRun]:
         """Return all ranks' runs through a scheme."""
-        files = [Course.file(self.work, name, precision, rank) for rank in range(RANKS)]
-        subject.hold("scheme.meaning", all(file.exists() for file in files), f"{name} in {precision}: {self.said}")
-        return [Course.read(file) for file in files]
+        files = [RankRun.file(self.folder, name, precision, rank) for rank in range(RANKS)]
+        subject.hold("scheme.meaning", all(file.exists() for file in files), f"{name} in {precision}: {self.failure}")
+        return [RankRun.read(file) for file in files]
 
     def replica(self, subject: Subject, precision: str, optimizer: SGD) -> Replica:
-        """Return a replica of this process at the start of a run."""
+        """Return a replica in this process, at the start of training."""
         key = precision, optimizer
         if key not in self._replicas:
             executor = subject.executor(network_of(precision), precision)
@@ -71,12 +70,9 @@ class Ranks:
 
 @pytest.fixture(scope="module")
 def ranks(subject: Subject, tmp_path_factory: pytest.TempPathFactory) -> Ranks:
-    """Start the ranks, once for all cases."""
+    """Run the ranks, once for all cases."""
     folder = tmp_path_factory.mktemp("schemes")
-    work = scheme_rank.Work(f"{subject.backend.name}:{subject.mode}", subject.device, str(folder / "meeting"))
-    (folder / "meeting").mkdir()
-    write_json(folder / "work.json", asdict(work))
-    return Ranks(folder / "work.json", run_ranks(scheme_rank.__name__, folder / "work.json", RANKS))
+    return Ranks(folder, run_ranks(scheme_rank.__name__, folder, RANKS, subject.selection, subject.device))
 
 
 def test_ranks_follow_the_schemes_rule(
@@ -87,26 +83,26 @@ def test_ranks_follow_the_schemes_rule(
     if lacking:
         pytest.skip(lacking)
     ranks: Ranks = request.getfixturevalue("ranks")  # not of a backend that lacks level 3
-    case, courses = CASES[name], ranks.courses(subject, name, precision)
+    case, runs = SCHEME_CASES[name], ranks.runs(subject, name, precision)
     replica = ranks.replica(subject, precision, case.optimizer)
     if SCHEMES[case.scheme].synchronous:
         weights, losses = _alone(replica)
-        _held(subject, f"{name} vs one process", courses, [[each] * RANKS for each in weights], precision)
-        mean = np.mean([each.losses for each in courses], axis=0)
+        _held(subject, f"{name} vs one process", runs, [[each] * RANKS for each in weights], precision)
+        mean = np.mean([each.losses for each in runs], axis=0)
         subject.close("scheme.meaning", f"losses, {name} vs one process", mean, losses, AGREEMENT[precision])
         state = replica.trainer.state()
-        for rank, each in enumerate(courses):
+        for rank, each in enumerate(runs):
             what = f"the optimizer's state, {name} vs one process, rank {rank}"
             subject.prove("scheme.meaning", tensor_errors(what, each.state, state, AGREEMENT[precision]))
     if precision == subject.exact:
-        _held(subject, f"{name} vs its rule", courses, _rule(replica, name), precision)
-    first, *others = (each.weights[-1] for each in courses)
+        _held(subject, f"{name} vs its rule", runs, _rule(replica, name), precision)
+    first, *others = (each.weights[-1] for each in runs)
     for rank, other in enumerate(others, start=1):
         subject.repeated("scheme.finish", f"{name}, rank {rank} at the end", other, first, precision)
 
 
-def _held(subject: Subject, what: str, courses: list[Course], right: list[list[Arrays]], precision: str) -> None:
-    for rank, each in enumerate(courses):
+def _held(subject: Subject, what: str, runs: list[RankRun], right: list[list[Arrays]], precision: str) -> None:
+    for rank, each in enumerate(runs):
         wanted = [weights[rank] for weights in right][-len(each.weights) :]
         subject.prove(
             "scheme.meaning", check_weights(f"{what}, rank {rank}", each.weights, wanted, AGREEMENT[precision])
@@ -124,8 +120,8 @@ def _alone(replica: Replica) -> tuple[list[Buffers], np.ndarray]:
 
 
 def _rule(replica: Replica, name: str) -> list[list[Arrays]]:
-    """Return what the rule says, with the trainer's gradients, which are proved by themselves."""
-    trainer, case = replica.trainer, CASES[name]
+    """Return the weights by the rule, with the trainer's gradients, which other cases prove."""
+    trainer, case = replica.trainer, SCHEME_CASES[name]
     begin(trainer)
     start = replica.weights()
 
