@@ -19,8 +19,6 @@ from d5suite.instruments.sampling import sample_kernel
 from d5suite.instruments.settings import SamplingSettings
 from d5suite.network.operation import Operation
 
-pytestmark = pytest.mark.alone
-
 BUILT_IN = ("deep500", "jax", "keras", "mxnet", "tensorflow", "torch")
 INSTALLED = [name for name in BUILT_IN if discover()[0][name].problem() is None]
 WITH_BASELINE = [name for name in INSTALLED if "baseline" not in discover()[0][name].absent]
@@ -36,6 +34,7 @@ def test_level_0_calls_the_native_callable_itself(name: str, operation: Operatio
 
 
 @needs_a_baseline
+@pytest.mark.alone
 def test_what_an_adapter_adds_to_a_call_is_seen() -> None:
     operator, feed, native = bench_operators.pair(discover()[0][WITH_BASELINE[-1]], bench_operators.SHORT)
     forward, planted = operator.forward, 500e-6

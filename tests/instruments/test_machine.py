@@ -21,8 +21,6 @@ from d5suite.instruments import environment, gpus, machine, memory, quiet, threa
 from d5suite.instruments.machine import MachineState, ProcessTimes, disturbance, snapshot
 from d5suite.instruments.nvml import GpuState
 
-pytestmark = pytest.mark.alone
-
 MEBIBYTE = 1 << 20
 SPIN = "while True: pass"
 
@@ -30,11 +28,13 @@ SPIN = "while True: pass"
 # Peak memory
 
 
+@pytest.mark.alone
 def test_the_peak_counts_memory_that_was_freed_before_the_end() -> None:
     found = memory.peak_memory(lambda: bytearray(96 * MEBIBYTE) and None)
     assert found.peak_bytes - found.baseline_bytes >= 60 * MEBIBYTE if found.method == "VmHWM" else found.peak_bytes > 0
 
 
+@pytest.mark.alone
 def test_an_earlier_peak_is_not_reported() -> None:
     large = bytearray(96 * MEBIBYTE)
     before = psutil.Process().memory_info().rss
@@ -42,6 +42,7 @@ def test_an_earlier_peak_is_not_reported() -> None:
     assert memory.peak_memory(lambda: None).peak_bytes < before - 48 * MEBIBYTE
 
 
+@pytest.mark.alone
 def test_without_the_kernels_peak_the_resident_set_is_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "_reset_kernel_peak", lambda: False)
     kept: list[bytearray] = []
@@ -234,6 +235,7 @@ def wait_for_cpu_time(process: psutil.Process, seconds: float) -> None:
         pass
 
 
+@pytest.mark.alone
 def test_a_foreign_process_competes_and_a_child_does_not(foreign_spinner: psutil.Process) -> None:
     with subprocess.Popen([sys.executable, "-c", SPIN], start_new_session=True) as child:
         try:
@@ -367,6 +369,7 @@ def test_the_noise_probe_gives_a_verdict_of_one_line() -> None:
     json.dumps(found.to_dict(), allow_nan=False)
 
 
+@pytest.mark.alone
 def test_the_noise_probe_sees_a_foreign_process(foreign_spinner: psutil.Process) -> None:
     found = quiet.probe_noise(0.5)
     assert not found.quiet

@@ -22,8 +22,6 @@ from d5suite.instruments.sampling import Samples, sample, sample_alternating
 from d5suite.instruments.settings import SamplingSettings
 from d5suite.statistics.ratios import Ratio, paired_ratio
 
-pytestmark = pytest.mark.alone
-
 
 class FakeMachine:
     """A clock that moves only when work is done, and a queue of work that runs when someone
