@@ -7,11 +7,12 @@ written). Imports otf2, which is imported late, and its neighbours.
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import ctypes
 import importlib
 from array import array
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ import numpy as np
 import d5suite
 from d5suite.errors import TraceError
 from d5suite.files import atomic_folder
-from d5suite.traces.events import COLUMNS, Collective, Communicator, Events, Kind, Location, Region, Trace
+from d5suite.traces.events import COLUMNS, Collective, Communicator, Events, Kind, Location, Metric, Region, Trace
 
 ANCHOR = "traces.otf2"
 """Name of the file that stands for an archive."""
@@ -97,8 +98,14 @@ def write_archive(trace: Trace, folder: Path, *, description: str = "") -> Path:
             if description:
                 writer.description = description
             locations, regions, communicators = _define(otf2, writer.definitions, trace)
-            for location, events in zip(locations, trace.events, strict=True):
-                _write_events(writer, location, events, regions, communicators)
+            metrics = _define_metrics(otf2, writer.definitions, trace)
+            for index, (location, events) in enumerate(zip(locations, trace.events, strict=True)):
+                own = [
+                    (metric, each)
+                    for metric, each in zip(metrics, trace.metrics, strict=True)
+                    if each.location == index
+                ]
+                _write_location(writer, location, events, own, regions, communicators)
     except OSError as error:
         raise TraceError(f"cannot be written: {error.strerror or error}", where=str(folder)) from error
     except otf2.error.TraceWriterError as error:
@@ -155,12 +162,51 @@ def _define(otf2: Any, definitions: Any, trace: Trace) -> tuple[list[Any], list[
     return locations, regions, communicators
 
 
-def _write_events(writer: Any, location: Any, events: Events, regions: list[int], communicators: list[int]) -> None:
-    """Write a location's events."""
-    import _otf2
+def _define_metrics(otf2: Any, definitions: Any, trace: Trace) -> list[Any]:
+    """Write the definition of each metric, once for all locations that have it."""
+    found: dict[tuple[str, str], Any] = {}
+    for each in trace.metrics:
+        if (each.name, each.unit) not in found:
+            member = definitions.metric_member(
+                each.name, unit=each.unit, value_type=otf2.enums.Type.DOUBLE,
+                metric_mode=otf2.enums.MetricMode.ABSOLUTE_POINT,
+            )  # fmt: skip
+            found[each.name, each.unit] = definitions.metric_class([member])
+    return [found[each.name, each.unit] for each in trace.metrics]
 
+
+def _write_location(
+    writer: Any,
+    location: Any,
+    events: Events,
+    metrics: list[tuple[Any, Metric]],
+    regions: list[int],
+    communicators: list[int],
+) -> None:
+    """Write a location's events and readings of metrics, in the order of their times."""
+    own = writer.event_writer_from_location(location)
+    readings = sorted(
+        ((time, number, value) for number, (_, each) in enumerate(metrics)
+         for time, value in zip(each.time.tolist(), each.value.tolist(), strict=True)),
+    )  # fmt: skip
+    columns = [getattr(events, name).tolist() for name in COLUMNS]
+    times, start = columns[0], 0
+    put = _event_writer(own.handle, regions, communicators)
+    for time, number, value in readings:
+        end = bisect.bisect_right(times, time, start)
+        put([column[start:end] for column in columns])
+        own.metric(time, metrics[number][0], [value])
+        start = end
+    put([column[start:] for column in columns])
+    if times:
+        location._number_of_events_written += len(times)
+        writer._update_timestamps(times[0])
+        writer._update_timestamps(times[-1])
+
+
+def _event_writer(handle: Any, regions: list[int], communicators: list[int]) -> Callable[[list[list[Any]]], None]:
+    """Return a function that writes events, given as columns."""
     library = _raw_library()
-    handle = writer.event_writer_from_location(location).handle
     calls = {}
     for kind, name in _RECORDS.items():
         calls[kind] = function = getattr(library, f"OTF2_EvtWriter_{name}")
@@ -168,22 +214,21 @@ def _write_events(writer: Any, location: Any, events: Events, regions: list[int]
         function.restype = ctypes.c_int
     enter, leave = calls[Kind.ENTER], calls[Kind.LEAVE]
     raw = ctypes.cast(handle, ctypes.c_void_p)
-    columns = [getattr(events, name).tolist() for name in COLUMNS]
-    failed = 0
-    for time, kind, region, comm, peer, tag, sent, received, request in zip(*columns, strict=True):
-        if kind == 0:
-            failed |= enter(raw, None, time, regions[region])
-        elif kind == 1:
-            failed |= leave(raw, None, time, regions[region])
-        else:
-            row = _Row(region, communicators[comm] if comm >= 0 else 0, peer, tag, sent, received, request)
-            failed |= calls[kind](raw, None, time, *_VALUES[kind](row))
-    if failed:
-        raise OSError(None, "the OTF2 library refused an event, or its disk is full")
-    if columns[0]:
-        location._number_of_events_written = _otf2.EvtWriter_GetNumberOfEvents(handle)
-        writer._update_timestamps(columns[0][0])
-        writer._update_timestamps(columns[0][-1])
+
+    def put(columns: list[list[Any]]) -> None:
+        failed = 0
+        for time, kind, region, comm, peer, tag, sent, received, request in zip(*columns, strict=True):
+            if kind == 0:
+                failed |= enter(raw, None, time, regions[region])
+            elif kind == 1:
+                failed |= leave(raw, None, time, regions[region])
+            else:
+                row = _Row(region, communicators[comm] if comm >= 0 else 0, peer, tag, sent, received, request)
+                failed |= calls[kind](raw, None, time, *_VALUES[kind](row))
+        if failed:
+            raise OSError(None, "the OTF2 library refused an event, or its disk is full")
+
+    return put
 
 
 class _Row:
@@ -308,16 +353,18 @@ def _read(reader: Any, anchor: Path) -> Trace:
     communicators = {each._ref: index for index, each in enumerate(intra)}
     columns = {each._ref: _Columns() for each in locations}
     skipped: Counter[str] = Counter()
+    readings: dict[tuple[int, int, int], list[tuple[int, float]]] = defaultdict(list)
 
     handle = reader._get_global_evt_reader_handle(None)
     callbacks = _otf2.GlobalEvtReaderCallbacks_New()
-    kept = list(_callbacks(_otf2, callbacks, columns, regions, communicators, skipped))
+    kept = list(_callbacks(_otf2, callbacks, columns, regions, communicators, readings, skipped))
     _otf2.GlobalEvtReader_SetCallbacks(handle, callbacks, None)
     _otf2.GlobalEvtReaderCallbacks_Delete(callbacks)
     _otf2.Reader_ReadAllGlobalEvents(reader.handle, handle)
     del kept  # the library must not outlive them
     announced = sum(each.number_of_events for each in locations)
     read = sum(len(each.times) for each in columns.values()) + sum(skipped.values())
+    read += sum(len(rows) for (_, _, member), rows in readings.items() if member == 0)
     if read < announced:
         raise TraceError(f"ends after {read:,} of {announced:,} events", where=str(anchor))
 
@@ -331,8 +378,27 @@ def _read(reader: Any, anchor: Path) -> Trace:
         [Communicator(each.name, tuple(_members(each, index_of))) for each in intra],
         [columns[each._ref].events() for each in locations],
         definitions.clock_properties.timer_resolution,
+        _metrics(definitions, readings, index_of),
         dict(skipped),
     )
+
+
+def _metrics(
+    definitions: Any, readings: dict[tuple[int, int, int], list[tuple[int, float]]], index_of: dict[int, int]
+) -> list[Metric]:
+    """Name the readings; those of a metric that is not defined are dropped."""
+    members = {
+        each._ref: getattr(each, "metric_class", each).members for each in definitions._metrics if each is not None
+    }
+    found = []
+    for (location, metric, number), rows in readings.items():
+        if number < len(members.get(metric, ())):
+            member = members[metric][number]
+            times, values = zip(*rows, strict=True)
+            found.append(
+                Metric(member.name, member.unit, index_of[location], np.array(times, np.int64), np.array(values, float))
+            )
+    return found
 
 
 def _members(comm: Any, index_of: dict[int, int]) -> list[int]:
@@ -352,12 +418,17 @@ def _region(definition: Any) -> Region:
     return Region(definition.name, role, is_mpi, source, definition.begin_line_number)
 
 
+_METRIC_TYPES = {4: "unsigned_int", 8: "signed_int", 10: "floating_point"}
+"""Members of a metric's value, by ``OTF2_Type``."""
+
+
 def _callbacks(
     _otf2: Any,
     callbacks: Any,
     columns: dict[int, _Columns],
     regions: dict[int, int],
     communicators: dict[int, int],
+    readings: dict[tuple[int, int, int], list[tuple[int, float]]],
     skipped: Counter[str],
 ) -> Iterator[Any]:
     """Register a function for each kind of record; yield what must live as long as the reader."""
@@ -412,6 +483,14 @@ def _callbacks(
             location, time, Kind.COLLECTIVE, operation, communicators.get(comm, -1), root, -1, sent, received, -1
         )
 
+    def metric(
+        location: int, time: int, _data: object, _attributes: object, ref: int, count: int, types: Any, values: Any
+    ) -> int:
+        for number in range(count):
+            value = getattr(values[number], _METRIC_TYPES.get(types[number].value, "floating_point"))
+            readings[location, ref, number].append((time, float(value)))
+        return 0
+
     def skip(name: str) -> Callable[..., int]:
         def record(*_: object) -> int:
             skipped[name] += 1
@@ -429,6 +508,7 @@ def _callbacks(
         "MpiIsendComplete": requested(Kind.ISEND_COMPLETE),
         "MpiIrecvRequest": requested(Kind.IRECV_REQUEST),
         "MpiCollectiveEnd": collective,
+        "Metric": metric,
     }
     for attribute in dir(binding):
         prefix = "_GlobalEvtReaderCallback_FP_"

@@ -180,6 +180,27 @@ class Communicator:
     members: tuple[int, ...]
 
 
+@dataclass(frozen=True)
+class Metric:
+    """A quantity that was read now and then, such as used memory.
+
+    Attributes
+    ----------
+    name, unit : str
+    location : int
+        Index into `Trace.locations`: whose quantity it is.
+    time : numpy.ndarray of int64
+        Ticks; never decreasing.
+    value : numpy.ndarray of float64
+    """
+
+    name: str
+    unit: str
+    location: int
+    time: np.ndarray
+    value: np.ndarray
+
+
 @dataclass
 class Trace:
     """A whole trace.
@@ -192,6 +213,7 @@ class Trace:
     events : sequence of Events
         By location.
     ticks_per_second : int
+    metrics : sequence of Metric
     skipped : mapping
         How many records of each kind were read and left out, because nothing here uses them.
     """
@@ -201,6 +223,7 @@ class Trace:
     communicators: Sequence[Communicator]
     events: Sequence[Events]
     ticks_per_second: int = 1_000_000_000
+    metrics: Sequence[Metric] = ()
     skipped: Mapping[str, int] = field(default_factory=dict)
 
     @property

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from d5suite.errors import TraceError
 from d5suite.traces.archive import read_archive, write_archive
 from d5suite.traces.chrome import write_chrome
-from d5suite.traces.events import COLUMNS, Collective, Communicator, Events, Kind, Location, Region, Trace
+from d5suite.traces.events import COLUMNS, Collective, Communicator, Events, Kind, Location, Metric, Region, Trace
 from tests.traces.made import call, collective, irecv, irecv_request, isend, isend_complete, recv, send, trace_of
 
 otf2: Any = pytest.importorskip("otf2")
@@ -66,6 +66,18 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
         kinds = [type(event).__name__ for _, event in reader.events]
     assert len(kinds) == len(whole())
     assert {"MpiSend", "MpiRecv", "MpiIsend", "MpiIrecv", "MpiCollectiveEnd"} < set(kinds)
+
+
+def test_metrics_are_kept_with_their_units(tmp_path: Path) -> None:
+    trace = whole()
+    trace.metrics = [
+        Metric("memory", "B", location, np.array([0, 15, 15, 500]), np.array([1.5, 2, 3, 4e12])) for location in (0, 1)
+    ]
+    again = read_archive(write_archive(trace, tmp_path / "run"))
+    assert same(again, trace)
+    assert [(each.name, each.unit, each.location) for each in again.metrics] == [("memory", "B", 0), ("memory", "B", 1)]
+    assert again.metrics[1].time.tolist() == [0, 15, 15, 500]
+    assert again.metrics[1].value.tolist() == [1.5, 2, 3, 4e12]
 
 
 @pytest.mark.skipif(shutil.which("otf2-print") is None, reason="needs otf2-tools")
@@ -148,7 +160,11 @@ def test_an_archive_of_another_tool(tmp_path: Path) -> None:
     trace = read_archive(foreign(tmp_path / "theirs"))
     assert trace.ticks_per_second == 1_000_000
     assert [each.is_main for each in trace.locations] == [True, False, True, False]
-    assert trace.skipped == {"Metric": 2, "MpiCollectiveBegin": 2}
+    assert trace.skipped == {"MpiCollectiveBegin": 2}
+    assert [(each.name, each.unit, each.location, each.value.tolist()) for each in trace.metrics] == [
+        ("PAPI_TOT_CYC", "#", 0, [5.0]),
+        ("PAPI_TOT_CYC", "#", 2, [5.0]),
+    ]
     assert trace.communicators == [Communicator("MPI_COMM_WORLD", (0, 2))]
     assert trace.locations[0].host == 'a "quoted" <script>'
 
