@@ -30,6 +30,13 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     convert.add_argument("trace", type=Path, metavar="ARCHIVE", help="an OTF2 archive: its folder or .otf2 file")
     convert.add_argument("-o", "--output", type=Path, required=True, metavar="FILE.json", help="where the trace goes")
     convert.set_defaults(run=_convert)
+    show = actions.add_parser("show", help="draw a timeline: a page to look around in, or one step as SVG")
+    show.add_argument("trace", type=Path, metavar="ARCHIVE", help="an OTF2 archive: its folder or .otf2 file")
+    show.add_argument("-o", "--output", type=Path, required=True, metavar="FILE", help="FILE.html, or FILE.svg")
+    show.add_argument("--step", default="step", metavar="REGION", help="the region that is one step (%(default)s)")
+    show.add_argument("--number", type=int, default=1, metavar="N", help="of FILE.svg: the step to draw (%(default)s)")
+    show.add_argument("--title", default="", help="the page's heading (default: the archive's name)")
+    show.set_defaults(run=_show)
 
 
 def _analyze(options: argparse.Namespace) -> int:
@@ -60,6 +67,30 @@ def _convert(options: argparse.Namespace) -> int:
     except OSError as error:
         raise ConfigurationError(f"cannot be written: {error.strerror or error}", where=str(options.output)) from error
     print(f"{options.output}: {len(trace):,} events of {len(trace.locations)} locations")
+    return 0
+
+
+def _show(options: argparse.Namespace) -> int:
+    from d5suite.files import check_writable, write_bytes
+    from d5suite.report.timeline.picture import picture
+    from d5suite.report.timeline.write import page
+    from d5suite.traces.analysis import analyse
+    from d5suite.traces.archive import read_archive
+
+    kind = options.output.suffix.lower()
+    if kind not in (".html", ".svg"):
+        raise ConfigurationError("ends neither with .html nor with .svg", where=f"--output {options.output}")
+    check_writable(options.output)
+    found = analyse(read_archive(options.trace), step=options.step)
+    if kind == ".svg":
+        content = picture(found, number=options.number, step=options.step)
+    else:
+        content = page(found, title=options.title or f"Timeline of {options.trace.name}", step=options.step)
+    try:
+        write_bytes(options.output, content.encode())
+    except OSError as error:
+        raise ConfigurationError(f"cannot be written: {error.strerror or error}", where=str(options.output)) from error
+    print(f"{options.output}: {len(content.encode()) / 1e6:.1f} MB")
     return 0
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -81,6 +81,8 @@ class WaitStates:
         Sends and receives whose other end was not recorded.
     incomplete : int
         Collective operations that some rank did not end.
+    arrows : list of tuple of int
+        By message: when it was sent, the sender, when it was received, and the receiver.
     """
 
     waits: list[Wait]
@@ -89,6 +91,7 @@ class WaitStates:
     collectives: int = 0
     unmatched: int = 0
     incomplete: int = 0
+    arrows: list[tuple[int, int, int, int]] = field(default_factory=list)
 
 
 def wait_states(trace: Trace) -> WaitStates:
@@ -142,6 +145,9 @@ def _messages(trace: Trace, calls: Sequence[Calls], found: WaitStates) -> None:
         found.messages += min(len(sends), len(receives))
         found.unmatched += abs(len(sends) - len(receives))
         for send, receive in zip(sends, receives, strict=False):
+            sent = int(calls[send.location].enter[send.post])
+            received = int(calls[receive.location].leave[receive.completion])
+            found.arrows.append((sent, send.location, received, receive.location))
             for wait in _of_message(calls, names, send, receive):
                 # A call that completes several messages waits for the latest of them only.
                 key = wait.pattern, wait.location, wait.call
