@@ -21,13 +21,13 @@ import numpy as np
 from d5suite.report.runs import Entry, Run
 from d5suite.report.thresholds import PAIRED, Threshold, Thresholds
 from d5suite.report.verdicts import ALPHA, compare_runs
-from d5suite.session.pairs import AGAIN, AGAIN_ALPHA
+from d5suite.session.pairs import CONFIRMING_ALPHA, CONFIRMING_BLOCKS
 from d5suite.statistics.changes import series_of
 from d5suite.statistics.launches import Launches
 from d5suite.statistics.sequential import Decision, block_difference, decide
 
 BENCHMARKS = 24
-LETTER = 3
+SLOT = 3
 """Samples of each letter of ABBA."""
 
 BLOCKS = 60
@@ -119,7 +119,7 @@ def one_launch(random: Random, kind: str, shift: float, blocks: int, alpha: floa
         At most.
     alpha : float
     """
-    times = KINDS[kind](random, 4 * LETTER * blocks).reshape(blocks, 4, LETTER)
+    times = KINDS[kind](random, 4 * SLOT * blocks).reshape(blocks, 4, SLOT)
     differences: list[float] = []
     for block in times:
         order = ORDERS[random.integers(2)]
@@ -157,7 +157,7 @@ def paired_verdicts(
     for launches, slowdown, (_, blocks) in zip(courses, slowdowns, first, strict=True):
         count = 1
         while launches.open:
-            decision, more = one_launch(random, kind, shift(slowdown), AGAIN, AGAIN_ALPHA)
+            decision, more = one_launch(random, kind, shift(slowdown), CONFIRMING_BLOCKS, CONFIRMING_ALPHA)
             launches.hear(decision.ratio, ALPHA / suspects)
             blocks, count = blocks + more, count + 1
         found.append((launches.decision()[0].verdict, blocks, count))

@@ -108,6 +108,14 @@ class Supervisor:
         finally:
             self._ran_s += time.monotonic() - start
 
+    def ready(self) -> str | None:
+        """Run until the worker waits for a turn, and return the measurement's key; None at its end.
+
+        Only a `d5suite.launch.turns.TurnWorker` waits for turns.
+        """
+        self.run_until(self.has_ended)
+        return None
+
     def has_ended(self) -> bool:
         """Wait at most `POLL_S` seconds for the end of all processes, or the failure of one."""
         running = [each for each in self.processes if each.poll() is None]

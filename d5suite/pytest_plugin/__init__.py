@@ -8,7 +8,8 @@ pytest-benchmark only, and imports no framework.
 ============= =================================================================
 `options`     command-line options, and `Settings` from them
 `collection`  declarations to tests, parametrised over cases and backends
-`turns`       backends in turn or one by one, launches, a quiet machine
+`turns`       options: backends in turn or one by one, launches, a quiet machine
+`measuring`   what was collected, measured in the order that the session decides
 `replay`      a record as a benchmark
 `progress`    what is being done, rows as backends finish, the table at the end
 `saving`      JSON, series and pictures, put in place whole

@@ -19,11 +19,11 @@ from d5suite.report.reading import printable
 from d5suite.report.runs import Entry, Failed
 from d5suite.report.thresholds import Thresholds
 from d5suite.report.verdicts import ALPHA, Comparison
-from d5suite.session.pairs import Budget, Criterion, Duel, InterruptedPairsError, Pair
+from d5suite.session.pairs import Budget, Criterion, InterruptedPairsError, Pair, PairedRun
 from d5suite.session.sides import Side, made
 
 if TYPE_CHECKING:
-    from d5suite.session import Found
+    from d5suite.session import MeasurementResult
 
 
 @dataclass
@@ -83,8 +83,8 @@ def compare_sides(
         lost = _lost((sides[0], sides[1]), asking) if only is None else {}
         targets, notes = _in_turns(asked, lost)
         targets = [each for each in targets if only in (None, name_of(each)) and name_of(each) not in lost]
-        duel = Duel((sides[0], sides[1]), asked.settings, budget, _tell)
-        stack.callback(duel.close)
+        paired = PairedRun((sides[0], sides[1]), asked.settings, budget, _tell)
+        stack.callback(paired.close)
         found = list(lost.values())
         interrupted = False
         try:
@@ -92,7 +92,7 @@ def compare_sides(
             for batch in jobs:
                 wanted, alpha = [each.wanted for each in batch], ALPHA / len(targets)
                 tests = {each.wanted.key: Criterion(thresholds.of(name_of(each)).effect, alpha) for each in batch}
-                found += map(_paired, _measured(duel.run(wanted, batch[0].selection, tests, ALPHA / len(jobs))))
+                found += map(_paired, _measured(paired.run(wanted, tests, ALPHA / len(jobs))))
         except InterruptedPairsError as error:
             interrupted = True
             found += [_paired(each) for each in error.pairs if each.decision is not None]
@@ -157,11 +157,11 @@ def _measured(pairs: list[Pair]) -> list[Pair]:
 
 
 def _paired(pair: Pair) -> Paired:
-    name = f"{pair.wanted.key} {pair.selection}"
+    name = f"{pair.wanted.key} {pair.wanted.selection}"
     return Paired(name, _side(name, pair.a), _side(name, pair.b), pair.decision, pair.blocks, pair.doubt)
 
 
-def _side(name: str, found: Found) -> Entry | Failed:
+def _side(name: str, found: MeasurementResult) -> Entry | Failed:
     if found.record is None:
         return Failed(found.wrong, str(printable((found.failure or "").partition("\n")[0])))
     return side_of(name, found.record, found.samples_s)

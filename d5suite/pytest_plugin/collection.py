@@ -13,9 +13,10 @@ import pytest
 from d5suite.errors import D5Error
 from d5suite.launch.base import interpreter
 from d5suite.pytest_plugin import stash
+from d5suite.pytest_plugin.measuring import measured, schedule
 from d5suite.pytest_plugin.options import elsewhere, pythons, settings
 from d5suite.pytest_plugin.progress import begin
-from d5suite.pytest_plugin.replay import ReplayTimer, replay, session_of
+from d5suite.pytest_plugin.replay import ReplayTimer, replay
 
 if TYPE_CHECKING:
     from d5suite.backends import Selection
@@ -61,7 +62,8 @@ def _test_function(declaration: Declaration, described: Test) -> Callable[..., N
     @pytest.mark.filterwarnings("ignore:Benchmark fixture was not used")
     def test(request: pytest.FixtureRequest, benchmark: Any, d5suite_backend: stash.Target) -> None:
         benchmark.group = f"{d5suite_backend.case.name}/{measurement}"
-        replay(request, benchmark, d5suite_backend, timer)
+        result = measured(request.config, d5suite_backend)
+        replay(request, benchmark, d5suite_backend, timer, result)
 
     test.__name__ = test.__qualname__ = described.function
     test.__doc__ = f"{measurement} of {declaration.name}"
@@ -198,6 +200,6 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     try:
         for target in filter(None, targets):
             target.case.check(target.selection.backend, target.measurement, settings(config))
-        session_of(config)
+        schedule(session)
     except D5Error as error:
         raise pytest.UsageError(str(error)) from error

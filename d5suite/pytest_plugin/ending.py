@@ -30,9 +30,9 @@ def pytest_runtestloop(session: pytest.Session) -> Generator[None, object, objec
     if not any(stash.target(item) for item in session.items):
         return (yield)
     if config.option.write_jobs:
-        from d5suite.pytest_plugin.replay import write_jobs
+        from d5suite.pytest_plugin.measuring import write_jobs
 
-        write_jobs(session)
+        write_jobs(config)
         session.items.clear()
         return (yield)
     for each in KILLING:
@@ -72,7 +72,7 @@ def _replay_finished(session: pytest.Session) -> None:
         target = stash.target(item)
         if target is None or item.nodeid in progress_of(config).finished or stash.SESSION not in config.stash:
             continue
-        found = config.stash[stash.SESSION].known(target.wanted, target.selection)
+        found = config.stash[stash.SESSION].known(target.wanted)
         if found is not None and found.record is not None:
             finished.append(item)
         elif found is not None and found.kept:

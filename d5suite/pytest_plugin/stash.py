@@ -13,11 +13,12 @@ if TYPE_CHECKING:
     from d5suite.job import Ranks
     from d5suite.measurements.base import Measurement
     from d5suite.session import Session  # noqa: F401
-    from d5suite.session.session import Wanted
+    from d5suite.session.results import Wanted
+    from d5suite.session.schedule import Schedule  # noqa: F401
 
 
 class Kept(NamedTuple):
-    """Partial results of a test that failed: `d5suite.session.Found.kept`, and whose they are."""
+    """Partial results of a test that failed: `d5suite.session.MeasurementResult.kept`."""
 
     measurement: type[Measurement]
     group: str
@@ -36,20 +37,21 @@ class Target(str):
     @property
     def wanted(self) -> Wanted:
         """The measurement, as the session knows it."""
-        from d5suite.session.session import Wanted
+        from d5suite.session.results import Wanted
 
-        return Wanted(self.case, self.measurement, self.ranks)
+        return Wanted(self.case, self.measurement, self.selection, self.ranks)
 
     @property
     def job(self) -> tuple[str, str]:
         """The job that measures it: a batch of cases, and what runs them."""
-        return self.wanted.job_on(self.selection)
+        return self.wanted.job
 
 
 FIXTURE = "d5suite_backend"
 """The name of that parameter."""
 
 SESSION = pytest.StashKey["Session"]()
+SCHEDULE = pytest.StashKey["Schedule"]()
 SETTINGS = pytest.StashKey["Settings"]()
 SELECTIONS = pytest.StashKey["list[Selection]"]()
 TERMINAL = pytest.StashKey[bool]()

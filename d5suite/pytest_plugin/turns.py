@@ -1,24 +1,19 @@
-"""Order of a run's jobs: backends in turn or one by one, launches, a quiet machine."""
+"""Options for the order of measuring: backends in turn or one by one, launches, a quiet machine."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from d5suite.errors import ConfigurationError
-from d5suite.pytest_plugin import stash
-
-if TYPE_CHECKING:
-    from d5suite.session import Session
 
 LAUNCHES = {"standard": 3}
-"""Launches of each worker by preset; 1 at the others."""
+"""Launches of each worker, by preset; 1 at other presets."""
 
 WAIT_QUIET_S = 300.0
-"""Limit of ``--wait-quiet`` in seconds, if none is given."""
+"""Default limit of ``--wait-quiet`` in seconds."""
 
 
 def add_options(group: Any) -> None:
@@ -61,33 +56,3 @@ def check_options(config: pytest.Config) -> None:
 def launches(config: pytest.Config) -> int:
     """Return the number of launches of each worker that takes turns."""
     return config.getoption("launches") or LAUNCHES.get(config.getoption("preset") or "", 1)
-
-
-def before_job(config: pytest.Config, session: Session, target: stash.Target, every: Iterable[stash.Target]) -> None:
-    """Wait for a quiet machine, if asked to; let the backends of a case take turns, if they can.
-
-    Parameters
-    ----------
-    config : pytest.Config
-    session : Session
-        Which then knows the results.
-    target : Target
-        Of a job that has not run.
-    every : iterable of Target
-        What the run measures.
-    """
-    from d5suite.session.rounds import Place, can_take_turns, measure_in_turns
-
-    option = config.option
-    session.wait_until_quiet()
-    if option.one_by_one or (option.benchmark_disable and not option.benchmark_enable):
-        return
-    places: dict[tuple[str, str], Place] = {}
-    for each in every:
-        if each.job[0] == target.job[0]:
-            places.setdefault(each.job, Place(each.selection, [])).batch.append(each.wanted)
-    beside = list(places.values())
-    if any(session.has_run(each.batch[0], each.selection) for each in beside):
-        return
-    if can_take_turns(session, beside, least=1 if option.launches else 2):
-        measure_in_turns(session, beside, launches(config))

@@ -1,19 +1,17 @@
-"""Running a job until each of its measurements has a result or a failure."""
+"""What one worker made of its job: results, failures, and what is left to another worker."""
 
 from __future__ import annotations
 
 import contextlib
-import sys
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from d5suite.cases.case import Settings
 from d5suite.errors import JobError, ValidationError
 from d5suite.files import read_json
 from d5suite.job import Failure, Job, Measured, Result, of_rank, result_path
-from d5suite.launch.base import Launch, Limits, Outcome, interpreter
-from d5suite.launch.run import run_job
+from d5suite.launch.base import Outcome
 
 
 @dataclass(frozen=True)
@@ -27,15 +25,15 @@ class Attempt:
     result : Result
     measured : Measured or None
     failure : str or None
-        Why there is none: for the user, with the job file's path.
+        Why there is no result: a message for the user, with the job file's path.
     kept : dict or None
         Partial results that survive the failure.
     wrong : bool
-        Whether it failed because an answer was wrong.
+        Whether the measurement failed because an answer was wrong.
     path : Path or None
-        Where the result is, if the job ran elsewhere.
+        The result file of a job that ran elsewhere.
     job_file : Path or None
-        Where the job is, if it ran here and the measurement succeeded.
+        The job file of a measurement that succeeded here.
     """
 
     key: str
@@ -43,169 +41,98 @@ class Attempt:
     result: Result
     measured: Measured | None = None
     failure: str | None = None
-    kept: dict[str, object] | None = None
+    kept: dict[str, Any] | None = None
     wrong: bool = False
     path: Path | None = None
     job_file: Path | None = None
 
-
-def attempts(
-    make: Callable[[list[str]], Job],
-    keys: list[str],
-    run: Callable[[Job, int], tuple[Outcome, Result, Path]],
-) -> Iterator[Attempt]:
-    """Run a job until each measurement succeeded or failed.
-
-    A worker that dies costs the measurement it was working on; a new one takes up the rest. An
-    interrupt is raised once everything that the worker finished has been given.
-
-    Parameters
-    ----------
-    make : callable
-        The job for the keys that remain.
-    keys : list of str
-        Measurements: ``case/measurement``.
-    run : callable
-        Runs a job, given the number of the attempt from 1.
-    """
-    remaining = list(keys)
-    number = 0
-    while remaining:
-        number += 1
-        job = make(remaining)
-        outcome, result, path = run(job, number)
-        settled, remaining = settle(job, outcome, result, path, remaining)
-        yield from settled
-        if outcome.interrupt is not None:
-            raise outcome.interrupt
+    @classmethod
+    def failed(cls, key: str, job: Job, result: Result, message: str, failure: Failure | None) -> Attempt:
+        """Return a failed attempt, given what the worker reported about it, if anything."""
+        wrong = failure is not None and failure.type == ValidationError.__name__
+        return cls(key, job, result, failure=message, kept=result.kept.get(key), wrong=wrong)
 
 
-def settle(
-    job: Job, outcome: Outcome, result: Result, path: Path, remaining: list[str]
-) -> tuple[list[Attempt], list[str]]:
-    """Settle each measurement of one worker, and return those left to another.
+def settle(job: Job, outcome: Outcome, path: Path, remaining: list[str]) -> tuple[list[Attempt], list[str]]:
+    """Settle the measurements of one worker, and return those left to another worker.
+
+    A worker that dies costs the measurement that it was working on.
 
     Parameters
     ----------
     job : Job
     outcome : Outcome
         How the worker ended.
-    result : Result
-        What it left.
     path : Path
-        Of the job file.
+        The job file.
     remaining : list of str
-        Measurements that it was to make.
+        Measurements that the worker had to make.
     """
+    outcome, result = read_result(outcome, path)
     where = f"\njob file: {path}"
     if result.kept:
         where = f"\nresult file, with partial results: {result_path(path)}{where}"
-    settled: list[Attempt] = []
-    failures_of_rank: Mapping[str, Failure] = {}
+    reported: Mapping[str, Failure] = result.failures
     if outcome.rank is not None:
-        with contextlib.suppress(JobError):  # it may have died without a result
-            failures_of_rank = Result.load(of_rank(result_path(path), outcome.rank)).failures
+        with contextlib.suppress(JobError):  # the rank may have died without a result
+            reported = Result.load(of_rank(result_path(path), outcome.rank)).failures
 
-    def fail(key: str, message: str, where: str = where) -> None:
-        found = result.failures.get(key) or failures_of_rank.get(key)
-        wrong = found is not None and found.type == ValidationError.__name__
-        kept = result.kept.get(key)
-        settled.append(Attempt(key, job, result, failure=f"{message}{where}", kept=kept, wrong=wrong))
+    def fail(key: str, message: str) -> Attempt:
+        return Attempt.failed(key, job, result, f"{message}{where}", reported.get(key))
 
-    def left() -> list[str]:
-        done = {each.key for each in settled}
-        return [key for key in remaining if key not in done]
-
-    for key, failure in result.failures.items():
-        fail(key, failure.message)
+    settled = [fail(key, failure.message) for key, failure in result.failures.items()]
     settled += [Attempt(key, job, result, measured, job_file=path) for key, measured in result.measurements.items()]
-    settled += [Attempt(key, job, result) for key in left() if key in result.references]
+    done = {each.key for each in settled}
+    settled += [Attempt(key, job, result) for key in remaining if key in result.references and key not in done]
+    done |= set(result.references)
+    left = [key for key in remaining if key not in done]
     if outcome.ok and result.status == "done":
         return settled, []
-    if outcome.rank is not None:
-        lost, message = left(), outcome.reason
-        if result.measurement in lost:
-            lost = [result.measurement]
-        where += f"\n{outcome.tail}"
-    elif result.status == "failed" and result.error is not None:
-        lost, message = left(), result.error.message
+    lost = left
+    if outcome.rank is None and result.status == "failed" and result.error is not None:
+        message = result.error.message
     else:
         reason = f"{outcome.reason} without finishing" if outcome.ok else outcome.reason
-        lost, message = left(), f"{reason}, while {result.phase}"
-        if result.measurement in lost:
-            lost = [result.measurement]
+        message = reason if outcome.rank is not None else f"{reason}, while {result.phase}"
         where += f"\n{outcome.tail}"
-    for key in lost:
-        fail(key, message, where)
-    return settled, left()
+        if result.measurement in left:
+            lost = [result.measurement]
+    return settled + [fail(key, message) for key in lost], [key for key in left if key not in lost]
 
 
-def work(
-    job: Job,
-    path: Path,
-    settings: Settings,
-    limit_s: float,
-    progress: Callable[[str], None] | None,
-) -> tuple[Outcome, Result]:
-    """Run a worker on a job, and read its result.
-
-    Parameters
-    ----------
-    job : Job
-    path : Path
-        Where the job file goes; the log and the result go beside it.
-    settings : Settings
-    limit_s : float
-        Seconds, unless the settings say otherwise.
-    progress : callable, optional
-        Receives each phase.
-    """
-    job.save(path)
-    answer = result_path(path)
-    limits = Limits(limit_s if settings.timeout_s is None else settings.timeout_s, settings.memory_bytes)
-    python = sys.executable if "reference" in job.passes else interpreter(job.backend["name"], settings.pythons)
-    watch = None if progress is None else watcher(path, progress)
-    outcome = run_job(job, path, Launch(limits, python, settings.wrap, watch=watch))
-    outcome, result = read_outcome(outcome, path)
-    if result is None:
-        return outcome, Result()
-    if outcome.rank is not None:  # what other ranks say of it is that this one left them
-        result.failures.clear()
-        with contextlib.suppress(JobError):  # it may have left nothing: what rank 0 has finished counts all the same
-            result.measurement = read_json(of_rank(answer, outcome.rank)).get("measurement")
-    return outcome, result
-
-
-def watcher(path: Path, progress: Callable[[str], None]) -> Callable[[], None]:
-    """Return a function that reports a new phase of the worker of a job file when called."""
-    shown = ""
-
-    def watch() -> None:
-        nonlocal shown
-        try:
-            phase = str(read_json(result_path(path))["phase"])
-        except (JobError, KeyError):
-            return
-        if phase != shown:
-            shown = phase
-            progress(phase)
-
-    return watch
-
-
-def read_outcome(outcome: Outcome, path: Path) -> tuple[Outcome, Result | None]:
-    """Read what a worker has left, or None; without a result it has not ended well.
+def read_result(outcome: Outcome, path: Path) -> tuple[Outcome, Result]:
+    """Read the result of a job that has ended; if there is none, the outcome says why.
 
     Parameters
     ----------
     outcome : Outcome
-        How it ended.
     path : Path
-        Of the job file.
+        The job file.
     """
+    own = result_path(path)
     try:
-        return outcome, Result.load(result_path(path))
+        result = Result.load(own)
     except JobError as error:
         if outcome.ok:
-            outcome = Outcome(False, f"the worker left no result ({error})", outcome.tail, outcome.interrupt)
-        return outcome, None
+            outcome = replace(outcome, ok=False, reason=f"the worker left no result ({error})")
+        return outcome, Result()
+    if outcome.rank is not None:  # the other ranks only report that they lost this one
+        result.failures.clear()
+        with contextlib.suppress(JobError):  # without a result of that rank, what rank 0 has finished still counts
+            result.measurement = read_json(of_rank(own, outcome.rank)).get("measurement")
+    return outcome, result
+
+
+def watcher(path: Path, progress: Callable[[str], None]) -> Callable[[], None]:
+    """Return a function that reports a new phase of a job's worker when it is called."""
+    shown = ""
+
+    def watch() -> None:
+        nonlocal shown
+        with contextlib.suppress(JobError, KeyError):
+            phase = str(read_json(result_path(path))["phase"])
+            if phase != shown:
+                shown = phase
+                progress(phase)
+
+    return watch

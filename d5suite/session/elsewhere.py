@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
-from d5suite.errors import ConfigurationError, JobError, ValidationError
+from d5suite.errors import ConfigurationError, JobError
 from d5suite.job import Job, Result, fate_path, results_of
 from d5suite.session.attempts import Attempt
 
@@ -18,29 +17,30 @@ def attempts_in(path: Path, wanted: Job) -> Iterator[Attempt]:
     Parameters
     ----------
     path : Path
-        The job file. Results, and why there are none, lie beside it.
+        The job file. Results, and the reason if there are none, are in the same folder.
     wanted : Job
-        The job as the options of this run make it.
+        The job that this run's options describe.
 
     Raises
     ------
     ConfigurationError
-        The file is of another job: what it measured is not what is asked for.
+        The file describes another job.
     JobError
         There is no job file.
     """
     job = Job.load(path)
-    differ = _differences(job, wanted)
+    one, other = asdict(job), asdict(wanted)
+    differ = [name for name in one if name != "digests" and one[name] != other[name]]
     if differ:
         raise ConfigurationError(
             f"this job was written with other options: {', '.join(differ)} differ", where=str(path),
             hint="Give --from-jobs the options that --write-jobs had.",
         )  # fmt: skip
-    found: list[tuple[Result, Path]] = []
+    results: list[tuple[Result, Path]] = []
     why = ""
     for each in reversed(results_of(path)):
         try:
-            found.append((Result.load(each), each))
+            results.append((Result.load(each), each))
         except JobError as error:
             why = why or str(error)
     try:
@@ -48,28 +48,14 @@ def attempts_in(path: Path, wanted: Job) -> Iterator[Attempt]:
     except OSError:
         why = why or "it has not run"
     for key in job.keys():  # noqa: SIM118  (not a mapping)
-        yield _attempt(key, job, found, f"{why}\njob file: {path}")
+        yield _attempt(key, job, results, f"{why}\njob file: {path}")
 
 
-def _attempt(key: str, job: Job, found: list[tuple[Result, Path]], why: str) -> Attempt:
-    for result, path in found:
+def _attempt(key: str, job: Job, results: list[tuple[Result, Path]], why: str) -> Attempt:
+    for result, path in results:
         if key in result.measurements:
             return Attempt(key, job, result, result.measurements[key], path=path)
-    latest = found[0][0] if found else Result()
-    if key in latest.failures:
-        failure = latest.failures[key]
-        wrong = failure.type == ValidationError.__name__
-        return Attempt(key, job, latest, failure=failure.message, kept=latest.kept.get(key), wrong=wrong)
-    if latest.error is not None:
-        why = latest.error.message
-    return Attempt(key, job, latest, failure=f"{key}: {why}", kept=latest.kept.get(key))
-
-
-def _differences(job: Job, wanted: Job) -> list[str]:
-    """Return the parts of two jobs that differ."""
-    one, other = (_comparable(each) for each in (job, wanted))
-    return [name for name in one if one[name] != other[name]]
-
-
-def _comparable(job: Job) -> dict[str, Any]:
-    return asdict(replace(job, digests={}))
+    latest = results[0][0] if results else Result()
+    failure = latest.failures.get(key)
+    message = failure.message if failure else f"{key}: {latest.error.message if latest.error else why}"
+    return Attempt.failed(key, job, latest, message, failure)

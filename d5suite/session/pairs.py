@@ -1,14 +1,12 @@
-"""Two sides of each measurement, timed in turn by workers that live side by side.
+"""Two sides of the same measurements, timed in turn by workers that live side by side.
 
-A block is ABBA or BAAB, a coin decides which; a letter is a few samples of that side. Only one
-worker runs at a time, from its start on: the other one is blocked on a read. Blocks are taken until
-the sequential test has decided or the budget is spent; then each side proves what was timed, and
-only what is proved counts.
+A block is ABBA or BAAB, at random. Each letter is a slot of a few samples of that side. Blocks are
+taken until the sequential test has decided or the budget is spent. Then each side proves what was
+timed, and only proved samples count.
 
 Two processes of one program differ in their memory layout, which no number of pairs averages out.
-So what is slower or faster is measured again by new processes, until they confirm it or not.
-
-Imports `d5suite.statistics`, `d5suite.launch` and its neighbours.
+So a measurement that is slower or faster is repeated in new processes, until they confirm it or do
+not.
 """
 
 from __future__ import annotations
@@ -16,50 +14,49 @@ from __future__ import annotations
 import math
 import random
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from d5suite.backends import Selection, select
+from d5suite.backends import select
 from d5suite.cases.case import Settings
-from d5suite.errors import D5Error, describe_error
+from d5suite.errors import D5Error
 from d5suite.job import Job
-from d5suite.launch.base import Launch, Limits, interpreter
 from d5suite.launch.turns import TurnWorker, require_same
-from d5suite.session.session import Found, Session, Wanted
+from d5suite.session.results import MeasurementResult, Wanted
+from d5suite.session.session import Session
 from d5suite.session.sides import Side
+from d5suite.session.turns import TurnJob, TurnScheduler
 from d5suite.statistics.launches import Launches
 from d5suite.statistics.sequential import Decision, block_difference, decide
 
-ORDERS = ((0, 1, 1, 0), (1, 0, 0, 1))
-"""Orders of the sides in a block; 0 is side A."""
+SIDES, ORDERS = "AB", ("ABBA", "BAAB")
+"""The sides, and their orders in a block."""
 
-LETTER_S, LONG_S = 0.05, 0.5
-"""Least duration of a letter; and of a sample that is one by itself, without two more."""
+SLOT_S, LONG_S = 0.05, 0.5
+"""Least seconds of a slot; and seconds of a sample from which one alone fills a slot."""
 
-LETTER, LONGEST_LETTER = 3, 50
-"""Samples of a letter: usually, and at most."""
+SLOT, LONGEST_SLOT = 3, 50
+"""Samples of a slot: the usual number, and the most."""
 
-AGAIN = 14
-"""Blocks of a launch that confirms, at most."""
+CONFIRMING_BLOCKS = 14
+"""Most blocks of a launch that confirms."""
 
-AGAIN_ALPHA = 0.1
-"""Error rate at which such a launch has seen enough to say which side is slower."""
-
-Run = Generator[tuple[str, TurnWorker], None, None]
-"""Function of one side: its `Session.in_turns`."""
+CONFIRMING_ALPHA = 0.1
+"""Error rate at which a confirming launch stops: it then knows which side is slower."""
 
 
 @dataclass(frozen=True)
 class Budget:
-    """Limits at which to stop undecided.
+    """When to stop undecided.
 
     Attributes
     ----------
     blocks : int
+        Most blocks of one measurement.
     seconds : float
-        Of one measurement; no block begins later.
+        After this time no block of the measurement begins.
     """
 
     blocks: int = 60
@@ -81,23 +78,22 @@ class Pair:
     Attributes
     ----------
     wanted : Wanted
-    selection : Selection
-    a, b : Found
-        What failed has a reason; if only the other side failed, there is neither record nor reason.
+    a, b : MeasurementResult
+        A side that failed has a reason. If only the other side failed, a side has neither a record
+        nor a reason.
     decision : Decision or None
         None if a side failed.
     blocks : int
-        Pairs that it rests on.
+        Number of blocks that the decision rests on.
     launches : int
-        Of both sides.
+        Number of launches of both sides.
     doubt : str
-        Why it is uncertain, though pairs of one launch have decided it.
+        Why the decision is uncertain although one launch decided.
     """
 
     wanted: Wanted
-    selection: Selection
-    a: Found
-    b: Found
+    a: MeasurementResult
+    b: MeasurementResult
     decision: Decision | None = None
     blocks: int = 0
     launches: int = 1
@@ -112,23 +108,24 @@ class InterruptedPairsError(KeyboardInterrupt):
         self.pairs = pairs
 
 
-class Duel:
-    """The sessions of both sides.
+class PairedRun:
+    """Measures batches on both sides.
 
     Parameters
     ----------
     sides : (Side, Side)
     settings : Settings
     budget : Budget
+        For each measurement.
     tell : callable, optional
         Receives what is being done.
     seed : int, optional
-        Of the coin.
+        For the random order of the sides.
 
     Raises
     ------
     ConfigurationError
-        If there is no place for job files.
+        If the folders for job files cannot be made.
     """
 
     def __init__(
@@ -139,31 +136,28 @@ class Duel:
         tell: Callable[[str], None] | None = None,
         seed: int | None = None,
     ) -> None:
-        self._sides, self._budget, self._tell = sides, budget, tell or (lambda what: None)
-        self._coin = random.Random(seed)
+        self._sides = dict(zip(SIDES, sides, strict=True))
+        self._budget, self._tell = budget, tell or (lambda what: None)
+        self._random = random.Random(seed)
         self._held = ExitStack()
-        self._sessions: list[Session] = []
-        memory = settings.memory_bytes // 2  # of two workers that live side by side
-        for name in "ab":
-            own = replace(settings, jobs=settings.jobs.absolute() / f"side-{name}", memory_bytes=memory)
-            self._sessions.append(Session(own))
-            self._held.callback(self._sessions[-1].close)
+        self._sessions: dict[str, Session] = {}
+        memory = settings.memory_bytes // 2  # two workers live side by side
+        for name in SIDES:
+            jobs = settings.jobs.absolute() / f"side-{name.lower()}"
+            self._sessions[name] = Session(replace(settings, jobs=jobs, memory_bytes=memory))
+            self._held.callback(self._sessions[name].close)
 
     def close(self) -> None:
-        """Free the folders of job files."""
+        """Unlock the folders of job files."""
         self._held.close()
 
-    def run(
-        self, batch: Sequence[Wanted], selection: Selection, tests: Mapping[str, Criterion], alpha: float
-    ) -> list[Pair]:
-        """Measure a batch of one backend on both sides; confirm changes in new processes.
+    def run(self, batch: Sequence[Wanted], tests: Mapping[str, Criterion], alpha: float) -> list[Pair]:
+        """Measure a batch on both sides; confirm changes in new processes.
 
         Parameters
         ----------
         batch : sequence of Wanted
-            Of one job.
-        selection : Selection
-            The backend; a side may have another mode.
+            Measurements of one job. A side may use another mode of the backend.
         tests : mapping of str to Criterion
             By key.
         alpha : float
@@ -174,80 +168,65 @@ class Duel:
         InterruptedPairsError
             After Ctrl-C, with what was finished.
         BackendError
-            If the backend has not a side's mode.
+            If the backend lacks a side's mode.
         """
-        try:
-            first = self._launch(batch, selection, tests, 1, self._budget)
-        except InterruptedPairsError as error:
-            raise InterruptedPairsError([_Course(each, 0).pair() for each in error.pairs]) from error
-        courses = {each.wanted.key: _Course(each, tests[each.wanted.key].effect) for each in first}
-        changed = [each for each in batch if courses[each.key].open]
-        alpha /= max(1, len(changed))
-        again = {each.key: replace(tests[each.key], alpha=AGAIN_ALPHA) for each in changed}
-        budget = replace(self._budget, blocks=min(AGAIN, self._budget.blocks))
-        launch = 1
-        while changed:
+        histories: dict[str, _History] = {}
+        left, budget, launch = list(batch), self._budget, 0
+        while left:
             launch += 1
-            interrupt: InterruptedPairsError | None = None
+            interrupt: BaseException | None = None
             try:
-                found = self._launch(changed, selection, again, launch, budget)
+                pairs = self._launch(left, tests, launch, budget)
             except InterruptedPairsError as error:
-                found, interrupt = [each for each in error.pairs if each.decision is not None], error
-            for pair in found:
-                courses[pair.wanted.key].hear(pair, alpha)
+                pairs, interrupt = error.pairs, error
+            for pair in pairs:
+                key = pair.wanted.key
+                if launch == 1:
+                    histories[key] = _History(pair, tests[key].effect)
+                elif interrupt is None or pair.decision is not None:
+                    histories[key].add(pair, alpha)
             if interrupt is not None:
-                raise InterruptedPairsError([each.pair() for each in courses.values()]) from interrupt
-            changed = [each for each in changed if courses[each.key].open]
-        return [each.pair() for each in courses.values()]
+                raise InterruptedPairsError([each.pair() for each in histories.values()]) from interrupt
+            left = [each for each in left if histories[each.key].open]
+            if launch == 1:
+                alpha /= max(1, len(left))
+                tests = {each.key: replace(tests[each.key], alpha=CONFIRMING_ALPHA) for each in left}
+                budget = replace(budget, blocks=min(CONFIRMING_BLOCKS, budget.blocks))
+        return [each.pair() for each in histories.values()]
 
     def _launch(
-        self,
-        batch: Sequence[Wanted],
-        selection: Selection,
-        tests: Mapping[str, Criterion],
-        launch: int,
-        budget: Budget,
+        self, batch: Sequence[Wanted], tests: Mapping[str, Criterion], launch: int, budget: Budget
     ) -> list[Pair]:
-        chosen = [
-            selection if side.mode is None else select(f"{selection.backend.name}:{side.mode}") for side in self._sides
-        ]
-        runs = [
-            session.in_turns(its, batch, self._starter(place, session), launch)
-            for place, (session, its) in enumerate(zip(self._sessions, chosen, strict=True))
-        ]
-        match = _Match(runs, [each.key for each in batch], tests, budget, self._coin, self._tell)
+        results: dict[str, dict[str, MeasurementResult]] = {name: {} for name in SIDES}
+        jobs = {name: self._job(name, batch, results[name], launch) for name in self._random.choice(ORDERS)[:2]}
+        scheduler = PairScheduler(batch, tests, budget, self._random, self._tell)
         interrupt: KeyboardInterrupt | None = None
         try:
-            match.play()
+            scheduler.run(jobs)
         except KeyboardInterrupt as error:  # what is finished counts
             interrupt = error
-        finally:
-            for run in runs:
-                run.close()
-        pairs = [
-            match.pair(each, selection, [
-                session.known(each, its) for session, its in zip(self._sessions, chosen, strict=True)
-            ])
-            for each in batch
-        ]  # fmt: skip
+        pairs = [scheduler.pair(each, results) for each in batch]
         if interrupt is not None:
             raise InterruptedPairsError(pairs) from interrupt
         return pairs
 
-    def _starter(self, place: int, session: Session) -> Callable[[Job, Path, float], TurnWorker]:
-        settings, side = session.settings, self._sides[place]
+    def _job(self, name: str, batch: Sequence[Wanted], results: dict[str, MeasurementResult], launch: int) -> TurnJob:
+        """Return the job of one side."""
+        side, session = self._sides[name], self._sessions[name]
+        if side.mode is not None:
+            selection = select(f"{batch[0].selection.backend.name}:{side.mode}")
+            batch = [each._replace(selection=selection) for each in batch]
 
         def start(job: Job, path: Path, limit_s: float) -> TurnWorker:
-            self._tell(f"{path.name.removesuffix('.job.json')}: {_called(place)} ({side.spec}) prepares and proves")
-            limits = Limits(limit_s if settings.timeout_s is None else settings.timeout_s, settings.memory_bytes)
-            python = side.python or interpreter(job.backend["name"], settings.pythons)
-            return TurnWorker(job, path, Launch(limits, python, settings.wrap, side.environment, side.folder))
+            self._tell(f"{path.name.removesuffix('.job.json')}: side {name} ({side.spec}) prepares and proves")
+            own = session.launch(job, path, limit_s, python=side.python)
+            return TurnWorker(job, path, replace(own, environment=side.environment, folder=side.folder))
 
-        return start
+        return session.run(batch, results, start, launch)
 
 
-class _Course:
-    """One measurement in the course of its launches."""
+class _History:
+    """One measurement in all launches so far."""
 
     def __init__(self, first: Pair, effect: float) -> None:
         self._latest, self._blocks, self._count = first, first.blocks, 1
@@ -258,8 +237,8 @@ class _Course:
         """Whether another launch is needed."""
         return self._launches is not None and self._launches.open
 
-    def hear(self, pair: Pair, alpha: float) -> None:
-        """Add the findings of another launch."""
+    def add(self, pair: Pair, alpha: float) -> None:
+        """Add another launch."""
         self._latest = pair
         if pair.decision is None or self._launches is None:  # a side has failed
             self._launches = None
@@ -268,137 +247,106 @@ class _Course:
         self._launches.hear(pair.decision.ratio, alpha)
 
     def pair(self) -> Pair:
-        """Combine the findings of all launches."""
+        """Return the decision of all launches."""
         if self._launches is None:
             return self._latest
         decision, doubt = self._launches.decision()
         return replace(self._latest, decision=decision, doubt=doubt, blocks=self._blocks, launches=self._count)
 
 
-@dataclass
-class _Turns:
-    """One measurement's samples from both sides, and the differences of its blocks."""
-
-    samples: tuple[list[float], list[float]] = field(default_factory=lambda: ([], []))
-    differences: list[float] = field(default_factory=list)
-    decision: Decision | None = None
-    failed: int | None = None
-
-
-class _Match:
-    """One batch: both sides come to each measurement, and take turns in it."""
+class PairScheduler(TurnScheduler):
+    """Both sides of a batch, which take turns in each measurement, once."""
 
     def __init__(
         self,
-        runs: Sequence[Run],
-        keys: Sequence[str],
+        batch: Sequence[Wanted],
         tests: Mapping[str, Criterion],
         budget: Budget,
-        coin: random.Random,
+        random: random.Random,
         tell: Callable[[str], None],
     ) -> None:
-        self._runs, self._keys, self._tests, self._budget = runs, keys, tests, budget
-        self._coin, self._tell = coin, tell
-        self._turns: dict[str, _Turns] = {}
-        self._lost: dict[int, str] = {}
-        self._left: set[tuple[str, int]] = set()
+        super().__init__([each.key for each in batch])
+        self._tests, self._budget, self._random, self._tell = tests, budget, random, tell
+        self._decided: dict[str, tuple[dict[str, list[float]], Decision, int]] = {}
+        self._gave_up: set[tuple[str, str]] = set()
 
-    def play(self) -> None:
-        """Run both sides until done or interrupted."""
-        first = self._coin.randrange(2)
-        order = (first, 1 - first)
-        waiting = {side: self._next(side) for side in order}
-        while any(waiting.values()):
-            there = {side: each for side, each in waiting.items() if each is not None}
-            key = min((key for key, _ in there.values()), key=self._place)
-            ready = [side for side in order if side in there and there[side][0] == key]
-            failed = None if len(ready) == 2 and key in self._tests else 1 - ready[0]
-            if failed is None:
-                self._tell(f"{key}: both sides are proved and take turns")
-                self._turns[key] = self._take([there[side][1] for side in range(2)], self._tests[key])
-                failed = self._turns[key].failed
-            for side in ready:  # one after the other, so that only one runs
-                worker = there[side][1]
-                if failed is None:
-                    worker.finish()
-                else:
-                    worker.leave(f"{_called(failed)} has failed in this measurement")
-                    if side != failed:
-                        self._left.add((key, side))
-                waiting[side] = self._next(side)
+    def take(self, key: str, workers: Mapping[str, TurnWorker]) -> Mapping[str, str]:
+        """Take blocks, unless a side has failed before its first turn."""
+        if len(workers) < len(SIDES) or key not in self._tests:
+            failed = next((side for side in SIDES if side not in workers), "B")
+        else:
+            self._tell(f"{key}: both sides are proved and take turns")
+            failed = self._take_blocks(key, workers)
+        if not failed:
+            return {}
+        self._gave_up |= {(key, side) for side in workers if side != failed}
+        return dict.fromkeys(workers, f"side {failed} has failed in this measurement")
 
-    def pair(self, wanted: Wanted, selection: Selection, known: Sequence[Found | None]) -> Pair:
-        """Return a measurement's outcome, with what each side's session knows of it."""
-        turns = self._turns.get(wanted.key)
-        a, b = (self._known(wanted.key, side, found) for side, found in enumerate(known))
-        pair = Pair(wanted, selection, a, b)
-        if turns is None or turns.decision is None or a.record is None or b.record is None:
-            return pair
-        try:
-            for samples, found in zip(turns.samples, (a, b), strict=True):
-                require_same(samples, found.samples_s)
-        except D5Error as error:
-            return replace(pair, a=Found(failure=str(error)), b=Found(failure=str(error)))
-        return replace(pair, decision=turns.decision, blocks=len(turns.differences))
+    def _take_blocks(self, key: str, workers: Mapping[str, TurnWorker]) -> str:
+        """Take blocks until the test has decided or the budget is spent.
 
-    def _known(self, key: str, side: int, found: Found | None) -> Found:
-        if (key, side) in self._left:
-            return Found()
-        return found or Found(failure=self._lost.get(side, "it was not measured"))
-
-    def _place(self, key: str) -> int:
-        return self._keys.index(key) if key in self._keys else -1
-
-    def _next(self, side: int) -> tuple[str, TurnWorker] | None:
-        """Let a side run until it waits for its turns; return None once it has ended."""
-        try:
-            return next(self._runs[side], None)
-        except Exception as error:  # whatever it is, it costs this job and no other
-            self._lost[side] = describe_error(error)
-            return None
-
-    def _take(self, workers: Sequence[TurnWorker], test: Criterion) -> _Turns:
-        """Take blocks until it is decided, the budget is spent, or a worker has ended."""
-        turns = _Turns()
+        Returns
+        -------
+        str
+            The side whose worker ended; empty if none did.
+        """
+        test, samples, differences = self._tests[key], {side: list[float]() for side in SIDES}, list[float]()
         end = time.monotonic() + self._budget.seconds
 
-        def letter(side: int, count: int) -> list[float]:
-            found = workers[side].take(count)
-            if found is None:
+        def slot(side: str, count: int) -> list[float]:
+            taken = workers[side].take(count)
+            if taken is None:
                 raise _SideFailedError(side)
-            turns.samples[side].extend(found)
-            return found
+            samples[side].extend(taken)
+            return taken
 
         try:
-            for side in range(2):
-                letter(side, LETTER)  # counts for nothing: both have just been woken
-            count = _samples_of_letter(max(worker.sample_s for worker in workers))
-            while len(turns.differences) < self._budget.blocks:
-                block: tuple[list[float], list[float]] = ([], [])
-                for side in self._coin.choice(ORDERS):
-                    block[side].extend(letter(side, count))
-                turns.differences.append(block_difference(*block))
-                turns.decision = decide(turns.differences, effect=test.effect, alpha=test.alpha)
-                if turns.decision.verdict != "uncertain" or time.monotonic() > end:
+            for side in SIDES:
+                slot(side, SLOT)  # not part of any block: both workers have just been woken
+            count = _samples_of_slot(max(worker.sample_s for worker in workers.values()))
+            while True:
+                block: dict[str, list[float]] = {side: [] for side in SIDES}
+                for side in self._random.choice(ORDERS):
+                    block[side].extend(slot(side, count))
+                differences.append(block_difference(block["A"], block["B"]))
+                decision = decide(differences, effect=test.effect, alpha=test.alpha)
+                spent = len(differences) >= self._budget.blocks or time.monotonic() > end
+                if decision.verdict != "uncertain" or spent:
                     break
         except _SideFailedError as error:
-            turns.failed, turns.decision = error.side, None
-        return turns
+            return error.side
+        self._decided[key] = samples, decision, len(differences)
+        return ""
+
+    def pair(self, wanted: Wanted, results: Mapping[str, Mapping[str, MeasurementResult]]) -> Pair:
+        """Return a measurement's decision, given the results of both sides by key."""
+        key = wanted.key
+        a, b = (self._result(key, side, results[side].get(key)) for side in SIDES)
+        if key not in self._decided or a.record is None or b.record is None:
+            return Pair(wanted, a, b)
+        samples, decision, blocks = self._decided[key]
+        try:
+            require_same(samples["A"], a.samples_s)
+            require_same(samples["B"], b.samples_s)
+        except D5Error as error:
+            return Pair(wanted, MeasurementResult(failure=str(error)), MeasurementResult(failure=str(error)))
+        return Pair(wanted, a, b, decision, blocks)
+
+    def _result(self, key: str, side: str, result: MeasurementResult | None) -> MeasurementResult:
+        if (key, side) in self._gave_up:
+            return MeasurementResult()
+        return result or MeasurementResult(failure=self.errors.get(side, "it was not measured"))
 
 
 class _SideFailedError(Exception):
     """Raised when a worker ends in the middle of its turns."""
 
-    def __init__(self, side: int) -> None:
+    def __init__(self, side: str) -> None:
         super().__init__(side)
         self.side = side
 
 
-def _called(side: int) -> str:
-    return f"side {'AB'[side]}"
-
-
-def _samples_of_letter(sample_s: float) -> int:
+def _samples_of_slot(sample_s: float) -> int:
     if sample_s >= LONG_S:
         return 1
-    return min(LONGEST_LETTER, max(LETTER, math.ceil(LETTER_S / sample_s)))
+    return min(LONGEST_SLOT, max(SLOT, math.ceil(SLOT_S / sample_s)))

@@ -1,16 +1,12 @@
-"""Workers of several backends that take turns in each measurement of a case.
+"""Backends that take turns in the measurements of a case.
 
-They live side by side, and only one runs at a time, from its start on: the others are blocked on a
-read. A round goes through all of them, the next one back: what drifts in time drifts for all.
+The order of the backends reverses with every round, so that drift in time affects all alike.
 Measurements that cannot be taken in turns are made by one worker while the others wait. A worker
 that dies costs its own measurement; the others go on.
 
-As many workers live side by side as memory has room for. Those for which there is none take turns
-in a group of their own, after these, and what is recorded says so.
-
-Several launches repeat all of it, by new processes, for what takes turns.
-
-Imports `d5suite.launch`, `d5suite.instruments` and its neighbours.
+As many workers live side by side as fit into memory. The others take turns in a group of their own
+afterwards, and the record has a note. Several launches repeat all measurements that take turns, in
+new processes.
 """
 
 from __future__ import annotations
@@ -19,27 +15,26 @@ import itertools
 import math
 import statistics
 import uuid
-from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from d5suite.backends import Selection
 from d5suite.errors import D5Error, describe_error
 from d5suite.instruments.memory import free_memory
 from d5suite.instruments.settings import SamplingSettings
 from d5suite.job import Job
-from d5suite.launch.base import Launch, Limits, interpreter
 from d5suite.launch.turns import TurnWorker, require_same
-from d5suite.session.attempts import watcher
 from d5suite.session.record import with_samples
-from d5suite.session.session import Found, Session, Wanted
+from d5suite.session.results import MeasurementResult, Wanted
+from d5suite.session.session import Session
+from d5suite.session.turns import TurnScheduler
 from d5suite.statistics.intervals import relative_half_width
 from d5suite.statistics.rounds import without_drift
 
 TURN_S, LONG_S = 0.05, 0.1
-"""Least duration of a turn; and of a sample which needs no calls before it that do not count: what
-another worker has done to the caches makes the first one longer by milliseconds."""
+"""Least seconds of a turn; and seconds above which a sample needs no uncounted calls before it.
+Caches that another worker has filled make the first sample longer by milliseconds."""
 
 ROUNDS = 6
 """Rounds into which a budget is divided: the fewest that give a 95% interval."""
@@ -48,260 +43,200 @@ LONGEST = 1000
 """Most samples of a turn."""
 
 ROOM = 1.2
-"""Free memory, in multiples of the largest worker's so far, needed to start another one."""
+"""Free memory needed to start another worker, in multiples of the largest worker so far."""
 
 CROWDED = "memory had no room for all workers at once: only those in one group took turns"
 
 SPARE = 0.95
-"""Part of the memory that is free which a worker may take beside others."""
+"""Fraction of the free memory that a worker may use beside others."""
 
 
-class Place(NamedTuple):
-    """One backend's measurements of the case."""
-
-    selection: Selection
-    batch: list[Wanted]
-
-
-@dataclass
-class _Took:
-    """Turns of one measurement: the samples of each round, by backend."""
-
-    rounds: dict[str, list[list[float]]] = field(default_factory=dict)
-
-
-def can_take_turns(session: Session, places: Sequence[Place], least: int = 2) -> bool:
-    """Return whether `least` backends make measurements of one case that take turns, on the CPU."""
-    first = places[0].batch[0]
+def can_take_turns(session: Session, jobs: Sequence[Sequence[Wanted]], least: int = 2) -> bool:
+    """Return whether `least` jobs of a case or more have measurements that take turns."""
+    first = jobs[0][0]
     if session.settings.elsewhere is not None or session.settings.device != "cpu" or first.ranks is not None:
         return False
     if first.case.shares_references:
         return False
-    return sum(any(each.measurement.takes_turns for each in place.batch) for place in places) >= least
+    return sum(any(each.measurement.takes_turns for each in batch) for batch in jobs) >= least
 
 
-def measure_in_turns(session: Session, places: Sequence[Place], launches: int = 1) -> None:
-    """Measure a case on several backends in turn; the session then knows the results.
+def measure_in_turns(session: Session, jobs: Sequence[Sequence[Wanted]], launches: int = 1) -> None:
+    """Measure a case on several backends in turn; `Session.known` then has the results.
 
     Parameters
     ----------
     session : Session
-    places : sequence of Place
+    jobs : sequence of sequence of Wanted
+        The measurements of each backend.
     launches : int
-        Of each process.
+        How often to repeat them in new processes.
 
     Raises
     ------
     KeyboardInterrupt
         After Ctrl-C; what was finished is known.
     """
-    places = sorted(places, key=lambda place: bool(place.selection.backend.slow_float64))
+    jobs = sorted(jobs, key=lambda batch: bool(batch[0].selection.backend.slow_float64))
     try:
-        _measure(session, places, launches)
+        for launch in range(1, launches + 1):
+            if launch > 1:
+                jobs = _launched_again(session, jobs)
+            waiting, crowded = jobs, False
+            while waiting:
+                rounds = RoundScheduler(session, waiting, launch, crowded=crowded)
+                rounds.measure()
+                waiting, crowded = rounds.left(), True
     except Exception as error:  # whatever it is, it costs this case and no other
-        for selection, batch in places:
-            for each in batch:
-                if session.known(each, selection) is None:
-                    session.keep(each, selection, Found(failure=describe_error(error)))
+        for each in itertools.chain.from_iterable(jobs):
+            if session.known(each) is None:
+                session.keep(each, MeasurementResult(failure=describe_error(error)))
 
 
-def _measure(session: Session, places: Sequence[Place], launches: int) -> None:
-    for launch in range(1, launches + 1):
-        waiting = list(places) if launch == 1 else _again(session, places)
-        is_crowded = False
-        while waiting:
-            group = _Group(session, waiting, launch, is_crowded=is_crowded)
-            try:
-                group.play()
-            except BaseException as error:
-                group.ended_by = error
-                raise
-            finally:
-                group.close()
-                group.settle()
-            waiting = group.left()
-            is_crowded = True
-
-
-def _again(session: Session, places: Sequence[Place]) -> list[Place]:
+def _launched_again(session: Session, jobs: Sequence[Sequence[Wanted]]) -> list[list[Wanted]]:
     """Return the measurements to launch again: those that take turns and have not failed."""
-    found = []
-    for selection, batch in places:
-        sound = [each for each in batch if each.measurement.takes_turns and _is_sound(session.known(each, selection))]
-        if sound:
-            found.append(Place(selection, sound))
-    return found
+
+    def is_sound(wanted: Wanted) -> bool:
+        result = session.known(wanted)
+        return wanted.measurement.takes_turns and result is not None and result.record is not None
+
+    return [sound for batch in jobs if (sound := [each for each in batch if is_sound(each)])]
 
 
-def _is_sound(found: Found | None) -> bool:
-    return found is not None and found.record is not None
+class RoundScheduler(TurnScheduler):
+    """Backends that take turns in rounds, once."""
 
-
-class _Group:
-    """Workers that live side by side."""
-
-    def __init__(self, session: Session, places: Sequence[Place], launch: int, *, is_crowded: bool) -> None:
-        self._session, self._launch, self._is_crowded = session, launch, is_crowded
-        self._places = {str(place.selection): place for place in places}
-        self._found: dict[str, dict[str, Found]] = {name: {} for name in self._places}
+    def __init__(self, session: Session, jobs: Sequence[Sequence[Wanted]], launch: int, *, crowded: bool) -> None:
+        super().__init__(list(dict.fromkeys(each.key for batch in jobs for each in batch)))
+        self._session, self._launch, self._is_crowded = session, launch, crowded
+        self._batches = {batch[0].runner: batch for batch in jobs}
+        self._results: dict[str, dict[str, MeasurementResult]] = {name: {} for name in self._batches}
         self._workers: dict[str, TurnWorker] = {}
-        self._peaks: list[int] = []
-        self._runs: dict[str, Generator[tuple[str, TurnWorker], None, None]] = {}
-        self._took: dict[str, _Took] = {}
-        self._lost: dict[str, str] = {}
-        self.ended_by: BaseException | None = None
+        self._largest = 0
+        self._rounds: dict[str, dict[str, list[list[float]]]] = {}
         self._token = uuid.uuid4().hex
-        self._keys = list(dict.fromkeys(each.key for place in places for each in place.batch))
 
-    def play(self) -> None:
-        """Run all measurements until done or interrupted."""
-        waiting: dict[str, tuple[str, TurnWorker] | None] = {}
-        for number, (name, (selection, batch)) in enumerate(self._places.items()):
-            if number and not self._has_room():
-                break
-            self._runs[name] = self._session.in_turns(
-                selection, batch, self._starter(name), self._launch, self._found[name]
-            )
-            waiting[name] = self._next(name)
-        while any(waiting.values()):
-            there = {name: each for name, each in waiting.items() if each is not None}
-            key = min((key for key, _ in there.values()), key=self._keys.index)
-            ready = {name: worker for name, (its, worker) in there.items() if its == key}
-            self._took[key] = self._take(key, ready)
-            for name, worker in ready.items():  # one after the other, so that only one runs
-                worker.finish()
-                waiting[name] = self._next(name)
+    def measure(self) -> None:
+        """Measure until done or interrupted, and give the session the results."""
+        jobs = {}
+        for name, batch in self._batches.items():
 
-    def close(self) -> None:
-        """End all workers; the results of what they have finished are kept."""
-        for run in self._runs.values():
-            run.close()
+            def start(job: Job, path: Path, limit_s: float, name: str = name) -> TurnWorker:
+                ended = self._workers.pop(name, None)
+                self._largest = max(self._largest, ended.peak_bytes if ended is not None else 0)
+                launch = self._session.launch(job, path, limit_s, memory_bytes=self._limit())
+                self._workers[name] = TurnWorker(job, path, launch)
+                return self._workers[name]
 
-    def left(self) -> list[Place]:
-        """Return the measurements that did not fit into memory beside the others."""
-        found = []
-        for name, (selection, batch) in self._places.items():
-            missing = [each for each in batch if each.key not in self._found[name] and name not in self._lost]
-            if missing:
-                found.append(Place(selection, missing))
-        return found
-
-    def settle(self) -> None:
-        """Hand the findings to the session, with the rounds of what took turns."""
-        self._is_crowded |= bool(self.left())
-        for name, (selection, batch) in self._places.items():
-            for each in batch:
-                found = self._found[name].get(each.key)
-                if found is None and name in self._lost:
-                    found = Found(failure=self._lost[name])
-                if found is None:
-                    continue
-                if found.record is None and not found.wrong and isinstance(self.ended_by, Exception):
-                    found = Found(failure=describe_error(self.ended_by))
-                before = self._session.known(each, selection) if self._launch > 1 else None
-                self._session.keep(each, selection, self._with_rounds(each.key, name, found, before))
-
-    def _with_rounds(self, key: str, name: str, found: Found, before: Found | None) -> Found:
-        """Append a finding's rounds to those of earlier launches, and return it."""
-        took = self._took.get(key)
-        rounds = None if took is None else took.rounds.get(name)
-        if found.record is None or rounds is None or took is None:
-            return before if self.ended_by is not None and before is not None and not found.wrong else found
+            jobs[name] = self._session.run(batch, self._results[name], start, self._launch)
+        ended_by: BaseException | None = None
         try:
-            require_same(list(itertools.chain.from_iterable(rounds)), found.samples_s)
+            self.run(jobs)
+        except BaseException as error:
+            ended_by = error
+            raise
+        finally:
+            self._settle(ended_by)
+
+    def left(self) -> list[list[Wanted]]:
+        """Return the measurements that did not fit into memory beside the others."""
+        missing = {
+            name: [each for each in batch if each.key not in self._results[name] and name not in self.errors]
+            for name, batch in self._batches.items()
+        }
+        return [batch for batch in missing.values() if batch]
+
+    def _settle(self, ended_by: BaseException | None) -> None:
+        """Give the session the results, with the rounds in which they were taken."""
+        self._is_crowded |= bool(self.left())
+        for name, batch in self._batches.items():
+            for each in batch:
+                result = self._results[name].get(each.key)
+                if result is None and name in self.errors:
+                    result = MeasurementResult(failure=self.errors[name])
+                if result is None:
+                    continue
+                if result.record is None and not result.wrong and isinstance(ended_by, Exception):
+                    result = MeasurementResult(failure=describe_error(ended_by))
+                before = self._session.known(each) if self._launch > 1 else None
+                if result.record is not None and name in self._rounds.get(each.key, ()):
+                    result = self._with_rounds(each.key, name, result, before)
+                elif ended_by is not None and before is not None and not result.wrong:
+                    result = before
+                self._session.keep(each, result)
+
+    def _with_rounds(
+        self, key: str, name: str, result: MeasurementResult, before: MeasurementResult | None
+    ) -> MeasurementResult:
+        """Return a result with its rounds, after those of earlier launches."""
+        assert result.record is not None
+        rounds = self._rounds[key][name]
+        try:
+            require_same(list(itertools.chain.from_iterable(rounds)), result.samples_s)
         except D5Error as error:
-            return Found(failure=str(error))
+            return MeasurementResult(failure=str(error))
         launch: dict[str, Any] = {
             "group": self._token,
-            "beside": sorted(other for other in took.rounds if other != name),
+            "beside": sorted(other for other in self._rounds[key] if other != name),
             "rounds": [len(each) for each in rounds],
         }
         if self._is_crowded:
             launch["note"] = CROWDED
         if before is None or before.record is None:
-            return replace(found, record={**found.record, "turns": [launch]})
-        samples = [*before.samples_s, *found.samples_s]
+            return replace(result, record={**result.record, "turns": [launch]})
+        samples = [*before.samples_s, *result.samples_s]
         ends = [0, *itertools.accumulate(sum(each["rounds"]) for each in before.record["turns"]), len(samples)]
         launches = [samples[start:end] for start, end in itertools.pairwise(ends)]
         turns = [*before.record["turns"], launch]
         return replace(
             before,
-            record={**with_samples(before.record, launches, found.record), "turns": turns},
+            record={**with_samples(before.record, launches, result.record), "turns": turns},
             samples_s=samples,
             series={**before.series, "samples_s": samples},
         )
 
-    def _has_room(self) -> bool:
+    def has_room(self) -> bool:
         """Return whether one more worker, as large as the largest so far, fits into memory."""
-        return bool(self._limit() >= ROOM * max(self._peaks, default=0))
+        limit = self._limit()
+        return limit >= ROOM * max([self._largest, *(each.peak_bytes for each in self._workers.values())])
 
     def _limit(self) -> int:
-        """Return the memory limit of one more worker."""
+        """Return the memory limit of one more worker in bytes."""
         others = sum(worker.resident_bytes() for worker in self._workers.values())
         whole = self._session.settings.memory_bytes
         if not others:
             return whole
         return min(whole - others, int(SPARE * free_memory("cpu")["in this machine's memory"]))
 
-    def _next(self, name: str) -> tuple[str, TurnWorker] | None:
-        """Let a worker run until it waits for its turns; None once it is at its end."""
-        try:
-            return next(self._runs[name], None)
-        except Exception as error:  # whatever it is, it costs this job and no other
-            self._lost[name] = describe_error(error)
-            return None
-        finally:
-            if name in self._workers:
-                self._workers[name].resident_bytes()
-                self._peaks.append(self._workers[name].peak_bytes)
-
-    def _starter(self, name: str) -> Callable[[Job, Path, float], TurnWorker]:
-        session = self._session
-        settings = session.settings
-
-        def start(job: Job, path: Path, limit_s: float) -> TurnWorker:
-            self._workers.pop(name, None)
-            tell = session.progress
-            shown = path.name.removesuffix(".job.json")
-            limits = Limits(limit_s if settings.timeout_s is None else settings.timeout_s, self._limit())
-            python = interpreter(job.backend["name"], settings.pythons)
-            watch = None if tell is None else watcher(path, lambda phase: tell(shown, phase))
-            self._workers[name] = worker = TurnWorker(job, path, Launch(limits, python, settings.wrap, watch=watch))
-            return worker
-
-        return start
-
-    def _take(self, key: str, workers: Mapping[str, TurnWorker]) -> _Took:
+    def take(self, key: str, workers: Mapping[str, TurnWorker]) -> Mapping[str, str]:
         """Take rounds until their ratios are precise, or the budget is spent."""
         sampling = self._sampling(key)
-        took = _Took({name: [] for name in workers})
-        spent = 0.0
-        tell, alive, last = self._session.progress, dict(workers), ""
-        while alive:
-            if tell is not None:
-                count = len(next(iter(took.rounds.values())))
-                tell(key, f"{', '.join(alive)} take turns, round {count + 1}")
-            number = len(next(iter(took.rounds.values())))
-            for name in list(alive) if number % 2 == 0 else list(reversed(alive)):
-                worker = alive[name]
+        rounds: dict[str, list[list[float]]] = {name: [] for name in workers}
+        self._rounds[key] = rounds
+        spent, number, last = 0.0, 0, ""
+        while rounds:
+            if self._session.progress is not None:
+                self._session.progress(key, f"{', '.join(rounds)} take turns, round {number + 1}")
+            for name in list(rounds) if number % 2 == 0 else list(reversed(rounds)):
+                worker = workers[name]
                 count = samples_of_turn(worker.sample_s, sampling)
-                found = worker.take(count, wakes=name != last and worker.sample_s < LONG_S)
+                samples = worker.take(count, wakes=name != last and worker.sample_s < LONG_S)
                 worker.rest()
                 last = name
-                if found is None:
-                    del alive[name], took.rounds[name]
+                if samples is None:
+                    del rounds[name]
                     continue
-                took.rounds[name].append(found)
+                rounds[name].append(samples)
                 spent += worker.took_s
-            if alive and _is_enough(list(took.rounds.values()), spent / len(alive), sampling):
+            number += 1
+            if rounds and _is_enough(list(rounds.values()), spent / len(rounds), sampling):
                 break
-        return took
+        return {}
 
     def _sampling(self, key: str) -> SamplingSettings:
-        """Return the largest budget of all in turn: slower backends have smaller presets."""
-        every = [self._session.sampling(each, place.selection)
-                 for place in self._places.values() for each in place.batch if each.key == key]  # fmt: skip
-        return max(every, key=lambda each: each.max_time_s)
+        """Return the largest budget of all backends; slower backends have smaller presets."""
+        wanted = [each for batch in self._batches.values() for each in batch if each.key == key]
+        return max(map(self._session.sampling, wanted), key=lambda each: each.max_time_s)
 
 
 def samples_of_turn(sample_s: float, sampling: SamplingSettings) -> int:
@@ -310,7 +245,7 @@ def samples_of_turn(sample_s: float, sampling: SamplingSettings) -> int:
     Parameters
     ----------
     sample_s : float
-        How long one takes; 0 if nobody knows.
+        Seconds that a sample takes; 0 if unknown.
     sampling : SamplingSettings
         Its budget is divided into `ROUNDS`.
     """
@@ -321,7 +256,7 @@ def samples_of_turn(sample_s: float, sampling: SamplingSettings) -> int:
 
 
 def _is_enough(rounds: Sequence[Sequence[Sequence[float]]], spent_s: float, sampling: SamplingSettings) -> bool:
-    """Return whether samples suffice, after ``spent_s`` for each worker."""
+    """Return whether samples suffice, after ``spent_s`` seconds per worker."""
     least, most = (f(sum(map(len, each)) for each in rounds) for f in (min, max))
     count = len(rounds[0])
     if least < sampling.min_rounds or (least > count and count < ROUNDS):
@@ -332,7 +267,7 @@ def _is_enough(rounds: Sequence[Sequence[Sequence[float]]], spent_s: float, samp
 
 
 def is_precise(rounds: Sequence[Sequence[Sequence[float]]], sampling: SamplingSettings) -> bool:
-    """Return whether the ratios to the first, or the median of a single one, are precise enough."""
+    """Return whether ratios to the first backend are precise enough, or the only median is."""
     import numpy as np
 
     first, *others = [[statistics.median(each) for each in its] for its in rounds]

@@ -18,15 +18,16 @@ from d5suite.errors import ConfigurationError, describe_error
 from d5suite.files import locked
 from d5suite.instruments.quiet import await_quiet
 from d5suite.instruments.settings import SamplingSettings
-from d5suite.job import CaseJob, Job, Ranks, Result, key_of
-from d5suite.launch.base import Outcome
-from d5suite.launch.turns import TurnWorker
+from d5suite.job import CaseJob, Job
+from d5suite.launch.base import Launch, Limits, interpreter
+from d5suite.launch.run import start_job
+from d5suite.launch.supervisor import Supervisor
 from d5suite.measurements import file_of
-from d5suite.measurements.base import Measurement
-from d5suite.session.attempts import Attempt, attempts, read_outcome, settle, work
+from d5suite.session.attempts import Attempt, settle, watcher
 from d5suite.session.elsewhere import attempts_in
 from d5suite.session.nodes import add_nodes
 from d5suite.session.record import record
+from d5suite.session.results import MeasurementResult, Wanted
 
 KEEP_RUNS = 20
 """Folders of job files kept; older ones go when a new one is made."""
@@ -39,58 +40,9 @@ LOCK = "session.lock"
 """A file in each that a session holds a lock on while it runs."""
 
 
-class Wanted(NamedTuple):
-    """One measurement of one case; at level 3, by ranks."""
+class JobPlan(NamedTuple):
+    """The job of a batch: what is wanted by key, and how to make the job for some keys."""
 
-    case: Case
-    measurement: type[Measurement]
-    ranks: Ranks | None = None
-
-    @property
-    def key(self) -> str:
-        """Its name within a job."""
-        return key_of(self.case.name, self.measurement.name)
-
-    def job_on(self, selection: Selection) -> tuple[str, str]:
-        """Return the job that makes it: a batch of cases, and what runs them."""
-        return self.case.batch, runner(selection, self.ranks)
-
-
-def runner(selection: Selection, ranks: Ranks | None) -> str:
-    """Name of a job's runner in results: a backend, and at level 3 its ranks."""
-    return "-".join(str(each) for each in (selection, ranks) if each is not None)
-
-
-@dataclass
-class Found:
-    """One measurement of one backend: a record, or why there is none.
-
-    Attributes
-    ----------
-    record : dict or None
-    samples_s : list of float
-        Seconds.
-    series : dict of str to list of float
-    failure : str or None
-    kept : dict or None
-        Partial results that survive the failure, such as the curves of runs that missed their
-        target.
-    wrong : bool
-        Whether it failed because an answer was wrong.
-    """
-
-    record: dict[str, Any] | None = None
-    samples_s: list[float] = field(default_factory=list)
-    series: dict[str, list[float]] = field(default_factory=dict)
-    failure: str | None = None
-    kept: dict[str, Any] | None = None
-    wrong: bool = False
-
-
-class Plan(NamedTuple):
-    """The job of a batch on a backend: what is wanted, by key, and how a part of it is made."""
-
-    selection: Selection
     wanted: dict[str, Wanted]
     slug: str
     limit_s: float
@@ -117,11 +69,11 @@ class Session:
 
     settings: Settings
     progress: Callable[[str, str], None] | None = None
-    _found: dict[tuple[str, str], dict[str, Found]] = field(default_factory=dict)
-    _trajectories: dict[tuple[str, str, str], Path] = field(default_factory=dict)
+    _results: dict[tuple[str, str], dict[str, MeasurementResult]] = field(default_factory=dict)
+    _trajectories: dict[Path, tuple[str, str]] = field(default_factory=dict)
     _shared_files: set[Path] = field(default_factory=set)
     _cases: dict[str, list[Case]] = field(default_factory=dict)
-    _referenced: dict[str, Found] = field(default_factory=dict)
+    _references: dict[str, MeasurementResult] = field(default_factory=dict)
     _waited_s: float = 0.0
     _loud: str = ""
     folder: Path = field(init=False)
@@ -151,29 +103,32 @@ class Session:
                 hint="Choose --jobs DIR.",
             ) from error
 
-    def found(self, wanted: Wanted, selection: Selection, batch: Sequence[Wanted]) -> Found:
-        """Return one measurement's record; the first call for a batch and a backend runs their job.
+    def measure(self, batch: Sequence[Wanted]) -> None:
+        """Run the job of a batch; `result` then returns the results.
 
         Parameters
         ----------
-        wanted : Wanted
-        selection : Selection
         batch : sequence of Wanted
-            All that the run wants of the same batch on the same backend.
+            All that the run wants of one job.
         """
-        key = wanted.job_on(selection)
-        if key not in self._found:
-            found = self._found[key] = {}
-            try:
-                self._run(selection, batch, found)
-            except Exception as error:  # whatever it is, it costs this job and no other
-                for each in batch:
-                    found.setdefault(each.key, Found(failure=describe_error(error)))
+        results = self._results[batch[0].job] = {}
+        try:
+            if self.settings.from_jobs is not None:
+                self._read_results(batch, results)
+            else:
+                for _ in self.run(batch, results, self._start):
+                    pass  # no turns
+        except Exception as error:  # whatever it is, it costs this job and no other
+            for each in batch:
+                results.setdefault(each.key, MeasurementResult(failure=describe_error(error)))
+
+    def result(self, wanted: Wanted) -> MeasurementResult:
+        """Return the result of a measurement whose job has run."""
         clash = self._clash(wanted.case)
         if clash is not None:
-            return Found(failure=clash)
-        lost = Found(failure=f"{wanted.key}: the job of {selection} ended before it came to this measurement")
-        return self._found[key].get(wanted.key, lost)
+            return MeasurementResult(failure=clash)
+        lost = f"{wanted.key}: the job of {wanted.selection} ended before it came to this measurement"
+        return self.known(wanted) or MeasurementResult(failure=lost)
 
     def wait_until_quiet(self) -> None:
         """Wait for a quiet machine, as long as the settings say in all; else mark what follows."""
@@ -185,24 +140,24 @@ class Session:
         self._waited_s += time.monotonic() - start
         self._loud = f"the machine was not quiet after {limit_s:g} s of --wait-quiet: {loud}" if loud else ""
 
-    def sampling(self, wanted: Wanted, selection: Selection) -> SamplingSettings:
+    def sampling(self, wanted: Wanted) -> SamplingSettings:
         """Return the sampling settings of a measurement."""
-        return SamplingSettings.from_dict(self._part(wanted.case, selection, [wanted]).sampling)
+        return SamplingSettings.from_dict(self._case_job([wanted], wanted.selection).sampling)
 
-    def keep(self, wanted: Wanted, selection: Selection, found: Found) -> None:
+    def keep(self, wanted: Wanted, result: MeasurementResult) -> None:
         """Store a measurement's result."""
-        self._found.setdefault(wanted.job_on(selection), {})[wanted.key] = found
+        self._results.setdefault(wanted.job, {})[wanted.key] = result
 
-    def has_run(self, wanted: Wanted, selection: Selection) -> bool:
+    def has_run(self, wanted: Wanted) -> bool:
         """Return whether the job of a measurement has run."""
-        return wanted.job_on(selection) in self._found
+        return wanted.job in self._results
 
-    def known(self, wanted: Wanted, selection: Selection) -> Found | None:
-        """Return the result of a measurement so far; runs nothing."""
-        return self._found.get(wanted.job_on(selection), {}).get(wanted.key)
+    def known(self, wanted: Wanted) -> MeasurementResult | None:
+        """Return the result of a measurement, if there is one yet."""
+        return self._results.get(wanted.job, {}).get(wanted.key)
 
-    def write(self, selection: Selection, batch: Sequence[Wanted]) -> Path:
-        """Write the job file of a batch on a backend, to be run elsewhere.
+    def write(self, batch: Sequence[Wanted]) -> Path:
+        """Write the job file of a batch, to be run elsewhere.
 
         Raises
         ------
@@ -213,8 +168,8 @@ class Session:
             clash = self._clash(each.case)
             if clash is not None:
                 raise ConfigurationError(clash)
-        path = self.folder / f"{_slug(batch[0], selection)}.job.json"
-        self._job(batch, selection).save(path)
+        path = self._path(_slug(batch[0]))
+        self._job(batch).save(path)
         return path
 
     def close(self) -> None:
@@ -222,7 +177,7 @@ class Session:
         self._held.close()
         if self.settings.elsewhere is not None:  # other processes may need them still
             return
-        for path in (*self._trajectories.values(), *self._shared_files):
+        for path in (*self._trajectories, *self._shared_files):
             path.unlink(missing_ok=True)
             path.with_suffix(".json").unlink(missing_ok=True)
 
@@ -236,169 +191,191 @@ class Session:
         files = " and ".join(sorted({each.origin for each in known}))
         return f"{case.name}: two cases have this name, in {files}\n  Rename one of them."
 
-    def _run(self, selection: Selection, batch: Sequence[Wanted], found: dict[str, Found]) -> None:
-        """Run the job of a batch on a backend, after the job of the references it needs."""
-        plan = self._plan(selection, batch, found)
-        if plan is None:
-            return
-
-        def run(job: Job, number: int) -> tuple[Outcome, Result, Path]:
-            return self._work(job, plan.slug, number, plan.limit_s)
-
-        done = attempts(plan.make, list(plan.wanted), run)
-        if self.settings.from_jobs is not None:
-            done = attempts_in(self.folder / f"{plan.slug}.job.json", plan.make(list(plan.wanted)))
-        for attempt in done:
-            self._take(attempt, plan, found)
-
-    def in_turns(
-        self,
-        selection: Selection,
-        batch: Sequence[Wanted],
-        start: Callable[[Job, Path, float], TurnWorker],
-        launch: int = 1,
-        into: dict[str, Found] | None = None,
-    ) -> Generator[tuple[str, TurnWorker], None, None]:
-        """Run the job of a batch by workers that wait for their turns.
-
-        A worker that exceeds a limit below the session's, set to leave room for others, leaves its
-        current measurement unsettled.
+    def launch(
+        self, job: Job, path: Path, limit_s: float, *, python: str | None = None, memory_bytes: int | None = None
+    ) -> Launch:
+        """Return how this session launches the worker of a job.
 
         Parameters
         ----------
-        selection : Selection
+        job : Job
+        path : Path
+            The job file.
+        limit_s : float
+            Time limit in seconds, unless the settings have one.
+        python : str, optional
+            Interpreter, instead of the configured one.
+        memory_bytes : int, optional
+            Memory limit, instead of the one of the settings.
+        """
+        settings, progress = self.settings, self.progress
+        if python is None and "reference" not in job.passes:
+            python = interpreter(job.backend["name"], settings.pythons)
+        limits = Limits(
+            limit_s if settings.timeout_s is None else settings.timeout_s,
+            settings.memory_bytes if memory_bytes is None else memory_bytes,
+        )
+        name = path.name.removesuffix(".job.json")
+        watch = None if progress is None else watcher(path, lambda phase: progress(name, phase))
+        return Launch(limits, python, settings.wrap, watch=watch)
+
+    def run(
+        self,
+        batch: Sequence[Wanted],
+        results: dict[str, MeasurementResult],
+        start: Callable[[Job, Path, float], Supervisor],
+        launch: int = 1,
+    ) -> Generator[tuple[str, Any], None, None]:
+        """Run the job of a batch; after a crash a new worker takes up the rest.
+
+        A worker that exceeds a memory limit below the session's, set to leave room for others,
+        leaves its current measurement without a result.
+
+        Parameters
+        ----------
         batch : sequence of Wanted
+        results : dict of str to MeasurementResult
+            Receives the results, by key.
         start : callable
-            Starts a worker, given the job, its file and the seconds for which it may run.
+            Starts a worker, given the job, its file and the time limit in seconds.
         launch : int
-            From 1: a later one of the same job.
-        into : dict of str to Found, optional
-            Receives the results, by key; by default `known` has them, and those of a later launch
-            replace those before.
+            From 1; number of launches of the same job.
 
         Yields
         ------
         str, TurnWorker
-            A measurement's key, and the worker that waits for its first turn. It is resumed when
-            the worker was told that its turns have ended.
+            Only if `start` returns a `TurnWorker`: a measurement's key, and the worker that waits
+            for its first turn. Resume when the worker has been told that its turns have ended.
         """
-        found = self._found.setdefault(batch[0].job_on(selection), {}) if into is None else into
-        plan = self._plan(selection, batch, found)
-        remaining = [] if plan is None else list(plan.wanted)
-        number = 0
-        while plan is not None and remaining:
+        plan = self._plan(batch, results)
+        if plan is not None:
+            yield from self._attempts(plan, results, start, launch)
+
+    def _attempts(
+        self,
+        plan: JobPlan,
+        results: dict[str, MeasurementResult],
+        start: Callable[[Job, Path, float], Supervisor],
+        launch: int = 1,
+    ) -> Generator[tuple[str, Any], None, None]:
+        slug = plan.slug if launch == 1 else f"{plan.slug}-launch{launch}"
+        remaining, number = list(plan.wanted), 0
+        while remaining:
             number += 1
-            slug = plan.slug if launch == 1 else f"{plan.slug}-launch{launch}"
             job, path = plan.make(remaining), self._path(slug, number)
             job.save(path)
             worker, interrupt = start(job, path, plan.limit_s), None
             try:
                 while (key := worker.ready()) is not None:
-                    self._keep_trajectories(job, selection)  # proved: it proves those that start beside it
+                    self._keep_trajectories(job)  # proved: it proves those that start beside it
                     yield key, worker
             except BaseException as error:  # an interrupt must not lose what the worker has finished
                 interrupt = error
-            outcome, result = read_outcome(worker.end(interrupt), path)
+            outcome = worker.end(interrupt)
             crowded = outcome.exceeded_bytes is not None and outcome.exceeded_bytes < self.settings.memory_bytes
-            settled, remaining = settle(job, outcome, result or Result(), path, [] if crowded else remaining)
+            settled, remaining = settle(job, outcome, path, [] if crowded else remaining)
             for attempt in settled:
-                self._take(attempt, plan, found)
+                self._take(attempt, plan, results)
             if interrupt is not None:
                 raise interrupt
 
-    def _plan(self, selection: Selection, batch: Sequence[Wanted], found: dict[str, Found]) -> Plan | None:
-        """Plan the job of a batch, once the references that it needs exist."""
+    def _start(self, job: Job, path: Path, limit_s: float) -> Supervisor:
+        return start_job(job, path, self.launch(job, path, limit_s))
+
+    def _read_results(self, batch: Sequence[Wanted], results: dict[str, MeasurementResult]) -> None:
+        """Read the results of a job that ran elsewhere."""
+        plan = self._plan(batch, results)
+        if plan is not None:
+            for attempt in attempts_in(self._path(plan.slug), plan.make(list(plan.wanted))):
+                self._take(attempt, plan, results)
+
+    def _plan(self, batch: Sequence[Wanted], results: dict[str, MeasurementResult]) -> JobPlan | None:
+        """Plan the job of a batch, once the references that it needs exist.
+
+        Measurements that make no sense get their failure in `results`.
+        """
+        for each in batch:
+            self._clash(each.case)  # registers all names before the first one is judged
         valid: dict[str, Wanted] = {}
-        senseless: dict[str, str] = {}
         for each in batch:
-            self._clash(each.case)  # all names are known before any is judged
-        for each in batch:
-            name = each.case.name
-            if name in senseless:
-                found[each.key] = Found(failure=senseless[name])
-            elif (clash := self._clash(each.case)) is not None:
-                found[each.key] = Found(failure=clash)
+            failure = self._clash(each.case) or self._senseless(each)
+            if failure is None:
+                valid[each.key] = each
             else:
-                try:
-                    self._part(each.case, selection, [each])
-                    valid[each.key] = each
-                except Exception as error:
-                    senseless[name] = describe_error(error)
-                    found[each.key] = Found(failure=senseless[name])
-        shared = [each for each in valid.values() if each.case.shares_references]
-        for key, failed in self._compute_references(shared).items():
-            found[key] = failed
+                results[each.key] = MeasurementResult(failure=failure)
+        for key, failed in self._compute_references([e for e in valid.values() if e.case.shares_references]).items():
+            results[key] = failed
             del valid[key]
         if not valid:
             return None
-        slug = _slug(next(iter(valid.values())), selection)
         limit_s = max(
-            each.case.time_limit_s(selection, self.settings, each.measurement.trains) for each in valid.values()
+            each.case.time_limit_s(each.selection, self.settings, each.measurement.trains) for each in valid.values()
         )
+        slug = _slug(next(iter(valid.values())))
+        return JobPlan(valid, slug, limit_s, lambda keys: self._job([valid[key] for key in keys]))
 
-        def make(remaining: list[str]) -> Job:
-            return self._job([valid[key] for key in remaining], selection)
-
-        return Plan(selection, valid, slug, limit_s, make)
-
-    def _take(self, attempt: Attempt, plan: Plan, found: dict[str, Found]) -> None:
-        self._keep_trajectories(attempt.job, plan.selection)
+    def _senseless(self, wanted: Wanted) -> str | None:
+        """Return why a measurement makes no sense, or None."""
         try:
-            found[attempt.key] = self._finding(attempt, plan.wanted[attempt.key])
+            self._case_job([wanted], wanted.selection)
         except Exception as error:
-            found[attempt.key] = Found(failure=describe_error(error))
+            return describe_error(error)
+        return None
 
-    def _finding(self, attempt: Attempt, wanted: Wanted) -> Found:
+    def _take(self, attempt: Attempt, plan: JobPlan, results: dict[str, MeasurementResult]) -> None:
+        """Store what an attempt has measured."""
+        self._keep_trajectories(attempt.job)
+        try:
+            results[attempt.key] = self._result_of(attempt, plan.wanted[attempt.key])
+        except Exception as error:
+            results[attempt.key] = MeasurementResult(failure=describe_error(error))
+
+    def _result_of(self, attempt: Attempt, wanted: Wanted) -> MeasurementResult:
         measured = attempt.measured
         if measured is None:
-            return Found(failure=attempt.failure, kept=attempt.kept, wrong=attempt.wrong)
+            return MeasurementResult(failure=attempt.failure, kept=attempt.kept, wrong=attempt.wrong)
         part = next(each for each in attempt.job.cases if each.name == wanted.case.name)
         samples = measured.samples
-        found = record(wanted.case, part, wanted.measurement, attempt.job, attempt.result, measured)
+        content = record(wanted.case, part, wanted.measurement, attempt.job, attempt.result, measured)
         if self._loud:
-            found["warnings"] = [*found.get("warnings", []), self._loud]
+            content["warnings"] = [*content.get("warnings", []), self._loud]
         if attempt.job_file is not None:
-            found["job"] = os.path.relpath(attempt.job_file)
+            content["job"] = os.path.relpath(attempt.job_file)
         if attempt.path is not None:
-            add_nodes(found, attempt.key, attempt.job, attempt.result, attempt.path)
-        return Found(
-            found,
-            samples["samples_s"],
-            {"samples_s": samples["samples_s"], "warmup_s": samples["warmup_s"], **measured.series},
-        )
+            add_nodes(content, attempt.key, attempt.job, attempt.result, attempt.path)
+        series = {"samples_s": samples["samples_s"], "warmup_s": samples["warmup_s"], **measured.series}
+        return MeasurementResult(content, samples["samples_s"], series)
 
-    def _compute_references(self, wanted: Sequence[Wanted]) -> dict[str, Found]:
+    def _compute_references(self, wanted: Sequence[Wanted]) -> dict[str, MeasurementResult]:
         """Compute missing references in a job of their own; return the failures."""
-        missing = {each.key: each for each in wanted if each.key not in self._referenced}
+        missing = {each.key: each for each in wanted if each.key not in self._references}
         if missing:
-            slug = f"{next(iter(missing.values())).case.batch}-reference-{len(self._referenced)}"
+            slug = f"{next(iter(missing.values())).case.batch}-reference-{len(self._references)}"
 
-            def make(remaining: list[str]) -> Job:
-                job = self._job([missing[key] for key in remaining], None)
+            def make(keys: list[str]) -> Job:
+                job = self._job([missing[key] for key in keys], reference=True)
                 return replace(job, passes=["reference"], device="cpu")
 
-            for attempt in attempts(
-                make, list(missing), lambda job, number: self._work(job, slug, number, TIME_LIMIT_S)
-            ):
-                self._referenced[attempt.key] = Found(failure=attempt.failure)
-        failed = {each.key: self._referenced[each.key] for each in wanted if each.key in self._referenced}
-        return {key: found for key, found in failed.items() if found.failure is not None}
+            for _ in self._attempts(JobPlan(missing, slug, TIME_LIMIT_S, make), self._references, self._start):
+                pass  # no turns
+        computed = {each.key: self._references[each.key] for each in wanted if each.key in self._references}
+        return {key: result for key, result in computed.items() if result.failure is not None}
 
-    def _job(self, wanted: Sequence[Wanted], selection: Selection | None) -> Job:
-        settings = self.settings
+    def _job(self, wanted: Sequence[Wanted], *, reference: bool = False) -> Job:
+        settings, selection = self.settings, None if reference else wanted[0].selection
         by_case: dict[str, list[Wanted]] = {}
         for each in wanted:
             by_case.setdefault(each.case.name, []).append(each)
-        backend = {"name": "none", "mode": "none"}
-        ranks = wanted[0].ranks if selection is not None else None
-        if selection is not None:
-            backend = {"name": selection.backend.name, "mode": selection.mode}
+        ranks = None if reference else wanted[0].ranks
         threads, workers = settings.threads, settings.loader_workers
-        if ranks is not None:  # as many threads per rank by every number of them: efficiencies compare like with like
+        if ranks is not None:  # equally many threads per rank whatever their number, so that efficiencies compare
             threads = ranks.size * max(1, threads // max(each.size for each in settings.ranks))
             workers = min(workers, threads)
         return Job(
-            backend=backend,
+            backend={
+                "name": selection.backend.name if selection is not None else "none",
+                "mode": selection.mode if selection is not None else "none",
+            },
             device=settings.device,
             precision=settings.precision,
             threads=threads,
@@ -406,10 +383,12 @@ class Session:
             loader_workers=workers,
             ranks=ranks.size if ranks is not None else 1,
             distributed=ranks.distributed if ranks is not None else None,
-            cases=[self._part(each[0].case, selection, each) for each in by_case.values()],
+            cases=[self._case_job(each, selection) for each in by_case.values()],
         )
 
-    def _part(self, case: Case, selection: Selection | None, wanted: Sequence[Wanted]) -> CaseJob:
+    def _case_job(self, wanted: Sequence[Wanted], selection: Selection | None) -> CaseJob:
+        """Return one case's part of a job; without a selection, of a job of references."""
+        case, ranks = wanted[0].case, wanted[0].ranks
         files = {each.measurement.name: file_of(each.measurement) for each in wanted}
         part = case.job(
             selection,
@@ -418,43 +397,36 @@ class Session:
             {name: file for name, file in files.items() if file is not None},
             self._shared(case, selection),
         )
-        ranks = wanted[0].ranks
         if self.settings.elsewhere is not None:  # jobs may run concurrently
             part = part.alone()
         return part if ranks is None or not self.settings.divides_batch else part.divided(ranks.size)
 
     def _shared(self, case: Case, selection: Selection | None) -> Shared:
+        """Return the files that a case's jobs share."""
         preset = case.preset_name(selection, self.settings)
         reference = self.folder / f"{case.batch}-{preset}.reference.h5"
         self._shared_files.add(reference)
-        peers = [
-            path
-            for (name, its_preset, backend), path in self._trajectories.items()
-            if (name, its_preset) == (case.name, preset) and backend != str(selection) and path.exists()
-        ]
         trajectory = self.folder / f"{case.name}-{str(selection).replace(':', '-')}.trajectory.h5"
-        return Shared(str(reference), str(trajectory), [str(path) for path in peers])
+        peers = [
+            str(path)
+            for path, of in self._trajectories.items()
+            if of == (case.name, preset) and path != trajectory and path.exists()
+        ]
+        return Shared(str(reference), str(trajectory), peers)
 
-    def _keep_trajectories(self, job: Job, selection: Selection) -> None:
+    def _keep_trajectories(self, job: Job) -> None:
         for part in job.cases:
             trajectory = getattr(part, "trajectory", None)
             if trajectory and Path(trajectory).exists():
-                self._trajectories[part.name, part.preset, str(selection)] = Path(trajectory)
+                self._trajectories[Path(trajectory)] = part.name, part.preset
 
-    def _work(self, job: Job, slug: str, number: int, limit_s: float) -> tuple[Outcome, Result, Path]:
-        path, report = self._path(slug, number), self.progress
-        name = path.name.removesuffix(".job.json")
-        progress = None if report is None else lambda phase: report(name, phase)
-        outcome, result = work(job, path, self.settings, limit_s, progress)
-        return outcome, result, path
-
-    def _path(self, slug: str, number: int) -> Path:
+    def _path(self, slug: str, number: int = 1) -> Path:
         return self.folder / (slug + (f"-{number}" if number > 1 else "") + ".job.json")
 
 
-def _slug(wanted: Wanted, selection: Selection) -> str:
+def _slug(wanted: Wanted) -> str:
     """Return the name of the files of a measurement's job."""
-    return "-".join(wanted.job_on(selection)).replace(":", "-")
+    return "-".join(wanted.job).replace(":", "-")
 
 
 def _prune(parent: Path) -> None:

@@ -19,7 +19,6 @@ from xml.etree import ElementTree as XML
 import pytest
 
 import d5suite
-from d5suite.backends import Selection
 from d5suite.cli import main
 from d5suite.commands.bisect import run as run_bisect
 from d5suite.errors import ConfigurationError
@@ -29,8 +28,8 @@ from d5suite.launch.turns import TurnWorker
 from d5suite.pytest_plugin.ab import Compared
 from d5suite.report.runs import Run
 from d5suite.report.verdicts import Comparison, Exit, Verdict
-from d5suite.session.pairs import Duel, Pair
-from d5suite.session.session import Found, Wanted
+from d5suite.session.pairs import Pair, PairedRun
+from d5suite.session.results import MeasurementResult, Wanted
 from d5suite.session.sides import Side, made
 from d5suite.statistics.changes import Change
 from tests.conftest import PLUGINS, plugin_environment, write_recipe
@@ -140,12 +139,12 @@ def test_an_interrupt_shows_what_was_finished(
 ) -> None:
     """It comes, as SIGTERM, while ``two`` is measured."""
 
-    def run(self: Duel, batch: Sequence[Wanted], selection: Selection, tests: object, alpha: float) -> list[Pair]:
+    def run(self: PairedRun, batch: Sequence[Wanted], tests: object, alpha: float) -> list[Pair]:
         if batch[0].case.name == "two":
             os.kill(os.getpid(), signal.SIGTERM)
-        return [Pair(batch[0], selection, Found(failure="the disk is full"), Found())]
+        return [Pair(batch[0], MeasurementResult(failure="the disk is full"), MeasurementResult())]
 
-    monkeypatch.setattr(Duel, "run", run)
+    monkeypatch.setattr(PairedRun, "run", run)
     monkeypatch.chdir(folder)
     before = signal.getsignal(signal.SIGTERM)
     assert main(["ab", "--a", "here", "--b", "here", recipes, "--backend", "onnxruntime", "--json", "-"]) == 130
@@ -252,9 +251,9 @@ def test_a_revision_is_as_it_was_and_the_repository_stays_as_it_is(
         assert said.count("worktree ") == (command[0] == "worktree") and "sampling" not in said
 
 
-def run_nothing(self: Duel, batch: Sequence[Wanted], selection: Selection, *rest: object) -> list[Pair]:
-    """Stands for `Duel.run`: nothing can be measured."""
-    return [Pair(each, selection, Found(failure="no time"), Found()) for each in batch]
+def run_nothing(self: PairedRun, batch: Sequence[Wanted], *rest: object) -> list[Pair]:
+    """Stands for `PairedRun.run`: nothing can be measured."""
+    return [Pair(each, MeasurementResult(failure="no time"), MeasurementResult()) for each in batch]
 
 
 def reasons(capsys: pytest.CaptureFixture[str]) -> dict[str, list[str]]:
@@ -291,7 +290,7 @@ def test_a_benchmark_that_side_b_has_removed_is_missing(
     three.write_text(three.read_text().replace("name='two'", "name='three'"))
     commit_all(repository, "two is three")
     monkeypatch.chdir(repository)
-    monkeypatch.setattr(Duel, "run", run_nothing)
+    monkeypatch.setattr(PairedRun, "run", run_nothing)
     assert main(["ab", "--a", a, "--b", b, *ONNXRUNTIME, "--", "--imagenet", str(imagenet_tree)]) == 4
     assert reasons(capsys) == {f"{name}/inference onnxruntime": why for name, why in expected.items()}
 
@@ -301,7 +300,7 @@ def test_what_is_skipped_is_told(
 ) -> None:
     """And a backend that is named, of which all is skipped, is missing."""
     monkeypatch.chdir(folder)
-    monkeypatch.setattr(Duel, "run", run_nothing)
+    monkeypatch.setattr(PairedRun, "run", run_nothing)
     both = ["ab", "--a", "here", "--b", "here", "recipes/test_two.py", "--json", "-"]
     assert main([*both, "--backend", "onnxruntime"]) == 4
     said = json.loads(capsys.readouterr().out)

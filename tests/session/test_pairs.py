@@ -11,13 +11,13 @@ from typing import Any, cast
 
 import pytest
 
-from d5suite.backends import Selection, select
+from d5suite.backends import select
 from d5suite.cases.case import Settings
 from d5suite.cases.problem import Problem, ProblemCase
 from d5suite.launch.turns import TurnWorker
 from d5suite.measurements import find
-from d5suite.session.pairs import Budget, Criterion, Duel, InterruptedPairsError, Pair
-from d5suite.session.session import Found, Wanted
+from d5suite.session.pairs import SIDES, Budget, Criterion, InterruptedPairsError, Pair, PairedRun
+from d5suite.session.results import MeasurementResult, Wanted
 from d5suite.session.sides import Side
 from d5suite.statistics.launches import launches_needed
 
@@ -35,7 +35,7 @@ class Pretence:
     ----------
     times : list of callable
         Of A and B.
-    fails : set of (int, str)
+    fails : set of (str, str)
         Sides and problems that fail before their turn.
     interrupt : (str, int) or None
         Where somebody presses Ctrl-C: problem and launch.
@@ -48,7 +48,7 @@ class Pretence:
     """
 
     times: Sequence[Time]
-    fails: set[tuple[int, str]] = field(default_factory=set)
+    fails: set[tuple[str, str]] = field(default_factory=set)
     interrupt: tuple[str, int] | None = None
     changes: bool = False
     said: list[str] = field(default_factory=list)
@@ -60,7 +60,7 @@ class Worker:
     """A worker of one measurement."""
 
     pretence: Pretence
-    side: int
+    side: str
     name: str
     launch: int
     noise: random.Random
@@ -72,7 +72,7 @@ class Worker:
     def take(self, count: int) -> list[float] | None:
         if self.pretence.interrupt == (self.name, self.launch) and len(self.given) > 20:
             raise KeyboardInterrupt
-        time = self.pretence.times[self.side](self.name, self.launch)
+        time = self.pretence.times[SIDES.index(self.side)](self.name, self.launch)
         if time is None:
             return None
         taken = [time * self.noise.lognormvariate(0, 0.01) for _ in range(count)]
@@ -85,7 +85,7 @@ class Worker:
 
     def leave(self, reason: str) -> None:
         self.left = reason
-        self.pretence.said.append(f"{'AB'[self.side]} {self.name}: {reason}")
+        self.pretence.said.append(f"{self.side} {self.name}: {reason}")
 
 
 def pretend(monkeypatch: pytest.MonkeyPatch, pretence: Pretence) -> None:
@@ -95,52 +95,52 @@ def pretend(monkeypatch: pytest.MonkeyPatch, pretence: Pretence) -> None:
         made = 0
 
         def __init__(self, settings: Settings) -> None:
-            self.settings, self.side = settings, Pretender.made
+            self.settings, self.side = settings, SIDES[Pretender.made]
             Pretender.made += 1
-            self.found: dict[str, Found] = {}
 
         def close(self) -> None:
             pass
 
-        def known(self, wanted: Wanted, selection: Selection) -> Found | None:
-            return self.found.get(wanted.key)
-
-        def in_turns(
-            self, selection: Selection, batch: Sequence[Wanted], start: Any, launch: int
+        def run(
+            self, batch: Sequence[Wanted], results: dict[str, MeasurementResult], start: Any, launch: int
         ) -> Generator[tuple[str, TurnWorker], None, None]:
             for each in batch:
                 name = each.case.name.partition(".")[2]
                 if (self.side, name) in pretence.fails:
-                    self.found[each.key] = Found(failure="it is wrong", wrong=True)
+                    results[each.key] = MeasurementResult(failure="it is wrong", wrong=True)
                     continue
-                worker = Worker(pretence, self.side, name, launch, random.Random(f"{self.side}{name}{launch}"))
+                worker = Worker(
+                    pretence, self.side, name, launch, random.Random(f"{SIDES.index(self.side)}{name}{launch}")
+                )
                 try:
                     yield each.key, cast(TurnWorker, worker)
                 except GeneratorExit:
-                    self.found[each.key] = Found(failure="the worker was interrupted")
+                    results[each.key] = MeasurementResult(failure="the worker was interrupted")
                     raise
                 pretence.events.append(f"{self.side} goes on")
                 if worker.done:
                     given = worker.given[:-1] if pretence.changes else worker.given
-                    self.found[each.key] = Found(record={"of": f"launch {launch}"}, samples_s=given)
+                    results[each.key] = MeasurementResult(record={"of": f"launch {launch}"}, samples_s=given)
                 else:
-                    why = worker.left if pretence.times[self.side](name, launch) else "the worker died"
-                    self.found[each.key] = Found(failure=why)
+                    why = worker.left if pretence.times[SIDES.index(self.side)](name, launch) else "the worker died"
+                    results[each.key] = MeasurementResult(failure=why)
 
     monkeypatch.setattr("d5suite.session.pairs.Session", Pretender)
 
 
 def run(tmp_path: Path, names: str, budget: Budget = Budget()) -> dict[str, Pair]:  # noqa: B008  immutable
-    """Measure some problems, of one letter each."""
-    batch = [Wanted(ProblemCase("p", Problem(name, "Relu", {"X": (3,)})), find("forward")) for name in names]
-    duel = Duel((Side("here"), Side("here")), Settings(jobs=tmp_path), budget, seed=1)
+    """Measure some problems, with names of one letter."""
+    batch = [
+        Wanted(ProblemCase("p", Problem(name, "Relu", {"X": (3,)})), find("forward"), select("torch")) for name in names
+    ]
+    paired = PairedRun((Side("here"), Side("here")), Settings(jobs=tmp_path), budget, seed=1)
     try:
-        pairs = duel.run(batch, select("torch"), {each.key: CRITERION for each in batch}, ALPHA)
+        pairs = paired.run(batch, {each.key: CRITERION for each in batch}, ALPHA)
     except InterruptedPairsError as error:
         pairs = error.pairs
         pairs = [each for each in pairs if each.decision is not None]
     finally:
-        duel.close()
+        paired.close()
     return {each.wanted.case.name.partition(".")[2]: each for each in pairs}
 
 
@@ -195,7 +195,7 @@ def test_what_later_launches_do_not_confirm_is_not_slower(
 def test_a_side_that_fails_costs_this_measurement_and_the_other_side_leaves_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pretence = Pretence([steady, lambda name, launch: None if name == "d" else 0.1], fails={(0, "w"), (1, "v")})
+    pretence = Pretence([steady, lambda name, launch: None if name == "d" else 0.1], fails={("A", "w"), ("B", "v")})
     pretend(monkeypatch, pretence)
     found = run(tmp_path, "wadve")
     assert verdicts(found) == {"w": None, "a": "same", "d": None, "v": None, "e": "same"}

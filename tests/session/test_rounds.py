@@ -13,18 +13,19 @@ from typing import Any, cast
 import pytest
 
 from d5suite import SGD, Recipe
-from d5suite.backends import Selection, select
+from d5suite.backends import select
 from d5suite.cases.case import Settings
 from d5suite.cases.problem import Problem, ProblemCase
 from d5suite.cases.recipe import Preset
 from d5suite.instruments.settings import SamplingSettings
 from d5suite.job import Job
-from d5suite.launch.base import Launch
+from d5suite.launch.base import Launch, Limits
 from d5suite.launch.turns import TurnWorker
 from d5suite.measurements import find
 from d5suite.report.order import Order, orders_of
-from d5suite.session.rounds import ROUNDS, Place, can_take_turns, measure_in_turns, samples_of_turn
-from d5suite.session.session import Found, Session, Wanted
+from d5suite.session.results import MeasurementResult, Wanted
+from d5suite.session.rounds import ROUNDS, can_take_turns, measure_in_turns, samples_of_turn
+from d5suite.session.session import Session
 
 NAMES = ("torch", "mxnet", "jax")
 SAMPLING = SamplingSettings(max_time_s=12.0)
@@ -50,7 +51,7 @@ class Machine:
     """
 
     sample_s: Callable[[Worker, float], float | None]
-    fails: dict[tuple[str, str, int], Found] = field(default_factory=dict)
+    fails: dict[tuple[str, str, int], MeasurementResult] = field(default_factory=dict)
     interrupt: tuple[str, int, int] | None = None
     resident: dict[str, int] = field(default_factory=dict)
     now: float = 0.0
@@ -110,21 +111,24 @@ class Pretender:
 
     def __init__(self, machine: Machine, memory: int) -> None:
         self.machine, self.settings = machine, Settings(memory_bytes=memory)
-        self.found: dict[tuple[str, str], Found] = {}
+        self.found: dict[tuple[str, str], MeasurementResult] = {}
 
-    def sampling(self, wanted: Wanted, selection: Selection) -> SamplingSettings:
+    def sampling(self, wanted: Wanted) -> SamplingSettings:
         return SAMPLING
 
-    def known(self, wanted: Wanted, selection: Selection) -> Found | None:
-        return self.found.get((str(selection), wanted.measurement.name))
+    def known(self, wanted: Wanted) -> MeasurementResult | None:
+        return self.found.get((wanted.runner, wanted.measurement.name))
 
-    def keep(self, wanted: Wanted, selection: Selection, found: Found) -> None:
-        self.found[str(selection), wanted.measurement.name] = found
+    def keep(self, wanted: Wanted, result: MeasurementResult) -> None:
+        self.found[wanted.runner, wanted.measurement.name] = result
 
-    def in_turns(
-        self, selection: Selection, batch: Sequence[Wanted], start: Any, launch: int, into: dict[str, Found]
+    def launch(self, job: Job, path: Path, limit_s: float, memory_bytes: int) -> Launch:
+        return Launch(Limits(limit_s, memory_bytes))
+
+    def run(
+        self, batch: Sequence[Wanted], results: dict[str, MeasurementResult], start: Any, launch: int
     ) -> Generator[tuple[str, TurnWorker], None, None]:
-        name = str(selection)
+        name = batch[0].runner
 
         def started() -> Worker:
             job = Job({"name": name, "mode": "any"}, "cpu", "fp32", threads=1, seed=0, cases=[])
@@ -140,15 +144,15 @@ class Pretender:
                 try:
                     yield each.key, cast(TurnWorker, worker)
                 except GeneratorExit:
-                    into[each.key] = Found(failure="the worker was interrupted")
+                    results[each.key] = MeasurementResult(failure="the worker was interrupted")
                     raise
             if worker.died:
-                into[each.key] = Found(failure="the worker died")
+                results[each.key] = MeasurementResult(failure="the worker died")
                 if place + 1 < len(batch):
                     worker = started()
                 continue
             failed = self.machine.fails.get((name, each.measurement.name, launch))
-            into[each.key] = failed or Found(
+            results[each.key] = failed or MeasurementResult(
                 record=_record(worker.given or [1.0], launch), samples_s=worker.given or [1.0]
             )
 
@@ -177,19 +181,19 @@ def run(
     memory: int = MEMORY,
     free: int = MEMORY,
     names: Sequence[str] = NAMES,
-) -> dict[tuple[str, str], Found]:
+) -> dict[tuple[str, str], MeasurementResult]:
     """Measure on three backends; by backend and measurement what was found."""
     session = Pretender(machine, memory)
     monkeypatch.setattr(Worker, "machine", machine, raising=False)
     monkeypatch.setattr("d5suite.session.rounds.TurnWorker", Worker)
     monkeypatch.setattr("d5suite.session.rounds.free_memory", lambda device: {"in this machine's memory": free})
-    places = [Place(select(name), [Wanted(recipe(), find(each)) for each in MEASUREMENTS]) for name in names]
+    jobs = [[Wanted(recipe(), find(each), select(name)) for each in MEASUREMENTS] for name in names]
     with contextlib.suppress(KeyboardInterrupt):
-        measure_in_turns(cast(Session, session), places, launches)
+        measure_in_turns(cast(Session, session), jobs, launches)
     return session.found
 
 
-def orders(found: dict[tuple[str, str], Found]) -> dict[str, Order]:
+def orders(found: dict[tuple[str, str], MeasurementResult]) -> dict[str, Order]:
     """The order of backends by measurement, as a report puts it."""
     records = {
         (measurement, (), backend): {**each.record, "data": each.samples_s, "place": backend}
@@ -198,7 +202,7 @@ def orders(found: dict[tuple[str, str], Found]) -> dict[str, Order]:
     return {each.group: each for each in orders_of(records)}
 
 
-def failures(found: dict[tuple[str, str], Found]) -> dict[tuple[str, str], str | None]:
+def failures(found: dict[tuple[str, str], MeasurementResult]) -> dict[tuple[str, str], str | None]:
     return {key: each.failure for key, each in found.items() if each.record is None}
 
 
@@ -254,7 +258,7 @@ def test_a_worker_that_dies_in_the_third_round_loses_its_own_measurement(monkeyp
 
 def test_an_answer_that_was_wrong_after_timing_has_no_place_in_the_order(monkeypatch: pytest.MonkeyPatch) -> None:
     kept = {"series": {"samples_s": [1.0]}}
-    wrong = Found(failure="what was timed is wrong", wrong=True, kept=kept)
+    wrong = MeasurementResult(failure="what was timed is wrong", wrong=True, kept=kept)
     found = run(monkeypatch, Machine(steady, fails={("mxnet", "inference", 1): wrong}))
     assert failures(found) == {("mxnet", "inference"): "what was timed is wrong"}
     assert found["mxnet", "inference"].kept == kept and found["mxnet", "inference"].wrong
@@ -292,7 +296,7 @@ def test_launches_differ_and_the_interval_says_so(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize("wrong", [True, False])
 def test_what_fails_in_a_later_launch_is_failed(wrong: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    machine = Machine(steady, fails={("jax", "gradient", 2): Found(failure="lost", wrong=wrong)})
+    machine = Machine(steady, fails={("jax", "gradient", 2): MeasurementResult(failure="lost", wrong=wrong)})
     found = run(monkeypatch, machine, launches=3)
     assert failures(found) == {("jax", "gradient"): "lost"}
     assert [name for name, _ in orders(found)["gradient"].backends] == ["mxnet", "torch"]
@@ -334,15 +338,15 @@ def test_a_turn_is_long_against_switching_and_short_against_the_budget(
 
 
 def test_what_cannot_take_turns_is_measured_as_before(tmp_path: Path) -> None:
-    def places(*names: str, measurements: Sequence[str] = MEASUREMENTS) -> list[Place]:
-        return [Place(select(name), [Wanted(recipe(), find(each)) for each in measurements]) for name in names]
+    def jobs(*names: str, measurements: Sequence[str] = MEASUREMENTS) -> list[list[Wanted]]:
+        return [[Wanted(recipe(), find(each), select(name)) for each in measurements] for name in names]
 
     session = Session(Settings(jobs=tmp_path))
-    assert can_take_turns(session, places("torch", "jax"))
-    assert not can_take_turns(session, places("torch"))
-    assert not can_take_turns(session, places("torch", "jax", measurements=["input_pipeline"]))
-    problem = Wanted(ProblemCase("p", Problem("q", "Relu", {"X": (3,)})), find("forward"))
-    assert not can_take_turns(session, [Place(select(name), [problem]) for name in NAMES])
+    assert can_take_turns(session, jobs("torch", "jax"))
+    assert not can_take_turns(session, jobs("torch"))
+    assert not can_take_turns(session, jobs("torch", "jax", measurements=["input_pipeline"]))
+    case = ProblemCase("p", Problem("q", "Relu", {"X": (3,)}))
+    assert not can_take_turns(session, [[Wanted(case, find("forward"), select(name))] for name in NAMES])
     session.settings = Settings(device="cuda", jobs=tmp_path)
-    assert not can_take_turns(session, places("torch", "jax"))
+    assert not can_take_turns(session, jobs("torch", "jax"))
     session.close()

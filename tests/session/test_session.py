@@ -10,12 +10,13 @@ import pytest
 from d5suite.backends import select
 from d5suite.cases.case import Settings
 from d5suite.cases.problem import Problem, ProblemCase
-from d5suite.job import Distributed, Job, NetworkCase, Result, result_path
-from d5suite.launch.base import Launch, Outcome
+from d5suite.job import Job, Result, result_path
+from d5suite.launch.base import Outcome
 from d5suite.measurements import find
 from d5suite.session import Session
-from d5suite.session.attempts import work
-from d5suite.session.session import KEEP_RUNS, Wanted
+from d5suite.session.attempts import read_result
+from d5suite.session.results import Wanted
+from d5suite.session.session import KEEP_RUNS
 
 
 def _runs(jobs: Path) -> set[str]:
@@ -58,7 +59,6 @@ def test_one_process_may_begin_several_sessions_in_a_second(tmp_path: Path, monk
 def test_an_unexpected_exception_costs_its_own_case_and_is_named(tmp_path: Path, monkeypatch: Any) -> None:
     """One problem cannot be described, and one backend's worker cannot be started."""
     problems = [Problem(name, "Relu", {"X": (3,)}) for name in ("bad", "good")]
-    bad, good = (Wanted(ProblemCase("p", problem), find("forward")) for problem in problems)
     describe, asked, raised = Problem.describe, [], [MemoryError("8 TiB"), OSError(5, "the disk is gone")]
 
     def described(self: Problem, *arguments: Any) -> Any:
@@ -69,27 +69,21 @@ def test_an_unexpected_exception_costs_its_own_case_and_is_named(tmp_path: Path,
         raise raised.pop()
 
     monkeypatch.setattr(Problem, "describe", described)
-    monkeypatch.setattr("d5suite.session.session.work", fail)
+    monkeypatch.setattr("d5suite.session.session.start_job", fail)
     session = Session(Settings(jobs=tmp_path))
     for backend, message in (("torch", "OSError: [Errno 5] the disk is gone\n"), ("jax", "out of memory: 8 TiB\n")):
-        found = [session.found(each, select(backend), [bad, good]).failure or "" for each in (bad, good)]
+        batch = [Wanted(ProblemCase("p", problem), find("forward"), select(backend)) for problem in problems]
+        session.measure(batch)
+        found = [session.result(each).failure or "" for each in batch]
         assert found[0].startswith("ZeroDivisionError: ") and found[1].startswith(message)
     assert asked == [("none", ["p.good"])] * 2
     session.close()
 
 
-def test_a_rank_that_leaves_no_result_costs_nothing_that_is_finished(tmp_path: Path, monkeypatch: Any) -> None:
+def test_a_rank_that_leaves_no_result_costs_nothing_that_is_finished(tmp_path: Path) -> None:
     """Rank 1 dies before it has written anything."""
-    job = Job(
-        {"name": "torch", "mode": "eager"}, "cpu", "fp32", threads=2, seed=0, ranks=2, distributed=Distributed(),
-        cases=[NetworkCase("some", "smoke", ["finished", "lost"])],
-    )  # fmt: skip
     path = tmp_path / "some.job.json"
 
-    def run_job(job: Job, path: Path, launch: Launch) -> Outcome:
-        Result(phase="measuring some/lost", references={"some/finished": "torch"}).save(result_path(path))
-        return Outcome(False, "rank 1 of 2 on here died of SIGKILL", "", rank=1)
-
-    monkeypatch.setattr("d5suite.session.attempts.run_job", run_job)
-    outcome, result = work(job, path, Settings(jobs=tmp_path), 60.0, None)
+    Result(phase="measuring some/lost", references={"some/finished": "torch"}).save(result_path(path))
+    outcome, result = read_result(Outcome(False, "rank 1 of 2 on here died of SIGKILL", "", rank=1), path)
     assert outcome.rank == 1 and result.references == {"some/finished": "torch"}

@@ -1,0 +1,76 @@
+"""Measuring what pytest has collected: the session decides the order, and runs the jobs."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+from d5suite.errors import D5Error
+from d5suite.pytest_plugin import stash
+from d5suite.pytest_plugin.options import settings
+from d5suite.pytest_plugin.progress import progress_of
+from d5suite.pytest_plugin.turns import launches
+
+if TYPE_CHECKING:
+    from d5suite.session import MeasurementResult
+
+
+def schedule(session: pytest.Session) -> None:
+    """Give the session of this run the measurements that were collected.
+
+    Raises
+    ------
+    ConfigurationError
+        If the folder for job files cannot be made.
+    """
+    from d5suite.session import Session
+    from d5suite.session.schedule import Schedule
+
+    config, option = session.config, session.config.option
+    tell = progress_of(config).tell if config.stash[stash.TERMINAL] else None
+    config.stash[stash.SESSION] = Session(settings(config), tell)
+    targets = (stash.target(item) for item in session.items if item.get_closest_marker("skip") is None)
+    is_disabled = option.benchmark_disable and not option.benchmark_enable
+    config.stash[stash.SCHEDULE] = Schedule(
+        config.stash[stash.SESSION],
+        [each.wanted for each in targets if each is not None],
+        turns=not option.one_by_one and not is_disabled,
+        launches=launches(config),
+        alone=bool(option.launches),
+    )
+
+
+def measured(config: pytest.Config, target: stash.Target) -> MeasurementResult:
+    """Return the result of a test's measurement; the session measures it unless its job has run."""
+    if hasattr(config, "workerinput"):
+        pytest.fail("measurements run one at a time: leave out pytest-xdist's -n", pytrace=False)
+    with _uncaptured(config):
+        return config.stash[stash.SCHEDULE].result(target.wanted)
+
+
+def write_jobs(config: pytest.Config) -> None:
+    """Write the job files of all tests, for ``--write-jobs``.
+
+    Raises
+    ------
+    UsageError
+        A job makes no sense.
+    """
+    try:
+        config.stash[stash.SCHEDULE].write()
+    except D5Error as error:
+        raise pytest.UsageError(str(error)) from error
+
+
+@contextlib.contextmanager
+def _uncaptured(config: pytest.Config) -> Iterator[None]:
+    """Suspend capturing on a terminal, to show progress there."""
+    manager = config.pluginmanager.getplugin("capturemanager")
+    if manager is None or not config.stash[stash.TERMINAL]:
+        yield
+    else:
+        with manager.global_and_fixture_disabled():
+            yield

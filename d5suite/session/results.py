@@ -1,0 +1,60 @@
+"""What a run wants measured, and what it got."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from d5suite.backends import Selection
+from d5suite.cases.case import Case
+from d5suite.job import Ranks, key_of
+from d5suite.measurements.base import Measurement
+
+
+class Wanted(NamedTuple):
+    """One measurement of one case on one backend; at level 3, by ranks."""
+
+    case: Case
+    measurement: type[Measurement]
+    selection: Selection
+    ranks: Ranks | None = None
+
+    @property
+    def key(self) -> str:
+        """The measurement's name within a job."""
+        return key_of(self.case.name, self.measurement.name)
+
+    @property
+    def runner(self) -> str:
+        """Name of what runs it, in results: a backend, and at level 3 its ranks."""
+        return "-".join(str(each) for each in (self.selection, self.ranks) if each is not None)
+
+    @property
+    def job(self) -> tuple[str, str]:
+        """The job that measures it: a batch of cases, and what runs them."""
+        return self.case.batch, self.runner
+
+
+@dataclass
+class MeasurementResult:
+    """A record, or why there is none.
+
+    Attributes
+    ----------
+    record : dict or None
+    samples_s : list of float
+        Seconds.
+    series : dict of str to list of float
+    failure : str or None
+    kept : dict or None
+        Partial results that survive a failure, such as the curves of runs that missed their target.
+    wrong : bool
+        Whether the measurement failed because an answer was wrong.
+    """
+
+    record: dict[str, Any] | None = None
+    samples_s: list[float] = field(default_factory=list)
+    series: dict[str, list[float]] = field(default_factory=dict)
+    failure: str | None = None
+    kept: dict[str, Any] | None = None
+    wrong: bool = False
