@@ -1,9 +1,11 @@
 """The neutral network: an ONNX graph with names for its image, label, output and loss.
 
-- `model`, `normalise`, `rewrites`: the network, its one form, its changes.
-- `builder`, `zoo`: write networks.
-- `operation`, `tensor`, `validity`, `custom`: one node with its inputs, and custom operators.
-- `nodes`: what a node's attributes mean. `analysis`, `work`: what networks and operations cost.
+- `graph`, `model`: the network; `rewrites`: losses and other changes of it.
+- `onnx_file`: read a file; `normalise` and what it calls bring the model into one form.
+- `builder`, `zoo`: write networks. `user_network`: add a loss to a user's own network.
+- `operation`, `tensor`, `custom`: one node with its inputs, and custom operators.
+- `validity`: refuse invalid nodes. `nodes`: what a node's attributes mean.
+- `analysis`, `work`: what networks and operations cost. `variants`: what backends lack.
 
 May import ONNX, NumPy and, from d5suite, `errors`; no framework.
 """

@@ -43,7 +43,7 @@ class NodeCost:
     output_shape : tuple of int
         Shape of its first output.
     parameters : int
-        Trainable values; a shared weight counts at its first use.
+        Trainable values; a shared weight is counted at its first use.
     macs : int
         Multiply-accumulates of convolutions and matrix products; 1 MAC is 2 floating-point
         operations.
@@ -52,8 +52,8 @@ class NodeCost:
 
     Notes
     -----
-    A node that only the loss needs, such as an auxiliary classifier's, has parameters but no MACs
-    and no bytes.
+    A node that only the loss needs, such as in an auxiliary classifier, has parameters but neither
+    MACs nor bytes.
     """
 
     name: str
@@ -93,7 +93,7 @@ def analyse(network: Network, *, batch_size: int = 1, bytes_per_value: int = 4) 
     ----------
     network : Network
     batch_size : int
-        Images in the batch; a network with a fixed batch size keeps its own.
+        Images in the batch; ignored if the network fixes its batch size.
     bytes_per_value : int
         4 for float32, 2 for bfloat16, 8 for float64.
 
@@ -133,7 +133,7 @@ def _shape(stated: Mapping[str, Shape], network: Network, node: Node, tensor: st
 
 
 def _shapes(network: Network, batch_size: int) -> Mapping[str, Shape]:
-    """Infer all shapes for one batch size: the batch may be any axis, and part of one."""
+    """Infer all shapes for one batch size; the batch may be any axis, or a factor of an axis."""
     if not network.batched or network.batch_size is not None:
         return network.shapes
     light = without_weights(network.model)

@@ -1,6 +1,6 @@
-"""Replace each conditional whose condition is known before anything runs by the branch taken.
+"""Replace If nodes with a constant condition by the branch that is taken.
 
-PyTorch's older exporter asks for ranks and sizes in the graph. May import ONNX, NumPy and
+PyTorch's older exporter writes such nodes, to test ranks and sizes. May import ONNX, NumPy and
 `d5suite.network.folding`.
 """
 
@@ -11,64 +11,55 @@ from collections.abc import Callable, Iterator, Mapping
 import onnx
 from onnx import TensorProto, numpy_helper
 
+from d5suite.network.graph_edits import attributes_of, copy_of, is_operator, remove_items, replace_items
+
 Known = Callable[[onnx.ModelProto], Mapping[str, onnx.TensorProto]]
-"""Folds a model without conditionals; returns its constants."""
+"""Folds a model without conditionals and returns its constants."""
 
 
 def without_conditionals(model: onnx.ModelProto, known: Known) -> onnx.ModelProto:
-    """Return the model without the conditionals that can be decided; itself if there are none.
+    """Return the model without the conditionals whose condition is constant.
 
     Parameters
     ----------
     model : onnx.ModelProto
     known : callable
-        Gets the graph up to the conditions, in which the results of conditionals are inputs of any
-        shape, and returns the constants that are left.
+        Gets the part of the graph that computes the conditions, with the results of conditionals as
+        inputs of any shape; returns the constants after folding.
     """
-    if not any(map(_is_conditional, model.graph.node)):
+    if not any(is_operator(node, "If") for node in model.graph.node):
         return model
-    whole = onnx.ModelProto()
-    whole.CopyFrom(model)
+    whole = copy_of(model)
     graph = whole.graph
-    while conditions := [node.input[0] for node in graph.node if _is_conditional(node)]:
+    while conditions := [node.input[0] for node in graph.node if is_operator(node, "If")]:
         constants = known(_up_to(whole, conditions))
-        nodes = list(graph.node)
-        graph.ClearField("node")
-        for node in nodes:
-            value = constants.get(node.input[0]) if _is_conditional(node) else None
-            graph.node.extend([node] if value is None else _taken(node, bool(numpy_helper.to_array(value)), graph))
+        kept: list[onnx.NodeProto] = []
+        for node in graph.node:
+            value = constants.get(node.input[0]) if is_operator(node, "If") else None
+            kept += [node] if value is None else _taken(node, bool(numpy_helper.to_array(value)), graph)
+        replace_items(graph.node, kept)
         if not any(condition in constants for condition in conditions):
             break
     return whole
 
 
-def _is_conditional(node: onnx.NodeProto) -> bool:
-    return node.op_type == "If" and not node.domain
-
-
 def _up_to(model: onnx.ModelProto, conditions: list[str]) -> onnx.ModelProto:
-    """Return a copy that ends at these conditions."""
-    part = onnx.ModelProto()
-    part.CopyFrom(model)
+    """Return a copy that computes only these conditions."""
+    part = copy_of(model)
     graph = part.graph
     types = {value.name: value.type.tensor_type.elem_type for value in _inferred(model)}
-    for name in (output for node in graph.node if _is_conditional(node) for output in node.output if output):
+    for name in (output for node in graph.node if is_operator(node, "If") for output in node.output if output):
         graph.input.append(onnx.helper.make_tensor_value_info(name, types.get(name, TensorProto.FLOAT), None))
     nodes, wanted = [], set(conditions)
     for node in reversed(graph.node):
-        if wanted.intersection(node.output) and not _is_conditional(node):
+        if wanted.intersection(node.output) and not is_operator(node, "If"):
             nodes.append(node)
             wanted.update(_read(node))
-    graph.ClearField("node")
-    graph.node.extend(reversed(nodes))
-    graph.ClearField("output")
-    graph.output.extend(
-        onnx.helper.make_tensor_value_info(name, TensorProto.BOOL, None) for name in dict.fromkeys(conditions)
-    )
+    replace_items(graph.node, reversed(nodes))
+    named = dict.fromkeys(conditions)
+    replace_items(graph.output, (onnx.helper.make_tensor_value_info(name, TensorProto.BOOL, None) for name in named))
     for field in (graph.input, graph.initializer):
-        for index in reversed(range(len(field))):
-            if field[index].name not in wanted:
-                del field[index]
+        remove_items(field, lambda each: each.name not in wanted)
     return part
 
 
@@ -76,18 +67,18 @@ def _inferred(model: onnx.ModelProto) -> Iterator[onnx.ValueInfoProto]:
     yield from model.graph.value_info
     yield from model.graph.output
     for node in model.graph.node:
-        if _is_conditional(node):
+        if is_operator(node, "If"):
             for output, value in zip(node.output, _branch(node, True).output, strict=True):
                 yield onnx.helper.make_tensor_value_info(output, value.type.tensor_type.elem_type, None)
 
 
 def _branch(node: onnx.NodeProto, condition: bool) -> onnx.GraphProto:
-    name = "then_branch" if condition else "else_branch"
-    return next(attribute.g for attribute in node.attribute if attribute.name == name)
+    branch: onnx.GraphProto = attributes_of(node)["then_branch" if condition else "else_branch"]
+    return branch
 
 
 def _read(node: onnx.NodeProto) -> Iterator[str]:
-    """Return what a node reads, inside of its graphs, too."""
+    """Yield the tensors that a node and its subgraphs read."""
     yield from node.input
     for attribute in node.attribute:
         for graph in (attribute.g, *attribute.graphs):
@@ -96,7 +87,7 @@ def _read(node: onnx.NodeProto) -> Iterator[str]:
 
 
 def _taken(node: onnx.NodeProto, condition: bool, graph: onnx.GraphProto) -> list[onnx.NodeProto]:
-    """Return a branch's nodes under names of their own; add its initializers to the graph."""
+    """Return a branch's nodes under unique names; add its initializers to the graph."""
     branch, prefix = _branch(node, condition), f"{node.output[0]}.d5suite."
     names = {name: prefix + name for inner in branch.node for name in inner.output if name}
     names |= {tensor.name: prefix + tensor.name for tensor in branch.initializer}
@@ -105,8 +96,7 @@ def _taken(node: onnx.NodeProto, condition: bool, graph: onnx.GraphProto) -> lis
         graph.initializer[-1].name = names[tensor.name]
     nodes = []
     for inner in branch.node:
-        copied = onnx.NodeProto()
-        copied.CopyFrom(inner)
+        copied = copy_of(inner)
         copied.name = prefix + inner.name if inner.name else ""
         _rename(copied, names)
         nodes.append(copied)

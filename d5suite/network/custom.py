@@ -1,4 +1,4 @@
-"""A custom operator, neutrally: its code, its inputs and outputs, its meaning in ONNX operators.
+"""`CustomOperator`: the code of an operator, its tensors, and its meaning in ONNX operators.
 
 May import ONNX, NumPy and, from d5suite, `network` and `errors`.
 """
@@ -30,7 +30,7 @@ Formula = Callable[..., "np.ndarray | tuple[np.ndarray, ...]"]
 """A function of NumPy arrays."""
 
 WIDEST_FIRST = ("fp64", "fp32", "fp16", "bf16")
-"""Precisions, smallest unit roundoff first."""
+"""Precisions, from the smallest unit roundoff to the largest."""
 
 _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*["<]([^">]+)[">]', re.MULTILINE)
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
@@ -40,44 +40,44 @@ _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 class CustomOperator:
     """An operator that no framework has.
 
-    Its code is either a source file with the C interface of ``d5suite_operator.h`` or Python
-    functions on NumPy arrays.
+    Its code is a source file with the C interface of ``d5suite_operator.h``, or Python functions of
+    NumPy arrays.
 
     Parameters
     ----------
     name : str
-        An identifier.
+        A Python identifier.
     inputs, outputs : sequence of str
         Names of the tensors.
     meaning : sequence of tuple
-        ONNX nodes ``(operator, inputs, outputs, attributes)`` that compute the same: the reference
-        for answers, and the source of the outputs' shapes and types.
+        ONNX nodes ``(operator, inputs, outputs, attributes)`` that compute the same. They are the
+        reference for answers, and determine the outputs' shapes and types.
     source : str or Path, optional
         A ``.cc``, ``.cpp`` or, for a GPU, ``.cu`` file, relative to the folder of ``file``.
     cuda_source : str or Path, optional
         The same operator for GPUs.
     has_backward : bool, optional
-        Whether the source defines ``d5_backward``; by default whether it, or a file of yours that
-        it includes, names it. Set it if preprocessor conditions decide.
+        Whether the source defines ``d5_backward``. By default it does if the name occurs in the
+        source or in a local file that it includes. Set it if preprocessor conditions decide.
     forward : callable, optional
-        A Python operator: from input arrays to the output array or a tuple of several.
+        A Python operator: takes input arrays, returns the output array or a tuple of arrays.
     backward : callable, optional
-        From the tuples of input arrays, output arrays and output gradients to a tuple of input
-        gradients, None for an input without.
+        Takes the tuples of input arrays, output arrays and output gradients; returns the tuple of
+        input gradients, with None for an input without gradient.
     attributes : mapping of str to number or list of numbers
-        Fixed settings, in ``d5_call`` for a source and by keyword for Python functions.
+        Constant settings: in ``d5_call`` for a source, keyword arguments for Python functions.
     flags : sequence of str
-        Further compiler flags.
+        Additional compiler flags.
     precisions : sequence of str
-        The supported ones of fp64, fp32, bf16 and fp16.
+        The supported precisions, of fp64, fp32, bf16 and fp16.
     file : Path
-        The Python file that describes it, by default the caller's.
+        The Python file that describes it; by default the caller's.
 
     Raises
     ------
     ConfigurationError
-        If it has no code or two, or a name that is not an identifier, or if its meaning uses an
-        unknown ONNX operator, reads an unknown tensor, or omits an output.
+        If it has no code or two kinds of code, its name is not an identifier, or its meaning uses
+        an unknown ONNX operator, reads an unknown tensor or omits an output.
     DataError
         If a source file is missing.
     """
@@ -144,12 +144,12 @@ class CustomOperator:
 
     @property
     def where(self) -> str:
-        """Its place in error messages: its file and its name."""
+        """The file and name, for error messages."""
         return f"{self.file}, {self.op_type}"
 
     @property
     def op_type(self) -> str:
-        """Its name in ONNX nodes."""
+        """The name in ONNX nodes."""
         return f"{DOMAIN}::{self.name}"
 
     @property
@@ -163,15 +163,15 @@ class CustomOperator:
 
     @property
     def widest(self) -> str:
-        """The widest of its precisions, whose answers are the reference for the others."""
+        """The widest supported precision; its answers are the reference for the others."""
         return next(precision for precision in WIDEST_FIRST if precision in self.precisions)
 
     @property
     def identifier(self) -> str:
-        """A name to register it under, unique to its code and settings.
+        """A name to register the operator under, unique to its code and settings.
 
-        For a source it is the same in every process, and changes with the source and the files of
-        yours that it includes. For Python functions it is valid as long as they exist.
+        For a source it is the same in every process, and changes with the source and the local
+        files that it includes. For Python functions it is valid as long as they exist.
         """
         settings = (
             sorted(self.attributes.items()), list(self.flags), self.differentiable, len(self.inputs), len(self.outputs),
@@ -180,7 +180,7 @@ class CustomOperator:
         return f"{self.name}_{hashlib.sha256(repr((code, settings)).encode()).hexdigest()[:8]}"
 
     def _texts(self) -> Iterator[str]:
-        """Yield the sources and the local files that they include, except the interface."""
+        """Yield the text of the sources and of the local files that they include."""
         folders = [Path(flag[2:]) for flag in self.flags if flag.startswith("-I") and flag != "-I"]
         folders += [Path(after) for flag, after in zip(self.flags, self.flags[1:], strict=False) if flag == "-I"]
         waiting = [self.file.parent / s for s in (self.source, self.cuda_source) if s is not None]
@@ -208,7 +208,7 @@ class CustomOperator:
         return (self.file.parent / source).resolve()
 
     def lacks(self, precision: str, device: str = "cpu", *, backward: bool = False) -> str | None:
-        """Return why it cannot run in a precision, on a device, or backward, or None."""
+        """Return why it cannot run in a precision, on a device or backward; None if it can."""
         if device != "cpu" and self.forward is None and self.cuda_source is None:
             return f"{self.op_type} has no source for {device}"
         if precision not in self.precisions:
@@ -223,7 +223,7 @@ class CustomOperator:
         Parameters
         ----------
         inputs : sequence of str
-            The node's names for them; ``""`` for an omitted one.
+            The node's tensor names; ``""`` for an omitted input.
         outputs : int
         """
         for what, found, names in (("inputs", len(inputs), self.inputs), ("outputs", outputs, self.outputs)):
@@ -314,15 +314,15 @@ class CustomOperator:
         *,
         backward: bool = False,
     ) -> None:
-        """Call a Python operator's functions outside frameworks, because some hide exceptions.
+        """Call a Python operator's functions outside any framework, as some hide exceptions.
 
         Parameters
         ----------
         inputs : sequence of numpy.ndarray
         shapes, dtypes : sequence
-            The outputs'.
+            Shapes and types of the outputs.
         backward : bool
-            Call the backward pass, too, with gradients of zero.
+            Also call the backward pass, with gradients of zero.
 
         Raises
         ------

@@ -1,4 +1,4 @@
-"""Write nodes as others that every adapter has, where ONNX has no function for them.
+"""Replace nodes that adapters lack by equivalent nodes, where ONNX defines no function for them.
 
 May import ONNX and NumPy and, from d5suite, `network.folding`.
 """
@@ -14,6 +14,7 @@ import onnx
 from onnx import numpy_helper
 
 from d5suite.network.folding import Shape, shapes_of, tensor_of
+from d5suite.network.graph_edits import attributes_of, set_attributes
 
 _INTEGERS = frozenset(getattr(onnx.TensorProto, f"{sign}INT{bits}") for sign in ("", "U") for bits in (8, 16, 32, 64))
 
@@ -21,10 +22,10 @@ _ACTIVATIONS = {"relu": "Relu", "sigmoid": "Sigmoid", "tanh": "Tanh"}
 
 
 def expand(model: onnx.ModelProto) -> bool:
-    """Write out AffineGrid, RNN, computed bounds and statistics, and LayerNormalization's moments.
+    """Expand AffineGrid, RNN, computed bounds and statistics, and moments of LayerNormalization.
 
-    Shapes are inferred, constants are folded. Returns whether there were any. Windows that exceed
-    their image are cut.
+    Also cut pooling windows that exceed their image. The model's shapes must be inferred and its
+    constants folded. Returns whether any node was expanded.
     """
     graph, shapes = model.graph, shapes_of(model)
     types = {v.name: v.type.tensor_type.elem_type for v in (*graph.input, *graph.value_info)}
@@ -64,7 +65,7 @@ def expand(model: onnx.ModelProto) -> bool:
 
 
 class _NodeWriter:
-    """Adds nodes and constants to a graph, under names that begin with that of a tensor."""
+    """Adds nodes and constants to a graph; their names begin with that of a tensor."""
 
     def __init__(self, graph: onnx.GraphProto, prefix: str) -> None:
         self._graph, self._prefix, self._count = graph, prefix, 0
@@ -84,7 +85,7 @@ class _NodeWriter:
         return name
 
     def row(self, x: str, index: int, axis: int) -> str:
-        """Cut one row, and the axis with it."""
+        """Take one row of an axis, and drop the axis."""
         bounds = [self.constant(np.array([value])) for value in (index, index + 1, axis)]
         return self.node("Squeeze", self.node("Slice", x, *bounds), bounds[2])
 
@@ -94,16 +95,12 @@ class _NodeWriter:
         return self.node("Concat", *(self.node("Unsqueeze", x, place) for x in tensors), output=output, axis=axis)
 
 
-def _attributes(node: onnx.NodeProto) -> dict[str, Any]:
-    return {attribute.name: onnx.helper.get_attribute_value(attribute) for attribute in node.attribute}
-
-
 def _fit_window(node: onnx.NodeProto, shapes: Mapping[str, Shape]) -> None:
-    """Cut a pooling window to its image where ``ceil_mode`` admits a larger one.
+    """Cut a pooling window to its image where ``ceil_mode`` admits a larger window.
 
-    Some networks pool the whole image by a window as large as they have channels.
+    Some networks pool the whole image with a window as large as their number of channels.
     """
-    settings, image = _attributes(node), shapes.get(node.input[0], ())[2:]
+    settings, image = attributes_of(node), shapes.get(node.input[0], ())[2:]
     padded = any(settings.get("pads", [])) or settings.get("auto_pad", b"NOTSET") != b"NOTSET"
     kernel = settings["kernel_shape"]
     strides = settings.get("strides") or [1] * len(kernel)
@@ -111,30 +108,31 @@ def _fit_window(node: onnx.NodeProto, shapes: Mapping[str, Shape]) -> None:
         return
     for axis, (k, n, stride) in enumerate(zip(kernel, image, strides, strict=True)):
         if n is not None and 0 < k - n < stride:
-            next(a for a in node.attribute if a.name == "kernel_shape").ints[axis] = n
+            kernel[axis] = n
+    set_attributes(node, kernel_shape=kernel)
 
 
 def _has_computed_statistics(node: onnx.NodeProto, graph: onnx.GraphProto) -> bool:
     given = {tensor.name for tensor in graph.initializer}
-    return not given.issuperset(node.input[3:5]) and not _attributes(node).get("training_mode")
+    return not given.issuperset(node.input[3:5]) and not attributes_of(node).get("training_mode")
 
 
 def _write_batch_norm(node: onnx.NodeProto, write: _NodeWriter, shapes: Mapping[str, Shape]) -> None:
     """Write y = scale (x - mean) / √(variance + ε) + bias.
 
-    Exporters write a layer so that keeps no running statistics, in inference.
+    Exporters write a layer without running statistics as a node with computed statistics.
     """
     column = write.constant(np.array([-1, *[1] * (len(shapes[node.input[0]]) - 2)]))
     scale, bias, mean, variance = (write.node("Reshape", name, column) for name in node.input[1:5])
-    epsilon = write.constant(np.float32(_attributes(node).get("epsilon", 1e-5)))
+    epsilon = write.constant(np.float32(attributes_of(node).get("epsilon", 1e-5)))
     deviation = write.node("Sqrt", write.node("Add", variance, epsilon))
     normal = write.node("Div", write.node("Sub", node.input[0], mean), deviation)
     write.node("Add", write.node("Mul", normal, scale), bias, output=node.output[0])
 
 
 def _write_moments(node: onnx.NodeProto, write: _NodeWriter, rank: int) -> None:
-    """Write the mean and the inverse deviation that a LayerNormalization has as further outputs."""
-    settings, x = _attributes(node), node.input[0]
+    """Compute the mean and inverse deviation, the further outputs of a LayerNormalization."""
+    settings, x = attributes_of(node), node.input[0]
     axes = write.constant(np.arange(settings.get("axis", -1) % rank, rank))
     _, mean, inverse = [*node.output, "", ""][:3]
     del node.output[1:]
@@ -149,11 +147,11 @@ def _write_moments(node: onnx.NodeProto, write: _NodeWriter, rank: int) -> None:
 def _write_affine_grid(node: onnx.NodeProto, write: _NodeWriter, size: np.ndarray) -> None:
     """Write each point of a grid, (x, y, 1) or (x, y, z, 1), times the matrix theta.
 
-    The outer points are at -1 and 1 with ``align_corners``, and half a pixel within otherwise.
-    Points are whole numbers times a scalar: a tensor of fractions would be taken for a weight.
+    With ``align_corners`` the outermost points are -1 and 1, otherwise half a pixel inside. Points
+    are integers times a scalar, because a tensor of fractions would count as a weight.
     """
     image = [int(n) for n in size[2:]]
-    if _attributes(node).get("align_corners"):
+    if attributes_of(node).get("align_corners"):
         spans = [max(n - 1, 1) for n in image]
         places = [2 * np.arange(n) - n + 1 for n in image]
     else:
@@ -168,7 +166,7 @@ def _write_affine_grid(node: onnx.NodeProto, write: _NodeWriter, size: np.ndarra
 
 
 def _write_clip(node: onnx.NodeProto, write: _NodeWriter) -> None:
-    """Write min(max(x, low), high): frameworks clip by numbers, and a bound here is computed."""
+    """Write min(max(x, low), high), because frameworks clip by constant bounds only."""
     x, low, high = [*node.input, "", ""][:3]
     if low:
         x = write.node("Max", x, low, output="" if high else node.output[0])
@@ -177,34 +175,34 @@ def _write_clip(node: onnx.NodeProto, write: _NodeWriter) -> None:
 
 
 def _crops(node: onnx.NodeProto, fixed: Mapping[str, onnx.TensorProto]) -> bool:
-    plain = _attributes(node).get("mode", b"constant") == b"constant"
+    plain = attributes_of(node).get("mode", b"constant") == b"constant"
     return not plain and node.input[1] in fixed and bool((numpy_helper.to_array(fixed[node.input[1]]) < 0).any())
 
 
 def _write_crop(node: onnx.NodeProto, write: _NodeWriter, fixed: Mapping[str, onnx.TensorProto]) -> None:
-    """Write a Pad of repeated cells that crops, too, as a Slice and a Pad."""
+    """Write a Pad that both repeats cells and crops as a Slice and a Pad."""
     pads = numpy_helper.to_array(fixed[node.input[1]]).reshape(2, -1)
     axes = numpy_helper.to_array(fixed[node.input[3]]) if len(node.input) > 3 else np.arange(pads.shape[1])
     starts, ends = np.maximum(-pads[0], 0), np.where(pads[1] < 0, pads[1], np.iinfo(np.int64).max)
     cropped = write.node("Slice", node.input[0], *(write.constant(each) for each in (starts, ends, axes)))
     widths = write.constant(np.maximum(pads, 0).ravel())
     write.node("Pad", cropped, widths, *(["", node.input[3]] if len(node.input) > 3 else []), output=node.output[0],
-               mode=_attributes(node)["mode"])  # fmt: skip
+               mode=attributes_of(node)["mode"])  # fmt: skip
 
 
 def _write_integer_mean(node: onnx.NodeProto, write: _NodeWriter, shapes: Mapping[str, Shape], dtype: np.dtype) -> None:
-    """Write a mean of integers as a sum and a division: that of a framework may be of fractions."""
+    """Write a mean of integers as a sum and an integer division; frameworks return fractions."""
     sizes = [math.prod(size or 0 for size in shapes[name]) for name in (node.input[0], node.output[0])]
-    total = write.node("ReduceSum", *node.input, **_attributes(node))
+    total = write.node("ReduceSum", *node.input, **attributes_of(node))
     count = write.constant(np.array(sizes[0] // max(sizes[1], 1), dtype))
     write.node("Div", total, count, output=node.output[0])
 
 
 class _Rnn:
-    """An RNN node, step by step: h = f(x Wᵀ + h Rᵀ + Wb + Rb) (ONNX operator specification)."""
+    """An RNN node, unrolled: h = f(x Wᵀ + h Rᵀ + Wb + Rb) (ONNX operator specification)."""
 
     def __init__(self, node: onnx.NodeProto, steps: int, activations: list[str]) -> None:
-        settings = _attributes(node)
+        settings = attributes_of(node)
         self._inputs = [*node.input, *[""] * 6][:6]
         self._outputs = [*node.output, ""][:2]
         self._steps, self._activations = steps, activations
@@ -213,8 +211,8 @@ class _Rnn:
 
     @classmethod
     def read(cls, node: onnx.NodeProto, graph: onnx.GraphProto, shapes: Mapping[str, Shape]) -> _Rnn | None:
-        """Return None for variants that are to be refused: lengths, clipping, odd activations."""
-        settings = _attributes(node)
+        """Return None for unsupported variants: lengths, clipping, other activations."""
+        settings = attributes_of(node)
         directions = 2 if settings.get("direction") == b"bidirectional" else 1
         names = [name.decode().lower() for name in settings.get("activations") or [b"tanh"] * directions]
         steps = shapes.get(node.input[0], (None, None))[1 if settings.get("layout") else 0]
@@ -236,7 +234,7 @@ class _Rnn:
             write.stack(list(last), self._state_axis, output=y_h)
 
     def _direction(self, write: _NodeWriter, d: int) -> tuple[list[str], str]:
-        """Return the states of all steps, and the last one."""
+        """Return the states of all steps, and the final state."""
         x, w, r, b, _, start = self._inputs
         w, r = (write.node("Transpose", write.row(each, d, 0), perm=[1, 0]) for each in (w, r))
         given = write.node("MatMul", x, w)

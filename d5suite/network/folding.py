@@ -1,4 +1,4 @@
-"""Replace what a model computes from constants and known dimensions by its value.
+"""Fold nodes that depend on constants and known dimensions only.
 
 May import ONNX, NumPy and `d5suite.errors`.
 """
@@ -16,35 +16,35 @@ import onnx
 from onnx import TensorProto, numpy_helper
 
 from d5suite.errors import NetworkError
+from d5suite.network.graph_edits import attributes_of, remove_items, replace_items
 
 MAX_CONSTANT_BYTES = 4 << 30
 """The largest constant that is folded; AlexNet's largest weight has 151 MB."""
 
 Shape = tuple[int | None, ...]
-"""A tensor's dimensions; None where the size is known only with the data (the batch)."""
+"""A tensor's dimensions; None where the size depends on the data (the batch)."""
 
 NUMBER = ".d5suite.number"
-"""Suffix of the value of a weight without an axis, which is kept as an array of one."""
+"""Suffix of the scalar value of a weight that is stored as an array of length one."""
 
 _COPIES_WEIGHTS = frozenset({"Identity", "Shape", "Size"})
-"""Operators that ask for a weight's sizes, or write another layer's equal weight."""
+"""Operators that read a weight's sizes, or copy an equal weight of another layer."""
 
 _MOVES_WEIGHTS = frozenset({"Cast", "Concat", "Flatten", "Reshape", "Slice", "Split", "Squeeze", "Transpose",
                             "Unsqueeze"})  # fmt: skip
-"""Operators that keep a value of a weight once, or drop it."""
+"""Operators whose output holds every value of a weight at most once."""
 
 _RANDOM = frozenset({"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform",
                      "RandomUniformLike", "Dropout"})  # fmt: skip
-"""Operators that are not folded although their inputs are constant."""
+"""Random operators, which are not folded."""
 
 
 @np.errstate(all="ignore")  # log(0) is an answer, too
 def fold(model: onnx.ModelProto, name: str, weights: set[str] | None = None) -> bool:
-    """Replace nodes that depend on no data by their values; drop what is not used.
+    """Replace nodes that read only constants or known dimensions by their values; drop dead nodes.
 
-    These are the nodes that read only constants, and those that read only known dimensions. Values
-    come from ONNX's reference evaluator. Returns whether anything changed. Values that are computed
-    from ``weights`` join these.
+    ONNX's reference evaluator computes the values. The names of values that come from ``weights``
+    are added to ``weights``. Returns whether anything changed.
     """
     weights = set() if weights is None else weights
     graph = model.graph
@@ -87,12 +87,9 @@ def fold(model: onnx.ModelProto, name: str, weights: set[str] | None = None) -> 
             used.update(node.input)
     kept = [node for node in kept if used.intersection(node.output)]
     changed = len(kept) < len(graph.node) or bool(used & (set(values) - given))
-    for field_name, items in (("node", kept), ("input", [i for i in graph.input if i.name not in values])):
-        graph.ClearField(field_name)
-        getattr(graph, field_name).extend(items)
-    for index in reversed(range(len(graph.initializer))):
-        if graph.initializer[index].name not in used:
-            del graph.initializer[index]
+    replace_items(graph.node, kept)
+    remove_items(graph.input, lambda value: value.name in values)
+    remove_items(graph.initializer, lambda tensor: tensor.name not in used)
     graph.initializer.extend(values[key] for key in values if key in used and key not in given)
     return changed
 
@@ -104,11 +101,11 @@ def _keeps_weights(
     readers: Mapping[str, Sequence[onnx.NodeProto]],
     shapes: Mapping[str, Shape],
 ) -> bool:
-    """Return whether a node's value stands for the weights that it reads.
+    """Return whether a node may be folded without changing what is trained.
 
-    What computes with weights stays a node: its result would be another weight, trained otherwise.
-    So does what moves a weight that others read as well: it would be a second one. But a weight may
-    be cut into parts, as attention's projections are.
+    A node that computes with weights stays: its result would be a different weight. A node that
+    moves a weight with further readers stays: the result would be a second weight. But a weight may
+    be cut into disjoint parts, such as attention's projections.
     """
     if node.output[0].endswith(NUMBER):
         return False
@@ -146,9 +143,9 @@ def _answers(node: onnx.NodeProto, arrays: Mapping[str, np.ndarray], name: str =
 
 
 def gathered(data: np.ndarray, indices: np.ndarray, *, axis: int) -> np.ndarray:
-    """Return GatherElements: output [i, j, k] is data [i, index [i, j, k], k] for axis 1.
+    """Compute GatherElements: for axis 1, ``output[i, j, k] = data[i, indices[i, j, k], k]``.
 
-    Of one shape with the indices, of which there may be fewer than data on other axes (ONNX
+    The output has the shape of the indices, which may be shorter than the data on other axes (ONNX
     operator specification).
     """
     places: list[Any] = list(np.indices(indices.shape, sparse=True))
@@ -157,24 +154,24 @@ def gathered(data: np.ndarray, indices: np.ndarray, *, axis: int) -> np.ndarray:
 
 
 def tensor_of(array: np.ndarray, name: str) -> onnx.TensorProto:
-    """Return an array as an initializer; a scalar stays one."""
+    """Return an array as an initializer."""
     return numpy_helper.from_array(np.asarray(array, order="C"), name)
 
 
 _MOVES = frozenset({"Cast", "Concat", "Gather", "Identity", "Reshape", "Slice", "Squeeze", "Unsqueeze",
                     "Where"})  # fmt: skip
-"""Operators that move dimensions about without computing with them."""
+"""Operators that rearrange dimensions without computing with them."""
 
 _MEET = frozenset({"Add", "And", "Div", "Equal", "Greater", "Less", "MatMul", "Mul", "Or", "Pow", "Sub", "Sum",
                    "Where"})  # fmt: skip
 """Operators that broadcast their inputs."""
 
 _OPEN = -(1 << 40)
-"""Stands for the first open dimension; the next ones are below it."""
+"""Marks the first open dimension; further ones get smaller numbers."""
 
 
 class _Dimensions:
-    """Tensors that hold dimensions of others. An open dimension is a number below `_OPEN`.
+    """Values of tensors that hold dimensions; an open dimension is a number up to `_OPEN`.
 
     Parameters
     ----------
@@ -200,9 +197,10 @@ class _Dimensions:
         self._identify(model)
 
     def _identify(self, model: onnx.ModelProto) -> None:
-        """Replace ONNX's mark of a new open dimension by that of the equal known one.
+        """Unify marks of equal open dimensions, which ONNX numbers anew.
 
-        It does so behind a Reshape and where two tensors meet. A multiple has a mark of its own.
+        ONNX does so after a Reshape and where two tensors broadcast. A multiple of a dimension
+        keeps a mark of its own.
         """
         multiples: dict[int, tuple[int, Fraction]] = {}
         first: dict[tuple[int, Fraction], int] = {}
@@ -229,9 +227,9 @@ class _Dimensions:
             outputs[:] = [first[multiples[size]] if size in multiples else size for size in outputs]
 
     def follow(self, node: onnx.NodeProto, constants: Mapping[str, onnx.TensorProto]) -> np.ndarray | None:
-        """Note the dimensions that a node gives; return them if none is open."""
+        """Record the dimensions that a node computes; return them if none is open."""
         if node.op_type == "Shape" and node.input[0] in self._shapes:
-            bounds = {a.name: a.i for a in node.attribute}
+            bounds = attributes_of(node)
             found = np.array(self._shapes[node.input[0]][bounds.get("start", 0) : bounds.get("end")], np.int64)
         elif node.op_type == "Size" and min(self._shapes.get(node.input[0], [_OPEN]), default=1) > _OPEN:
             found = np.array(math.prod(self._shapes[node.input[0]]), np.int64)
@@ -242,7 +240,7 @@ class _Dimensions:
                 if i
             }
             marked = any(i in self._values and (self._values[i] <= _OPEN).any() for i in arrays)
-            if marked:  # 32 bits do not hold the marks
+            if marked:  # the marks need 64 bits
                 arrays = {
                     i: array.astype(np.int64) if array.dtype == np.int32 else array for i, array in arrays.items()
                 }
@@ -254,7 +252,7 @@ class _Dimensions:
                 one, other = arrays[node.input[0]], arrays[node.input[1]]
                 low, high = np.minimum(one, other), np.maximum(one, other)
                 if ((low <= _OPEN) & (low != high) & ((high >= 0) | (high <= _OPEN))).any():
-                    return None  # an open dimension may be any number from 0 on
+                    return None  # an open dimension may be any number
             if node.op_type == "Reshape" and (arrays[node.input[1]] <= _OPEN).any():
                 return None  # to an open dimension
             found = np.asarray(_answers(node, arrays)[0])
@@ -268,7 +266,7 @@ class _Dimensions:
         return found.astype(np.int32) if narrow else found
 
     def reshape(self, node: onnx.NodeProto) -> np.ndarray | None:
-        """Return a Reshape's target with -1 for its only open dimension; None if there is none."""
+        """Return a Reshape's target with -1 for its only open dimension, or None."""
         if node.op_type != "Reshape" or node.input[1] not in self._values:
             return None
         wanted = self._values[node.input[1]]
@@ -285,9 +283,9 @@ class _Dimensions:
         return np.where(wanted <= _OPEN, -1, wanted)
 
     def per_sample(self, node: onnx.NodeProto, constants: dict[str, onnx.TensorProto]) -> list[onnx.NodeProto]:
-        """Return a weight's Expand to the known batch as if that were open; else nothing.
+        """Return an Expand of a weight to the known batch, written as if the batch were open.
 
-        One copy per sample would be as many weights.
+        Folding it would make a separate weight for every sample. Empty for any other Expand.
         """
         x, wanted = node.input[0], numpy_helper.to_array(constants[node.input[1]])
         have = [1] * (len(wanted) - len(self._shapes.get(x, []))) + list(self._shapes.get(x, []))
@@ -303,9 +301,10 @@ class _Dimensions:
         return made if len(made) > 1 else []
 
     def expand(self, node: onnx.NodeProto, constants: dict[str, onnx.TensorProto]) -> list[onnx.NodeProto]:
-        """Return an Expand to an open dimension as a sum with zeros that have it; others unchanged.
+        """Replace an Expand to an open dimension by a sum with zeros of that size.
 
-        The zeros are made of an input of the network: whether its first elements exceed infinity.
+        The zeros come from an input of the network: whether its first elements exceed infinity.
+        Other nodes are returned unchanged.
         """
         if node.op_type != "Expand" or node.input[1] not in self._values or node.input[0] not in self._types:
             return [node]
@@ -355,13 +354,13 @@ class _Dimensions:
 
 
 _BOUNDED = frozenset({"Compress", "Constant", "NonZero", "Unique"})
-"""Operators whose output is no larger than the input or the file, whatever shape is inferred."""
+"""Operators whose output is at most as large as the input or the file."""
 
 
 def _foldable(
     node: onnx.NodeProto, values: Mapping[str, onnx.TensorProto], shapes: Mapping[str, Shape], name: str
 ) -> bool:
-    """Return whether a constant's size is known, so that it can be folded; refuse a large one."""
+    """Return whether a constant's size is known; refuse a constant that is too large."""
     stated = [shapes.get(output, (None,)) for output in node.output if output]
     if node.op_type == "ConstantOfShape":
         stated = [tuple(int(size) for size in numpy_helper.to_array(values[node.input[0]]))]
@@ -369,7 +368,7 @@ def _foldable(
         sizes = [0 if size is None else size for size in shape]
         if any(size < 0 for size in sizes) or math.prod(float(size) for size in sizes) * 8 > MAX_CONSTANT_BYTES:
             raise NetworkError(
-                f"{node.op_type} asks for a constant of shape {sizes}",
+                f"{node.op_type} would make a constant of shape {sizes}",
                 where=node.name or name,
                 hint="Export the network for a smaller input, or without this node.",
             )
@@ -377,7 +376,7 @@ def _foldable(
 
 
 def shapes_of(model: onnx.ModelProto) -> dict[str, Shape]:
-    """Return the shapes that a model states, by tensor."""
+    """Return the shapes that a model declares, by tensor."""
     shapes: dict[str, Shape] = {t.name: tuple(t.dims) for t in model.graph.initializer}
     for value in (*model.graph.input, *model.graph.value_info, *model.graph.output):
         if value.type.tensor_type.HasField("shape"):

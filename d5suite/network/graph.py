@@ -19,14 +19,14 @@ from d5suite.errors import NetworkError
 from d5suite.network.folding import Shape as Shape
 from d5suite.network.folding import shapes_of
 from d5suite.network.normalise import normalised
-from d5suite.network.weights import computed
+from d5suite.network.parameters import computed
 
 _SETTINGS = {"Resize": (1, 2)}
-"""Floating-point vectors that are settings, not parameters: regions and scales, by input number."""
+"""Floating-point inputs that are settings, not parameters: regions and scales, by input number."""
 
 _MASKED = frozenset({"Add", "Attention", "Cast", "Concat", "Expand", "Gather", "Identity", "Max", "Min", "Mul",
                      "Reshape", "Slice", "Squeeze", "Sub", "Tile", "Transpose", "Unsqueeze", "Where"})  # fmt: skip
-"""Operators that read masks of minus infinity; others read weights, which are finite."""
+"""Operators that may read a mask of minus infinity; all others read weights, which are finite."""
 
 _STATISTICS_INPUTS = {"BatchNormalization": (3, 4)}
 
@@ -42,7 +42,7 @@ class Node:
     op_type : str
         The ONNX operator; ``domain::Op`` if its domain is not ONNX's own.
     inputs, outputs : tuple of str
-        Tensor names; an omitted optional input or output is ``""``.
+        Tensor names; ``""`` for an omitted optional input or output.
     attributes : mapping
         Python values (int, float, str, list or NumPy array), ONNX's defaults filled in.
     """
@@ -62,21 +62,21 @@ class Graph:
     model : onnx.ModelProto
         A complete model; it is copied, checked and normalised.
     name : str, optional
-        Its name in reports; the graph's name by default.
+        Name in reports; by default the graph's name.
     input, output : str, optional
-        The first input, such as the images (N, C, H, W), and the output that a loss is for, such as
-        (N, classes); by default the graph's first ones.
+        The main input, such as the images (N, C, H, W), and the output that a loss takes, such as
+        (N, classes). By default the graph's first input and first output.
     label, loss : str, optional
         The label input, int64 (N,) or (N, classes), and the scalar mean loss. Give both or
         neither; without them the network is for inference only.
     shapes : mapping, optional
-        Dimensions by input, where the model leaves them open. A model that computes with its batch
-        size, other than in reshapes, needs them.
+        Dimensions by input, where the model leaves them open. Needed if the model computes with its
+        batch size, other than in reshapes.
 
     Attributes
     ----------
     inputs, outputs : tuple of str
-        All inputs without the label, and all outputs without the loss.
+        All inputs but the label, and all outputs but the loss.
 
     Raises
     ------
@@ -147,7 +147,7 @@ class Graph:
         )
 
     def _masks(self, name: str, value: np.ndarray) -> bool:
-        """Return whether a tensor is an exporter's mask: -infinity in it, and added or chosen."""
+        """Return whether a tensor is a mask: it has -infinity, and only `_MASKED` reads it."""
         if value.size == 1:
             return bool(np.isinf(value).all())
         if np.isnan(value).any() or not np.isneginf(value).any() or np.isposinf(value).any():
@@ -155,10 +155,11 @@ class Graph:
         return self._only_in(name, _MASKED)
 
     def _changes_nothing(self, name: str) -> bool:
-        """Return whether a tensor is a normalization's neutral scale or bias, or a scatter's base.
+        """Return whether a tensor is a neutral scale or bias of an exporter, or a scatter's base.
 
-        Exporters write a normalization of groups as one of reshaped instances, and some keep what
-        they made among the weights. Then a layer's own scale of ones looks the same otherwise.
+        Exporters write GroupNormalization as a reshape and an InstanceNormalization, and some store
+        the ones and zeros of the latter among the weights. The reshapes on both sides tell them
+        from the scale and bias of a layer.
         """
         value = self.initializers[name]
         if not value.size or (value != value.flat[0]).any():
@@ -191,7 +192,7 @@ class Graph:
 
     @property
     def batch_size(self) -> int | None:
-        """The batch size that the graph fixes, or None if it takes any."""
+        """The batch size that the graph fixes; None if any works."""
         return self.shapes[self.input][0] if self.batched else 1
 
     @property
@@ -206,9 +207,8 @@ class Graph:
         Parameters
         ----------
         batch : numpy.ndarray
-            The only input, or a structured array with a field for each input: so all inputs are
-            one array of samples, along its first axis. Inputs without a common first axis are one
-            sample.
+            The only input; or a structured array along the batch, with one field per input. Inputs
+            without a common first axis count as one sample.
         """
         if batch.dtype.names is None:
             return {self.input: batch}
@@ -256,7 +256,7 @@ def node_of(node: onnx.NodeProto, index: int) -> Node:
 
 
 def _dtypes_of(graph: onnx.GraphProto) -> dict[str, np.dtype]:
-    """Return the types that a graph states, by tensor."""
+    """Return the types that a graph declares, by tensor."""
     found = {tensor.name: tensor.data_type for tensor in graph.initializer}
     for value in (*graph.input, *graph.value_info, *graph.output):
         found[value.name] = value.type.tensor_type.elem_type
@@ -264,7 +264,7 @@ def _dtypes_of(graph: onnx.GraphProto) -> dict[str, np.dtype]:
 
 
 def _named_apart(nodes: list[Node]) -> list[Node]:
-    """Rename nodes without a name of their own whose makeshift one another node has."""
+    """Make names unique: a node without a name got one that another node may have."""
     taken: set[str] = set()
     apart = []
     for node in nodes:
@@ -277,7 +277,7 @@ def _named_apart(nodes: list[Node]) -> list[Node]:
 
 
 def _without_unused_outputs(nodes: list[Node], wanted: Iterable[str]) -> tuple[Node, ...]:
-    """Omit optional outputs that nobody reads, such as Dropout's mask."""
+    """Omit optional outputs that nothing reads, such as Dropout's mask."""
     read = {*wanted, *(name for node in nodes for name in node.inputs)}
     kept = []
     for node in nodes:

@@ -57,20 +57,20 @@ class Network(Graph):
     def at_generic_point(self) -> Network:
         """Return the network with noise on all weights, for validation.
 
-        Initial weights are special: biases are zero, running variances one, and the last scale of a
-        residual branch may be zero, so errors in whole branches would stay invisible. Every
-        parameter and running mean gets normal noise of a tenth of its root mean square (of 1 where
-        it is zero), and every running variance a factor near 1.
+        Initial weights hide errors: biases are zero, running variances one, and the last scale of a
+        residual branch may be zero, which hides the whole branch. Every parameter and running mean
+        gets normal noise of a tenth of its root mean square (of 1 if that is zero), and every
+        running variance is multiplied by a factor near 1.
         """
         return self.with_weights(rewrites.generic_weights(self))
 
     def with_weights(self, values: dict[str, np.ndarray]) -> Network:
-        """Return the network with other initializers; those without a value stay.
+        """Return the network with some initializers replaced.
 
         Parameters
         ----------
         values : dict of str to numpy.ndarray
-            By initializer, of its shape and dtype.
+            By initializer name, in its shape and dtype.
         """
         other = copy.copy(self)
         other.initializers = {**self.initializers, **values}
@@ -80,21 +80,21 @@ class Network(Graph):
     def with_classification_loss(self, axis: int | None = None) -> Network:
         """Return the network with a label input and mean softmax cross-entropy, for training.
 
-        The loss takes the logits: the input of the output's Softmax, if there is one. A network
-        that has a loss is returned as it is.
+        The loss takes the logits: the input of the final Softmax, if there is one. A network with a
+        loss is returned unchanged.
 
         Parameters
         ----------
         axis : int, optional
-            The axis of an output's classes, 1 or the last, where every cell of its other axes has a
-            label: int64 of the output's shape without that axis, such as (N, tokens).
+            The axis of the classes, 1 or the last, of an output that scores every token or pixel.
+            The label is then int64 of the output's shape without that axis, such as (N, tokens).
         """
         if self.loss is not None:
             return self
         return self._with_last(rewrites.with_classification_loss(self, axis))
 
     def with_multilabel_loss(self) -> Network:
-        """Return the network with a loss for images that have several labels, verified or unknown.
+        """Return the network with a loss for several labels per image, verified or unknown.
 
         The label input becomes int64 (N, classes): 1 for a class verified as present, 0 for one
         verified as absent, -1 for an unknown one. The loss is sigmoid cross-entropy, averaged over

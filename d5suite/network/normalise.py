@@ -1,7 +1,7 @@
 """Bring an ONNX model into the one form that adapters read.
 
-Operator set `OPSET` or later, 16-bit and float64 weights in float32, constants folded into
-initializers, all shapes inferred. May import ONNX, NumPy, `d5suite.errors` and the modules beside.
+That form has operator set `OPSET` or later, weights in float32, constants folded into initializers,
+and all shapes inferred. May import ONNX, NumPy, `d5suite.errors` and the modules beside.
 """
 
 from __future__ import annotations
@@ -16,45 +16,24 @@ import onnx
 from onnx import TensorProto, numpy_helper, shape_inference
 
 from d5suite.errors import NetworkError
+from d5suite.network import parameters, repairs
 from d5suite.network.conditionals import without_conditionals
 from d5suite.network.expansions import expand
 from d5suite.network.folding import fold, shapes_of, tensor_of
+from d5suite.network.graph_edits import attributes_of, remove_items, rename_inputs, replace_items
 from d5suite.network.onnx_file import MOST, check_data, check_graph, check_kinds, opset
-from d5suite.network.repairs import (
-    clear_domains,
-    count_windows,
-    drop_casts,
-    drop_empty_parts,
-    drop_zero_states,
-    end_training,
-    flatten_for_hardmax,
-    repair_pixels,
-    repair_ranks,
-    repair_resizes,
-    repair_scales,
-    write_group_norms,
-)
-from d5suite.network.weights import (
-    join_copies,
-    lift_numbers,
-    mark_computed,
-    share,
-    tied_products,
-    turn_twins,
-    weights_of,
-)
 
 OPSET = 21
 """The ONNX operator-set version that networks are converted to."""
 
 IR_VERSION = 10
-"""The ONNX file version that belongs to `OPSET` 21 (ONNX's release table)."""
+"""The ONNX file version that belongs to `OPSET` (ONNX's release table)."""
 
 _SMALL = 1024
-"""Initializers up to this length may determine shapes (sizes, axes); longer ones are weights."""
+"""Initializers of up to this many values may be sizes or axes; longer ones are weights."""
 
 _PASSES = 50
-"""Most rounds of shape inference and folding; each resolves a link of a chain of shapes."""
+"""Limit of rounds of inference and folding; each resolves one link of a chain of shapes."""
 
 
 def normalised(model: onnx.ModelProto, name: str, shapes: Mapping[str, Sequence[int]] | None = None) -> onnx.ModelProto:
@@ -64,15 +43,15 @@ def normalised(model: onnx.ModelProto, name: str, shapes: Mapping[str, Sequence[
     ----------
     model : onnx.ModelProto
     name : str
-        For messages.
+        Network name for error messages.
     shapes : mapping, optional
         Dimensions by input, where the model leaves them open.
 
     Raises
     ------
     NetworkError
-        If the model is too old or too new, invalid, ambiguous, or has control flow, or a shape does
-        not fit it.
+        If the model is too old, too new, invalid or ambiguous, has control flow, or does not fit
+        ``shapes``.
     """
     version = opset(model, name)
     try:
@@ -80,7 +59,7 @@ def normalised(model: onnx.ModelProto, name: str, shapes: Mapping[str, Sequence[
         check_kinds(model, conditionals=True)
         check_data(model)
         given, model = model, without_weights(model)
-        clear_domains(model)
+        repairs.clear_domains(model)
         model.ir_version = max(model.ir_version, IR_VERSION)  # older ones want initializers among the inputs
         if model.functions:  # before the conversion, which drops them
             _check_model(model, shapes or {})
@@ -88,42 +67,42 @@ def normalised(model: onnx.ModelProto, name: str, shapes: Mapping[str, Sequence[
             check_kinds(model, conditionals=True)
         model = without_conditionals(model, partial(_constants, name=name, shapes=shapes or {}))
         check_kinds(model)
-        end_training(model)
-        repair_pixels(model)
+        repairs.end_training(model)
+        repairs.repair_pixels(model)
         if 18 <= version < 21:
-            write_group_norms(model)
+            repairs.write_group_norms(model)
         _check_model(model, shapes or {})
         model = _converted(model, version)
         model = _expand_operators(model)
         _restore_weights(model, given)
-        weights = weights_of(given)
+        weights = parameters.weights_of(given)
         _widen(model)
         _name_first_outputs(model)
         _set_shapes(model, name, shapes or {})
-        repair_ranks(model)
-        join_copies(model, weights)
-        turn_twins(model, weights)
-        tied = tied_products(model, weights)
+        repairs.repair_ranks(model)
+        parameters.join_copies(model, weights)
+        parameters.turn_twins(model, weights)
+        tied = parameters.tied_products(model, weights)
         _fold_all(model, name, weights)
-        if share(model, tied):
+        if parameters.share(model, tied):
             _infer_shapes(model)
             fold(model, name, weights)
-        drop_casts(model)
-        drop_zero_states(model)
+        repairs.drop_casts(model)
+        repairs.drop_zero_states(model)
         if expand(model):
             _infer_shapes(model)
         _split_into_slices(model, weights)
-        drop_empty_parts(model)
+        repairs.drop_empty_parts(model)
         _separate_statistics(model)
         _compute_outputs(model, weights)
-        lift_numbers(model, weights)
+        parameters.lift_numbers(model, weights)
         _stamp(model)
-        count_windows(model)
-        mark_computed(model, weights)
+        repairs.count_windows(model)
+        parameters.mark_computed(model, weights)
         return model
     except NetworkError:
         raise
-    except Exception as error:  # onnx's parts raise whatever they meet
+    except Exception as error:  # onnx raises errors of any type
         lines = [line.strip() for line in str(error).splitlines() if line.strip()][:3]  # the node is in a later one
         what = " ".join(lines) or type(error).__name__
         raise NetworkError(
@@ -136,20 +115,20 @@ def _converted(model: onnx.ModelProto, version: int) -> onnx.ModelProto:
         from onnx import version_converter
 
         if version < 13:
-            flatten_for_hardmax(model)
+            repairs.flatten_for_hardmax(model)
         model = version_converter.convert_version(model, OPSET)
         if version < 11:
-            repair_resizes(model)
+            repairs.repair_resizes(model)
     return model
 
 
 def _inlined(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Write the model's own functions out; of attributes that are not stated, with the defaults."""
+    """Inline the model's own functions, with the defaults of attributes that a call omits."""
     from onnx import inliner
 
     defaults = {(function.domain, function.name): function.attribute_proto for function in model.functions}
     for nodes in (model.graph.node, *(function.node for function in model.functions)):
-        for node in nodes:  # ONNX (1.23) inlines functions without these
+        for node in nodes:  # ONNX (1.23) inlines functions without these defaults
             stated = {attribute.name for attribute in node.attribute}
             known = defaults.get((node.domain, node.op_type), ())
             node.attribute.extend(attribute for attribute in known if attribute.name not in stated)
@@ -164,14 +143,14 @@ def _fold_all(model: onnx.ModelProto, name: str, weights: set[str] | None = None
 
 
 def _constants(model: onnx.ModelProto, name: str, shapes: Mapping[str, Sequence[int]]) -> dict[str, onnx.TensorProto]:
-    """Return what is left of a part of a model as constants; see `without_conditionals`."""
+    """Fold a part of a model and return the remaining constants; see `without_conditionals`."""
     inputs = {value.name for value in model.graph.input}
     given, model = model, without_weights(model)
     model = _converted(model, opset(model, name))
     _restore_weights(model, given)
     model.ir_version = max(model.ir_version, IR_VERSION)
     _set_shapes(model, name, {key: shape for key, shape in shapes.items() if key in inputs})
-    repair_ranks(model)
+    repairs.repair_ranks(model)
     _fold_all(model, name)
     return {tensor.name: tensor for tensor in model.graph.initializer}
 
@@ -187,11 +166,11 @@ _EXPANDED = frozenset(
         "Swish",
     }
 )
-"""Operators that no framework here has; ONNX defines them as functions of others."""
+"""Operators that no framework has; ONNX defines them as functions of other operators."""
 
 
 def _expand_operators(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Write the operators of `_EXPANDED` as ONNX's own functions of others."""
+    """Replace the operators of `_EXPANDED` by the functions that define them in ONNX."""
     found = {node.op_type for node in model.graph.node if not node.domain and node.op_type in _EXPANDED}
     if not found:
         return model
@@ -213,7 +192,7 @@ def _expand_operators(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _check_model(model: onnx.ModelProto, shapes: Mapping[str, Sequence[int]]) -> None:
-    """Run ONNX's checker, which wants a shape of every input and output; exporters omit some."""
+    """Run ONNX's checker. It requires a shape of every input and output; exporters omit some."""
     graph = model.graph
     unstated = [v.type.tensor_type for v in (*graph.input, *graph.output) if not v.type.tensor_type.HasField("shape")]
     for value in graph.input:
@@ -230,12 +209,12 @@ def _check_model(model: onnx.ModelProto, shapes: Mapping[str, Sequence[int]]) ->
         kind.ClearField("shape")
     for value in graph.input:
         for dimension in value.type.tensor_type.shape.dim:
-            if dimension.dim_value < 0:  # some exporters write an open dimension so
+            if dimension.dim_value < 0:  # some exporters write an open dimension as -1
                 dimension.ClearField("dim_value")
 
 
 def _set_shapes(model: onnx.ModelProto, name: str, shapes: Mapping[str, Sequence[int]]) -> None:
-    """Fix the dimensions of inputs, and forget the shapes that were stated for the open ones."""
+    """Fix the dimensions of inputs, and clear the inferred shapes, which are of open dimensions."""
     inputs = {value.name: value.type.tensor_type for value in model.graph.input}
     for key, wanted in shapes.items():
         if key not in inputs:
@@ -253,12 +232,12 @@ def _set_shapes(model: onnx.ModelProto, name: str, shapes: Mapping[str, Sequence
             raise NetworkError(f"input {key!r} cannot have shape {list(wanted)}", where=name)
         for dimension, size in zip(dimensions, wanted, strict=True):
             dimension.dim_value = size
-    model.graph.ClearField("value_info")  # of a file whose batch was opened afterwards they are of the old one
+    model.graph.ClearField("value_info")  # outdated if the batch was opened after the export
     _forget_outputs(model)
 
 
 def _forget_outputs(model: onnx.ModelProto) -> None:
-    """Clear the shapes of outputs that nodes write; inference states them again."""
+    """Clear the shapes of outputs that nodes write; shape inference sets them again."""
     graph = model.graph
     fixed = {tensor.name for tensor in graph.initializer} | {value.name for value in graph.input}
     for value in graph.output:
@@ -267,7 +246,7 @@ def _forget_outputs(model: onnx.ModelProto) -> None:
 
 
 def _compute_outputs(model: onnx.ModelProto, weights: set[str]) -> None:
-    """Let a node write each output that is a constant: adapters take outputs from nodes."""
+    """Let an Identity write each constant output, because adapters take outputs from nodes."""
     graph = model.graph
     fixed = {tensor.name: tensor for tensor in graph.initializer}
     for value in graph.output:
@@ -277,15 +256,12 @@ def _compute_outputs(model: onnx.ModelProto, weights: set[str]) -> None:
         tensor.name = f"{value.name}.d5suite.value"
         if value.name in weights:
             weights.add(tensor.name)
-        for node in graph.node:
-            for place, name in enumerate(node.input):
-                if name == value.name:
-                    node.input[place] = tensor.name
+        rename_inputs(graph.node, {value.name: tensor.name})
         graph.node.append(onnx.helper.make_node("Identity", [tensor.name], [value.name], f"{value.name}.d5suite"))
 
 
 def _stamp(model: onnx.ModelProto) -> None:
-    """Name the oldest operator set from `OPSET` on that means the same: onnxruntime lags behind."""
+    """Set the oldest equivalent operator set from `OPSET` on, because onnxruntime lags behind."""
     version, least = opset(model, model.graph.name), OPSET
     for node in model.graph.node:
         if not node.domain and onnx.defs.has(node.op_type):
@@ -300,7 +276,7 @@ def _is_weight(tensor: onnx.TensorProto) -> bool:
 
 
 def without_weights(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a copy whose weights are inputs; ONNX's parts copy models, of 2 GiB at most."""
+    """Return a copy with weights as inputs: ONNX's tools copy models, and 2 GiB is their limit."""
     graph = model.graph
     light = onnx.helper.make_model(
         onnx.GraphProto(
@@ -325,7 +301,7 @@ def without_weights(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _restore_weights(model: onnx.ModelProto, given: onnx.ModelProto) -> None:
-    """Give a model the weights of the one that it was made of, in their order."""
+    """Restore the weights of the original model, ``given``, in their order."""
     kept = {t.name: onnx.TensorProto.FromString(t.SerializeToString()) for t in model.graph.initializer}
     model.graph.ClearField("initializer")
     for tensor in given.graph.initializer:
@@ -335,9 +311,7 @@ def _restore_weights(model: onnx.ModelProto, given: onnx.ModelProto) -> None:
             model.graph.initializer.append(kept.pop(tensor.name))
     model.graph.initializer.extend(kept.values())
     names = {t.name for t in model.graph.initializer}
-    inputs = [value for value in model.graph.input if value.name not in names]
-    model.graph.ClearField("input")
-    model.graph.input.extend(inputs)
+    remove_items(model.graph.input, lambda value: value.name in names)
 
 
 def _infer_shapes(model: onnx.ModelProto) -> None:
@@ -346,30 +320,30 @@ def _infer_shapes(model: onnx.ModelProto) -> None:
     _forget_outputs(light)
     inferred = infer(light).graph
     for field_name in ("value_info", "output"):
-        model.graph.ClearField(field_name)
-        getattr(model.graph, field_name).extend(getattr(inferred, field_name))
+        replace_items(getattr(model.graph, field_name), getattr(inferred, field_name))
 
 
 _LIKE_INPUT = frozenset({"GroupNormalization", "MeanVarianceNormalization"})
-"""Operators for which ONNX (1.23) infers no shape; it is that of the first input."""
+"""Operators without shape inference in ONNX (1.23); the output has the first input's shape."""
 
 
 def infer(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Infer the shapes of a small model's tensors; its nodes are changed where ONNX infers none."""
-    count_windows(model)
+    """Infer the shapes of a model without weights; nodes without inference are replaced in it."""
+    repairs.count_windows(model)
     for node in model.graph.node:
         if node.op_type in _LIKE_INPUT and not node.domain:
             node.op_type = "Identity"
             del node.input[1:], node.attribute[:]
         if node.op_type == "STFT" and not node.domain and not node.attribute:
-            node.attribute.append(onnx.helper.make_attribute("onesided", 1))  # ONNX (1.23) infers as if it were 0
+            node.attribute.append(
+                onnx.helper.make_attribute("onesided", 1)
+            )  # ONNX (1.23) infers as if the default were 0
         if node.op_type == "MaxUnpool" and not node.domain and len(node.input) > 2:
-            node.op_type = "Resize"  # ONNX (1.23) infers no shape from an output_shape; that of sizes it does
-            given = (node.input[0], "", "", node.input[2])
-            del node.input[:], node.attribute[:]
-            node.input.extend(given)
+            node.op_type = "Resize"  # ONNX (1.23) infers no shape from output_shape, but from Resize's sizes
+            replace_items(node.input, (node.input[0], "", "", node.input[2]))
+            del node.attribute[:]
     found = _inferred(model)
-    while repair_scales(found):
+    while repairs.repair_scales(found):
         found.graph.ClearField("value_info")
         _forget_outputs(found)
         found = _inferred(found)
@@ -379,22 +353,22 @@ def infer(model: onnx.ModelProto) -> onnx.ModelProto:
 def _inferred(model: onnx.ModelProto) -> onnx.ModelProto:
     try:
         return shape_inference.infer_shapes(model, check_type=True, strict_mode=True, data_prop=True)
-    except shape_inference.InferenceError:  # ONNX (1.23) propagates values of any shape as vectors, and adds them so
+    except shape_inference.InferenceError:  # ONNX (1.23) propagates scalars as vectors, which fails in sums
         return shape_inference.infer_shapes(model, check_type=True, strict_mode=True)
 
 
 _WIDER = dict.fromkeys((TensorProto.BFLOAT16, TensorProto.DOUBLE, TensorProto.FLOAT16), TensorProto.FLOAT)
-"""A network's neutral form is in float32; the precision that it runs in is a job's choice."""
+"""The neutral form is float32; the job chooses the precision of a run."""
 
 
 def _widen(model: onnx.ModelProto) -> None:
-    """Bring 16-bit and float64 tensors into float32."""
+    """Convert 16-bit and float64 tensors to float32."""
     graph = model.graph
 
     def widened(tensor: onnx.TensorProto) -> None:
         if tensor.data_type in _WIDER:
             array = numpy_helper.to_array(tensor)
-            if tensor.data_type == TensorProto.DOUBLE:  # the least float64 masks; it stays finite
+            if tensor.data_type == TensorProto.DOUBLE:  # a mask of the least float64 must stay finite
                 bound = float(np.finfo(np.float32).max)
                 array = np.where(np.isfinite(array), np.clip(array, -bound, bound), array)
             tensor.CopyFrom(tensor_of(array.astype(np.float32), tensor.name))
@@ -413,16 +387,16 @@ def _widen(model: onnx.ModelProto) -> None:
 
 
 def _name_first_outputs(model: onnx.ModelProto) -> None:
-    """Name omitted first outputs: nodes are identified by them."""
+    """Name omitted first outputs, because nodes are identified by them."""
     for index, node in enumerate(model.graph.node):
         if node.output and not node.output[0]:
             node.output[0] = f"{node.name or node.op_type}.d5suite.first.{index}"
 
 
 def _split_into_slices(model: onnx.ModelProto, weights: set[str]) -> None:
-    """Write every part of a Split, and what a Gather takes at one constant index, as a Slice.
+    """Replace every part of a Split, and a Gather at one constant index, by a Slice.
 
-    Adapters have one output per node, and frameworks take the same rows either way.
+    Adapters compute one output per node; the frameworks read the same rows either way.
     """
     graph, shapes = model.graph, shapes_of(model)
     constants = {t.name: t for t in graph.initializer if math.prod(t.dims) == 1}
@@ -433,7 +407,7 @@ def _split_into_slices(model: onnx.ModelProto, weights: set[str]) -> None:
         graph.node.append(onnx.helper.make_node(operator, inputs, [output], f"{output}.d5suite.{operator}"))
 
     def cut(node: onnx.NodeProto, axis: int, start: int, stop: int, output: str) -> str:
-        """Add a Slice; return the name of the tensor that names its axis."""
+        """Add a Slice; return the name of its axis tensor."""
         names = [f"{output}.d5suite.{kind}" for kind in ("start", "stop", "axis")]
         for name, value in zip(names, (start, stop, axis), strict=True):
             graph.initializer.append(tensor_of(np.array([value], np.int64), name))
@@ -441,7 +415,7 @@ def _split_into_slices(model: onnx.ModelProto, weights: set[str]) -> None:
         return names[-1]
 
     for node in nodes:
-        axis = next((a.i for a in node.attribute if a.name == "axis"), 0)
+        axis = attributes_of(node).get("axis", 0)
         splits = node.op_type == "Split" and not node.domain
         sizes = [shapes[output][axis] if splits and output in shapes else None for output in node.output]
         index = constants.get(node.input[1]) if node.op_type == "Gather" and not node.domain else None
@@ -467,10 +441,10 @@ def _split_into_slices(model: onnx.ModelProto, weights: set[str]) -> None:
 
 
 def _separate_statistics(model: onnx.ModelProto) -> None:
-    """Give every BatchNormalization running statistics of its own.
+    """Give every BatchNormalization its own running statistics.
 
-    Exporters write equal initializers once, so that untrained layers seem to share them, with one
-    another and with scales.
+    Exporters store equal initializers once, so untrained layers seem to share statistics and
+    scales.
     """
     graph = model.graph
     uses = Counter(name for node in graph.node for name in node.input)

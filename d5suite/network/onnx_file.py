@@ -1,4 +1,4 @@
-"""Read an ONNX file and refuse what no adapter can be given, before anything is allocated.
+"""Read an ONNX file, and refuse a model that no adapter could run, before anything is allocated.
 
 A model is untrusted: it is parsed, checked and bounded, and never executed. May import ONNX, NumPy
 and `d5suite.errors`.
@@ -20,7 +20,7 @@ from onnx import TensorProto, numpy_helper
 from d5suite.errors import NetworkError
 
 OLDEST_OPSET = 9
-"""The oldest operator-set version accepted; ONNX's version converter is complete from here on."""
+"""The oldest operator-set version accepted; from here on ONNX's version converter is complete."""
 
 
 def read(path: Path) -> onnx.ModelProto:
@@ -99,7 +99,7 @@ def _load_external_data(model: onnx.ModelProto, path: Path) -> None:
 
 
 def _tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
-    """Yield the tensors that a graph and its branches state."""
+    """Yield the tensors stored in a graph and its subgraphs."""
     yield from graph.initializer
     for node in graph.node:
         yield from _tensors_of(node)
@@ -113,7 +113,7 @@ def _tensors_of(node: onnx.NodeProto) -> Iterator[onnx.TensorProto]:
 
 
 def _bytes(tensor: onnx.TensorProto) -> int:
-    """Return the least size of a tensor's data; types below a byte are packed."""
+    """Return the least bytes of a tensor's data; types smaller than a byte are packed."""
     try:
         size = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)).itemsize
     except KeyError:
@@ -122,7 +122,7 @@ def _bytes(tensor: onnx.TensorProto) -> int:
 
 
 def opset(model: onnx.ModelProto, name: str) -> int:
-    """Return the version of ONNX's own operators that a model is written in."""
+    """Return the operator-set version of a model; refuse several, old ones and unknown ones."""
     versions = {o.version for o in model.opset_import if o.domain in ("", "ai.onnx")} or {0}
     least, newest, newest_file = min(versions), onnx.defs.onnx_opset_version(), int(onnx.IR_VERSION)
     if len(versions) > 1:
@@ -144,14 +144,14 @@ def opset(model: onnx.ModelProto, name: str) -> int:
 
 
 def check_graph(model: onnx.ModelProto) -> None:
-    """Refuse names that two things have, attributes without meaning, and unsorted nodes."""
+    """Refuse duplicate names, attributes out of range, and unsorted nodes."""
     _check_names(model.graph)
     _check_attributes(model.graph)
     _check_order(model.graph)
 
 
 def _check_names(graph: onnx.GraphProto) -> None:
-    """Refuse a name that two nodes, tensors, inputs or outputs have."""
+    """Refuse a name that two nodes, tensors, inputs or outputs share."""
     for what, names in (
         ("nodes are", [n.name for n in graph.node if n.name]),
         ("outputs of nodes are", [o for n in graph.node for o in n.output if o]),
@@ -175,7 +175,7 @@ def _check_names(graph: onnx.GraphProto) -> None:
 
 
 def _check_order(graph: onnx.GraphProto) -> None:
-    """Refuse a node that reads what is not there yet."""
+    """Refuse a node that reads a tensor before it is computed."""
     there = {"", *(t.name for t in graph.initializer), *(v.name for v in graph.input)}
     there.update(t.values.name for t in graph.sparse_initializer)
     for index, node in enumerate(graph.node):
@@ -203,8 +203,7 @@ _WITHIN = {
     **dict.fromkeys(("storage_order", "training_mode", "transA", "transB"), (0, 1)),
     "size": (1, 1 << 16),
 }
-"""Least and largest values of attributes; with others ONNX's shape inference divides by zero,
-overflows, or cuts off digits."""
+"""Ranges of attributes; beyond them ONNX's shape inference divides by zero or overflows."""
 
 
 def _check_attributes(graph: onnx.GraphProto) -> None:
@@ -212,7 +211,7 @@ def _check_attributes(graph: onnx.GraphProto) -> None:
     for index, node in enumerate(graph.node):
         for attribute in node.attribute if node.domain in ("", "ai.onnx") else ():
             least, most = _WITHIN.get(attribute.name, (-(1 << 63), 1 << 63))
-            if node.op_type == "Pad":  # below opset 11 by an attribute; negative ones crop
+            if node.op_type == "Pad":  # an attribute before opset 11; negative pads crop
                 least = -MOST
             for value in [attribute.i] if attribute.type == attribute.INT else attribute.ints:
                 if not least <= value <= most:
@@ -236,7 +235,7 @@ _UNFIT = {
         "Export the network so that its tensors have names of their own, as inputs and outputs.",
     ),
 }
-"""Operators, by what they make of a network."""
+"""Unsupported kinds of networks: the operators that mark them, and a hint."""
 
 
 _NUMBERS = frozenset(
@@ -246,7 +245,7 @@ _NUMBERS = frozenset(
         TensorProto.UINT8, TensorProto.UINT16, TensorProto.UINT32, TensorProto.UINT64,
     }
 )  # fmt: skip
-"""Types of tensors that are accepted, and none given."""
+"""Accepted tensor types; UNDEFINED is a type that the file does not state."""
 
 
 def _check_type(kind: int, what: str, name: str) -> None:
@@ -259,9 +258,9 @@ def _check_type(kind: int, what: str, name: str) -> None:
 
 
 def check_kinds(model: onnx.ModelProto, *, conditionals: bool = False) -> None:
-    """Refuse what no adapter supports, naming the node or tensor.
+    """Refuse operators and types that no adapter supports; the error names the node or tensor.
 
-    With ``conditionals``, accept these: they may be decided before anything runs.
+    With ``conditionals``, accept If nodes, which may be resolved later.
     """
     graph = model.graph
     for index, node in enumerate(graph.node):
@@ -296,7 +295,7 @@ def check_kinds(model: onnx.ModelProto, *, conditionals: bool = False) -> None:
 
 
 def check_data(model: onnx.ModelProto) -> None:
-    """Refuse an initializer, or a constant, whose data do not fit its shape and type."""
+    """Refuse an initializer or a constant whose data do not fit its shape and type."""
     stated = [("constant", n.name or n.output[0], t) for n in model.graph.node for t in _tensors_of(n)]
     for what, name, tensor in [("initializer", t.name, t) for t in model.graph.initializer] + stated:
         if not tensor.data_type:

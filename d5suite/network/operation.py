@@ -1,8 +1,8 @@
 """`Operation`: one ONNX node with the types of its inputs, the unit that level 0 measures.
 
-Names and numbers describe it: the operator, a shape or fixed values for each input, attributes.
-ONNX's checker and shape inference and `d5suite.network.validity` check it; nothing is allocated
-until its inputs are drawn. May import ONNX, NumPy and `d5suite.network`.
+It is described by names and numbers: the operator, a shape or values of every input, attributes.
+ONNX's checker and shape inference and `d5suite.network.validity` check it. Nothing is allocated
+until inputs are drawn. May import ONNX, NumPy and `d5suite.network`.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from d5suite.errors import NetworkError
 from d5suite.network.custom import CustomOperator
 from d5suite.network.folding import Shape, fold, shapes_of
 from d5suite.network.graph import Node, node_of
+from d5suite.network.graph_edits import attributes_of, copy_of, remove_items, replace_items
 from d5suite.network.normalise import IR_VERSION, infer
 from d5suite.network.operators import REDUCTIONS
 from d5suite.network.tensor import PRECISIONS as PRECISIONS
@@ -28,10 +29,10 @@ from d5suite.network.tensor import is_floating as is_floating
 from d5suite.network.validity import require_valid
 
 OPERATION_OPSET = 23
-"""The default ONNX operator-set version of operations: the first with Attention."""
+"""The default ONNX operator-set version of operations: the first one with Attention."""
 
 OLDEST_OPERATION_OPSET = 21
-"""Operations of older operator sets are converted to this one, so that adapters see one meaning."""
+"""Older operations are converted to this operator set, so that adapters see one meaning."""
 
 STATIC_INPUTS: Mapping[str, tuple[int, ...]] = {
     "Attention": (6,), "Clip": (1, 2), "Col2Im": (1, 2), "ConstantOfShape": (0,), "DFT": (1, 2), "Dropout": (1, 2),
@@ -41,7 +42,7 @@ STATIC_INPUTS: Mapping[str, tuple[int, ...]] = {
         ("CumSum", "Expand", "OneHot", "Reshape", "Split", "Squeeze", "Tile", "TopK", "Trilu", "Unsqueeze"), (1,)
     ),
 }  # fmt: skip
-"""Inputs whose values an adapter may need to build native code; they must be fixed."""
+"""Inputs that must be constant, because adapters may need their values to build native code."""
 
 _GRADIENT_FREE: Mapping[str, tuple[int, ...]] = {"Attention": (3, 4, 5), "BatchNormalization": (3, 4)}
 """Floating-point inputs without a gradient: masks, caches, running statistics."""
@@ -61,26 +62,25 @@ class Operation:
     op_type : str
         The ONNX operator; a custom one as ``domain::Name``.
     inputs : mapping
-        By any name, in the node's order: a shape (random, standard normal), a `Tensor` (random), an
-        array (fixed) or None (omitted).
+        In the node's order, by any name: a shape (standard normal), a `Tensor` (random), an array
+        (constant) or None (omitted).
     attributes : mapping, optional
         The node's attributes.
     name : str, optional
-        Its name in reports and errors.
+        Name in reports and errors.
     outputs : sequence of bool, optional
-        Which outputs are wanted; by default only the first.
+        Whether each output is wanted; by default only the first.
     precision : str
-        A key of `PRECISIONS`: the type of drawn floating-point inputs and of float32 arrays.
+        A key of `PRECISIONS`: the type of random floating-point inputs and of float32 arrays.
     opset : int
         ONNX operator-set version, `OLDEST_OPERATION_OPSET` or later.
     custom : CustomOperator, optional
-        The custom operator, if it is one.
+        The custom operator, if the node is one.
 
     Raises
     ------
     NetworkError
-        If ONNX does not know the operator, or an attribute, shape, rank, type, value, `Tensor` or
-        the precision is invalid.
+        If ONNX lacks the operator, or the precision, an attribute or an input is invalid.
 
     Attributes
     ----------
@@ -91,9 +91,9 @@ class Operation:
     dtypes : dict of str to numpy.dtype
         By input and output.
     constants : dict of str to numpy.ndarray
-        The fixed inputs.
+        The constant inputs.
     model : onnx.ModelProto
-        The node as a model, all inputs fed.
+        The node as a model; all inputs are inputs of the graph.
     """
 
     def __init__(
@@ -172,11 +172,9 @@ class Operation:
             functions=[self.custom.function(self.opset)] if self.custom is not None else [],
         )
         schema = None if domain else onnx.defs.get_schema(node.op_type, self.opset)
-        full = onnx.ModelProto()
-        full.CopyFrom(self.model)
+        full = copy_of(self.model)
         if node.op_type == "BatchNormalization" and any(a.name == "training_mode" and a.i for a in node.attribute):
-            del full.graph.node[0].output[:]  # ONNX requires all three names
-            full.graph.node[0].output.extend([f"{node.op_type}.{i}" for i in range(3)])
+            replace_items(full.graph.node[0].output, [f"{node.op_type}.{i}" for i in range(3)])  # ONNX requires all
         for output in full.graph.node[0].output:
             if output:
                 full.graph.output.append(helper.make_empty_tensor_value_info(output))
@@ -231,16 +229,16 @@ class Operation:
 
     @classmethod
     def from_model(cls, model: onnx.ModelProto, arrays: Sequence[np.ndarray | None], name: str) -> Operation:
-        """Return the only node of a model as an operation, for inputs like these arrays.
+        """Return the single node of a model as an operation, for inputs like these arrays.
 
         Parameters
         ----------
         model : onnx.ModelProto
             With one node; converted if its operator set is older than `OLDEST_OPERATION_OPSET`.
         arrays : sequence of numpy.ndarray
-            One for each input of the graph; `STATIC_INPUTS` take its values, the others its type.
+            One per input of the graph: the values of `STATIC_INPUTS`, else the shape and type.
         name : str
-            Its name in errors.
+            Name in errors.
 
         Raises
         ------
@@ -267,8 +265,9 @@ class Operation:
             else:
                 array = np.asarray(given[key])
                 inputs[key] = Tensor(array.shape, str(array.dtype))
-        attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
-        return cls(node.op_type, inputs, attributes, name=name, outputs=[bool(o) for o in node.output], opset=version)
+        return cls(
+            node.op_type, inputs, attributes_of(node), name=name, outputs=[bool(o) for o in node.output], opset=version
+        )
 
     def with_precision(self, precision: str) -> Operation:
         """Return the operation with its floating-point inputs in another type."""
@@ -276,12 +275,12 @@ class Operation:
 
     @property
     def exact(self) -> Operation:
-        """The operation in float64; a custom operator without it uses its widest precision."""
+        """The operation in float64, or in the widest precision of a custom operator."""
         return self.with_precision("fp64" if self.custom is None else self.custom.widest)
 
     @property
     def kinds(self) -> frozenset[str]:
-        """Its ONNX operator; those of its meaning if it is custom."""
+        """The ONNX operator, or the operators in the meaning of a custom operator."""
         return frozenset({self.node.op_type} if self.custom is None else {step[0] for step in self.custom.meaning})
 
     def _variant(self, inputs: Mapping[str, Any], precision: str) -> Operation:
@@ -297,7 +296,7 @@ class Operation:
 
     @property
     def training(self) -> bool:
-        """Whether the node is in training mode: normalises by the batch's statistics, or drops."""
+        """Whether the node is in training mode: uses batch statistics, or drops values."""
         if self.node.op_type == "Dropout":
             names = list(self.inputs)
             return len(names) > 2 and bool(self.constants.get(names[2], False))
@@ -305,7 +304,7 @@ class Operation:
 
     @property
     def differentiable(self) -> tuple[int, ...]:
-        """Indices of the inputs that have a gradient: none if no output has one."""
+        """Indices of the inputs with a gradient; empty if no output has a gradient."""
         if not self.differentiated:
             return ()
         return tuple(
@@ -319,7 +318,7 @@ class Operation:
 
     @property
     def differentiated(self) -> tuple[int, ...]:
-        """Indices of the wanted outputs whose gradients the backward pass takes."""
+        """Indices of the wanted outputs with a gradient."""
         return tuple(
             index
             for index, name in enumerate(self.node.outputs)
@@ -329,7 +328,7 @@ class Operation:
 
     @property
     def non_negative(self) -> frozenset[str]:
-        """Inputs whose values are at least 0, such as indices that do not count from the end."""
+        """Inputs whose values are at least 0, such as indices that never count from the end."""
         return frozenset(
             name
             for name, value in self.inputs.items()
@@ -337,14 +336,14 @@ class Operation:
         )
 
     def nbytes(self, names: Sequence[str] | None = None) -> int:
-        """Return the bytes of these tensors, by default of all inputs and wanted outputs."""
+        """Return the bytes of some tensors; by default of all inputs and wanted outputs."""
         chosen = names if names is not None else [*(n for n in self.node.inputs if n), *self.outputs]
         return sum(math.prod(self.shapes[name]) * self.dtypes[name].itemsize for name in chosen)
 
     def draw(self, seed: int) -> list[np.ndarray | None]:
-        """Draw the node's inputs, None for omitted ones; a seed gives the same in every process.
+        """Draw the node's inputs; None for omitted inputs.
 
-        All precisions get the same numbers, each rounded to its own.
+        The values depend on the seed only; a precision rounds the same numbers to its type.
         """
         floating = PRECISIONS[self.precision]
         drawn = [
@@ -366,7 +365,7 @@ class Operation:
             )
 
     def draw_gradients(self, seed: int) -> list[np.ndarray]:
-        """Draw standard normal gradients of the outputs in `differentiated`, in their types."""
+        """Draw standard normal gradients of the `differentiated` outputs, in the outputs' types."""
         drawn = []
         for index in self.differentiated:
             output = self.node.outputs[index]
@@ -380,7 +379,7 @@ class Operation:
         Raises
         ------
         NetworkError
-            If an attribute is neither a number nor a string, nor a list of those.
+            If an attribute is not a number, a string, or a list of these.
         """
         for key, value in self._attributes.items():
             if not all(isinstance(v, int | float | str) for v in (value if isinstance(value, list) else [value])):
@@ -399,7 +398,7 @@ class Operation:
     def from_dict(
         cls, content: Mapping[str, Any], *, precision: str = "fp32", custom: CustomOperator | None = None
     ) -> Operation:
-        """Rebuild an operation from `to_dict`, a custom one with its ``custom`` operator."""
+        """Rebuild an operation from `to_dict`; ``custom`` is the operator of a custom operation."""
         inputs = {key: input_from_dict(value) for key, value in content["inputs"].items()}
         return cls(
             content["op_type"], inputs, content["attributes"], name=content["name"], outputs=content["outputs"],
@@ -408,7 +407,7 @@ class Operation:
 
 
 def _onnx_type(key: str, dtype: np.dtype, *, where: str) -> int:
-    """Return ONNX's number of a type."""
+    """Return ONNX's number for a type."""
     try:
         return int(helper.np_dtype_to_tensor_dtype(dtype))
     except (TypeError, ValueError, KeyError) as error:
@@ -423,12 +422,9 @@ def _checker_context(opset: int) -> Any:
 
 
 def _with_constants(model: onnx.ModelProto, inputs: Mapping[str, Any]) -> onnx.ModelProto:
-    """Return a copy of the model with fixed inputs as initializers, for shape inference."""
+    """Return a copy of the model with constant inputs as initializers, for shape inference."""
     fixed = {key: value for key, value in inputs.items() if isinstance(value, np.ndarray)}
-    other = onnx.ModelProto()
-    other.CopyFrom(model)
-    kept = [i for i in other.graph.input if i.name not in fixed]
-    other.graph.ClearField("input")
-    other.graph.input.extend(kept)
+    other = copy_of(model)
+    remove_items(other.graph.input, lambda value: value.name in fixed)
     other.graph.initializer.extend(numpy_helper.from_array(value, key) for key, value in fixed.items())
     return other

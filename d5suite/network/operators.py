@@ -1,4 +1,4 @@
-"""The ONNX operators that backends are expected to have, and why they lack others.
+"""The ONNX operators that backends are expected to support, and why they lack others.
 
 Imports nothing.
 """
@@ -35,10 +35,10 @@ REDUCTIONS = (
     "ReduceL1", "ReduceL2", "ReduceLogSumExp", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd", "ReduceSum",
     "ReduceSumSquare",
 )  # fmt: skip
-"""Operators that reduce the axes that their second input names."""
+"""Operators that reduce the axes in their second input."""
 
 SINGLE_OPERATORS = frozenset({"Split"})
-"""Operators of level 0 only: networks get a Slice for each part of a Split."""
+"""Operators of level 0 only; in networks every part of a Split becomes a Slice."""
 
 LACKING = {
     **dict.fromkeys(
@@ -54,20 +54,17 @@ LACKING = {
         "most frameworks have it in add-on packages only, if at all, so that hardly two could be compared",
     ),
 }
-"""Why no adapter has an operator that networks may hold."""
+"""Operators that no adapter supports, with the reason."""
 
 _FOREIGN = {
     "ai.onnx.ml": "it is of ONNX's set for classical machine learning, such as trees, and not of that for networks",
     "com.microsoft": (
-        "it is not ONNX's own, and the optimizer of ONNX Runtime writes it: give the original file, from before that"
+        "it is not ONNX's own: the optimizer of ONNX Runtime wrote it. Give the original file, before optimization"
     ),
 }
 
 
 def reason_of_lacking(operator: str) -> str:
-    """Return why no adapter has an operator; empty if that is not known.
-
-    One of a domain other than ONNX's own is ``domain::Name``.
-    """
+    """Return why no adapter supports an operator (``domain::Name`` outside ONNX), or ``""``."""
     domain = operator.rpartition("::")[0]
     return LACKING.get(operator) or _FOREIGN.get(domain) or ("it is not one of ONNX's own" if domain else "")

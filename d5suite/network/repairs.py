@@ -1,4 +1,4 @@
-"""Mend what ONNX's version converter and exporters leave wrong, and drop what does nothing.
+"""Repair what ONNX's version converter and exporters get wrong, and drop nodes without effect.
 
 May import ONNX, NumPy and, from d5suite, `errors`, `network.folding` and `network.operators`.
 """
@@ -11,18 +11,20 @@ from onnx import numpy_helper
 
 from d5suite.errors import NetworkError
 from d5suite.network.folding import shapes_of, tensor_of
+from d5suite.network.graph_edits import attributes_of, is_operator, remove_items, replace_items, set_attributes
 from d5suite.network.operators import REDUCTIONS
 
 
 def flatten_for_hardmax(model: onnx.ModelProto) -> None:
-    """Write a Hardmax before operator set 13 as one of rows; ONNX's converter (1.23) does not.
+    """Write a Hardmax before operator set 13 as a Hardmax of rows.
 
-    It took all axes from its own one on for a single one.
+    Before 13, Hardmax flattened all axes from ``axis`` on into one. ONNX's converter (1.23) ignores
+    that.
     """
     graph, nodes = model.graph, list(model.graph.node)
     graph.ClearField("node")
     for node in nodes:
-        axis = next((a.i for a in node.attribute if a.name == "axis"), 1)
+        axis = attributes_of(node).get("axis", 1)
         if node.op_type != "Hardmax" or node.domain or axis == -1:
             graph.node.append(node)
             continue
@@ -39,9 +41,10 @@ def flatten_for_hardmax(model: onnx.ModelProto) -> None:
 
 
 def write_group_norms(model: onnx.ModelProto) -> None:
-    """Write a GroupNormalization of operator sets 18 to 20 as one of instances.
+    """Write a GroupNormalization of operator sets 18 to 20 as an InstanceNormalization.
 
-    It has a scale and a bias per group; 21 gave them to channels. ONNX's checker refuses the old.
+    Scale and bias were per group; since 21 they are per channel. ONNX's checker refuses the old
+    form.
     """
     graph, nodes, make = model.graph, list(model.graph.node), onnx.helper.make_node
     graph.ClearField("node")
@@ -50,24 +53,23 @@ def write_group_norms(model: onnx.ModelProto) -> None:
             graph.node.append(node)
             continue
         x, y = node.input[0], node.output[0]
-        groups = next((a.i for a in node.attribute if a.name == "num_groups"), 0)
-        epsilon = next((a.f for a in node.attribute if a.name == "epsilon"), 1e-5)
+        settings = {"num_groups": 0, "epsilon": 1e-5, **attributes_of(node)}
         sizes, wanted, apart, same = (f"{y}.d5suite.{kind}" for kind in ("sizes", "groups", "apart", "same"))
-        graph.initializer.append(tensor_of(np.array([0, groups, -1]), wanted))
+        graph.initializer.append(tensor_of(np.array([0, settings["num_groups"], -1]), wanted))
         graph.node.extend(
             [
                 make("Shape", [x], [sizes], sizes),
                 make("Reshape", [x, wanted], [apart], apart),
-                make("InstanceNormalization", [apart, *node.input[1:]], [same], node.name, epsilon=epsilon),
+                make("InstanceNormalization", [apart, *node.input[1:]], [same], node.name, epsilon=settings["epsilon"]),
                 make("Reshape", [same, sizes], [y], f"{y}.d5suite.together"),
             ]
         )
 
 
 def end_training(model: onnx.ModelProto) -> None:
-    """Make nodes of a file that was exported in training mode those of inference.
+    """Switch nodes that were exported in training mode to inference.
 
-    Backends choose the mode of a pass themselves; onnxruntime does what the file says.
+    Backends choose the mode of a pass themselves, but onnxruntime obeys the file.
     """
     graph = model.graph
     read = {name for node in graph.node for name in node.input} | {value.name for value in graph.output}
@@ -85,18 +87,16 @@ def end_training(model: onnx.ModelProto) -> None:
                     hint="Export the network in evaluation mode.",
                 )
             del node.output[1:]
-            for place in reversed(range(len(node.attribute))):
-                if node.attribute[place].name == "training_mode":
-                    del node.attribute[place]
+            remove_items(node.attribute, lambda attribute: attribute.name == "training_mode")
         elif node.op_type == "Dropout" and len(node.input) > 2 and node.input[2] in fixed:
             del node.input[2]
 
 
 def repair_resizes(model: onnx.ModelProto) -> None:
-    """Say what Upsample, and Resize before operator set 11, mean; ONNX's converter (1.23) does not.
+    """Set the modes that Upsample, and Resize before operator set 11, imply.
 
-    A point's place is its index over the scale, rounded down, or up in a smaller image (the node
-    tests of Resize, operator set 10).
+    ONNX's converter (1.23) does not. The input index is the output index over the scale, rounded
+    down, or up if the image shrinks (node tests of Resize, operator set 10).
     """
     constants = constants_of(model)
     for node in model.graph.node:
@@ -104,31 +104,29 @@ def repair_resizes(model: onnx.ModelProto) -> None:
             scales = next((constants[name] for name in reversed(node.input) if name in constants), None)
             smaller = scales is not None and bool((numpy_helper.to_array(scales) < 1).any())
             rounding = "ceil" if smaller else "floor"
-            _set(node, coordinate_transformation_mode="asymmetric", nearest_mode=rounding)
+            set_attributes(node, coordinate_transformation_mode="asymmetric", nearest_mode=rounding)
 
 
 def repair_pixels(model: onnx.ModelProto) -> None:
-    """Write ``tf_half_pixel_for_nn``, which ended with operator set 13, as the rounding it means.
+    """Replace ``tf_half_pixel_for_nn``, removed in operator set 13, by equivalent modes.
 
-    It rounds (i + 1/2) / scale down; half pixels, that less 1/2, rounded to the next, ties up.
+    It rounds (i + 1/2) / scale down. That equals half pixels, (i + 1/2) / scale - 1/2, rounded to
+    the nearest integer, ties up.
     """
     for node in model.graph.node:
-        stated = {a.name: a.s for a in node.attribute}
-        if (
-            node.op_type == "Resize"
-            and not node.domain
-            and stated.get("coordinate_transformation_mode") == b"tf_half_pixel_for_nn"
-            and stated.get("nearest_mode") == b"floor"
-            and stated.get("mode", b"nearest") == b"nearest"
-        ):
-            _set(node, coordinate_transformation_mode="half_pixel", nearest_mode="round_prefer_ceil")
+        stated = {"mode": b"nearest", **attributes_of(node)}
+        wanted = {
+            "coordinate_transformation_mode": b"tf_half_pixel_for_nn", "mode": b"nearest", "nearest_mode": b"floor",
+        }  # fmt: skip
+        if is_operator(node, "Resize") and stated.items() >= wanted.items():
+            set_attributes(node, coordinate_transformation_mode="half_pixel", nearest_mode="round_prefer_ceil")
 
 
 def repair_scales(model: onnx.ModelProto) -> bool:
-    """Raise scales of Resize by a bit, so that ONNX's inference has the sizes of float32.
+    """Raise scales of Resize by one bit where ONNX's shape inference would round a size down.
 
-    1.4444444 times 9 is 13 in float32, which exporters and onnxruntime compute in, and 12.9999996
-    in float64. Return whether any was raised. The network itself keeps its scales.
+    1.4444444 times 9 is 13 in float32, which exporters and onnxruntime use, but 12.9999996 in
+    float64, which ONNX uses. Apply it to copies for inference only. Returns whether any was raised.
     """
     graph, shapes, constants, changed = model.graph, shapes_of(model), constants_of(model), False
     for node in graph.node:
@@ -137,7 +135,7 @@ def repair_scales(model: onnx.ModelProto) -> bool:
             continue
         scales = numpy_helper.to_array(constants[given[2]]).astype(np.float32)
         shape = shapes.get(given[0], ())
-        axes = next((list(a.ints) for a in node.attribute if a.name == "axes"), list(range(len(shape))))
+        axes = attributes_of(node).get("axes", range(len(shape)))
         if len(scales) != len(axes) or not all(-len(shape) <= axis < len(shape) for axis in axes):
             continue
         sizes = np.array([shape[axis] or 1 for axis in axes], np.float32)
@@ -151,14 +149,14 @@ def repair_scales(model: onnx.ModelProto) -> bool:
 
 
 def count_windows(model: onnx.ModelProto) -> None:
-    """Raise the operator set where windows of pools may start in the padding behind an image.
+    """Raise the operator set to 22 where a pooling window may start in the padding after the image.
 
-    No framework computes them, but before 22, which otherwise adds only types to 21, ONNX's shape
-    inference (1.23) counts them. A single node may be of an older set.
+    No framework computes such windows, but before operator set 22 ONNX's shape inference (1.23)
+    counts them. Otherwise 22 adds only types to 21.
     """
     for node in model.graph.node:
-        a = {attribute.name: list(attribute.ints) or attribute.i for attribute in node.attribute}
-        if node.op_type not in ("AveragePool", "LpPool", "MaxPool") or node.domain or not a.get("ceil_mode"):
+        a = attributes_of(node)
+        if not is_operator(node, "AveragePool", "LpPool", "MaxPool") or not a.get("ceil_mode"):
             continue
         rank = len(a["kernel_shape"])
         ones, zeros = [1] * rank, [0] * 2 * rank
@@ -169,36 +167,29 @@ def count_windows(model: onnx.ModelProto) -> None:
                 stated.version = max(stated.version, 0 if stated.domain else 22)
 
 
-def _set(node: onnx.NodeProto, **attributes: str) -> None:
-    kept = [attribute for attribute in node.attribute if attribute.name not in attributes]
-    node.ClearField("attribute")
-    node.attribute.extend([*kept, *(onnx.helper.make_attribute(*pair) for pair in attributes.items())])
-
-
 def constants_of(model: onnx.ModelProto) -> dict[str, onnx.TensorProto]:
-    """Return the tensors that a file states, in nodes and beside them."""
+    """Return a model's constants by name: Constant nodes and initializers."""
     graph = model.graph
     found = {node.output[0]: a.t for node in graph.node for a in node.attribute if a.name == "value"}
     return found | {tensor.name: tensor for tensor in graph.initializer}
 
 
 def clear_domains(model: onnx.ModelProto) -> None:
-    """Name ONNX's own operators by the empty domain alone; "ai.onnx" is its other name."""
+    """Write the domain of ONNX's own operators as ``""``; "ai.onnx" is its other name."""
     for nodes in (model.graph.node, *(function.node for function in model.functions)):
         for node in nodes:
             node.domain = "" if node.domain == "ai.onnx" else node.domain
     for stated in (model.opset_import, *(function.opset_import for function in model.functions)):
         own = [each.version for each in stated if each.domain in ("", "ai.onnx")]
         rest = [(each.domain, each.version) for each in stated if each.domain not in ("", "ai.onnx")]
-        del stated[:]
-        stated.extend(onnx.helper.make_opsetid(*each) for each in [*(("", v) for v in own[:1]), *rest])
+        replace_items(stated, (onnx.helper.make_opsetid(*each) for each in [*(("", v) for v in own[:1]), *rest]))
 
 
 def repair_ranks(model: onnx.ModelProto) -> None:
-    """Make scalars of vectors of one, and the reverse, where ONNX wants the other.
+    """Turn vectors of length one into scalars, and scalars into vectors, where ONNX requires it.
 
-    The version converter leaves Dropout's ratio as a vector, PyTorch's older exporter CumSum's
-    axis, and its newer one writes axes as scalars. onnxruntime accepts all of them.
+    The version converter leaves Dropout's ratio as a vector, and so does PyTorch's older exporter
+    with CumSum's axis; its newer exporter writes axes as scalars. onnxruntime accepts all of these.
     """
     graph = model.graph
     constants = constants_of(model)
@@ -218,7 +209,7 @@ def repair_ranks(model: onnx.ModelProto) -> None:
 
 
 def drop_casts(model: onnx.ModelProto) -> None:
-    """Write a cast to the type that a tensor has, as widening leaves them, as Identity."""
+    """Replace casts without effect by Identity; widening to float32 leaves such casts."""
     types = {t.name: t.data_type for t in model.graph.initializer}
     types |= {v.name: v.type.tensor_type.elem_type for v in (*model.graph.input, *model.graph.value_info)}
     for node in model.graph.node:
@@ -228,7 +219,7 @@ def drop_casts(model: onnx.ModelProto) -> None:
 
 
 def drop_zero_states(model: onnx.ModelProto) -> None:
-    """Drop initial states of zero, which equal omitted ones: they are not parameters."""
+    """Drop initial states of zero, the default: otherwise they would count as parameters."""
     values = {t.name: t for t in model.graph.initializer}
     for node in model.graph.node:
         for index in (5, 6) if node.op_type in ("GRU", "LSTM", "RNN") and not node.domain else ():
@@ -240,19 +231,16 @@ def drop_zero_states(model: onnx.ModelProto) -> None:
 
 def _drop_unused_initializers(model: onnx.ModelProto) -> None:
     used = {name for node in model.graph.node for name in node.input} | {o.name for o in model.graph.output}
-    for place in reversed(range(len(model.graph.initializer))):
-        if model.graph.initializer[place].name not in used:
-            del model.graph.initializer[place]
+    remove_items(model.graph.initializer, lambda tensor: tensor.name not in used)
 
 
 def drop_empty_parts(model: onnx.ModelProto) -> None:
-    """Leave out empty inputs of Concat, such as channels that a rotation does not turn."""
+    """Drop empty inputs of Concat, such as the channels that a rotary embedding leaves alone."""
     graph, shapes = model.graph, shapes_of(model)
     for node in graph.node:
         filled = [name for name in node.input if 0 not in shapes.get(name, ())]
         if node.op_type == "Concat" and not node.domain and 0 < len(filled) < len(node.input):
-            node.ClearField("input")
-            node.input.extend(filled)
+            replace_items(node.input, filled)
     used = {output.name for output in graph.output}
     for place in reversed(range(len(graph.node))):
         node = graph.node[place]
@@ -264,8 +252,8 @@ def drop_empty_parts(model: onnx.ModelProto) -> None:
 
 
 _SCALARS = {"CumSum": 1, "Dropout": 1, "Pad": 2}
-"""Operators with an input that is a scalar, and which one."""
+"""Operators with an input that must be a scalar, and the input's number."""
 
 
 _VECTORS = dict.fromkeys(("Squeeze", "Unsqueeze", *REDUCTIONS), 1)
-"""Operators with an input that is a vector, and which one."""
+"""Operators with an input that must be a vector, and the input's number."""

@@ -1,6 +1,6 @@
 """Rewrites of a network's graph: losses, label smoothing, Dropout, weights at a generic point.
 
-Each function takes a `Network` and returns a new ONNX model. May import ONNX, NumPy and
+Each function takes a `Graph` and returns a new ONNX model. May import ONNX, NumPy and
 `d5suite.errors`.
 """
 
@@ -13,13 +13,14 @@ from onnx.helper import make_node, make_tensor_value_info
 
 from d5suite.errors import NetworkError
 from d5suite.network.graph import Graph
+from d5suite.network.graph_edits import attributes_of, copy_of, rename_inputs, replace_items
 
 _VIEWS = frozenset({"Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity"})
 
 
 def with_classification_loss(network: Graph, axis: int | None = None) -> onnx.ModelProto:
     """Add a label input and the loss; see `Network.with_classification_loss`."""
-    model = _copy(network.model)
+    model = copy_of(network.model)
     label, loss = _free_names(model)
     logits, labels, cells = _logits(network), label, network.shapes[network.output]
     if axis is not None and network.shapes[logits] != cells:
@@ -73,7 +74,7 @@ def with_multilabel_loss(network: Graph) -> onnx.ModelProto:
 def with_label_smoothing(network: Graph, smoothing: float) -> onnx.ModelProto:
     """Smooth the labels of every cross-entropy; see `Network.with_label_smoothing`."""
     label, _ = network.require_loss()
-    model = _copy(network.model)
+    model = copy_of(network.model)
     graph = model.graph
     nodes = list(graph.node)
     graph.ClearField("node")
@@ -82,8 +83,11 @@ def with_label_smoothing(network: Graph, smoothing: float) -> onnx.ModelProto:
         graph.node.append(node)
         if node.op_type != "SoftmaxCrossEntropyLoss":
             continue
-        reduction = next((a.s for a in node.attribute if a.name == "reduction"), b"mean")
-        if reduction != b"mean" or len(node.input) > 2 or len(network.shapes[label]) != 1:
+        if (
+            attributes_of(node).get("reduction", b"mean") != b"mean"
+            or len(node.input) > 2
+            or len(network.shapes[label]) != 1
+        ):
             raise NetworkError("labels can be smoothed only in a mean over one label per image", where=network.name)
         smoothed += 1
         logits, result, prefix = node.input[0], node.output[0], f"d5suite.smoothing.{smoothed}"
@@ -108,14 +112,13 @@ def with_label_smoothing(network: Graph, smoothing: float) -> onnx.ModelProto:
 
 def without_dropout(network: Graph) -> onnx.ModelProto:
     """Remove every Dropout; see `Network.without_dropout`."""
-    model = _copy(network.model)
+    model = copy_of(network.model)
     graph = model.graph
     same: dict[str, str] = {}
     wanted = {value.name for value in graph.output}
     nodes = []
     for node in graph.node:
-        for index, name in enumerate(node.input):
-            node.input[index] = same.get(name, name)
+        rename_inputs([node], same)
         if node.op_type == "Dropout":
             same[node.output[0]] = node.input[0]
             for mask in wanted.intersection(node.output[1:]):
@@ -129,8 +132,7 @@ def without_dropout(network: Graph) -> onnx.ModelProto:
         for value in graph.output
         if value.name in same
     ]
-    graph.ClearField("node")
-    graph.node.extend(nodes)
+    replace_items(graph.node, nodes)
     return model
 
 
@@ -152,15 +154,9 @@ def generic_weights(network: Graph) -> dict[str, np.ndarray]:
 
 def with_initializers(model: onnx.ModelProto, values: dict[str, np.ndarray]) -> onnx.ModelProto:
     """Return a copy of a model with these initializers."""
-    other = _copy(model)
+    other = copy_of(model)
     other.graph.ClearField("initializer")
     _add_initializers(other, values)
-    return other
-
-
-def _copy(model: onnx.ModelProto) -> onnx.ModelProto:
-    other = onnx.ModelProto()
-    other.CopyFrom(model)
     return other
 
 
@@ -188,7 +184,7 @@ def _with_label_and_loss(
 
 def _without_loss(network: Graph) -> onnx.ModelProto:
     """Return the model with only what the outputs need."""
-    model = _copy(network.model)
+    model = copy_of(network.model)
     graph = model.graph
     needed = {name for node in network.nodes_for(network.outputs) for name in (*node.inputs, *node.outputs)}
     for field_name, kept in (
@@ -197,8 +193,7 @@ def _without_loss(network: Graph) -> onnx.ModelProto:
         ("input", [value for value in graph.input if value.name in network.inputs]),
         ("output", [value for value in graph.output if value.name in network.outputs]),
     ):
-        graph.ClearField(field_name)
-        getattr(graph, field_name).extend(kept)
+        replace_items(getattr(graph, field_name), kept)
     return model
 
 

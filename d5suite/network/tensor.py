@@ -1,4 +1,4 @@
-"""The inputs of an `Operation`: `Tensor`, whose values are drawn, and arrays, which are fixed.
+"""The inputs of an `Operation`: random `Tensor` objects and constant arrays.
 
 May import ONNX, NumPy and `d5suite.errors`.
 """
@@ -28,16 +28,16 @@ PRECISIONS: Mapping[str, np.dtype] = {
 
 @dataclass(frozen=True)
 class Tensor:
-    """An input with values drawn at random; an `Operation` refuses an invalid one.
+    """An input with random values; an `Operation` refuses an invalid one.
 
     Attributes
     ----------
     shape : tuple of int
     kind : str
-        ``float`` for the operation's floating-point type, else a NumPy type: ``int64``, ``bool``.
+        ``float`` for the operation's floating-point type, or a NumPy type such as ``int64``.
     low, high : float, optional
-        Values are uniform in [low, high). Without them, floating-point values are standard normal
-        and integers 0 or 1.
+        Values are uniform in [low, high). Without these, floating-point values are standard normal
+        and integers are 0 or 1.
     scale : float
         Factor on a standard normal tensor.
     """
@@ -50,13 +50,13 @@ class Tensor:
 
     @property
     def bounds(self) -> tuple[int, int] | None:
-        """Smallest and largest possible value of an integer tensor; None for other kinds."""
+        """Smallest and largest possible values of an integer tensor; None for other kinds."""
         if self.kind == "float" or np.dtype(self.kind).kind not in "iu":
             return None
         return int(0 if self.low is None else self.low), int(2 if self.high is None else self.high) - 1
 
     def draw(self, generator: np.random.Generator, floating: np.dtype) -> np.ndarray:
-        """Draw values in the type that they are used in; ``floating`` is the operation's."""
+        """Draw values; ``floating`` is the operation's floating-point type."""
         dtype = floating if self.kind == "float" else np.dtype(self.kind)
         if dtype == np.bool_:
             return generator.random(self.shape) < 0.5
@@ -76,12 +76,12 @@ def is_floating(dtype: np.dtype) -> bool:
 
 
 def checked_input(key: str, value: Any, floating: np.dtype, *, where: str) -> Tensor | np.ndarray | None:
-    """Return an input in canonical form; a float32 array takes the type ``floating``.
+    """Return an input in canonical form; a float32 array is converted to ``floating``.
 
     Raises
     ------
     NetworkError
-        If it is neither a valid shape or `Tensor`, nor an array, nor None.
+        If it is not a valid shape, a valid `Tensor`, an array or None.
     """
     if isinstance(value, np.ndarray) and value.dtype == np.float32:
         return value.astype(floating)

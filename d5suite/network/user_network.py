@@ -1,4 +1,4 @@
-"""A user's own network: which loss fits it, and what its inputs may hold.
+"""A user's own network: which loss fits, and which values its inputs accept.
 
 May import ONNX, NumPy and, from d5suite, `errors`.
 """
@@ -20,14 +20,14 @@ _MOVES = frozenset({"Cast", "Expand", "Flatten", "Identity", "Reshape", "Slice",
 
 @dataclass(frozen=True)
 class UserNetwork:
-    """A network as it is measured.
+    """A user's network, as it is measured.
 
     Attributes
     ----------
     network : Network
         With a loss, if one fits.
     untrainable : str
-        Why none fits; otherwise empty.
+        Why no loss fits, or ``""``.
     """
 
     network: Network
@@ -35,12 +35,12 @@ class UserNetwork:
 
 
 def parse_shapes(given: Sequence[str]) -> dict[str, tuple[int, ...]]:
-    """Read ``INPUT=NxCxHxW``, once per input.
+    """Parse texts like ``INPUT=NxCxHxW``, one per input.
 
     Raises
     ------
     ConfigurationError
-        If one is not of that form, or an input has two.
+        If a text has another form, or two are for the same input.
     """
     shapes: dict[str, tuple[int, ...]] = {}
     for text in given:
@@ -67,7 +67,7 @@ def load_user_network(path: str | Path, *, shapes: Mapping[str, Sequence[int]], 
     shapes : mapping of str to sequence of int
         Dimensions by input, where the model leaves them open.
     batch_size : int
-        Where the batch is open and the graph needs to know it.
+        Used where the batch is open and the graph needs its size.
 
     Raises
     ------
@@ -98,7 +98,7 @@ def load_user_network(path: str | Path, *, shapes: Mapping[str, Sequence[int]], 
 
 
 def _needs_batch(network: Network) -> bool:
-    """Return whether a tensor's size, other than its first, is open until the batch is known."""
+    """Return whether a size, other than of a first axis, depends on the batch."""
     shapes = [network.shapes.get(name) for node in network.nodes for name in node.outputs if name]
     computes = ("MaxUnpool", "ScatterElements", "ScatterND", "Shape", "Size", "Split")
     lengths = {n.inputs[4] for n in network.nodes if n.op_type in ("GRU", "LSTM") and len(n.inputs) > 4}
@@ -110,7 +110,7 @@ def _needs_batch(network: Network) -> bool:
 
 
 def _cuts_batch(network: Network, node: Node) -> bool:
-    """Return whether a node takes or adds a part of an open first axis."""
+    """Return whether a node cuts or pads an open first axis."""
     shape = network.shapes.get(node.inputs[0], ()) if node.inputs else ()
     if not shape or shape[0] is not None:
         return False
@@ -128,9 +128,9 @@ def _cuts_batch(network: Network, node: Node) -> bool:
 
 
 def _classifying(network: Network) -> tuple[str, int | None, str]:
-    """Return the output that a classification loss fits and the axis of its classes, or why none.
+    """Return the output that a classification loss fits and the axis of its classes, or the reason.
 
-    The axis is None where a sample has one label.
+    The axis is None if a sample has one label.
     """
     if not network.parameters:
         return "", None, "the network has no parameters"
@@ -191,7 +191,7 @@ def input_ranges(network: Network) -> dict[str, tuple[int, int]]:
 
 
 def _table(network: Network, name: str) -> int | None:
-    """Return the rows of the smallest table that an input's values index; None without any."""
+    """Return the number of rows of the smallest table that an input indexes, or None."""
     same, sizes = {name}, []
     for node in network.nodes:
         if node.op_type in _MOVES and node.inputs[0] in same:

@@ -1,8 +1,9 @@
 """Refuse invalid nodes that ONNX's checker and shape inference accept.
 
-Inconsistent shapes of weights, states, masks and labels, windows larger than their image, indices
-out of range, unknown attribute values. Source of each rule: the operator's ONNX specification. May
-import NumPy and, from d5suite, `network` and `errors`. One file, because it is one table of rules.
+Examples: inconsistent shapes of weights, states, masks and labels, windows larger than the image,
+indices out of range, unknown attribute values. The rules are those of the operators' ONNX
+specification. May import NumPy and, from d5suite, `network` and `errors`. One file, because it is
+one table of rules.
 """
 
 from __future__ import annotations
@@ -64,25 +65,24 @@ ACTIVATIONS = frozenset({
     "relu", "tanh", "sigmoid", "affine", "leakyrelu", "thresholdedrelu", "scaledtanh", "hardsigmoid", "elu", "softsign",
     "softplus",
 })  # fmt: skip
-"""Activation functions of a recurrence; ONNX ignores their case."""
-
+"""Activation functions of a recurrence, in lower case; ONNX ignores the case."""
 
 LARGEST_TENSOR = 1 << 31
-"""Values of one tensor for one image; the largest in the zoo has 3 million, at 224 pixels."""
+"""Limit of values in one tensor for one image; the zoo's largest has 3 million, at 224 pixels."""
 
 LARGEST_PADDING = 64
-"""Cells on a side of an image that is smaller; ASPP with its largest rate pads 36."""
+"""Limit of padding on a side of a smaller image; ASPP pads 36 at its largest rate."""
 
 _PER_IMAGE = frozenset({
     "AveragePool", "Clip", "Col2Im", "Conv", "ConvTranspose", "DFT", "Det", "Dropout", "GlobalAveragePool",
     "GlobalLpPool", "GlobalMaxPool", "LRN", "LayerNormalization", "LpPool", "MaxPool", "STFT", "Transpose",
 })  # fmt: skip
-"""Operators whose rules do not depend on the batch size, which a network may leave open."""
+"""Operators whose rules do not depend on the batch size, which may be open."""
 
 
 @dataclass(frozen=True)
 class _NodeCheck:
-    """One node with everything known before it runs."""
+    """One node with everything that is known before it runs."""
 
     node: Node
     shapes: Mapping[str, tuple[int, ...]]
@@ -93,7 +93,7 @@ class _NodeCheck:
         raise NetworkError(f"{self.node.op_type}: {what}", where=self.node.name)
 
     def given(self, index: int) -> str | None:
-        """Return the name of an input, None if it is omitted."""
+        """Return the name of an input; None if it is omitted."""
         names = self.node.inputs
         return names[index] if index < len(names) and names[index] else None
 
@@ -101,7 +101,7 @@ class _NodeCheck:
         return self.shapes[self.node.inputs[index]]
 
     def expect(self, index: int, *wanted: int) -> None:
-        """Refuse an input of another shape; accept an omitted one."""
+        """Refuse an input with another shape; accept an omitted input."""
         name = self.given(index)
         if name is not None and self.shapes[name] != wanted:
             self.refuse(f"input {name!r} has shape {list(self.shapes[name])}, not {list(wanted)}")
@@ -119,7 +119,7 @@ class _NodeCheck:
             self.refuse(f"input {name!r} of shape {list(shape)} does not broadcast to {list(wanted)}")
 
     def expect_within(self, index: int, low: int, high: int, *, ignored: int | None = None) -> None:
-        """Refuse integers that are, or can be drawn, below ``low`` or above ``high``."""
+        """Refuse integer inputs whose values can lie below ``low`` or above ``high``."""
         name = self.given(index)
         if name is None:
             return
@@ -136,6 +136,20 @@ class _NodeCheck:
             self.refuse(f"values of input {name!r} from {least} to {most} leave the range from {low} to {high}")
 
 
+_RULES: dict[str, Callable[[_NodeCheck], None]] = {}
+"""What to check beyond ONNX's shape inference, by operator."""
+
+
+def _rule(*operators: str) -> Callable[[Callable[[_NodeCheck], None]], Callable[[_NodeCheck], None]]:
+    """Register a rule for these operators."""
+
+    def register(check: Callable[[_NodeCheck], None]) -> Callable[[_NodeCheck], None]:
+        _RULES.update(dict.fromkeys(operators, check))
+        return check
+
+    return register
+
+
 def require_valid(
     node: Node,
     shapes: Mapping[str, tuple[int, ...]],
@@ -149,11 +163,11 @@ def require_valid(
     node : Node
         Accepted by ONNX's checker and shape inference.
     shapes : mapping
-        Shapes of its inputs and wanted outputs.
+        Shapes of its inputs and outputs.
     values : mapping
-        Its fixed inputs.
+        Values of its constant inputs.
     bounds : mapping
-        Smallest and largest possible value of drawn integer inputs.
+        Smallest and largest possible values of random integer inputs.
     """
     case = _NodeCheck(node, shapes, values, bounds)
     for key, allowed in CHOICES.get(node.op_type, {}).items():
@@ -168,9 +182,9 @@ def require_valid(
 
 
 def require_sound(network: Graph) -> None:
-    """Raise a `NetworkError` for weights that are not finite and for nodes that make no sense.
+    """Raise a `NetworkError` for weights that are not finite and for invalid nodes.
 
-    Such a network would fail in every backend, and backends would be blamed.
+    Such a network would fail in every backend, and the backends would be blamed.
 
     Parameters
     ----------
@@ -207,7 +221,7 @@ def require_sound(network: Graph) -> None:
 def _require_size(network: Graph, node: Node, tensors: Sequence[str]) -> None:
     for name in tensors:
         sizes = [size for size in network.shapes.get(name, ()) if size is not None]
-        # An empty constant means something: a Reshape to a scalar, no axes.
+        # An empty constant is valid: a Reshape to a scalar, no axes.
         if 0 in sizes and name not in network.constants:
             sizes_wanted = "x".join(str(size or "N") for size in network.shapes[name])
             hint = f"State its size: --shape {name}={sizes_wanted}, with a number for each N."
@@ -221,6 +235,7 @@ def _require_size(network: Graph, node: Node, tensors: Sequence[str]) -> None:
             raise NetworkError(what, where=node.name)
 
 
+@_rule("Conv", "ConvTranspose")
 def _convolution(case: _NodeCheck) -> None:
     node, image, weight = case.node, case.shape(0), case.shape(1)
     groups, transposed = node.attributes["group"], node.op_type == "ConvTranspose"
@@ -251,7 +266,7 @@ def _convolution(case: _NodeCheck) -> None:
 
 
 def _window(case: _NodeCheck, kernel: tuple[int, ...] = ()) -> Window:
-    """Resolve a window; refuse padding that nobody means, and that would fill the memory."""
+    """Resolve a window; refuse huge padding, which would fill the memory."""
     found = window(case.node, case.shape(0)[2:], kernel)
     for size, *pads in zip(found.image, found.pads_begin, found.pads_end, strict=True):
         if max(pads) > max(size, LARGEST_PADDING):
@@ -259,6 +274,7 @@ def _window(case: _NodeCheck, kernel: tuple[int, ...] = ()) -> Window:
     return found
 
 
+@_rule("AveragePool", "LpPool", "MaxPool")
 def _pool(case: _NodeCheck) -> None:
     if case.node.attributes.get("p", 1) < 1:
         case.refuse(f"a norm of order {case.node.attributes['p']}")
@@ -269,6 +285,7 @@ def _pool(case: _NodeCheck) -> None:
         case.refuse(f"a window of {spans} would see only padding, of {pads}")
 
 
+@_rule("Col2Im")
 def _columns(case: _NodeCheck) -> None:
     node, (_, rows, columns) = case.node, case.shape(0)
     image, kernel = (tuple(map(int, case.values[node.inputs[index]])) for index in (1, 2))
@@ -280,6 +297,7 @@ def _columns(case: _NodeCheck) -> None:
         case.refuse(f"input {node.inputs[0]!r} of shape {list(case.shape(0))} is not {wanted}")
 
 
+@_rule("MaxUnpool")
 def _unpool(case: _NodeCheck) -> None:
     node, pooled = case.node, case.shape(0)
     case.expect(1, *pooled)
@@ -297,28 +315,13 @@ def _unpool(case: _NodeCheck) -> None:
     case.expect_within(1, 0, math.prod(pooled[:2]) * math.prod(sizes) - 1)
 
 
-def _bit_shift(case: _NodeCheck) -> None:
-    if not case.node.attributes.get("direction"):
-        case.refuse("no direction is given")
-
-
-def _det(case: _NodeCheck) -> None:
-    shape = case.shape(0)
-    if len(shape) < 2 or shape[-1] != shape[-2]:
-        case.refuse(f"input {case.node.inputs[0]!r} of shape {list(shape)} is not square")
-
-
-def _eye(case: _NodeCheck) -> None:
-    if len(case.shape(0)) != 2:
-        case.refuse(f"input {case.node.inputs[0]!r} of shape {list(case.shape(0))} is not a matrix")
-
-
 def _scalar(case: _NodeCheck, index: int) -> int | None:
-    """Return a fixed scalar, None if it is omitted or computed."""
+    """Return the value of a scalar input; None if it is omitted or computed."""
     name = case.given(index)
     return int(case.values[name].item()) if name is not None and name in case.values else None
 
 
+@_rule("DFT")
 def _dft(case: _NodeCheck) -> None:
     shape, (length, axis), a = case.shape(0), (_scalar(case, index) for index in (1, 2)), case.node.attributes
     rank = len(shape)
@@ -332,6 +335,7 @@ def _dft(case: _NodeCheck) -> None:
         case.refuse("onesided requires real input, or complex input for the inverse")
 
 
+@_rule("STFT")
 def _stft(case: _NodeCheck) -> None:
     shape, (step, length) = case.shape(0), (_scalar(case, index) for index in (1, 3))
     if len(shape) != 3 or shape[-1] not in (1, 2):
@@ -349,6 +353,7 @@ def _stft(case: _NodeCheck) -> None:
         case.refuse("onesided wants a signal of real numbers")
 
 
+@_rule("ReverseSequence")
 def _reverse(case: _NodeCheck) -> None:
     shape, a = case.shape(0), case.node.attributes
     if len(shape) < 2 or sorted((a["time_axis"], a["batch_axis"])) != [0, 1]:
@@ -359,6 +364,7 @@ def _reverse(case: _NodeCheck) -> None:
     case.expect_within(1, 0, shape[a["time_axis"]])
 
 
+@_rule("GlobalAveragePool", "GlobalLpPool", "GlobalMaxPool", "LRN")
 def _image(case: _NodeCheck) -> None:
     if len(case.shape(0)) < 3:
         case.refuse(
@@ -370,6 +376,7 @@ def _image(case: _NodeCheck) -> None:
         case.refuse(f"size is {case.node.attributes['size']}")
 
 
+@_rule("LayerNormalization", "RMSNormalization")
 def _layer_normalization(case: _NodeCheck) -> None:
     shape, axis = case.shape(0), case.node.attributes["axis"]
     if not -len(shape) <= axis < len(shape):
@@ -378,6 +385,7 @@ def _layer_normalization(case: _NodeCheck) -> None:
         case.expect_broadcast(index, *shape[axis % len(shape) :])
 
 
+@_rule("SoftmaxCrossEntropyLoss")
 def _loss(case: _NodeCheck) -> None:
     scores = case.shape(0)
     if len(scores) < 2:
@@ -387,12 +395,14 @@ def _loss(case: _NodeCheck) -> None:
     case.expect_within(1, 0, scores[1] - 1, ignored=case.node.attributes.get("ignore_index"))
 
 
+@_rule("Gather")
 def _gather(case: _NodeCheck) -> None:
     shape = case.shape(0)
     rows = shape[case.node.attributes["axis"]]
     case.expect_within(1, -rows, rows - 1)
 
 
+@_rule("GatherElements", "ScatterElements")
 def _elements(case: _NodeCheck) -> None:
     shape, indices, axis = case.shape(0), case.shape(1), case.node.attributes["axis"]
     rank = len(shape)
@@ -404,6 +414,7 @@ def _elements(case: _NodeCheck) -> None:
     case.expect_within(1, -shape[axis], shape[axis] - 1)
 
 
+@_rule("GatherND", "ScatterND")
 def _tuples(case: _NodeCheck) -> None:
     shape, indices, batch = case.shape(0), case.shape(1), case.node.attributes.get("batch_dims", 0)
     if not indices or not 0 <= batch < min(len(shape), len(indices)) or indices[:batch] != shape[:batch]:
@@ -421,12 +432,14 @@ def _tuples(case: _NodeCheck) -> None:
         case.expect_within(1, -min(sizes), min(sizes) - 1)
 
 
+@_rule("TopK")
 def _top_k(case: _NodeCheck) -> None:
     size, name = case.shape(0)[case.node.attributes["axis"]], case.given(1)
     if name is not None and name in case.values and not 0 <= case.values[name].item() <= size:
         case.refuse(f"{case.values[name].item()} of {size} values")
 
 
+@_rule("Einsum")
 def _einsum(case: _NodeCheck) -> None:
     shapes = [case.shape(index) for index in range(len(case.node.inputs))]
     terms = expand_equation(case.node.attributes["equation"], [len(shape) for shape in shapes]).inputs
@@ -439,24 +452,24 @@ def _einsum(case: _NodeCheck) -> None:
                 case.refuse(f"{letter!r} names axes of {sizes[letter]} and {size} in {terms}")
 
 
-def _one_hot(case: _NodeCheck) -> None:
-    case.expect(2, 2)
-
-
+@_rule("Gemm")
 def _gemm(case: _NodeCheck) -> None:
     case.expect_broadcast(2, *case.shapes[case.node.outputs[0]])
 
 
+@_rule("PRelu")
 def _slope(case: _NodeCheck) -> None:
     case.expect_broadcast(1, *case.shape(0))
 
 
+@_rule("Transpose")
 def _transpose(case: _NodeCheck) -> None:
     rank, order = len(case.shape(0)), case.node.attributes.get("perm")
     if order is not None and sorted(order) != list(range(rank)):
         case.refuse(f"perm {list(order)} is not an order of {rank} axes")
 
 
+@_rule(*REDUCTIONS)
 def _reduce(case: _NodeCheck) -> None:
     name, rank = case.given(1), len(case.shape(0))
     if name is not None and name in case.values:
@@ -465,6 +478,7 @@ def _reduce(case: _NodeCheck) -> None:
             case.refuse(f"axes {case.values[name].tolist()} repeat one")
 
 
+@_rule("DepthToSpace", "SpaceToDepth")
 def _blocks(case: _NodeCheck) -> None:
     shape, size = case.shape(0), case.node.attributes["blocksize"]
     to_space = case.node.op_type == "DepthToSpace"
@@ -473,6 +487,7 @@ def _blocks(case: _NodeCheck) -> None:
         case.refuse(f"input {case.node.inputs[0]!r} of shape {list(shape)} is not made of blocks of {size}")
 
 
+@_rule("InstanceNormalization")
 def _instance_normalization(case: _NodeCheck) -> None:
     shape = case.shape(0)
     if len(shape) < 3:
@@ -481,12 +496,7 @@ def _instance_normalization(case: _NodeCheck) -> None:
     case.expect(2, shape[1])
 
 
-def _grid_sample(case: _NodeCheck) -> None:
-    image, grid = case.shape(0), case.shape(1)
-    if len(image) < 3 or len(grid) != len(image) or grid[-1] != len(image) - 2 or grid[0] != image[0]:
-        case.refuse(f"a grid of shape {list(grid)} does not fit an image of shape {list(image)}")
-
-
+@_rule("GroupNormalization")
 def _group_normalization(case: _NodeCheck) -> None:
     channels, groups = case.shape(0)[1], case.node.attributes["num_groups"]
     if groups < 1 or channels % groups:
@@ -495,23 +505,13 @@ def _group_normalization(case: _NodeCheck) -> None:
     case.expect(2, channels)
 
 
-def _slice(case: _NodeCheck) -> None:
-    named = [case.given(index) for index in (1, 2, 3, 4)]
-    counts = {case.shapes[name] for name in named if name is not None}
-    if len(counts) != 1 or len(next(iter(counts))) != 1:
-        case.refuse(f"starts, ends, axes and steps have shapes {sorted(map(list, counts))}, not one")
-    if named[3] is not None and not case.values[named[3]].all():
-        case.refuse("a step is 0")
-    rank, axes = len(case.shape(0)), () if named[2] is None else case.values[named[2]]
-    if any(not -rank <= axis < rank for axis in axes) or len({int(axis) % rank for axis in axes}) < len(axes):
-        case.refuse(f"axes {list(map(int, axes))} are not different axes of {rank}")
-
-
+@_rule("Clip")
 def _clip(case: _NodeCheck) -> None:
     for index in (1, 2):
         case.expect(index)
 
 
+@_rule("Dropout")
 def _dropout(case: _NodeCheck) -> None:
     name = case.given(1)
     case.expect(1)
@@ -519,12 +519,14 @@ def _dropout(case: _NodeCheck) -> None:
         case.refuse(f"ratio {float(case.values[name])} is not from 0 to below 1")
 
 
+@_rule("Reshape")
 def _reshape(case: _NodeCheck) -> None:
     before, after = case.shape(0), case.shapes[case.node.outputs[0]]
     if math.prod(before) != math.prod(after):
         case.refuse(f"{list(before)} has {math.prod(before)} values, but {list(after)} has {math.prod(after)}")
 
 
+@_rule("GRU", "LSTM")
 def _recurrent(case: _NodeCheck) -> None:
     node, attributes = case.node, case.node.attributes
     gates, functions = (4, 3) if node.op_type == "LSTM" else (3, 2)
@@ -546,6 +548,7 @@ def _recurrent(case: _NodeCheck) -> None:
         case.refuse(f"activations {list(named)} are not {directions * functions} functions that ONNX knows")
 
 
+@_rule("Attention")
 def _attention(case: _NodeCheck) -> None:
     node = case.node
     query, key, value = case.shape(0), case.shape(1), case.shape(2)
@@ -576,58 +579,10 @@ def _attention(case: _NodeCheck) -> None:
     case.expect(5, batch, kv_heads, past, value_size)
     mask = case.given(3)
     if mask is not None:
-        # A mask may be shorter than the keys; those beyond it are not attended to.
+        # A mask may be shorter than the keys; keys beyond its end are masked.
         shape = case.shapes[mask]
         if not shape or (shape[-1] > past + keys):
             case.refuse(f"mask {mask!r} of shape {list(shape)} is for more than {past + keys} keys")
         case.expect_broadcast(3, batch, heads, queries, shape[-1])
     case.expect(6, batch)
     case.expect_within(6, 0, past + keys)
-
-
-_RULES: Mapping[str, Callable[[_NodeCheck], None]] = {
-    "Attention": _attention,
-    "AveragePool": _pool,
-    "BitShift": _bit_shift,
-    "Clip": _clip,
-    "Col2Im": _columns,
-    "Conv": _convolution,
-    "ConvTranspose": _convolution,
-    "DFT": _dft,
-    "DepthToSpace": _blocks,
-    "Det": _det,
-    "Dropout": _dropout,
-    "Einsum": _einsum,
-    "EyeLike": _eye,
-    "GRU": _recurrent,
-    "Gather": _gather,
-    "GatherElements": _elements,
-    "GatherND": _tuples,
-    "Gemm": _gemm,
-    "GlobalAveragePool": _image,
-    "GlobalLpPool": _image,
-    "GlobalMaxPool": _image,
-    "GridSample": _grid_sample,
-    "GroupNormalization": _group_normalization,
-    "InstanceNormalization": _instance_normalization,
-    "LRN": _image,
-    "LSTM": _recurrent,
-    "LayerNormalization": _layer_normalization,
-    "RMSNormalization": _layer_normalization,
-    "LpPool": _pool,
-    "MaxPool": _pool,
-    "MaxUnpool": _unpool,
-    "PRelu": _slope,
-    **dict.fromkeys(REDUCTIONS, _reduce),
-    "OneHot": _one_hot,
-    "Reshape": _reshape,
-    "ReverseSequence": _reverse,
-    "STFT": _stft,
-    "ScatterElements": _elements,
-    "ScatterND": _tuples,
-    "Slice": _slice,
-    "SoftmaxCrossEntropyLoss": _loss,
-    "SpaceToDepth": _blocks,
-    "TopK": _top_k,
-    "Transpose": _transpose,
-}

@@ -1,7 +1,7 @@
-"""Variants that a backend lacks of operators that it has, as data of its description.
+"""Variants of operators that a backend does not support, as data in its description.
 
-A variant is a function of a node and its context that returns why the backend lacks it, empty if it
-does not. It sees shapes, types and attributes, so that `d5suite network` knows before anything
+A variant is a function of a node and its context that returns why the backend lacks the variant, or
+``""``. It sees shapes, types and attributes, so `d5suite network` can report it before anything
 runs. May import NumPy and `d5suite.network`.
 """
 
@@ -18,11 +18,11 @@ from d5suite.network.nodes.schedule import SEVERAL_OUTPUTS
 from d5suite.network.operation import STATIC_INPUTS
 
 Variant = Callable[[Node, NodeContext], str]
-"""Returns why a backend lacks a node's variant; empty if it does not."""
+"""Returns why a backend lacks a node's variant, or ``""``."""
 
 
 def with_attribute(operators: Collection[str], name: str, values: Collection[object], reason: str) -> Variant:
-    """Return the variant of operators with one of these values of an attribute."""
+    """Return a variant: operators with one of these values of an attribute."""
     return lambda node, context: reason if node.op_type in operators and node.attributes.get(name) in values else ""
 
 
@@ -30,7 +30,7 @@ POOLS = ("AveragePool", "GlobalAveragePool", "GlobalLpPool", "GlobalMaxPool", "L
 
 
 def with_spatial_axes(operators: Collection[str], reason: str) -> Variant:
-    """Return the variant of operators over an image of other than one to three spatial axes."""
+    """Return a variant: operators on images without one to three spatial axes."""
 
     def why(node: Node, context: NodeContext) -> str:
         shape = context.shapes.get(node.inputs[0]) if node.op_type in operators else None
@@ -40,7 +40,7 @@ def with_spatial_axes(operators: Collection[str], reason: str) -> Variant:
 
 
 def with_types(types: Collection[str], reason: str, operators: Collection[str] = ()) -> Variant:
-    """Return the variant of operators, by default of any, that read or write one of these types."""
+    """Return a variant: operators, by default all, that read or write one of these types."""
 
     def why(node: Node, context: NodeContext) -> str:
         if operators and node.op_type not in operators:
@@ -52,7 +52,7 @@ def with_types(types: Collection[str], reason: str, operators: Collection[str] =
 
 
 def with_large_integers(reason: str) -> Variant:
-    """Return the variant of arithmetic with a constant integer of more than 32 bits."""
+    """Return a variant: arithmetic with a constant integer of more than 32 bits."""
 
     def why(node: Node, context: NodeContext) -> str:
         fixed = [context.constants[name] for name in node.inputs if name in context.constants]
@@ -71,11 +71,11 @@ _ARITHMETIC = frozenset({
     "Add", "BitShift", "BitwiseAnd", "BitwiseOr", "BitwiseXor", "Clip", "Concat", "Div", "Equal", "Greater",
     "GreaterOrEqual", "Less", "LessOrEqual", "Max", "Min", "Mod", "Mul", "Pow", "Sub", "Sum", "Where",
 })  # fmt: skip
-"""Operators that compute with integers; others take them as sizes and places."""
+"""Operators that compute with integers; others use them as sizes and indices."""
 
 
 def with_empty_axes(reason: str) -> Variant:
-    """Return the variant of any operator that reads or writes an axis of length zero.
+    """Return a variant: any operator that reads or writes an axis of length zero.
 
     Constants do not count: an empty one stands for an omitted input.
     """
@@ -88,7 +88,7 @@ def with_empty_axes(reason: str) -> Variant:
 
 
 def _static(node: Node, context: NodeContext) -> str:
-    """Adapters build native code from these inputs' values, as most frameworks' calls take them."""
+    """Return which static input is computed; adapters need its value to build native code."""
     unknown = [
         node.inputs[index]
         for index in STATIC_INPUTS.get(node.op_type, ())
@@ -98,9 +98,13 @@ def _static(node: Node, context: NodeContext) -> str:
 
 
 def _further(node: Node, context: NodeContext) -> str:
-    """No reference has a mask that is drawn; the probabilities of a loss are another operator's."""
+    """Return which further output is read; of most operators only the first is computed."""
     read = [] if node.op_type in SEVERAL_OUTPUTS else [name for name in node.outputs[1:] if name in context.read - {""}]
-    return f"its further output {read[0]!r} is read, and of this operator only the first is computed" if read else ""
+    return (
+        f"its further output {read[0]!r} is read, but only the first output of this operator is computed"
+        if read
+        else ""
+    )
 
 
 def _recurrent(node: Node, context: NodeContext) -> str:
@@ -120,4 +124,4 @@ ON_NO_ADAPTER: tuple[Variant, ...] = (
         "no exporter of networks writes regions, and no adapter has them",
     ),
 )
-"""Variants that none of d5suite's adapters has."""
+"""Variants that none of d5suite's adapters supports."""

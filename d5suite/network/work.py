@@ -4,17 +4,17 @@ Counting rules
 --------------
 Matrix products, convolutions, attention and recurrences cost 2 operations per multiply-accumulate
 and nothing else; their backward pass costs one product of the same size per differentiated factor.
-Attention multiplies every query with every key, past ones included, even those that a mask or
-causality excludes: many kernels compute them, too, and a mask's effect depends on its values;
-PyTorch's FLOP counter does the same. A kernel that skips them may seem up to twice as fast. Other
-operators cost `PER_ELEMENT` per element, and their backward pass is not counted.
+Attention multiplies every query with every key, past keys included, even if a mask or causality
+excludes the pair: many kernels compute it anyway, and the effect of a mask depends on its values.
+PyTorch's FLOP counter does the same. A kernel that skips pairs may seem up to twice as fast. Other
+operators cost `PER_ELEMENT` per element; their backward pass is not counted.
 
 Bytes are compulsory traffic, as in Williams, Waterman and Patterson, "Roofline" (CACM 2009): what
 any implementation must read and write at least once. Forward reads every input and writes every
-output, but of a table only the elements looked up (`LOOKED_UP`). Backward reads the outputs'
+output, but reads only the used elements of a table (`LOOKED_UP`). Backward reads the outputs'
 gradients and the inputs that the gradient's formula needs (`BACKWARD_READS`,
-`FROM_GRADIENTS_ALONE`), and writes the inputs' gradients in full. What a framework stores besides,
-such as masks and statistics, does not count, nor does an output that is a view.
+`FROM_GRADIENTS_ALONE`), and writes the inputs' gradients in full. Additional data of a framework,
+such as masks and statistics, and outputs that are views do not count.
 
 May import `d5suite.network`.
 """
@@ -46,7 +46,7 @@ PER_ELEMENT = {
 """Operations per element of the largest input or output; an elementary function counts 1."""
 
 LOOKED_UP = {"Gather": 0, "GatherElements": 0, "GatherND": 0}
-"""By operator: the input of which only the elements that become output are read."""
+"""The input number of the table from which an operator reads only the elements of its output."""
 
 FROM_GRADIENTS_ALONE = frozenset({
     "Add", "AveragePool", "Cast", "Col2Im", "Concat", "CumSum", "DFT", "DepthToSpace", "Dropout", "Expand", "Flatten",
@@ -54,8 +54,8 @@ FROM_GRADIENTS_ALONE = frozenset({
     "ReduceMean", "ReduceMin", "ReduceSum", "Reshape", "Resize", "ReverseSequence", "Slice", "SpaceToDepth", "Split",
     "Squeeze", "Sub", "Sum", "Tile", "TopK", "Transpose", "Trilu", "Unsqueeze",
 })  # fmt: skip
-"""Operators whose gradient needs no input: they are linear in it, or select elements. The record of
-the selection takes less than a float per element and does not count."""
+"""Operators whose gradient needs no input, because they are linear or select elements. A record of
+the selection is smaller than a float per element and does not count."""
 
 _OWN_INPUT = {0: (0,)}
 _OTHER_FACTOR = {0: (1,), 1: (0,), 2: ()}
@@ -70,7 +70,7 @@ BACKWARD_READS: Mapping[str, Mapping[int, tuple[int, ...]]] = {
           "Sigmoid", "Sin", "Sinh", "Softmax", "Softplus", "Softsign", "Sqrt", "Tan", "Tanh",
           "ThresholdedRelu"), _OWN_INPUT,
     ),
-    # Products: each factor's gradient takes the other factor; an addend's takes none.
+    # Products: the gradient of a factor needs the other factor; that of an addend needs nothing.
     **dict.fromkeys(("Conv", "ConvTranspose", "Gemm", "MatMul", "Mul"), _OTHER_FACTOR),
     "Div": {0: (1,), 1: (0, 1)},
     "PRelu": {0: (0, 1), 1: (0,)},
@@ -81,7 +81,7 @@ BACKWARD_READS: Mapping[str, Mapping[int, tuple[int, ...]]] = {
     "InstanceNormalization": _NORMALISED,
     "LayerNormalization": _NORMALISED,
     "RMSNormalization": _NORMALISED,
-    # The table's gradient is written in full, zeros included; the indices say what is added where.
+    # The table's gradient is written in full, zeros included; it needs the indices.
     "Gather": {0: (1,)},
     "GatherElements": {0: (1,)},
     "GatherND": {0: (1,)},
@@ -92,9 +92,8 @@ BACKWARD_READS: Mapping[str, Mapping[int, tuple[int, ...]]] = {
     "OneHot": {2: (0,)},
     "SoftmaxCrossEntropyLoss": {0: (0, 1, 2)},
 }  # fmt: skip
-"""By operator and input: the inputs that the gradient of that input needs, besides the outputs'
-gradients. Operators neither here nor in `FROM_GRADIENTS_ALONE` need all inputs: attention,
-recurrences, custom operators."""
+"""By operator and input: the inputs that the gradient of this input needs, besides the outputs'
+gradients. Operators in neither table need all inputs: attention, recurrences, custom operators."""
 
 PRODUCTS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 """Convolutions and matrix products."""
@@ -173,7 +172,7 @@ def traffic(operation: Operation, *, backward: bool = False, views: Collection[s
     backward : bool
         Count the backward pass.
     views : collection of str
-        Outputs, or inputs whose gradients, that a framework returns as views: nothing moves.
+        Outputs, or inputs whose gradients, a framework returns as views, without moving data.
     """
     node = operation.node
     if not backward:
@@ -249,7 +248,7 @@ def _attention(node: Node, shape: Callable[[str], Sequence[int]]) -> int:
 
 
 def _of_transform(operation: Operation) -> int:
-    """Return what a Fourier transform costs, or a determinant; 0 for other operators.
+    """Return the operations of a Fourier transform or determinant; 0 for other operators.
 
     n complex numbers take 5 n log2 n operations, real ones half (the convention of FFTW's
     benchmarks, "Speed of FFTs"); an LU decomposition of n rows 2/3 n^3 (Golub and Van Loan,
@@ -274,7 +273,7 @@ def _axis(operation: Operation) -> int:
 
 
 def _transformed(operation: Operation) -> int:
-    """Return how many numbers one result of a Fourier transform or determinant depends on, or 0."""
+    """Return how many inputs one result of a Fourier transform or determinant depends on, or 0."""
     node = operation.node
     if node.op_type == "Det":
         return operation.shapes[node.inputs[0]][-1]

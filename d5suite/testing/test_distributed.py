@@ -223,7 +223,7 @@ def _without_loss(answer: Native) -> Native:
     return {name: value for name, value in answer.items() if name != "loss"}
 
 
-def test_weights_are_copied_and_the_optimizers_state_stays(subject: Subject) -> None:
+def test_parameters_are_copied_and_the_optimizers_state_stays(subject: Subject) -> None:
     precision = "fp32" if "fp32" in subject.backend.precisions else subject.exact
     network = with_idle_parameter(layers())
     subject.require(network, gradient=True, level=3)

@@ -210,7 +210,9 @@ def test_an_unwritable_cache_is_an_error(tmp_path: Path, monkeypatch: pytest.Mon
 def test_processes_that_ask_at_once_share_one_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("D5SUITE_CACHE", str(tmp_path))
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
-    code = "from d5suite.data import cached_imagenet; print(cached_imagenet(3, 3, 3, min_side=32, max_side=64))"
+    code = (
+        "from d5suite.data.synthesis import cached_imagenet; print(cached_imagenet(3, 3, 3, min_side=32, max_side=64))"
+    )
     command = [sys.executable, "-W", "error", "-c", code]
     racers = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(3)]
     answers = [racer.communicate(timeout=300) for racer in racers]

@@ -675,7 +675,7 @@ def test_constants_of_a_normalization_are_no_parameters(scale: float) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_weights_that_a_graph_cuts_by_computed_sizes_stay_parameters(tmp_path: Path) -> None:
+def test_parameters_that_a_graph_cuts_by_computed_sizes_stay_parameters(tmp_path: Path) -> None:
     """PyTorch's older exporter cuts attention's projections apart by sizes that it computes."""
     pytest.importorskip("torch")
     import torch

@@ -33,7 +33,7 @@ def test_activations_grow_with_the_batch_and_parameters_do_not() -> None:
     assert eight.nodes[0].output_shape == (8, 8, 16, 16)
 
 
-def test_weights_depend_on_seed_and_name_only() -> None:
+def test_parameters_depend_on_seed_and_name_only() -> None:
     a, b, c = (build("resnet18", classes=n, seed=s, image_size=64) for n, s in ((10, 0), (20, 0), (10, 1)))
     name = "layer1.0.conv1.weight"
     assert np.array_equal(a.initializers[name], b.initializers[name])

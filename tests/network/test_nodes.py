@@ -580,7 +580,7 @@ def test_a_context_is_of_an_operation_or_of_a_network() -> None:
     assert set(context.constants) == set(network.constants)
 
 
-def test_weights_are_stored_by_what_reads_them() -> None:
+def test_parameters_are_stored_by_what_reads_them() -> None:
     network = build("lenet5", image_size=32)
     found = layouts.weight_layouts(network)
     assert {len(layout): layout for layout in found.values()} == {4: (2, 3, 1, 0), 2: (1, 0)}

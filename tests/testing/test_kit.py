@@ -98,7 +98,7 @@ BACKWARD = "test_every_backward_pass_of_an_operator_is_made_anew"
 PARTED = "test_gradients_and_their_update_make_a_step"
 AVERAGED = "test_replicas_with_averaged_gradients_train_as_one_process[clip-norm-2]"
 CHANGED = "test_the_arrays_of_gradients_are_the_callers_to_change[fp64]"
-WEIGHTS = "test_weights_are_copied_and_the_optimizers_state_stays"
+WEIGHTS = "test_parameters_are_copied_and_the_optimizers_state_stays"
 
 SCHEMED = ("added", "lonely", "lost", "constant", "remembering")
 """Mistakes of a framework's own scheme."""

@@ -179,7 +179,7 @@ HIGHER: dict[str, Any] = {
     "replicas": lambda found: distributed.test_replicas_with_averaged_gradients_train_as_one_process(
         found, 2, "clip-norm"
     ),
-    "weights": distributed.test_weights_are_copied_and_the_optimizers_state_stays,
+    "weights": distributed.test_parameters_are_copied_and_the_optimizers_state_stays,
 }
 """Cases of the kit that make a computation twice."""
 

@@ -6,33 +6,19 @@ May import `d5suite.network` and `d5suite.errors`.
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib import import_module
 
 from d5suite.errors import NetworkError
 from d5suite.network.model import Network
-from d5suite.network.zoo import (
-    alexnet,
-    convnext,
-    densenet,
-    efficientnet,
-    googlenet,
-    inception,
-    lenet,
-    mobilenet,
-    regnet,
-    resnet,
-    shufflenet,
-    squeezenet,
-    vgg,
-    vit,
-)
 
 _FAMILIES = (
-    lenet, alexnet, vgg, googlenet, inception, resnet, densenet, mobilenet, squeezenet, shufflenet, regnet,
-    efficientnet, convnext, vit,
+    "lenet", "alexnet", "vgg", "googlenet", "inception", "resnet", "densenet", "mobilenet", "squeezenet", "shufflenet",
+    "regnet", "efficientnet", "convnext", "vit",
 )  # fmt: skip
+"""The modules beside, in the order of their networks."""
 
 NETWORKS: dict[str, Callable[..., Network]] = {
-    name: write for family in _FAMILIES for name, write in family.NETWORKS.items()
+    name: write for family in _FAMILIES for name, write in import_module(f"{__name__}.{family}").NETWORKS.items()
 }
 """Name to a function ``(*, classes, image_size, seed) -> Network``."""
 

@@ -1,4 +1,4 @@
-"""The weights of a model: told apart from constants of its code; shared ones stay shared.
+"""Tell a model's weights from constants of its code, and keep shared weights shared.
 
 May import ONNX, NumPy and, from d5suite, `network.folding`.
 """
@@ -15,23 +15,24 @@ import onnx
 from onnx import TensorProto, numpy_helper
 
 from d5suite.network.folding import NUMBER, shapes_of, tensor_of
+from d5suite.network.graph_edits import remove_items, rename_inputs, replace_items
 
 _FLOATS = (TensorProto.BFLOAT16, TensorProto.DOUBLE, TensorProto.FLOAT, TensorProto.FLOAT16)
 
 _COMPUTED = "d5suite.computed"
-"""Key of a model's metadata: initializers that no weight of the file went into, a name a line."""
+"""Metadata key: the initializers that do not depend on a weight of the file, one name per line."""
 
 
 def computed(model: onnx.ModelProto) -> frozenset[str]:
-    """Return initializers of a normalised model that are constants of its code, no weights."""
+    """Return the initializers of a normalised model that are constants of its code."""
     return frozenset(name for each in model.metadata_props if each.key == _COMPUTED for name in each.value.split("\n"))
 
 
 def weights_of(model: onnx.ModelProto) -> set[str]:
-    """Return what may be weights: initializers, or the constants of a file without any.
+    """Return the names of weights: floating-point initializers, or constants in a file without any.
 
-    Large ones may have been replaced by nodes that fill a shape (`onnx.tools.replace_constants`, by
-    which ONNX ships its light networks); the shape is called like the weight.
+    `onnx.tools.replace_constants` replaces large weights by nodes that fill a shape, as in ONNX's
+    light networks; the shape is named after the weight.
     """
     kinds, constants = _FLOATS, computed(model) | _exported_constants(model)
     named = _NUMBERS.get(model.producer_name, re.compile("(?!)"))
@@ -54,36 +55,31 @@ def weights_of(model: onnx.ModelProto) -> set[str]:
 
 
 _REPLACED = "__SHAPE"
-"""Suffix of the shape from which a replaced weight is filled."""
+"""Suffix of the shape of a replaced weight."""
 
 _NUMBERS = {
-    # constants are called onnx::Mul_39 and val_128, also where a tool has dropped the signature
+    # constants are called onnx::Mul_39 and val_128, even if a tool has dropped the signature
     "pytorch": re.compile(r"(?!.*d5suite|_?val_\d+$|scalar_tensor)[A-Za-z_][\w.]*"),
     "tf2onnx": re.compile(r"(?!.*d5suite).*/ReadVariableOp(:\d+)?"),
 }
-"""Names that exporters give initializers without an axis if they are weights, by producer."""
+"""Names of scalar initializers that are weights, by producer."""
 
 
 def lift_numbers(model: onnx.ModelProto, weights: set[str]) -> None:
-    """Give weights without an axis one, and their readers the number: parameters are arrays."""
+    """Store scalar weights as arrays of length one, because parameters are arrays."""
     graph = model.graph
     numbers = [tensor for tensor in graph.initializer if tensor.name in weights and not tensor.dims]
+    rename_inputs(graph.node, {tensor.name: tensor.name + NUMBER for tensor in numbers})
     for tensor in numbers:
-        for node in graph.node:
-            for place, name in enumerate(node.input):
-                if name == tensor.name:
-                    node.input[place] = tensor.name + NUMBER
         tensor.dims.append(1)
     lifted = [onnx.helper.make_node("Squeeze", [t.name], [t.name + NUMBER], t.name + NUMBER) for t in numbers]
-    nodes = list(graph.node)
-    graph.ClearField("node")
-    graph.node.extend([*lifted, *nodes])
+    replace_items(graph.node, [*lifted, *graph.node])
 
 
 def _exported_constants(model: onnx.ModelProto) -> set[str]:
-    """Return initializers that PyTorch's newer exporter says are no parameters, nor made of any.
+    """Return initializers that PyTorch's newer exporter does not derive from parameters.
 
-    A file of it has the signature of the exported program, and what an initializer was folded from.
+    Its files hold the signature of the exported program, and the sources of folded initializers.
     """
     kinds = _signature(model)
     trained = {name for name, kind in kinds.items() if kind == _TRAINED}
@@ -95,13 +91,13 @@ def _exported_constants(model: onnx.ModelProto) -> set[str]:
 
 
 def _folded(model: onnx.ModelProto) -> dict[str, list[str]]:
-    """Return what PyTorch's newer exporter says that it computed initializers from."""
+    """Return the sources of initializers that PyTorch's newer exporter folded."""
     named = (*model.graph.value_info, *model.graph.initializer)
     return {each.name: _NAME.findall(p.value) for each in named for p in each.metadata_props if p.key == _FOLDED}
 
 
 def _signature(model: onnx.ModelProto) -> dict[str, str]:
-    """Return what PyTorch's newer exporter says that inputs and initializers are."""
+    """Return the kinds of inputs and initializers in PyTorch's newer exporter's signature."""
     stated = {each.key: each.value for each in (*model.metadata_props, *model.graph.metadata_props)}
     signed = next((value for key, value in stated.items() if key.endswith(_SIGNED)), "")
     return {name: kind for kind, name in _SIGNATURE.findall(signed)}
@@ -121,15 +117,13 @@ def mark_computed(model: onnx.ModelProto, weights: set[str]) -> None:
         for tensor in model.graph.initializer
         if tensor.data_type == TensorProto.FLOAT and tensor.dims and tensor.name not in weights
     ]
-    for place in reversed(range(len(model.metadata_props))):
-        if model.metadata_props[place].key == _COMPUTED:
-            del model.metadata_props[place]
+    remove_items(model.metadata_props, lambda each: each.key == _COMPUTED)
     if names:
         model.metadata_props.add(key=_COMPUTED, value="\n".join(names))
 
 
 def tied_products(model: onnx.ModelProto, weights: set[str]) -> dict[str, str]:
-    """Return the matrices that others read too, by the products that take them transposed."""
+    """Return matrices with several readers, by the products that read them transposed."""
     graph = model.graph
     matrices = {t.name for t in graph.initializer if t.name in weights and len(t.dims) == 2}
     readers = Counter(name for node in graph.node for name in node.input)
@@ -145,10 +139,10 @@ def tied_products(model: onnx.ModelProto, weights: set[str]) -> dict[str, str]:
 
 
 def turn_twins(model: onnx.ModelProto, weights: set[str]) -> None:
-    """Make a weight that is another one's transpose a node that transposes it.
+    """Replace a weight that is the transpose of another by a Transpose node.
 
-    PyTorch's exporters write a head that is tied to its table of embeddings as a second matrix, and
-    a kernel that is standardised once for its mean and once for its values.
+    PyTorch's exporters store a head that is tied to the embedding table as a second matrix, and a
+    standardised kernel twice: for its mean and for its values.
     """
     graph = model.graph
     tables = {node.input[0] for node in graph.node if node.op_type == "Gather"}
@@ -163,23 +157,18 @@ def turn_twins(model: onnx.ModelProto, weights: set[str]) -> None:
             turned.append(onnx.helper.make_node("Transpose", [source], [name], f"{name}.d5suite", perm=order))
         else:
             columns.setdefault((array.shape, array[..., :1].tobytes()), name)
-    if not turned:
-        return
-    nodes, gone = list(graph.node), {node.output[0] for node in turned}
-    graph.ClearField("node")
-    graph.node.extend([*turned, *nodes])
-    for place in reversed(range(len(graph.initializer))):
-        if graph.initializer[place].name in gone:
-            del graph.initializer[place]
+    gone = {node.output[0] for node in turned}
+    replace_items(graph.node, [*turned, *graph.node])
+    remove_items(graph.initializer, lambda tensor: tensor.name in gone)
     weights.difference_update(gone)
 
 
 def join_copies(model: onnx.ModelProto, weights: set[str]) -> None:
-    """Let readers of a weight's copy in the same layer read the weight.
+    """Join copies of a weight that nodes of the same layer read.
 
-    PyTorch's older exporter writes equal initializers once, and an Identity for each further one.
-    They are one weight if a layer is called again. They are several if layers are equal because
-    they have just been made: then the nodes that read them belong to other layers.
+    PyTorch's older exporter stores equal initializers once, with an Identity for every other one.
+    If a layer is called twice, they are one weight. If new layers have equal initial values, they
+    are several; then the readers belong to different layers.
     """
     graph = model.graph
     arrays = {t.name: numpy_helper.to_array(t) for t in graph.initializer if t.name in weights}
@@ -200,28 +189,26 @@ def join_copies(model: onnx.ModelProto, weights: set[str]) -> None:
         source = copied.get(name, name)
         if name in layers and _is_drawn(arrays[source]):
             same[name] = firsts.setdefault((source, layers[name]), name)
-    for node in graph.node:
-        for place, name in enumerate(node.input):
-            node.input[place] = same.get(name, name)
+    rename_inputs(graph.node, same)
 
 
 def _layer(name: str) -> str:
-    """Return the path of a node's layer; a layer that is called again gets a number."""
+    """Return the path of a node's layer, without the number of a repeated call."""
     return "/".join(re.sub(r"_\d+$", "", part) for part in name.split("/")[:-1])
 
 
 def _is_drawn(array: np.ndarray) -> bool:
-    """Return whether two equal ones are no accident: layers begin with ones or the identity."""
+    """Return whether equal copies are no accident, unlike initial ones, zeros or identities."""
     return _is_telling(array) if array.ndim > 1 else array.size > 1 and bool(np.ptp(array) > 0)
 
 
 def _is_telling(array: np.ndarray) -> bool:
-    """Return whether an equal transpose is no accident, which it is of ones and the identity."""
+    """Return whether an equal transpose is no accident: not constant and not symmetric."""
     return array.size > 0 and bool(np.ptp(array) > 0) and not np.array_equal(array, np.swapaxes(array, -1, -2))
 
 
 def share(model: onnx.ModelProto, tied: Mapping[str, str]) -> bool:
-    """Let products take shared matrices as they are: a folded transpose would be another weight."""
+    """Let products read shared matrices directly; a folded transpose would be a second weight."""
     graph, shapes = model.graph, shapes_of(model)
     fixed, nodes, changed = {tensor.name for tensor in graph.initializer}, list(graph.node), False
     graph.ClearField("node")
