@@ -1,7 +1,7 @@
 """Step of one rank against the level-2 step, on LeNet-5: a short step, in which a call would show.
 
 Each scheme's single rank and the trainer make steps in turn, of one and the same trainer, clocked
-as `d5suite.measurements.distributed.step` does.
+as `d5suite.measurements.distributed.steps` does.
 
 ``pytest benchmarks/bench_one_rank.py`` prints the figures; ``--benchmark-json`` keeps them in
 ``extra_info``.

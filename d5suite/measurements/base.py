@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import statistics
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -100,10 +100,6 @@ class Step:
         )
         return samples if self.first_call_s is None else replace(samples, first_call_s=self.first_call_s)
 
-    def check(self) -> Iterable[Check]:
-        """Prove what was timed; a failed check discards the samples."""
-        return ()
-
     def record(self, samples: Samples) -> dict[str, Any]:
         """Return the measurement's own part of the record by `Measurement.schema`; JSON-able."""
         return {}
@@ -180,6 +176,9 @@ class Measurement(ABC):
         Its part of the record in JSON schema: ``required`` and ``properties``.
     derived : sequence of str
         The names in it that `derive` adds.
+    checks_after : sequence of callable
+        What is checked after timing, in this order. Each takes workload and step, and yields
+        checks.
     """
 
     name: ClassVar[str]
@@ -201,6 +200,7 @@ class Measurement(ABC):
     plot: ClassVar[str | None] = None
     schema: ClassVar[Mapping[str, Any]] = {}
     derived: ClassVar[Sequence[str]] = ()
+    checks_after: ClassVar[Sequence[Callable[[Any, Any], Iterable[Check]]]] = ()
 
     @classmethod  # noqa: B027  (most derive nothing)
     def derive(cls, records: Sequence[dict[str, Any]]) -> None:
@@ -232,6 +232,11 @@ class Measurement(ABC):
         step : Step
             What `prepare` returned.
         """
+
+    def check_timed(self, workload: Any, step: Any) -> Iterator[Check]:
+        """Make `checks_after`, which prove what was timed; a failed one discards the samples."""
+        for check in self.checks_after:
+            yield from check(workload, step)
 
     def explain(self, workload: Any, step: Any, error: ValidationError) -> ValidationError:
         """Return the error of a failed proof, with details that locate the fault."""

@@ -263,7 +263,7 @@ def _time(each: Prepared, workload: Workload, writer: ResultWriter, turns: Measu
         start = now()
         try:
             each.validation.require(
-                itertools.chain(first, each.step.check()),
+                itertools.chain(first, each.measurement.check_timed(workload, each.step)),
                 hint=f"So what was timed is wrong. Its {len(samples.samples_s)} samples (median "
                 f"{samples.median_s * 1e3:.4g} ms) are set aside under 'kept' in the worker's result file.",
             )

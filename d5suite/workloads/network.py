@@ -34,8 +34,9 @@ from d5suite.network.analysis import analyse
 from d5suite.network.user_network import input_ranges, load_user_network
 from d5suite.network.zoo import build
 from d5suite.optimizers.settings import Optimizer, optimizer_from_dict
+from d5suite.validate.network.gradient_references import GradientReferences
 from d5suite.validate.network.inference import check_reading
-from d5suite.validate.network.timed import References
+from d5suite.validate.training.amplification import ProvedRun
 from d5suite.workloads.base import Workload
 
 ORACLE_BATCH = 8
@@ -118,15 +119,18 @@ class NetworkWorkload(Workload):
 
     Attributes
     ----------
-    references : References or None
-        Of gradients at the generic point, from their proof.
+    references : GradientReferences or None
+        Float64 gradients at the generic point; set when they are proved.
+    expected_outputs : list of dict of str to numpy.ndarray
+        An evaluator's outputs for the batches that inference takes in turn, and for one that is fed
+        after timing; set when inference is proved.
     drawn : tuple or None
-        Of a network with Dropout: a random state, and the answer to the first batch from there,
-        before timing, `sampled`.
-    proved_run : object
-        A short float64 training run, from its proof.
-    proved_scheme : object
-        Of several ranks: the scheme's settings, this rank's losses in float64, and their name.
+        With Dropout: a random state, and the `sampled` answer to the first batch from that state
+        before timing.
+    proved_run : ProvedRun or None
+        A short training run in float64; set when it is proved.
+    proved_losses : tuple or None
+        With several ranks: this rank's losses of the proved float64 run, and what made them.
     """
 
     kind = "network"
@@ -137,10 +141,11 @@ class NetworkWorkload(Workload):
         self.reference = case.reference
         self.optimizer: Optimizer = optimizer_from_dict(case.optimizer)
         self.tolerance = self.backend.tolerances[job.precision]
-        self.references: References | None = None
+        self.references: GradientReferences | None = None
+        self.expected_outputs: list[dict[str, np.ndarray]] = []
         self.drawn: tuple[Arrays, Arrays] | None = None
-        self.proved_run: Any = None
-        self.proved_scheme: Any = None
+        self.proved_run: ProvedRun | None = None
+        self.proved_losses: tuple[list[float], str] | None = None
         self._shards: dict[tuple[int, int], list[Batch]] = {}
         check_workers(job.loader_workers, len(allowed_cpus()))
 
@@ -337,6 +342,10 @@ class NetworkWorkload(Workload):
         """Feed a training batch to the device."""
         return self.executor.feed(self.arrays(self.fed(index % FEEDS)))
 
+    def feed_evaluation(self, number: int) -> Native:
+        """Feed an evaluation batch to the device."""
+        return self.executor.feed(self.network.arrays(self.evaluation_batch(number)))
+
     # Native code.
 
     @cached_property
@@ -393,6 +402,11 @@ class NetworkWorkload(Workload):
         values = self.network.initializers if initializers is None else initializers
         names = (*self.network.parameters, *self.network.statistics)
         executor.load_parameters({name: values[name] for name in names})
+
+    def restart(self, initializers: dict[str, np.ndarray] | None = None) -> None:
+        """Restore `executor`, as `restore` does, and `trainer` to their initial state."""
+        self.restore(self.executor, initializers)
+        self.trainer.load_state(self.trainer.initial_state())
 
     def free_validation(self) -> None:
         for name in ("exact", "comparable"):

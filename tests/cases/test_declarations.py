@@ -11,7 +11,7 @@ from d5suite.cases.recipe import Preset, Recipe
 from d5suite.cases.user_network import UserNetworkRecipe
 from d5suite.errors import ConfigurationError
 from d5suite.measurements import discover
-from d5suite.measurements.distributed.step import DistributedTraining
+from d5suite.measurements.distributed.distributed_step import DistributedTraining
 from d5suite.optimizers.settings import SGD
 from tests.job.test_job import BAD_NAMES
 

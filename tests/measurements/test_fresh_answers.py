@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from d5suite.measurements.network.steps import ExecutorStep
-from d5suite.measurements.operator.kernel import KernelStep
+from d5suite.measurements.network.checks import call_fresh
+from d5suite.measurements.network.steps import NetworkStep
+from d5suite.measurements.operator.kernel import KernelStep, unseen_answer
 
 FRESH = np.arange(1.0, 10.0)
 
@@ -38,8 +39,8 @@ def test_of_a_network() -> None:
         synchronize=adapter.synchronize,
     )
     workload: Any = SimpleNamespace(executor=executor, case=SimpleNamespace(batch_size=1), macs=0)
-    step = ExecutorStep(workload, lambda fed: {"y": adapter.call(fed["x"])}, [lambda: {"x": np.zeros(9)}])
-    answer, _ = step.call_fresh({"x": FRESH})
+    step = NetworkStep(workload, lambda fed: {"y": adapter.call(fed["x"])}, [lambda: {"x": np.zeros(9)}], kept=["y"])
+    answer, _ = call_fresh(step, {"x": FRESH}, executor.fetch)
     assert adapter.calls > 1 and (answer["y"] == FRESH).all()
 
 
@@ -47,20 +48,14 @@ def test_of_an_operator() -> None:
     adapter = Reusing()
     compared = {}
     operator = SimpleNamespace(synchronize=adapter.synchronize, fetch=lambda result: [result.copy()])
-    workload: Any = SimpleNamespace(
-        operator=operator,
-        operation=SimpleNamespace(precision="fp32"),
-        backend=SimpleNamespace(tolerances={"fp32": SimpleNamespace(repeats=0.0)}),
-    )
+    workload: Any = SimpleNamespace(operator=operator)
     step = KernelStep(workload, backward=False)
-    step._answers = {0: [np.zeros(9)], 1: [np.zeros(9)]}
     step.others = [SimpleNamespace(expected=None, feed=lambda: (adapter.call, [FRESH]))] * 2  # type: ignore[list-item]
     step.findings = SimpleNamespace(  # type: ignore[assignment]
         call=adapter.call,
         arguments=[np.zeros(9)],
         feed=lambda number: [np.full(9, -1.0 - number)],
-        check_repeated=lambda *_: None,
         check_again=lambda name, found, _: compared.update({name: found[0]}),
     )
-    list(step.check())
+    list(unseen_answer(workload, step))
     assert adapter.calls > 1 and (compared["inputs never fed before"] == FRESH).all()

@@ -136,8 +136,8 @@ def test_its_mistakes_are_found(tmp_path: Path, change: tuple[str, str], message
 def test_what_was_timed_is_proved_afterwards(tmp_path: Path) -> None:
     """A step that answers right until it is timed."""
     code = source().replace(
-        "    def record(self, samples):",
-        "    def check(self):\n        yield Check('scores after timing', 0.5, 0.1)\n\n    def record(self, samples):",
+        '    name = "fetch"\n',
+        "    name = \"fetch\"\n    checks_after = (lambda workload, step: [Check('scores after timing', 0.5, 0.1)],)\n",
     )
     done = measure(tmp_path, code)
     assert done.returncode == 1

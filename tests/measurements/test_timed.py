@@ -70,7 +70,7 @@ ACCURACY_FAULTS: dict[str, dict[str, str]] = {
     "replay8": {ACCURACY: "output at the trained weights"},
     "cached": {ACCURACY: "output at the trained weights"},
     "half": {ACCURACY: "output at the trained weights"},
-    "hasty": {ACCURACY: "of 2 steps, hurried"},
+    "hasty": {ACCURACY: "of 2 steps, back to back"},
     "stops": {ACCURACY: "update by a batch never fed before"},
 }
 """The target is one that chance reaches."""
@@ -86,7 +86,7 @@ BREAKDOWN_FAULTS: dict[str, dict[str, str]] = {
     "cached_forward": {BREAKDOWN: "output at the trained weights"},
     "cached_both": {BREAKDOWN: "loss of a batch never fed before"},
     "half": {BREAKDOWN: "output at the trained weights"},
-    "hasty": {BREAKDOWN: "of 2 steps, hurried"},
+    "hasty": {BREAKDOWN: "of 2 steps, back to back"},
     "stops": {BREAKDOWN: "update by a batch never fed before"},
 }
 

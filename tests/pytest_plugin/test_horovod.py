@@ -31,7 +31,8 @@ RECIPE = """
 import os, signal
 from d5suite import SGD, Recipe
 from d5suite.cases.recipe import Acceptance, Preset
-from d5suite.measurements.distributed.step import DistributedStep, DistributedTraining
+from d5suite.measurements.distributed.distributed_step import DistributedTraining
+from d5suite.measurements.distributed.steps import DistributedStep
 
 class KilledStep(DistributedStep):
     def _next_feed(self):

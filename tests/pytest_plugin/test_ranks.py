@@ -18,7 +18,7 @@ import pytest
 from d5suite.backends import discover
 from d5suite.cases.case import absent
 from d5suite.launch.ranks import SHARED_MEMORY
-from d5suite.measurements.distributed.step import DistributedTraining
+from d5suite.measurements.distributed.distributed_step import DistributedTraining
 from tests.conftest import Run as RunPytest
 from tests.conftest import end_with_tests, plugin_environment, run_several, wait_until
 from tests.training.small import needs_torch
@@ -26,7 +26,8 @@ from tests.training.small import needs_torch
 RECIPE = """
 from d5suite import SGD, Recipe
 from d5suite.cases.recipe import Acceptance, Preset
-from d5suite.measurements.distributed.step import DistributedStep, DistributedTraining
+from d5suite.measurements.distributed.distributed_step import DistributedTraining
+from d5suite.measurements.distributed.steps import DistributedStep
 
 class DivergingStep(DistributedStep):
     def _next_feed(self):

@@ -21,12 +21,13 @@ from d5suite.network.builder import Builder
 from d5suite.optimizers.settings import SGD, Optimizer, optimizer_from_dict
 from d5suite.validate.check import Validation
 from d5suite.validate.network.gradient import check_gradient, check_gradient_float64, gradient_errors
+from d5suite.validate.network.gradient_references import GradientReference, sampled
 from d5suite.validate.network.inference import check_inference
 from d5suite.validate.network.oracle import Oracle, inference
-from d5suite.validate.network.timed import Answer, check_update, sampled
 from d5suite.validate.norms import UNIT_ROUNDOFF, relative_l2
 from d5suite.validate.training.formulas import update
 from d5suite.validate.training.trajectory import Trajectory, check_trajectory, train, train_by_formula
+from d5suite.validate.training.updates import check_update
 from tests.conftest import small_network
 
 
@@ -202,7 +203,9 @@ def test_momentum_that_dwarfs_the_gradient_may_round_it_away_and_nothing_else(
     images, labels = batch
     optimizer = SGD(learning_rate=0.1, momentum=0.9)
     start = executor.parameters()
-    answer = Answer.of(proved.forward_backward({"image": images.astype(np.float64), "label": labels}), "loss")
+    answer = GradientReference.of(
+        proved.forward_backward({"image": images.astype(np.float64), "label": labels}), "loss"
+    )
     for fault, passes in ((None, True), (_scale("fc.bias", 0.5), False)):
         executor.fault = fault
         executor.load_parameters(start)

@@ -18,9 +18,11 @@ from d5suite.instruments.sampling import Samples
 from d5suite.instruments.settings import SamplingSettings
 from d5suite.levels.network import Executor
 from d5suite.measurements.base import Step
+from d5suite.measurements.distributed.checks import equal_parameters
 from d5suite.measurements.distributed.efficiency import MeasurementOfRanks
 from d5suite.measurements.distributed.facts import FACTS, REQUIRED, SCALING
-from d5suite.measurements.distributed.step import DistributedStep
+from d5suite.measurements.distributed.proof import prove_scheme
+from d5suite.measurements.distributed.steps import DistributedStep
 from d5suite.measurements.tables import Column, Table
 from d5suite.measurements.training.accuracy import (
     TimeToAccuracy,
@@ -29,7 +31,7 @@ from d5suite.measurements.training.accuracy import (
     require_real_images,
     target_of,
 )
-from d5suite.measurements.training.step import prove_training
+from d5suite.measurements.training.training_step import prove_training
 from d5suite.optimizers.schedules import schedule_from_dict
 from d5suite.training.loop import Batches, evaluator
 from d5suite.validate.check import Check
@@ -163,12 +165,6 @@ class DistributedAccuracyStep(DistributedStep):
         """Images of all ranks in a step."""
         return self.workload.case.batch_size * len(self.trainers)
 
-    def check(self) -> Iterable[Check]:
-        """Check that all ranks end with equal parameters; the metric itself was measured."""
-        if not self.serving:
-            self.scheme.finish()
-        yield self.check_parameters()
-
     def _told(self) -> dict[str, Any]:
         return {"target": target_of(self.workload), "runs": self._runs}
 
@@ -192,6 +188,7 @@ class DistributedAccuracy(MeasurementOfRanks):
     needs = ("gradient", "level 2", "level 3")
     trains = True
     plot = "curves_and_bytes"
+    checks_after = (equal_parameters,)
     table = Table(
         (
             Column("target", "target.value"),
@@ -231,4 +228,4 @@ class DistributedAccuracy(MeasurementOfRanks):
     def prove(self, workload: NetworkWorkload, step: DistributedAccuracyStep) -> Iterable[Check]:
         """Prove the step of several ranks; whether it reaches the target is measured."""
         yield from prove_training(workload)
-        yield from workload.once("distributed", step.proof)
+        yield from workload.once("distributed", lambda: prove_scheme(workload, step))

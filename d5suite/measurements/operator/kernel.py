@@ -117,8 +117,8 @@ class KernelStep(Step):
     def __init__(self, workload: OperatorWorkload, *, backward: bool) -> None:
         self.workload = workload
         self.backward = backward
-        self._median_s = 0.0
-        self._answers: dict[int, list[np.ndarray]] = {}
+        self.median_s = 0.0
+        self.answers: dict[int, list[np.ndarray]] = {}
 
     def call_first(self) -> None:
         """Do nothing: the proof makes the first call."""
@@ -134,41 +134,17 @@ class KernelStep(Step):
         _, second = self.others[0].feed()
 
         def keep(turn: int, result: Any) -> None:
-            self._answers[turn] = self._fetch(result)
+            self.answers[turn] = self.fetch(result)
 
         samples, self.calls_per_sample = sample_kernel(
             found.call, tuple(found.arguments), wait, settings, others=[tuple(second)], keep=keep, events=self.events,
             flush=self.flush,
         )  # fmt: skip
-        self._median_s = samples.median_s
+        self.median_s = samples.median_s
         return replace(samples, first_call_s=found.first_call_s)
 
-    def check(self) -> Iterable[Check]:
-        """Check the last answers to both inputs, and to one never fed before."""
-        found = self.findings
-        first, second = (self._answers.pop(turn) for turn in range(2))
-        repeats = self.workload.backend.tolerances[self.workload.operation.precision].repeats
-        yield found.check_repeated("the last timed call", first, repeats)
-        yield found.check_again("the last timed call with other inputs", second, self.others[0].expected)
-        call, arguments = self.others[1].feed()
-        output, fresh = self._time(call, arguments)
-        third = self._fetch(output)  # at once: further calls may overwrite it
-        yield check_computes(
-            compare_durations(
-                lambda: self._time(found.call, found.arguments)[1],
-                lambda number: self._timing(found.call, found.feed(FURTHER + 1 + number)),
-                Durations(self._median_s, fresh),
-            )
-        )
-        yield found.check_again("inputs never fed before", third, self.others[1].expected)
-
-    def _time(self, call: Callable[..., Any], arguments: Sequence[Any]) -> tuple[Any, float]:
-        return timed(lambda: call(*arguments), self.workload.operator.synchronize, hand_over=True)
-
-    def _timing(self, call: Callable[..., Any], arguments: Sequence[Any]) -> Callable[[], float]:
-        return lambda: self._time(call, arguments)[1]
-
-    def _fetch(self, result: Any) -> list[np.ndarray]:
+    def fetch(self, result: Any) -> list[np.ndarray]:
+        """Fetch a call's native result."""
         operator = self.workload.operator
         return operator.fetch_gradients(result) if self.backward else operator.fetch(result)
 
@@ -194,6 +170,33 @@ class KernelStep(Step):
         }
 
 
+def last_answers(workload: OperatorWorkload, step: KernelStep) -> Iterator[Check]:
+    """The last timed answers to both inputs: a replayed graph answers the other one."""
+    found = step.findings
+    repeats = workload.backend.tolerances[workload.operation.precision].repeats
+    yield found.check_repeated("the last timed call", step.answers[0], repeats)
+    yield found.check_again("the last timed call with other inputs", step.answers[1], step.others[0].expected)
+    step.answers.clear()
+
+
+def unseen_answer(workload: OperatorWorkload, step: KernelStep) -> Iterator[Check]:
+    """The answer to inputs never fed before: code may remember the timed answers."""
+    found = step.findings
+
+    def time_call(call: Callable[..., Any], arguments: Sequence[Any]) -> tuple[Any, float]:
+        return timed(lambda: call(*arguments), workload.operator.synchronize, hand_over=True)
+
+    def other(number: int) -> Callable[[], float]:
+        arguments = found.feed(FURTHER + 1 + number)
+        return lambda: time_call(found.call, arguments)[1]
+
+    output, took = time_call(*step.others[1].feed())
+    answer = step.fetch(output)  # at once: further calls may overwrite it
+    first = Durations(step.median_s, took)
+    yield check_computes(compare_durations(lambda: time_call(found.call, found.arguments)[1], other, first))
+    yield found.check_again("inputs never fed before", answer, step.others[1].expected)
+
+
 class Kernel(Measurement):
     """One direction of a single operator."""
 
@@ -206,6 +209,7 @@ class Kernel(Measurement):
     plot = "ceilings"
     schema = SCHEMA
     derived = ("ceiling", "fraction_of_ceiling")
+    checks_after = (last_answers, unseen_answer)
 
     @classmethod
     def derive(cls, records: Sequence[dict[str, Any]]) -> None:

@@ -15,9 +15,16 @@ from d5suite.instruments.clock import now
 from d5suite.instruments.sampling import Samples
 from d5suite.instruments.settings import SamplingSettings
 from d5suite.measurements.base import Measurement, Step
-from d5suite.measurements.network.steps import training_feeds
 from d5suite.measurements.tables import Column, Table
-from d5suite.measurements.training.step import TrainerStep, check_output_as_trained, prove_training
+from d5suite.measurements.training.checks import (
+    back_to_back,
+    counted_updates,
+    next_update,
+    trained_output,
+    whole_batch_step,
+)
+from d5suite.measurements.training.steps import TrainerStep
+from d5suite.measurements.training.training_step import prove_training
 from d5suite.optimizers.schedules import schedule_from_dict
 from d5suite.training.events import Series, StopOnDivergence, Target
 from d5suite.training.loop import Event, Run, evaluator
@@ -41,10 +48,9 @@ class AccuracyStep(TrainerStep):
         settings = workload.case.training
         self.metric = replace(METRICS[settings["metric"]], bound=settings["target"])
         self.accumulate: int = settings["accumulate"]
-        super().__init__(workload, workload.trainer.step, training_feeds(workload)[:1])
+        super().__init__(workload)
         self._series: dict[str, list[float]] = {}
         self._runs: list[dict[str, Any]] = []
-        self._updates = 0
 
     def run(self) -> object:
         """Make one update from as many batches as training accumulates."""
@@ -73,8 +79,7 @@ class AccuracyStep(TrainerStep):
     def _train(self, index: int) -> None:
         workload, settings, metric = self.workload, self.workload.case.training, self.metric
         seed = workload.job.seed + index
-        workload.restore(workload.executor, load_network(workload.case, seed).initializers)
-        workload.trainer.load_state(workload.trainer.initial_state())
+        workload.restart(load_network(workload.case, seed).initializers)
         target, told = Target(metric), Series()
         found: dict[str, Any] = {"seed": seed}
         self._runs.append(found)
@@ -114,15 +119,7 @@ class AccuracyStep(TrainerStep):
             except ValidationError as error:  # such as logits that are not finite; other runs may do better
                 run.stop(str(error))
         keep(run)
-        self._updates = run.progress.step
-
-    def check(self) -> Iterable[Check]:
-        """Check the outputs at the trained weights, and `check_further`.
-
-        The images were never fed before: an evaluation that repeats an answer has counted it.
-        """
-        yield check_output_as_trained(self.workload, 1)
-        yield from self.check_further(self._updates)
+        self.updates = run.progress.step
 
     def _facts(self) -> dict[str, Any]:
         return {"target": target_of(self.workload), "runs": self._runs}
@@ -176,6 +173,7 @@ class TimeToAccuracy(Measurement):
     needs = ("gradient", "level 2")
     trains = True
     plot = "curves"
+    checks_after = (trained_output, counted_updates, next_update, whole_batch_step, back_to_back)
     table = Table(
         (
             Column("target", "target.value"),
@@ -231,9 +229,9 @@ class TimeToAccuracy(Measurement):
         require_real_images(workload)
         return AccuracyStep(workload)
 
-    def prove(self, workload: NetworkWorkload, step: TrainerStep) -> Iterable[Check]:
+    def prove(self, workload: NetworkWorkload, step: Step) -> Iterable[Check]:
         """Prove the training step; whether it reaches the target is measured."""
-        return prove_training(workload, step)
+        return prove_training(workload)
 
 
 class _Reports(Event):

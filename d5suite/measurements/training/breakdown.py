@@ -14,50 +14,70 @@ from d5suite.instruments.sampling import Samples
 from d5suite.instruments.settings import SamplingSettings
 from d5suite.levels.network import Native
 from d5suite.measurements.base import Measurement, Step
-from d5suite.measurements.network.gradient import check_unseen
+from d5suite.measurements.network.checks import check_unseen
+from d5suite.measurements.network.steps import KeptAnswers
 from d5suite.measurements.tables import WORST_ERROR, Column, Table
-from d5suite.measurements.training.step import TrainingStep, check_output_as_trained, prove_training
+from d5suite.measurements.training.checks import (
+    back_to_back,
+    counted_updates,
+    finite_losses,
+    next_update,
+    trained_output,
+    whole_batch_step,
+)
+from d5suite.measurements.training.steps import TrainerStep
+from d5suite.measurements.training.training_step import prove_training
 from d5suite.validate.check import Check
+from d5suite.validate.network.gradient_references import fetch_sampled
 from d5suite.validate.network.inference import check_inference
-from d5suite.validate.network.timed import fetch_sampled
 from d5suite.validate.norms import relative_l2
 from d5suite.workloads.network import Batch, NetworkWorkload
 
 PARTS = {"both": "forward and backward", "forward": "forward"}
-"""Parts beside the whole step, in words."""
+"""Other parts than the whole step, in words."""
 
 KEPT = (1, 3)
-"""The first steps whose losses are kept: of each doubling of their number the last."""
+"""Numbers of the first steps whose losses `KeptAnswers` keeps: the last of each doubling."""
 
 SUM_TOLERANCE = 0.02
 """Accepted distance of the sum of the parts from the whole step."""
 
 
-class BreakdownStep(TrainingStep):
+class BreakdownStep(TrainerStep):
     """A training step from files, in parts.
 
-    Rounds wait for a batch, feed it and compute, each to its end; what is left is ``other``. They
-    compute in turn a whole step, forward and backward, and a forward pass in inference mode, so
-    that all three meet the same caches and the same loader. ``backward`` is what the second takes
-    longer than the third, ``update`` what the step takes longer than the second: differences of
-    nested measurements, which are not seen one by one and may come out slightly negative where a
-    framework fuses them. The parts are medians; their sum is given as a part of the whole step's
-    median.
+    Each round waits for a batch, feeds it and computes; each part ends with the device's work. The
+    rest of a round is ``other``. Rounds compute in turn a whole step, forward and backward, and a
+    forward pass in inference mode, so that all three see the same caches and the same loader.
+    ``backward`` is the second's time less the third's, ``update`` the step's less the second's.
+    These differences are not measured directly and may be slightly negative where a framework fuses
+    them. The parts are medians; their sum is recorded as a fraction of the whole step's median.
+
+    Attributes
+    ----------
+    answers : KeptAnswers
+        Losses of whole steps.
+    last : dict of str to tuple
+        By other part: feed and answer of its last call.
+    compute : dict of str to callable
+        By part: what its rounds compute from a feed.
     """
 
-    _loader: Stream | None = None
+    _loader: Stream
     _batches: Iterator[Batch]
 
     def __init__(self, workload: NetworkWorkload) -> None:
         super().__init__(workload)
-        executor, inputs = workload.executor, workload.network.inputs
-        self._compute: dict[str, Callable[[Native], Any]] = {
+        executor, network = workload.executor, workload.network
+        self.compute: dict[str, Callable[[Native], Any]] = {
             "step": workload.trainer.step,
             "both": executor.forward_backward,
-            "forward": lambda feed: executor.forward({name: feed[name] for name in inputs}),
+            "forward": lambda feed: executor.forward({name: feed[name] for name in network.inputs}),
         }
-        self._last: dict[str, tuple[Native, Native]] = {}
-        self._laps: dict[str, list[list[float]]] = {kind: [] for kind in self._compute}
+        self.answers = KeptAnswers(network.require_loss()[1:])
+        self.last: dict[str, tuple[Native, Native]] = {}
+        self._kept = {"both": self.answers.names, "forward": network.outputs}
+        self._laps: dict[str, list[list[float]]] = {kind: [] for kind in self.compute}
 
     def __enter__(self) -> Step:
         """Start the loader."""
@@ -67,14 +87,13 @@ class BreakdownStep(TrainingStep):
 
     def __exit__(self, *error: object) -> None:
         """Stop the loader."""
-        assert self._loader is not None
         self._loader.__exit__(None, None, None)
 
     def time(self, settings: SamplingSettings) -> Samples:
-        self.begin()
-        for kind in (*self._compute, *self._compute):
+        self.reset()
+        for kind in (*self.compute, *self.compute):
             self._round(kind)
-        end = now() + len(self._compute) * settings.max_time_s
+        end = now() + len(self.compute) * settings.max_time_s
         while len(self._laps["both"]) < settings.min_rounds or now() < end:
             for kind, rounds in self._laps.items():
                 rounds.append(self._round(kind))
@@ -89,7 +108,7 @@ class BreakdownStep(TrainingStep):
         feed = executor.feed(self.workload.arrays(batch))
         executor.synchronize()
         times.append(now())
-        answer = self._compute[kind](feed)
+        answer = self.compute[kind](feed)
         executor.synchronize()
         times.append(now())
         kept = answer, None if kind == "step" else feed
@@ -101,63 +120,15 @@ class BreakdownStep(TrainingStep):
     def _keep(self, kind: str, answer: Native, feed: Native | None) -> None:
         """Keep losses of steps, and the last call of each other part."""
         if feed is None:
-            self.calls += 1
-            self._kept[0, self.calls.bit_length()] = answer
+            self.answers.add(0, answer)
+            self.updates = self.answers.calls
         else:
-            names = self.kept if kind == "both" else self.workload.network.outputs
-            self._last[kind] = feed, {name: answer[name] for name in names}
-
-    def check(self) -> Iterable[Check]:
-        """Check the training step, and forward and backward of a batch never fed before."""
-        yield from super().check()
-        if not self.workload.executor.drops:
-            workload, executor = self.workload, self.workload.executor
-            workload.to_generic_point(executor)
-            native = executor.forward_backward(executor.feed(workload.arrays(workload.unseen)))
-            yield from check_unseen(workload, fetch_sampled(executor, native))
-
-    def _check_timed(self) -> Iterable[Check]:
-        """Repeat the last timed call of each other part, untimed, at the same weights.
-
-        And the output for images never fed before, against the evaluator.
-        """
-        executor = self.workload.executor
-        for kind in reversed(self._last):  # forward and backward moves the running statistics that forward takes
-            if kind == "both" and executor.drops:
-                continue
-            feed, answer = self._last[kind]
-            timed, untimed = executor.fetch(answer), executor.fetch(self._compute[kind](feed))
-            errors = {name: relative_l2(value, untimed[name]) for name, value in timed.items()}
-            name = f"last timed {PARTS[kind]} ({executor.mode} {executor.precision}) vs the same call untimed"
-            yield Check.worst(name, errors, self.workload.tolerance.outputs)
-        self._last.clear()
-        yield check_output_as_trained(self.workload, 1)
-
-    def _check_untimed(self) -> Iterable[Check]:
-        """Repeat the first steps untimed on the same batches."""
-        workload, executor = self.workload, self.workload.executor
-        loss = workload.network.require_loss()[1]
-        timed = dict(zip(KEPT, self._losses[0], strict=False))
-        if executor.drops or executor.precision == "fp16":
-            return
-        self.reset()
-        found = {}
-        with workload.loader() as stream:
-            batches = itertools.islice(stream.batches(), 0, None, len(self._compute))
-            for number in range(1, KEPT[-1] + 1):
-                found[number] = executor.fetch(workload.trainer.step(executor.feed(workload.arrays(next(batches)))))
-        errors = {
-            f"step {number}": relative_l2(np.array(timed[number]), answer[loss])
-            for number, answer in found.items()
-            if number in timed
-        }
-        name = f"losses of the first timed steps ({executor.mode} {executor.precision}) vs the same steps untimed"
-        yield Check.worst(name, errors, workload.tolerance.trajectory)
+            self.last[kind] = feed, {name: answer[name] for name in self._kept[kind]}
 
     def record(self, samples: Samples) -> dict[str, Any]:
         laps = self._laps
         wait, host_to_device, _, other = (float(np.median(part)) for part in zip(*laps["step"], strict=True))
-        step, both, forward = (float(np.median([times[2] for times in laps[kind]])) for kind in self._compute)
+        step, both, forward = (float(np.median([times[2] for times in laps[kind]])) for kind in self.compute)
         breakdown = {
             "data_wait": wait,
             "host_to_device": host_to_device,
@@ -174,6 +145,47 @@ class BreakdownStep(TrainingStep):
 
     def series(self) -> dict[str, list[float]]:
         return {f"{kind}_s": [times[2] for times in rounds] for kind, rounds in self._laps.items()}
+
+
+def last_parts(workload: NetworkWorkload, step: BreakdownStep) -> Iterator[Check]:
+    """The last timed call of each other part again, untimed: what was timed may have been stale."""
+    executor = workload.executor
+    for kind in reversed(step.last):  # forward and backward moves the running statistics that forward uses
+        if kind == "both" and executor.drops:
+            continue
+        feed, answer = step.last[kind]
+        timed, untimed = executor.fetch(answer), executor.fetch(step.compute[kind](feed))
+        errors = {name: relative_l2(value, untimed[name]) for name, value in timed.items()}
+        name = f"last timed {PARTS[kind]} ({executor.mode} {executor.precision}) vs the same call untimed"
+        yield Check.worst(name, errors, workload.tolerance.outputs)
+    step.last.clear()
+
+
+def first_rounds(workload: NetworkWorkload, step: BreakdownStep) -> Iterator[Check]:
+    """The first timed steps again, untimed, on the same batches: they may have been stale."""
+    executor, loss = workload.executor, workload.network.require_loss()[1]
+    if executor.drops or executor.precision == "fp16":
+        return
+    timed = dict(zip(KEPT, step.answers.losses(executor)[0], strict=False))
+    workload.restart()
+    errors = {}
+    with workload.loader() as stream:
+        batches = itertools.islice(stream.batches(), 0, None, len(step.compute))
+        for number in range(1, KEPT[-1] + 1):
+            answer = executor.fetch(workload.trainer.step(executor.feed(workload.arrays(next(batches)))))
+            if number in timed:
+                errors[f"step {number}"] = relative_l2(np.array(timed[number]), answer[loss])
+    name = f"losses of the first timed steps ({executor.mode} {executor.precision}) vs the same steps untimed"
+    yield Check.worst(name, errors, workload.tolerance.trajectory)
+
+
+def unseen_gradient(workload: NetworkWorkload, step: BreakdownStep) -> Iterator[Check]:
+    """Forward and backward of a batch never fed before: code may repeat earlier answers."""
+    executor = workload.executor
+    if not executor.drops:
+        workload.to_generic_point(executor)
+        native = executor.forward_backward(executor.feed(workload.arrays(workload.unseen)))
+        yield from check_unseen(workload, fetch_sampled(executor, native))
 
 
 class Breakdown(Measurement):
@@ -200,6 +212,17 @@ class Breakdown(Measurement):
         width=14,
     )
     plot = "parts"
+    checks_after = (
+        finite_losses,
+        last_parts,
+        trained_output,
+        counted_updates,
+        next_update,
+        whole_batch_step,
+        back_to_back,
+        first_rounds,
+        unseen_gradient,
+    )
     schema: ClassVar[Mapping[str, Any]] = {
         "required": ["breakdown_s", "sum_over_step"],
         "properties": {
@@ -221,7 +244,7 @@ class Breakdown(Measurement):
 
     def prove(self, workload: NetworkWorkload, step: BreakdownStep) -> Iterable[Check]:
         """Prove the training step, and the output of the forward pass against an evaluator."""
-        yield from prove_training(workload, step)
+        yield from prove_training(workload)
         yield from check_inference(
             workload.executor,
             workload.evaluation_batch(0),

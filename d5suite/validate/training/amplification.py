@@ -20,7 +20,6 @@ from d5suite.levels.network import Arrays, Executor
 from d5suite.levels.training import Trainer
 from d5suite.validate.check import Check
 from d5suite.validate.network.gradient import SATURATION, SENSITIVITY_NOISE, disturbed
-from d5suite.validate.network.timed import displacement
 from d5suite.validate.norms import FLOAT64, UNIT_ROUNDOFF, relative_l2
 from d5suite.validate.training.trajectory import (
     Batches,
@@ -32,48 +31,70 @@ from d5suite.validate.training.trajectory import (
     train,
     train_by_formula,
 )
+from d5suite.validate.training.updates import check_parameters
 
-OF_USE = 0.5
-"""The largest accepted error of a way that shows a missing update: the last of two makes half of
-it, with momentum two thirds."""
+SHOWS_AN_UPDATE = 0.5
+"""The largest tolerance on the distance moved that still shows a missing update: the last of two
+updates makes half of the distance, with momentum two thirds."""
 
 SLOWER = (1.0, 0.03, 0.001)
-"""Parts of the learning rate, tried in turn: weights that hardly move amplify little. In float32 a
-way of a thousandth of a usual one is still some hundred roundings."""
+"""Factors on the learning rate, tried in turn: weights that hardly move amplify little. A
+thousandth of the usual distance is still some hundred roundings in float32."""
 
 
 @dataclass(frozen=True)
-class First:
-    """A float64 run of the first few steps.
+class FirstSteps:
+    """The first few steps in float64.
 
     Attributes
     ----------
     run : Trajectory
     rates : sequence of float
         Its learning rates, as `train` takes them.
-    losses, way : float
-        Accepted errors: of each loss, and of the parameters' way, or 0 where roundings are not
-        amplified.
+    loss_limit : float
+        Accepted error of each loss.
+    parameter_limit : float
+        Accepted error of the distance moved; 0 where roundings are not amplified.
     """
 
     run: Trajectory
     rates: Sequence[float]
-    losses: float
-    way: float
+    loss_limit: float
+    parameter_limit: float
 
 
 @dataclass(frozen=True)
-class Drift:
-    """Divergence of float64 runs whose initial weights differ by noise.
+class ProvedRun:
+    """What timed steps from the initial state are compared with.
+
+    Attributes
+    ----------
+    source : str
+        Mode and precision of the float64 executor.
+    losses, tolerances : numpy.ndarray
+        Losses of the first timed steps and their accepted errors.
+    first : FirstSteps
+        Its parameters are `sampled`.
+    """
+
+    source: str
+    losses: np.ndarray
+    tolerances: np.ndarray
+    first: FirstSteps
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """How far float64 runs diverge whose initial weights differ by noise.
 
     Attributes
     ----------
     noise : float
-        Relative, on the weights.
+        Relative noise on the weights.
     losses : numpy.ndarray
         (steps,): the largest relative difference of a loss up to each step.
     parameters : mapping of int to float
-        By number of steps: of the parameters, as `check_trajectory` compares them.
+        By number of steps: the difference of the parameters, as `check_trajectory` compares them.
     """
 
     noise: float
@@ -111,7 +132,7 @@ class Runs:
         self.exact, self.batches, self.tolerances = exact, batches, tolerances
         self.runs = {len(each.losses): each for each in runs}
         self.fewest = min(self.runs)
-        self.drifts: dict[str, Drift] = {}
+        self.drifts: dict[str, Divergence] = {}
 
     def compare(
         self,
@@ -162,13 +183,13 @@ class Runs:
         if new:
             yield from check_steps(name, trainer, self.exact.executor, self.batches, self.tolerances[precision])
 
-    def drift(self, precision: str) -> Drift:
+    def drift(self, precision: str) -> Divergence:
         """Return the drift under noise of a precision; measured once."""
         if precision not in self.drifts:
             self.drifts[precision] = self._measured(SENSITIVITY_NOISE * UNIT_ROUNDOFF[precision])
         return self.drifts[precision]
 
-    def _measured(self, noise: float) -> Drift:
+    def _measured(self, noise: float) -> Divergence:
         losses = np.zeros(len(self.batches))
         parameters = dict.fromkeys(self.runs, noise)
         for _ in disturbed(self.exact.executor, noise):
@@ -179,7 +200,7 @@ class Runs:
                 if steps == len(losses):
                     found = [relative_l2(a, b) for a, b in zip(run.losses, known.losses, strict=True)]
                     losses = np.maximum(losses, found)
-        return Drift(noise, np.maximum.accumulate(losses), parameters)
+        return Divergence(noise, np.maximum.accumulate(losses), parameters)
 
     def _train(self, batches: Batches, *, early: Collection[int] = (), rates: Sequence[float] = ()) -> list[Trajectory]:
         self.exact.load_state(self.exact.initial_state())
@@ -217,11 +238,11 @@ class Runs:
         differences = [relative_l2(a, b) for a, b in zip(second.losses, own, strict=True)]
         return own, np.array([self._limit(precision, each, least) for each in differences])
 
-    def first(self, precision: str, least: float) -> First:
+    def first(self, precision: str, least: float) -> FirstSteps:
         """Return the first few steps, at a lower learning rate if their end is useful only so."""
         executor, steps = self.exact.executor, self.batches[: self.fewest]
         if precision not in self.drifts:
-            return First(self.runs[self.fewest], (), least, 0.0)
+            return FirstSteps(self.runs[self.fewest], (), least, 0.0)
         start = executor.parameters()
         for part in SLOWER:
             rates = (part * self.exact.optimizer.learning_rate,)
@@ -231,9 +252,9 @@ class Runs:
                 (other,) = self._train(steps, rates=rates)
                 losses.append(max(relative_l2(a, b) for a, b in zip(other.losses, run.losses, strict=True)))
                 ways.append(_apart(executor, start, run.parameters, moved, other.parameters))
-            if (limit := self._limit(precision, max(ways), 0.0)) <= OF_USE:
+            if (limit := self._limit(precision, max(ways), 0.0)) <= SHOWS_AN_UPDATE:
                 break
-        return First(run, rates, self._limit(precision, max(losses), least), limit)
+        return FirstSteps(run, rates, self._limit(precision, max(losses), least), limit)
 
     def _limit(self, precision: str, drift: float, least: float) -> float:
         return _limit(self.tolerances[precision], drift, least)
@@ -255,7 +276,7 @@ def _apart(executor: Executor, start: Arrays, end: Arrays, other_start: Arrays, 
     way = {name: end[name] - start[name] for name in other_start}
     found = {name: start[name] + (other_end[name] - other_start[name]) for name in way}
     wanted = {name: end[name] for name in way}
-    return displacement("", executor, found, wanted, way, start, 0.0).error
+    return check_parameters("", executor, found, wanted, way, start, 0.0).error
 
 
 def check_steps(
@@ -321,7 +342,7 @@ def check_steps(
             there = {key: wanted.parameters[key] for key in names}
             way = {key: value - parameters[key] for key, value in there.items()}
             limit = _limit(tolerance, max(ways[kind]), least)
-            check = displacement("", executor, after, there, way, parameters, limit)
+            check = check_parameters("", executor, after, there, way, parameters, limit)
             found.setdefault(kind, []).append(replace(check, detail=f"step {step}, {check.detail}"))
         parameters = dict(wanted.parameters)
     executor.load_parameters(kept)

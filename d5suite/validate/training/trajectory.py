@@ -85,7 +85,7 @@ def train(
     durations: list[float] | None = None,
     rates: Sequence[float] = (),
     accumulate: int = 1,
-    hurried: bool = False,
+    back_to_back: bool = False,
     restore: bool = True,
 ) -> list[Trajectory]:
     """Run the native optimizer over the batches, and restore the initial weights.
@@ -106,8 +106,8 @@ def train(
         Learning rates of the first steps; the last one stays. By default the optimizer's own.
     accumulate : int
         Batches per step.
-    hurried : bool
-        Whether steps are issued without waiting, and losses fetched at the end; except in ``fp16``.
+    back_to_back : bool
+        Whether to issue steps without synchronizing and fetch losses at the end; not in ``fp16``.
     restore : bool
         Whether the initial weights are wanted afterwards: two copies of all of them.
 
@@ -132,7 +132,7 @@ def train(
             trainer.set_learning_rate(rates[index])
         begin = time.perf_counter()
         native = trainer.step(*feeds)
-        if hurried and not scaled:
+        if back_to_back and not scaled:
             pending.append(native)
             continue
         executor.synchronize()

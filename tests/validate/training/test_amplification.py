@@ -29,7 +29,7 @@ FAULTS = {
     "wrong:thousandth": "parameters of each of 10 steps from the float64 state",
     "stale:timed": "the first timed steps",
     "stale:unwaited": "parameters of each of 10 steps from the float64 state",
-    "stale:hasty": "parameters after 2 hurried steps",
+    "stale:hasty": "parameters after 2 back-to-back steps",
 }
 """By backend and mode: a part of the message."""
 

@@ -21,8 +21,10 @@ from d5suite.distributed.schemes import SCHEMES
 from d5suite.instruments.settings import SamplingSettings
 from d5suite.job import Distributed, Job, NetworkCase
 from d5suite.levels.distributed import Communicator, Replica
-from d5suite.measurements.distributed.step import DistributedStep, DistributedTraining
-from d5suite.measurements.training.step import prove_training
+from d5suite.measurements.distributed.distributed_step import DistributedTraining
+from d5suite.measurements.distributed.proof import prove_scheme
+from d5suite.measurements.distributed.steps import DistributedStep
+from d5suite.measurements.training.training_step import prove_training
 from d5suite.workloads.network import NetworkWorkload
 from tests.training.small import needs_torch
 
@@ -156,10 +158,11 @@ def failed(small_onnx: Path, imagenet_tree: Path) -> Iterator[Failed]:
         workload.communicator = communicator
         workload.job = replace(job, distributed=Distributed(scheme=name, communicator="gloo", launcher="process"))
         for lie in LIES[name]:
-            step = DistributedTraining().prepare(workload)
+            measurement = DistributedTraining()
+            step = measurement.prepare(workload)
             assert isinstance(step, DistributedStep)
             if lie == "no":
-                assert all(check.passed for check in (*prove_training(workload), *step.proof()))
+                assert all(check.passed for check in (*prove_training(workload), *prove_scheme(workload, step)))
             make = step.make_scheme
 
             def make_scheme(replica: Any, make: Any = make, lie: str = lie, **more: Any) -> Any:
@@ -167,7 +170,7 @@ def failed(small_onnx: Path, imagenet_tree: Path) -> Iterator[Failed]:
 
             step.make_scheme = make_scheme  # type: ignore[method-assign]
             step.time(SETTINGS)
-            found[lie] = [check.finding for check in step.check() if not check.passed]
+            found[lie] = [check.finding for check in measurement.check_timed(workload, step) if not check.passed]
             communicator.__class__ = kind
         return found
 

@@ -14,10 +14,10 @@ from d5suite.data.samplers import Shuffled
 from d5suite.errors import ValidationError
 from d5suite.instruments.settings import SamplingSettings
 from d5suite.levels.description import Tolerance
-from d5suite.measurements.training.loading import CostOfLoadingStep
-from d5suite.measurements.training.native_pipeline import NativePipelineStep
-from d5suite.measurements.training.neutrality import NeutralityStep
-from d5suite.measurements.training.pipeline import PipelineStep
+from d5suite.measurements.training.loading import CostOfLoading, CostOfLoadingStep
+from d5suite.measurements.training.native_pipeline import NativeInputPipeline, NativePipelineStep
+from d5suite.measurements.training.neutrality import CostOfNeutrality, NeutralityStep
+from d5suite.measurements.training.pipeline import InputPipeline, PipelineStep
 from d5suite.validate.check import Validation
 
 IMAGES, LABELS = np.random.default_rng(0).standard_normal((24, 3, 4, 4), np.float32), np.arange(24) % 4
@@ -68,21 +68,27 @@ def workload(stale: str) -> Any:
 
 
 @pytest.mark.parametrize("stale", ["", "neutral", "native"])
-@pytest.mark.parametrize("kind", [PipelineStep, NativePipelineStep, CostOfLoadingStep])
-def test_a_loader_that_repeats_a_batch_is_no_result(kind: Any, stale: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("measurement", "kind"),
+    [(InputPipeline, PipelineStep), (NativeInputPipeline, NativePipelineStep), (CostOfLoading, CostOfLoadingStep)],
+)
+def test_a_loader_that_repeats_a_batch_is_no_result(
+    measurement: Any, kind: Any, stale: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for module in ("loading", "native_pipeline"):
         monkeypatch.setattr(
             f"d5suite.measurements.training.{module}.native_loader", lambda workload: Native(stale == "native")
         )
-    step = kind(workload(stale), "loader") if kind is not CostOfLoadingStep else kind(workload(stale))
+    data = workload(stale)
+    step = kind(data) if kind is CostOfLoadingStep else kind(data, "loader")
     with step:
         step.time(SETTINGS)
     caught = (PipelineStep, CostOfLoadingStep) if stale == "neutral" else (NativePipelineStep, CostOfLoadingStep)
     if stale and kind in caught:
         with pytest.raises(ValidationError, match="last timed batch"):
-            Validation().require(step.check())
+            Validation().require(measurement().check_timed(data, step))
     else:
-        Validation().require(step.check())
+        Validation().require(measurement().check_timed(data, step))
 
 
 @pytest.mark.parametrize("stops", [False, True])
@@ -103,6 +109,6 @@ def test_a_step_that_stops_training_costs_its_neutrality(stops: bool) -> None:
     )
     if stops:
         with pytest.raises(ValidationError, match="loss of step 2 after timing"):
-            Validation().require(step.check())
+            Validation().require(CostOfNeutrality().check_timed(step.workload, step))
     else:
-        Validation().require(step.check())
+        Validation().require(CostOfNeutrality().check_timed(step.workload, step))

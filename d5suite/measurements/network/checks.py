@@ -1,0 +1,232 @@
+"""What is checked after a network was timed. Each check names the fault it exists for.
+
+A check takes workload and step, and runs while nothing is timed any more. Checks run in the order
+of a measurement's `checks_after`: the first ones use the weights of the timed calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+import numpy as np
+
+from d5suite.instruments.freshness import Durations, compare_durations, timed
+from d5suite.levels.network import Arrays, Executor, Native
+from d5suite.measurements.base import check_computes
+from d5suite.measurements.network.steps import TURNS, NetworkStep
+from d5suite.validate.check import Check
+from d5suite.validate.network.gradient import check_dropout, gradient_errors
+from d5suite.validate.network.gradient_references import (
+    check_answer,
+    check_finite,
+    check_losses,
+    fetch_sampled,
+    sampled,
+    scaled,
+    widened,
+)
+from d5suite.validate.network.inference import check_output
+from d5suite.validate.norms import UNIT_ROUNDOFF, relative_l2
+from d5suite.workloads.network import Batch, NetworkWorkload
+
+UNSEEN = "a batch never fed before"
+
+
+# Inference.
+
+
+def timed_outputs(workload: NetworkWorkload, step: NetworkStep) -> Iterator[Check]:
+    """Outputs of timed calls: a replayed graph or a stale buffer answers for another batch."""
+    for turn, outputs in step.answers.fetch(workload.executor).items():
+        checks = [_output(workload, f"batch {turn + 1}, timed,", output, turn) for output in outputs]
+        yield max(checks, key=lambda check: check.error)
+
+
+def unseen_output(workload: NetworkWorkload, step: NetworkStep) -> Iterator[Check]:
+    """The output for images never fed before: code may remember the answers to the timed ones."""
+    arrays = workload.network.arrays(workload.evaluation_batch(TURNS))
+    answer, computes = call_fresh(step, arrays, workload.executor.fetch)
+    yield computes
+    yield _output(workload, UNSEEN, answer, TURNS)
+
+
+def _output(workload: NetworkWorkload, batch: str, output: Arrays, turn: int) -> Check:
+    executor = workload.executor
+    name = f"output of {batch} ({executor.mode} {executor.precision})"
+    expected, tolerance = workload.expected_outputs[turn], workload.tolerance.outputs
+    return check_output(name, executor, output, expected, workload.case.batch_size, tolerance)
+
+
+# Gradients.
+
+
+def timed_losses(workload: NetworkWorkload, step: NetworkStep) -> Iterator[Check]:
+    """Losses of timed calls: a replayed graph or a stale buffer answers for another batch."""
+    executor, losses = workload.executor, step.answers.losses(workload.executor)
+    if executor.drops:  # no reference drops the same values
+        yield check_finite(losses)
+    else:
+        assert workload.references is not None  # the proof made them
+        yield check_losses(f"({executor.mode} {executor.precision})", losses, workload.references)
+
+
+def last_gradient(workload: NetworkWorkload, step: NetworkStep) -> Iterator[Check]:
+    """Every gradient of the last timed call: the loss may be right and the gradients stale."""
+    executor, answer, step.answer = workload.executor, step.answer, None
+    if not executor.drops:
+        assert workload.references is not None and answer is not None
+        values = fetch_sampled(executor, answer)
+        yield from check_answer("the last timed call", executor, values, workload.references, step.turn)
+
+
+def unseen_gradient(workload: NetworkWorkload, step: NetworkStep) -> Iterator[Check]:
+    """Loss and gradients of a batch never fed before: code may remember the timed answers."""
+    executor = workload.executor
+    answer, computes = call_fresh(
+        step, workload.arrays(workload.unseen), lambda native: fetch_sampled(executor, native)
+    )
+    yield computes
+    if not executor.drops:
+        yield from check_unseen(workload, answer)
+
+
+def dropped_gradient(workload: NetworkWorkload, step: NetworkStep) -> Iterator[Check]:
+    """With Dropout: it may have stopped drawing, or the loss may ignore its input."""
+    executor = workload.executor
+    if executor.drops:
+        yield check_dropout(executor, executor.feed(workload.arrays(workload.unseen)))
+        yield from check_same_draws(workload, "forward and backward", executor.forward_backward)
+
+
+def whole_batch_gradient(workload: NetworkWorkload, step: NetworkStep) -> Iterator[Check]:
+    """Code may take only the few images of a large batch that the reference covers."""
+    executor = workload.executor
+    if not executor.drops:
+        name = "forward and backward"
+        yield from check_whole_batch(workload, name, lambda feed: executor.fetch(executor.forward_backward(feed)))
+
+
+# What several checks share.
+
+
+def call_fresh(
+    step: NetworkStep, arrays: Mapping[str, np.ndarray], fetch: Callable[[Native], dict[str, np.ndarray]]
+) -> tuple[dict[str, np.ndarray], Check]:
+    """Call with a batch never fed before; return the answer, and whether it was computed.
+
+    Call it while the weights are those of the timed calls: loading others may make an adapter drop
+    its cache. The answer is fetched at once, because further calls may overwrite it.
+
+    Parameters
+    ----------
+    step : NetworkStep
+    arrays : mapping of str to numpy.ndarray
+        The batch.
+    fetch : callable
+        Fetches what the caller needs of the native answer.
+    """
+    executor = step.workload.executor
+
+    def duration(feed: Native) -> float:
+        return timed(lambda: step.call(feed), executor.synchronize)[1]
+
+    def other(number: int) -> Callable[[], float]:
+        """Return a timed call on the same values in other places."""
+        rolled = {name: np.roll(value.reshape(-1), number + 1).reshape(value.shape) for name, value in arrays.items()}
+        feed = executor.feed(rolled)
+        return lambda: duration(feed)
+
+    feed = executor.feed(arrays)
+    native, took = timed(lambda: step.call(feed), executor.synchronize)
+    answer = fetch(native)
+    found = compare_durations(lambda: duration(step.feed), other, Durations(step.median_s, took))
+    return answer, check_computes(found)
+
+
+def check_unseen(workload: NetworkWorkload, answer: Arrays) -> list[Check]:
+    """Compare the answer to `NetworkWorkload.unseen` at the generic point, from `fetch_sampled`."""
+    assert workload.references is not None
+    return check_answer(UNSEEN, workload.executor, answer, workload.references, TURNS)
+
+
+def check_same_draws(workload: NetworkWorkload, name: str, call: Callable[[Native], Native]) -> Iterator[Check]:
+    """Check a network with Dropout when it drops the same values as before timing.
+
+    At the generic point, the loss must depend on the input, and loss and gradients must be those
+    before timing.
+
+    Parameters
+    ----------
+    workload : NetworkWorkload
+    name : str
+        What the call does.
+    call : callable
+        Takes a native feed; returns the loss, and gradients if any.
+    """
+    executor = workload.executor
+    assert workload.drawn is not None and workload.references is not None  # the proof made them
+    random, before = workload.drawn
+    if not random:
+        return
+    loss, limit = workload.network.require_loss()[1], workload.references.loss_limit
+    first, other, again = (
+        answer_from(workload, random, call, batch) for batch in (workload.fed(0), workload.unseen, workload.unseen)
+    )
+    text = f"({executor.mode} {executor.precision}), the same values dropped"
+    yield Check(f"loss of {name} once more {text}", relative_l2(again[loss], other[loss]), limit)
+    ignores = float(first[loss].item() == other[loss].item())
+    yield Check(f"{name} ignores its input {text}", ignores, 0.0, f"loss {first[loss].item():.6g}" if ignores else "")
+    if len(first) > 1:
+        text += ", vs before timing"
+        yield Check(f"loss of {name} {text}", relative_l2(first[loss], before[loss]), limit)
+        yield _sampled_gradients(f"gradient of {name} {text}", workload, first, before)
+
+
+def answer_from(
+    workload: NetworkWorkload, random: Arrays, call: Callable[[Native], Native], batch: Batch
+) -> dict[str, np.ndarray]:
+    """Return the `sampled` answer at the generic point, with Dropout in this random state."""
+    executor = workload.executor
+    workload.to_generic_point(executor)
+    executor.load_random_state(random)
+    return sampled(executor.fetch(call(executor.feed(workload.arrays(batch)))))
+
+
+def check_whole_batch(workload: NetworkWorkload, name: str, call: Callable[[Native], Arrays]) -> Iterator[Check]:
+    """Compare loss, and gradients if any, of a batch of different images with its reverse.
+
+    The float64 references only cover batches that repeat a few images: code that takes only these
+    few would be right about such batches, and fast.
+
+    Parameters
+    ----------
+    workload : NetworkWorkload
+    name : str
+        What the call does.
+    call : callable
+        Takes a native feed at the generic point; returns loss and gradients.
+    """
+    executor, known = workload.executor, workload.references
+    if workload.oracle_batch == workload.case.batch_size:
+        return
+    assert known is not None
+    images, labels = workload.batches[0]
+    forward, backward = (
+        sampled(call(executor.feed(workload.arrays(each))))
+        for each in ((images, labels), (np.ascontiguousarray(images[::-1]), labels[::-1].copy()))
+    )
+    loss = workload.network.require_loss()[1]
+    text = f"of {name} on a batch in reverse ({executor.mode} {executor.precision}) vs in order"
+    yield Check(f"loss {text}", relative_l2(backward[loss], forward[loss]), 2 * known.loss_limit)
+    if len(forward) > 1:
+        yield _sampled_gradients(f"gradient {text}", workload, backward, forward)
+
+
+def _sampled_gradients(name: str, workload: NetworkWorkload, found: Arrays, expected: Arrays) -> Check:
+    """Compare two `sampled` answers, both in the timed precision."""
+    executor: Executor = workload.executor
+    assert workload.references is not None
+    names = workload.network.parameters
+    one, other = (scaled(executor, {name: each[name] for name in names}) for each in (found, expected))
+    errors = gradient_errors(one, other, 2 * UNIT_ROUNDOFF[executor.precision])
+    return Check.worst(name, errors, widened(workload.references.limit))

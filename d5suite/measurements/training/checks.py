@@ -1,0 +1,225 @@
+"""What is checked after training was timed. Each check names the fault it exists for.
+
+The checks of a gradient after timing are in `d5suite.measurements.network.checks`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Protocol
+
+import numpy as np
+
+from d5suite.errors import ValidationError
+from d5suite.levels.network import Arrays, Native
+from d5suite.levels.training import STEPS
+from d5suite.measurements.network.checks import UNSEEN, check_same_draws, check_whole_batch
+from d5suite.measurements.network.steps import KeptAnswers
+from d5suite.measurements.training.steps import TrainingStep
+from d5suite.validate.check import Check
+from d5suite.validate.network.gradient_references import check_finite, sampled, widened
+from d5suite.validate.network.inference import check_output, expected_outputs
+from d5suite.validate.norms import relative_l2
+from d5suite.validate.training.trajectory import check_trajectory, repeat_until_updated, train
+from d5suite.validate.training.updates import (
+    check_moved,
+    check_parameters,
+    check_update,
+    sampled_parameters,
+    sampled_state,
+)
+from d5suite.workloads.network import FEEDS, NetworkWorkload
+
+
+class Updating(Protocol):
+    """A timed step that counts its updates."""
+
+    @property
+    def updates(self) -> int:
+        """Timed updates since the initial state."""
+
+
+class KeepingLosses(Protocol):
+    """A timed step that keeps losses."""
+
+    answers: KeptAnswers
+
+
+def finite_losses(workload: NetworkWorkload, step: KeepingLosses) -> Iterable[Check]:
+    """Training that diverged: it is no fault of the backend, and no later check would say so.
+
+    Raises
+    ------
+    ValidationError
+        If a loss is not finite.
+    """
+    losses = step.answers.losses(workload.executor)
+    if not check_finite(losses).passed:
+        raise ValidationError(
+            f"training diverged while it was timed: the loss is {losses[max(losses)][-1]}",
+            hint="Lower the learning rate (--optimizer).",
+        )
+    return ()
+
+
+def first_losses(workload: NetworkWorkload, step: TrainingStep) -> Iterator[Check]:
+    """Losses of the first timed steps: a graph captured with another batch computes others."""
+    executor, proved = workload.executor, workload.proved_run
+    assert proved is not None
+    amplified = bool(proved.first.parameter_limit)
+    if executor.drops or executor.precision == "fp16":
+        return
+    if amplified and workload.oracle_batch != workload.case.batch_size:  # other batches than the proof's
+        return
+    losses = step.answers.losses(executor)
+    errors = [
+        (relative_l2(np.array(losses[turn][0]), proved.losses[turn]), float(proved.tolerances[turn]))
+        for turn in range(min(FEEDS, len(proved.losses)))
+        if turn in losses
+    ]
+    against = "vs the same steps untimed" if amplified else _against(workload)
+    yield Check(f"losses of the first timed steps {against}", *max(errors, key=lambda each: each[0] / each[1]))
+
+
+def counted_updates(workload: NetworkWorkload, step: Updating) -> Iterator[Check]:
+    """A step that returns a remembered loss makes no update; parameters may overflow unnoticed.
+
+    Raises
+    ------
+    ValidationError
+        If the optimizer's state is not finite: nothing follows from it, and the loss may not show
+        it.
+    """
+    state = workload.trainer.state()
+    infinite = next((key for key, value in state.items() if not np.isfinite(value).all()), None)
+    if infinite is not None:
+        raise ValidationError(
+            f"training diverged while it was timed: the optimizer's {infinite} is not finite",
+            hint="Lower the learning rate (--optimizer).",
+        )
+    if workload.executor.precision != "fp16":  # where steps are skipped until the loss scale fits
+        made = int(state[STEPS])
+        text = f"{made} in {step.updates} timed steps"
+        yield Check("updates left out", float(abs(step.updates - made)), 0.0, text)
+
+
+def next_update(workload: NetworkWorkload, step: object) -> Iterator[Check]:
+    """One more step, on a batch never fed before: the optimizer or its input may be stale.
+
+    It starts from the optimizer's state after the timed steps, at the generic point, where float64
+    gradient and formula give loss and update. With Dropout, which no float64 run reproduces, it
+    must answer as before timing.
+    """
+    executor, trainer, known = workload.executor, workload.trainer, workload.references
+    assert known is not None  # the proof made them
+    trainer.set_learning_rate(workload.optimizer.learning_rate)  # a schedule may end at 0
+    if executor.drops:
+        yield from check_same_draws(workload, "a step", trainer.step)
+        return
+    state = sampled_state(trainer)
+    workload.to_generic_point(executor)
+    feed = executor.feed(workload.arrays(workload.unseen))
+    answer = executor.fetch(trainer.step(feed))
+    if executor.precision == "fp16":
+        repeat_until_updated(trainer, [feed], int(state[STEPS]) + 1)
+    loss, reference = workload.network.require_loss()[1], known.answers[-1]
+    error = relative_l2(answer[loss], np.array(reference.loss))
+    yield Check(f"loss of a step on {UNSEEN} {_against(workload)}", error, known.loss_limit)
+    yield from check_update(
+        f"update by {UNSEEN} {_against(workload)}",
+        trainer,
+        sampled({name: workload.generic_network.initializers[name] for name in workload.network.parameters}),
+        state,
+        sampled_parameters(executor),
+        reference,
+        widened(known.limit),
+    )
+
+
+def whole_batch_step(workload: NetworkWorkload, step: object) -> Iterator[Check]:
+    """Code may take only the few images of a large batch that the reference covers."""
+    executor = workload.executor
+
+    def loss_at_generic_point(feed: Native) -> Arrays:
+        workload.to_generic_point(executor)
+        return executor.fetch(workload.trainer.step(feed))
+
+    if not executor.drops:
+        yield from check_whole_batch(workload, "a step", loss_at_generic_point)
+
+
+def first_parameters(workload: NetworkWorkload, step: TrainingStep) -> Iterable[Check]:
+    """Parameters after the first timed steps: timed updates may differ where the losses do not."""
+    if step.early is None:
+        return back_to_back(workload, step)
+    return [_parameters(workload, "timed", step.early)]
+
+
+def back_to_back(workload: NetworkWorkload, step: object) -> Iterator[Check]:
+    """The proof's first steps again, without synchronizing: updates may be lost in a hurry."""
+    executor, proved = workload.executor, workload.proved_run
+    assert proved is not None
+    first = proved.first
+    workload.restart()
+    batches = [workload.fed(index) for index in range(len(first.run.losses))]
+    (found,) = train(workload.trainer, batches, rates=first.rates, back_to_back=True, restore=False)
+    if not executor.drops:
+        name = f"back to back, {_against(workload)}"
+        yield from check_trajectory(name, found, first.run, tolerance=first.loss_limit, parameters=False)
+    after = sampled({name: found.parameters[name] for name in workload.network.parameters})
+    yield _parameters(workload, "back-to-back", after)
+
+
+def same_draws(workload: NetworkWorkload, step: TrainingStep) -> Iterator[Check]:
+    """With Dropout, the first timed steps again with the same draws: they may have been stale."""
+    executor = workload.executor
+    if not step.random:
+        return
+    losses, loss = step.answers.losses(executor), workload.network.require_loss()[1]
+    workload.restart()
+    executor.load_random_state(step.random)
+    errors = []
+    for turn in range(FEEDS):
+        if turn in losses:
+            answer = executor.fetch(workload.trainer.step(workload.feed(turn)))
+            errors.append(relative_l2(np.array(losses[turn][0]), answer[loss]))
+    name = f"losses of the first timed steps ({executor.mode} {executor.precision}) vs the same draws untimed"
+    yield Check(name, max(errors), workload.tolerance.trajectory)
+
+
+def trained_output(workload: NetworkWorkload, step: object) -> Iterator[Check]:
+    """The output at the trained weights: an evaluation may have repeated an earlier answer.
+
+    The images were never fed before. The reference is an evaluator with the executor's weights.
+    """
+    executor, images = workload.executor, workload.evaluation_batch(1)
+    initial = workload.network.initializers
+    weights = {name: value.astype(initial[name].dtype) for name, value in executor.parameters().items()}
+    executor.load_parameters(weights)  # of float64 what the evaluator can have
+    answer = executor.fetch(executor.forward(executor.feed(workload.network.arrays(images))))
+    trained = workload.plain_network.with_weights(weights)
+    (expected,), evaluator = expected_outputs(executor, trained, [images], threads=workload.job.threads)
+    name = f"output at the trained weights ({executor.mode} {executor.precision}) vs {evaluator}"
+    yield check_output(name, executor, answer, expected, len(images), workload.tolerance.outputs)
+
+
+def _against(workload: NetworkWorkload) -> str:
+    """Return what was timed and its reference, in words."""
+    assert workload.proved_run is not None
+    return f"({workload.executor.mode} {workload.executor.precision}) vs {workload.proved_run.source}"
+
+
+def _parameters(workload: NetworkWorkload, which: str, found: Arrays) -> Check:
+    """Check `sampled` parameters after the first steps from the initial state."""
+    executor, network = workload.executor, workload.network
+    assert workload.proved_run is not None and workload.references is not None
+    first = workload.proved_run.first
+    steps, expected = len(first.run.losses), first.run.parameters
+    start = sampled({name: network.initializers[name] for name in network.parameters})
+    moved = {name: expected[name] - value for name, value in start.items()}
+    if executor.drops:
+        name = f"distance moved in {steps} {which} steps {_against(workload)}"
+        return check_moved(name, executor, found, start, moved)
+    limit = max(widened(workload.references.limit), first.parameter_limit)
+    name = f"parameters after {steps} {which} steps {_against(workload)}"
+    return check_parameters(name, executor, found, expected, moved, start, limit)

@@ -1,0 +1,84 @@
+"""Timed steps that update a network's parameters."""
+
+from __future__ import annotations
+
+from d5suite.levels.network import Arrays
+from d5suite.measurements.base import Step
+from d5suite.measurements.network.steps import NetworkStep, training_feeds
+from d5suite.validate.training.updates import sampled_parameters
+from d5suite.workloads.network import NetworkWorkload
+
+
+class TrainerStep(Step):
+    """A step of the trainer that is not timed by the sampler.
+
+    Attributes
+    ----------
+    updates : int
+        Timed updates since the initial state.
+    """
+
+    updates = 0
+
+    def __init__(self, workload: NetworkWorkload) -> None:
+        self.workload = workload
+        self.items = workload.case.batch_size
+        self.macs = workload.macs
+
+    def run(self) -> object:
+        return self.workload.trainer.step(self.workload.feed())
+
+    def synchronize(self) -> None:
+        self.workload.executor.synchronize()
+
+    def reset(self) -> None:
+        self.workload.restart()
+
+
+class TrainingStep(NetworkStep):
+    """One update of the parameters per training batch, from the initial state.
+
+    Attributes
+    ----------
+    random : mapping of str to numpy.ndarray
+        The state of Dropout's generator before timing; empty without Dropout.
+    early : mapping of str to numpy.ndarray or None
+        Parameters after as many timed steps as the proof's first run has, `sampled`. None if the
+        timed steps differ from the proof's.
+    """
+
+    def __init__(self, workload: NetworkWorkload) -> None:
+        super().__init__(workload, workload.trainer.step, training_feeds(workload))
+        self.random: Arrays = {}
+        self.early: Arrays | None = None
+
+    @property
+    def updates(self) -> int:
+        """Timed updates since the initial state."""
+        return self.answers.calls
+
+    def reset(self) -> None:
+        self._forget()
+        self.workload.restart()
+
+    def begin(self) -> None:
+        self.reset()
+        self.early = None
+        executor = self.workload.executor
+        self.random = executor.random_state() if executor.drops else {}
+
+    def keep_answer(self) -> None:
+        super().keep_answer()
+        executor, proved = self.workload.executor, self.workload.proved_run
+        assert proved is not None
+        # In fp16 steps are repeated, and a run that amplifies less has its own learning rates.
+        same = executor.precision != "fp16" and not proved.first.rates
+        if self.early is None and same and self.updates == len(proved.first.run.losses):
+            self.early = sampled_parameters(executor)
+
+    def series(self) -> dict[str, list[float]]:
+        losses = self.answers.losses(self.workload.executor)
+        return {"final_losses": [found[-1] for _, found in sorted(losses.items())]}
+
+    def memory_by_definition(self) -> dict[str, int]:
+        return self.workload.memory_by_definition(gradients=True, optimizer=True)

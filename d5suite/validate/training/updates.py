@@ -1,0 +1,136 @@
+"""Updates of parameters, compared with expected ones relative to the distance moved.
+
+A parameter moves little in one step, so an error relative to its value would hide a missing update.
+Arrays are `sampled`. Imports NumPy and the contract; no framework.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from d5suite.levels.network import Arrays, Executor
+from d5suite.levels.training import Trainer
+from d5suite.optimizers.settings import Optimizer
+from d5suite.validate.check import Check
+from d5suite.validate.network.gradient_references import GradientReference, sampled, scaled
+from d5suite.validate.network.reference import NEGLIGIBLE
+from d5suite.validate.norms import UNIT_ROUNDOFF
+from d5suite.validate.training.formulas import State, update
+
+LEAST_MOVED = 0.5
+"""Fraction of the float64 run's distance that the parameters of a network with Dropout must move.
+Dropout's noise makes them move farther; one skipped update of three makes them move less."""
+
+
+def check_update(
+    name: str,
+    trainer: Trainer,
+    start: Arrays,
+    state: State,
+    after: Arrays,
+    reference: GradientReference,
+    limit: float,
+) -> Iterator[Check]:
+    """Compare one native update with the optimizer's formula.
+
+    The error is relative to what the gradient alone changes: momentum from earlier steps is known
+    exactly and hides nothing. Yields nothing if the optimizer clips both values and norms, because
+    a sample of the gradient does not suffice then.
+
+    Parameters
+    ----------
+    name : str
+        The step, in words.
+    trainer : Trainer
+    start, after : mapping of str to numpy.ndarray
+        Parameters before and after the step.
+    state : mapping of str to numpy.ndarray
+        The optimizer's state before the step, `sampled_state`.
+    reference : GradientReference
+        Loss and gradient at ``start``, in float64.
+    limit : float
+        Accepted error of a gradient.
+    """
+    optimizer, executor = trainer.optimizer, trainer.executor
+    if optimizer.clip_norm and optimizer.clip_value:
+        return
+    gradients = dict(reference.gradients)
+    if optimizer.clip_norm:
+        factor = min(1.0, optimizer.clip_norm / reference.norm)
+        gradients = {key: factor * value for key, value in gradients.items()}
+    unclipped: Optimizer = replace(optimizer, clip_norm=0.0)
+    ends = []
+    for given in (gradients, {key: np.zeros_like(value) for key, value in gradients.items()}):
+        moved = {key: start[key] for key in gradients}
+        update(unclipped, moved, given, dict(state), learning_rate=trainer.learning_rate)
+        ends.append(moved)
+    expected, without = ends
+    distance = {key: expected[key] - without[key] for key in expected}
+    # Momentum that dwarfs the gradient rounds it away.
+    magnitudes = {key: np.abs(start[key]) + np.abs(without[key] - start[key]) for key in expected}
+    yield check_parameters(name, executor, after, expected, distance, magnitudes, limit)
+
+
+def sampled_state(trainer: Trainer) -> State:
+    """Return the optimizer's state with its tensors `sampled`."""
+    return {key: sampled({key: value})[key] if "/" in key else value for key, value in trainer.state().items()}
+
+
+def sampled_parameters(executor: Executor) -> dict[str, np.ndarray]:
+    """Return the executor's parameters, without running statistics, `sampled`."""
+    values = executor.parameters()
+    return sampled({name: values[name] for name in executor.network.parameters})
+
+
+def check_parameters(
+    name: str, executor: Executor, found: Arrays, expected: Arrays, moved: Arrays, magnitudes: Arrays, limit: float
+) -> Check:
+    """Compare parameters with expected ones, relative to the distance moved.
+
+    Parameters
+    ----------
+    name : str
+        What is compared with what.
+    executor : Executor
+        Its precision was used.
+    found, expected : mapping of str to numpy.ndarray
+    moved : mapping of str to numpy.ndarray
+        How far the expected parameters moved.
+    magnitudes : mapping of str to numpy.ndarray
+        Differences below the rounding of numbers of these magnitudes do not count.
+    limit : float
+        Accepted relative error.
+    """
+    apart = scaled(executor, {key: found[key] - value for key, value in expected.items()})
+    magnitudes = scaled(executor, {key: magnitudes[key] for key in expected})
+    return check_distances(name, executor.precision, apart, scaled(executor, moved), magnitudes, limit)
+
+
+def check_distances(name: str, precision: str, apart: Arrays, moved: Arrays, magnitudes: Arrays, limit: float) -> Check:
+    """Compare differences, beyond rounding, with the distance moved; see `check_parameters`."""
+    roundoff = UNIT_ROUNDOFF["fp64" if precision == "fp64" else "fp32"]
+    whole = _norm(moved)
+    errors = {}
+    for key, difference in apart.items():
+        rounding = 4 * roundoff * float(np.linalg.norm(magnitudes[key])) + 2 * roundoff * whole
+        scale = max(float(np.linalg.norm(moved[key])), NEGLIGIBLE * whole) or 1.0
+        error = max(float(np.linalg.norm(difference)) - rounding, 0.0) / scale
+        errors[key] = error if math.isfinite(error) else math.inf
+    return Check.worst(name, errors, limit)
+
+
+def check_moved(name: str, executor: Executor, found: Arrays, start: Arrays, moved: Arrays) -> Check:
+    """Check that parameters moved at least `LEAST_MOVED` of the expected distance."""
+    own = _norm(scaled(executor, {key: found[key] - value for key, value in start.items()}))
+    expected = _norm(scaled(executor, moved))
+    fraction = own / expected if expected else 1.0
+    return Check(name, max(0.0, 1.0 - fraction) if math.isfinite(fraction) else math.inf, LEAST_MOVED)
+
+
+def _norm(values: Arrays) -> float:
+    """Return the norm of all arrays together."""
+    return math.sqrt(sum(float(np.vdot(value, value)) for value in values.values()))
