@@ -171,14 +171,15 @@ def test_long_files_give_a_reason() -> None:
     assert not unexplained, f"more than {LONGEST} lines"
 
 
-def _on_import(tree: ast.Module) -> Iterator[str]:
-    """Yield the modules that a module imports when it is imported itself."""
+def _imported(tree: ast.Module, *, late: bool) -> Iterator[str]:
+    """Yield the modules that a module imports when it is imported; with ``late`` in functions,
+    too."""
     waiting: list[ast.stmt] = list(tree.body)
     while waiting:
         node = waiting.pop()
         if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
             waiting += node.orelse
-        elif isinstance(node, ast.If | ast.Try | ast.With):
+        elif isinstance(node, ast.If | ast.Try | ast.With) or (late and isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)):
             waiting += [each for each in ast.walk(node) if isinstance(each, ast.Import | ast.ImportFrom)]
         elif isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -189,12 +190,12 @@ def _on_import(tree: ast.Module) -> Iterator[str]:
                 yield inner if path.is_dir() or path.with_suffix(".py").exists() else f"{node.module}"
 
 
-def circles(files: Iterable[Path], top: Path) -> list[str]:
-    """Return a circle of imports, if there is one."""
+def circle(files: Iterable[Path], top: Path, *, late: bool = False) -> list[str]:
+    """Return a circle of imports, if there is one; with ``late``, also of imports in functions."""
     graph = {}
     for path in files:
         module = ".".join(path.relative_to(top).with_suffix("").parts).removesuffix(".__init__")
-        graph[module] = set(_on_import(ast.parse(path.read_text(encoding="utf-8")))) - {module}
+        graph[module] = set(_imported(ast.parse(path.read_text(encoding="utf-8")), late=late)) - {module}
     try:
         graphlib.TopologicalSorter(graph).prepare()
     except graphlib.CycleError as error:
@@ -204,13 +205,30 @@ def circles(files: Iterable[Path], top: Path) -> list[str]:
 
 
 def test_imports_make_no_circle() -> None:
-    assert not circles(PACKAGE.rglob("*.py"), PACKAGE.parent)
+    assert not circle(PACKAGE.rglob("*.py"), PACKAGE.parent)
+
+
+KNOWN_CIRCLES = {"network"}
+"""Parts that still have one: `model`, `windows` and `validity`."""
+
+
+@pytest.mark.parametrize("part", MAY_IMPORT)
+def test_late_imports_make_no_circle_inside_a_part(part: str) -> None:
+    found = circle(_files(part), PACKAGE.parent, late=True)
+    assert not found or part in KNOWN_CIRCLES
 
 
 def test_a_circle_of_imports_is_seen(tmp_path: Path) -> None:
     (tmp_path / "one.py").write_text("import two\n")
     (tmp_path / "two.py").write_text("from one import name\n")
-    assert set(circles(tmp_path.glob("*.py"), tmp_path)) == {"one", "two"}
+    assert set(circle(tmp_path.glob("*.py"), tmp_path)) == {"one", "two"}
+
+
+def test_a_circle_of_late_imports_is_seen(tmp_path: Path) -> None:
+    (tmp_path / "one.py").write_text("import two\n")
+    (tmp_path / "two.py").write_text("class Two:\n    def late(self):\n        from one import name\n")
+    assert not circle(tmp_path.glob("*.py"), tmp_path)
+    assert set(circle(tmp_path.glob("*.py"), tmp_path, late=True)) == {"one", "two"}
 
 
 @pytest.mark.parametrize("path", MARKDOWN, ids=lambda path: path.name)

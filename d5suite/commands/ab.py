@@ -12,7 +12,7 @@ from d5suite.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from d5suite.pytest_plugin.ab import Compared
-    from d5suite.pytest_plugin.asked import Asking
+    from d5suite.pytest_plugin.selected_tests import BenchmarkSelection
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -46,18 +46,18 @@ def add_paired(command: argparse.ArgumentParser) -> None:
     command.add_argument("--effect", type=float, metavar="FRACTION", help="relative change to find (default: 0.02)")
 
 
-def asking(options: argparse.Namespace) -> Asking:
+def benchmark_selection(options: argparse.Namespace) -> BenchmarkSelection:
     """Return what a command's recipes and pytest options select; collect nothing yet."""
-    from d5suite.pytest_plugin.asked import Asking
+    from d5suite.pytest_plugin.selected_tests import BenchmarkSelection
 
     chosen = [f"--{name}={getattr(options, name)}" for name in ("backend", "preset") if getattr(options, name)]
-    return Asking([*map(str, options.recipes)], [*chosen, *options.further])
+    return BenchmarkSelection([*map(str, options.recipes)], [*chosen, *options.further])
 
 
 def measure(
     options: argparse.Namespace,
     specs: tuple[str, str],
-    asked: Asking,
+    selection: BenchmarkSelection,
     only: str | None = None,
 ) -> Compared:
     """Measure two sides as the options of ``ab`` or ``bisect`` say.
@@ -66,7 +66,7 @@ def measure(
     ----------
     options : argparse.Namespace
     specs : (str, str)
-    asked : Asking
+    selection : BenchmarkSelection
     only : str, optional
         Measure this benchmark only.
 
@@ -87,12 +87,12 @@ def measure(
     if options.max_pairs < 1 or not options.max_time > 0:
         raise ConfigurationError("--max-pairs and --max-time must be positive")
     budget = Budget(options.max_pairs, options.max_time)
-    return compare_sides(specs, asked, thresholds, budget, force=options.force, only=only)
+    return compare_sides(specs, selection, thresholds, budget, force=options.force, only=only)
 
 
 def _run(options: argparse.Namespace) -> int:
     check_formats(options)
-    found = measure(options, (options.a, options.b), asking(options))
+    found = measure(options, (options.a, options.b), benchmark_selection(options))
     if not found.interrupted or found.comparison.verdicts:
         announce(found.comparison, options)
     if found.interrupted:

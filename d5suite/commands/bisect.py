@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from d5suite.commands.ab import add_paired, asking, measure
+from d5suite.commands.ab import add_paired, benchmark_selection, measure
 
 if TYPE_CHECKING:
     from d5suite.report.verdicts import Comparison
@@ -40,7 +40,7 @@ def run(options: argparse.Namespace) -> int:
     from d5suite.report.verdicts import Comparison, Exit
     from d5suite.session.sides import installed_from, subject
 
-    asked = asking(options)
+    selection = benchmark_selection(options)
     repository: Path | None = options.repository
 
     @cache
@@ -48,7 +48,7 @@ def run(options: argparse.Namespace) -> int:
         return f"rev:{revision}" if repository is None else installed_from(repository, revision)
 
     def measured(good: str, revision: str, only: str | None) -> Comparison:
-        found = measure(options, (spec(good), spec(revision)), asked, only)
+        found = measure(options, (spec(good), spec(revision)), selection, only)
         if found.interrupted:
             raise KeyboardInterrupt
         return found.comparison

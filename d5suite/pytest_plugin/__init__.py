@@ -5,20 +5,23 @@ measurement and backend. The samples that a worker took are replayed through pyt
 timer; everything else goes to ``extra_info["d5suite"]``. Uses public hooks of pytest and
 pytest-benchmark only, and imports no framework.
 
-============= =================================================================
-`options`     command-line options, and `Settings` from them
-`collection`  declarations to tests, parametrised over cases and backends
-`turns`       options: backends in turn or one by one, launches, a quiet machine
-`measuring`   what was collected, measured in the order that the session decides
-`replay`      a record as a benchmark
-`progress`    what is being done, rows as backends finish, the table at the end
-`saving`      JSON, series and pictures, put in place whole
-`ending`      finished results survive interrupts; missing ones are reported
-`asked`       measurements that a command line asks for
-`ab`          two sides of it, measured in turn: ``d5suite ab``
-`prepared`    pytest, imported before its run begins
-`bisect`      the revision that made it slower: ``d5suite bisect``
-============= =================================================================
+================ ==============================================================
+`options`        command-line options and their validation
+`settings`       the session's `Settings` from them
+`collection`     declarations to tests, parametrised over cases and backends
+`turns`          options: backends in turn or one by one, launches, a quiet machine
+`measuring`      what was collected, measured in the order that the session decides
+`replay`         a record as a benchmark
+`progress`       what is running, provisional rows, the tables at the end
+`saving`         JSON, series and pictures, put in place whole
+`interrupts`     finished results survive interrupts
+`missing`        missing results are reported
+`stash`          what these parts keep in pytest's configuration
+`selected_tests` the tests that a command line selects, without measuring
+`ab`             two sides measured in turn: ``d5suite ab``
+`bisect`         the revision that made a benchmark slower: ``d5suite bisect``
+`preload`        pytest, imported before its run begins
+================ ==============================================================
 """
 
 from d5suite.pytest_plugin.collection import (
@@ -27,7 +30,8 @@ from d5suite.pytest_plugin.collection import (
     pytest_generate_tests,
     pytest_pycollect_makeitem,
 )
-from d5suite.pytest_plugin.ending import pytest_runtestloop, pytest_sessionfinish
+from d5suite.pytest_plugin.interrupts import pytest_runtestloop
+from d5suite.pytest_plugin.missing import pytest_sessionfinish
 from d5suite.pytest_plugin.options import pytest_addoption, pytest_configure
 from d5suite.pytest_plugin.progress import (
     pytest_benchmark_group_stats,

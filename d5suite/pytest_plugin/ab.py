@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, NoReturn
 
 from d5suite.errors import ConfigurationError
 from d5suite.pytest_plugin import stash
-from d5suite.pytest_plugin.asked import Asked, Asking, name_of
-from d5suite.pytest_plugin.ending import KILLING
+from d5suite.pytest_plugin.interrupts import KILLING
+from d5suite.pytest_plugin.selected_tests import BenchmarkSelection, SelectedTests, name_of
 from d5suite.report.formats import figure
 from d5suite.report.paired import Paired, judge, side_of
 from d5suite.report.reading import printable
@@ -43,7 +43,7 @@ class Compared:
 
 def compare_sides(
     specs: tuple[str, str],
-    asking: Asking,
+    selection: BenchmarkSelection,
     thresholds: Thresholds,
     budget: Budget,
     *,
@@ -56,7 +56,7 @@ def compare_sides(
     ----------
     specs : (str, str)
         Of A and B: `d5suite.session.sides`.
-    asking : Asking
+    selection : BenchmarkSelection
         Says what is to be measured, once both sides are made.
     thresholds : Thresholds
     budget : Budget
@@ -75,15 +75,15 @@ def compare_sides(
         for each in KILLING:  # as Ctrl-C: nothing is left behind, and what is finished is told
             stack.callback(signal.signal, each, signal.signal(each, _interrupt))
         sides = [stack.enter_context(made(spec, option)) for spec, option in zip(specs, ("--a", "--b"), strict=True)]
-        asked = asking.here
-        assert asked.settings is not None
-        if asked.settings.elsewhere is not None or asked.settings.ranks:
+        selected = selection.here
+        assert selected.settings is not None
+        if selected.settings.elsewhere is not None or selected.settings.ranks:
             raise ConfigurationError("two sides are measured here, without ranks",
                                      hint="Leave out --ranks, --write-jobs and --from-jobs.")  # fmt: skip
-        lost = _lost((sides[0], sides[1]), asking) if only is None else {}
-        targets, notes = _in_turns(asked, lost)
+        lost = _lost((sides[0], sides[1]), selection) if only is None else {}
+        targets, notes = _in_turns(selected, lost)
         targets = [each for each in targets if only in (None, name_of(each)) and name_of(each) not in lost]
-        paired = PairedRun((sides[0], sides[1]), asked.settings, budget, _tell)
+        paired = PairedRun((sides[0], sides[1]), selected.settings, budget, _tell)
         stack.callback(paired.close)
         found = list(lost.values())
         interrupted = False
@@ -105,32 +105,32 @@ def _interrupt(number: int, frame: object) -> NoReturn:
     raise KeyboardInterrupt(signal.Signals(number).name)
 
 
-def _lost(sides: tuple[Side, Side], asking: Asking) -> dict[str, Paired]:
+def _lost(sides: tuple[Side, Side], selection: BenchmarkSelection) -> dict[str, Paired]:
     """Return what must be reported as missing, by name: benchmarks or named backends."""
-    asked = asking.here
-    here = {name_of(each) for each in asked.targets}
-    skipped = {name_of(each): f"it is skipped: {why}" for each, why in asked.skipped}
-    a, b = (asking.names(side, option) for side, option in zip(sides, ("--a", "--b"), strict=True))
+    selected = selection.here
+    here = {name_of(each) for each in selected.targets}
+    skipped = {name_of(each): f"it is skipped: {why}" for each, why in selected.skipped}
+    a, b = (selection.names(side, option) for side, option in zip(sides, ("--a", "--b"), strict=True))
     found = {}
     for name in a:
         if name not in here or name not in b:
             absent = "the current folder has no such benchmark" if name in b else "it has no such benchmark"
             found[name] = Paired(name, Failed(False, ""), Failed(False, skipped.get(name, f"{absent}, side A has")))
-    for target, _ in asked.lacking:
+    for target, _ in selected.lacking:
         name = name_of(target)
         found.setdefault(name, Paired(name, Failed(False, skipped[name]), Failed(False, skipped[name])))
     return found
 
 
-def _in_turns(asked: Asked, lost: Collection[str]) -> tuple[list[stash.Target], list[str]]:
+def _in_turns(selected: SelectedTests, lost: Collection[str]) -> tuple[list[stash.Target], list[str]]:
     """Return what can be measured in turns, and notes on what cannot."""
-    targets = [each for each in asked.targets if each.measurement.takes_turns]
-    left_out = dict.fromkeys(each.measurement.name for each in asked.targets if each not in targets)
+    targets = [each for each in selected.targets if each.measurement.takes_turns]
+    left_out = dict.fromkeys(each.measurement.name for each in selected.targets if each not in targets)
     if not targets and not lost:
         raise ConfigurationError(f"{', '.join(left_out)}: samples of it cannot be taken in turn with another worker's")
     notes = [f"not measured in turns: {', '.join(left_out)}"] if left_out else []
     skipped: dict[tuple[str, str], list[str]] = {}
-    for each, why in asked.skipped:
+    for each, why in selected.skipped:
         if name_of(each) not in lost:
             skipped.setdefault((str(each.selection), why), []).append(each.wanted.key)
     return targets, notes + [f"skipped on {where}: {', '.join(keys)}: {why}" for (where, why), keys in skipped.items()]

@@ -14,9 +14,9 @@ from d5suite.errors import D5Error
 from d5suite.launch.base import interpreter
 from d5suite.pytest_plugin import stash
 from d5suite.pytest_plugin.measuring import measured, schedule
-from d5suite.pytest_plugin.options import elsewhere, pythons, settings
 from d5suite.pytest_plugin.progress import begin
 from d5suite.pytest_plugin.replay import ReplayTimer, replay
+from d5suite.pytest_plugin.settings import elsewhere, pythons, settings
 
 if TYPE_CHECKING:
     from d5suite.backends import Selection

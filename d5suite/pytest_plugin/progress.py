@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from d5suite.pytest_plugin import stash
-from d5suite.pytest_plugin.options import benchmark_options, settings
+from d5suite.pytest_plugin.settings import benchmark_options, settings
 
 MOST_ROWS = 12
 """Measurements of a job up to which each gets a row; a job of more gets one line."""

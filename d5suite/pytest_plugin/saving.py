@@ -17,6 +17,7 @@ import pytest
 from d5suite.errors import ConfigurationError, describe_error
 from d5suite.files import PendingFile, check_writable, commit_all
 from d5suite.pytest_plugin import stash
+from d5suite.pytest_plugin.settings import settings
 
 
 class AtomicDestination(os.PathLike[str]):
@@ -100,8 +101,6 @@ MISSED = ".missed.h5"
 
 def pytest_benchmark_generate_machine_info(config: pytest.Config) -> dict[str, Any] | None:
     """Ask nothing about this machine where `_as_measured` will say which ones measured."""
-    from d5suite.pytest_plugin.options import settings
-
     return {} if config.stash[stash.RESULTS] and settings(config).from_jobs is not None else None
 
 
@@ -114,7 +113,6 @@ def pytest_benchmark_update_json(config: pytest.Config, output_json: dict[str, A
     output_json.update(finite)
     if not ours and not config.stash[stash.FAILURES] and not config.stash[stash.KEPT]:
         return
-    from d5suite.pytest_plugin.options import settings
     from d5suite.session.record import SCHEMA
 
     facts: dict[str, Any] = {"schema": SCHEMA, "measurements": _measurements(config)}
@@ -294,8 +292,6 @@ def pytest_sessionfinish(session: pytest.Session) -> Generator[None, object, obj
 
 def _has_failed(config: pytest.Config) -> bool:
     """Whether this run's own measurements failed; jobs that are gathered may not have run yet."""
-    from d5suite.pytest_plugin.options import settings
-
     return bool(config.stash[stash.FAILURES]) and settings(config).from_jobs is None
 
 

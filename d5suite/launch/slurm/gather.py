@@ -1,6 +1,6 @@
 """Runs of pytest: cases become jobs, and results become a file.
 
-Both are runs of `d5suite.pytest_plugin.prepared`, which this part knows by name only.
+Both are runs of `d5suite.pytest_plugin.preload`, which this part knows by name only.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from types import TracebackType
 from d5suite.errors import ConfigurationError, JobError
 from d5suite.launch.slurm.run import JOBS, Run
 
-PYTEST = (sys.executable, "-m", "d5suite.pytest_plugin.prepared")
+PYTEST = (sys.executable, "-m", "d5suite.pytest_plugin.preload")
 
 
 def write_jobs(run: Run) -> list[str]:

@@ -137,7 +137,7 @@ class Site:
         found = []
         for each in psutil.process_iter(["cmdline", "cwd", "status"]):
             words = each.info["cmdline"] or []
-            if each.info["cwd"] == str(self.folder) and {"d5suite.cli", "d5suite.pytest_plugin.prepared"} & set(words):
+            if each.info["cwd"] == str(self.folder) and {"d5suite.cli", "d5suite.pytest_plugin.preload"} & set(words):
                 found.append(" ".join(words))
         return found
 

@@ -1,6 +1,6 @@
 """pytest, imported before its run begins.
 
-    python -m d5suite.pytest_plugin.prepared FD ARGUMENT…
+    python -m d5suite.pytest_plugin.preload FD ARGUMENT…
 
 Importing what gathers results takes longer than gathering them. So ``d5suite slurm run`` starts
 this while its jobs run, and starts pytest when the last one has ended: it writes a byte into

@@ -1,4 +1,4 @@
-"""The selection of a pytest command line, without measuring it."""
+"""The tests that a pytest command line selects, collected without measuring."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 
 from d5suite.errors import ConfigurationError, D5Error
 from d5suite.pytest_plugin import stash
-from d5suite.pytest_plugin.options import settings
+from d5suite.pytest_plugin.settings import settings
 from d5suite.session.sides import output_of
 
 if TYPE_CHECKING:
@@ -27,20 +27,23 @@ NOTHING = "there is nothing to measure"
 NAMES = f"""
 import json
 from d5suite.errors import ConfigurationError
-from d5suite.pytest_plugin.asked import ask
 try:
-    targets = ask(sys.argv[1:]).targets
+    from d5suite.pytest_plugin.selected_tests import select_tests
+except ImportError:  # a revision of 2026
+    from d5suite.pytest_plugin.asked import ask as select_tests
+try:
+    targets = select_tests(sys.argv[1:]).targets
 except ConfigurationError as error:
     if error.what != {NOTHING!r}:
         sys.exit(str(error))
     targets = []
 print(json.dumps([f"{{each.wanted.key}} {{each.selection}}" for each in targets if each.measurement.takes_turns]))
 """
-"""Code that lists a revision's benchmarks; the revision may be older than this one."""
+"""Code that lists the benchmarks of a revision, which may be older than this one."""
 
 
 @dataclass
-class Asked:
+class SelectedTests:
     """The selected measurements, collected as a pytest plug-in.
 
     Attributes
@@ -88,7 +91,7 @@ class Asked:
             self.problem = str(error)
 
 
-def ask(arguments: Sequence[str]) -> Asked:
+def select_tests(arguments: Sequence[str]) -> SelectedTests:
     """Let pytest collect the tests that its arguments select.
 
     Parameters
@@ -102,21 +105,21 @@ def ask(arguments: Sequence[str]) -> Asked:
         If they make no sense, or ask for nothing that can be measured; but that backends which are
         named can measure nothing is an answer.
     """
-    asked = Asked()
+    selected = SelectedTests()
     said = io.StringIO()
     with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
         code = pytest.main(
-            ["-p", "no:cacheprovider", "--collect-only", "--quiet", "--no-header", *arguments], plugins=[asked]
+            ["-p", "no:cacheprovider", "--collect-only", "--quiet", "--no-header", *arguments], plugins=[selected]
         )
-    if asked.problem is not None:
-        raise ConfigurationError(asked.problem)
-    if code not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED) or asked.settings is None:
+    if selected.problem is not None:
+        raise ConfigurationError(selected.problem)
+    if code not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED) or selected.settings is None:
         raise ConfigurationError("pytest cannot collect what is asked for", hint=said.getvalue().strip())
-    if not asked.targets and not asked.lacking:
-        reasons = [f"{name_of(each)}: {why}" for each, why in asked.skipped]
+    if not selected.targets and not selected.lacking:
+        reasons = [f"{name_of(each)}: {why}" for each, why in selected.skipped]
         hint = "\n  ".join(reasons[:8]) or "Give recipes, such as recipes/test_imagenet_resnet50.py."
         raise ConfigurationError(NOTHING, hint=hint)
-    return asked
+    return selected
 
 
 def name_of(target: stash.Target) -> str:
@@ -125,7 +128,7 @@ def name_of(target: stash.Target) -> str:
 
 
 @dataclass
-class Asking:
+class BenchmarkSelection:
     """The selection of a command, in the current folder and in other revisions of it.
 
     Attributes
@@ -138,9 +141,9 @@ class Asking:
     options: list[str]
 
     @cached_property
-    def here(self) -> Asked:
-        """Selection in the current folder, by `ask`."""
-        return ask([*self.recipes, *self.options])
+    def here(self) -> SelectedTests:
+        """Selection in the current folder, by `select_tests`."""
+        return select_tests([*self.recipes, *self.options])
 
     def names(self, side: Side, option: str) -> list[str]:
         """Return what can be measured in turn, by name, as a side's own recipes have it.

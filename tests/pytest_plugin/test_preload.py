@@ -27,7 +27,7 @@ def test_it_runs_once_told_to_and_not_for_nobody(tmp_path: Path, told: bool) -> 
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         process = subprocess.Popen(
-            [sys.executable, "-m", "d5suite.pytest_plugin.prepared", str(reads), "-p", "no:cacheprovider", "-q",
+            [sys.executable, "-m", "d5suite.pytest_plugin.preload", str(reads), "-p", "no:cacheprovider", "-q",
              "--junitxml=found.xml", "test_sums.py"],
             cwd=tmp_path, pass_fds=[reads], text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         )  # fmt: skip
