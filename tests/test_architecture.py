@@ -91,9 +91,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "session": {
         "session", "cases", "measurements", "backends", "launch", "job", "instruments", "statistics", "errors", "files",
     },
-    "report": {
-        "report", "measurements", "backends", "network", "instruments", "statistics", "traces", "errors", "files",
-    },
+    "report": {"report", "measurements", "backends", "network", "instruments", "statistics", "errors", "files"},
     "pytest_plugin": {
         "pytest_plugin", "session", "cases", "measurements", "report", "backends", "distributed", "optimizers", "data",
         "instruments", "launch", "job", "errors", "files",
@@ -174,12 +172,13 @@ def test_long_files_give_a_reason() -> None:
 def _imported(tree: ast.Module, *, late: bool) -> Iterator[str]:
     """Yield the modules that a module imports when it is imported; with ``late`` in functions,
     too."""
+    blocks = (ast.If, ast.Try, ast.With, *((ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef) if late else ()))
     waiting: list[ast.stmt] = list(tree.body)
     while waiting:
         node = waiting.pop()
         if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
             waiting += node.orelse
-        elif isinstance(node, ast.If | ast.Try | ast.With) or (late and isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)):
+        elif isinstance(node, blocks):
             waiting += [each for each in ast.walk(node) if isinstance(each, ast.Import | ast.ImportFrom)]
         elif isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
