@@ -91,7 +91,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "session": {
         "session", "cases", "measurements", "backends", "launch", "job", "instruments", "statistics", "errors", "files",
     },
-    "report": {"report", "measurements", "backends", "network", "instruments", "statistics", "errors", "files"},
+    "report": {
+        "report", "measurements", "backends", "network", "instruments", "statistics", "traces", "errors", "files",
+    },
     "pytest_plugin": {
         "pytest_plugin", "session", "cases", "measurements", "report", "backends", "distributed", "optimizers", "data",
         "instruments", "launch", "job", "errors", "files",

@@ -10,8 +10,8 @@ import pytest
 
 from d5suite.errors import D5Error
 from d5suite.pytest_plugin import stash
-from d5suite.pytest_plugin.settings import settings
 from d5suite.pytest_plugin.progress import progress_of
+from d5suite.pytest_plugin.settings import settings
 from d5suite.pytest_plugin.turns import launches
 
 if TYPE_CHECKING:
