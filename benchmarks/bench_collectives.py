@@ -159,17 +159,17 @@ def test_all_reduce_costs_what_the_bare_call_costs(
     benchmark.pedantic(lambda: times.update(measured(name, case, tmp_path)), rounds=1)
     chosen, ratio = CASES[case], paired_ratio(times["ours"], times["theirs"])
     added = [x - y for x, y in zip(times["ours"], times["theirs"], strict=True)]
-    (low, high), (least, most) = ratio.ci95, median_interval(added)
+    (low, high), (least, most) = ratio.interval, median_interval(added)
     noise = ", undecided" if undecided(chosen, **times) else ""
     benchmark.extra_info.update(
-        ratio=ratio.median, ratio_ci95=[low, high], rounds=ratio.n,
+        ratio=ratio.value, ratio_ci95=[low, high], rounds=ratio.n,
         added_s=statistics.median(added), added_s_ci95=[least, most], theirs_s=statistics.median(times["theirs"]),
     )  # fmt: skip
     limit = f"{chosen.limit * 1e6:g} µs added" if chosen.repeated > 1 else f"{chosen.limit:g}"
     with capsys.disabled():
         print(
             f"\n{name}, {case}: {chosen.length} float32 on {chosen.ranks} ranks, {chosen.ours} / {chosen.theirs} "
-            f"({statistics.median(times['theirs']) * 1e6:.1f} µs): {ratio.median:.3f} ({low:.3f} to {high:.3f}), "
+            f"({statistics.median(times['theirs']) * 1e6:.1f} µs): {ratio.value:.3f} ({low:.3f} to {high:.3f}), "
             f"{statistics.median(added) * 1e6:+.2f} µs ({least * 1e6:+.2f} to {most * 1e6:+.2f}), "
             f"{ratio.n} rounds (limit {limit}{noise})"
         )

@@ -86,7 +86,7 @@ def beside_the_folder(times: Mapping[str, Sequence[float]]) -> dict[str, Ratio]:
 
 def undecided(faster: Ratio) -> bool:
     """Return whether the rounds leave open which of the two is faster."""
-    low, high = faster.ci95
+    low, high = faster.interval
     return low < 1 < high
 
 
@@ -100,7 +100,7 @@ def goes_on(times: Mapping[str, Sequence[float]]) -> bool:
 
 def slower(times: Mapping[str, Sequence[float]]) -> list[str]:
     """Return the formats that are slower than the folder."""
-    return [kind for kind, faster in beside_the_folder(times).items() if faster.median < 1]
+    return [kind for kind, faster in beside_the_folder(times).items() if faster.value < 1]
 
 
 @pytest.mark.parametrize("state", ["warm", "cold"])
@@ -134,12 +134,12 @@ def test_records_are_read_as_fast_as_files(
             still = f"; still in memory before reading: at most {left[kind]:.1%}" if state == "cold" else ""
             benchmark.extra_info[kind] = {
                 "images_per_s": IMAGES / median,
-                "times_the_folder": faster.median,
-                "ci95": list(faster.ci95),
+                "times_the_folder": faster.value,
+                "ci95": list(faster.interval),
                 "seconds": times[kind],
             }
             print(
-                f"  {kind:9} {IMAGES / median:7.0f} images/s, {faster.median:.2f} times the folder "
-                f"({faster.ci95[0]:.2f} to {faster.ci95[1]:.2f}{', undecided' if undecided(faster) else ''}){still}"
+                f"  {kind:9} {IMAGES / median:7.0f} images/s, {faster.value:.2f} times the folder "
+                f"({faster.low:.2f} to {faster.high:.2f}{', undecided' if undecided(faster) else ''}){still}"
             )
     assert not slower(times), "slower than the folder"

@@ -13,14 +13,13 @@ import random
 import statistics
 import sys
 from collections import Counter
-from pathlib import Path
 
 from d5suite.report.history import Point
-from d5suite.report.judging import judge
-from d5suite.report.runs import Entry, Run
-from d5suite.report.thresholds import Threshold
+from d5suite.report.history_verdicts import verdict_on
+from d5suite.report.runs import Entry
 from d5suite.report.verdicts import Verdict
-from d5suite.statistics.changes import Series
+from d5suite.statistics.decisions import Threshold
+from d5suite.statistics.medians import Summary
 
 BENCHMARKS = 24
 NOISES = ("quiet", "wild", "bimodal", "drifting back")
@@ -46,11 +45,11 @@ def noise(kind: str, count: int, seed: int | str) -> list[float]:
 def judged(earlier: list[float], new: float) -> Verdict:
     """Judge a run of a benchmark among the others of its suite."""
     points = [Point(f"{day:04}", f"run {day}", _entry(figure)) for day, figure in enumerate(earlier)]
-    return judge(points, _entry(new), Threshold(), Run(Path("new"), "pytest-benchmark", [], {}), BENCHMARKS)
+    return verdict_on(points, _entry(new), Threshold(), BENCHMARKS)
 
 
 def _entry(figure: float) -> Entry:
-    return Entry("benchmark", Series(figure, math.inf, 1))
+    return Entry("benchmark", Summary(figure, math.inf, 1))
 
 
 def night(kind: str, earlier: int, seed: int) -> str:

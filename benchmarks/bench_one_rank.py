@@ -75,12 +75,12 @@ def test_a_single_rank_makes_the_trainers_step(
 
     times = benchmark.pedantic(lambda: alternate(trainer, {"ranked": ranked, "plain": plain}), rounds=1)
     found = paired_ratio(times["ranked"], times["plain"])
-    low, high = found.ci95
-    benchmark.extra_info.update(ratio=found.median, ratio_ci95=[low, high], rounds=found.n)
+    low, high = found.interval
+    benchmark.extra_info.update(ratio=found.value, ratio_ci95=[low, high], rounds=found.n)
     with capsys.disabled():
         step = sorted(times["plain"])[len(times["plain"]) // 2] / len(schemes)
         print(
-            f"\n{name}: one rank / trainer {found.median:.4f} ({low:.4f} to {high:.4f}), {found.n} rounds of "
+            f"\n{name}: one rank / trainer {found.value:.4f} ({low:.4f} to {high:.4f}), {found.n} rounds of "
             f"{len(schemes)} steps of {step * 1e3:.2f} ms (limit {LIMIT:g})"
         )
     assert low <= LIMIT

@@ -26,9 +26,10 @@ from typing import Any
 import numpy as np
 
 from benchmarks.bench_verdicts import KINDS, Random
-from d5suite.report.order import rounds_of
+from d5suite.report.contests import rounds_of
 from d5suite.report.reading import load_results
-from d5suite.statistics.rounds import LAUNCH_SD, Relation, relation
+from d5suite.statistics.ratios import Ratio
+from d5suite.statistics.rounds import LAUNCH_SD, ratio_of_rounds
 
 ROUNDS, SAMPLES = 6, 5
 """Rounds of a launch, and samples of a turn."""
@@ -37,9 +38,7 @@ RATIO = 1.05
 """How many times as long the second backend truly takes."""
 
 
-def simulated(
-    random: Random, kind: str, launches: int, *, launch_sd: float = LAUNCH_SD, drift: float = 0.0
-) -> Relation:
+def simulated(random: Random, kind: str, launches: int, *, launch_sd: float = LAUNCH_SD, drift: float = 0.0) -> Ratio:
     """What a run says of two backends.
 
     Parameters
@@ -62,14 +61,14 @@ def simulated(
         medians = np.median(noise, axis=2) * [1, layout]
         for its, column in zip(times, medians.T, strict=True):
             its.append(column.tolist())
-    return relation(*times)
+    return ratio_of_rounds(*times)
 
 
 def coverage(random: Random, kind: str, launches: int, runs: int, **how: float) -> tuple[float, float]:
     """How often an interval holds the truth, and what another run finds."""
     found = [simulated(random, kind, launches, **how) for _ in range(runs)]
     truth = sum(each.low <= RATIO <= each.high for each in found)
-    other = sum(each.low <= another.ratio <= each.high for each, another in itertools.pairwise(found))
+    other = sum(each.low <= another.value <= each.high for each, another in itertools.pairwise(found))
     return truth / runs, other / (runs - 1)
 
 
@@ -85,7 +84,7 @@ def simulate(runs: int = 1000) -> None:
 
 def repeated(paths: Sequence[Path]) -> None:
     """Print how ratios of two backends differ between runs: of medians, and of paired rounds."""
-    ratios: dict[tuple[str, str, str], list[tuple[float, Relation | None]]] = defaultdict(list)
+    ratios: dict[tuple[str, str, str], list[tuple[float, Ratio | None]]] = defaultdict(list)
     for path in paths:
         found = load_results(path)
         for one, other in itertools.combinations(sorted(found), 2):
@@ -98,16 +97,16 @@ def repeated(paths: Sequence[Path]) -> None:
         paired = [each for _, each in its if each is not None]
         cells = ["–"] * 3
         if len(paired) > 1:
-            logs = np.log([each.ratio for each in paired])
+            logs = np.log([each.value for each in paired])
             pairs = list(itertools.permutations(paired, 2))
-            held = sum(each.low <= another.ratio <= each.high for each, another in pairs)
-            cells = [_spread([each.ratio for each in paired]), f"{np.std(logs, ddof=1):.3f}", f"{held}/{len(pairs)}"]
+            held = sum(each.low <= another.value <= each.high for each, another in pairs)
+            cells = [_spread([each.value for each in paired]), f"{np.std(logs, ddof=1):.3f}", f"{held}/{len(pairs)}"]
         print(f"| {group} | {second} ÷ {first} | {len(its)} | {_spread(medians)} | {' | '.join(cells)} |")
 
 
-def _both(one: Mapping[str, Any], other: Mapping[str, Any]) -> tuple[float, Relation | None]:
+def _both(one: Mapping[str, Any], other: Mapping[str, Any]) -> tuple[float, Ratio | None]:
     pairs = {each["group"] for each in one.get("turns", [])} & {each["group"] for each in other.get("turns", [])}
-    return other["median_s"] / one["median_s"], relation(rounds_of(one), rounds_of(other)) if pairs else None
+    return other["median_s"] / one["median_s"], ratio_of_rounds(rounds_of(one), rounds_of(other)) if pairs else None
 
 
 def _spread(ratios: Sequence[float]) -> str:

@@ -96,9 +96,9 @@ def test_gradients_and_update_apart_cost_about_a_step(
     lines = []
     for way in ("apart", "arrays"):
         found = paired_ratio(times[way], times["step"])
-        low, high = found.ci95
-        benchmark.extra_info[way] = {"ratio": found.median, "ratio_ci95": [low, high], "rounds": found.n}
-        lines.append(f"{way} {found.median:.4f} ({low:.4f} to {high:.4f}, {found.n} rounds)")
+        low, high = found.interval
+        benchmark.extra_info[way] = {"ratio": found.value, "ratio_ci95": [low, high], "rounds": found.n}
+        lines.append(f"{way} {found.value:.4f} ({low:.4f} to {high:.4f}, {found.n} rounds)")
     with capsys.disabled():
         step = sorted(times["step"])[len(times["step"]) // 2]
         print(f"\n{name}: {', '.join(lines)} times a step of {step * 1e3:.1f} ms")

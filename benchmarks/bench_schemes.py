@@ -122,10 +122,10 @@ def test_a_step_costs_what_distributed_data_parallel_costs(
     assert difference <= 1e-5
     ratio = paired_ratio(ours, theirs)
     benchmark.extra_info.update(
-        ours_s=ours, theirs_s=theirs, ratio=ratio.median, interval=list(ratio.ci95), limit=LIMIT
+        ours_s=ours, theirs_s=theirs, ratio=ratio.value, interval=list(ratio.interval), limit=LIMIT
     )
-    (low, high), verdict = ratio.ci95, ratio.against(LIMIT)
-    figures = f"{ratio.median:.3f} ({low:.3f}–{high:.3f})"
+    (low, high), verdict = ratio.interval, ratio.against(LIMIT)
+    figures = f"{ratio.value:.3f} ({low:.3f}–{high:.3f})"
     print(f"\n{name}: scheme / DistributedDataParallel {figures}, limit {LIMIT}: {verdict}")
     assert verdict != "exceeded"
 

@@ -19,12 +19,13 @@ from pathlib import Path
 import numpy as np
 
 from d5suite.report.runs import Entry, Run
-from d5suite.report.thresholds import PAIRED, Threshold, Thresholds
-from d5suite.report.verdicts import ALPHA, compare_runs
+from d5suite.report.thresholds import PAIRED, Thresholds
+from d5suite.report.verdicts import compare_runs
 from d5suite.session.pairs import CONFIRMING_ALPHA, CONFIRMING_BLOCKS
-from d5suite.statistics.changes import series_of
+from d5suite.statistics.decisions import ALPHA, Decision, Threshold, decide_pairs
 from d5suite.statistics.launches import Launches
-from d5suite.statistics.sequential import Decision, block_difference, decide
+from d5suite.statistics.medians import summarize
+from d5suite.statistics.sequential import block_difference
 
 BENCHMARKS = 24
 SLOT = 3
@@ -125,8 +126,8 @@ def one_launch(random: Random, kind: str, shift: float, blocks: int, alpha: floa
         order = ORDERS[random.integers(2)]
         sides = {side: np.concatenate([block[i] for i in range(4) if order[i] == side]) for side in "AB"}
         differences.append(block_difference(list(sides["A"]), list(np.exp(shift) * sides["B"])))
-        decision = decide(differences, effect=EFFECT, alpha=alpha)
-        if decision.verdict != "uncertain":
+        decision = decide_pairs(differences, effect=EFFECT, alpha=alpha)
+        if decision.outcome != "uncertain":
             break
     return decision, len(differences)
 
@@ -158,9 +159,9 @@ def paired_verdicts(
         count = 1
         while launches.open:
             decision, more = one_launch(random, kind, shift(slowdown), CONFIRMING_BLOCKS, CONFIRMING_ALPHA)
-            launches.hear(decision.ratio, ALPHA / suspects)
+            launches.add(decision, ALPHA / suspects)
             blocks, count = blocks + more, count + 1
-        found.append((launches.decision()[0].verdict, blocks, count))
+        found.append((launches.decision().outcome, blocks, count))
     return found
 
 
@@ -186,7 +187,7 @@ def unpaired_verdicts(
         entries = []
         for number in range(BENCHMARKS):
             factor = random.lognormal(0, between_runs) * (1 + slow if number == 0 else 1)
-            entries.append(Entry(f"a/b {number}", series_of(list(factor * KINDS[kind](random, samples)))))
+            entries.append(Entry(f"a/b {number}", summarize(list(factor * KINDS[kind](random, samples)))))
         return Run(Path("simulated"), "d5suite", entries, {})
 
     thresholds = Thresholds(Threshold(between_runs=assumed))

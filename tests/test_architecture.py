@@ -96,7 +96,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "pytest_plugin": {
         "pytest_plugin", "session", "cases", "measurements", "report", "backends", "distributed", "optimizers", "data",
-        "instruments", "launch", "job", "errors", "files",
+        "statistics", "instruments", "launch", "job", "errors", "files",
     },
     "commands": {
         "commands", "pytest_plugin", "session", "launch", "report", "testing", "backends", "network", "data",

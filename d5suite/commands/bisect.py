@@ -36,7 +36,7 @@ def run(options: argparse.Namespace) -> int:
     from rich.console import Console
 
     from d5suite.pytest_plugin.bisect import find_culprit
-    from d5suite.report.announcing import show_comparison
+    from d5suite.report.comparison_formats import show_comparison
     from d5suite.report.verdicts import Comparison, Exit
     from d5suite.session.sides import installed_from, subject
 

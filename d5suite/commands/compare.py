@@ -78,7 +78,7 @@ def _judge(options: argparse.Namespace) -> Comparison:
 
 
 def _judge_by_history(options: argparse.Namespace) -> Comparison:
-    from d5suite.report.judging import compare_with_history
+    from d5suite.report.history_verdicts import compare_with_history
     from d5suite.report.runs import read_run
     from d5suite.report.thresholds import Thresholds, read_thresholds
 
@@ -106,8 +106,7 @@ def announce(found: Comparison, options: argparse.Namespace) -> None:
     from rich.console import Console
 
     from d5suite.files import write_bytes
-    from d5suite.report.announcing import show_comparison, to_junit, to_markdown
-    from d5suite.report.verdicts import to_json
+    from d5suite.report.comparison_formats import show_comparison, to_json, to_junit, to_markdown
 
     formats = {
         options.json: lambda: (json.dumps(to_json(found), indent=1, allow_nan=False) + "\n").encode(),

@@ -35,7 +35,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
 def _report(options: argparse.Namespace) -> int:
     from d5suite.report.outputs import check_outputs
-    from d5suite.report.page.past import past_of
+    from d5suite.report.page.history import histories_of
     from d5suite.report.page.write import embedded, page_of, save, save_pictures, save_tables
 
     if not 0 <= options.between_runs <= 10:
@@ -43,15 +43,17 @@ def _report(options: argparse.Namespace) -> int:
     history = options.history.glob("*.json") if options.history else ()
     folders = {f"--{kind}": (getattr(options, kind), f".{kind}") for kind in ("csv", "png", "svg")}
     check_outputs({"-o": options.output}, [*options.results, *history], folders)
-    past = past_of(options.history) if options.history else []
-    page, content = page_of(options.results, between_runs=options.between_runs, title=options.title, past=past)
+    histories = histories_of(options.history) if options.history else []
+    page, content = page_of(
+        options.results, between_runs=options.between_runs, title=options.title, histories=histories
+    )
     save(options.output, embedded(content) if options.embed else content)
     if options.csv:
-        save_tables(options.csv, page, past)
+        save_tables(options.csv, page, histories)
     undrawn: list[str] = []
     for kind in ("png", "svg"):
         if folder := getattr(options, kind):
-            undrawn = save_pictures(folder, page, kind, past)
+            undrawn = save_pictures(folder, page, kind, histories)
     left_out = [f"left out: {source.left_out}" for source in page.sources if source.left_out] + undrawn
     for each in left_out:
         print(each, file=sys.stderr)

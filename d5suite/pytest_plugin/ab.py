@@ -14,13 +14,14 @@ from d5suite.pytest_plugin import stash
 from d5suite.pytest_plugin.interrupts import KILLING
 from d5suite.pytest_plugin.selected_tests import BenchmarkSelection, SelectedTests, name_of
 from d5suite.report.formats import figure
-from d5suite.report.paired import Paired, judge, side_of
+from d5suite.report.pair_verdicts import Paired, compare_pairs, side_of
 from d5suite.report.reading import printable
 from d5suite.report.runs import Entry, Failed
 from d5suite.report.thresholds import Thresholds
-from d5suite.report.verdicts import ALPHA, Comparison
+from d5suite.report.verdicts import Comparison
 from d5suite.session.pairs import Budget, Criterion, InterruptedPairsError, Pair, PairedRun
 from d5suite.session.sides import Side, made
+from d5suite.statistics.decisions import ALPHA
 
 if TYPE_CHECKING:
     from d5suite.session import MeasurementResult
@@ -98,7 +99,7 @@ def compare_sides(
             found += [_paired(each) for each in error.pairs if each.decision is not None]
         except KeyboardInterrupt:
             interrupted = True
-        return Compared(judge(specs, found, thresholds, force=force, notes=notes), interrupted)
+        return Compared(compare_pairs(specs, found, thresholds, force=force, notes=notes), interrupted)
 
 
 def _interrupt(number: int, frame: object) -> NoReturn:
@@ -149,16 +150,16 @@ def _measured(pairs: list[Pair]) -> list[Pair]:
     for each in pairs:
         if each.decision is None:
             _tell(f"{each.wanted.key}: no verdict")
-        else:
+        elif each.decision.ratio is not None:
             counts = f"{each.blocks} pairs, launches: {each.launches}"
-            said = f"{each.decision.verdict}, {figure(each.decision.ratio)} times as long, {counts}"
+            said = f"{each.decision.outcome}, {figure(each.decision.ratio.value)} times as long, {counts}"
             _tell(f"{each.wanted.key}: {said}")
     return pairs
 
 
 def _paired(pair: Pair) -> Paired:
     name = f"{pair.wanted.key} {pair.wanted.selection}"
-    return Paired(name, _side(name, pair.a), _side(name, pair.b), pair.decision, pair.blocks, pair.doubt)
+    return Paired(name, _side(name, pair.a), _side(name, pair.b), pair.decision)
 
 
 def _side(name: str, found: MeasurementResult) -> Entry | Failed:

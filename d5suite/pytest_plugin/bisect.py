@@ -93,7 +93,7 @@ def find_culprit(
 
 
 def _ratio(verdict: Verdict) -> float:
-    return verdict.change.ratio if verdict.change is not None else 1.0
+    return verdict.ratio.value if verdict.ratio is not None else 1.0
 
 
 def _verdict(measure: Measure, good: str, revision: str, name: str) -> str:

@@ -6,10 +6,10 @@ import os
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from d5suite.report.page.write import Shown
+    from d5suite.report.page.write import NotebookPage
 
 
-def show(*paths: str | os.PathLike[str]) -> Shown:
+def show(*paths: str | os.PathLike[str]) -> NotebookPage:
     """Show result files as a page in a notebook.
 
     Parameters
@@ -19,8 +19,8 @@ def show(*paths: str | os.PathLike[str]) -> Shown:
 
     Returns
     -------
-    Shown
-        Which a notebook displays in a frame; its ``page`` is the HTML.
+    NotebookPage
+        A notebook displays it in a frame; its ``page`` is the HTML.
 
     Raises
     ------
@@ -29,6 +29,6 @@ def show(*paths: str | os.PathLike[str]) -> Shown:
     """
     from pathlib import Path
 
-    from d5suite.report.page.write import Shown, page_of
+    from d5suite.report.page.write import NotebookPage, page_of
 
-    return Shown(page_of([Path(each) for each in paths])[1])
+    return NotebookPage(page_of([Path(each) for each in paths])[1])

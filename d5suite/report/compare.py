@@ -6,9 +6,10 @@ Imports rich, `d5suite.measurements` and its neighbours; knows results, never ad
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich import box
 from rich.console import Console
@@ -17,13 +18,20 @@ from rich.table import Table as RichTable
 
 from d5suite.files import read_json
 from d5suite.measurements.tables import Column, Table
+from d5suite.report.contests import Contest, contests_of, ranking_lines
 from d5suite.report.formats import text_of
-from d5suite.report.order import order_lines, orders_of
 from d5suite.report.reading import Conditions, Key, data_of, failures_in, load_results, printable
 from d5suite.report.reading import read_benchmarks as read_benchmarks
 
-Row = tuple[str, str, str, dict[str, Any]]
-"""Measurement, backend, number of the file, and the record."""
+
+class Row(NamedTuple):
+    """A result's place in a table: measurement, backend, mark of the file, and the record."""
+
+    measurement: str
+    backend: str
+    file: str
+    record: dict[str, Any]
+
 
 Place = tuple[str, Conditions]
 """A table's title and the conditions of all its results."""
@@ -103,6 +111,15 @@ def show_results(files: Sequence[tuple[str, dict[Key, dict[str, Any]]]], console
     _show_notes(files, console)
 
 
+def contests_in_turn(found: Mapping[Key, dict[str, Any]]) -> list[Contest[Row]]:
+    """Return the contests of the backends of a file that took turns."""
+    groups: dict[tuple[str, Conditions], list[Row]] = defaultdict(list)
+    for (group, conditions, backend), info in found.items():
+        if not failures(info):
+            groups[group, conditions].append(Row(info["measurement"], backend, "", info))
+    return [contest for rows in groups.values() for contest in contests_of(rows, in_turn=True)]
+
+
 def apart(own: Mapping[str, str], all_of_title: Sequence[Mapping[str, str]]) -> list[str]:
     """Return the conditions in which the tables of a title differ, with a table's own values."""
     names = dict.fromkeys(name for each in all_of_title for name in each)
@@ -111,7 +128,7 @@ def apart(own: Mapping[str, str], all_of_title: Sequence[Mapping[str, str]]) -> 
 
 def _show_notes(files: Sequence[tuple[str, dict[Key, dict[str, Any]]]], console: Console) -> None:
     for name, found in files:
-        lines = order_lines(orders_of({key: each for key, each in found.items() if not failures(each)}))
+        lines = ranking_lines(contests_in_turn(found))
         if lines:
             console.print("\n".join([*([name] if len(files) > 1 else []), *lines]), highlight=False)
     shown = [(f"{group}, {backend}", info) for _, found in files for (group, _, backend), info in found.items()]
@@ -149,7 +166,7 @@ def grouped(files: Sequence[tuple[str, dict[Key, dict[str, Any]]]]) -> dict[Plac
     for name, found in files:
         for (group, conditions, backend), info in found.items():
             title, _, row = group.partition("." if info["level"] == 0 else "/")
-            tables.setdefault((title, conditions), []).append((row, backend, name, info))
+            tables.setdefault((title, conditions), []).append(Row(row, backend, name, info))
     for key, rows in list(tables.items()):
         if is_reduced(rows[0][3]):
             alike = [other for other in tables if other != key and _but_for_size(other) == _but_for_size(key)]

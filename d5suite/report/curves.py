@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from d5suite.files import atomic_path
 from d5suite.report.colours import styles
 from d5suite.report.formats import figure
-from d5suite.report.tips import set_tips
+from d5suite.report.tooltips import set_tooltips
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -76,7 +76,7 @@ def _draw(axes: Axes, target: float, curves: Sequence[Curve], unit: str) -> None
             )  # fmt: skip
             pairs = zip(places, values, strict=True)
             told = [f"{curve.name}, run {index + 1}: {figure(y)} after {figure(x)} {unit}" for x, y in pairs]
-            set_tips(drawn, told)
+            set_tooltips(drawn, told)
     axes.axhline(target, color="black", linestyle="--", linewidth=0.8)
     axes.annotate(f"target {target:g}", (0.01, target), xycoords=("axes fraction", "data"), va="bottom")
     if any(place > 0 for curve in curves for places, _ in curve.runs for place in places):

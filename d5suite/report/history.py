@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone
 from fnmatch import fnmatchcase
-from itertools import pairwise
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,21 +29,15 @@ from d5suite.files import read_json, write_bytes
 from d5suite.report.formats import figure
 from d5suite.report.reading import printable
 from d5suite.report.runs import Entry, Run, positive, read_run
-from d5suite.report.thresholds import Threshold, Thresholds
-from d5suite.report.verdicts import ALPHA
-from d5suite.statistics.changes import Series
-from d5suite.statistics.steps import P_VALUE, steps
+from d5suite.report.thresholds import Thresholds
+from d5suite.statistics.decisions import Costs, Threshold
+from d5suite.statistics.history import P_VALUE, Level, LevelChange, level_changes, level_of
+from d5suite.statistics.medians import Summary
 
 SCHEMA = "d5suite-history-1"
 
 LATEST = 200
 """Latest runs of a benchmark that are analysed: finding changes takes quadratic time."""
-
-RESOLUTION = 0.002
-"""Least run-to-run standard deviation of a figure: a few equal runs do not make it 0."""
-
-WILD = 7.5
-"""Median deviations beyond which a run is wild; 5 standard deviations of normal ones."""
 
 AHEAD = timedelta(days=1)
 """By how much a run's clock may be ahead."""
@@ -66,21 +59,6 @@ class Point(NamedTuple):
     date: str
     run: str
     entry: Entry
-
-
-class Step(NamedTuple):
-    """A change of a benchmark's level.
-
-    Attributes
-    ----------
-    since : Point
-        The first run of the new level.
-    ratio : float
-        The median of the new level over that of the old one.
-    """
-
-    since: Point
-    ratio: float
 
 
 @dataclass(frozen=True)
@@ -130,7 +108,9 @@ def add(folder: Path, result: Path) -> Kept:
     left_out = [f"{name}: it failed: {failed.message}" for name, failed in run.failed.items()]
     sound = []
     for entry in run.entries:
-        reasons = [f"its answer was wrong: {each}" for each in entry.wrong] + [f"disturbed: {e}" for e in entry.doubts]
+        reasons = [f"its answer was wrong: {each}" for each in entry.wrong] + [
+            f"disturbed: {e}" for e in entry.disturbed
+        ]
         left_out += [f"{entry.name}: {each}" for each in reasons[:1]]
         if not reasons:
             sound.append(entry)
@@ -180,11 +160,9 @@ def _record(entry: Entry) -> dict[str, Any]:
         "name": entry.name,
         "conditions": entry.conditions,
         "facts": entry.facts,
-        "median": entry.series.median,
+        "median": entry.summary.median,
         "is_memory": entry.is_memory,
-        "memory_bytes": entry.memory_bytes,
-        "first_call_s": entry.first_call_s,
-        "error": entry.error,
+        **entry.costs._asdict(),
     }
 
 
@@ -293,12 +271,10 @@ def _entry(given: Any, where: str) -> Entry:
         raise JobError("this benchmark has no name", where=where)
     return Entry(
         given["name"],
-        Series(positive(given.get("median"), f"{where}.median"), math.inf, 1),
+        Summary(positive(given.get("median"), f"{where}.median"), math.inf, 1),
         _texts(given, "conditions", where),
         _texts(given, "facts", where),
-        memory_bytes=_figure(given, "memory_bytes", where),
-        first_call_s=_figure(given, "first_call_s", where),
-        error=_figure(given, "error", where),
+        costs=Costs(*(_figure(given, name, where) for name in Costs._fields)),
         is_memory=given.get("is_memory") is True,
     )
 
@@ -323,75 +299,58 @@ def _key(entry: Entry) -> Key:
     return entry.name, tuple(sorted(entry.conditions.items()))
 
 
-def changes(points: Sequence[Point], threshold: Threshold, tests: int = 1) -> list[Step]:
-    """Return the changes of a benchmark's level, the oldest first; so many are tested together."""
-    figures = [point.entry.series.median for point in points]
-    places = steps(figures, effect=threshold.effect, p_value=min(P_VALUE, ALPHA / tests))
-    bounds = [0, *places, len(points)]
-    levels = [statistics.median(figures[start:end]) for start, end in pairwise(bounds)]
-    return [Step(points[place], levels[i + 1] / levels[i]) for i, place in enumerate(places)]
+def figures_of(points: Sequence[Point]) -> list[float]:
+    """Return each run's median."""
+    return [point.entry.summary.median for point in points]
 
 
-def changes_beside(points: Sequence[Point], threshold: Threshold) -> dict[str, list[Step]]:
+def changes(points: Sequence[Point], threshold: Threshold) -> list[LevelChange]:
+    """Return the changes of a benchmark's level, the oldest first."""
+    return level_changes(figures_of(points), effect=threshold.effect)
+
+
+def changes_beside(points: Sequence[Point], threshold: Threshold) -> dict[str, list[LevelChange]]:
     """Return the changes of peak memory and of the first call by what changed, the oldest first."""
     found = {}
     for what, effect in (("memory", threshold.memory), ("first call", threshold.first_call - 1)):
-        value = _BESIDE[what]
-        known = [(point, figure) for point in points if (figure := value(point.entry))]
-        places = steps([figure for _, figure in known], effect=effect) if known else []
-        bounds = [0, *places, len(known)]
-        levels = [_median(figure for _, figure in known[start:end]) or 1.0 for start, end in pairwise(bounds)]
-        found[what] = [Step(known[place][0], levels[i + 1] / levels[i]) for i, place in enumerate(places)]
+        known = [(place, cost) for place, point in enumerate(points) if (cost := _BESIDE[what](point.entry.costs))]
+        steps = level_changes([cost for _, cost in known], effect=effect)
+        found[what] = [LevelChange(known[step.place][0], step.ratio) for step in steps]
     return found
 
 
-_BESIDE: Mapping[str, Callable[[Entry], float | None]] = {
+_BESIDE: Mapping[str, Callable[[Costs], float | None]] = {
     "memory": attrgetter("memory_bytes"),
     "first call": attrgetter("first_call_s"),
 }
-"""Figures beside time whose changes are dated."""
+"""Costs beside time whose changes are dated."""
 
 
-def with_levels_beside(base: Entry, points: Sequence[Point], threshold: Threshold) -> Entry:
-    """Return a level's entry with the memory and the first call since these last changed."""
-    levels = {}
-    for what, found in changes_beside(points, threshold).items():
-        since = next((i for i, point in enumerate(points) if found and point is found[-1].since), 0)
-        levels[what] = _median(_BESIDE[what](point.entry) for point in points[since:])
-    return replace(base, memory_bytes=levels["memory"], first_call_s=levels["first call"])
+def dated(point: Point) -> str:
+    """Return the day and the name of a run."""
+    return f"{point.date[:10]} ({point.run})"
 
 
-def level_of(points: Sequence[Point], since: int = 0) -> tuple[Entry, float]:
-    """Return the runs of one level as an entry, and the standard deviation of their logarithms.
+def latest_level(points: Sequence[Point], threshold: Threshold, alpha: float = P_VALUE) -> tuple[Entry, Level]:
+    """Return the runs since the level last changed, as an entry and as a level.
 
-    Wild runs change neither: the middle is the median, and runs beyond `WILD` times the median
-    deviation from it are left out of the standard deviation.
+    Peak memory and the first call are the medians since these last changed.
     """
-    level = points[since:]
-    logs = [math.log(point.entry.series.median) for point in level]
-    middle = statistics.median(logs)
-    farthest = WILD * statistics.median(abs(each - middle) for each in logs)
-    near = [each for each in logs if abs(each - middle) <= farthest]
-    spread = max(statistics.stdev(near), RESOLUTION) if len(near) > 1 else math.inf
-    series = Series(math.exp(middle), spread / math.sqrt(len(logs)), len(logs))
-    entries = [point.entry for point in level]
-    found = replace(
-        entries[-1],
-        series=series,
-        memory_bytes=_median(each.memory_bytes for each in entries),
-        first_call_s=_median(each.first_call_s for each in entries),
-        error=_median(each.error for each in entries),
-    )
-    return found, spread
+    steps = level_changes(figures_of(points), effect=threshold.effect, alpha=alpha)
+    since = steps[-1].place if steps else 0
+    level = level_of(figures_of(points)[since:])
+    costs = {}
+    for what, found in changes_beside(points, threshold).items():
+        place = found[-1].place if found else 0
+        costs[what] = _median(_BESIDE[what](point.entry.costs) for point in points[place:])
+    error = _median(point.entry.costs.error for point in points[since:])
+    summary = Summary(level.median, level.spread / math.sqrt(level.runs), level.runs)
+    return replace(points[-1].entry, summary=summary, costs=Costs(costs["memory"], costs["first call"], error)), level
 
 
 def _median(values: Iterable[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return statistics.median(known) if known else None
-
-
-def _dated(found: Sequence[Step], what: str = "") -> list[str]:
-    return [f"{what}×{each.ratio:.2f} since {each.since.date[:10]} ({each.since.run})" for each in found]
 
 
 def show(history: Mapping[Key, Sequence[Point]], pattern: str, thresholds: Thresholds, console: Console) -> None:
@@ -411,11 +370,12 @@ def show(history: Mapping[Key, Sequence[Point]], pattern: str, thresholds: Thres
     if not chosen:
         raise ConfigurationError(f"no benchmark's name fits {pattern!r}")
     for (name, _), points in sorted(chosen.items()):
-        found, beside = changes(points, thresholds.of(name)), changes_beside(points, thresholds.of(name))
-        since = next((i for i, point in enumerate(points) if found and point is found[-1].since), 0)
-        level, spread = level_of(points, since)
-        shown = level.series.median
-        told = "\n".join(_dated(found) + [line for what, each in beside.items() for line in _dated(each, f"{what} ")])
-        figures = f"{shown / 2**20:.4g} MiB" if level.is_memory else figure(1e3 * shown)
-        table.add_row(name, str(len(points)), figures, f"{spread:.1%}" if spread < math.inf else "–", told or "–")
+        threshold = thresholds.of(name)
+        entry, level = latest_level(points, threshold)
+        steps = [("", changes(points, threshold))]
+        steps += [(f"{what} ", found) for what, found in changes_beside(points, threshold).items()]
+        lines = [f"{what}×{ratio:.2f} since {dated(points[place])}" for what, found in steps for place, ratio in found]
+        median = f"{level.median / 2**20:.4g} MiB" if entry.is_memory else figure(1e3 * level.median)
+        spread = f"{level.spread:.1%}" if level.spread < math.inf else "–"
+        table.add_row(name, str(len(points)), median, spread, "\n".join(lines) or "–")
     console.print(table, highlight=False)

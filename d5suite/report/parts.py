@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from d5suite.report.colours import PALETTE
 from d5suite.report.formats import figure as digits
-from d5suite.report.tips import set_bar_tips, set_tips
+from d5suite.report.tooltips import set_bar_tooltips, set_tooltips
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -46,7 +46,7 @@ def draw_parts(title: str, results: Sequence[tuple[str, Mapping[str, Any]]]) -> 
         label = part.replace("_", " ")
         bars = axes.barh(range(len(results)), widths, 0.62, left=left, color=colour, label=label)
         tips = [f"{name}: {label}, {digits(width)} ms" for (name, _), width in zip(results, widths, strict=True)]
-        set_bar_tips(bars, tips)
+        set_bar_tooltips(bars, tips)
         left = [start + width for start, width in zip(left, widths, strict=True)]
     axes.set_yticks(range(len(results)), [name for name, _ in results], fontsize=8)
     axes.set_ylim(len(results) - 0.4, -0.6)
@@ -84,14 +84,14 @@ def draw_ceilings(title: str, results: Sequence[tuple[str, str, Mapping[str, Any
     figure = Figure(figsize=(3.2 + 1.1 * len(backends), 1.0 + 0.24 * len(lines)), layout="constrained")
     axes = figure.subplots()
     cells = axes.pcolormesh(np.nan_to_num(table), cmap="cividis", vmin=0, vmax=1, edgecolors="#ffffff", linewidth=1)
-    set_tips(cells, [tip for line in tips for tip in line])
+    set_tooltips(cells, [tip for line in tips for tip in line])
     for (row_place, column), value in np.ndenumerate(table):
         dark = np.isnan(value) or sum(colormaps["cividis"](min(float(value), 1.0))[:3]) < 1.5
         text = axes.text(
             column + 0.5, row_place + 0.5, "–" if np.isnan(value) else f"{100 * value:.0f}%", ha="center", va="center",
             fontsize=8, color="#fefefe" if dark else "#010101",
         )  # fmt: skip
-        set_tips(text, [tips[row_place][column]])
+        set_tooltips(text, [tips[row_place][column]])
     axes.set_xticks(np.arange(len(backends)) + 0.5, backends, fontsize=8)
     axes.set_yticks(np.arange(len(lines)) + 0.5, lines, fontsize=8)
     axes.invert_yaxis()

@@ -17,8 +17,8 @@ from d5suite.errors import ConfigurationError, JobError
 from d5suite.files import read_json
 from d5suite.measurements import discover
 from d5suite.measurements.tables import Table
+from d5suite.report.contests import check_rounds
 from d5suite.report.formats import text_of
-from d5suite.report.order import orders_of
 from d5suite.report.schema import result_schema
 from d5suite.report.series import check_pair
 
@@ -87,7 +87,7 @@ def results_of(content: Any, path: Path) -> dict[Key, dict[str, Any]]:
         for each in found.values():
             for column in each["table"].columns:
                 text_of(column, each, True)  # raises before anything is shown
-        orders_of(found)
+        check_rounds(found.values())
         return found
     except RecursionError:
         raise JobError("it is nested too deeply", where=str(path)) from None

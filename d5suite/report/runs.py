@@ -20,7 +20,8 @@ from d5suite.errors import ConfigurationError, JobError
 from d5suite.files import read_json
 from d5suite.report.compare import failures
 from d5suite.report.reading import Conditions, failures_in, is_ours, load_results, printable
-from d5suite.statistics.changes import Series, series_of
+from d5suite.statistics.decisions import Costs
+from d5suite.statistics.medians import Summary, summarize
 
 LARGEST = sys.float_info.max / 2
 """Largest sample: the mean of two, as a median is, must not overflow."""
@@ -43,7 +44,7 @@ class Entry:
     ----------
     name : str
         Key of the comparison.
-    series : Series
+    summary : Summary
         Seconds; bytes if ``is_memory``.
     conditions : dict of str to str
         Must be equal for a comparison.
@@ -51,25 +52,22 @@ class Entry:
         May differ, such as versions; differences are reported.
     wrong : list of str
         Failed validations.
-    doubts : list of str
+    disturbed : list of str
         Disturbances, a machine that never was quiet, and slow nodes.
     warnings : list of str
         Notes that decide nothing.
-    memory_bytes, first_call_s, error : float or None
-        Peak memory, the first call, and the largest error as a part of its tolerance.
+    costs : Costs
     is_memory : bool
     """
 
     name: str
-    series: Series
+    summary: Summary
     conditions: dict[str, str] = field(default_factory=dict)
     facts: dict[str, str] = field(default_factory=dict)
     wrong: list[str] = field(default_factory=list)
-    doubts: list[str] = field(default_factory=list)
+    disturbed: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
-    memory_bytes: float | None = None
-    first_call_s: float | None = None
-    error: float | None = None
+    costs: Costs = field(default_factory=Costs)
     is_memory: bool = False
 
 
@@ -176,15 +174,13 @@ def entry_of(name: str, conditions: Conditions, info: Mapping[str, Any], wrong: 
     loud = [each for each in warnings if _LOUD.search(each)]
     return Entry(
         name,
-        series_of(info["data"]),
+        summarize(info["data"]),
         {**dict(conditions), **_set_up(info), **machine_of(info["environment"])},
         _facts(info),
         wrong,
         [*(info["machine"]["reasons"] or ["disturbed"] * info["machine"]["disturbed"]), *loud],
         [each for each in warnings if each not in loud],
-        info["peak_memory_bytes"],
-        info["first_call_s"],
-        _error(info["validation"]["checks"]),
+        Costs(info["peak_memory_bytes"], info["first_call_s"], _error(info["validation"]["checks"])),
     )
 
 
@@ -281,25 +277,25 @@ def _plain(path: Path, machine: Any, benchmarks: Sequence[tuple[int, Any]]) -> l
     return list(found.values())
 
 
-def _plain_series(stats: Mapping[str, Any], where: str) -> Series:
+def _plain_series(stats: Mapping[str, Any], where: str) -> Summary:
     data = stats.get("data")
     if data is not None:
         if not isinstance(data, list) or not data:
             raise JobError("this benchmark has no samples", where=f"{where}.stats.data")
-        return series_of([positive(each, f"{where}.stats.data.{place}") for place, each in enumerate(data)])
+        return summarize([positive(each, f"{where}.stats.data.{place}") for place, each in enumerate(data)])
     median = positive(stats.get("median"), f"{where}.stats.median")
     rounds, spread = stats.get("rounds"), stats.get("iqr")
     known = isinstance(rounds, int) and rounds > 1 and isinstance(spread, int | float) and spread >= 0
     if not known:
-        return Series(median, math.inf, 1)
+        return Summary(median, math.inf, 1)
     return _summarised(median, float(spread), rounds, f"{where}.stats.iqr")  # type: ignore[arg-type]
 
 
-def _summarised(median: float, spread: float, rounds: int, where: str) -> Series:
+def _summarised(median: float, spread: float, rounds: int, where: str) -> Summary:
     """Samples of which only the median and the distance of the quartiles are known."""
     if not spread / median <= LARGEST_SPREAD:
         raise JobError(f"quartiles {spread:g} apart cannot be those of a median of {median:g}", where=where)
-    return Series(median, IQR_ERROR * spread / median / math.sqrt(rounds), rounds)
+    return Summary(median, IQR_ERROR * spread / median / math.sqrt(rounds), rounds)
 
 
 def positive(value: Any, where: str) -> float:
@@ -403,12 +399,12 @@ def _asv_cells(benchmark: str, cells: Mapping[str, Any], where: str) -> Iterator
         yield name, part
 
 
-def _asv_series(value: Any, cell: Mapping[str, Any], where: str) -> Series:
+def _asv_series(value: Any, cell: Mapping[str, Any], where: str) -> Summary:
     median = positive(value, f"{where}.result")
     samples = cell["samples"]
     if isinstance(samples, list) and samples:
-        return series_of([positive(each, f"{where}.samples.{place}") for place, each in enumerate(samples)])
+        return summarize([positive(each, f"{where}.samples.{place}") for place, each in enumerate(samples)])
     low, high, count = cell["stats_q_25"], cell["stats_q_75"], cell["stats_repeat"]
     if all(isinstance(each, int | float) and each > 0 for each in (low, high, count)) and count >= 2:
         return _summarised(median, float(abs(high - low)), int(count), f"{where}.stats_q_75")
-    return Series(median, math.inf, 1)
+    return Summary(median, math.inf, 1)

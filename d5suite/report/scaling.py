@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from d5suite.report.colours import LINES, MARKERS, PALETTE, Style, styles
 from d5suite.report.formats import figure as digits
-from d5suite.report.tips import set_bar_tips, set_tips
+from d5suite.report.tooltips import set_bar_tooltips, set_tooltips
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -97,7 +97,7 @@ def _draw_speeds(axes: Axes, own: list[tuple[str, Mapping[str, Any]]], known: Ma
         (points,) = axes.plot(
             counts, values, marker=style.marker, markersize=4, color=style.colour, linestyle=style.line, label=name
         )
-        set_tips(
+        set_tooltips(
             points, [f"{_row(panel, name, info)}: {digits(info['throughput']['value'])} images/s" for info in line]
         )
         axes.plot([counts[0], most], [values[0], values[0] * most / counts[0]], ":", linewidth=1, color=style.colour)
@@ -110,7 +110,7 @@ def _draw_parts(axes: Axes, own: list[tuple[str, Mapping[str, Any]]], panel: str
     for part, colour, width in zip(PARTS, PART_COLOURS, zip(*widths, strict=True), strict=True):
         bars = axes.barh(rows, width, 0.6, left=left, color=colour, label=part)
         named = zip(own, width, strict=True)
-        set_bar_tips(bars, [f"{_row(panel, name, info)}: {part}, {digits(ms)} ms" for (name, info), ms in named])
+        set_bar_tooltips(bars, [f"{_row(panel, name, info)}: {part}, {digits(ms)} ms" for (name, info), ms in named])
         left = [start + each for start, each in zip(left, width, strict=True)]
     axes.set_yticks(rows, [f"{name}, {info['ranks']}" for name, info in own], fontsize=7)
     axes.set_ylim(max(len(own), FEWEST_ROWS) - 0.5, -0.5)
@@ -170,7 +170,7 @@ def draw_sizes(title: str, results: Mapping[str, Mapping[str, Any]]) -> Figure:
         sizes = [each["bytes"] for each in facts["sizes"]]
         style: dict[str, Any] = {"color": colour, "marker": marker, "markersize": 3, "linewidth": 1.2}
         (calls,) = times.plot(sizes, [1e6 * each["median_s"] for each in facts["sizes"]], label=name, **style)
-        set_tips(
+        set_tooltips(
             calls, [f"{name}: {digits(1e6 * e['median_s'])} µs for {size_text(e['bytes'])}" for e in facts["sizes"]]
         )
         line = facts["line"]
@@ -180,7 +180,7 @@ def draw_sizes(title: str, results: Mapping[str, Mapping[str, Any]]) -> Figure:
         rates = [each["bus_bytes_per_s"] / 1e9 for each in facts["sizes"]]
         (bandwidth,) = bandwidths.plot(sizes, rates, label=name, **style)
         told = zip(rates, sizes, strict=True)
-        set_tips(bandwidth, [f"{name}: {digits(rate)} GB/s for {size_text(size)}" for rate, size in told])
+        set_tooltips(bandwidth, [f"{name}: {digits(rate)} GB/s for {size_text(size)}" for rate, size in told])
     times.set(title="time of a call, slowest rank; dotted: α + β·bytes", ylabel="µs", yscale="log")
     bandwidths.set(title="bus bandwidth, as nccl-tests defines it", ylabel="GB/s", ylim=(0, None))
     for axes in (times, bandwidths):

@@ -1,6 +1,6 @@
-"""Thresholds above which a change counts: defaults, and a TOML file by benchmark.
+"""Thresholds above which a change counts, by benchmark, and the TOML file that sets them.
 
-Imports `d5suite.errors`; tomli where Python has no tomllib.
+Imports `d5suite.statistics` and `d5suite.errors`; tomli where Python has no tomllib.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from d5suite.errors import ConfigurationError
+from d5suite.statistics.decisions import Threshold
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -23,38 +24,11 @@ LARGEST_FILE = 1 << 20
 """Bytes of the largest file of thresholds that is read."""
 
 
-@dataclass(frozen=True)
-class Threshold:
-    """Threshold of a change of one benchmark.
-
-    Attributes
-    ----------
-    effect : float
-        Relative change of a median from which on it counts.
-    between_runs : float
-        Standard deviation of a median's logarithm between two runs of the same code. The default is
-        that of a shared 2-core virtual machine, where four runs in a row differed by up to 1.8.
-    memory : float
-        Relative growth of peak memory that is a regression.
-    first_call : float
-        How many times as long the first call takes that is a regression.
-    accuracy : float
-        How many times as large an error, still within its tolerance, is a regression.
-    """
-
-    effect: float = 0.05
-    between_runs: float = 0.15
-    memory: float = 0.10
-    first_call: float = 4.0
-    accuracy: float = 10.0
-
+PAIRED = Threshold(effect=0.02)
+"""Threshold of two sides measured in turn, which share the machine's noise."""
 
 NAMES = tuple(each.name for each in fields(Threshold))
 _AT_LEAST = {"first_call": 1.0, "accuracy": 1.0}
-
-
-PAIRED = Threshold(effect=0.02)
-"""Threshold of two sides measured in turn, which share the machine's noise."""
 
 
 @dataclass
@@ -89,7 +63,7 @@ class Thresholds:
         return [pattern for pattern, _ in self.rules if pattern not in self.matched]
 
 
-def read_thresholds(path: Path, default: Threshold = Threshold()) -> Thresholds:
+def read_thresholds(path: Path, default: Threshold = Threshold()) -> Thresholds:  # noqa: B008  immutable
     """Read a TOML file: tables ``default`` and ``[[benchmark]]`` with ``match``, a shell pattern.
 
     Parameters

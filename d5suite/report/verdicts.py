@@ -1,7 +1,4 @@
-"""Verdicts on two runs, by benchmark: faster, slower, the same, or too noisy to tell.
-
-Two runs differ by more than their samples tell, so intervals include the variation between runs
-(`d5suite.report.thresholds.Threshold.between_runs`).
+"""Verdicts on two runs, by benchmark; `d5suite.statistics.decisions` decides about their times.
 
 Imports its neighbours and `d5suite.statistics`.
 """
@@ -10,31 +7,25 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Any
 
 from d5suite.report.formats import figure
 from d5suite.report.reading import printable
 from d5suite.report.runs import Entry, Failed, Run
-from d5suite.report.thresholds import Threshold, Thresholds
-from d5suite.statistics.changes import Change, change, fewest_p, holm, rank_test, separated
-
-ALPHA = 0.01
-"""Probability, over all benchmarks of a comparison, to call any slower or faster that is not."""
-
-CONFIDENCE = 0.95
-"""Confidence of each benchmark's interval."""
-
-FIRST_CALL_S = 1.0
-"""Seconds by which a first call must grow to count: shorter ones depend on the disk's cache."""
-
-MEMORY_BYTES = 16 << 20
-"""Bytes by which peak memory must grow to count: allocators ask for as much at once."""
-
-ERROR = 0.1
-"""Part of its tolerance that an error must reach to count as a loss of accuracy."""
+from d5suite.report.thresholds import Thresholds
+from d5suite.statistics.decisions import (
+    MEMORY,
+    MEMORY_BYTES,
+    Costs,
+    Decision,
+    Threshold,
+    decide_exact,
+    decide_runs,
+    grown,
+)
+from d5suite.statistics.ratios import Ratio
 
 
 class Exit(IntEnum):
@@ -64,16 +55,12 @@ class Verdict:
     reasons : list of str
         Why; for people.
     base, new : Entry or None
-    change : Change or None
-        New over base, with its own 95% interval.
-    p_value : float or None
-        Of the rank test, corrected for the number of benchmarks.
+    decision : Decision or None
+        About time, or memory if the benchmark measures memory; None if it was not compared.
     regressions : list of str
         Of what: ``time``, ``memory``, ``first call``, ``accuracy``.
     notes : list of str
         Differences that do not decide, such as versions.
-    pairs : int or None
-        Pairs that it rests on, of two sides that ran in turn.
     """
 
     name: str
@@ -81,11 +68,14 @@ class Verdict:
     reasons: list[str] = field(default_factory=list)
     base: Entry | None = None
     new: Entry | None = None
-    change: Change | None = None
-    p_value: float | None = None
+    decision: Decision | None = None
     regressions: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    pairs: int | None = None
+
+    @property
+    def ratio(self) -> Ratio | None:
+        """New over base, with its own 95% interval; None if there is none."""
+        return self.decision.ratio if self.decision else None
 
 
 @dataclass(frozen=True)
@@ -159,7 +149,7 @@ def compare_runs(base: Run, new: Run, thresholds: Thresholds, *, force: bool = F
     notes = _notes(base, new)
     if differences and not force:
         return Comparison(base, new, wrong_answers(new), dict(differences), notes)
-    verdicts = _judge(pairs, thresholds)
+    verdicts = _verdicts(pairs, thresholds)
     verdicts += [missing(each, new.failed.get(each.name)) for each in alone_base]
     verdicts += unpaired(new, alone_new, verdicts, base.failed)
     told = {each.name for each in verdicts if each.verdict in ("missing", "invalid")}
@@ -247,95 +237,77 @@ def _new(entry: Entry) -> Verdict:
     return Verdict(entry.name, "new", ["NEW has it, BASE has not"], new=entry)
 
 
-def _judge(pairs: Sequence[tuple[Entry, Entry]], thresholds: Thresholds) -> list[Verdict]:
-    timed = [pair for pair in pairs if not (pair[0].wrong or pair[1].wrong or pair[1].is_memory)]
-    p_values = [rank_test(base.series, new.series) for base, new in timed]
-    known = [p for p in p_values if p is not None]
-    corrected = iter(holm(known))
-    of_pair = {id(pair[1]): None if p is None else next(corrected) for pair, p in zip(timed, p_values, strict=True)}
-    return [_verdict(base, new, thresholds.of(base.name), of_pair.get(id(new)), len(timed)) for base, new in pairs]
+def _verdicts(pairs: Sequence[tuple[Entry, Entry]], thresholds: Thresholds) -> list[Verdict]:
+    timed = [(base, new) for base, new in pairs if not (base.wrong or new.wrong or new.is_memory)]
+    decisions = iter(
+        decide_runs(
+            [(base.summary, new.summary) for base, new in timed],
+            [thresholds.of(base.name) for base, _ in timed],
+            [disturbances(base, new) for base, new in timed],
+        )
+    )
+    verdicts = []
+    for base, new in pairs:
+        notes = differ(base.facts, new.facts) + doubts(new)
+        threshold = thresholds.of(base.name)
+        if new.wrong:
+            verdicts.append(Verdict(base.name, "invalid", new.wrong, base, new, notes=notes))
+        elif base.wrong:
+            reasons = ["the answer of BASE was wrong: no comparison"]
+            verdicts.append(Verdict(base.name, "new", reasons, base, new, notes=notes))
+        elif new.is_memory:
+            sizes = base.summary.median, new.summary.median
+            decision = decide_exact(*sizes, effect=threshold.memory, least=MEMORY_BYTES, measure=MEMORY)
+            verdicts.append(verdict_of(decision, base, new, threshold, []))
+        else:
+            verdicts.append(verdict_of(next(decisions), base, new, threshold, notes))
+    return verdicts
 
 
-def _verdict(base: Entry, new: Entry, threshold: Threshold, p_value: float | None, tests: int) -> Verdict:
-    notes = differ(base.facts, new.facts) + [f"reason to doubt it: {each}" for each in new.warnings]
-    if new.wrong:
-        return Verdict(base.name, "invalid", new.wrong, base, new, notes=notes)
-    if base.wrong:
-        return Verdict(base.name, "new", ["the answer of BASE was wrong: no comparison"], base, new, notes=notes)
-    if new.is_memory:
-        return _verdict_of_memory(base, new, threshold)
-    sides = base.series, new.series
-    shown = change(*sides, between_runs=threshold.between_runs, confidence=CONFIDENCE)
-    sure = change(*sides, between_runs=threshold.between_runs, confidence=1 - ALPHA / tests)
-    verdict, reasons = of_times(base, new, threshold, shown, sure, p_value, tests)
-    regressions = ["time"] if verdict == "slower" else []
-    for what, reason in beside_time(base, new, threshold):
-        regressions.append(what)
-        reasons.append(reason)
-    return Verdict(base.name, verdict, reasons, base, new, shown, p_value, regressions, notes)
+def verdict_of(
+    decision: Decision, base: Entry, new: Entry, threshold: Threshold, notes: list[str],
+    began: Callable[[str], str] = lambda cost: "",
+) -> Verdict:  # fmt: skip
+    """Return the verdict on two measurements.
+
+    Parameters
+    ----------
+    decision : Decision
+        About time, or about memory if the benchmark measures memory.
+    base, new : Entry
+    threshold : Threshold
+    notes : list of str
+    began : callable, optional
+        Says with which run a regression of anything but time began.
+    """
+    what = "memory" if new.is_memory else "time"
+    regressions = [what] if decision.outcome == "slower" else []
+    disturbed = bool(base.disturbed or new.disturbed)
+    costs = grown(base.costs, new.costs, threshold, disturbed=disturbed) if decision.ratio else []
+    reasons = [*decision.reasons, *(_reason(cost, base.costs, new.costs) + began(cost) for cost in costs)]
+    return Verdict(new.name, decision.outcome, reasons, base, new, decision, regressions + costs, notes)
 
 
-def measure_of(entry: Entry) -> str:
-    """Return what a ratio of medians compares, in words."""
-    return "as much memory" if entry.is_memory else "as long"
+def _reason(cost: str, base: Costs, new: Costs) -> str:
+    """Say how much a cost beside time grew."""
+    if cost == "memory":
+        before, after = base.memory_bytes or math.nan, new.memory_bytes or math.nan
+        return f"peak memory grew by {after / before - 1:.0%}, from {before / 2**20:.0f} to {after / 2**20:.0f} MiB"
+    if cost == "first call":
+        before, after = base.first_call_s or math.nan, new.first_call_s or math.nan
+        return f"the first call takes {after / before:.1f} times as long, {figure(after)} s"
+    return f"the error grew from {base.error:.2g} to {new.error:.2g} of what is accepted"
 
 
-def of_times(
-    base: Entry, new: Entry, threshold: Threshold, shown: Change, sure: Change, p_value: float | None, tests: int
-) -> tuple[str, list[str]]:
-    """Decide from the intervals of a ratio, shown and corrected for the number of tests."""
-    limit = 1 + threshold.effect
-    if 1 / limit <= shown.low and shown.high <= limit:
-        return "same", []
-    verdict = None
-    if sure.low > 1 and sure.ratio >= limit:
-        verdict = "slower"
-    elif sure.high < 1 and sure.ratio <= 1 / limit:
-        verdict = "faster"
-    disturbed = [
-        f"{name} was disturbed: {each}" for name, side in (("BASE", base), ("NEW", new)) for each in side.doubts
-    ]
-    if verdict and disturbed:
-        return "uncertain", disturbed
-    if verdict and p_value is not None and p_value > ALPHA:
-        # Few samples cannot reach the corrected level; then the two sides must lie apart.
-        too_few = tests * fewest_p(base.series, new.series) > ALPHA
-        if not (too_few and separated(base.series, new.series)):
-            return "uncertain", [f"samples of both sides overlap (rank test, corrected: p = {p_value:.2g})"]
-    if verdict:
-        return verdict, [f"{shown.ratio:.2f} times {measure_of(base)}"]
-    if not shown.low > 0:
-        return "uncertain", ["one sample says nothing of its own noise"]
-    return "uncertain", [f"two runs may differ by {max(shown.high / shown.ratio, 1) - 1:.0%} without cause"]
+def disturbances(base: Entry, new: Entry) -> list[str]:
+    """Return what forbids to call either run slower."""
+    sides = (("BASE", base), ("NEW", new))
+    return [f"{name} was disturbed: {reason}" for name, side in sides for reason in side.disturbed]
 
 
-def beside_time(base: Entry, new: Entry, threshold: Threshold) -> list[tuple[str, str]]:
-    """Return the regressions of anything but time: of what, and why."""
-    found = []
-    if base.memory_bytes and new.memory_bytes and new.memory_bytes - base.memory_bytes >= MEMORY_BYTES:
-        grown = new.memory_bytes / base.memory_bytes - 1
-        if grown > threshold.memory:
-            sizes = f"{base.memory_bytes / 2**20:.0f} to {new.memory_bytes / 2**20:.0f} MiB"
-            found.append(("memory", f"peak memory grew by {grown:.0%}, from {sizes}"))
-    one, other = base.first_call_s, new.first_call_s
-    quiet = not (base.doubts or new.doubts)
-    if quiet and one and other and other - one >= FIRST_CALL_S and other / one > threshold.first_call:
-        found.append(("first call", f"the first call takes {other / one:.1f} times as long, {figure(other)} s"))
-    if base.error is not None and new.error is not None and new.error >= max(ERROR, threshold.accuracy * base.error):
-        errors = f"from {base.error:.2g} to {new.error:.2g} of what is accepted"
-        found.append(("accuracy", f"the error grew {errors}"))
-    return found
-
-
-def _verdict_of_memory(base: Entry, new: Entry, threshold: Threshold) -> Verdict:
-    ratio = new.series.median / base.series.median
-    limit = 1 + threshold.memory
-    verdict = "slower" if ratio > limit else "faster" if ratio < 1 / limit else "same"
-    if abs(new.series.median - base.series.median) < MEMORY_BYTES:
-        verdict = "same"
-    reasons = [] if verdict == "same" else [f"{ratio:.2f} times as much memory"]
-    regressions = ["memory"] if verdict == "slower" else []
-    return Verdict(base.name, verdict, reasons, base, new, Change(ratio, ratio, ratio), None, regressions)
+def doubts(*entries: Entry) -> list[str]:
+    """Return notes on reasons to doubt a result that do not decide."""
+    return [f"reason to doubt it: {warning}" for warning in dict.fromkeys(w for each in entries for w in each.warnings)]
 
 
 def summary(comparison: Comparison) -> str:
@@ -353,50 +325,3 @@ def summary(comparison: Comparison) -> str:
 
 
 _MORE = {"memory": "memory", "first call": "time of the first call", "accuracy": "error"}
-
-
-def to_json(comparison: Comparison) -> dict[str, Any]:
-    """Return the comparison as JSON-able values; times in seconds, what is infinite as null."""
-
-    def side(entry: Entry | None) -> dict[str, Any] | None:
-        if entry is None:
-            return None
-        return {
-            "median_bytes" if entry.is_memory else "median_s": _finite(entry.series.median),
-            "samples": entry.series.rounds,
-            "peak_memory_bytes": _finite(entry.memory_bytes),
-            "first_call_s": _finite(entry.first_call_s),
-            "error": _finite(entry.error),
-            "disturbed": entry.doubts,
-        }
-
-    return {
-        "schema": "d5suite-comparison-1",
-        "base": {"path": str(comparison.base.path), "kind": comparison.base.kind, "datetime": comparison.base.date},
-        "new": {"path": str(comparison.new.path), "kind": comparison.new.kind, "datetime": comparison.new.date},
-        "exit": int(comparison.exit),
-        "summary": summary(comparison),
-        "forced": comparison.forced,
-        "differences": comparison.differences,
-        "notes": comparison.notes,
-        "benchmarks": [
-            {
-                "name": each.name,
-                "verdict": each.verdict,
-                "reasons": each.reasons,
-                "regressions": each.regressions,
-                "ratio": _finite(each.change and each.change.ratio),
-                "interval": each.change and [_finite(each.change.low), _finite(each.change.high)],
-                "p_value": _finite(each.p_value),
-                "pairs": each.pairs,
-                "base": side(each.base),
-                "new": side(each.new),
-                "differences": each.notes,
-            }
-            for each in comparison.verdicts
-        ],
-    }
-
-
-def _finite(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None

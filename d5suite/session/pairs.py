@@ -28,8 +28,9 @@ from d5suite.session.results import MeasurementResult, Wanted
 from d5suite.session.session import Session
 from d5suite.session.sides import Side
 from d5suite.session.turns import TurnJob, TurnScheduler
+from d5suite.statistics.decisions import Decision, decide_pairs
 from d5suite.statistics.launches import Launches
-from d5suite.statistics.sequential import Decision, block_difference, decide
+from d5suite.statistics.sequential import block_difference
 
 SIDES, ORDERS = "AB", ("ABBA", "BAAB")
 """The sides, and their orders in a block."""
@@ -87,8 +88,6 @@ class Pair:
         Number of blocks that the decision rests on.
     launches : int
         Number of launches of both sides.
-    doubt : str
-        Why the decision is uncertain although one launch decided.
     """
 
     wanted: Wanted
@@ -97,7 +96,6 @@ class Pair:
     decision: Decision | None = None
     blocks: int = 0
     launches: int = 1
-    doubt: str = ""
 
 
 class InterruptedPairsError(KeyboardInterrupt):
@@ -244,14 +242,14 @@ class _History:
             self._launches = None
             return
         self._blocks, self._count = self._blocks + pair.blocks, self._count + 1
-        self._launches.hear(pair.decision.ratio, alpha)
+        self._launches.add(pair.decision, alpha)
 
     def pair(self) -> Pair:
         """Return the decision of all launches."""
         if self._launches is None:
             return self._latest
-        decision, doubt = self._launches.decision()
-        return replace(self._latest, decision=decision, doubt=doubt, blocks=self._blocks, launches=self._count)
+        decision = self._launches.decision()
+        return replace(self._latest, decision=decision, blocks=self._blocks, launches=self._count)
 
 
 class PairScheduler(TurnScheduler):
@@ -309,9 +307,9 @@ class PairScheduler(TurnScheduler):
                 for side in self._random.choice(ORDERS):
                     block[side].extend(slot(side, count))
                 differences.append(block_difference(block["A"], block["B"]))
-                decision = decide(differences, effect=test.effect, alpha=test.alpha)
+                decision = decide_pairs(differences, effect=test.effect, alpha=test.alpha)
                 spent = len(differences) >= self._budget.blocks or time.monotonic() > end
-                if decision.verdict != "uncertain" or spent:
+                if decision.outcome != "uncertain" or spent:
                     break
         except _SideFailedError as error:
             return error.side

@@ -6,7 +6,7 @@ is a fair coin. Each launch bets a part of what is held on the side that was slo
 held exceeds 1 / alpha with a probability of at most alpha, however often one looks (Ville's
 inequality; Shafer, "Testing by betting", JRSS A 184, 2021).
 
-Imports NumPy and its neighbour.
+Imports NumPy and its neighbours.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ import math
 
 import numpy as np
 
-from d5suite.statistics.sequential import Decision
+from d5suite.statistics.decisions import Decision, decide, half, of_pairs
+from d5suite.statistics.intervals import interval_ranks
+from d5suite.statistics.ratios import Ratio
 
 BET = 0.8
 """Share of the stake that is bet: nearly as quick as betting all, and survives one loss."""
@@ -37,59 +39,60 @@ def launches_needed(alpha: float, losses: int = 0) -> int:
 
 
 class Launches:
-    """Verdict of launches on one measurement. The first may raise a suspicion; others confirm it.
+    """Decision from several launches. The first may find a change; others confirm it.
 
     Parameters
     ----------
     first : Decision
-        Of the blocks of the first launch.
+        Of the pairs of the first launch.
     effect : float
         Relative change to find: less than half of it does not count.
     """
 
     def __init__(self, first: Decision, effect: float) -> None:
-        self._first, self._limit = first, math.log1p(effect)
-        self._found: list[float] = []
+        self._first, self._effect = first, effect
+        self._ratios: list[Ratio] = []
         self._confirmed = False
-        self.open = first.verdict in ("slower", "faster")
+        self.open = first.changed
         """Whether another launch is needed."""
 
-    def hear(self, ratio: float, alpha: float) -> None:
-        """Take another launch.
+    def add(self, launch: Decision, alpha: float) -> None:
+        """Add another launch.
 
         Parameters
         ----------
-        ratio : float
-            B's time over A's.
+        launch : Decision
+            Only its ratio counts.
         alpha : float
             Probability that launches confirm a change if there is none.
         """
-        self._found.append(math.log(ratio))
-        towards = 1 if self._first.verdict == "slower" else -1
-        lost = sum(each * towards <= 0 for each in self._found)
-        held = (len(self._found) - lost) * math.log1p(BET) + lost * math.log1p(-BET)
+        assert launch.ratio is not None
+        self._ratios.append(launch.ratio)
+        slower = self._first.outcome == "slower"
+        lost = sum(ratio.value <= 1 if slower else ratio.value >= 1 for ratio in self._ratios)
+        held = (len(self._ratios) - lost) * math.log1p(BET) + lost * math.log1p(-BET)
         self._confirmed = held >= -math.log(alpha)
         self.open = not self._confirmed and lost <= LOSSES
 
-    def decision(self) -> tuple[Decision, str]:
-        """Return the verdict of all launches, and why it is uncertain.
+    def decision(self) -> Decision:
+        """Return the decision of all launches.
 
-        The ratio is the median of the launches that were to confirm, which were not chosen for what
-        they say; the interval is their range.
+        The ratio is the median of the later launches, because the first one was chosen for its
+        outcome; the interval is their range.
         """
         first = self._first
-        if not self._found:
-            if not self.open:
-                return first, ""
-            doubt = f"{first.ratio:.3f} times as long, which no second launch of both sides has confirmed"
-            return first._replace(verdict="uncertain"), doubt
-        middle, low, high = float(np.median(self._found)), min(self._found), max(self._found)
-        found = Decision(first.verdict, math.exp(middle), math.exp(low), math.exp(high))
-        if self._confirmed and abs(middle) >= self._limit / 2:
-            return found, ""
-        if -self._limit <= low and high <= self._limit:
-            return found._replace(verdict="same"), ""
-        doubt = (
-            f"{first.ratio:.3f} times as long, which later launches do not confirm: {found.low:.3f} to {found.high:.3f}"
-        )
-        return found._replace(verdict="uncertain"), doubt
+        assert first.ratio is not None
+        said = f"{first.ratio.value:.3f} times as long, which "
+        if not self._ratios:
+            reason = f"{said}no second launch of both sides has confirmed"
+            return Decision("uncertain", first.ratio, (reason,)) if self.open else first
+        values = [ratio.value for ratio in self._ratios]
+        middle = math.exp(float(np.median(np.log(values))))
+        pairs = sum(ratio.n for ratio in (first.ratio, *self._ratios))
+        ratio = Ratio(middle, min(values), max(values), interval_ranks(len(values)).confidence, "pairs", pairs)
+        evidence = ratio._replace(low=middle, high=middle) if self._confirmed else ratio._replace(low=0, high=math.inf)
+        found = decide(ratio, effect=self._effect, least=half(self._effect), corrected=evidence)
+        if found.outcome == "uncertain":
+            reason = f"{said}later launches do not confirm: {ratio.low:.3f} to {ratio.high:.3f}"
+            return found._replace(reasons=(reason,))
+        return of_pairs(found)

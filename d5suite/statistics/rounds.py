@@ -23,12 +23,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 
 from d5suite.errors import ConfigurationError
 from d5suite.statistics.intervals import interval_ranks, median_interval
+from d5suite.statistics.ratios import Ratio
 
 LAUNCH_SD = 0.03
 """Standard deviation that is assumed, where only one launch was made, of the logarithm of a ratio
@@ -40,42 +40,14 @@ with 3% in 91 to 97% (``benchmarks/bench_order.py``)."""
 OF_TWO_RUNS = math.sqrt(2)
 """Standard deviation of the difference of two runs, over that of one."""
 
-MOST = 709.0
-"""Logarithm of about the largest float."""
 
-
-class Relation(NamedTuple):
-    """Ratio of the time of b to that of a.
-
-    Attributes
-    ----------
-    ratio : float
-    low, high : float
-        Interval for what another run finds; 0 and infinity if one round says too little.
-    launches : int
-    rounds : int
-        Of all launches.
-    """
-
-    ratio: float
-    low: float
-    high: float
-    launches: int
-    rounds: int
-
-    @property
-    def is_noise(self) -> bool:
-        """Whether the opposite order is as plausible."""
-        return self.low <= 1 <= self.high
-
-
-def relation(
+def ratio_of_rounds(
     a: Sequence[Sequence[float]],
     b: Sequence[Sequence[float]],
     confidence: float = 0.95,
     launch_sd: float = LAUNCH_SD,
-) -> Relation:
-    """Return how many times as long b takes as a.
+) -> Ratio:
+    """Return how many times as long b takes as a, with an interval for a repeat run.
 
     Parameters
     ----------
@@ -87,35 +59,35 @@ def relation(
     launch_sd : float
         Assumed between launches if there is only one.
 
+    Returns
+    -------
+    Ratio
+        Of method "launches", or of method "rounds" if there is only one launch.
+
     Raises
     ------
     ConfigurationError
         If there is no round, or rounds or launches do not pair.
     """
-    if not a or [len(each) for each in a] != [len(each) for each in b] or not all(map(len, a)):
+    if not a or list(map(len, a)) != list(map(len, b)) or not all(map(len, a)):
         raise ConfigurationError("rounds of two series do not pair", hint="Compare what took turns in one run.")
     from scipy.stats import norm, t
 
-    differences = [without_drift(np.log(its) - np.log(other)) for other, its in zip(a, b, strict=True)]
-    levels = [float(np.median(each)) for each in differences]
-    count, rounds = len(levels), sum(map(len, differences))
-    middle = float(np.mean(levels))
+    differences = [without_drift(np.log(b_times) - np.log(a_times)) for a_times, b_times in zip(a, b, strict=True)]
+    launches = [float(np.median(launch)) for launch in differences]
+    count, rounds = len(launches), len(differences[0])
+    middle = float(np.mean(launches))
     if count > 1:
-        error = float(np.std(levels, ddof=1)) / math.sqrt(count)
+        error = float(np.std(launches, ddof=1)) / math.sqrt(count)
         half = OF_TWO_RUNS * float(t.ppf((1 + confidence) / 2, count - 1)) * error
-        return Relation(_exp(middle), _exp(middle - half), _exp(middle + half), count, rounds)
+        return Ratio.from_logs(middle, middle - half, middle + half, confidence, "launches", count)
     if interval_ranks(rounds, confidence).confidence == 0:
-        return Relation(_exp(middle), 0.0, math.inf, count, rounds)
+        return Ratio.from_logs(middle, -math.inf, math.inf, confidence, "rounds", rounds)
     low, high = median_interval(list(differences[0]), confidence)
     between = float(norm.ppf((1 + confidence) / 2)) * launch_sd
     low = middle - OF_TWO_RUNS * math.hypot(middle - low, between)
     high = middle + OF_TWO_RUNS * math.hypot(high - middle, between)
-    return Relation(_exp(middle), _exp(low), _exp(high), count, rounds)
-
-
-def _exp(value: float) -> float:
-    """Return the exponential; infinite on overflow, as for absurd times in a file."""
-    return math.exp(value) if value < MOST else math.inf
+    return Ratio.from_logs(middle, low, high, confidence, "rounds", rounds)
 
 
 def without_drift(differences: np.ndarray) -> np.ndarray:

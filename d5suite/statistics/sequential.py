@@ -1,4 +1,4 @@
-"""Decisions from pairs that may be looked at after each one.
+"""Bounds of a median that hold however often one looks, for decisions after each pair.
 
 Each block runs two sides in turn, in an order that a coin decides, and gives one difference. A
 hypothesis of the form "the differences' median is m" makes each one's sign against m a fair coin,
@@ -18,27 +18,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import NamedTuple
 
 import numpy as np
-
-
-class Decision(NamedTuple):
-    """Verdict of the blocks so far.
-
-    Attributes
-    ----------
-    verdict : {"slower", "faster", "same", "uncertain"}
-    ratio : float
-        Median over blocks of b's time over a's.
-    low, high : float
-        Confidence sequence of it; 0 and infinity while there are too few blocks.
-    """
-
-    verdict: str
-    ratio: float
-    low: float
-    high: float
 
 
 @lru_cache(maxsize=4096)
@@ -67,31 +48,6 @@ def median_bounds(differences: Sequence[float], alpha: float) -> tuple[float, fl
         return -math.inf, math.inf
     ordered = np.sort(np.asarray(differences, np.float64))
     return float(ordered[rank - 1]), float(ordered[count - rank])
-
-
-def decide(differences: Sequence[float], *, effect: float, alpha: float) -> Decision:
-    """Decide from the blocks so far; may be called after each block.
-
-    Parameters
-    ----------
-    differences : sequence of float, shape (n,), n >= 1
-        By block: logarithm of b's time over a's.
-    effect : float
-        Relative change to find: less than half of it does not count, and changes within it are
-        "same".
-    alpha : float
-        Probability of any wrong "slower" or "faster" over all times that one looks.
-    """
-    middle, limit = float(np.median(differences)), math.log1p(effect)
-    low, high = median_bounds(differences, alpha)
-    verdict = "uncertain"
-    if low > 0 and middle >= limit / 2:
-        verdict = "slower"
-    elif high < 0 and middle <= -limit / 2:
-        verdict = "faster"
-    elif -limit <= low and high <= limit:
-        verdict = "same"
-    return Decision(verdict, math.exp(middle), math.exp(low), math.exp(high) if high < math.inf else math.inf)
 
 
 def block_difference(a: Sequence[float], b: Sequence[float]) -> float:

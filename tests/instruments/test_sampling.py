@@ -255,8 +255,8 @@ def test_a_paired_ratio_cancels_what_slows_both() -> None:
     disturbed = [1.0 + (3.0 if number % 7 < 3 else 0.0) for number in range(1000)]
     result = alternating(FakeMachine(), (2.0 * each for each in disturbed), iter(disturbed), [], max_time_s=100.0)
     ratio = paired_ratio(result["slow"].samples_s, result["fast"].samples_s)
-    assert ratio.median == pytest.approx(2.0)
-    assert ratio.ci95 == pytest.approx((2.0, 2.0))
+    assert ratio.value == pytest.approx(2.0)
+    assert ratio.interval == pytest.approx((2.0, 2.0))
     assert ratio.n == len(result["slow"].samples_s) == 6
     assert result["slow"].stopped_by == "precision"
 
@@ -274,7 +274,7 @@ def test_alternating_a_single_step_judges_its_own_precision() -> None:
     ("interval", "said"), [((0.9, 1.01), "kept"), ((0.9, 1.2), "undecided"), ((1.05, 1.2), "exceeded")]
 )
 def test_a_limit_inside_the_interval_is_undecided(interval: tuple[float, float], said: str) -> None:
-    assert Ratio(1.0, interval, 9).against(1.02) == said
+    assert Ratio(1.0, *interval, 0.95, "samples", 9).against(1.02) == said
 
 
 def test_ratios_and_alternation_refuse_what_does_not_belong_together() -> None:

@@ -31,7 +31,8 @@ from d5suite.report.verdicts import Comparison, Exit, Verdict
 from d5suite.session.pairs import Pair, PairedRun
 from d5suite.session.results import MeasurementResult, Wanted
 from d5suite.session.sides import Side, made
-from d5suite.statistics.changes import Change
+from d5suite.statistics.decisions import Decision
+from d5suite.statistics.ratios import Ratio
 from tests.conftest import PLUGINS, plugin_environment, write_recipe
 
 QUICK = ("--max-pairs", "12")
@@ -465,7 +466,9 @@ def test_revisions_of_a_backend_are_installed_one_after_another(
     def measure(options: object, specs: tuple[str, str], asked: object, only: str | None) -> Compared:
         with made(specs[0], "--a") as one, made(specs[1], "--b") as other:
             before, after = (int(said_there(side, EXTRA_VALUE)[0]) for side in (one, other))
-        verdict = Verdict("a/b c", "slower" if after > before else "same", change=Change(after / before, 1, 3))
+        outcome = "slower" if after > before else "same"
+        decision = Decision(outcome, Ratio(after / before, 1, 3, 0.95, "pairs", 10))
+        verdict = Verdict("a/b c", outcome, decision=decision)
         runs = [Run(Path(each), "side", [], {}) for each in specs]
         return Compared(Comparison(runs[0], runs[1], [verdict], {}, []))
 

@@ -12,7 +12,8 @@ from d5suite.errors import ConfigurationError
 from d5suite.pytest_plugin.bisect import Culprit, find_culprit
 from d5suite.report.runs import Run
 from d5suite.report.verdicts import Comparison, Verdict
-from d5suite.statistics.changes import Change
+from d5suite.statistics.decisions import Decision
+from d5suite.statistics.ratios import Ratio
 
 NUMBERS = range(12)
 
@@ -46,7 +47,11 @@ class Measured:
         names = [only] if only else ["steady", "a/b torch"]
         base, new = (Run(Path(each), "side", [], {}) for each in (good, revision))
         verdicts = [
-            Verdict(name, "same" if name == "steady" else verdict, change=Change(ratio, 0.9 * ratio, 1.1 * ratio))
+            Verdict(
+                name,
+                "same" if name == "steady" else verdict,
+                decision=Decision(verdict, Ratio(ratio, 0.9 * ratio, 1.1 * ratio, 0.95, "pairs", 10)),
+            )
             for name in names
         ]
         return Comparison(base, new, verdicts, {}, [])

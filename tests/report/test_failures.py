@@ -12,13 +12,13 @@ import jsonschema
 import pytest
 
 from d5suite.cli import main
-from d5suite.report.announcing import to_junit
-from d5suite.report.paired import Paired, judge
+from d5suite.report.comparison_formats import to_junit
+from d5suite.report.pair_verdicts import Paired, compare_pairs
 from d5suite.report.runs import Entry, Failed
 from d5suite.report.schema import result_schema
 from d5suite.report.thresholds import Thresholds
 from d5suite.report.verdicts import summary
-from d5suite.statistics.changes import series_of
+from d5suite.statistics.medians import summarize
 from tests.report.test_history import judged, keep
 from tests.report.test_verdicts import (
     QUIET,
@@ -122,14 +122,14 @@ def test_a_wrong_answer_is_told_though_a_history_is_of_another_machine(
 
 
 def test_a_wrong_answer_of_a_side_is_told_though_the_sides_cannot_be_compared() -> None:
-    series = series_of([1.0, 1.1, 1.2])
-    one, other = (Entry("a/x y", series, {"threads": n}) for n in "27")
-    wrong = Entry("b/x y", series, {"threads": "7"}, wrong=["error 3 of 1 accepted"])
+    summary_of_times = summarize([1.0, 1.1, 1.2])
+    one, other = (Entry("a/x y", summary_of_times, {"threads": n}) for n in "27")
+    wrong = Entry("b/x y", summary_of_times, {"threads": "7"}, wrong=["error 3 of 1 accepted"])
     sides = [Paired("a/x y", one, other), Paired("b/x y", one, wrong), Paired("c/x y", one, Failed(True, "wrong"))]
-    found = judge(("here", "env:A=1"), sides, Thresholds())
+    found = compare_pairs(("here", "env:A=1"), sides, Thresholds())
     assert [each.name for each in found.verdicts] == ["b/x y", "c/x y"] and found.exit == 3
     assert summary(found) == "2 invalid, not comparable: threads: 2 ≠ 7"
-    assert judge(("here", "env:A=1"), sides[:1], Thresholds()).exit == 5
+    assert compare_pairs(("here", "env:A=1"), sides[:1], Thresholds()).exit == 5
     assert b'errors="3"' in to_junit(found)
 
 

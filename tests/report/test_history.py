@@ -12,7 +12,7 @@ import pytest
 
 from d5suite.cli import main
 from d5suite.report.history import read
-from d5suite.report.judging import compare_with_history
+from d5suite.report.history_verdicts import compare_with_history
 from d5suite.report.runs import Failed, read_run
 from d5suite.report.thresholds import Thresholds
 from tests.report.test_verdicts import asv, name_of, plain, record, reference, result, slow_down, wide, write
@@ -260,7 +260,7 @@ def test_runs_of_asv_stand_in_the_order_of_their_commits(tmp_path: Path, capsys:
         keep(folder, new)
     assert capsys.readouterr().out.count("were kept before") == 3
     (points,) = read(folder).values()
-    assert [(each.date[:10], each.entry.series.median) for each in points] == [
+    assert [(each.date[:10], each.entry.summary.median) for each in points] == [
         ("2023-11-15", 1.0), ("2023-11-16", 2.0), ("2023-11-17", 3.0),
     ]  # fmt: skip
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from d5suite.cli import main
-from d5suite.report.order import orders_of
+from d5suite.report.compare import contests_in_turn
 from d5suite.report.reading import load_results
 from tests.report.pages import settle
 
@@ -56,31 +56,34 @@ def test_the_table_says_who_is_fastest_and_who_is_within_noise(
     path = write(tmp_path / "out.json", benchmarks({"torch": 0.03, "jax": 0.02, "mxnet": 0.0302}))
     assert main(["compare", str(path)]) == 0
     shown = capsys.readouterr().out
-    assert "fastest first, by rounds taken in turn" in shown
+    assert "fastest first, from rounds taken in turn; ratio to the fastest" in shown
     assert re.search(r"imagenet_resnet50/inference: jax, (torch|mxnet) 1\.5", shown)
     assert re.search(r"within noise: (torch and mxnet|mxnet and torch)\n", shown)
     assert "jax and" not in shown and "3% from launch to launch are assumed" in shown
     path = write(tmp_path / "three.json", benchmarks({"torch": 0.03, "jax": 0.02}, launches=3))
     assert main(["compare", str(path)]) == 0
     assert "are assumed" not in capsys.readouterr().out
-    (order,) = orders_of(load_results(path))
-    (_, (name, its)) = order.backends
-    assert (name, its.launches, its.rounds) == ("torch", 3, 18) and its.ratio == pytest.approx(1.5, rel=0.02)
+    (contest,) = contests_in_turn(load_results(path))
+    (_, (row, ratio)) = contest.standing
+    assert (row.backend, ratio.method, ratio.n) == ("torch", "launches", 3)
+    assert ratio.value == pytest.approx(1.5, rel=0.02)
 
 
 def test_only_those_that_took_turns_are_put_in_order(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     apart = benchmarks({"torch": 0.03, "jax": 0.02}) + benchmarks({"mxnet": 0.01, "keras": 0.02}, group="other")
     alone = benchmarks({"tensorflow": 0.001}, group="alone")
     alone[0]["extra_info"]["d5suite"]["turns"][0]["note"] = "memory had no room"
-    orders = orders_of(load_results(write(tmp_path / "out.json", apart + alone)))
-    assert [[name for name, _ in each.backends] for each in orders] == [["jax", "torch"], ["mxnet", "keras"],
+    contests = contests_in_turn(load_results(write(tmp_path / "out.json", apart + alone)))
+    assert [[row.backend for row, _ in each.standing] for each in contests] == [["jax", "torch"], ["mxnet", "keras"],
                                                                         ["tensorflow"]]  # fmt: skip
     assert main(["compare", str(tmp_path / "out.json")]) == 0
     assert "memory had no room" in capsys.readouterr().out
     content = json.loads(REFERENCE.read_text())
     for bench in content["benchmarks"]:
         bench["extra_info"]["d5suite"].pop("turns", None)
-    assert not orders_of(load_results(write(tmp_path / "before.json", content["benchmarks"])))  # of a time before turns
+    assert not contests_in_turn(
+        load_results(write(tmp_path / "before.json", content["benchmarks"]))
+    )  # of a time before turns
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,6 @@ import re
 import subprocess
 import sys
 from datetime import datetime, timedelta, timezone
-from operator import attrgetter
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -27,14 +26,13 @@ import d5suite.report
 import d5suite.report.plots
 from d5suite.cli import main
 from d5suite.report.colours import PALETTE, places
-from d5suite.report.compare import is_reduced
+from d5suite.report.compare import Row, contests_in_turn, is_reduced
+from d5suite.report.contests import Contest, contests_of
 from d5suite.report.formats import figure as digits
-from d5suite.report.order import orders_of
 from d5suite.report.page.figures import MOST_BARS
 from d5suite.report.page.gather import gather
-from d5suite.report.page.leads import lead_of
 from d5suite.report.page.render import MOST_CHECKS, brief
-from d5suite.report.page.strips import WIDTH, samples_strip
+from d5suite.report.page.sparklines import WIDTH, samples_strip
 from d5suite.report.page.svg import drawing, inline
 from d5suite.report.plots import Plot
 from d5suite.report.reading import load_results
@@ -100,6 +98,13 @@ def test_the_fastest_is_named_with_its_lead_and_a_small_one_is_too_close(tmp_pat
         assert verdict in html.unescape(page)
 
 
+def contest_of(results: list[dict[str, Any]], between_runs: float) -> Contest[Row]:
+    """The contest of results, whose backends are named by their places."""
+    rows = [Row("m", str(place), "", {"ranks": 1, **each}) for place, each in enumerate(results)]
+    (contest,) = contests_of(rows, between_runs=between_runs)
+    return contest
+
+
 @given(st.floats(1.0, 50), st.floats(0, 0.3))
 def test_a_lead_is_the_ratio_of_medians_and_its_interval_grows_with_the_noise(ratio: float, noise: float) -> None:
     def result(median: float) -> dict[str, Any]:
@@ -110,19 +115,19 @@ def test_a_lead_is_the_ratio_of_medians_and_its_interval_grows_with_the_noise(ra
         }
 
     results = [result(ratio), result(1.0)]
-    lead = lead_of(results, lambda each: each, noise)
-    assert lead.by is not None
-    assert lead.by.ratio == pytest.approx(ratio, rel=1e-9)
-    wider = lead_of(results, lambda each: each, noise + 0.1).by
-    assert wider is not None and wider.low < lead.by.low <= lead.by.ratio <= lead.by.high < wider.high
-    assert bool(lead.close) == (lead.by.low <= 1)
+    contest = contest_of(results, noise)
+    (_, (_, lead)) = contest.standing
+    assert lead.value == pytest.approx(ratio, rel=1e-9)
+    (_, (_, wider)) = contest_of(results, noise + 0.1).standing
+    assert wider.low < lead.low <= lead.value <= lead.high < wider.high
+    assert bool(contest.rivals) == (lead.low <= 1)
 
 
 def test_samples_of_other_sizes_are_compared_by_item() -> None:
     small = {"data": [1.0] * 9, "median_s": 1.0, "throughput": {"value": 10.0}}
     large = {"data": [4.0] * 9, "median_s": 4.0, "throughput": {"value": 20.0}}
-    lead = lead_of([small, large], lambda each: each, 0.01)
-    assert lead.first == 1 and lead.by is not None and lead.by.ratio == pytest.approx(2)
+    ((first, _), (_, lead)) = contest_of([small, large], 0.01).standing
+    assert first.backend == "1" and lead.value == pytest.approx(2)
 
 
 def test_backends_that_took_turns_are_compared_by_their_rounds() -> None:
@@ -133,10 +138,9 @@ def test_backends_that_took_turns_are_compared_by_their_rounds() -> None:
         turns = [{"group": token, "rounds": [2] * 12}]
         return {"data": data, "median_s": median, "throughput": {"value": 1 / median}, "turns": turns, "place": ""}
 
-    together = lead_of([result(1.0, "a"), result(1.5, "a")], lambda each: each, 0.15).by
-    apart = lead_of([result(1.0, "a"), result(1.5, "b")], lambda each: each, 0.15).by
-    assert together is not None and apart is not None
-    assert together.ratio == pytest.approx(1.5, rel=1e-3) == pytest.approx(apart.ratio, rel=0.05)
+    (_, (_, together)) = contest_of([result(1.0, "a"), result(1.5, "a")], 0.15).standing
+    (_, (_, apart)) = contest_of([result(1.0, "a"), result(1.5, "b")], 0.15).standing
+    assert together.value == pytest.approx(1.5, rel=1e-3) == pytest.approx(apart.value, rel=0.05)
     assert together.low > 1 and together.high / together.low < apart.high / apart.low
 
 
@@ -152,15 +156,17 @@ def test_the_fastest_of_those_that_took_turns_is_so_in_its_rounds() -> None:
 
     slower, faster = result(1.1, False), result(1.0, True)
     assert slower["median_s"] < faster["median_s"]
-    lead = lead_of([slower, faster], lambda each: each, 0.15)
-    assert lead.first == 1 and lead.by is not None and lead.by.ratio == pytest.approx(1.1)
+    ((first, _), (_, lead)) = contest_of([slower, faster], 0.15).standing
+    assert first.backend == "1" and lead.value == pytest.approx(1.1)
 
 
 def test_only_schemes_that_compute_the_same_compete(tmp_path: Path) -> None:
     def contests(path: Path) -> dict[str, set[str]]:
         (group,) = [group for _, group in gather([path], between_runs=0.15).groups]
-        return {kind: {record_of["distributed"]["scheme"] for record_of in map(attrgetter("record"), rows)}
-                for kind, _, rows, _ in group.leads}  # fmt: skip
+        return {
+            contest.ranks: {row.record["distributed"]["scheme"] for row in contest.results}
+            for contest in group.contests
+        }
 
     same = {"all_reduce", "parameter_server", "ddp", "fsdp", "sharded", "multi_worker_mirrored", "dist_sync", "horovod"}
     others = {"asynchronous", "stale_synchronous", "model_averaging", "gossip", "top_k", "quantised", "dist_async"}
@@ -174,20 +180,23 @@ def test_only_schemes_that_compute_the_same_compete(tmp_path: Path) -> None:
 
 
 def test_backends_compete_within_a_run_and_not_with_themselves(tmp_path: Path) -> None:
+    def ratios(contest: Contest[Any]) -> list[Any]:
+        return [(row.backend, ratio) for row, ratio in contest.standing]
+
     found = content()
     first, again = (write(tmp_path / f"{name}.json", found) for name in ("first", "again"))
-    alone = {group.measurement: group.leads for _, group in gather([first], between_runs=0.15).groups}
-    assert all(contest.file == "" for leads in alone.values() for contest in leads)
+    alone = {group.measurement: group.contests for _, group in gather([first], between_runs=0.15).groups}
+    assert all(contest.file == "" for several in alone.values() for contest in several)
     for _, group in gather([first, again], between_runs=0.15).groups:
         (once,) = alone[group.measurement]
-        assert [contest.file for contest in group.leads] == ["(1)", "(2)"]
-        assert all(contest.lead == once.lead for contest in group.leads)
-        assert all({row.file for row in contest.rows} == {contest.file} for contest in group.leads)
+        assert [contest.file for contest in group.contests] == ["(1)", "(2)"]
+        assert all(ratios(contest) == ratios(once) for contest in group.contests)
+        assert all({row.file for row in contest.results} == {contest.file} for contest in group.contests)
     parts = [write(tmp_path / f"{name}.json", found | {"benchmarks": [b for b in found["benchmarks"] if
              (b["param"] == "torch") == (name == "torch")]}) for name in ("torch", "others")]  # fmt: skip
     for _, group in gather(parts, between_runs=0.15).groups:  # each backend once: they compete
-        (contest,) = group.leads
-        assert contest.file == "" and len(contest.rows) == len(alone[group.measurement][0].rows)
+        (contest,) = group.contests
+        assert contest.file == "" and len(contest.results) == len(alone[group.measurement][0].results)
 
 
 def test_the_verdict_leaves_out_what_all_names_end_with(tmp_path: Path) -> None:
@@ -514,7 +523,10 @@ def test_every_number_is_in_the_csv_files_as_in_the_json(tmp_path: Path) -> None
         assert [float(s["seconds"]) for s in samples if s["id"] == line["id"]] == bench["stats"]["data"]
     with open(tmp_path / "csv" / "fastest.csv", newline="") as file:
         fastest = {line["measurement"]: line["fastest"] for line in csv.DictReader(file)}
-    in_turn = {order.group.partition("/")[2]: order.backends[0][0] for order in orders_of(load_results(SMOKE))}
+    in_turn = {
+        contest.name.partition("/")[2]: contest.standing[0][0].backend
+        for contest in contests_in_turn(load_results(SMOKE))
+    }
     assert {"inference", "gradient", "training_step"} <= set(in_turn)
     assert {name: fastest[name] for name in in_turn} == in_turn  # as below the terminal's tables
 

@@ -145,7 +145,7 @@ def run(tmp_path: Path, names: str, budget: Budget = Budget()) -> dict[str, Pair
 
 
 def verdicts(pairs: dict[str, Pair]) -> dict[str, str | None]:
-    return {name: each.decision.verdict if each.decision else None for name, each in pairs.items()}
+    return {name: each.decision.outcome if each.decision else None for name, each in pairs.items()}
 
 
 def steady(name: str, launch: int) -> float:
@@ -160,7 +160,8 @@ def test_what_has_changed_is_measured_by_new_processes_until_they_confirm_it_and
     pretend(monkeypatch, pretence)
     found = run(tmp_path, "sef")
     assert verdicts(found) == {"s": "slower", "e": "same", "f": "faster"}
-    assert found["s"].decision is not None and found["s"].decision.ratio == pytest.approx(1.3, rel=0.01)
+    assert (slower := found["s"].decision) is not None and slower.ratio is not None
+    assert slower.ratio.value == pytest.approx(1.3, rel=0.01)
     records = {name: each.b.record for name, each in found.items()}
     again = launches_needed(ALPHA / 2)  # two are suspected
     last = {"of": f"launch {1 + again}"}
@@ -184,12 +185,13 @@ def test_what_later_launches_do_not_confirm_is_not_slower(
 ) -> None:
     pretend(monkeypatch, Pretence([steady, lambda name, launch: [0.13, *later][launch - 1]]))
     (found,) = run(tmp_path, "s").values()
-    assert found.decision is not None and found.decision.verdict == verdict
+    assert found.decision is not None and found.decision.outcome == verdict
     assert found.launches == launches or (launches is None and 3 <= found.launches <= 9)
-    assert bool(found.doubt) == (verdict == "uncertain")
-    if found.doubt:
-        assert found.doubt.startswith("1.299 times as long, which later launches do not confirm: 0.69")
-        assert found.decision.low < 1 < found.decision.high
+    reasons = " ".join(found.decision.reasons)
+    assert ("launches do not confirm" in reasons) == (verdict == "uncertain")
+    if verdict == "uncertain":
+        assert reasons.startswith("1.299 times as long, which later launches do not confirm: 0.69")
+        assert found.decision.ratio is not None and found.decision.ratio.low < 1 < found.decision.ratio.high
 
 
 def test_a_side_that_fails_costs_this_measurement_and_the_other_side_leaves_it(
@@ -214,7 +216,7 @@ def test_a_budget_that_is_spent_decides_nothing(tmp_path: Path, monkeypatch: pyt
         pretend(monkeypatch, Pretence([steady, lambda name, launch: 0.13]))
         (found,) = run(tmp_path, "s", budget).values()
         assert found.decision is not None
-        assert (found.decision.verdict, found.blocks) == ("uncertain", blocks)
+        assert (found.decision.outcome, found.blocks) == ("uncertain", blocks)
 
 
 @pytest.mark.parametrize(
@@ -226,7 +228,8 @@ def test_an_interrupt_costs_what_was_not_finished(
     pretend(monkeypatch, Pretence([steady, lambda name, launch: 0.1 if name == "a" else 0.13], interrupt=("s", launch)))
     found = run(tmp_path, "ast")
     assert verdicts(found) == expected
-    assert all("no second launch" in each.doubt for name, each in found.items() if name != "a")
+    decisions = [each.decision for name, each in found.items() if name != "a"]
+    assert all(each is not None and "no second launch" in each.reasons[0] for each in decisions)
 
 
 def test_a_result_with_other_samples_than_were_handed_over_counts_for_nothing(

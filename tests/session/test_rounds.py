@@ -22,7 +22,8 @@ from d5suite.job import Job
 from d5suite.launch.base import Launch, Limits
 from d5suite.launch.turns import TurnWorker
 from d5suite.measurements import find
-from d5suite.report.order import Order, orders_of
+from d5suite.report.compare import Row
+from d5suite.report.contests import Contest, contests_of
 from d5suite.session.results import MeasurementResult, Wanted
 from d5suite.session.rounds import ROUNDS, can_take_turns, measure_in_turns, samples_of_turn
 from d5suite.session.session import Session
@@ -193,13 +194,15 @@ def run(
     return session.found
 
 
-def orders(found: dict[tuple[str, str], MeasurementResult]) -> dict[str, Order]:
-    """The order of backends by measurement, as a report puts it."""
-    records = {
-        (measurement, (), backend): {**each.record, "data": each.samples_s, "place": backend}
-        for (backend, measurement), each in found.items() if each.record is not None
-    }  # fmt: skip
-    return {each.group: each for each in orders_of(records)}
+def contests(found: dict[tuple[str, str], MeasurementResult]) -> dict[str, Contest[Row]]:
+    """The contests by measurement, as a report ranks them."""
+    rows: dict[str, list[Row]] = {}
+    for (backend, measurement), each in found.items():
+        if each.record is not None:
+            record = {**each.record, "data": each.samples_s, "place": backend, "ranks": 1}
+            rows.setdefault(measurement, []).append(Row(measurement, backend, "", record))
+    ranked = {name: contests_of(own, in_turn=True) for name, own in rows.items()}
+    return {name: contest for name, several in ranked.items() for contest in several}
 
 
 def failures(found: dict[tuple[str, str], MeasurementResult]) -> dict[tuple[str, str], str | None]:
@@ -234,9 +237,9 @@ def test_slow_float64_is_proved_after_the_others(monkeypatch: pytest.MonkeyPatch
 def test_what_drifts_in_time_changes_neither_ranks_nor_ratios(monkeypatch: pytest.MonkeyPatch) -> None:
     """The machine gets slower by a third in each round, and two backends differ by 1%."""
     found = run(monkeypatch, Machine(lambda worker, now: TIMES[worker.name] * (1 + now / 9)))
-    inference = orders(found)["inference"]
-    assert [name for name, _ in inference.backends] == ["mxnet", "torch", "jax"]
-    ratios = [its.ratio for _, its in inference.backends]
+    inference = contests(found)["inference"]
+    assert [row.backend for row, _ in inference.standing] == ["mxnet", "torch", "jax"]
+    ratios = [ratio.value for _, ratio in inference.standing]
     assert ratios == pytest.approx([1, 1 / 0.9, 1.01 / 0.9], rel=0.02)
     medians = [each.record["median_s"] for each in found.values() if each.record is not None]
     assert max(medians) > 1.5  # so that the drift is one
@@ -251,7 +254,7 @@ def test_a_worker_that_dies_in_the_third_round_loses_its_own_measurement(monkeyp
     found = run(monkeypatch, machine)
     assert failures(found) == {("jax", "inference"): "the worker died"}
     assert machine.turns.count("jax starts") == 2 and machine.turns.count("torch starts") == 1
-    by_group = {group: [name for name, _ in each.backends] for group, each in orders(found).items()}
+    by_group = {group: [row.backend for row, _ in each.standing] for group, each in contests(found).items()}
     assert by_group == {"inference": ["mxnet", "torch"], "gradient": ["mxnet", "torch", "jax"]}
     assert len(found["torch", "inference"].samples_s) >= ROUNDS
 
@@ -262,7 +265,7 @@ def test_an_answer_that_was_wrong_after_timing_has_no_place_in_the_order(monkeyp
     found = run(monkeypatch, Machine(steady, fails={("mxnet", "inference", 1): wrong}))
     assert failures(found) == {("mxnet", "inference"): "what was timed is wrong"}
     assert found["mxnet", "inference"].kept == kept and found["mxnet", "inference"].wrong
-    assert [name for name, _ in orders(found)["inference"].backends] == ["torch", "jax"]
+    assert [row.backend for row, _ in contests(found)["inference"].standing] == ["torch", "jax"]
 
 
 def test_an_interrupt_keeps_what_is_finished(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -282,9 +285,9 @@ def test_launches_differ_and_the_interval_says_so(monkeypatch: pytest.MonkeyPatc
     machine = Machine(lambda worker, now: TIMES[worker.name] * (1.1 if unlucky[worker.launch] == worker.name else 1))
     found = run(monkeypatch, machine, launches=3)
     assert not failures(found)
-    inference = orders(found)["inference"]
-    assert ("torch", "jax") in inference.noise or ("jax", "torch") in inference.noise
-    assert {its.launches for _, its in inference.backends} == {3}
+    inference = contests(found)["inference"]
+    assert {"torch", "jax"} in [{one.backend, other.backend} for one, other in inference.ties]
+    assert {(ratio.method, ratio.n) for _, ratio in inference.standing} == {("launches", 3)}
     kept = found["torch", "inference"].record
     assert kept is not None and kept["median_ci95"][1] > 1.1 * kept["median_s"]  # not that of all samples
     assert (kept["peak_memory_bytes"], kept["validation"]["checks"][0]["error"]) == (200, 0.5)
@@ -299,7 +302,7 @@ def test_what_fails_in_a_later_launch_is_failed(wrong: bool, monkeypatch: pytest
     machine = Machine(steady, fails={("jax", "gradient", 2): MeasurementResult(failure="lost", wrong=wrong)})
     found = run(monkeypatch, machine, launches=3)
     assert failures(found) == {("jax", "gradient"): "lost"}
-    assert [name for name, _ in orders(found)["gradient"].backends] == ["mxnet", "torch"]
+    assert [row.backend for row, _ in contests(found)["gradient"].standing] == ["mxnet", "torch"]
 
 
 @pytest.mark.parametrize(

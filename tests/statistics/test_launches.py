@@ -8,10 +8,17 @@ import numpy as np
 import pytest
 
 from benchmarks import bench_verdicts
+from d5suite.statistics.decisions import Decision
 from d5suite.statistics.launches import LOSSES, Launches, launches_needed
-from d5suite.statistics.sequential import Decision
+from d5suite.statistics.ratios import Ratio
 
-SLOWER = Decision("slower", 1.1, 1.05, 1.2)
+
+def decision(outcome: str, value: float, low: float = 0.0, high: float = math.inf) -> Decision:
+    """The decision from ten pairs of one launch."""
+    return Decision(outcome, Ratio(value, low, high, 0.99, "pairs", 10))
+
+
+SLOWER = decision("slower", 1.1, 1.05, 1.2)
 
 
 def heard(ratios: list[float], alpha: float, first: Decision = SLOWER) -> Launches:
@@ -19,7 +26,7 @@ def heard(ratios: list[float], alpha: float, first: Decision = SLOWER) -> Launch
     launches = Launches(first, effect=0.02)
     for each in ratios:
         if launches.open:
-            launches.hear(each, alpha)
+            launches.add(decision("uncertain", each), alpha)
     return launches
 
 
@@ -30,16 +37,17 @@ def test_a_change_is_confirmed_by_as_many_launches_as_are_needed_and_no_fewer() 
             ratios = [0.9] * losses + [1.1] * (needed - losses)
             assert heard(ratios[:-1], alpha).open
             found = heard(ratios, alpha)
-            assert not found.open and found.decision()[0].verdict == "slower"
-            mirrored = heard([1 / each for each in ratios], alpha, Decision("faster", 1 / 1.1, 0.8, 0.95))
-            assert mirrored.decision()[0].verdict == "faster"
+            assert not found.open and found.decision().outcome == "slower"
+            mirrored = heard([1 / each for each in ratios], alpha, decision("faster", 1 / 1.1, 0.8, 0.95))
+            assert mirrored.decision().outcome == "faster"
     assert launches_needed(0.01) == 8
 
 
 def test_what_does_not_count_is_confirmed_as_the_same() -> None:
-    decision, doubt = heard([1.005] * 8, 0.01).decision()
-    assert (decision.verdict, doubt) == ("same", "")
-    assert decision.ratio == pytest.approx(1.005)
+    found = heard([1.005] * 8, 0.01).decision()
+    assert (found.outcome, found.reasons) == ("same", ())
+    assert found.ratio is not None
+    assert found.ratio.value == pytest.approx(1.005) and found.ratio.n == 90
 
 
 @pytest.mark.parametrize("layout", [(0.0, 0.1), (-0.3, 0.0, 0.3), (0.0, 0.0, 0.0, 1.0)])
@@ -52,8 +60,8 @@ def test_processes_of_few_layouts_confirm_nothing_more_often_than_said(layout: t
         shifts = []
         while launches.open:
             shifts.append(random.choice(layout) - random.choice(layout))
-            launches.hear(math.exp(shifts[-1] + random.normal(0, 1e-4)), alpha)
-        confirmed += launches.decision()[0].verdict == "slower"
+            launches.add(decision("uncertain", math.exp(shifts[-1] + random.normal(0, 1e-4))), alpha)
+        confirmed += launches.decision().outcome == "slower"
         equal += shifts[0] > 0 and len(set(shifts[:2])) == 1
     assert confirmed <= (alpha + 3 * math.sqrt(alpha / suites)) * suites
     assert equal > confirmed  # two launches that agree are no proof

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from benchmarks.bench_order import coverage, simulated
 from benchmarks.bench_verdicts import KINDS
 from d5suite.errors import ConfigurationError
-from d5suite.statistics.rounds import LAUNCH_SD, relation
+from d5suite.statistics.rounds import LAUNCH_SD, ratio_of_rounds
 
 RUNS = 300
 TIMES = st.lists(st.floats(0.5, 2), min_size=6, max_size=6)
@@ -34,7 +34,7 @@ def test_launches_that_differ_more_than_is_assumed_are_told_by_launches_only() -
 
 def test_a_machine_that_drifts_does_not_move_the_ratio() -> None:
     """By a tenth in each round: each round alone is off by a twentieth."""
-    found = [simulated(np.random.default_rng(seed), "quiet", 1, launch_sd=0, drift=0.1).ratio for seed in range(50)]
+    found = [simulated(np.random.default_rng(seed), "quiet", 1, launch_sd=0, drift=0.1).value for seed in range(50)]
     assert np.mean(found) == pytest.approx(1.05, rel=0.003) and max(abs(each / 1.05 - 1) for each in found) < 0.03
 
 
@@ -43,35 +43,35 @@ def test_a_drift_moves_no_ratio_whether_or_not_the_last_round_goes_back(count: i
     """Each turn takes a twentieth longer than the one before it."""
     turns = [1.05**turn for turn in range(2 * count)]
     a, b = ([turns[2 * place + (place + side) % 2] for place in range(count)] for side in range(2))
-    found = relation([a], [b], launch_sd=0)
-    assert found.ratio == pytest.approx(1)
+    found = ratio_of_rounds([a], [b], launch_sd=0)
+    assert found.value == pytest.approx(1)
     assert count < 6 or (found.low, found.high) == pytest.approx((1, 1))
 
 
 @given(TIMES, TIMES, TIMES, TIMES)
 def test_to_exchange_the_two_inverts_the_ratio(a: list[float], b: list[float], c: list[float], d: list[float]) -> None:
     for its, other in (([a], [b]), ([a, c], [b, d])):
-        there, back = relation(its, other), relation(other, its)
-        assert there.ratio * back.ratio == pytest.approx(1)
+        there, back = ratio_of_rounds(its, other), ratio_of_rounds(other, its)
+        assert there.value * back.value == pytest.approx(1)
         assert there.low * back.high == pytest.approx(1) and there.high * back.low == pytest.approx(1)
-        assert there.low <= there.ratio <= there.high and there.is_noise == back.is_noise
-        assert (there.launches, there.rounds) == (len(its), 6 * len(its))
+        assert there.low <= there.value <= there.high and there.includes_one == back.includes_one
+        assert (there.method, there.n) == (("rounds", 6) if len(its) == 1 else ("launches", 2))
 
 
 def test_the_interval_over_launches_is_that_of_kalibera_and_jones() -> None:
     """Logarithms of ratios are 0.1, 0.2, 0.3, with standard deviation 0.1; t(0.975, 2) = 4.303."""
-    found = relation([[1.0] * 3] * 3, [[math.exp(each)] * 3 for each in (0.1, 0.2, 0.3)])
+    found = ratio_of_rounds([[1.0] * 3] * 3, [[math.exp(each)] * 3 for each in (0.1, 0.2, 0.3)])
     half = math.sqrt(2) * 4.30265 * 0.1 / math.sqrt(3)
-    assert np.log([found.ratio, found.low, found.high]) == pytest.approx([0.2, 0.2 - half, 0.2 + half], rel=1e-4)
+    assert np.log([found.value, found.low, found.high]) == pytest.approx([0.2, 0.2 - half, 0.2 + half], rel=1e-4)
 
 
 def test_one_round_says_nothing_of_others() -> None:
-    found = relation([[1.0]], [[2.0]])
-    assert found.ratio == pytest.approx(2) and (found.low, found.high, found.is_noise) == (0, math.inf, True)
-    assert relation([[5e-324] * 6], [[1e308] * 6]).ratio == math.inf  # times of a hostile file
+    found = ratio_of_rounds([[1.0]], [[2.0]])
+    assert found.value == pytest.approx(2) and (found.low, found.high, found.includes_one) == (0, math.inf, True)
+    assert ratio_of_rounds([[5e-324] * 6], [[1e308] * 6]).value == math.inf  # times of a hostile file
 
 
 @pytest.mark.parametrize(("a", "b"), [([], []), ([[]], [[]]), ([[1.0]], [[1.0, 1.0]]), ([[1.0]], [[1.0], [1.0]])])
 def test_rounds_that_do_not_pair_are_refused(a: list[list[float]], b: list[list[float]]) -> None:
     with pytest.raises(ConfigurationError, match="do not pair"):
-        relation(a, b)
+        ratio_of_rounds(a, b)

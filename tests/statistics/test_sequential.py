@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from scipy.stats import binom
 
 from benchmarks import bench_verdicts
-from d5suite.statistics.sequential import block_difference, decide, median_bounds
+from d5suite.statistics.decisions import decide_pairs
+from d5suite.statistics.sequential import block_difference, median_bounds
 
 
 def test_bounds_are_rejected_bets() -> None:
@@ -32,8 +33,8 @@ def test_to_exchange_the_sides_exchanges_the_verdict(differences: list[float], a
     low, high = median_bounds(differences, alpha)
     assert median_bounds([-each for each in differences], alpha) == (-high, -low)
     assert low <= np.median(differences) <= high
-    there = decide(differences, effect=0.01, alpha=alpha).verdict
-    back = decide([-each for each in differences], effect=0.01, alpha=alpha).verdict
+    there = decide_pairs(differences, effect=0.01, alpha=alpha).outcome
+    back = decide_pairs([-each for each in differences], effect=0.01, alpha=alpha).outcome
     assert back == {"slower": "faster", "faster": "slower"}.get(there, there)
 
 

@@ -57,7 +57,7 @@ class RatioStep(Step):
         ratio = paired_ratio(samples.samples_s, self._other_samples.samples_s)
         return {
             "compared_with": self.other,
-            "ratio": {"median": ratio.median, "ci95": list(ratio.ci95), "rounds": ratio.n},
+            "ratio": {"median": ratio.value, "ci95": list(ratio.interval), "rounds": ratio.n},
             "compared_median_s": self._other_samples.median_s,
         }
 

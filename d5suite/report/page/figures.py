@@ -19,7 +19,7 @@ from d5suite.report.page.gather import Group, Page, Row, Section
 from d5suite.report.page.svg import drawing
 from d5suite.report.plots import PLOTS, Plotted, draw_plot
 from d5suite.report.series import read_series
-from d5suite.report.tips import set_bar_tips, set_tips
+from d5suite.report.tooltips import set_bar_tooltips, set_tooltips
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -182,7 +182,7 @@ def _bars(
 ) -> None:
     colours = [PALETTE[row.colour % len(PALETTE)] for row in rows]
     bars = axes.barh(range(len(rows)), values, 0.62, color=colours, xerr=errors, ecolor="#000000", label=title)
-    set_bar_tips(bars, [f"{_named(row)}: {tip}" for row, tip in zip(rows, tips, strict=True)])
+    set_bar_tooltips(bars, [f"{_named(row)}: {tip}" for row, tip in zip(rows, tips, strict=True)])
     axes.set_title(title, fontsize=9, loc="left")
     axes.tick_params(labelsize=8)
     axes.set_axisbelow(True)
@@ -242,7 +242,7 @@ def _overview(title: str, rows: Sequence[Row], fastest: Mapping[str, float]) -> 
         [needed[place] for place in marked], marked, linestyle="", marker="D", markersize=4, color="#000000",
         label="MiB by definition",
     )  # fmt: skip
-    set_tips(points, [f"{_named(rows[place])}: {digits(needed[place])} MiB by definition" for place in marked])
+    set_tooltips(points, [f"{_named(rows[place])}: {digits(needed[place])} MiB by definition" for place in marked])
     calls = [row.record["first_call_s"] for row in rows]
     told = [f"first call {digits(call)} s, compilation included" for call in calls]
     _bars(panels[2], rows, calls, "first call in s, compilation included", told)

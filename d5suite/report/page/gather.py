@@ -12,15 +12,15 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from d5suite.errors import ConfigurationError, D5Error
 from d5suite.files import read_json
 from d5suite.measurements.tables import Column, Table
 from d5suite.report.colours import places
 from d5suite.report.compare import apart, failures, grouped, is_reduced
+from d5suite.report.contests import Contest, contests_of
 from d5suite.report.formats import at, text_of
-from d5suite.report.page.leads import Lead, lead_of
 from d5suite.report.reading import data_of, printable, results_of
 from d5suite.report.runs import machine_of
 
@@ -89,25 +89,6 @@ class Row:
         return any(mark.sign == "†" for mark in self.marks)
 
 
-class Contest(NamedTuple):
-    """Rows that compete, and who leads.
-
-    Attributes
-    ----------
-    kind : str
-        See `kind_of`; a single kind has no name.
-    file : str
-        Of several files that measured a backend, which; empty if there are none such.
-    rows : list of Row
-    lead : Lead
-    """
-
-    kind: str
-    file: str
-    rows: list[Row]
-    lead: Lead
-
-
 @dataclass
 class Group:
     """The rows of one measurement in a section, which can be compared.
@@ -116,13 +97,17 @@ class Group:
     ----------
     measurement : str
     rows : list of Row
-    leads : list of Contest
-        Who is fastest, by `kind_of` and file.
+    contests : list of Contest
+        Of the rows that passed their proof at the size of the others.
     """
 
     measurement: str
     rows: list[Row]
-    leads: list[Contest] = field(default_factory=list)
+    contests: list[Contest[Row]]
+
+    def ranks(self, contest: Contest[Row]) -> str:
+        """Return the ranks and scheme of a contest; empty if all contests have the same."""
+        return contest.ranks if len({each.ranks for each in self.contests}) > 1 else ""
 
 
 @dataclass
@@ -232,7 +217,7 @@ class Page:
     apart : list of str
         What keeps results of one name apart.
     between_runs : float
-        See `lead_of`.
+        See `d5suite.statistics.contests.Ranking`.
     """
 
     sources: list[Source]
@@ -403,33 +388,7 @@ def _group(measurement: str, rows: list[Row], between_runs: float) -> Group:
     typical = max((row.record["median_s"] for row in sound), default=0.0)
     for row in sound:
         row.longest = min(longest, 1.3 * typical)
-    group = Group(measurement, rows)
-    kinds = sorted({kind_of(row.record) for row in sound}, key=lambda kind: (int(kind.split()[0]), kind))
-    for kind in kinds:
-        own = [row for row in sound if kind_of(row.record) == kind]
-        for file in _files(own):
-            part = [row for row in own if row.file == file or not file]
-            lead = lead_of(part, lambda row: row.record, between_runs)
-            group.leads.append(Contest(kind if len(kinds) > 1 else "", file, part, lead))
-    return group
-
-
-def _files(rows: Sequence[Row]) -> list[str]:
-    """Return the files within which rows compete: none stands for all.
-
-    A backend that was measured twice does not compete with itself, and what took turns in one run
-    is compared by its rounds.
-    """
-    apart = {(row.backend, row.file) for row in rows}
-    several = len({backend for backend, _ in apart}) < len(apart)
-    return list(dict.fromkeys(row.file for row in rows)) if several else [""]
-
-
-def kind_of(info: Mapping[str, Any]) -> str:
-    """Return ranks and scheme, within which results compare: other schemes compute otherwise."""
-    ranks, how = info["ranks"], info.get("distributed") or {}
-    scheme = "synchronous" if how.get("synchronous") else how.get("scheme", "")
-    return f"{ranks} rank{'s' * (ranks > 1)}" + (f", {scheme}" if scheme and ranks > 1 else "")
+    return Group(measurement, rows, contests_of(sound, between_runs=between_runs))
 
 
 def command_of(info: Mapping[str, Any], given: Sequence[str] = ()) -> str:

@@ -20,16 +20,18 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from d5suite.measurements.tables import IN_WIDE_TERMINAL
+from d5suite.report.contests import Contest, ranks_of
 from d5suite.report.formats import CONFIDENCE, figure
+from d5suite.report.history import dated, figures_of
 from d5suite.report.page.facts import facts_of, rate, seconds, shortened
 from d5suite.report.page.figures import draw, pictures
-from d5suite.report.page.gather import MOST_ROWS, Group, Page, Row, Section, command_of, kind_of
-from d5suite.report.page.past import Past
-from d5suite.report.page.strips import history_strip, lead_strip, samples_strip
+from d5suite.report.page.gather import MOST_ROWS, Group, Page, Row, Section, command_of
+from d5suite.report.page.history import BenchmarkHistory
+from d5suite.report.page.history_charts import history_charts
+from d5suite.report.page.sparklines import history_strip, lead_strip, samples_strip
 from d5suite.report.page.svg import inline
-from d5suite.report.page.trends import trends
 from d5suite.report.runs import machine_of
-from d5suite.statistics.changes import Change
+from d5suite.statistics.ratios import Ratio
 
 LARGEST_LEAD = 100.0
 """Largest ratio on the axis of leads."""
@@ -59,11 +61,10 @@ class LeadRow(NamedTuple):
     title: str
     measurement: str
     ranks: str
-    file: str
+    contest: Contest[Row]
     first: Row
     second: Row | None
-    by: Change | None
-    close: list[Row]
+    lead: Ratio | None
     median: str
     rate: str
     drawn: Markup
@@ -93,14 +94,14 @@ class Line(NamedTuple):
     search: str
 
 
-def render(page: Page, title: str, past: Sequence[Past] = ()) -> str:
+def render(page: Page, title: str, histories: Sequence[BenchmarkHistory] = ()) -> str:
     """Return the page as HTML.
 
     Parameters
     ----------
     page : Page
     title : str
-    past : sequence of Past, optional
+    histories : sequence of BenchmarkHistory, optional
     """
     from d5suite import __version__
 
@@ -122,15 +123,15 @@ def render(page: Page, title: str, past: Sequence[Past] = ()) -> str:
         sum_rows=lambda groups: sum(len(group.rows) + 1 for group in groups),
     )
     leads = list(_leads(page))
-    drawn, undrawn = _pictures(page, past)
+    drawn, undrawn = _pictures(page, histories)
     wrong = [row for row in page.rows if row.failed]
     content = environment.get_template("page.html").render(
         page=page,
         title=title,
         subtitle=_subtitle(page),
-        parts=[part for part in PARTS if past or part[0] != "history"],
+        parts=[part for part in PARTS if histories or part[0] != "history"],
         pictures=drawn,
-        past=list(_divided([_course(each) for each in past])),
+        histories=list(_divided([_history_row(each) for each in histories])),
         style=Markup(style),  # noqa: S704  our own files
         script=Markup(script),  # noqa: S704
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
@@ -185,12 +186,12 @@ def _told_samples(row: Row) -> str:
     )
 
 
-def _pictures(page: Page, past: Sequence[Past]) -> tuple[dict[str, list[dict[str, Any]]], list[str]]:
+def _pictures(page: Page, histories: Sequence[BenchmarkHistory]) -> tuple[dict[str, list[dict[str, Any]]], list[str]]:
     """Return the pictures of each section as markup, and notes on missing ones."""
     found: dict[str, list[dict[str, Any]]] = {}
     failed: list[str] = []
     total = left_out = 0
-    for most, several in ((MOST_PICTURES, pictures(page, failed)), (MOST_TRENDS, trends(past))):
+    for most, several in ((MOST_PICTURES, pictures(page, failed)), (MOST_TRENDS, history_charts(histories))):
         for number, picture in enumerate(several):
             total += 1
             if number >= most:
@@ -209,52 +210,51 @@ def _pictures(page: Page, past: Sequence[Past]) -> tuple[dict[str, list[dict[str
     return found, notices
 
 
-def _course(past: Past) -> dict[str, Any]:
-    figures = [point.entry.series.median for point in past.points]
-    memory = past.points[-1].entry.is_memory
+def _history_row(history: BenchmarkHistory) -> dict[str, Any]:
+    points = history.points
+    figures = figures_of(points)
+    memory = points[-1].entry.is_memory
 
-    def told(value: float) -> str:
+    def text(value: float) -> str:
         return f"{value / 2**20:.4g} MiB" if memory else seconds(value)
 
-    every = [("", past.steps), *((f"{what} ", steps) for what, steps in past.beside.items())]
+    every = [("", history.changes), *((f"{what} ", changes) for what, changes in history.beside.items())]
     changed = "; ".join(
-        f"{what}{times(step.ratio)}× since {step.since.date[:10]} ({step.since.run})"
-        for what, steps in every
-        for step in steps
+        f"{what}{times(change.ratio)}× since {dated(points[change.place])}"
+        for what, changes in every
+        for change in changes
     )
+    drawn = Markup(history_strip(figures, [change.place for change in history.changes]))  # noqa: S704
+    span = f"from {text(min(figures))} to {text(max(figures))}"
     return {
-        "name": past.name,
-        "conditions": past.conditions,
+        "name": history.name,
+        "conditions": history.conditions,
         "runs": len(figures),
-        "first": told(figures[0]),
-        "latest": told(figures[-1]),
-        "drawn": Markup(history_strip(figures, past.changed)),  # noqa: S704
-        "label": f"{len(figures)} runs, from {told(min(figures))} to {told(max(figures))}, {len(past.steps)} changes",
+        "first": text(figures[0]),
+        "latest": text(figures[-1]),
+        "drawn": drawn,
+        "label": f"{len(figures)} runs, {span}, {len(history.changes)} changes",
         "changes": changed or "no change",
-        "gaps": "; ".join(past.gaps),
+        "gaps": "; ".join(history.gaps),
     }
 
 
-def _largest(page: Page) -> float:
-    found = [each.lead.by.high for _, group in page.groups for each in group.leads if each.lead.by]
-    return min(max([value for value in found if math.isfinite(value)], default=2.0), LARGEST_LEAD)
-
-
 def _leads(page: Page) -> Iterator[LeadRow]:
-    largest = _largest(page)
+    contests = [contest for _, group in page.groups for contest in group.contests]
+    highs = [contest.standing[1][1].high for contest in contests if len(contest.results) > 1]
+    largest = min(max([high for high in highs if math.isfinite(high)], default=2.0), LARGEST_LEAD)
     for section, group in page.groups:
-        for contest in group.leads:
-            rows, lead = contest.rows, contest.lead
-            first = rows[lead.first]
+        for contest in group.contests:
+            (first, _), *others = contest.standing
+            second, lead = others[0] if others else (None, None)
             drawn, label = Markup(), ""
-            if lead.by:
-                drawn = Markup(lead_strip(lead.by.ratio, lead.by.low, lead.by.high, largest))  # noqa: S704
-                label = f"lead {times(lead.by.ratio)}, from {times(lead.by.low)} to {times(lead.by.high)}"
+            if lead:
+                drawn = Markup(lead_strip(lead.value, *lead.interval, largest))  # noqa: S704
+                label = f"lead {times(lead.value)}, from {times(lead.low)} to {times(lead.high)}"
             yield LeadRow(
-                section, _title(section), group.measurement, contest.kind, contest.file, first,
-                None if lead.second is None else rows[lead.second], lead.by, [rows[place] for place in lead.close],
+                section, _title(section), group.measurement, group.ranks(contest), contest, first, second, lead,
                 seconds(first.record["median_s"]), rate(first.record), drawn, label,
-                _search(section, group, rows), brief([row.backend for row in rows]),
+                _search(section, group, contest.results), brief([row.backend for row in contest.results]),
             )  # fmt: skip
 
 
@@ -278,8 +278,8 @@ def _search(section: Section, group: Group, rows: Sequence[Row]) -> str:
 
 def _grid(page: Page) -> Iterator[Line]:
     for section, group in page.groups:
-        for ranks in dict.fromkeys(contest.kind for contest in group.leads) or [""]:
-            rows = [row for row in group.rows if not ranks or kind_of(row.record) == ranks]
+        for ranks in dict.fromkeys(map(group.ranks, group.contests)) or [""]:
+            rows = [row for row in group.rows if not ranks or ranks_of(row.record) == ranks]
             yield Line(
                 section, _title(section), group.measurement, ranks,
                 [_cell_of(rows, name) for name in page.backends], _search(section, group, rows),
@@ -305,7 +305,7 @@ def _cell_of(rows: Sequence[Row], backend: str) -> Cell | None:
 def _summary(page: Page, leads: Sequence[LeadRow], wrong: Sequence[Row]) -> list[tuple[str, str]]:
     contests = [each for each in leads if each.second]
     rows = list(page.rows)
-    clear = sum(not each.close for each in contests)
+    clear = sum(not each.contest.rivals for each in contests)
     found = [(f"{clear} of {len(contests)}", "comparisons with a clear winner")] if contests else []
     found.append((f"{len(rows) - len(wrong)} of {len(rows)}", "passed their proof"))
     if wrong or page.missed:
@@ -321,13 +321,13 @@ def _headline(leads: Sequence[LeadRow]) -> str:
         return "Nothing to compare: no case was measured on two backends under equal conditions."
     wins: dict[str, list[bool]] = {}
     for each in contests:
-        wins.setdefault(each.first.record["backend"]["name"], []).append(not each.close)
+        wins.setdefault(each.first.record["backend"]["name"], []).append(not each.contest.rivals)
     told = []
     for name, clear in sorted(wins.items(), key=lambda item: (-len(item[1]), item[0]))[:5]:
         how = "all" if all(clear) else f"{sum(clear)}" if any(clear) else "none"
         sure = f"{how} of them clearly" if len(clear) > 1 else "clearly" if clear[0] else "not clearly"
         told.append(f"{shortened(name, 30)} is fastest in {len(clear)} of {len(contests)} comparisons ({sure})")
-    close = sum(bool(each.close) for each in contests)
+    close = sum(bool(each.contest.rivals) for each in contests)
     end = " Clearly: the 95% interval of the lead excludes 1." if close < len(contests) else (
         " No lead is certain: each 95% interval includes 1."
     )  # fmt: skip

@@ -17,7 +17,7 @@ from xml.etree import ElementTree
 import numpy as np
 
 from d5suite.report.colours import PALETTE
-from d5suite.report.tips import tips_of
+from d5suite.report.tooltips import tooltips_of
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -118,7 +118,7 @@ def _tips(figure: Figure) -> dict[str, list[str]]:
     tips: dict[str, list[str]] = {}
     for number, axes in enumerate(figure.axes):
         for place, artist in enumerate(axes.get_children()):
-            if told := tips_of(artist) or _points(axes, artist):
+            if told := tooltips_of(artist) or _points(axes, artist):
                 name = f"tip-{number}-{place}"
                 artist.set_gid(name)
                 tips[name] = told

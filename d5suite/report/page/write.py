@@ -12,21 +12,21 @@ from pathlib import Path
 
 from d5suite.errors import ConfigurationError
 from d5suite.files import write_bytes
+from d5suite.report.page.csv_files import csv_files
 from d5suite.report.page.facts import shortened
 from d5suite.report.page.figures import draw, pictures
 from d5suite.report.page.gather import Page, gather
-from d5suite.report.page.past import Past
+from d5suite.report.page.history import BenchmarkHistory
+from d5suite.report.page.history_charts import history_charts
 from d5suite.report.page.render import render
 from d5suite.report.page.svg import to_png, to_svg
-from d5suite.report.page.tables import tables
-from d5suite.report.page.trends import trends
-from d5suite.report.thresholds import Threshold
+from d5suite.statistics.decisions import Threshold
 
 HEIGHT = "80vh"
 """Height of an embedded page."""
 
 
-class Shown:
+class NotebookPage:
     """A page for a notebook, which shows it in a frame of its own.
 
     Parameters
@@ -55,7 +55,7 @@ def page_of(
     *,
     between_runs: float = Threshold().between_runs,
     title: str = "",
-    past: Sequence[Past] = (),
+    histories: Sequence[BenchmarkHistory] = (),
 ) -> tuple[Page, str]:
     """Gather result files and render their page.
 
@@ -69,7 +69,7 @@ def page_of(
     named = ", ".join(shortened(case, 40) for case in list(cases)[:3]) + (
         f" and {len(cases) - 3} more" * (len(cases) > 3)
     )
-    return page, render(page, shortened(title or f"Benchmarks of {named}", 160), past)
+    return page, render(page, shortened(title or f"Benchmarks of {named}", 160), histories)
 
 
 def save(path: Path, content: str) -> None:
@@ -88,7 +88,7 @@ def save(path: Path, content: str) -> None:
         raise ConfigurationError(f"the page cannot be written: {error.strerror}", where=str(path)) from None
 
 
-def save_tables(folder: Path, page: Page, past: Sequence[Past]) -> None:
+def save_tables(folder: Path, page: Page, histories: Sequence[BenchmarkHistory]) -> None:
     """Write the numbers of a page as CSV files into a folder, which is made if needed.
 
     Raises
@@ -96,17 +96,17 @@ def save_tables(folder: Path, page: Page, past: Sequence[Past]) -> None:
     ConfigurationError
         If they cannot be written.
     """
-    _save_all(folder, tables(page, past).items())
+    _save_all(folder, csv_files(page, histories).items())
 
 
-def save_pictures(folder: Path, page: Page, kind: str, past: Sequence[Past] = ()) -> list[str]:
+def save_pictures(folder: Path, page: Page, kind: str, histories: Sequence[BenchmarkHistory] = ()) -> list[str]:
     """Write every picture into a folder, which is made if needed.
 
     Parameters
     ----------
     folder : Path
     page : Page
-    past : sequence of Past, optional
+    histories : sequence of BenchmarkHistory, optional
     kind : {"png", "svg"}
 
     Returns
@@ -122,7 +122,7 @@ def save_pictures(folder: Path, page: Page, kind: str, past: Sequence[Past] = ()
     failed: list[str] = []
 
     def files() -> Iterator[tuple[str, bytes]]:
-        for picture in itertools.chain(pictures(page, failed), trends(past)):
+        for picture in itertools.chain(pictures(page, failed), history_charts(histories)):
             if (figure := draw(picture, failed)) is not None:
                 yield f"{picture.name}.{kind}", to_png(figure) if kind == "png" else to_svg(figure)
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from d5suite.report.formats import at
 from d5suite.report.page.gather import Page, Row
-from d5suite.report.page.past import Past
+from d5suite.report.page.history import BenchmarkHistory
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 """First characters that make a spreadsheet read text as a formula: https://owasp.org, CSV
@@ -24,14 +24,15 @@ ENERGY = "energy.joules_per_item"
 """A column where a result has it."""
 
 
-def tables(page: Page, past: Sequence[Past]) -> dict[str, bytes]:
+def csv_files(page: Page, histories: Sequence[BenchmarkHistory]) -> dict[str, bytes]:
     """Return CSV files by name: results, samples, the fastest, and the history if there is one."""
     found = {"results.csv": _results(page), "samples.csv": _samples(page), "fastest.csv": _fastest(page)}
-    if past:
+    if histories:
         head = ["benchmark", "conditions", "date", "run", "median_s", "changed"]
         lines = (
-            [each.name, each.conditions, point.date, point.run, point.entry.series.median, place in each.changed]
-            for each in past
+            [each.name, each.conditions, point.date, point.run, point.entry.summary.median, place in changed]
+            for each in histories
+            for changed in [{change.place for change in each.changes}]
             for place, point in enumerate(each.points)
         )
         found["history.csv"] = _written(head, lines)
@@ -74,12 +75,13 @@ def _fastest(page: Page) -> bytes:
     head += ["ratio", "low", "high", "close"]
     lines = []
     for section, group in page.groups:
-        for ranks, file, rows, lead in group.leads:
-            first, second = rows[lead.first], None if lead.second is None else rows[lead.second]
-            line: list[Any] = [section.title, group.measurement, ranks, file, first.backend, first.id]
-            line += [second.backend, second.id] if second else [None, None]
-            line += [*lead.by] if lead.by else [None] * 3
-            lines.append([*line, " ".join(rows[place].backend for place in lead.close)])
+        for contest in group.contests:
+            (first, _), *others = contest.standing
+            line: list[Any] = [section.title, group.measurement, group.ranks(contest), contest.file]
+            line += [first.backend, first.id]
+            line += [others[0][0].backend, others[0][0].id] if others else [None, None]
+            line += [others[0][1].value, *others[0][1].interval] if others else [None] * 3
+            lines.append([*line, " ".join(row.backend for row in contest.rivals)])
     return _written(head, lines)
 
 

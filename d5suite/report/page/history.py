@@ -11,8 +11,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple
 
-from d5suite.report.history import Point, Step, changes, changes_beside, read
-from d5suite.report.thresholds import Threshold
+from d5suite.report.history import Point, changes, changes_beside, read
+from d5suite.statistics.decisions import Threshold
+from d5suite.statistics.history import LevelChange
 
 DAY_S = 86_400
 """Least usual distance of two runs: several on a day leave no gaps."""
@@ -21,7 +22,7 @@ LONG_GAP = 5.0
 """A gap is marked from this multiple of the usual distance of two runs."""
 
 
-class Past(NamedTuple):
+class BenchmarkHistory(NamedTuple):
     """One benchmark's runs.
 
     Attributes
@@ -30,11 +31,8 @@ class Past(NamedTuple):
         The conditions that distinguish it from others of its name.
     points : list of Point
         In order of time.
-    steps : list of Step
-        Changes of its level.
-    changed : list of int
-        Their places among the points.
-    beside : mapping of str to list of Step
+    changes : list of LevelChange
+    beside : mapping of str to list of LevelChange
         Changes of memory and of the first call, by what changed.
     gaps : list of str
         Days without a run, where that is unusual.
@@ -43,13 +41,12 @@ class Past(NamedTuple):
     name: str
     conditions: str
     points: Sequence[Point]
-    steps: list[Step]
-    changed: list[int]
-    beside: Mapping[str, Sequence[Step]]
+    changes: list[LevelChange]
+    beside: Mapping[str, Sequence[LevelChange]]
     gaps: list[str]
 
 
-def past_of(folder: Path) -> list[Past]:
+def histories_of(folder: Path) -> list[BenchmarkHistory]:
     """Read a history; benchmarks whose level changed come first.
 
     Raises
@@ -65,12 +62,9 @@ def past_of(folder: Path) -> list[Past]:
     for (name, conditions), points in history.items():
         own = dict(conditions)
         apart = [f"{key} {value}" for key, value in own.items() if any(each.get(key) != value for each in alike[name])]
-        steps = changes(points, Threshold())
-        changed = [place for place, point in enumerate(points) if any(point is step.since for step in steps)]
-        found.append(
-            Past(name, ", ".join(apart), points, steps, changed, changes_beside(points, Threshold()), _gaps(points))
-        )
-    return sorted(found, key=lambda each: (not each.steps, each.name))
+        steps, beside = changes(points, Threshold()), changes_beside(points, Threshold())
+        found.append(BenchmarkHistory(name, ", ".join(apart), points, steps, beside, _gaps(points)))
+    return sorted(found, key=lambda each: (not each.changes, each.name))
 
 
 def _gaps(points: Sequence[Point]) -> list[str]:

@@ -1,4 +1,4 @@
-"""A comparison as a table for people, Markdown for a summary page, and JUnit XML for a CI server.
+"""A comparison as a table, Markdown for a summary page, JUnit XML for a CI server, and JSON.
 
 Names come from files: `d5suite.report.runs` has made them printable, and here each format's own
 special characters are escaped. Imports rich and its neighbours.
@@ -6,9 +6,11 @@ special characters are escaped. Imports rich and its neighbours.
 
 from __future__ import annotations
 
+import math
 import re
 from collections import defaultdict
 from collections.abc import Sequence
+from typing import Any
 from xml.etree import ElementTree as XML
 
 from rich import box
@@ -71,10 +73,10 @@ def _headings(comparison: Comparison) -> list[str]:
 
 def _cells(found: Verdict, *, paired: bool) -> list[str]:
     ratio = interval = "–"
-    if found.change is not None:
-        ratio = f"{found.change.ratio:.3f}"
-        interval = f"{found.change.low:.2f}–{found.change.high:.2f}"
-    pairs = [str(found.pairs or "–")] * paired
+    if found.ratio is not None:
+        ratio = f"{found.ratio.value:.3f}"
+        interval = f"{found.ratio.low:.2f}–{found.ratio.high:.2f}"
+    pairs = [str(found.ratio.n) if found.ratio else "–"] * paired
     return [_median(found.base), _median(found.new), ratio, interval, *pairs, _said(found)]
 
 
@@ -86,7 +88,7 @@ def _said(found: Verdict) -> str:
 def _median(entry: Entry | None) -> str:
     if entry is None or entry.wrong:
         return "–"
-    return f"{entry.series.median / 2**20:.4g} MiB" if entry.is_memory else figure(1e3 * entry.series.median)
+    return f"{entry.summary.median / 2**20:.4g} MiB" if entry.is_memory else figure(1e3 * entry.summary.median)
 
 
 def _remarks(comparison: Comparison) -> list[tuple[str, Sequence[str]]]:
@@ -176,3 +178,50 @@ def _junit(found: Verdict) -> str:
     if found.regressions or found.verdict == "missing":
         return "failure"
     return "skipped" if found.verdict == "uncertain" else ""
+
+
+def to_json(comparison: Comparison) -> dict[str, Any]:
+    """Return the comparison as JSON-able values; times in seconds, what is infinite as null."""
+
+    def side(entry: Entry | None) -> dict[str, Any] | None:
+        if entry is None:
+            return None
+        return {
+            "median_bytes" if entry.is_memory else "median_s": _finite(entry.summary.median),
+            "samples": entry.summary.n,
+            "peak_memory_bytes": _finite(entry.costs.memory_bytes),
+            "first_call_s": _finite(entry.costs.first_call_s),
+            "error": _finite(entry.costs.error),
+            "disturbed": entry.disturbed,
+        }
+
+    return {
+        "schema": "d5suite-comparison-1",
+        "base": {"path": str(comparison.base.path), "kind": comparison.base.kind, "datetime": comparison.base.date},
+        "new": {"path": str(comparison.new.path), "kind": comparison.new.kind, "datetime": comparison.new.date},
+        "exit": int(comparison.exit),
+        "summary": summary(comparison),
+        "forced": comparison.forced,
+        "differences": comparison.differences,
+        "notes": comparison.notes,
+        "benchmarks": [
+            {
+                "name": each.name,
+                "verdict": each.verdict,
+                "reasons": each.reasons,
+                "regressions": each.regressions,
+                "ratio": _finite(each.ratio and each.ratio.value),
+                "interval": each.ratio and [*map(_finite, each.ratio.interval)],
+                "p_value": _finite(each.decision and each.decision.p_value),
+                "pairs": each.ratio.n if each.ratio and each.ratio.method == "pairs" else None,
+                "base": side(each.base),
+                "new": side(each.new),
+                "differences": each.notes,
+            }
+            for each in comparison.verdicts
+        ],
+    }
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None

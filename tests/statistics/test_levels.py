@@ -8,7 +8,7 @@ import statistics
 import pytest
 
 from benchmarks.bench_history import NOISES, noise
-from d5suite.statistics.steps import steps
+from d5suite.statistics.history import change_points
 
 
 @pytest.mark.parametrize("kind", NOISES)
@@ -16,9 +16,9 @@ def test_a_step_of_a_tenth_is_found_where_it_is_and_none_where_there_is_none(kin
     found = 0
     for seed in range(12):
         level = noise(kind, 60, seed)
-        assert steps(level, effect=0.05) == []
+        assert change_points(level, effect=0.05) == []
         changed = [value * (1.1 if place >= 40 else 1) for place, value in enumerate(level)]
-        found += any(abs(place - 40) <= 2 for place in steps(changed, effect=0.05))
+        found += any(abs(place - 40) <= 2 for place in change_points(changed, effect=0.05))
     assert found >= 11
 
 
@@ -26,20 +26,20 @@ def test_a_step_of_a_tenth_is_found_where_it_is_and_none_where_there_is_none(kin
 def test_a_slow_drift_is_found(kind: str) -> None:
     for seed in range(8):
         drifting = [value * 1.2 ** (place / 60) for place, value in enumerate(noise(kind, 60, seed))]
-        assert steps(drifting, effect=0.05)
+        assert change_points(drifting, effect=0.05)
 
 
 def test_a_change_below_the_least_effect_and_runs_too_few_say_nothing() -> None:
     level = noise("quiet", 60, 0)
     changed = [value * (1.03 if place >= 30 else 1) for place, value in enumerate(level)]
-    assert steps(changed, effect=0.05) == [] and steps(changed, effect=0.01) == [30]
-    assert steps([1, 1, 1, 2, 2, 2], effect=0.05) == [] and steps([5.0] * 50, effect=0.05) == []
+    assert change_points(changed, effect=0.05) == [] and change_points(changed, effect=0.01) == [30]
+    assert change_points([1, 1, 1, 2, 2, 2], effect=0.05) == [] and change_points([5.0] * 50, effect=0.05) == []
 
 
 def test_among_many_benchmarks_a_change_needs_more_runs() -> None:
     few, more = ([*noise("quiet", 20, 0), *(1.1 * each for each in noise("quiet", runs, 1))] for runs in (4, 8))
-    assert steps(few, effect=0.05) == steps(more, effect=0.05, p_value=1e-4) == [20]
-    assert steps(few, effect=0.05, p_value=1e-4) == []
+    assert change_points(few, effect=0.05) == change_points(more, effect=0.05, p_value=1e-4) == [20]
+    assert change_points(few, effect=0.05, p_value=1e-4) == []
 
 
 def mozilla(values: list[float], window: int = 12, threshold: float = 7.0) -> list[int]:
@@ -58,6 +58,6 @@ def mozilla(values: list[float], window: int = 12, threshold: float = 7.0) -> li
 def test_quiet_steps_are_those_that_mozilla_finds(seed: int) -> None:
     levels = [1.0] * 30 + [1.15] * 30 + [0.9] * 30
     values = [level * value for level, value in zip(levels, noise("quiet", 90, seed), strict=True)]
-    ours, theirs = steps(values, effect=0.05), mozilla(values)
+    ours, theirs = change_points(values, effect=0.05), mozilla(values)
     assert len(ours) == len(theirs) == 2
     assert all(abs(one - other) <= 1 for one, other in zip(ours, theirs, strict=True))

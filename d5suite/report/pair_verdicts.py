@@ -1,7 +1,7 @@
 """Verdicts from pairs: two sides that ran in turn, in one session.
 
-Times are decided by the sequential test alone: pairs share the machine's noise, so no variation
-between runs is added. Memory, first calls and errors count as in `d5suite.report.verdicts`.
+The session has decided about times (`d5suite.statistics.decisions.decide_pairs`). Memory, first
+calls and errors count as in `d5suite.report.verdicts`.
 
 Imports its neighbours and `d5suite.statistics`.
 """
@@ -16,10 +16,9 @@ from typing import Any
 from d5suite.report.compare import failures
 from d5suite.report.reading import conditions, printable
 from d5suite.report.runs import Entry, Failed, Run, entry_of
-from d5suite.report.thresholds import Threshold, Thresholds
-from d5suite.report.verdicts import Comparison, Verdict, beside_time, differ
-from d5suite.statistics.changes import Change
-from d5suite.statistics.sequential import Decision
+from d5suite.report.thresholds import Thresholds
+from d5suite.report.verdicts import Comparison, Verdict, differ, doubts, verdict_of
+from d5suite.statistics.decisions import Decision, Threshold
 
 SIDES = ("A", "B")
 
@@ -34,19 +33,13 @@ class Paired:
         As `compare` calls it: ``case/measurement backend``.
     base, new : Entry or Failed
     decision : Decision or None
-        Of the sequential test; None if a side failed.
-    pairs : int
-        Blocks that it rests on.
-    doubt : str
-        Why it is uncertain, beside the number of pairs.
+        From the pairs; None if a side failed.
     """
 
     name: str
     base: Entry | Failed
     new: Entry | Failed
     decision: Decision | None = None
-    pairs: int = 0
-    doubt: str = ""
 
 
 def side_of(name: str, record: Mapping[str, Any], samples_s: Sequence[float]) -> Entry:
@@ -64,7 +57,7 @@ def side_of(name: str, record: Mapping[str, Any], samples_s: Sequence[float]) ->
     return entry_of(name, conditions(shown), {**shown, "data": list(samples_s)}, failures(shown))
 
 
-def judge(
+def compare_pairs(
     specs: tuple[str, str], found: Sequence[Paired], thresholds: Thresholds, *, force: bool = False,
     notes: Sequence[str] = (),
 ) -> Comparison:  # fmt: skip
@@ -104,23 +97,7 @@ def _verdict(found: Paired, threshold: Threshold) -> Verdict:
     if base is None or new is None or found.decision is None:
         failed = [f"side {side}: {each.message}" for side, each in sides if isinstance(each, Failed) and each.message]
         return Verdict(found.name, "missing", failed, base, new)
-    decision = found.decision
-    reasons = [found.doubt] if found.doubt else _reasons(decision, found.pairs)
-    regressions = ["time"] if decision.verdict == "slower" else []
-    for what, reason in beside_time(base, new, threshold):
-        regressions.append(what)
-        reasons.append(reason)
-    change = Change(decision.ratio, decision.low, decision.high)
     notes = differ(base.facts, new.facts)
-    if base.doubts or new.doubts:
+    if base.disturbed or new.disturbed:
         notes.append("machine disturbed during the run; pairing compensates")
-    notes += [f"reason to doubt it: {each}" for each in dict.fromkeys([*base.warnings, *new.warnings])]
-    return Verdict(found.name, decision.verdict, reasons, base, new, change, None, regressions, notes, found.pairs)
-
-
-def _reasons(decision: Decision, pairs: int) -> list[str]:
-    if decision.verdict == "same":
-        return []
-    if decision.verdict == "uncertain":
-        return [f"{pairs} pairs do not decide it within the budget"]
-    return [f"{decision.ratio:.2f} times as long, in {pairs} pairs"]
+    return verdict_of(found.decision, base, new, threshold, notes + doubts(base, new))

@@ -1,11 +1,11 @@
-"""By how much a median changed between two runs, and how sure that is.
+"""By how much a median changed between two runs, and how certain that is.
 
 Two launches of one program on one machine differ by more than their samples show: memory layout,
 placement of threads, neighbours (Kalibera and Jones, "Rigorous benchmarking in reasonable time",
-ISMM 2013). An interval from the samples of two runs alone is therefore too narrow, and here the
-variation between runs is a part of it.
+ISMM 2013). An interval from the samples of two runs alone is therefore too narrow, so the intervals
+here include the variation between runs.
 
-Imports NumPy and, lazily, SciPy.
+Imports NumPy, its neighbours and, lazily, SciPy.
 """
 
 from __future__ import annotations
@@ -16,11 +16,13 @@ from typing import NamedTuple
 
 import numpy as np
 
+from d5suite.statistics.ratios import Ratio
+
 _Z_99 = 2.5758293035489004
 """The normal distribution's quantile of 0.995."""
 
 
-class Series(NamedTuple):
+class Summary(NamedTuple):
     """Statistics of a run's samples.
 
     Attributes
@@ -29,7 +31,7 @@ class Series(NamedTuple):
         Positive.
     log_error : float
         Standard error of the median's logarithm, within the run; infinite if it is not known.
-    rounds : int
+    n : int
         Number of samples.
     samples : tuple of float
         Empty if only their summary is known.
@@ -37,20 +39,12 @@ class Series(NamedTuple):
 
     median: float
     log_error: float
-    rounds: int
+    n: int
     samples: tuple[float, ...] = ()
 
 
-class Change(NamedTuple):
-    """A ratio of medians, new over base, with an interval."""
-
-    ratio: float
-    low: float
-    high: float
-
-
-def series_of(samples: Sequence[float]) -> Series:
-    """Summarise positive samples, shape (n,), n >= 1.
+def summarize(samples: Sequence[float]) -> Summary:
+    """Summarize positive samples, shape (n,), n >= 1.
 
     The standard error is McKean and Schrader's ("A comparison of methods for studentizing the
     sample median", Communications in Statistics B 13, 1984): the distance of two order statistics
@@ -60,15 +54,15 @@ def series_of(samples: Sequence[float]) -> Series:
     n = len(logs)
     rank = max(1, round((n + 1) / 2 - _Z_99 * math.sqrt(n / 4)))
     error = float(logs[n - rank] - logs[rank - 1]) / (2 * _Z_99) if n > 1 else math.inf
-    return Series(float(np.median(samples)), error, n, tuple(map(float, samples)))
+    return Summary(float(np.median(samples)), error, n, tuple(map(float, samples)))
 
 
-def change(base: Series, new: Series, *, between_runs: float, confidence: float) -> Change:
+def ratio_of_medians(base: Summary, new: Summary, *, between_runs: float, confidence: float) -> Ratio:
     """Return the ratio of two runs' medians with an interval.
 
     Parameters
     ----------
-    base, new : Series
+    base, new : Summary
     between_runs : float
         Standard deviation of the logarithm of a median from run to run.
     confidence : float
@@ -82,22 +76,18 @@ def change(base: Series, new: Series, *, between_runs: float, confidence: float)
     from scipy.stats import t
 
     shift = math.log(new.median) - math.log(base.median)
-    within = [(each.log_error**2, each.rounds - 1) for each in (base, new)]
+    within = [(side.log_error**2, side.n - 1) for side in (base, new)]
     variance = sum(square for square, _ in within) + 2 * between_runs**2
+    how = confidence, "medians", base.n + new.n
     if not math.isfinite(variance):
-        return Change(exp(shift), 0.0, math.inf)
-    doubt = sum(square**2 / freedom for square, freedom in within if square)
-    freedom = variance**2 / doubt if doubt else math.inf
+        return Ratio.from_logs(shift, -math.inf, math.inf, *how)
+    uncertainty = sum(square**2 / freedom for square, freedom in within if square)
+    freedom = variance**2 / uncertainty if uncertainty else math.inf
     half = float(t.ppf((1 + confidence) / 2, freedom)) * math.sqrt(variance) if variance else 0.0
-    return Change(exp(shift), exp(shift - half), exp(shift + half))
+    return Ratio.from_logs(shift, shift - half, shift + half, *how)
 
 
-def exp(value: float) -> float:
-    """Return the exponential; infinite where a float overflows."""
-    return math.exp(value) if value < 700 else math.inf
-
-
-def rank_test(base: Series, new: Series) -> float | None:
+def rank_test(base: Summary, new: Summary) -> float | None:
     """Return the two-sided p-value of Mann and Whitney's rank test; None without samples."""
     if not base.samples or not new.samples:
         return None
@@ -117,11 +107,11 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return adjusted
 
 
-def separated(base: Series, new: Series) -> bool:
-    """Return whether all samples of one series lie above all of the other."""
+def separated(base: Summary, new: Summary) -> bool:
+    """Return whether all samples of one side lie above all samples of the other."""
     return max(base.samples) < min(new.samples) or max(new.samples) < min(base.samples)
 
 
-def fewest_p(base: Series, new: Series) -> float:
+def smallest_p(base: Summary, new: Summary) -> float:
     """Return the smallest p-value that the rank test can give for these numbers of samples."""
-    return 2 / math.comb(base.rounds + new.rounds, base.rounds)
+    return 2 / math.comb(base.n + new.n, base.n)

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from d5suite.report.colours import Style, styles
 from d5suite.report.formats import figure as digits
 from d5suite.report.page.figures import LONGEST_NAME, MOST_BARS, Picture, file_name
-from d5suite.report.page.past import Past, after_gaps, when
-from d5suite.report.tips import set_tips
+from d5suite.report.page.history import BenchmarkHistory, after_gaps, when
+from d5suite.report.tooltips import set_tooltips
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -32,20 +32,20 @@ class _Line(NamedTuple):
     ----------
     name : str
         The backend, or nothing where a benchmark has no backends.
-    past : Past
+    history : BenchmarkHistory
     runs : list of (datetime, int)
         Date and place of each point.
     """
 
     name: str
-    past: Past
+    history: BenchmarkHistory
     runs: list[tuple[datetime, int]]
 
 
-def trends(past: Sequence[Past]) -> Iterator[Picture]:
+def history_charts(histories: Sequence[BenchmarkHistory]) -> Iterator[Picture]:
     """Yield the pictures of a history, one of each case's measurement, what changed first."""
     groups: dict[tuple[str, bool], list[_Line]] = {}
-    for each in past:
+    for each in histories:
         group, _, backend = each.name.rpartition(" ")
         title, name = (group, backend) if "/" in group else (each.name, "")
         runs = [(date, place) for place, point in enumerate(each.points) if (date := when(point.date))]
@@ -68,7 +68,7 @@ def _drawn(title: str, memory: bool, lines: Sequence[_Line]) -> Figure:
     figure = Figure(figsize=(11, 3.4), layout="constrained")
     axes = figure.add_subplot()
     unit, scale = ("MiB", 1 / 2**20) if memory else ("ms", 1e3)
-    for line, style in zip(lines, styles(each.name or each.past.name for each in lines), strict=True):
+    for line, style in zip(lines, styles(each.name or each.history.name for each in lines), strict=True):
         _draw(axes, line, style, unit, scale)
     locator = AutoDateLocator(minticks=3, maxticks=10)
     axes.xaxis.set_major_locator(locator)
@@ -88,8 +88,8 @@ def _drawn(title: str, memory: bool, lines: Sequence[_Line]) -> Figure:
 
 def _draw(axes: Axes, line: _Line, style: Style, unit: str, scale: float) -> None:
     """Draw a benchmark's runs, connected where none is missing between them."""
-    points = line.past.points
-    figures = [points[place].entry.series.median * scale for _, place in line.runs]
+    points = line.history.points
+    figures = [points[place].entry.summary.median * scale for _, place in line.runs]
     dates = [date for date, _ in line.runs]
     named = _short(line.name)
     for part, (start, end) in enumerate(itertools.pairwise([0, *after_gaps(dates), len(dates)])):
@@ -98,7 +98,7 @@ def _draw(axes: Axes, line: _Line, style: Style, unit: str, scale: float) -> Non
             figures[start:end], color=style.colour, marker=style.marker, linestyle=style.line, markersize=3,
             linewidth=1.2, label=named if named and not part else "_",
         )  # fmt: skip
-        set_tips(
+        set_tooltips(
             drawn,
             [
                 f"{named + ': ' if named else ''}{digits(figures[i])} {unit} on {dates[i]:%Y-%m-%d %H:%M}, "
@@ -107,11 +107,11 @@ def _draw(axes: Axes, line: _Line, style: Style, unit: str, scale: float) -> Non
             ],
         )
     at = {place: i for i, (_, place) in enumerate(line.runs)}
-    for step, place in zip(line.past.steps, line.past.changed, strict=True):
-        if place in at:
-            i = at[place]
+    for change in line.history.changes:
+        if change.place in at:
+            i = at[change.place]
             axes.annotate(
-                f"×{step.ratio:.2f} since {dates[i]:%Y-%m-%d}", (dates[i], figures[i]),
+                f"×{change.ratio:.2f} since {dates[i]:%Y-%m-%d}", (dates[i], figures[i]),
                 xytext=(0, 10), textcoords="offset points", fontsize=8, color=style.colour, ha="center",
                 arrowprops={"arrowstyle": "-", "color": style.colour},
             )  # fmt: skip

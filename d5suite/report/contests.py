@@ -1,0 +1,199 @@
+"""Which results compete, and how they rank: one grouping for the terminal and the page.
+
+Results compete if they are of one case and measurement under equal conditions, of as many ranks and
+of a scheme that computes the same. Imports `d5suite.statistics` and its neighbours.
+"""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Generic, Protocol, TypeVar
+
+from d5suite.errors import JobError
+from d5suite.statistics.contests import Competitor, Ranking
+from d5suite.statistics.decisions import Threshold
+from d5suite.statistics.ratios import Ratio
+from d5suite.statistics.rounds import LAUNCH_SD
+
+
+class Competing(Protocol):
+    """A row with its backend, the mark of its file, and its record."""
+
+    @property
+    def backend(self) -> str:
+        """With what distinguishes rows of one backend."""
+
+    @property
+    def file(self) -> str:
+        """Empty if there is one file."""
+
+    @property
+    def record(self) -> Mapping[str, Any]:
+        """As `d5suite.report.reading.read_benchmarks` returns it."""
+
+
+R = TypeVar("R", bound=Competing)
+
+
+@dataclass(frozen=True)
+class Contest(Generic[R]):
+    """Results that compete.
+
+    Attributes
+    ----------
+    ranks : str
+        Number of ranks, and their scheme.
+    file : str
+        The mark of their file; empty if results of all files compete.
+    results : list of Competing
+    between_runs : float
+        See `d5suite.statistics.contests.Ranking`.
+    """
+
+    ranks: str
+    file: str
+    results: Sequence[R]
+    between_runs: float
+
+    @property
+    def name(self) -> str:
+        """Case and measurement."""
+        return "{recipe}/{measurement}".format(**self.results[0].record)
+
+    @cached_property
+    def _ranking(self) -> Ranking:
+        records = [result.record for result in self.results]
+        in_turn = len({turns_of(record) for record in records}) == 1
+        return Ranking([_competitor(record, in_turn) for record in records], self.between_runs)
+
+    @cached_property
+    def standing(self) -> list[tuple[R, Ratio]]:
+        """Results, the fastest first, with the ratio of their times to the fastest one's."""
+        order = self._ranking.order
+        return [(self.results[place], self._ranking.ratio(order[0], place)) for place in order]
+
+    @cached_property
+    def rivals(self) -> list[R]:
+        """Results that may be as fast as the fastest."""
+        fastest, *others = self._ranking.order
+        return [self.results[place] for place in others if self._ranking.is_tie(fastest, place)]
+
+    @property
+    def ties(self) -> Iterator[tuple[R, R]]:
+        """Pairs of results of which either may be the faster one."""
+        for one, other in itertools.combinations(self._ranking.order, 2):
+            if self._ranking.is_tie(one, other):
+                yield self.results[one], self.results[other]
+
+    @property
+    def notes(self) -> list[str]:
+        """Why not all backends took turns with each other."""
+        turns = (turn for result in self.results for turn in result.record.get("turns", ()))
+        return list(dict.fromkeys(turn["note"] for turn in turns if "note" in turn))
+
+
+def contests_of(
+    results: Iterable[R], *, in_turn: bool = False, between_runs: float = Threshold().between_runs
+) -> list[Contest[R]]:
+    """Group results of one case and measurement under equal conditions into contests.
+
+    A backend that several files measured does not compete with itself: then each file has contests
+    of its own.
+
+    Parameters
+    ----------
+    results : iterable of Competing
+        Without those that failed their validation.
+    in_turn : bool
+        Only results that took turns compete, and only with those they took turns with.
+    between_runs : float
+        See `d5suite.statistics.contests.Ranking`.
+    """
+    by_ranks: dict[tuple[int, str], list[R]] = defaultdict(list)
+    for result in results:
+        if turns_of(result.record) or not in_turn:
+            by_ranks[result.record["ranks"], ranks_of(result.record)].append(result)
+    contests = []
+    for (_, ranks), own in sorted(by_ranks.items()):
+        measured = {(result.backend, result.file) for result in own}
+        by_file = len({backend for backend, _ in measured}) < len(measured)
+        groups: dict[Any, list[R]] = defaultdict(list)
+        for result in own:
+            groups[result.file if by_file else "", turns_of(result.record) if in_turn else ()].append(result)
+        contests += [Contest(ranks, file, members, between_runs) for (file, _), members in groups.items()]
+    return contests
+
+
+def check_rounds(records: Iterable[Mapping[str, Any]]) -> None:
+    """Check the rounds of records.
+
+    Raises
+    ------
+    JobError
+        If rounds do not fit the samples, or differ between results that took turns.
+    """
+    counts: dict[Any, list[int]] = {}
+    for record in records:
+        counted = [len(rounds) for rounds in rounds_of(record)]
+        if counted != counts.setdefault((record["recipe"], record["measurement"], turns_of(record)), counted):
+            raise JobError("its rounds differ from those of a backend measured in turn", where=record["place"])
+
+
+def turns_of(record: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return, by launch, what names the turns that a result took part in; empty if it took none."""
+    return tuple(turn["group"] for turn in record.get("turns", ()))
+
+
+def rounds_of(record: Mapping[str, Any]) -> list[list[float]]:
+    """Return, by launch, the median time of each round in seconds; empty if it took no turns.
+
+    Raises
+    ------
+    JobError
+        If the rounds do not hold all of the record's samples.
+    """
+    launches = [launch["rounds"] for launch in record.get("turns", ())]
+    samples = iter(record["data"])
+    count = sum(map(sum, launches))
+    if launches and count != len(record["data"]):
+        raise JobError(f"its rounds hold {count} samples, not {len(record['data'])}", where=record["place"])
+    return [[statistics.median(itertools.islice(samples, size)) for size in launch] for launch in launches]
+
+
+def ranks_of(record: Mapping[str, Any]) -> str:
+    """Return ranks and scheme; other schemes compute something else, so they do not compete."""
+    ranks, how = record["ranks"], record.get("distributed") or {}
+    scheme = "synchronous" if how.get("synchronous") else how.get("scheme", "")
+    return f"{ranks} rank{'s' * (ranks > 1)}" + (f", {scheme}" if scheme and ranks > 1 else "")
+
+
+def _competitor(record: Mapping[str, Any], in_turn: bool) -> Competitor:
+    if in_turn and (rounds := rounds_of(record)):
+        return Competitor((), rounds)
+    items = record["throughput"]["value"] * record["median_s"]
+    return Competitor([seconds / items for seconds in record["data"]])
+
+
+def ranking_lines(contests: Sequence[Contest[Any]]) -> list[str]:
+    """Return the lines below the tables that rank backends that took turns; empty if none did."""
+    lines = []
+    compared = [contest for contest in contests if len(contest.results) > 1]
+    for contest in compared:
+        (fastest, _), *others = contest.standing
+        ratios = [f"{other.backend} {ratio.value:.3f} ({ratio.low:.2f}–{ratio.high:.2f})" for other, ratio in others]
+        lines.append(f"  {contest.name}: {', '.join([fastest.backend, *ratios])}")
+        if ties := [f"{one.backend} and {other.backend}" for one, other in contest.ties]:
+            lines.append(f"    within noise: {', '.join(ties)}")
+    if lines:
+        lines.insert(
+            0, "fastest first, from rounds taken in turn; ratio to the fastest (95% interval for a repeat run):"
+        )
+        if any(ratio.method == "rounds" for contest in compared for _, ratio in contest.standing):
+            assumed = f"{LAUNCH_SD:.0%} from launch to launch are assumed"
+            lines.append(f"  of one launch: {assumed}; --launches 3 measures the variation")
+    return lines + [f"! {note}" for note in dict.fromkeys(note for contest in contests for note in contest.notes)]
