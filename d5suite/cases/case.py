@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from d5suite.errors import calling_file
+from d5suite.errors import ConfigurationError, calling_file
 from d5suite.job import CaseJob, Ranks, Result
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ TIME_LIMIT_S = 1800.0
 
 @dataclass(frozen=True)
 class Settings:
-    """The user's choices for a session; None means the case's own.
+    """The user's options for a session; None leaves the choice to the case.
 
     Attributes
     ----------
@@ -36,33 +36,33 @@ class Settings:
     batch_size : int, optional
     optimizer : Optimizer, optional
     datasets : mapping of str to Path or None
-        Where datasets lie; without a path a small one is drawn and cached.
+        Paths of datasets; without a path a small synthetic dataset is made and cached.
     timeout_s : float, optional
-        Of each worker.
+        Time limit of a worker.
     memory_bytes : int
-        Most resident memory of each worker.
+        Limit of a worker's resident memory.
     wrap : str, optional
-        Command in front of each worker.
+        Command in front of every worker.
     pythons : mapping of str to str
         Interpreters by backend.
     sampling : mapping
-        Fields of `SamplingSettings` that the user gave.
+        Fields of `SamplingSettings` that the user set.
     jobs : Path
-        Where job files go.
+        Folder for job files.
     named : sequence of Path
         Files named on the command line.
     network : Path, optional
         The user's own network.
     shapes : mapping of str to tuple of int
-        Its inputs' dimensions, where its file leaves them open.
+        Dimensions of the network's inputs, where its file leaves them open.
     ranks : sequence of Ranks
-        By how many ranks, and how, level 3 is measured; without any, it is not.
+        Numbers of ranks and ways to train for level 3; empty to leave level 3 out.
     divides_batch : bool
-        Whether the batch is that of all ranks together: strong scaling.
+        Whether all ranks share one batch: strong scaling.
     wait_quiet_s : float, optional
-        How long the session may wait for a quiet machine in all.
+        How long the session may wait for a quiet machine, in total.
     write_jobs, from_jobs : Path, optional
-        Folder of jobs that run elsewhere: to write them to, and to take their results from.
+        Folder of jobs that run elsewhere: where to write them, and where to read their results.
     """
 
     preset: str | None = None
@@ -91,7 +91,7 @@ class Settings:
 
     @property
     def elsewhere(self) -> Path | None:
-        """The folder of jobs that this process does not run itself."""
+        """The folder of jobs that run elsewhere, if any."""
         return self.write_jobs or self.from_jobs
 
 
@@ -102,11 +102,11 @@ class Shared:
     Attributes
     ----------
     reference : str
-        Where reference answers are kept.
+        File of reference answers.
     trajectory : str
-        Where this backend leaves its float64 trajectory.
+        File for this backend's float64 trajectory.
     peers : list of str
-        Trajectories of the backends before it.
+        Trajectories of the backends that ran before.
     """
 
     reference: str
@@ -115,7 +115,7 @@ class Shared:
 
 
 class Runner(NamedTuple):
-    """Runner of a case: a backend, and at level 3 its ranks; or why it cannot."""
+    """A backend that runs a case, with its ranks at level 3; or why it cannot."""
 
     selection: Selection
     ranks: Ranks | None = None
@@ -128,17 +128,17 @@ class Case(ABC):
     Attributes
     ----------
     name : str
-        Results of different backends are compared under it; without ``/``.
+        Results of different backends are compared under this name; without ``/``.
     label : str
-        What tells its tests from those of other cases of the same function; empty if nothing must.
+        Distinguishes its tests from other cases of the same function; may be empty.
     batch : str
-        Cases of one batch share a job per backend.
+        Cases with the same batch share one job per backend.
     origin : str
-        Where it is declared, for messages.
+        Where the case is declared, for messages.
     shares_references : bool
-        Whether a job of its own computes the references before any backend runs.
+        Whether a separate job computes the references before any backend runs.
     every_backend : bool
-        Whether it is measured on backends that are otherwise measured on request only.
+        Whether backends that run only on request measure it, too.
     """
 
     name: str
@@ -150,17 +150,16 @@ class Case(ABC):
     @property
     @abstractmethod
     def batch(self) -> str:
-        """See the attributes."""
+        """Cases with the same batch share one job per backend."""
 
     def is_same(self, other: Case) -> bool:
-        """Return whether both are the same case, so that sharing a name is no conflict."""
+        """Return whether both are the same case, which may share a name."""
         return self == other
 
     def runners(self, settings: Settings) -> list[Runner] | None:
-        """Return the runners that replace the chosen backends; None if those measure it."""
+        """Return the runners that replace the chosen backends; None to use the backends."""
         return None
 
-    @abstractmethod
     def why_excluded(self, measurement: type[Measurement], settings: Settings, path: Path) -> str | None:
         """Return why the options exclude a measurement, or None.
 
@@ -171,17 +170,17 @@ class Case(ABC):
         path : Path
             The file that declares the case.
         """
+        return None
 
     def uses_option(self, option: str) -> bool:
-        """Return whether it uses the dataset or network of an option."""
+        """Return whether the case uses the dataset or network of an option."""
         return False
 
-    @abstractmethod
     def why_unsupported(self, backend: Backend, measurement: type[Measurement], settings: Settings) -> str | None:
         """Return why a backend cannot make a selected measurement, or None."""
+        return None
 
-    @abstractmethod
-    def check(self, backend: Backend, measurement: type[Measurement], settings: Settings) -> None:
+    def check(self, backend: Backend, measurement: type[Measurement], settings: Settings) -> None:  # noqa: B027
         """Raise `ConfigurationError` if the options contradict the case."""
 
     @abstractmethod
@@ -189,37 +188,37 @@ class Case(ABC):
         self, selection: Selection | None, settings: Settings, measurements: list[str], files: dict[str, str],
         shared: Shared,
     ) -> CaseJob:  # fmt: skip
-        """Return its part of a job.
+        """Return the case's part of a job.
 
         Raises
         ------
         D5Error
-            If it makes no sense.
+            If the case is invalid.
         """
 
     @abstractmethod
     def preset_name(self, selection: Selection | None, settings: Settings) -> str:
         """Return the preset at which a backend is measured."""
 
-    @abstractmethod
     def facts(self, part: CaseJob, result: Result) -> dict[str, Any]:
-        """Return its part of a measurement's record."""
+        """Return additional facts for a measurement's record."""
+        return {}
 
     def time_limit_s(self, selection: Selection, settings: Settings, trains: bool) -> float:
-        """Return the limit of its worker in seconds; ``trains`` if it trains to a target."""
+        """Return the worker's time limit in seconds; ``trains`` if it trains to a target."""
         return TIME_LIMIT_S
 
 
 class Test(NamedTuple):
-    """One test function, which is parametrised over its cases and backends.
+    """One test function, parametrised over cases and backends.
 
     Attributes
     ----------
     function : str
-        Its name.
+        Name of the function.
     measurement : type of Measurement
     cases : callable
-        The cases under the user's settings; raises `D5Error` if these make no sense.
+        Returns the cases for the user's settings; raises `D5Error` if these are invalid.
     """
 
     function: str
@@ -234,11 +233,27 @@ class Declaration(ABC):
 
     @abstractmethod
     def tests(self) -> Iterator[Test]:
-        """Return its test functions."""
+        """Yield the test functions."""
 
 
 UNDECLARED = {f"level {level}": level for level in (2, 3)}
-"""Levels that a backend may leave out, by what measurements call them in `Measurement.needs`."""
+"""Levels that a backend may lack, by their names in `Measurement.needs`."""
+
+
+def preset_of(declared: Declaration, name: str | None, presets: Iterable[str]) -> Sequence[Any]:
+    """Return what a declaration has at a preset, by default at the first one.
+
+    Raises
+    ------
+    ConfigurationError
+        If there is no such preset.
+    """
+    if name is not None and name not in presets:
+        raise ConfigurationError(
+            f"there is no preset {name!r}", where=declared.name, hint=f"Presets: {', '.join(presets)}."
+        )
+    found: Sequence[Any] = getattr(declared, name or next(iter(presets)))
+    return found
 
 
 def absent(backend: Backend, measurement: type[Measurement], **parts: str | None) -> str | None:
@@ -249,7 +264,7 @@ def absent(backend: Backend, measurement: type[Measurement], **parts: str | None
     backend : Backend
     measurement : type of Measurement
     **parts
-        Fill the names in braces of `Measurement.needs`.
+        Values for the names in braces in `Measurement.needs`.
     """
     for key in measurement.needs:
         needed = key.format(**parts)
@@ -261,5 +276,5 @@ def absent(backend: Backend, measurement: type[Measurement], **parts: str | None
 
 
 def declared_in() -> Path:
-    """Return the file whose code makes a problem or a recipe."""
+    """Return the file whose code declares a problem or a recipe."""
     return calling_file(str(Path(__file__).parent))

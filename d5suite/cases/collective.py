@@ -1,8 +1,8 @@
 """A collective at several sizes, for every communicator and algorithm.
 
-A file under ``collectives/`` declares one `Collectives`; the tests come from the library
-(`d5suite.pytest_plugin`). Imports `d5suite.backends`, `d5suite.distributed`,
-`d5suite.job` and `d5suite.measurements`; no framework.
+A file under ``collectives/`` declares one `Collectives`; `d5suite.pytest_plugin` makes the tests.
+Imports `d5suite.backends`, `d5suite.distributed`, `d5suite.job` and `d5suite.measurements`; no
+framework.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from d5suite.backends import Selection
-from d5suite.cases.case import Case, Declaration, Runner, Settings, Shared, Test, declared_in
+from d5suite.cases.case import Case, Declaration, Runner, Settings, Shared, Test, declared_in, preset_of
 from d5suite.distributed.algorithms import ALGORITHMS
 from d5suite.distributed.calls import CALLS
 from d5suite.distributed.transports import transport_backend
 from d5suite.errors import ConfigurationError
-from d5suite.job import CaseJob, CollectiveCase, Ranks, Result
+from d5suite.job import CollectiveCase, Ranks
 from d5suite.measurements import find
 from d5suite.measurements.base import Measurement
 
@@ -31,14 +31,15 @@ MAX_TIME_S = {"smoke": 0.05, "standard": 0.3, "full": 1.0}
 
 @dataclass(frozen=True)
 class Collectives(Declaration):
-    """One collective, and its sizes in bytes.
+    """One collective and its sizes in bytes.
 
     Attributes
     ----------
     name : str
         A key of `d5suite.distributed.calls.CALLS`.
     smoke, standard, full : sequence of int
-        The presets, ascending: up to 1 MiB; 4 B to 256 MiB by fours; and by twos, as nccl-tests.
+        The presets, in ascending order: up to 1 MiB; 4 B to 256 MiB in powers of four; the same in
+        powers of two, as in nccl-tests.
     file : Path
         The Python file that declares it, for errors.
     """
@@ -74,13 +75,7 @@ class Collectives(Declaration):
         ConfigurationError
             If there is no such preset.
         """
-        if preset is not None and preset not in MAX_TIME_S:
-            raise ConfigurationError(
-                f"there is no preset {preset!r} of collectives", where=self.name,
-                hint=f"Presets: {', '.join(MAX_TIME_S)}.",
-            )  # fmt: skip
-        found: Sequence[int] = getattr(self, preset or "smoke")
-        return found
+        return preset_of(self, preset, MAX_TIME_S)
 
 
 @dataclass(frozen=True)
@@ -96,7 +91,7 @@ class CollectivesCase(Case):
 
     @property
     def name(self) -> str:  # type: ignore[override]
-        """The collective's."""
+        """The collective's name."""
         return self.declared.name
 
     @property
@@ -109,14 +104,8 @@ class CollectivesCase(Case):
         """All collectives share one job per communicator and algorithm."""
         return "collectives"
 
-    def why_excluded(self, measurement: type[Measurement], settings: Settings, path: Path) -> str | None:
-        return None
-
-    def why_unsupported(self, backend: Backend, measurement: type[Measurement], settings: Settings) -> str | None:
-        return None
-
     def runners(self, settings: Settings) -> list[Runner]:
-        """Return every communicator and algorithm for each number of ranks."""
+        """Return every combination of communicator, algorithm and number of ranks."""
         found = {}
         for size, how in settings.ranks:
             alone = replace(how, scheme="", settings={})
@@ -152,6 +141,3 @@ class CollectivesCase(Case):
     def check(self, backend: Backend, measurement: type[Measurement], settings: Settings) -> None:
         """Raise `ConfigurationError` if there is no such preset."""
         self.declared.sizes(settings.preset)
-
-    def facts(self, part: CaseJob, result: Result) -> dict[str, Any]:
-        return {}

@@ -1,8 +1,7 @@
 """A problem: one operator at one size, described once, for every backend.
 
-A file under ``operators/`` declares one `Problems`; the tests come from the library
-(`d5suite.pytest_plugin`). Imports `d5suite.custom`, `d5suite.network`, `d5suite.job` and
-`d5suite.measurements`; no framework.
+A file under ``operators/`` declares one `Problems`; `d5suite.pytest_plugin` makes the tests.
+Imports `d5suite.custom`, `d5suite.network`, `d5suite.job` and `d5suite.measurements`; no framework.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from d5suite.cases.case import Case, Declaration, Settings, Shared, Test, declared_in
+from d5suite.cases.case import Case, Declaration, Settings, Shared, Test, declared_in, preset_of
 from d5suite.custom import CustomOperator, compiler_problem
 from d5suite.errors import ConfigurationError, D5Error, NetworkError
 from d5suite.job import CaseJob, OperationCase, Result, is_plain_name
@@ -41,11 +40,11 @@ class Problem:
     operator : str or CustomOperator
         The ONNX operator, or one of your own.
     inputs : mapping
-        As `d5suite.network.operation.Operation` takes them: shapes, `Tensor` objects, arrays, None.
+        Inputs of a `d5suite.network.operation.Operation`: shapes, `Tensor` objects, arrays, None.
     attributes : mapping
-        The node's.
+        Attributes of the node.
     source : str
-        Where the size is published or taken from.
+        Where the size comes from.
     backward : bool
         Whether its backward pass is measured too.
     file : Path
@@ -66,7 +65,7 @@ class Problem:
         Raises
         ------
         NetworkError
-            If it is not valid, with the file and the problem's name.
+            If it is invalid; the error names the file and the problem.
         """
         from d5suite.network.operation import Operation
 
@@ -91,12 +90,12 @@ class Problem:
     )
 
     def describe(self, family: str, precision: str) -> dict[str, Any]:
-        """Return the ONNX node as a job holds it, made once.
+        """Return the ONNX node as a job holds it; it is made only once.
 
         Raises
         ------
         D5Error
-            If it makes no sense, whatever the description raised, with its file.
+            If it is invalid, or the description raised any other error; the error names the file.
         """
         key = (family, precision)
         if key not in self._operations:
@@ -119,7 +118,7 @@ class Problem:
 
     @property
     def op_type(self) -> str:
-        """The operator's name, with its domain if it is a custom one."""
+        """The operator's name; with the domain of a custom operator."""
         return self.operator if isinstance(self.operator, str) else self.operator.op_type
 
 
@@ -130,10 +129,9 @@ class Problems(Declaration):
     Attributes
     ----------
     name : str
-        As reports call the family.
+        Name of the family in reports.
     smoke, standard, full : sequence of Problem
-        The presets: seconds on a laptop, the sizes of a usual training run, and whole published
-        tables.
+        The presets: seconds on a laptop; the sizes of a usual training run; whole published tables.
     """
 
     name: str
@@ -160,7 +158,7 @@ class Problems(Declaration):
             yield Test(f"test_{each.name}", each, lambda settings: self.cases(settings.preset))
 
     def custom_operators(self) -> Iterator[CustomOperator]:
-        """Yield the custom operators of all presets, by which a worker finds one in this file."""
+        """Yield the custom operators of all presets, so that a worker can find one by name."""
         for preset in MAX_TIME_S:
             for problem in self.preset(preset):
                 if isinstance(problem.operator, CustomOperator):
@@ -178,12 +176,7 @@ class Problems(Declaration):
         ConfigurationError
             If there is no such preset.
         """
-        if name is not None and name not in MAX_TIME_S:
-            raise ConfigurationError(
-                f"there is no preset {name!r} of operators", where=self.name, hint=f"Presets: {', '.join(MAX_TIME_S)}."
-            )
-        found: Sequence[Problem] = getattr(self, name or "smoke")
-        return found
+        return preset_of(self, name, MAX_TIME_S)
 
 
 @dataclass(frozen=True)
@@ -225,9 +218,6 @@ class ProblemCase(Case):
         """All problems share one job per backend."""
         return "operators"
 
-    def why_excluded(self, measurement: type[Measurement], settings: Settings, path: Path) -> str | None:
-        return None
-
     def why_unsupported(self, backend: Backend, measurement: type[Measurement], settings: Settings) -> str | None:
         backward = measurement.backward
         if backward and not self.problem.backward:
@@ -248,13 +238,6 @@ class ProblemCase(Case):
         self, selection: Selection | None, settings: Settings, measurements: list[str], files: dict[str, str],
         shared: Shared,
     ) -> OperationCase:  # fmt: skip
-        """See `Case.job`.
-
-        Raises
-        ------
-        D5Error
-            If the problem makes no sense.
-        """
         preset = self.preset_name(selection, settings)
         return OperationCase(
             name=self.name,
@@ -268,9 +251,6 @@ class ProblemCase(Case):
 
     def preset_name(self, selection: Selection | None, settings: Settings) -> str:
         return settings.preset or next(iter(MAX_TIME_S))
-
-    def check(self, backend: Backend, measurement: type[Measurement], settings: Settings) -> None:
-        """Accept: no option contradicts a problem that `why_unsupported` accepts."""
 
     def facts(self, part: CaseJob, result: Result) -> dict[str, Any]:
         return {"source": self.problem.source, "ceilings": result.ceilings}

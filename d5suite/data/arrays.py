@@ -16,7 +16,7 @@ from d5suite.data.samplers import Sampler
 from d5suite.errors import ConfigurationError
 
 Batch = tuple[np.ndarray, np.ndarray]
-"""Images float32 (N, C, H, W), and labels int64 (N,), or (N, classes) if several."""
+"""Images float32 (N, C, H, W), and labels int64 (N,), or (N, classes) with several per image."""
 
 _Self = TypeVar("_Self", bound="Stream")
 

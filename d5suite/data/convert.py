@@ -1,7 +1,7 @@
 """Convert an image dataset to another format; the encoded images stay the same, byte for byte.
 
-The output is written to a folder beside the destination and renamed after it was read back. Every
-few seconds the progress on disk is recorded, so a killed conversion resumes. May import NumPy, h5py
+The output is written to a folder beside the destination, read back, and then renamed. The progress
+is recorded every few seconds, so a killed conversion can resume. May import NumPy, h5py
 and, from d5suite, `data`, `errors` and `files`.
 """
 
@@ -66,8 +66,8 @@ def convert(
     Raises
     ------
     DataError
-        If the source is damaged or does not fit the format, or the destination exists or cannot be
-        written.
+        If the source is damaged or does not fit the format, or the destination exists or is not
+        writable.
     ConfigurationError
         If the format is unknown.
     """
@@ -105,7 +105,7 @@ def convert(
 
 
 class _Notes:
-    """The progress of a conversion, in a file."""
+    """The recorded progress of a conversion."""
 
     def __init__(self, file: Path, fingerprint: str) -> None:
         self._file = file
@@ -150,7 +150,7 @@ def _check(stores: Mapping[str, Store]) -> None:
 
 
 def _fingerprint(to: str, stores: Mapping[str, Store], sizes: Mapping[str, np.ndarray]) -> str:
-    """Return a digest of format and source, so that only the same conversion is resumed."""
+    """Return a digest of format and source, to resume only the same conversion."""
     digest = hashlib.sha256(to.encode())
     for split, store in stores.items():
         digest.update(json.dumps([split, store.label_names, store.class_names, list(store.names)]).encode())
@@ -197,7 +197,7 @@ def _write(
         notes.write()
         writer.finish()
     finally:
-        with contextlib.suppress(OSError):  # an earlier error already says why
+        with contextlib.suppress(OSError):  # an earlier error is already raised
             writer.close()
         reader.close()
 

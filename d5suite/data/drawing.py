@@ -67,7 +67,7 @@ def _figure(label: int, height: int, width: int, rng: np.random.Generator) -> tu
 
 
 def _background(height: int, width: int, rng: np.random.Generator) -> Image.Image:
-    """Draw a muted, smooth background, so that colour alone does not locate the shape."""
+    """Draw a muted, smooth background, so that colour alone does not reveal the shape."""
     blobs = rng.integers(60, 190, (4, 5, 1)) + rng.integers(-25, 26, (4, 5, 3))
     return Image.fromarray(blobs.astype(np.uint8)).resize((width, height), Image.Resampling.BICUBIC)
 

@@ -8,20 +8,19 @@ Accepted below the root, or below Kaggle's ``ILSVRC/Data/CLS-LOC``:
 - ``LOC_synset_mapping.txt`` in the root, optional: the name of every class.
 
 A label is the position of the class's wnid (WordNet identifier, like n01440764) in the sorted list
-of wnids: the convention of torchvision and of every published ImageNet checkpoint. The wnids are
-the folders of ``train`` if it exists, else the lines of the mapping, else the folders of ``val``;
-so both splits number the classes alike.
+of wnids, as in torchvision and in every published ImageNet checkpoint. The wnids are the folders of
+``train`` if it exists, else the lines of the mapping, else the folders of ``val``, so that both
+splits number the classes alike.
 
 Rules for untidy trees:
 
 - a class missing from an existing mapping is an error; a mapped class that the tree lacks is not;
 - in ``LOC_val_solution.csv``, a row with an unknown class or a missing image is an error, and so is
   an image without a row. A row of a mapped class that ``train`` lacks is skipped if its image is
-  missing, too: a tree may hold part of the classes with the lists of all;
+  also missing: a tree may hold some of the classes with the lists of all;
 - in both files, a duplicate row counts once; contradicting rows are an error;
-- an entry with an image name that is not a file (a folder, a FIFO, a dangling link) is an error; so
-  is a FIFO or a dangling link among class folders; whatever else is left out is counted in a
-  warning, but for hidden files.
+- a folder, FIFO or dangling link with an image name is an error, and so is a FIFO or dangling link
+  among class folders. A warning counts all other entries that are left out, except hidden files.
 
 May import NumPy and, from d5suite, `data.reading` and `errors`. No image is opened here.
 """
@@ -63,9 +62,9 @@ class ImageNet:
     root : path
         The folder that holds ``train`` and ``val`` (or Kaggle's ``ILSVRC``).
     split : {"train", "val"}
-        Which images.
+        The images to use.
     classes : int, optional
-        Keep only this many first wnids; all by default.
+        Keep only this many first wnids; by default all.
 
     Attributes
     ----------
@@ -74,17 +73,17 @@ class ImageNet:
     split : str
         As given.
     wnids : list of str
-        Sorted; a label is a position in this list.
+        The classes, sorted; a label is a position in this list.
     class_names : dict of str to str
         Name of each class by wnid; empty without a mapping file.
     files : list of str
         Absolute path of every image, ordered by class and then by name (a flat ``val``: by name).
     paths : list of pathlib.Path
-        The same as paths, built on first use.
+        The same as `Path` objects, made on first use.
     labels : numpy.ndarray
         int64 (number of images,).
     left_out : str
-        Which files and folders are no images of a class; empty if all are.
+        Message about files and folders that are not images of a class; empty if there are none.
 
     Raises
     ------
@@ -140,7 +139,7 @@ class ImageNet:
 
     @cached_property
     def paths(self) -> list[Path]:
-        """`files` as paths."""
+        """`files` as `Path` objects."""
         return [Path(file) for file in self.files]
 
     def _folder(self, split: str) -> Path:
@@ -219,7 +218,7 @@ def _class_folders(folder: Path) -> list[str]:
 def _beside(folder: Path) -> list[str]:
     """Return the files beside class folders; raise for anything else."""
     with reading(folder), os.scandir(folder) as entries:
-        # Hidden folders may be classes by mistake; hidden files are of the system.
+        # A hidden folder may be a misnamed class; hidden files belong to the system.
         names = [
             entry.name
             for entry in entries
@@ -228,7 +227,7 @@ def _beside(folder: Path) -> list[str]:
     for name in sorted(names):
         if not (folder / name).exists() or not ((folder / name).is_file() or name.startswith(".")):
             raise DataError(
-                "this is among the class folders, and is neither one of them nor a file",
+                "this entry among the class folders is neither a class folder nor a file",
                 where=str(folder / name),
                 hint="Remove it, or put the class there.",
             )

@@ -4,26 +4,26 @@ Open Images (Kuznetsova et al., "The Open Images Dataset V4", IJCV 2020) gives a
 labels, each verified by a person as present or absent; all other classes are unknown. Accepted,
 with the published names:
 
-- ``train/<ImageID>.jpg``, and so ``validation`` and ``test``;
-- ``train-annotations-human-imagelabels.csv``, and so the other two, in the root or in the split's
-  folder: a line of ``ImageID,Source,LabelName,Confidence`` for each verified label, the confidence
-  being 1 (present) or 0 (absent);
+- ``train/<ImageID>.jpg``, and likewise ``validation`` and ``test``;
+- ``train-annotations-human-imagelabels.csv``, and likewise for the other splits, in the root or the
+  split's folder: a line of ``ImageID,Source,LabelName,Confidence`` per verified label; confidence
+  is 1 (present) or 0 (absent);
 - ``class-descriptions.csv`` in the root: ``LabelName,DisplayName``, with or without this header;
-- ``classes-trainable.txt`` in the root, optional: one LabelName a line.
+- ``classes-trainable.txt`` in the root, optional: one LabelName per line.
 
-The classes are the trainable ones in the order of their file. Without it they are all labels of the
-tree's label files, sorted, so that all splits number them alike.
+The classes are the trainable labels in the order of this file. Without it, they are all labels in
+the label files of all splits, sorted, so that all splits number them alike.
 
 Rules for untidy trees:
 
 - rows of described but untrainable labels are skipped (V4 has many); a label without description is
   an error;
-- an image without any verified label among the classes is skipped and counted; a missing image that
-  has such a label is an error;
+- an image without a verified label among the classes is skipped and counted; a missing image with
+  such a label is an error;
 - a duplicate row counts once; contradicting rows are an error.
 
-The label file is read in pieces and only numbers are kept, because that of ``train`` has 28 million
-rows on 9 million images: a dense array would need 500 GB. May import NumPy and, from d5suite,
+The label file is read in pieces, and only numbers are kept: the file of ``train`` has 28 million
+rows for 9 million images, and a dense array would need 500 GB. May import NumPy and, from d5suite,
 `data.reading` and `errors`. No image is opened here.
 """
 
@@ -48,6 +48,7 @@ from d5suite.data.reading import (
     nor_others,
     reading,
     refuse_look_alikes,
+    take_runs,
 )
 from d5suite.errors import DataError
 
@@ -103,7 +104,7 @@ class SparseLabels:
         Parameters
         ----------
         indices : int, slice or integer array (n,)
-            Which images; negative ones count from the end.
+            The images; negative numbers count from the end.
 
         Returns
         -------
@@ -115,17 +116,11 @@ class SparseLabels:
         IndexError
             If there is no such image.
         """
-        chosen = np.arange(*indices.indices(len(self))) if isinstance(indices, slice) else np.asarray(indices, np.int64)
-        rows = np.atleast_1d(np.where(chosen < 0, chosen + len(self), chosen))
-        if rows.size and not (rows.min() >= 0 and rows.max() < len(self)):
-            raise IndexError(f"image {indices} of {len(self)}")
-        begins = self.starts[rows]
-        counts = self.starts[rows + 1] - begins
-        ends = np.cumsum(counts)
-        places = np.arange(counts.sum()) + np.repeat(begins - (ends - counts), counts)
-        dense = np.full((len(rows), self.shape[1]), -1, np.int64)
-        dense[np.repeat(np.arange(len(rows)), counts), self.classes[places]] = self.values[places]
-        return dense if chosen.ndim else dense[0]
+        rows = np.arange(len(self))[indices]
+        start, chosen = take_runs(self.starts, rows.reshape(-1))
+        dense = np.full((rows.size, self.shape[1]), -1, np.int64)
+        dense[np.repeat(np.arange(rows.size), np.diff(start)), self.classes[chosen]] = self.values[chosen]
+        return dense if rows.ndim else dense[0]
 
 
 class OpenImages:
@@ -136,10 +131,10 @@ class OpenImages:
     root : path
         The folder that holds ``train``, ``validation`` or ``test``.
     split : {"train", "validation", "test"}
-        Which images.
+        The images to use.
     classes : int, optional
-        Keep only this many first classes, and the images with a verified label among them; all by
-        default.
+        Keep only this many first classes, and the images with a verified label among these; by
+        default all.
 
     Attributes
     ----------
@@ -156,9 +151,9 @@ class OpenImages:
     labels : SparseLabels
         ``labels[indices]`` is int64 (n, C): 1 present, 0 absent, -1 not verified.
     skipped : int
-        Images on disk without a verified label among the classes; they are not in `files`.
+        Number of images on disk without a verified label among the classes; not in `files`.
     left_out : str
-        Which files and folders are no images; empty if all are.
+        Message about files and folders that are not images; empty if there are none.
 
     Raises
     ------
@@ -226,7 +221,7 @@ class OpenImages:
 
 
 class _Files(Sequence[str]):
-    """Paths composed on demand, because nine million strings take a gigabyte."""
+    """Paths that are composed on demand: nine million strings would take a gigabyte."""
 
     def __init__(self, folder: str, ids: np.ndarray) -> None:
         self._folder = folder
@@ -259,7 +254,7 @@ def _read_descriptions(file: Path) -> dict[str, str]:
                 continue
             if len(row) < 2 or not row[0]:
                 raise DataError(f"line {rows.line_num} is not 'LabelName,DisplayName'", where=str(file))
-            display = ",".join(row[1:])  # where a comma in a name is not quoted
+            display = ",".join(row[1:])  # a comma in a name may not be quoted
             if names.setdefault(row[0], display) != display:
                 raise DataError(f"line {rows.line_num} gives label {row[0]!r} a second name", where=str(file))
     return names
@@ -291,7 +286,7 @@ def _pieces(file: Path) -> Iterator[tuple[int, list[list[str]]]]:
         while piece := content.read(_BYTES_AT_ONCE) + content.readline(_BYTES_AT_ONCE):
             piece = piece.replace(b"\r\n", b"\n")
             piece += b"" if piece.endswith(b"\n") else b"\n"
-            # Vectorised, because splitting 28 million rows one by one takes a minute.
+            # Vectorised: splitting 28 million rows one by one takes a minute.
             marks = np.frombuffer(piece, np.uint8)
             marks = marks[(marks == ord(",")) | (marks == ord("\n"))]
             rows, rest = divmod(len(marks), len(_MARKS_OF_ROW))
@@ -300,7 +295,7 @@ def _pieces(file: Path) -> Iterator[tuple[int, list[list[str]]]]:
             columns = [fields[column : 4 * rows : 4] for column in range(4)]
             odd = not piece.isascii() or b"\0" in piece
             if not wrong.any() and (odd or max(map(len, columns[0])) > _LONGEST_ID):
-                # A NumPy array of bytes is as wide as its longest item, and drops trailing zeros.
+                # A NumPy array of bytes is as wide as its longest item, and strips trailing zeros.
                 joined = ["".join(row) for row in zip(*columns, strict=True)]
                 wrong = np.array([not row.isascii() or "\0" in row for row in joined])
                 wrong |= np.array([len(image) > _LONGEST_ID for image in columns[0]])
@@ -318,9 +313,9 @@ def _read_labels(file: Path, number: Mapping[str, int], class_count: int) -> tup
     ids : numpy.ndarray
         Bytes (N,): the ImageIDs, sorted.
     keys : numpy.ndarray
-        int64, one for each different row, sorted: ``(image * class_count + class) * 2 + value``.
+        int64, one per distinct row, sorted: ``(image * class_count + class) * 2 + value``.
     """
-    # The published files keep the rows of an image together, so hold an ImageID once per run.
+    # The published files keep the rows of an image together, so store an ImageID once per run.
     runs, lengths, cells = [np.empty(0, "S1")], [np.empty(0, np.int64)], [np.empty(0, np.int32)]
     for line, (images, _, names, confidences) in _pieces(file):
         classes = np.fromiter(map(number.get, names, itertools.repeat(_UNDESCRIBED)), np.int32, len(names))
@@ -347,7 +342,7 @@ def _read_labels(file: Path, number: Mapping[str, int], class_count: int) -> tup
 
 
 def _images(folder: Path, entries: Iterable[os.DirEntry[str]], left_out: list[str]) -> Iterator[str]:
-    """Yield the names of images; note other files that are neither hidden nor label files."""
+    """Yield the names of images; collect other files that are neither hidden nor label files."""
     odd = []
     for entry in entries:
         image, hidden = entry.name.endswith(_SUFFIX), entry.name.startswith(".")
@@ -361,16 +356,16 @@ def _images(folder: Path, entries: Iterable[os.DirEntry[str]], left_out: list[st
 
 
 def _count_others(folder: Path, ids: np.ndarray, file: Path) -> tuple[int, str]:
-    """Check that all `ids` are in a folder; count its other images, and tell what is left out."""
+    """Check that all `ids` are in a folder; count its other images, and describe other files."""
     left_out: list[str] = []
     with reading(folder), os.scandir(folder) as entries:
         names = (os.fsencode(name.removesuffix(_SUFFIX)) for name in _images(folder, entries, left_out))
         pieces = [np.empty(0, "S1")]
         while piece := list(itertools.islice(names, _NAMES_AT_ONCE)):
             pieces.append(np.array(piece, "S"))
-    told = describe_left_out(left_out)
-    if told:
-        warnings.warn(f"{folder}: {told}", stacklevel=3)
+    message = describe_left_out(left_out)
+    if message:
+        warnings.warn(f"{folder}: {message}", stacklevel=3)
     on_disk = np.concatenate(pieces)
     present = np.isin(ids, on_disk, assume_unique=True)
     if not present.all():
@@ -384,7 +379,7 @@ def _count_others(folder: Path, ids: np.ndarray, file: Path) -> tuple[int, str]:
             where=str(file),
             hint="Add the missing images, or remove their rows.",
         )
-    return len(on_disk) - len(ids), told
+    return len(on_disk) - len(ids), message
 
 
 def _sparse(ids: np.ndarray, keys: np.ndarray, label_names: Sequence[str], file: Path) -> SparseLabels:
@@ -404,7 +399,7 @@ def _sparse(ids: np.ndarray, keys: np.ndarray, label_names: Sequence[str], file:
 
 
 def _lines_of(file: Path, image: str, label: str | None = None) -> list[int]:
-    """Find the lines of an image, or of one of its labels; only errors need this second reading."""
+    """Find the lines of an image or of one of its labels, for an error message."""
     return [
         line + place
         for line, columns in _pieces(file)

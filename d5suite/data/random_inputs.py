@@ -1,4 +1,4 @@
-"""Inputs of any kind, drawn: numbers, token ids, masks.
+"""Random inputs for any network: numbers, token ids, masks.
 
 May import NumPy and, from d5suite, `data`.
 """
@@ -15,23 +15,23 @@ from d5suite.data.arrays import Batch, Stream
 from d5suite.data.sources import WHOLE, DataSource
 
 EVALUATION = 1
-"""Added to the seed of training batches: others to evaluate on."""
+"""Added to the seed of training batches, for different evaluation batches."""
 
 
 @dataclass(frozen=True)
 class RandomInput:
-    """Content of one input.
+    """The random values of one input.
 
     Attributes
     ----------
     name : str
     shape : tuple of int
-        Of one sample.
+        Shape of one sample.
     dtype : numpy.dtype
     values : tuple of int, optional
-        First value and the one past the last, drawn evenly; without them normal noise. Of zeros and
-        ones the first one along the last axis is 1: where they are a mask, and attention looks
-        back, no token then sees nothing at all.
+        First value and the one past the last, for uniform values; without it normal noise. In the
+        range 0 to 1 the first value along the last axis is always 1: in a causal attention mask,
+        every token then sees at least one token.
     """
 
     name: str
@@ -49,7 +49,7 @@ class RandomInput:
 
 
 class RandomBatches(Stream):
-    """Batches that are a function of the seed and their number, one per epoch."""
+    """Batches that depend on the seed and the epoch only, one per epoch."""
 
     def __init__(
         self, inputs: Sequence[RandomInput], classes: int, *, batch_size: int, seed: Sequence[int],
@@ -77,7 +77,7 @@ class RandomBatches(Stream):
 
 
 class RandomSource(DataSource):
-    """Batches of `RandomBatches`, without end.
+    """An endless supply of `RandomBatches`.
 
     Parameters
     ----------
@@ -85,7 +85,7 @@ class RandomSource(DataSource):
     classes : int
     seed : int
     labels : tuple of int, optional
-        Shape of a sample's labels; by default it has one.
+        Shape of a sample's labels; by default a sample has one label.
     """
 
     def __init__(self, inputs: Sequence[RandomInput], *, classes: int, seed: int, labels: tuple[int, ...] = ()) -> None:

@@ -1,4 +1,4 @@
-"""Places of images' bytes, reading them, and checks that all datasets share.
+"""Locations of images in files, reading them, and checks that all datasets share.
 
 May import NumPy, google_crc32c and, from d5suite, `errors`.
 """
@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, overload
+from typing import Any
 
 import google_crc32c
 import numpy as np
@@ -23,9 +23,9 @@ import numpy as np
 from d5suite.errors import ConfigurationError, DataError
 
 Location = str | tuple[Any, ...] | list[Any]
-"""The place of one image's encoded bytes: the path of its file; or ``(file, record, offset, length,
-...)``, pieces of a file that make up the image, with the byte offset of the TFRecord record around
-it, or -1. It is sent to worker processes as JSON, so it holds only strings and integers."""
+"""The location of an image's encoded bytes: the path of a file; or ``(file, record, offset, length,
+...)``: the pieces of a file that make up the image, after the byte offset of the TFRecord record
+around it, or -1. It consists of strings and integers, because workers receive it as JSON."""
 
 _OPEN_FILES = 256  # per reader; a process may have 1024 by default
 _FRAME_BYTES = 12  # of a TFRecord record before its data: a length and its checksum
@@ -59,17 +59,10 @@ class FilePieces(Sequence[Location]):
     def __len__(self) -> int:
         return len(self.file)
 
-    @overload
-    def __getitem__(self, number: int) -> Location: ...
-    @overload
-    def __getitem__(self, number: slice) -> Sequence[Location]: ...
-    def __getitem__(self, number: int | slice) -> Location | Sequence[Location]:
+    def __getitem__(self, number: Any) -> Any:
         if isinstance(number, slice):
             return [self[i] for i in range(*number.indices(len(self)))]
-        if number < 0:
-            number += len(self)
-        if not 0 <= number < len(self):
-            raise IndexError(f"image {number} of {len(self)}")
+        number = range(len(self))[number]
         place = (self.files[self.file[number]], int(self.record[number]))
         first, end = int(self.start[number]), int(self.start[number + 1])
         if end == first + 1:
@@ -99,13 +92,13 @@ def take_runs(start: np.ndarray, numbers: np.ndarray) -> tuple[np.ndarray, np.nd
 
 
 def name_of(location: Location) -> str:
-    """Name a location in messages: its file, and the byte where it begins."""
+    """Return a location for messages: the file, and the byte where the image begins."""
     return location if isinstance(location, str) else f"{location[0]}, byte {location[2]}"
 
 
 @contextmanager
 def reading(file: Path) -> Iterator[None]:
-    """Turn errors of reading a text file or folder into a `DataError` that names it."""
+    """Turn errors from reading a text file or folder into a `DataError` that names it."""
     try:
         yield
     except OSError as error:
@@ -130,9 +123,9 @@ def first_classes(known: list[str], count: int | None, where: Path) -> list[str]
     """Return the first classes, all by default; raise `DataError` if there are fewer."""
     if count is not None and count > len(known):
         raise DataError(
-            f"{count} classes were asked for, but there are only {len(known)}",
+            f"{count} classes are requested, but there are only {len(known)}",
             where=str(where),
-            hint=f"Ask for at most {len(known)}.",
+            hint=f"Request at most {len(known)}.",
         )
     return known[:count]
 
@@ -158,12 +151,12 @@ def refuse_look_alikes(folder: Path, odd: Sequence[str]) -> None:
 
 
 def describe_left_out(names: Sequence[str]) -> str:
-    """Say which files and folders a dataset leaves out; nothing if there are none."""
+    """Describe the files and folders that a dataset leaves out; empty if there are none."""
     return f"{len(names):,} files or folders are left out, such as {min(names)!r}" if names else ""
 
 
 def nor_others(count: int) -> str:
-    """Return the end of a message about ``count`` missing things that names only the first."""
+    """Return the end of a message that names only the first of ``count`` missing things."""
     return f", nor are {count - 1:,} others" if count > 1 else ""
 
 
@@ -182,10 +175,10 @@ def masked_crc32c_bytes(data: bytes) -> bytes:
 
 
 class Reader:
-    """Read images, keeping files open that hold many.
+    """Read images, and keep files with many images open.
 
-    Each reader checks the checksum of a TFRecord record only once: later epochs cost no more than
-    with other files.
+    A reader checks the checksum of a TFRecord record only once, so later epochs are as fast as with
+    other files.
     """
 
     def __init__(self) -> None:
@@ -200,7 +193,7 @@ class Reader:
         ----------
         location : Location
         number : int
-            The image's number in its dataset, for remembering what was checked.
+            The image's number in its dataset, to remember which records were checked.
 
         Raises
         ------
@@ -237,7 +230,7 @@ class Reader:
     def _checked_record(self, path: str, offset: int, image_end: int) -> bytes:
         """Return the data of a record after checking its checksum.
 
-        The image is usually last in it: then one read gets everything, with the four bytes after.
+        The image usually ends the record; one read then gets everything, checksum included.
         """
         content = self._available(path, offset, max(image_end, _FRAME_BYTES) + 4)
         if len(content) < _FRAME_BYTES:
@@ -266,7 +259,7 @@ class Reader:
         return content
 
     def _available(self, path: str, offset: int, length: int) -> bytes:
-        """Return as many of these bytes as the file has."""
+        """Return these bytes, or as many of them as the file has."""
         try:
             descriptor = self._descriptor(path)
             content = os.pread(descriptor, length, offset)

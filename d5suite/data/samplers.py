@@ -24,7 +24,7 @@ class Sampler(Protocol):
         """Return positions in the dataset, int64 (len(self),), for an epoch counted from 0."""
 
     def describe(self) -> dict[str, Any]:
-        """Return what the order depends on, in JSON's types; a resumed run must match it."""
+        """Return the settings of the order, in JSON's types; a resumed run must have the same."""
 
 
 class Ordered:
@@ -80,16 +80,16 @@ class Shuffled:
 class Sharded:
     """One rank's images: every `ranks`-th batch of another sampler's order.
 
-    So each image belongs to one rank, whatever the remainder; a last batch that is not full does,
-    too. Batch ``i`` of rank ``r`` is batch ``i * ranks + r`` of one process.
+    Every image belongs to exactly one rank, also in a last batch that is not full. Batch ``i`` of
+    rank ``r`` is batch ``i * ranks + r`` of a single process.
 
     Parameters
     ----------
     sampler : Sampler
-        Of all ranks.
+        The order of all ranks.
     rank, ranks : int
     batch_size : int
-        Images of one rank's batch.
+        Images in one rank's batch.
     """
 
     def __init__(self, sampler: Sampler, rank: int, ranks: int, batch_size: int) -> None:
@@ -112,10 +112,10 @@ class Sharded:
 
 
 class ClassBalanced:
-    """Equally many images of each class, to within one, whatever the dataset's distribution.
+    """The same number of images of every class, to within one, whatever the dataset's distribution.
 
-    A class's images come in a random order, and in a new one when they are used up, so their counts
-    differ by at most one.
+    The images of a class come in random order, and in a new random order when they are used up, so
+    their counts differ by at most one.
 
     Parameters
     ----------

@@ -24,7 +24,7 @@ from d5suite.data.transforms import EvalTransform, TrainTransform
 from d5suite.errors import ConfigurationError, DataError
 
 WHOLE = (0, 1)
-"""All of the data: the first of one part."""
+"""All of the data: part 0 of 1."""
 
 
 class DataSource(ABC):
@@ -33,7 +33,7 @@ class DataSource(ABC):
     Parameters
     ----------
     root : path
-        Its folder or file; ignored by datasets bundled with a library.
+        Folder or file; ignored by datasets that come with a library.
     classes : int
         The number of first classes to use.
     shape : tuple of int
@@ -49,7 +49,7 @@ class DataSource(ABC):
     def training(self, *, batch_size: int, workers: int, seed: int, shard: tuple[int, int] = WHOLE) -> Stream:
         """Return the training images, augmented and shuffled, in full batches.
 
-        Of several ranks' `Sharded` data the part of one: its number and how many there are.
+        ``shard`` is a rank's number and the number of ranks, whose data are `Sharded`.
         """
 
     @abstractmethod

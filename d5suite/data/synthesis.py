@@ -31,7 +31,7 @@ from d5suite.errors import ConfigurationError, DataError
 from d5suite.files import atomic_folder, made_once
 
 FORMAT_VERSION = 1
-"""Raise it whenever the same parameters give other files, so that cached sets are made anew."""
+"""Raise it whenever the same parameters give different files, to invalidate cached sets."""
 
 _MOST_SHOWN = 4  # classes in one image of Open Images
 _UNTRAINABLE = {"/m/0bl9f": "Drawing", "/m/01mwkf": "Monochrome, or nearly"}
@@ -52,7 +52,7 @@ class ImageSet(ABC):
     classes : int
         At most 1000.
     seed : int
-        Seed of everything random.
+        Seed of all random numbers.
     min_side, max_side : int
         Range of the height and of the width in pixels.
 
@@ -125,7 +125,7 @@ class ImageSet(ABC):
 
     @abstractmethod
     def _write_labels(self, root: Path) -> tuple[list[_DrawnImage], Sequence[str]]:
-        """Write everything but the images; return them, and candidates for odd files."""
+        """Write the label files; return the images to draw, and the candidates for odd files."""
 
     def _draw_all(self, root: Path, pictures: Sequence[_DrawnImage], odd: Sequence[str], progress: bool) -> None:
         kinds = {odd[place * len(odd) // 3]: kind for place, kind in enumerate(("L", "CMYK", "PNG"))}
@@ -192,15 +192,15 @@ class SyntheticImageNet(ImageSet):
 class SyntheticOpenImages(ImageSet):
     """A set with Open Images' folders, file names and label files.
 
-    An image shows one to four classes. The first is verified as present, each other one with
-    probability 3/4. As many absent classes, drawn at random, are verified as absent. The rest is
-    unknown.
+    An image shows one to four classes. The first class is verified as present, the others with
+    probability 3/4. The same number of random absent classes is verified as absent. All other
+    labels are unknown.
 
     Parameters
     ----------
     train_images, validation_images, test_images : int
-        Images of each split with labels; there is one more without. The classes take turns in being
-        the first of an image, so each is present in every split of at least `classes` images.
+        Images with labels in every split; there is one more without labels. The classes take turns
+        as an image's first class, so a split of at least `classes` images shows every class.
 
     Notes
     -----
@@ -265,7 +265,7 @@ def cached_openimages(*counts: int, progress: bool = True, **parameters: int) ->
 
 
 def cached_conversion(source: Path, to: str) -> Path:
-    """Return a cached set in another storage format; it lies beside the set.
+    """Return the cached conversion of a cached set to another storage format.
 
     Raises
     ------
@@ -276,7 +276,7 @@ def cached_conversion(source: Path, to: str) -> Path:
 
 
 def _label_name(label: int) -> str:
-    """Make a name like those of Open Images, whose order a reader cannot guess."""
+    """Return a name in Open Images' style; names are not sorted by class."""
     return f"/m/0{(label + 1) * 7_368_787 % 2**25:07x}"
 
 

@@ -72,7 +72,7 @@ class Transform(Protocol):
         """Height and width of the output."""
 
     def __call__(self, image: Image.Image, rng: np.random.Generator, out: np.ndarray | None = None) -> np.ndarray:
-        """Transform an RGB image to float32 (3, size, size), into `out` if given, and return it."""
+        """Return an RGB image as float32 (3, size, size), in `out` if given."""
 
 
 def sample_rng(seed: int, epoch: int, index: int) -> np.random.Generator:
@@ -101,7 +101,7 @@ def random_resized_crop(height: int, width: int, rng: np.random.Generator) -> Cr
     Returns
     -------
     Crop
-        Lies inside the image; at least one pixel in each direction.
+        A rectangle inside the image of at least one pixel by one.
     """
     draws = rng.random(4 * _CROP_ATTEMPTS + 1)
     flip = bool(draws[-1] < 0.5)
@@ -146,7 +146,7 @@ class TrainTransform:
         return random_resized_crop(height, width, rng)
 
     def __call__(self, image: Image.Image, rng: np.random.Generator, out: np.ndarray | None = None) -> np.ndarray:
-        """Transform an RGB image to float32 (3, size, size), into `out` if given, and return it."""
+        """Return an RGB image as float32 (3, size, size), in `out` if given."""
         top, left, height, width, flip = self.parameters(image.height, image.width, rng)
         cut = image.crop((left, top, left + width, top + height))
         pixels = np.asarray(cut.resize((self.size, self.size), Image.Resampling.BILINEAR))

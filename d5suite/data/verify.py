@@ -1,7 +1,7 @@
 """Prove that two image datasets hold the same images, labels and classes, in any format and order.
 
-Record files are compared by their records, which frameworks read, and these with their indexes. May
-import, from d5suite, `data` and `errors`.
+Of record files the records are compared, as frameworks read them, and checked against the indexes.
+May import, from d5suite, `data` and `errors`.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ class SplitComparison:
     ----------
     split : str
     images : int
-        Number of images in both.
+        Number of images in both datasets.
     size : int
-        Their bytes.
+        Bytes of these images.
     digest : str
         SHA-256 of all names, labels and images in the first dataset.
     differences : int
         Number of differences.
     named : list of str
-        The first differences.
+        Descriptions of the first differences.
     """
 
     split: str

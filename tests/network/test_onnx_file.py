@@ -165,9 +165,9 @@ REFUSED: list[tuple[onnx.ModelProto, Callable[[onnx.ModelProto], object], str]] 
     (_model([NODE("Expand", ["x", "s"], ["y"], "bomb")], shape=(1, 1, 8, 8), s=BIG), lambda m: None,
      "bomb: Expand: 'y' of shape [1073741824"),
     (_model([NODE("Mul", ["s", "s"], ["t"]), NODE("Expand", ["k", "t"], ["r"], "bomb"), *SUMMED], k=np.float32(1),
-            s=np.array([1 << 20, 1, 1, 1 << 20])), lambda m: None, "bomb: Expand asks for a constant of shape"),
+            s=np.array([1 << 20, 1, 1, 1 << 20])), lambda m: None, "bomb: Expand would make a constant of shape"),
     (_model([NODE("Range", ["a", "b", "c"], ["r"], "bomb"), *SUMMED], a=np.float32(0), b=np.float32(1e12),
-            c=np.float32(1)), lambda m: None, "bomb: Range asks for a constant of shape"),
+            c=np.float32(1)), lambda m: None, "bomb: Range would make a constant of shape"),
 ]  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Attention nodes, with all fixed masks combined into one bias.
+"""Attention nodes, with all constant masks combined into one bias.
 
 Meaning: ONNX operator specification, Attention (operator sets 23 to 25). Imports NumPy,
 `d5suite.errors` and `d5suite.network`.
@@ -16,7 +16,7 @@ from d5suite.network import Node
 from d5suite.network.nodes.context import NodeContext
 
 NO_MODE, SCORES, CAPPED, BIASED, WEIGHTS = -1, 0, 1, 2, 3
-"""Content of output 3: nothing, or the stage that ``qk_matmul_output_mode`` names."""
+"""Content of output 3: nothing, or a stage by its ``qk_matmul_output_mode``."""
 
 
 @dataclass(frozen=True)
@@ -28,30 +28,31 @@ class Attention:
     Attributes
     ----------
     heads, kv_heads : int
-        Heads of the query, and of key and value; each of these serves `groups` query heads in a
-        row.
+        Heads of the query, and of key and value; a key head serves `groups` consecutive query
+        heads.
     split_heads : bool
-        Whether Q, K, V and Y are (batch, steps, heads x size), not (batch, heads, steps, size).
+        Whether Q, K, V and Y are (batch, steps, heads x size) instead of (batch, heads, steps,
+        size).
     scale : float
         Factor of the scores; 1/√size by default.
     softcap : float
         If positive, scores s become softcap tanh(s / softcap).
     causal : bool
-        Whether query i sees keys 0 to i and there is no other mask. Kernels have a flag for it.
+        Whether the only mask is that query i sees keys 0 to i. Kernels have a flag for this.
     bias : numpy.ndarray or None
-        float64, 0 or -inf: all masks but the input's, causality included; broadcastable to (batch,
-        heads, queries, keys). None if nothing is masked.
+        All masks except the input mask, causality included: float64, 0 or -inf, broadcastable to
+        (batch, heads, queries, keys). None if nothing is masked.
     mask : str
         ``""`` without an input mask, ``bool`` (True where a query attends) or ``float`` (added).
     mask_padding : int
-        Keys beyond the end of the input mask; they are masked.
+        Number of keys beyond the end of the input mask; these are masked.
     past : bool
-        Whether inputs 4 and 5 are earlier keys and values, which go before the new ones.
+        Whether inputs 4 and 5 hold past keys and values, which precede the new ones.
     shows : int
-        Which intermediate value output 3 shows, or `NO_MODE`.
+        The intermediate value in output 3, or `NO_MODE`.
     wanted : tuple of bool
-        Which of Y, the present key, the present value and the intermediate value are wanted, up to
-        the last that the node names.
+        Whether Y, the present key, the present value and the intermediate value are wanted; as long
+        as the node's outputs.
     """
 
     heads: int
@@ -74,15 +75,15 @@ class Attention:
 
     @property
     def plain(self) -> bool:
-        """Whether ``softmax(scale Q Kᵀ + bias + mask) V`` alone is wanted, as kernels compute it.
+        """Whether it is just ``softmax(scale Q Kᵀ + bias + mask) V``, which kernels compute.
 
-        Kernels disagree on a query that attends to nothing, see `may_be_blind`.
+        Kernels disagree about queries without any key; see `may_be_blind`.
         """
         return not (self.softcap or self.past or any(self.wanted[1:])) and not self.may_be_blind
 
     @property
     def may_be_blind(self) -> bool:
-        """Whether a query may attend to nothing; ONNX's softmax gives 0 for it."""
+        """Whether a query may attend to no key; ONNX's softmax is then 0."""
         blind = self.bias is not None and bool(np.isneginf(self.bias.max(-1)).any())
         return blind or bool(self.mask)
 

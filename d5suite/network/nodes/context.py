@@ -1,4 +1,4 @@
-"""`NodeContext`: what an adapter's factories know about a node's surroundings.
+"""`NodeContext`: what an adapter's factories know about the network around a node.
 
 Imports NumPy, `d5suite.errors` and `d5suite.network`.
 """
@@ -20,7 +20,7 @@ C = TypeVar("C", bound="NodeContext")
 
 
 class Packing(NamedTuple):
-    """How a weight is stored in a framework's own form: NumPy functions there and back."""
+    """NumPy functions that convert a weight to a framework's own form and back."""
 
     pack: Callable[[np.ndarray], np.ndarray]
     unpack: Callable[[np.ndarray], np.ndarray]
@@ -28,26 +28,26 @@ class Packing(NamedTuple):
 
 @dataclass(kw_only=True)
 class NodeContext:
-    """The part of a factory's context that all adapters share; each adds fields of its own.
+    """The context of a factory; every adapter adds its own fields.
 
     Attributes
     ----------
     shapes : mapping of str to tuple
         ONNX shape of every tensor whose rank is known.
     constants : mapping of str to numpy.ndarray
-        Values of fixed inputs, such as shapes, axes and bounds.
+        Values of constant inputs, such as shapes, axes and bounds.
     training : bool
         Whether BatchNormalization and Dropout are in training mode.
     single : bool
-        Whether this is level 0: one node, not a network.
+        Whether this is level 0: one node instead of a network.
     dtypes : mapping of str to numpy.dtype
-        Type of every tensor; a network's floating-point ones have that of its activations.
+        Type of every tensor; in a network, floating-point tensors have the type of activations.
     non_negative : frozenset of str
-        Tensors whose values are known to be non-negative: so indices do not count from the end.
+        Tensors known to be non-negative: used as indices they never count from the end.
     read : frozenset of str
-        A network's outputs, and tensors that its nodes read.
+        A network's outputs, and the tensors that its nodes read.
     packing : dict of str to Packing
-        Weights that a factory wants in another form than a permutation of their axes; level 0 only.
+        Weights that a factory stores in a form other than a permutation of axes; level 0 only.
     """
 
     shapes: Mapping[str, Shape]
@@ -61,7 +61,7 @@ class NodeContext:
 
     @classmethod
     def of_operation(cls: type[C], operation: Operation, **more: Any) -> C:
-        """Return the context of an operation's node; ``more`` are the adapter's fields."""
+        """Return the context of an operation's node; ``more`` sets the adapter's fields."""
         return cls(
             shapes=operation.shapes, constants=operation.constants, training=operation.training, single=True,
             dtypes=operation.dtypes, non_negative=operation.non_negative, **more,
@@ -69,9 +69,9 @@ class NodeContext:
 
     @classmethod
     def of_network(cls: type[C], network: Network, *, training: bool, activations: str = "fp32", **more: Any) -> C:
-        """Return the context of a network's nodes; ``more`` are the adapter's fields.
+        """Return the context of a network's nodes; ``more`` sets the adapter's fields.
 
-        ``activations`` is their precision.
+        ``activations`` is the precision of activations.
         """
         constants = {name: network.initializers[name] for name in network.constants}
         dtypes = {
@@ -100,12 +100,12 @@ class NodeContext:
         return len(self.shape(name))
 
     def constant(self, node: Node, index: int) -> np.ndarray | None:
-        """Return the value of a fixed input, None if it is omitted.
+        """Return the value of a constant input; None if it is omitted.
 
         Raises
         ------
         NetworkError
-            If it is computed when the network runs.
+            If the network computes it.
         """
         if not has_input(node, index):
             return None
@@ -120,7 +120,7 @@ class NodeContext:
         return name in self.dtypes and not is_floating(self.dtypes[name])
 
     def wanted(self, node: Node) -> tuple[bool, ...]:
-        """Return which outputs are wanted: those that have a name."""
+        """Return whether each output is wanted, that is, has a name."""
         return tuple(map(bool, node.outputs))
 
 
@@ -128,13 +128,13 @@ _STAYS_NON_NEGATIVE = frozenset({
     "Add", "Cast", "Concat", "CumSum", "Expand", "Flatten", "Gather", "GatherElements", "GatherND", "Identity", "Mul",
     "Reshape", "Slice", "Squeeze", "Tile", "Transpose", "Unsqueeze",
 })  # fmt: skip
-"""Operators whose output is not negative if their inputs are not."""
+"""Operators whose output is non-negative if all inputs are."""
 
 
 def _non_negative(network: Network) -> frozenset[str]:
     """Return the integer tensors of a network that are never negative.
 
-    Such are its inputs: token and position numbers, labels of images.
+    Integer inputs of a network never are: token numbers, positions, labels.
     """
     computed = {name for node in network.nodes for name in node.outputs}
     whole = {name for name, dtype in network.dtypes.items() if not is_floating(dtype)} - computed
@@ -155,7 +155,7 @@ def has_input(node: Node, index: int) -> bool:
 
 
 def select(results: Sequence[Any], wanted: Sequence[bool]) -> Any:
-    """Return the first result if no other is wanted, else a tuple with None for unwanted ones."""
+    """Return the first result if only that is wanted, else a tuple with None for the unwanted."""
     if not any(wanted[1:]):
         return results[0]
     return tuple(result if asked else None for result, asked in zip(results, wanted, strict=False))

@@ -12,12 +12,12 @@ from d5suite.network.nodes.context import NodeContext, has_input
 
 
 def read_clip(node: Node, context: NodeContext) -> tuple[Any, Any]:
-    """Return Clip's fixed lower and upper bound as Python numbers, None for an omitted one.
+    """Return Clip's constant bounds as Python numbers; None for an omitted bound.
 
     Raises
     ------
     NetworkError
-        If a bound is computed when the network runs; see `is_clip_fixed`.
+        If a bound is computed; see `is_clip_fixed`.
     """
     low, high = (context.constant(node, index) for index in (1, 2))
     return None if low is None else low.item(), None if high is None else high.item()
@@ -29,12 +29,12 @@ def is_clip_fixed(node: Node, context: NodeContext) -> bool:
 
 
 def infinite_signs(node: Node) -> tuple[int, int]:
-    """Return whether an IsInf finds negative infinity, and positive infinity: 0 or 1."""
+    """Return whether an IsInf detects negative infinity, and positive infinity: 0 or 1."""
     return node.attributes["detect_negative"], node.attributes["detect_positive"]
 
 
 def read_dropout(node: Node, context: NodeContext) -> float:
-    """Return the probability with which Dropout drops an element."""
+    """Return the probability that Dropout drops an element."""
     ratio = context.constant(node, 1)
     return 0.5 if ratio is None else float(ratio.item())
 

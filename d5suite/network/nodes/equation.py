@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Einsum:
-    """An Einsum, with letters in place of the ellipsis and an output.
+    """An Einsum with the ellipsis replaced by letters, and an explicit output.
 
     Attributes
     ----------
@@ -27,7 +27,7 @@ class Einsum:
 
 
 def expand_equation(equation: str, ranks: Sequence[int]) -> Einsum:
-    """Return an equation for inputs of these ranks, with its ellipsis and output written out."""
+    """Expand the ellipsis and the implicit output of an equation, for inputs of these ranks."""
     text = equation.replace(" ", "")
     left, arrow, output = text.partition("->")
     terms = left.split(",")

@@ -28,10 +28,10 @@ class Elements:
     axis : int
         The axis that indices count along.
     size : int
-        The data's size on it; negative indices count from there.
+        Size of the data on this axis; negative indices count from there.
     crop : tuple of slice
-        The part of the data that the indices cover: all of the axis, and of the others as much as
-        there are indices.
+        The part of the data that the indices cover: the whole axis, and the index's length of the
+        other axes.
     """
 
     axis: int
@@ -59,14 +59,14 @@ def read_elements(node: Node, context: NodeContext) -> Elements:
 
 @dataclass(frozen=True)
 class Tuples:
-    """A GatherND or ScatterND: the last axis of its indices is a tuple that names a cell.
+    """A GatherND or ScatterND: the last axis of the indices holds tuples that address cells.
 
     Attributes
     ----------
     batch : int
-        Leading axes that data and indices share; tuples name cells behind them.
+        Number of leading axes that data and indices share; tuples address the axes after these.
     sizes : tuple of int or None
-        The data's sizes on the axes that a tuple names; negative indices count from there.
+        Sizes of the data on the addressed axes; negative indices count from there.
     wraps : bool
         Whether indices may be negative.
     """
@@ -82,7 +82,7 @@ def read_tuples(node: Node, context: NodeContext) -> Tuples:
     Raises
     ------
     NetworkError
-        If the length of a tuple is unknown, or a size that negative indices count from.
+        If the length of a tuple is unknown, or a size needed for negative indices.
     """
     shape, batch = context.shape(node.inputs[0]), node.attributes.get("batch_dims", 0)
     count, wraps = context.shape(node.inputs[1])[-1], node.inputs[1] not in context.non_negative
@@ -93,12 +93,12 @@ def read_tuples(node: Node, context: NodeContext) -> Tuples:
 
 
 def choose_reduction(node: Node, known: Mapping[str, T]) -> T:
-    """Return what a framework has for a scatter's reduction.
+    """Return a framework's entry for the reduction of a scatter.
 
     Raises
     ------
     UnsupportedOperatorError
-        If it has nothing.
+        If the framework has no such reduction.
     """
     reduction = node.attributes["reduction"]
     if reduction not in known:
@@ -128,11 +128,11 @@ class Extreme:
     axis : int
     largest : bool
     count : int
-        How many values along the axis; 1 for ArgMax and ArgMin.
+        Number of values along the axis; 1 for ArgMax and ArgMin.
     keep : bool
-        Whether the axis stays; a TopK's does.
+        Whether the axis is kept; always for TopK.
     last : bool
-        Whether the last of equal values is chosen; else the first is.
+        Whether the last of equal values is chosen instead of the first.
     """
 
     axis: int
@@ -153,7 +153,7 @@ def read_extreme(node: Node, context: NodeContext) -> Extreme:
 
 
 def read_one_hot(node: Node, context: NodeContext) -> tuple[int, int]:
-    """Return a OneHot's axis, of its output, and depth."""
+    """Return the axis of a OneHot's output, and the depth."""
     depth = context.constant(node, 1)
     assert depth is not None  # ONNX has no default
     return node.attributes["axis"] % (context.rank(node.inputs[0]) + 1), int(depth.item())
@@ -167,7 +167,7 @@ def read_range(node: Node, context: NodeContext) -> tuple[Any, Any, Any, np.dtyp
 
 
 def read_eye(node: Node, context: NodeContext) -> tuple[int, np.dtype]:
-    """Return an EyeLike's diagonal, counted to the right, and its type."""
+    """Return an EyeLike's diagonal (positive: above the main one) and its type."""
     return node.attributes["k"], context.dtypes[node.outputs[0]]
 
 

@@ -38,21 +38,21 @@ def grouped_channels_last(rank: int) -> Layout:
 
 
 def without(layout: Layout, axes: Sequence[int]) -> Layout:
-    """Return the layout after removal of some ONNX axes."""
+    """Return the layout after some ONNX axes are removed."""
     return tuple(axis - sum(gone < axis for gone in axes) for axis in layout if axis not in axes)
 
 
 def weight_layout(node: Node, index: int, rank: int, *, kernels: Sequence[str] = ("Conv",)) -> Layout:
-    """Return the fastest layout of a weight: what is multiplied with it ahead of what comes out.
+    """Return the fastest layout of a weight: input features before output features.
 
     Parameters
     ----------
     node : Node
     index : int
-        The weight's number among the node's inputs.
+        The weight's input number.
     rank : int
     kernels : sequence of str
-        Operators whose kernels are stored with their spatial axes first.
+        Operators whose kernels are stored with the spatial axes first.
     """
     if node.op_type in kernels and index == 1:
         return kernel_last(rank)
@@ -64,7 +64,7 @@ def weight_layout(node: Node, index: int, rank: int, *, kernels: Sequence[str] =
 
 
 def weight_layouts(network: Network, *, kernels: Sequence[str] = ("Conv",)) -> dict[str, Layout]:
-    """Return `weight_layout` for each parameter that has another than ONNX's own."""
+    """Return `weight_layout` for every parameter whose layout is not ONNX's own."""
     layouts: dict[str, Layout] = {}
     for node in network.nodes:
         for index, name in enumerate(node.inputs):
@@ -81,17 +81,17 @@ def arrange(layout: Layout, spatial: Sequence[Any], rest: Any) -> tuple[Any, ...
 
 
 class Conversion(NamedTuple):
-    """How to bring a tensor into another layout.
+    """How to convert a tensor to another layout.
 
     Attributes
     ----------
     added : int
-        Leading axes of size 1 to add first.
+        Number of leading axes of size 1 to add first.
     order : tuple of int
-        Permutation of the axes, added ones included.
+        Permutation of the axes, including the added ones.
     reshape : tuple of int or None
-        Shape to which a reshape does it all, as only axes of size 1 change places; -1 for an
-        unknown size. None if data move.
+        Target shape if a reshape suffices, because only axes of size 1 change places; -1 is an
+        unknown size. None if data must move.
     """
 
     added: int
@@ -106,8 +106,8 @@ class LayoutContext(NodeContext):
     Attributes
     ----------
     layouts : dict of str to tuple
-        Storage layout by tensor; ONNX's own if absent. Factories read those of their inputs and
-        write those of their outputs.
+        Storage layout by tensor; ONNX's own if absent. A factory reads the layouts of inputs and
+        sets the layouts of outputs.
     """
 
     layouts: dict[str, Layout] = field(default_factory=dict)
@@ -122,7 +122,7 @@ class LayoutContext(NodeContext):
         return layout
 
     def conversion(self, name: str, wanted: Layout) -> Conversion | None:
-        """Return how a tensor gets into a layout of as many axes or more; None if it is in it."""
+        """Return how to convert a tensor to a layout of at least its rank; None if it has it."""
         shape, layout = self.shape(name), self.layout(name)
         added = len(wanted) - len(shape)
         if layout == wanted or not shape:
@@ -136,7 +136,7 @@ class LayoutContext(NodeContext):
         return Conversion(added, order, reshape)
 
     def broadcast_layouts(self, node: Node) -> list[Layout]:
-        """Return layouts of the inputs that broadcast as in ONNX; set the output's."""
+        """Return layouts in which the inputs broadcast as in ONNX; set the output's layout."""
         rank = max(self.rank(name) for name in node.inputs)
         full = [self.layout(name) for name in node.inputs if self.rank(name) == rank]
         layout = next((x for x in full if x != identity(rank)), identity(rank))

@@ -20,11 +20,11 @@ class SoftmaxCrossEntropyLoss:
     reduction : str
         ``mean``, ``sum`` or ``none``.
     ignored : int or None
-        The label that does not count.
+        The label to ignore.
     weighted : bool
-        Whether there is a weight per class.
+        Whether classes have weights.
     logged : bool
-        Whether the logarithms of the probabilities are wanted too.
+        Whether the logarithms of the probabilities are also wanted.
     """
 
     reduction: str

@@ -36,12 +36,12 @@ class Gemm:
 
     @property
     def has_vector(self) -> bool:
-        """Whether C is added unscaled, and is one value per feature."""
+        """Whether C is unscaled, with one value per feature."""
         return self.beta == 1 and self.bias == (self.features,)
 
     @property
     def plain(self) -> bool:
-        """Whether it is a product, unscaled, plus at most one value per feature: a dense layer."""
+        """Whether it is a dense layer: an unscaled product plus at most one value per feature."""
         return self.alpha == 1 and (self.bias is None or self.has_vector)
 
 

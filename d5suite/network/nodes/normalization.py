@@ -14,7 +14,7 @@ from d5suite.network.nodes.context import NodeContext
 from d5suite.network.nodes.layouts import Layout
 
 LEAST_NORM = 2.0**-63
-"""Least divisor of a vector: so zeros stay zeros, as in ONNX. Its square is the least normal
+"""Least divisor of a vector, so that zeros stay zeros as in ONNX. Its square is the least normal
 float32."""
 
 
@@ -27,10 +27,10 @@ class LayerNormalization:
     axes : tuple of int
         The last axes, which are normalised together.
     sizes : tuple
-        Their sizes.
+        Sizes of these axes.
     epsilon : float
     full : bool
-        Whether scale and bias have exactly these sizes, and none is broadcast.
+        Whether scale and bias have exactly these sizes, without broadcasting.
     """
 
     axes: tuple[int, ...]
@@ -58,9 +58,9 @@ class GroupNormalization:
     place : int
         The stored axis of channels.
     axes : tuple of int
-        Those that are normalised together, once the channels are split into groups.
+        Axes that are normalised together, after the channels are split into groups.
     along_channel : tuple of int
-        The shape of a vector that has one value per channel.
+        Shape of a vector with one value per channel.
     """
 
     groups: int
@@ -90,9 +90,9 @@ class Lrn:
     Attributes
     ----------
     size : int
-        Channels of the window.
+        Channels in the window.
     before, after : int
-        Channels of it ahead of and behind its own; of an even window the longer half is behind.
+        Channels before and after the centre; an even window has one more after it.
     alpha, beta, bias : float
     """
 

@@ -1,4 +1,4 @@
-"""LSTM and GRU nodes, and their recurrences step by step for variants that no kernel has.
+"""LSTM and GRU nodes, and unrolled recurrences for variants without a kernel.
 
 Formulas and weight layouts: ONNX operator specification, LSTM and GRU. Imports NumPy,
 `d5suite.errors` and `d5suite.network`.
@@ -20,7 +20,7 @@ GATES = {"LSTM": "iofc", "GRU": "zrh"}
 """The order in which ONNX stacks the gates in W, R and B."""
 
 CUDNN_GATES = {"LSTM": "ifco", "GRU": "rzh"}
-"""The order of cuDNN and of the kernels that follow it."""
+"""The order of gates in cuDNN and the kernels that follow it."""
 
 _DEFAULT_ACTIVATIONS = {"LSTM": ["Sigmoid", "Tanh", "Tanh"], "GRU": ["Sigmoid", "Tanh"]}
 
@@ -34,21 +34,21 @@ class Recurrent:
     kind : str
         ``LSTM`` or ``GRU``.
     names : tuple of str
-        X, W, R, B, sequence lengths, initial h, initial c and P; "" for an omitted input.
+        X, W, R, B, sequence lengths, initial h, initial c and P; ``""`` for an omitted input.
     batch, steps : int or None
-        Sizes of X; all are known at level 0, and a network's steps.
+        Sizes of X.
     hidden : int
         Size of the state.
     directions : int
         1, or 2 for a bidirectional node.
     reverse : bool
-        Whether the only direction runs from the last step to the first.
+        Whether a node of one direction runs from the last step to the first.
     batch_first : bool
         ONNX's ``layout=1``: X is (batch, steps, features), Y (batch, steps, directions, hidden) and
         states (batch, directions, hidden); otherwise (steps, batch, features), (steps, directions,
         batch, hidden) and (directions, batch, hidden).
     linear_before_reset : bool
-        GRU: whether the reset gate multiplies the recurrent product, as in cuDNN, not the state.
+        GRU: whether the reset gate multiplies the recurrent product, as in cuDNN, or the state.
     wanted : tuple of bool
         Whether Y, Y_h and, for LSTM, Y_c are wanted.
     """
@@ -66,37 +66,37 @@ class Recurrent:
 
     @property
     def peepholes(self) -> bool:
-        """LSTM: whether the gates see the cell state, by the weights P."""
+        """LSTM: whether the gates see the cell state, through the weights P."""
         return bool(self.names[7])
 
     @property
     def has_kernel(self) -> bool:
-        """Whether cuDNN and the kernels that follow it have this variant."""
+        """Whether cuDNN, and the kernels that follow it, support this variant."""
         return not self.peepholes and (self.kind == "LSTM" or self.linear_before_reset)
 
     def places(self, order: str) -> list[int]:
-        """Return the places of a framework's gates, in its order, among ONNX's."""
+        """Return the positions of a framework's gates in ONNX's order."""
         return [GATES[self.kind].index(gate) for gate in order]
 
     def rows(self, order: str, halves: int = 1) -> list[int]:
-        """Return the rows of W or R, or with two halves of B, in a framework's order of gates."""
+        """Return the rows of W or R (of B with two halves) in a framework's order of gates."""
         size, gates = self.hidden, [g + h * len(order) for h in range(halves) for g in self.places(order)]
         return [row for gate in gates for row in range(gate * size, (gate + 1) * size)]
 
     def gates(self, order: str) -> Packing:
-        """Return a packing of W, R or half of B, (directions, gates x hidden, ...), by gate order.
+        """Return the `Packing` of W, R or half of B, (directions, gates x hidden, ...).
 
         Parameters
         ----------
         order : str
-            The gates of `GATES`, as the framework stacks them.
+            The framework's order of the gates in `GATES`.
         """
         there = self.places(order)
         back = [order.index(gate) for gate in GATES[self.kind]]
         return Packing(lambda w: self._reordered(w, there), lambda w: self._reordered(w, back))
 
     def bias_gates(self, order: str) -> Packing:
-        """Return a packing of B, (directions, 2 x gates x hidden), by the gates of its halves."""
+        """Return the `Packing` of B, (directions, 2 x gates x hidden)."""
         weights = self.gates(order)
 
         def both(one: Callable[[np.ndarray], np.ndarray]) -> Callable[[np.ndarray], np.ndarray]:
@@ -110,7 +110,7 @@ class Recurrent:
 
 
 def unsupported_variant(node: Node, context: NodeContext) -> str:
-    """Return what of an LSTM or GRU node no adapter has; empty if each has it."""
+    """Return which feature of an LSTM or GRU node no adapter supports, or ``""``."""
     a, lengths = node.attributes, (*node.inputs, *[""] * 8)[4]
     known, steps = context.constants.get(lengths), context.shape(node.inputs[0])[1 if a["layout"] else 0]
     directions = 2 if a["direction"] == "bidirectional" else 1
@@ -136,8 +136,7 @@ def read_recurrent(node: Node, context: NodeContext) -> Recurrent:
     Raises
     ------
     NetworkError
-        For variants that no adapter implements: sequences of different or computed lengths,
-        clipping, coupled gates, unsupported_variant activations.
+        For an `unsupported_variant`.
     """
     a = node.attributes
     names = (*node.inputs, *[""] * 8)[:8]
@@ -176,7 +175,7 @@ class RecurrenceFunctions:
     stack : callable
         (tensors, axis) to one tensor with a new axis.
     zeros : callable
-        (matrix, columns) to zeros in the operation's type, with as many rows as the matrix has.
+        (matrix, columns) to zeros of the operation's type, with as many rows as the matrix.
     """
 
     matmul: Callable[[Any, Any], Any]
@@ -202,7 +201,7 @@ def unrolled(
 ) -> tuple[Any, ...]:
     """Run the recurrence step by step with a framework's own operations.
 
-    Inputs and results are as ONNX has them.
+    Inputs and results have ONNX's layout.
 
     Returns
     -------

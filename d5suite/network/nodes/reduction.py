@@ -21,9 +21,9 @@ class Reduction:
     ----------
     axes : tuple of int
     keep : bool
-        Whether reduced axes stay, with size 1.
+        Whether reduced axes are kept, with size 1.
     empty : bool
-        Whether a reduced axis has size 0, so that the reduction is of nothing.
+        Whether a reduced axis has size 0.
     """
 
     axes: tuple[int, ...]
@@ -31,12 +31,12 @@ class Reduction:
     empty: bool
 
     def layout(self, layout: Layout) -> Layout:
-        """Return the output's layout for an input's."""
+        """Return the output's layout for an input layout."""
         return layout if self.keep else without(layout, self.axes)
 
 
 def read_reduce(node: Node, context: NodeContext) -> Reduction | None:
-    """Read a reduction; None if it reduces nothing, as empty axes with ``noop_with_empty_axes``."""
+    """Read a reduction; None if it reduces nothing (``noop_with_empty_axes``)."""
     shape = context.shape(node.inputs[0])
     axes = read_axes(node, context, len(shape))
     if not axes:

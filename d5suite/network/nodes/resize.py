@@ -1,4 +1,4 @@
-"""Resize nodes: per axis, the rows that are taken or the weights of the interpolation.
+"""Resize nodes: by axis, the rows to take or the weights of the interpolation.
 
 Formulas: ONNX operator specification, Resize (operator sets 11 to 19). Imports NumPy,
 `d5suite.errors` and `d5suite.network`.
@@ -20,22 +20,22 @@ from d5suite.network.nodes.context import NodeContext
 
 @dataclass(frozen=True)
 class Resize:
-    """A Resize, which works along one axis after the other.
+    """A Resize, applied to one axis after the other.
 
     Attributes
     ----------
     rows : dict of int to numpy.ndarray
-        Of ``nearest``, by axis: the input's index of every output index, int64.
+        For ``nearest``, by axis: the input index of every output index, int64.
     weights : dict of int to numpy.ndarray
-        Of ``linear`` and ``cubic``, by axis: (output size, input size), float64.
+        For ``linear`` and ``cubic``, by axis: (output size, input size), float64.
     shape, sizes : tuple of int or None
-        The input's and the output's shape.
+        Shapes of input and output.
     mode : str
         ``nearest``, ``linear`` or ``cubic``.
     aligned : bool or None
-        Whether corners are aligned, or pixels' centres; None for what kernels do not know: other
-        coordinates, centres by scales that differ from the ratio of sizes, other settings, other
-        axes than an image's.
+        True for aligned corners, False for aligned pixel centres. None for variants that kernels
+        lack: other coordinates, scales other than the ratio of sizes, other settings, other axes
+        than those of an image.
     """
 
     rows: dict[int, np.ndarray]
@@ -46,7 +46,7 @@ class Resize:
     aligned: bool | None
 
     def factors(self) -> dict[int, int] | None:
-        """Return how often ``nearest`` repeats every cell, by axis; None if not all alike."""
+        """Return how often ``nearest`` repeats a cell, by axis; None if cells differ."""
         found = {}
         for axis, rows in self.rows.items():
             count, rest = divmod(len(rows), int(rows.max()) + 1)
@@ -79,7 +79,7 @@ def read_resize(node: Node, context: NodeContext) -> Resize:
         if size is None or output is None:
             raise NetworkError(f"Resize of an unknown size along axis {axis}", where=node.name)
         whole &= coordinates == "align_corners" or output == scale * size
-        if kind == "nearest":  # in float32, as frameworks do: a cell is taken or not, and 3 must not be 2.9999999
+        if kind == "nearest":  # float32, like the frameworks: 3 must not become 2.9999999, a different cell
             places = _places(coordinates, size, output, np.float32(scale)).astype(np.float64)
             rows[axis] = np.clip(_ROUND[a["nearest_mode"]](places), 0, size - 1).astype(np.int64)
         else:
@@ -95,7 +95,7 @@ def read_resize(node: Node, context: NodeContext) -> Resize:
 
 
 def _scales(node: Node, context: NodeContext) -> dict[int, float | None]:
-    """Return the scale by axis; None if the size of an axis is open and stays as it is."""
+    """Return the scale by axis; None for an axis of open size, which is not resized."""
     shape = context.shape(node.inputs[0])
     axes = [axis % len(shape) for axis in node.attributes.get("axes") or range(len(shape))]
     scales, sizes = context.constant(node, 2), context.constant(node, 3)
@@ -115,9 +115,9 @@ def _scales(node: Node, context: NodeContext) -> dict[int, float | None]:
 
 
 def _places(coordinates: str, size: int, output: int, scale: np.floating[Any]) -> np.ndarray:
-    """Return the place in the input of every output index, computed in the scale's precision."""
+    """Return the input position of every output index, computed in the scale's precision."""
     index, exact = np.arange(output, dtype=scale.dtype), scale * size
-    if coordinates == "align_corners":  # of the output's length, which ONNX's evaluator does not round
+    if coordinates == "align_corners":  # by the rounded output size; ONNX's evaluator does not round it
         return index * (size - 1) / max(output - 1, 1)
     if coordinates == "asymmetric":
         return index / scale
@@ -129,7 +129,7 @@ def _places(coordinates: str, size: int, output: int, scale: np.floating[Any]) -
 
 
 _TIE = 1e-6
-"""Places as near as this to the middle of two cells are there, as onnxruntime (1.31) has it."""
+"""Positions this close to the middle of two cells count as the middle, as in onnxruntime (1.31)."""
 
 _ROUND: Mapping[str, Callable[[np.ndarray], np.ndarray]] = {
     "round_prefer_floor": lambda x: np.ceil(x - 0.5 - _TIE),

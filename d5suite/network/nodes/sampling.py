@@ -1,4 +1,4 @@
-"""GridSample nodes: the cells around every point of a grid, and how much each counts.
+"""GridSample nodes: the cells around every point of a grid, and their weights.
 
 Formulas: ONNX operator specification, GridSample. Imports NumPy, `d5suite.errors` and
 `d5suite.network`.
@@ -29,13 +29,13 @@ class Sampling:
     mode : str
         ``linear``, ``nearest`` or ``cubic``.
     padding : str
-        What lies beyond the image: ``zeros``, its ``border``, or its ``reflection``.
+        Values beyond the image: ``zeros``, its ``border``, or its ``reflection``.
     aligned : bool
-        Whether -1 and 1 are the centres of the outermost cells; else their outer edges.
+        Whether -1 and 1 are the centres of the outermost cells instead of their outer edges.
     sizes : tuple of int
-        The image's spatial sizes.
+        Spatial sizes of the image.
     outputs : tuple of int
-        The grid's.
+        Spatial sizes of the grid.
     channels : int
     """
 
@@ -48,7 +48,7 @@ class Sampling:
 
     @property
     def strides(self) -> list[int]:
-        """Cells of the flattened image between neighbours, by axis."""
+        """Stride of every axis in the flattened image, in cells."""
         return [math.prod(self.sizes[axis + 1 :]) for axis in range(len(self.sizes))]
 
 
@@ -58,7 +58,7 @@ def read_grid_sample(node: Node, context: NodeContext) -> Sampling:
     Raises
     ------
     NetworkError
-        If the size of image or grid is unknown, except for the batch's.
+        If a size of image or grid other than the batch is unknown.
     """
     (_, *image), (_, *grid) = (context.shape(name) for name in node.inputs[:2])
     known = [n for n in (*image, *grid) if n is not None]
@@ -71,16 +71,16 @@ def read_grid_sample(node: Node, context: NodeContext) -> Sampling:
 
 @dataclass(frozen=True)
 class SamplingFunctions:
-    """A framework's functions that `sampled` needs besides ``+``, ``-`` and ``*``.
+    """A framework's functions that `taps` needs besides ``+``, ``-`` and ``*``.
 
     Attributes
     ----------
     floor, round, absolute : callable
-        Of a tensor; ``round`` to even.
+        Functions of a tensor; ``round`` rounds half to even.
     clip : callable
-        (tensor, least, greatest).
+        Called with (tensor, least, greatest).
     whole : callable
-        To integers.
+        Conversion to integers.
     """
 
     floor: Callable[[Any], Any]
@@ -92,17 +92,16 @@ class SamplingFunctions:
 
 @dataclass(frozen=True)
 class Tap:
-    """A cell near every point.
+    """One cell near every point.
 
     Attributes
     ----------
     cell : tensor
-        Its number in the flattened image.
+        Index in the flattened image.
     weight : tensor
-        How much it counts; 0 beyond an image that zeros surround.
+        Weight of the cell; 0 beyond an image padded by zeros.
     factors, slopes : tuple of tensor
-        By axis, what the weight is the product of, and their derivatives by the point's place in
-        cells.
+        By axis, the factors of the weight, and their derivatives by the point's position in cells.
     """
 
     cell: Any
@@ -112,14 +111,14 @@ class Tap:
 
 
 def taps(plan: Sampling, f: SamplingFunctions, coordinates: Sequence[Any]) -> list[Tap]:
-    """Return the cells that the samples are weighted sums of.
+    """Return the cells whose weighted sums are the samples.
 
     Parameters
     ----------
     plan : Sampling
     f : SamplingFunctions
     coordinates : sequence of tensor
-        The grid's last axis: the image's last axis comes first.
+        The components of the grid's last axis; the first is for the image's last axis.
     """
     by_axis = [
         _along(plan, f, place(plan, f, coordinate, axis), axis) for axis, coordinate in enumerate(reversed(coordinates))
@@ -135,10 +134,10 @@ def taps(plan: Sampling, f: SamplingFunctions, coordinates: Sequence[Any]) -> li
 
 
 def place(plan: Sampling, f: SamplingFunctions, coordinate: Any, axis: int) -> Any:
-    """Return a coordinate's place along an axis in cells, within the border or by reflection.
+    """Return a coordinate's position along an axis in cells, after clipping or reflection.
 
-    A cubic sample's place may lie beyond the border: each cell that it reads is brought within, as
-    in PyTorch, which ONNX's text refers to, and in onnxruntime.
+    A cubic sample may lie beyond the border, because its cells are clipped one by one, as in
+    onnxruntime and in PyTorch, to which ONNX's text refers.
     """
     size = plan.sizes[axis]
     found = (coordinate + 1) * ((size - 1) / 2) if plan.aligned else ((coordinate + 1) * size - 1) * 0.5
@@ -154,7 +153,7 @@ def _bounds(plan: Sampling, size: int) -> tuple[float, float]:
 
 
 def _reflected(f: SamplingFunctions, x: Any, least: float, greatest: float) -> Any:
-    """Reflect at both bounds until within."""
+    """Reflect at both bounds until the value lies between them."""
     span = greatest - least
     if not span:
         return x * 0 + least
@@ -164,7 +163,7 @@ def _reflected(f: SamplingFunctions, x: Any, least: float, greatest: float) -> A
 
 
 def _along(plan: Sampling, f: SamplingFunctions, x: Any, axis: int) -> list[tuple[Any, Any, Any]]:
-    """Return the cells along an axis with their factors and the factors' slopes."""
+    """Return the cells along an axis, with factors and slopes of factors."""
     size = plan.sizes[axis]
     first = f.floor(x)
     t = x - first
@@ -190,7 +189,7 @@ def _along(plan: Sampling, f: SamplingFunctions, x: Any, axis: int) -> list[tupl
 
 
 def _cubic(d: Any, sign: int, near: bool) -> tuple[Any, Any]:
-    """Return the weight of a cell at a distance, and its slope by the point's place."""
+    """Return the weight of a cell at a distance, and its derivative by the point's position."""
     a = _CUBIC
     if near:
         return ((a + 2) * d - (a + 3)) * d * d + 1, (3 * (a + 2) * d - 2 * (a + 3)) * d * sign

@@ -1,4 +1,4 @@
-"""How a network runs: the nodes that an output needs, and the weights that are rounded.
+"""The execution of a network: the nodes that an output needs, and the weights to round.
 
 Imports `d5suite.errors` and `d5suite.network`.
 """
@@ -15,9 +15,8 @@ from d5suite.network import Network, Node
 _FLOAT32_INPUTS = {"BatchNormalization": (1, 2, 3, 4), "SoftmaxCrossEntropyLoss": (2,)}
 """Weights that stay float32 in a 16-bit precision, by operator and input number."""
 
-
 SEVERAL_OUTPUTS = frozenset({"Attention", "GRU", "LSTM", "LayerNormalization", "MaxPool", "TopK"})
-"""Operators whose further outputs networks need; of others, only the first is computed."""
+"""Operators with further outputs that networks need; of others only the first is computed."""
 
 
 @dataclass(frozen=True)
@@ -27,9 +26,9 @@ class ScheduledNode:
     Attributes
     ----------
     node : Node
-        With its first output and those of `SEVERAL_OUTPUTS` that are needed; others are ``""``.
+        With the first output, and the needed outputs of `SEVERAL_OUTPUTS`; others are ``""``.
     dead : tuple of str
-        Inputs that no later step reads, initializers aside: they can be freed.
+        Inputs other than initializers that no later node reads; they can be freed.
     """
 
     node: Node
@@ -37,7 +36,7 @@ class ScheduledNode:
 
 
 def schedule(network: Network, wanted: str | Sequence[str], *, training: bool) -> list[ScheduledNode]:
-    """Return the nodes that some tensors need, in order.
+    """Return the nodes that the wanted tensors need, in order.
 
     Parameters
     ----------
@@ -50,7 +49,7 @@ def schedule(network: Network, wanted: str | Sequence[str], *, training: bool) -
     Raises
     ------
     NetworkError
-        If one needs another output of a node than its first, except of a few operators.
+        If a further output of a node is needed, except of `SEVERAL_OUTPUTS`.
     """
     wanted = [wanted] if isinstance(wanted, str) else wanted
     nodes = network.nodes_for(wanted)
@@ -80,18 +79,18 @@ def schedule(network: Network, wanted: str | Sequence[str], *, training: bool) -
 
 
 def by_name(node: Node, result: Any) -> dict[str, Any]:
-    """Return what a node's callable returned by the names of its outputs."""
+    """Return the results of a node's callable by output name."""
     results = result if len(node.outputs) > 1 else (result,)
     return {name: value for name, value in zip(node.outputs, results, strict=True) if name}
 
 
 def is_rounded(network: Network, node: Node, index: int) -> bool:
-    """Return whether a 16-bit precision rounds an input, a parameter; others stay float32."""
+    """Return whether a 16-bit precision rounds this parameter; others stay float32."""
     return node.inputs[index] in network.parameters and index not in _FLOAT32_INPUTS.get(node.op_type, ())
 
 
 def check_statistics(network: Network) -> None:
-    """Raise `NetworkError` if running statistics are not initializers but computed."""
+    """Raise `NetworkError` if running statistics are computed."""
     computed = [name for name in network.statistics if name not in network.initializers]
     if computed:
         raise NetworkError(f"running statistics must be initializers: {', '.join(computed)}", where=network.name)

@@ -32,20 +32,20 @@ def read_axis(node: Node, context: NodeContext) -> int:
 
 
 def read_axes(node: Node, context: NodeContext, rank: int, index: int = 1) -> tuple[int, ...] | None:
-    """Return the sorted non-negative axes that an input names, None if it is omitted."""
+    """Return the sorted non-negative axes in an input; None if it is omitted."""
     axes = context.constant(node, index)
     return None if axes is None else tuple(sorted(int(axis) % rank for axis in axes))
 
 
 def read_squeeze(node: Node, context: NodeContext) -> tuple[int, ...]:
-    """Return the axes that a Squeeze removes; without axes, all that are known to have size 1."""
+    """Return the axes that a Squeeze removes; by default all axes known to have size 1."""
     shape = context.shape(node.inputs[0])
     axes = read_axes(node, context, len(shape))
     return tuple(axis for axis, size in enumerate(shape) if size == 1) if axes is None else axes
 
 
 def read_unsqueeze(node: Node, context: NodeContext) -> tuple[int, ...]:
-    """Return the axes, of the output, that an Unsqueeze adds."""
+    """Return the axes of the output that an Unsqueeze adds."""
     added = context.constant(node, 1)
     return read_axes(node, context, context.rank(node.inputs[0]) + (0 if added is None else len(added))) or ()
 
@@ -56,7 +56,7 @@ def read_transpose(node: Node, context: NodeContext) -> tuple[int, ...]:
 
 
 def read_flatten(node: Node, context: NodeContext) -> tuple[int, int]:
-    """Return the two sizes of a Flatten, one of them -1 if it can be inferred from the other.
+    """Return the two sizes of a Flatten; -1 for a size that follows from the other.
 
     Raises
     ------
@@ -83,10 +83,10 @@ class Reshape:
     Attributes
     ----------
     sizes : tuple of int
-        Target shape without copied sizes: at most one is -1, and 0 is a size.
+        Target shape, with copied sizes resolved: at most one is -1, and 0 is a size.
     splits, merges : bool
-        Whether the channels are split into groups and nothing else changes, (N, C, spatial) to (N,
-        groups, channels, spatial), or merged again: data stored channels-last stay in place.
+        Whether it only splits channels into groups, (N, C, spatial) to (N, groups, channels,
+        spatial), or merges them again. Data stored channels-last then stay in place.
     """
 
     sizes: tuple[int, ...]
@@ -140,11 +140,11 @@ class Gather:
     ----------
     axis : int
     size : int or None
-        Of the data on that axis.
+        Size of the data on that axis.
     wraps : bool
-        Whether indices may be negative, that is, count from the end.
+        Whether indices may be negative and count from the end.
     is_embedding : bool
-        Whether rows of a matrix are looked up by non-negative indices.
+        Whether non-negative indices look up rows of a matrix.
     """
 
     axis: int
@@ -162,7 +162,7 @@ def read_gather(node: Node, context: NodeContext) -> Gather:
 
 @dataclass(frozen=True)
 class Slice:
-    """A Slice: axes are reversed first, then cut with positive steps.
+    """A Slice: reverse some axes, then cut with positive steps.
 
     Attributes
     ----------
@@ -181,7 +181,7 @@ def read_slice(node: Node, context: NodeContext) -> Slice:
     Raises
     ------
     NetworkError
-        If an axis of unknown size is cut from its end.
+        If bounds of an axis of unknown size count from its end.
     """
     shape = context.shape(node.inputs[0])
     starts, ends, axes, steps = (context.constant(node, index) for index in (1, 2, 3, 4))
@@ -212,7 +212,7 @@ def read_expand(node: Node, context: NodeContext) -> tuple[int, ...]:
 
 
 def read_tile(node: Node, context: NodeContext) -> tuple[int, ...]:
-    """Return how often a Tile repeats each axis."""
+    """Return the number of repeats of every axis in a Tile."""
     repeats = context.constant(node, 1)
     assert repeats is not None  # ONNX has no default
     return tuple(map(int, repeats))
@@ -252,13 +252,13 @@ class Blocks:
     Attributes
     ----------
     size : int
-        Of a block, along both axes.
+        Size of a block along both axes.
     depth_first : bool
-        Whether the depth is (block, block, channels), ``DCR``, not (channels, block, block).
+        Whether the depth is ``DCR``, (block, block, channels), or (channels, block, block).
     split, merged : tuple of int
-        Shapes of the reshapes, with -1 for the batch.
+        Target shapes of the two reshapes, with -1 for the batch.
     order : tuple of int
-        Of the six axes between them.
+        Permutation of the six axes between the reshapes.
     """
 
     size: int
@@ -321,16 +321,16 @@ class Pad:
 
     @property
     def added(self) -> tuple[tuple[int, int], ...]:
-        """The cells before and after that are added, for each axis."""
+        """Cells added before and after, for every axis."""
         return tuple((max(before, 0), max(after, 0)) for before, after in self.widths)
 
     @property
     def kept(self) -> tuple[slice, ...]:
-        """The part of each axis that negative widths leave."""
+        """The part of every axis that remains after cropping by negative widths."""
         return tuple(slice(max(-before, 0), min(after, 0) or None) for before, after in self.widths)
 
     def rows(self, shape: Shape) -> dict[int, np.ndarray]:
-        """Return, for each padded axis, the input's index of every output index: int64.
+        """Return the input index of every output index, by padded axis: int64.
 
         Raises
         ------

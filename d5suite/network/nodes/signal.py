@@ -16,23 +16,23 @@ from d5suite.network.nodes.context import NodeContext, has_input
 
 @dataclass(frozen=True)
 class Fourier:
-    """A discrete Fourier transform of numbers, whose real and imaginary parts are the last axis.
+    """A discrete Fourier transform; the last axis holds real and imaginary parts.
 
     Attributes
     ----------
     axis : int
-        The axis that is transformed; never the last one.
+        The transformed axis; never the last one.
     size : int
-        How many numbers there are on it.
+        Size of the axis.
     length : int
-        How many are transformed: further ones are left out, missing ones are zeros.
+        Length of the transform: the input is cut or padded with zeros to it.
     real : bool
-        Whether only real parts are given.
+        Whether the input has real parts only.
     inverse : bool
-        Whether the transform is the inverse one, which is divided by `length`.
+        Whether it is the inverse transform, which divides by `length`.
     half : bool
-        Whether half of the spectrum is enough, as for real numbers: the transform returns the first
-        ``length // 2 + 1`` numbers. The inverse takes as many, and returns real parts.
+        Whether the spectrum is that of real numbers, so that the first ``length // 2 + 1`` values
+        suffice: the transform returns them, and the inverse takes them and returns real parts.
     """
 
     axis: int
@@ -72,18 +72,18 @@ def read_dft(node: Node, context: NodeContext) -> Fourier:
 
 @dataclass(frozen=True)
 class ShortFourier:
-    """An STFT: transforms of frames, parts of a signal that follow one another.
+    """An STFT: transforms of successive frames of a signal.
 
     Attributes
     ----------
     step : int
-        How far behind the one before a frame begins.
+        Distance between the starts of successive frames.
     count : int
-        How many frames there are.
+        Number of frames.
     windowed : bool
         Whether frames are multiplied by a window.
     fourier : Fourier
-        The transform of frames: (batch, frames, `Fourier.length`, parts).
+        The transform of (batch, frames, `Fourier.length`, parts).
     """
 
     step: int
@@ -93,7 +93,7 @@ class ShortFourier:
 
     @property
     def cells(self) -> np.ndarray:
-        """Places in the signal of every frame's numbers: int64 (frames, `Fourier.length`)."""
+        """Indices of every frame's values in the signal: int64 (frames, `Fourier.length`)."""
         return np.arange(self.count)[:, None] * self.step + np.arange(self.fourier.length)
 
 

@@ -1,4 +1,4 @@
-"""Convolutions and pools as nodes: the windows that they slide over images.
+"""Convolution and pooling nodes: their sliding windows.
 
 Imports NumPy, `d5suite.errors`, `d5suite.network` and its neighbours.
 """
@@ -33,12 +33,12 @@ def read_pool(node: Node, context: NodeContext) -> Window:
 
 @dataclass(frozen=True)
 class Columns:
-    """A Col2Im: columns, each the cells that a window sees of an image, are summed into the image.
+    """A Col2Im: sums columns into an image; a column holds the cells of one window.
 
     Attributes
     ----------
     window : Window
-        Of the convolution that would make such columns of the image.
+        The window of the convolution that extracts such columns from the image.
     channels : int
     """
 
@@ -47,9 +47,9 @@ class Columns:
 
     @property
     def cells(self) -> np.ndarray:
-        """Cells of the image that a channel's columns are summed into, row by row: int64.
+        """Indices of the image cells that a channel's columns are added to, row by row: int64.
 
-        Those of the padding are past the image's end.
+        Cells of the padding have an index past the image's end.
         """
         w = self.window
         numbers = np.pad(np.arange(math.prod(w.image)).reshape(w.image), w.pads, constant_values=math.prod(w.image))
@@ -69,15 +69,15 @@ def read_columns(node: Node, context: NodeContext) -> Columns:
 
 @dataclass(frozen=True)
 class Unpool:
-    """A MaxUnpool: values go back to the cells of an image that they were the maxima of.
+    """A MaxUnpool: writes values to the cells of an image whose maxima they were.
 
     Attributes
     ----------
     channels : int
     image : tuple of int
-        Sizes of the image whose cells the indices count, those of batch and channels included.
+        Spatial sizes of the image; indices also count batch and channels.
     padding : tuple of (int, int)
-        Cells of zeros to be added before and after each axis of that image.
+        Zeros to add before and after each axis of the image, batch and channels included.
     overlapping : bool
         Whether windows overlap, so that indices may repeat.
     """

@@ -31,12 +31,12 @@ class _Sliding:
 
     @property
     def symmetric(self) -> bool:
-        """Whether the pads of both sides are equal, overhang aside."""
+        """Whether the pads before and after are equal, ignoring overhang."""
         return self.pads_begin == self.pads_end
 
     @property
     def spans(self) -> tuple[int, ...]:
-        """Cells from the first to the last of a window, dilation included."""
+        """Size of a window in cells, dilation included."""
         return tuple((k - 1) * d + 1 for k, d in zip(self.kernel, self.dilations, strict=True))
 
 
@@ -52,7 +52,7 @@ class Window(_Sliding):
     outputs : tuple of int
         Output size in each dimension.
     overhang : tuple of int
-        How far the last window of a ceil-mode pool reaches past the padded input; 0 elsewhere.
+        How far the last window reaches past the padded input; 0 except in ceil mode.
     """
 
     outputs: tuple[int, ...]
@@ -65,7 +65,7 @@ class Window(_Sliding):
 
     @property
     def pads(self) -> tuple[tuple[int, int], ...]:
-        """Padding before and after with which every window fits: overhang included."""
+        """Padding before and after, overhang included, so that every window fits."""
         ends = (end + more for end, more in zip(self.pads_end, self.overhang, strict=True))
         return tuple(zip(self.pads_begin, ends, strict=True))
 
@@ -76,7 +76,7 @@ class Window(_Sliding):
 
     @property
     def same(self) -> bool:
-        """Whether `pads` is ``SAME_UPPER``: least for ⌈size / stride⌉ outputs, more at the end."""
+        """Whether `pads` equals ``SAME_UPPER``: the least for ⌈size / stride⌉ outputs."""
         for size, stride, span, pair in zip(self.image, self.strides, self.spans, self.pads, strict=True):
             total = max((-(-size // stride) - 1) * stride + span - size, 0)
             if pair != (total // 2, total - total // 2):
@@ -84,10 +84,10 @@ class Window(_Sliding):
         return True
 
     def counts(self, *, include_pad: bool) -> np.ndarray:
-        """Return how many cells of each window an AveragePool counts: int64, shape `outputs`.
+        """Return the divisor of every window of an AveragePool: int64, shape `outputs`.
 
-        Padding counts if ``include_pad``, overhang never. A window without any counted cell counts
-        1, as its sum is 0.
+        It is the number of cells; padding counts if ``include_pad``, overhang never. An empty
+        window has divisor 1, because its sum is 0.
         """
         counts = []
         for axis, size in enumerate(self.image):
@@ -99,11 +99,11 @@ class Window(_Sliding):
         return product
 
     def divisor_correction(self, *, include_pad: bool) -> np.ndarray:
-        """Return kernel size / `counts`, which corrects an average over whole windows: float64."""
+        """Return kernel size / `counts`: corrects an average over whole windows. float64."""
         return math.prod(self.kernel) / self.counts(include_pad=include_pad)
 
     def taps(self) -> Iterator[tuple[slice, ...]]:
-        """Return, for each cell of the kernel in row-major order, its cells of the padded image."""
+        """Yield, for every kernel cell in row-major order, the cells of the padded image at it."""
         for cell in itertools.product(*map(range, self.kernel)):
             yield tuple(
                 slice(place * dilation, place * dilation + (count - 1) * stride + 1, stride)
@@ -111,7 +111,7 @@ class Window(_Sliding):
             )
 
     def cell_strides(self, *, column_major: bool) -> tuple[int, ...]:
-        """Return what one step along each axis adds to a MaxPool's index (``storage_order``)."""
+        """Return the stride of every axis in a MaxPool's indices (``storage_order``)."""
         sizes, rank = self.image, len(self.image)
         return tuple(math.prod(sizes[:i]) if column_major else math.prod(sizes[i + 1 :]) for i in range(rank))
 
@@ -124,7 +124,7 @@ class TransposedWindow(_Sliding):
     ----------
     image, kernel, strides, dilations : tuple of int
     pads_begin, pads_end : tuple of int
-        Rows and columns cut off the full result.
+        Rows and columns to cut off the full result.
     output_padding : tuple of int
         Rows and columns added at the end of the full result, before the cut.
     outputs : tuple of int
@@ -136,12 +136,12 @@ class TransposedWindow(_Sliding):
 
     @property
     def tail(self) -> tuple[int, ...]:
-        """Rows and columns to add at the end of the full result; negative ones are cut."""
+        """Rows and columns to add at the end of the full result; negative values cut."""
         return tuple(more - end for more, end in zip(self.output_padding, self.pads_end, strict=True))
 
     @property
     def convolution(self) -> Window:
-        """The convolution whose gradient this is: it takes our outputs to our image."""
+        """The convolution whose gradient this is; it maps `outputs` to `image`."""
         return Window(
             image=self.outputs,
             kernel=self.kernel,
@@ -163,7 +163,7 @@ def window(node: Node, image: Shape, kernel: Shape = ()) -> Window:
     image : tuple of int
         Spatial dimensions of the node's input.
     kernel : tuple of int, optional
-        Spatial dimensions of the weight, used if the node has no ``kernel_shape``.
+        Spatial dimensions of the weight, for a node without ``kernel_shape``.
 
     Raises
     ------
@@ -216,7 +216,7 @@ def transposed_window(node: Node, image: Shape, kernel: Shape) -> TransposedWind
     automatic, wanted = a.get("auto_pad", "NOTSET"), a.get("output_shape")
     if wanted or automatic in ("SAME_UPPER", "SAME_LOWER"):
         asked = list(wanted)[-rank:] if wanted else [n * s for n, s in zip(inputs, strides, strict=True)]
-        # What the result lacks is added at its end.
+        # Missing rows and columns are added at the end.
         more = [max(n - w, 0) for n, w in zip(asked, whole, strict=True)]
         extra = tuple(e + m for e, m in zip(extra, more, strict=True))
         begin, end = _halves([max(w - n, 0) for n, w in zip(asked, whole, strict=True)], automatic)
@@ -241,7 +241,7 @@ def _sizes(node: Node, image: Shape, kernel: Shape) -> tuple[tuple[int, ...], ..
 
 
 def _halves(totals: Sequence[int], automatic: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return padding split between both sides, the odd cell at the end for ``SAME_UPPER``."""
+    """Split padding between both sides; ``SAME_UPPER`` puts an odd cell at the end."""
     small, large = tuple(t // 2 for t in totals), tuple(t - t // 2 for t in totals)
     return (small, large) if automatic == "SAME_UPPER" else (large, small)
 
