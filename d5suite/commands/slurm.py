@@ -13,10 +13,10 @@ from pathlib import Path
 from d5suite.errors import ConfigurationError, JobError
 from d5suite.files import check_writable
 from d5suite.launch.slurm import client
-from d5suite.launch.slurm.follow import Fate, follow, look, told, write_fates
 from d5suite.launch.slurm.gather import Gathering, write_jobs
-from d5suite.launch.slurm.profile import Source, find_profile, read_profile
-from d5suite.launch.slurm.run import PARENT, Run, find_run, submit, write_scripts
+from d5suite.launch.slurm.profile import ProfileFile, find_profile, read_profile
+from d5suite.launch.slurm.run import PARENT, SlurmRun, find_run, submit, write_scripts
+from d5suite.launch.slurm.status import JobStatus, describe, follow, job_statuses, write_reasons
 
 PASSED = ("scheme", "communicator", "algorithm", "scaling", "preset", "device", "precision", "batch-size",
           "optimizer", "imagenet", "openimages", "seed", "loader-workers")  # fmt: skip
@@ -84,8 +84,8 @@ def _run(options: argparse.Namespace) -> int:
     out = Path(run.out)
     with Gathering(run, out) as gathering:
         with run.held():
-            fates = look(run)
-            missing = [fate.name for fate in fates if fate.ended and not fate.complete]
+            statuses = job_statuses(run)
+            missing = [status.name for status in statuses if status.ended and not status.complete]
             if missing:
                 submit(run, missing)
             count = len(missing)
@@ -93,17 +93,17 @@ def _run(options: argparse.Namespace) -> int:
             if options.no_follow:
                 print(f"collect later: d5suite slurm collect {_shown(run.folder)}")
                 return 0
-            fates = _followed(run, gathering)
-        return _gather(run, fates, out, gathering)
+            statuses = _followed(run, gathering)
+        return _gather(run, statuses, out, gathering)
 
 
-def _followed(run: Run, gathering: Gathering) -> list[Fate]:
+def _followed(run: SlurmRun, gathering: Gathering) -> list[JobStatus]:
     """Wait until all jobs have ended; prepare gathering once none is queued."""
-    shown = _Shown(run)
+    shown = _ProgressLine(run)
 
-    def tell(fates: list[Fate], remark: str) -> None:
-        shown.tell(fates, remark)
-        if fates and not any(fate.waits for fate in fates):
+    def tell(statuses: list[JobStatus], remark: str) -> None:
+        shown.tell(statuses, remark)
+        if statuses and not any(status.waits for status in statuses):
             with contextlib.suppress(JobError):  # gathering will say so
                 gathering.prepare()
 
@@ -120,12 +120,12 @@ def _followed(run: Run, gathering: Gathering) -> list[Fate]:
 
 def _status(options: argparse.Namespace) -> int:
     run = find_run(options.folder)
-    fates = look(run)
+    statuses = job_statuses(run)
     print(f"run: {_shown(run.folder)}, of {run.owner}, {run.created}")
-    for fate in fates:
-        print(f"  {fate.name}: {told(run, fate)}")
-    left = [fate for fate in fates if not fate.complete]
-    if left and all(fate.ended for fate in fates):
+    for status in statuses:
+        print(f"  {status.name}: {describe(run, status)}")
+    left = [status for status in statuses if not status.complete]
+    if left and all(status.ended for status in statuses):
         print(f"submit what is missing: d5suite slurm run --resume {_shown(run.folder)}")
     return 1 if left else 0
 
@@ -134,18 +134,18 @@ def _collect(options: argparse.Namespace) -> int:
     run = find_run(options.folder)
     out = Path(options.out or run.out).absolute()
     with Gathering(run, out) as gathering:
-        return _gather(run, look(run), out, gathering)
+        return _gather(run, job_statuses(run), out, gathering)
 
 
 def _cancel(options: argparse.Namespace) -> None:
     run = find_run(options.folder)
     run.require_own()
-    going = [fate for fate in look(run) if not fate.ended]
-    client.cancel([fate.start.number for fate in going if fate.start is not None])
+    going = [status for status in job_statuses(run) if not status.ended]
+    client.cancel([status.start.number for status in going if status.start is not None])
     print(f"cancelled {len(going)} job{'s' * (len(going) != 1)}; what was measured stays")
 
 
-def _new(options: argparse.Namespace) -> Run:
+def _new(options: argparse.Namespace) -> SlurmRun:
     """Make a run with its job files."""
     if not options.recipes:
         raise ConfigurationError("no recipe is named", hint="Give files such as recipes/test_digits_lenet.py.")
@@ -162,7 +162,7 @@ def _new(options: argparse.Namespace) -> Run:
         value = getattr(options, name.replace("-", "_"))
         arguments += [f"--{name}={value}"] if value is not None else []
     device = options.device or "cpu"
-    run = Run.make(
+    run = SlurmRun.make(
         options.folder or PARENT, cwd=os.getcwd(), arguments=arguments, out="", profile=source, device=device
     )
     run.out = str((options.out or run.folder / "result.json").absolute())
@@ -176,7 +176,7 @@ def _new(options: argparse.Namespace) -> Run:
     return run
 
 
-def _resumed(options: argparse.Namespace) -> Run:
+def _resumed(options: argparse.Namespace) -> SlurmRun:
     """Return the run to resume, with a new profile if one is given."""
     if options.recipes or options.nodes:
         raise ConfigurationError("--resume continues a run unchanged: omit recipes and --nodes")
@@ -197,7 +197,7 @@ def _resumed(options: argparse.Namespace) -> Run:
     return run
 
 
-def _nodes(text: str | None, source: Source) -> list[int]:
+def _nodes(text: str | None, source: ProfileFile) -> list[int]:
     """Return the requested node counts."""
     words = [each.strip() for each in (text or "").split(",") if each.strip()]
     if not words or not all(word.isdecimal() and int(word) for word in words) or len(set(words)) < len(words):
@@ -216,36 +216,36 @@ def _require_writable(out: Path) -> None:
         raise ConfigurationError(f"the result cannot be written: {error.strerror}", where=f"--out {out}") from error
 
 
-def _gather(run: Run, fates: list[Fate], out: Path, gathering: Gathering) -> int:
+def _gather(run: SlurmRun, statuses: list[JobStatus], out: Path, gathering: Gathering) -> int:
     """Write the result file of all measurements; report missing ones with reasons."""
-    write_fates(run, fates)
+    write_reasons(run, statuses)
     code = gathering.gather()
-    missing = [fate for fate in fates if not fate.complete]
-    for fate in missing:
-        print(f"missing: {fate.name}: {told(run, fate)}")
+    missing = [status for status in statuses if not status.complete]
+    for status in missing:
+        print(f"missing: {status.name}: {describe(run, status)}")
     if out.exists():
         print(f"result: {_shown(out)}")
     return code or (1 if missing else 0)
 
 
-class _Shown:
+class _ProgressLine:
     """Progress: a line that changes on a terminal; in a pipe a line when a job has ended."""
 
-    def __init__(self, run: Run) -> None:
-        self.run, self.terminal, self._told, self._remark = run, sys.stderr.isatty(), set[str](), ""
+    def __init__(self, run: SlurmRun) -> None:
+        self.run, self.terminal, self._reported, self._remark = run, sys.stderr.isatty(), set[str](), ""
 
-    def tell(self, fates: list[Fate], remark: str) -> None:
-        for fate in fates:
-            if fate.ended and fate.name not in self._told and (fate.settled or not fate.complete):
-                self._told.add(fate.name)
+    def tell(self, statuses: list[JobStatus], remark: str) -> None:
+        for status in statuses:
+            if status.ended and status.name not in self._reported and (status.settled or not status.complete):
+                self._reported.add(status.name)
                 self.clear()
-                print(f"  {fate.name}: {told(self.run, fate)}", flush=True)
+                print(f"  {status.name}: {describe(self.run, status)}", flush=True)
         if remark and not self._remark and not self.terminal:
             print(f"  {remark}", flush=True)
         self._remark = remark
         if self.terminal:
-            counts = Counter(self._word(fate) for fate in fates)
-            phase = next((fate.phase for fate in fates if not fate.ended and fate.phase), "")
+            counts = Counter(self._word(status) for status in statuses)
+            phase = next((status.phase for status in statuses if not status.ended and status.phase), "")
             line = remark or ", ".join(f"{count} {word}" for word, count in counts.items()) + (
                 f"; {phase}" * bool(phase)
             )
@@ -253,10 +253,10 @@ class _Shown:
             print(f"\r\033[K  {line[:width]}", end="", file=sys.stderr, flush=True)
 
     @staticmethod
-    def _word(fate: Fate) -> str:
-        if fate.ended:
-            return "measured" if fate.complete else "ended"
-        return "wait" if fate.waits else "run"
+    def _word(status: JobStatus) -> str:
+        if status.ended:
+            return "measured" if status.complete else "ended"
+        return "wait" if status.waits else "run"
 
     def clear(self) -> None:
         if self.terminal:

@@ -389,9 +389,9 @@ def log_path(job_path: Path) -> Path:
     return job_path.with_name(f"{_stem(job_path)}.log")
 
 
-def fate_path(job_path: Path) -> Path:
-    """Return the path of the reason for a missing result of a job run elsewhere: ``name.fate``."""
-    return job_path.with_name(f"{_stem(job_path)}.fate")
+def reason_path(job_path: Path) -> Path:
+    """Return the file that says why a job run elsewhere lacks results: ``name.reason``."""
+    return job_path.with_name(f"{_stem(job_path)}.reason")
 
 
 def results_of(job_path: Path) -> list[Path]:

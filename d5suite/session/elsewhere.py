@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from d5suite.errors import ConfigurationError, JobError
-from d5suite.job import Job, Result, fate_path, results_of
+from d5suite.job import Job, Result, reason_path, results_of
 from d5suite.session.attempts import Attempt
 
 
@@ -44,7 +44,7 @@ def attempts_in(path: Path, wanted: Job) -> Iterator[Attempt]:
         except JobError as error:
             why = why or str(error)
     try:
-        why = fate_path(path).read_text(encoding="utf-8").strip()
+        why = reason_path(path).read_text(encoding="utf-8").strip()
     except OSError:
         why = why or "it has not run"
     for key in job.keys():  # noqa: SIM118  (not a mapping)

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from d5suite.errors import ConfigurationError
-from d5suite.job import Distributed, Job, fate_path, results_of
-from d5suite.launch.slurm.client import blamed
+from d5suite.job import Distributed, Job, reason_path, results_of
+from d5suite.launch.slurm.client import likely_cause
 from d5suite.launch.slurm.draft import Partition, drafted
 from d5suite.launch.slurm.profile import Profile, read_profile
 from d5suite.launch.slurm.script import batch_script
@@ -94,9 +94,9 @@ def test_a_script_asks_for_what_the_profile_says_and_is_valid_bash() -> None:
 
 def test_the_refused_line_is_one_that_the_profile_gives() -> None:
     said = "sbatch: Batch job submission failed: Invalid account or account/partition combination specified"
-    assert blamed(said, ["partition"]) == "partition"
-    assert blamed(said, ["account"]) == "account"
-    assert blamed("sbatch: no reason given", ["partition"]) is None
+    assert likely_cause(said, ["partition"]) == "partition"
+    assert likely_cause(said, ["account"]) == "account"
+    assert likely_cause("sbatch: no reason given", ["partition"]) is None
 
 
 def test_a_draft_is_a_profile(tmp_path: Path) -> None:
@@ -139,7 +139,7 @@ def test_results_of_a_job_that_started_again_come_in_their_order(tmp_path: Path)
         (tmp_path / each).touch()
     job = tmp_path / "a.job.json"
     assert [path.name for path in results_of(job)] == ["a.start2.result.json", "a.start10.result.json", "a.result.json"]
-    assert fate_path(job).name == "a.fate"
+    assert reason_path(job).name == "a.reason"
 
 
 def test_a_late_file_is_waited_for(tmp_path: Path) -> None:

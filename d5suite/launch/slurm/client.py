@@ -1,4 +1,4 @@
-"""Slurm's own commands, what they say when Slurm refuses, and when it does not answer."""
+"""Slurm's own commands, and their messages when Slurm refuses or does not answer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from d5suite.errors import ConfigurationError, D5Error
 LIMIT_S = 120.0
 """Timeout of a Slurm command in seconds; Slurm's own are shorter."""
 
-SILENT = re.compile(
+NO_ANSWER = re.compile(
     r"unable to contact slurm controller|connection refused|socket timed out|zero bytes were transmitted"
     r"|controller .*(not responding|timed out)|communication connection failure",
     re.IGNORECASE,
@@ -33,7 +33,7 @@ FINAL = {
 }
 """Final job states of Slurm, in words."""
 
-BLAMED = {
+CAUSES = {
     "partition": r"partition",
     "account": r"account|user/account|association",
     "qos": r"qos",
@@ -47,9 +47,9 @@ BLAMED = {
     "cores_per_node": r"node configuration|more processors|cpu count|ntasks-per-node|PartitionConfig|BadConstraints",
     "most_nodes": r"node count|PartitionNodeLimit|too many nodes",
 }
-"""By profile key: the Slurm messages that it causes; the first match wins."""
+"""By key of a profile: the messages of Slurm that a wrong value causes; the first match wins."""
 
-HOPELESS = {
+NEVER_STARTS = {
     "PartitionTimeLimit": "time",
     "PartitionNodeLimit": "most_nodes",
     "PartitionConfig": "cores_per_node",
@@ -66,19 +66,19 @@ HOPELESS = {
     "AssocMaxNodePerJobLimit": "most_nodes",
     "QOSMaxNodePerJobLimit": "most_nodes",
 }
-"""By pending reason that never clears: the profile key that causes it."""
+"""By reason for which a pending job never starts: the key of the profile that causes it."""
 
 
 class RefusedError(D5Error):
     """Raised when Slurm refuses, with Slurm's own message."""
 
 
-class SilentError(D5Error):
+class NoAnswerError(D5Error):
     """Raised when Slurm does not answer."""
 
 
 @dataclass(frozen=True)
-class State:
+class SlurmState:
     """Slurm's state of a job.
 
     Attributes
@@ -86,9 +86,9 @@ class State:
     name : str
         Slurm's state, such as ``RUNNING``.
     reason : str
-        Why it waits, or ended.
+        Why the job waits, or why it ended.
     nodes : str
-        Where it runs, or ran.
+        The nodes on which it runs or ran.
     """
 
     name: str
@@ -97,85 +97,86 @@ class State:
 
     @property
     def ended(self) -> bool:
-        """Whether it has ended."""
+        """Whether the job has ended."""
         return self.name in FINAL
 
 
-def ask(*command: str, text: str | None = None) -> str:
+def call(*command: str) -> str:
     """Run one of Slurm's commands and return what it prints.
 
     Raises
     ------
     ConfigurationError
         There is no such command on this machine.
-    SilentError
+    NoAnswerError
         The controller does not answer.
     RefusedError
-        Slurm refuses, in its own words.
+        Slurm refuses; the message is Slurm's.
     """
     try:
-        done = subprocess.run(list(command), capture_output=True, text=True, input=text or "", timeout=LIMIT_S)
+        done = subprocess.run(list(command), capture_output=True, text=True, input="", timeout=LIMIT_S)
     except FileNotFoundError:
         raise ConfigurationError(
             f"there is no {command[0]} here", hint="Call d5suite slurm on a login node of a Slurm cluster."
         ) from None
     except subprocess.TimeoutExpired:
-        raise SilentError(f"{command[0]} got no answer in {LIMIT_S:g} s") from None
+        raise NoAnswerError(f"{command[0]} got no answer in {LIMIT_S:g} s") from None
     if done.returncode == 0:
         return done.stdout
     lines = [line.split("error: ", 1)[-1] for line in done.stderr.splitlines() if line.strip()]
-    said = "; ".join(dict.fromkeys(line for line in lines if not line.startswith("Try "))) or "no reason given"
-    if SILENT.search(said):
-        raise SilentError(f"{command[0]}: {said}")
-    raise RefusedError(f"{command[0]}: {said}")
+    message = "; ".join(dict.fromkeys(line for line in lines if not line.startswith("Try "))) or "no reason given"
+    if NO_ANSWER.search(message):
+        raise NoAnswerError(f"{command[0]}: {message}")
+    raise RefusedError(f"{command[0]}: {message}")
 
 
-def blamed(said: str, given: Collection[str]) -> str | None:
+def likely_cause(message: str, given: Collection[str]) -> str | None:
     """Return the profile key that likely caused Slurm's message; prefer one that is given."""
-    likely = [key for key, pattern in BLAMED.items() if re.search(pattern, said, re.IGNORECASE)]
+    likely = [key for key, pattern in CAUSES.items() if re.search(pattern, message, re.IGNORECASE)]
     return next((key for key in likely if key in given), likely[0] if likely else None)
 
 
 def submit(script: str) -> str:
     """Submit a batch script; return the job's number."""
-    return ask("sbatch", "--parsable", script).strip().partition(";")[0]
+    return call("sbatch", "--parsable", script).strip().partition(";")[0]
 
 
-def states(names: Sequence[str]) -> dict[tuple[str, str], State]:
-    """Return Slurm's states of all jobs with these names, by number such as ``17`` or ``17_3``.
+def states(names: Sequence[str]) -> dict[tuple[str, str], SlurmState]:
+    """Return Slurm's states of all jobs with these names.
 
-    Jobs that ended some minutes ago are forgotten.
+    Slurm forgets jobs some minutes after their end.
 
     Returns
     -------
     dict
-        By the job's name and its number.
+        By name and number of the job; a number is such as ``17`` or ``17_3``.
     """
     if not names:
         return {}
-    said = ask(
+    output = call(
         "squeue", "--noheader", "--array", "--states=all", f"--name={','.join(names)}", "--format=%j|%i|%T|%N|%r"
     )
     found = {}
-    for line in said.splitlines():
+    for line in output.splitlines():
         name, number, state, nodes, reason = line.split("|", 4)
-        found[name, number] = State(state, reason.strip(), nodes)
+        found[name, number] = SlurmState(state, reason.strip(), nodes)
     return found
 
 
-def remembered(number: str) -> State | None:
+def accounted(number: str) -> SlurmState | None:
     """Return a job's state from Slurm's accounting, if available."""
     try:
-        said = ask("sacct", "--noheader", "--parsable2", "--allocations", f"--jobs={number}", "--format=State,NodeList")
+        options = ["--noheader", "--parsable2", "--allocations", "--format=State,NodeList"]
+        output = call("sacct", *options, f"--jobs={number}")
     except (RefusedError, ConfigurationError):
         return None
-    for line in said.splitlines()[-1:]:
+    for line in output.splitlines()[-1:]:
         state, nodes = line.split("|", 1)
-        return State(state.split()[0], "", nodes)
+        return SlurmState(state.split()[0], "", nodes)
     return None
 
 
 def cancel(numbers: Sequence[str]) -> None:
     """Cancel jobs; ignore those that have ended."""
     if numbers:
-        ask("scancel", "--quiet", *numbers)
+        call("scancel", "--quiet", *numbers)

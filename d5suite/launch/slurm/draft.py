@@ -78,7 +78,7 @@ def draft(name: str | None, out: Path | None) -> None:
 def partitions() -> list[Partition]:
     """Ask Slurm for its partitions, each with its most frequent kind of node."""
     found: dict[str, Partition] = {}
-    for line in client.ask("sinfo", "--noheader", f"--format={FIELDS}").splitlines():
+    for line in client.call("sinfo", "--noheader", f"--format={FIELDS}").splitlines():
         name, nodes, cores, memory, gres, limit, features = (word.strip() for word in line.split("|", 6))
         each = Partition(
             name.rstrip("*"), int(nodes), int(cores.rstrip("+")), memory.rstrip("+"), gres, limit, features,

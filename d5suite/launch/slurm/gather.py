@@ -1,6 +1,6 @@
 """Runs of pytest: cases become jobs, and results become a file.
 
-Both are runs of `d5suite.pytest_plugin.preload`, which this part knows by name only.
+Both run `d5suite.pytest_plugin.preload`, which this part knows by name only.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from pathlib import Path
 from types import TracebackType
 
 from d5suite.errors import ConfigurationError, JobError
-from d5suite.launch.slurm.run import JOBS, Run
+from d5suite.launch.slurm.run import JOBS, SlurmRun
 
 PYTEST = (sys.executable, "-m", "d5suite.pytest_plugin.preload")
 
 
-def write_jobs(run: Run) -> list[str]:
+def write_jobs(run: SlurmRun) -> list[str]:
     """Write the job files of a run.
 
     Returns
@@ -46,23 +46,23 @@ def write_jobs(run: Run) -> list[str]:
 
 
 class Gathering:
-    """Merges results into a file; imports in advance to save time.
+    """Merges results into a file. Pytest is started in advance, which saves the time of its imports.
 
     Parameters
     ----------
-    run : Run
+    run : SlurmRun
     out : Path
         The result file.
     """
 
-    def __init__(self, run: Run, out: Path) -> None:
+    def __init__(self, run: SlurmRun, out: Path) -> None:
         self._run = run
         self._arguments = _arguments(run, "--from-jobs", "--quiet", "--no-header", f"--benchmark-json={out}")
         self._process: subprocess.Popen[str] | None = None
         self._pipe = -1
 
     def prepare(self) -> None:
-        """Start pytest, unless that was done; it reads nothing yet."""
+        """Start pytest unless it was started before; it reads no results yet."""
         if self._process is not None:
             return
         reads, self._pipe = os.pipe()
@@ -73,7 +73,7 @@ class Gathering:
             os.close(reads)
 
     def gather(self) -> int:
-        """Write the result file of what is measured now; return pytest's exit code.
+        """Write the result file of all results so far; return pytest's exit code.
 
         Raises
         ------
@@ -99,18 +99,18 @@ class Gathering:
             self._process.wait()
 
 
-def _arguments(run: Run, how: str, *more: str) -> list[str]:
+def _arguments(run: SlurmRun, how: str, *more: str) -> list[str]:
     return ["-p", "no:cacheprovider", *run.arguments, how, str(run.folder / JOBS), *more]
 
 
 def _start(
-    run: Run, told: str, arguments: Sequence[str], *, stdout: int | None = None, stderr: int | None = None,
+    run: SlurmRun, pipe: str, arguments: Sequence[str], *, stdout: int | None = None, stderr: int | None = None,
     pass_fds: Sequence[int] = (),
 ) -> subprocess.Popen[str]:  # fmt: skip
-    """Run pytest on the recipes of a run, where it was made."""
+    """Start pytest on the recipes of a run, in the folder where the run was made."""
     try:
         return subprocess.Popen(
-            [*PYTEST, told, *arguments], cwd=run.cwd, text=True, stdout=stdout, stderr=stderr, pass_fds=pass_fds
+            [*PYTEST, pipe, *arguments], cwd=run.cwd, text=True, stdout=stdout, stderr=stderr, pass_fds=pass_fds
         )
     except OSError as error:
         raise JobError(f"cannot run pytest: {error.strerror}", where=run.cwd) from error
@@ -118,7 +118,7 @@ def _start(
 
 @contextlib.contextmanager
 def _uninterrupted() -> Iterator[None]:
-    """Shield new processes from Ctrl-C until they have set their own handlers."""
+    """Protect new processes from Ctrl-C until they have set their own handlers."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield

@@ -1,4 +1,4 @@
-"""A site profile: what a partition is, and what its jobs need. A TOML file of plain keys."""
+"""A site profile: properties of a partition and needs of its jobs, in a TOML file."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ else:
     import tomli as tomllib
 
 NAME = "d5suite-slurm.toml"
-"""A profile's file in the current folder; for all folders ``slurm.toml`` in the user's own."""
+"""A profile's name in the current folder; the user's own, ``slurm.toml``, is for all folders."""
 
 TIME = re.compile(r"(\d+-)?\d+(:\d+){0,2}|(?i:unlimited)")
 """A time limit as Slurm writes it: minutes, ``HH:MM:SS``, ``D-HH:MM:SS`` and others."""
@@ -37,21 +37,21 @@ class Profile:
     ranks_per_node : int
         Often 1 on a CPU partition, and the number of GPUs on another.
     most_nodes : int
-        More are refused; 0 if nothing is known.
+        Most nodes of a job; 0 if unknown.
     partition, account, qos, reservation, time, gres, constraint, memory : str
-        As sbatch's options of these names; ``memory`` is ``--mem``. Empty: not given.
+        Options of sbatch with these names; ``memory`` is ``--mem``. Empty: not given.
     exclusive : bool
         Whether no other job may run on the nodes.
     modules : list of str
-        Loaded by ``module load``.
+        Modules for ``module load``.
     setup : list of str
-        Lines of bash before the worker starts.
+        Lines of bash that run before the worker.
     environment : str
-        A virtual environment that is activated.
+        A virtual environment to activate.
     container : str
-        A command in front of the worker, such as ``apptainer exec --nv image.sif``.
+        A command to prepend to the worker's, such as ``apptainer exec --nv image.sif``.
     python : str
-        The interpreter on the nodes; by default the one that runs d5suite, or ``python3`` where an
+        The interpreter on the nodes. By default it is the current one, or ``python3`` if an
         environment or a container is given.
     mpi : str
         srun's ``--mpi``, such as ``pmix``; ``none`` for Gloo and NCCL.
@@ -60,7 +60,7 @@ class Profile:
     gpu_bind : str
         srun's ``--gpu-bind``. Empty: d5suite gives each rank of a node a GPU of its own.
     scratch : str
-        A folder on each node for temporary files; may hold ``$USER`` and the like.
+        A folder on every node for temporary files; variables such as ``$USER`` are expanded.
     options : list of str
         Further options of sbatch.
     """
@@ -99,15 +99,15 @@ class Profile:
 
 
 @dataclass(frozen=True)
-class Source:
-    """A profile and its file, to name lines of.
+class ProfileFile:
+    """A profile, with the file and the lines it was read from.
 
     Attributes
     ----------
     profile : Profile
     path : str
     lines : mapping of str to int
-        By key: the line, from 1, that gives it.
+        By key: the line that sets it, from 1.
     """
 
     profile: Profile
@@ -115,7 +115,7 @@ class Source:
     lines: Mapping[str, int]
 
     def line(self, key: str) -> str:
-        """Return a key's place and text, for a message."""
+        """Return a key's line in the file, for a message."""
         if key not in self.lines:
             return f"{self.path}: {key} is not given"
         shown = json.dumps(getattr(self.profile, key))
@@ -123,7 +123,7 @@ class Source:
 
 
 def find_profile() -> Path:
-    """Return the path of the profile that is used if none is named.
+    """Return the path of the default profile.
 
     Raises
     ------
@@ -140,13 +140,13 @@ def find_profile() -> Path:
     )
 
 
-def read_profile(path: Path) -> Source:
+def read_profile(path: Path) -> ProfileFile:
     """Read a profile.
 
     Raises
     ------
     ConfigurationError
-        If it cannot be read; the file's line is named.
+        If it cannot be read; the message names the line.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -168,7 +168,7 @@ def read_profile(path: Path) -> Source:
     if profile.ranks_per_node > profile.cores_per_node:
         what = f"{profile.ranks_per_node} ranks share {profile.cores_per_node} cores"
         raise ConfigurationError(what, where=f"{path}:{lines['ranks_per_node']}")
-    return Source(profile, str(path), lines)
+    return ProfileFile(profile, str(path), lines)
 
 
 def _check(key: str, value: Any, kind: str, where: str) -> None:
@@ -193,7 +193,7 @@ def _is_line(value: Any) -> bool:
 
 
 def _lines(text: str) -> dict[str, int]:
-    """Return the lines, from 1, on which keys stand."""
+    """Return by key the line that sets it, from 1."""
     found: dict[str, int] = {}
     for number, line in enumerate(text.splitlines(), 1):
         match = re.match(r"""\s*\[*\s*["']?([\w.-]+)["']?\s*(=|\])""", line)

@@ -1,4 +1,4 @@
-"""A run: a folder with job files, batch scripts, results, and a ledger of what was submitted."""
+"""A run under Slurm: a folder of job files, batch scripts, results, and a ledger of submissions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from d5suite.files import locked, read_json, write_json
 from d5suite.job import Job
 from d5suite.launch.base import interpreter
 from d5suite.launch.slurm import client
-from d5suite.launch.slurm.profile import Profile, Source
+from d5suite.launch.slurm.profile import Profile, ProfileFile
 from d5suite.launch.slurm.script import batch_script, write_script
 
 SCHEMA = "d5suite-slurm-1"
@@ -39,11 +39,11 @@ class Submission:
     name : str
         The job's name in Slurm.
     element : int or None
-        Its place in a job array.
+        The job's index in a job array.
     number : str
         Slurm's number, such as ``17`` or ``17_3``; empty until Slurm has answered.
     state : dict or None
-        How it ended, as `client.State`, once that is known: Slurm forgets.
+        How the job ended, as `client.SlurmState`, once that is known: Slurm forgets it.
     """
 
     name: str
@@ -53,26 +53,26 @@ class Submission:
 
 
 @dataclass
-class Run:
-    """A run, as its ledger says.
+class SlurmRun:
+    """A run, as recorded in its ledger.
 
     Attributes
     ----------
     folder : Path
     owner : str
-        Who made it.
+        The user who made the run.
     created : str
-        When, in ISO 8601.
+        Time, in ISO 8601.
     cwd : str
-        Where it was made; recipes are named from there.
+        The folder in which the run was made; names of recipes are relative to it.
     arguments : list of str
-        Of pytest, without those that say where jobs are.
+        Arguments of pytest, without the folder of job files.
     out : str
         The result file.
-    profile : Source
+    profile : ProfileFile
     device : str
     jobs : dict of str to list of Submission
-        By job file's name without its suffix, all its starts.
+        By name of a job file, without suffix: all its submissions.
     """
 
     folder: Path
@@ -81,27 +81,27 @@ class Run:
     cwd: str
     arguments: list[str]
     out: str
-    profile: Source
+    profile: ProfileFile
     device: str = "cpu"
     jobs: dict[str, list[Submission]] = field(default_factory=dict)
 
     @property
     def identity(self) -> str:
-        """The prefix that tells its jobs from all others in Slurm."""
+        """The part of a job's name in Slurm that identifies the run."""
         return self.folder.name
 
     def job_path(self, name: str) -> Path:
-        """Return the file of one of its jobs."""
+        """Return the path of a job file."""
         return self.folder / JOBS / f"{name}.job.json"
 
     @classmethod
-    def make(cls, parent: Path, **facts: Any) -> Run:
-        """Make a new run in a folder of its own, which no other run has.
+    def make(cls, parent: Path, **facts: Any) -> SlurmRun:
+        """Make a new run in a new folder.
 
         Raises
         ------
         ConfigurationError
-            It cannot be made.
+            The folder cannot be made.
         """
         user = getpass.getuser()
         try:
@@ -133,13 +133,13 @@ class Run:
         write_json(self.folder / LEDGER, content)
 
     @classmethod
-    def load(cls, folder: Path) -> Run:
+    def load(cls, folder: Path) -> SlurmRun:
         """Read a run's ledger.
 
         Raises
         ------
         ConfigurationError
-            There is none, or it is not one.
+            There is no ledger, or the file is not one.
         """
         path = folder / LEDGER
         try:
@@ -147,7 +147,7 @@ class Run:
             if content.pop("schema") != SCHEMA:
                 raise ValueError("another version of d5suite wrote it")
             profile = content.pop("profile")
-            source = Source(Profile(**profile["keys"]), profile["path"], profile["lines"])
+            source = ProfileFile(Profile(**profile["keys"]), profile["path"], profile["lines"])
             starts = content.pop("jobs")
             jobs = {name: [Submission(**each) for each in own] for name, own in starts.items()}
             return cls(folder=folder.absolute(), profile=source, jobs=jobs, **content)
@@ -156,12 +156,12 @@ class Run:
             raise ConfigurationError(what, where=str(path), hint="Name a folder that d5suite slurm run made.") from None
 
     def require_own(self) -> None:
-        """Check that this user made the run, and may submit and cancel its jobs.
+        """Check that this user made the run, and so may submit and cancel its jobs.
 
         Raises
         ------
         ConfigurationError
-            Another one has.
+            Another user made it.
         """
         owner = self.folder.stat().st_uid
         if owner != os.geteuid():
@@ -174,12 +174,12 @@ class Run:
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """Lock the run against other processes, and load what they have changed.
+        """Lock the run against other processes, and load their changes.
 
         Raises
         ------
         ConfigurationError
-            Another one submits it now.
+            Another process has locked it.
         """
         try:
             with locked(self.folder / ".lock", wait=False):
@@ -189,8 +189,8 @@ class Run:
             raise ConfigurationError("another process submits or follows this run", where=str(self.folder)) from None
 
 
-def find_run(given: Path | None) -> Run:
-    """Return the run in a folder; the latest one of this user in that folder, or in `PARENT`.
+def find_run(given: Path | None) -> SlurmRun:
+    """Return the run in a folder, or else this user's latest run below it; by default in `PARENT`.
 
     Raises
     ------
@@ -199,21 +199,21 @@ def find_run(given: Path | None) -> Run:
     """
     place = given or PARENT
     if (place / LEDGER).exists():
-        return Run.load(place)
+        return SlurmRun.load(place)
     runs = [each.parent for each in place.glob(f"*/{LEDGER}") if each.stat().st_uid == os.geteuid()]
     if not runs:
         raise ConfigurationError("there is no run of yours", where=str(place), hint="Name its folder.")
-    return Run.load(max(runs, key=lambda each: (each.name[:15], each.stat().st_mtime)))
+    return SlurmRun.load(max(runs, key=lambda each: (each.name[:15], each.stat().st_mtime)))
 
 
-def write_scripts(run: Run, names: Sequence[str], first: int = 1) -> dict[Path, list[str]]:
-    """Write a batch script for the jobs of each number of nodes, and return them with their jobs.
+def write_scripts(run: SlurmRun, names: Sequence[str], first: int = 1) -> dict[Path, list[str]]:
+    """Write one batch script per number of nodes; return the scripts with the names of their jobs.
 
     Parameters
     ----------
-    run : Run
+    run : SlurmRun
     names : sequence of str
-        Jobs that are to be submitted.
+        Jobs to submit.
     first : int
         The number of the first script.
     """
@@ -238,16 +238,15 @@ def write_scripts(run: Run, names: Sequence[str], first: int = 1) -> dict[Path, 
     return found
 
 
-def submit(run: Run, names: Sequence[str]) -> None:
-    """Submit jobs; the ledger knows of each before Slurm does.
+def submit(run: SlurmRun, names: Sequence[str]) -> None:
+    """Submit jobs; each is in the ledger before Slurm gets it.
 
     Raises
     ------
     RefusedError
-        Slurm refuses; what was submitted before goes on.
-    SilentError
-        The controller does not answer. It may have taken the script all the same, and `number_all`
-        finds out.
+        Slurm refuses; jobs that were submitted before go on.
+    NoAnswerError
+        The controller does not answer. It may have accepted the script; `number_all` looks.
     """
     first = 1 + len(list((run.folder / SCRIPTS).glob("*.sh")))
     for number, (script, alike) in enumerate(write_scripts(run, names, first).items(), first):
@@ -262,7 +261,7 @@ def submit(run: Run, names: Sequence[str]) -> None:
             for name in alike:
                 run.jobs[name].pop()
             run.save()
-            key = client.blamed(error.what, run.profile.lines)
+            key = client.likely_cause(error.what, run.profile.lines)
             raise client.RefusedError(error.what, hint=run.profile.line(key) if key else None) from error
         for name in alike:
             last = run.jobs[name][-1]
@@ -270,14 +269,14 @@ def submit(run: Run, names: Sequence[str]) -> None:
         run.save()
 
 
-def number_all(run: Run, said: Mapping[tuple[str, str], client.State]) -> bool:
-    """Look up lost job numbers of submissions; return whether any was found."""
+def number_all(run: SlurmRun, states: Mapping[tuple[str, str], client.SlurmState]) -> bool:
+    """Fill in missing numbers of submissions from Slurm's states; return whether any changed."""
     changed = False
     for starts in run.jobs.values():
         last = starts[-1] if starts else None
         if last is None or last.number:
             continue
-        for name, number in said:
+        for name, number in states:
             if name == last.name and (last.element is None or number.endswith(f"_{last.element}")):
                 starts[-1] = replace(last, number=number)
                 changed = True

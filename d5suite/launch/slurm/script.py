@@ -1,4 +1,4 @@
-"""Batch scripts: readable, and complete, so that ``sbatch FILE`` by hand does the same."""
+"""Batch scripts that can be read, and submitted by hand with ``sbatch FILE``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ OPTIONS = {
     "partition": "--partition", "account": "--account", "qos": "--qos", "reservation": "--reservation",
     "time": "--time", "gres": "--gres", "constraint": "--constraint", "memory": "--mem",
 }  # fmt: skip
-"""Keys of a profile and the options of sbatch that they are."""
+"""Keys of a profile, and the options of sbatch that they set."""
 
 BODY = """
 # Ranks meet in a folder that all nodes see.
@@ -51,19 +51,19 @@ def batch_script(
     Parameters
     ----------
     jobs : sequence of Path
-        Job files ``NAME.job.json`` that need the same; several become a job array.
+        Job files ``NAME.job.json`` with the same needs. Several become a job array.
     name : str
-        Of the job in Slurm.
+        The job's name in Slurm.
     profile : Profile
     nodes : int
     device : str
         ``cpu`` hides GPUs from the workers.
     folder : Path
-        Where it runs.
+        Working directory.
     output : Path
-        Receives what the batch script itself and srun say; without a suffix.
+        The log of the batch script and of srun, without suffix.
     pythons : mapping of str to str
-        By job file's name: the interpreter of its backend, where it has one of its own.
+        By name of a job file: the interpreter of its backend, if one is configured.
     """
     stems = [str(path).removesuffix(".job.json") for path in jobs]
     what = ", ".join(Path(stem).name for stem in stems) if len(stems) < 4 else f"{len(stems)} jobs"
@@ -118,7 +118,7 @@ def _word(option: str) -> str:
 
 
 def srun(profile: Profile, nodes: int) -> list[str]:
-    """Return the command that starts the workers; one that fails ends all."""
+    """Return the launcher of the workers; if one worker fails, srun ends all."""
     options = [
         f"--nodes={nodes}", f"--ntasks={profile.ranks(nodes)}", f"--cpus-per-task={profile.threads_per_rank}",
         "--kill-on-bad-exit=1", f"--mpi={profile.mpi}", f"--cpu-bind={profile.cpu_bind}",
