@@ -46,7 +46,7 @@ def write_jobs(run: SlurmRun) -> list[str]:
 
 
 class Gathering:
-    """Merges results into a file. Pytest is started in advance, which saves the time of its imports.
+    """Merges results into a file; starts pytest in advance, to save the time of its imports.
 
     Parameters
     ----------
