@@ -64,6 +64,21 @@ class Tolerance:
     repeats: float = 0.0
 
 
+def usual_tolerances(*, fp16_trajectory: float = 0.1, **reasons: str) -> dict[str, Tolerance]:
+    """Return the tolerances that d5suite's own adapters share, each with the adapter's reason.
+
+    They are about ten times the largest errors seen on ResNet-18 and -50 and on ONNX's light
+    networks, by any adapter. The reasons have each adapter's own figures.
+    """
+    figures = {
+        "fp64": (1e-10, 4, 1e-10),
+        "fp32": (5e-5, 4, 1e-2),
+        "bf16": (0.2, 2, 0.1),
+        "fp16": (0.03, 4, fp16_trajectory),
+    }
+    return {precision: Tolerance(*figures[precision], reason) for precision, reason in reasons.items()}
+
+
 @dataclass(frozen=True)
 class Lack:
     """What a backend lacks of a network.

@@ -7,7 +7,7 @@ import importlib
 from typing import Any
 
 from d5suite.levels.backend import Backend
-from d5suite.levels.description import Tolerance
+from d5suite.levels.description import usual_tolerances
 from d5suite.network.operators import MORE_OPERATORS, SINGLE_OPERATORS, ZOO_OPERATORS
 from d5suite.network.variants import ON_NO_ADAPTER
 
@@ -31,22 +31,12 @@ BACKEND = Backend(
     right_gradients=frozenset(
         {"Add", "Flatten", "Gemm", "GlobalAveragePool", "Reshape", "Squeeze", "Sum", "Unsqueeze"}
     ),
-    tolerances={
-        "fp64": Tolerance(
-            outputs=1e-10,
-            gradients=4,
-            trajectory=1e-10,
-            reason="rounding: seen 5e-16 in outputs and losses on LeNet-5 and on networks of every operator",
-        ),
-        "fp32": Tolerance(
-            outputs=5e-5,
-            gradients=4,
-            trajectory=1e-2,
-            reason="rounding: seen 2.3e-7 in outputs, 4e-7 in gradients and 5e-7 in losses on LeNet-5 and on a network "
-            "of every operator; a ReLU that a rounding flips moved a gradient of ResNet-18 by 4e-2 and losses of "
-            "ResNet-50 by 1.9e-3",
-        ),
-    },
+    tolerances=usual_tolerances(
+        fp64="rounding: seen 5e-16 in outputs and losses on LeNet-5 and on networks of every operator",
+        fp32="rounding: seen 2.3e-7 in outputs, 4e-7 in gradients and 5e-7 in losses on LeNet-5 and on a network "
+        "of every operator; a ReLU that a rounding flips moved a gradient of ResNet-18 by 4e-2 and losses of "
+        "ResNet-50 by 1.9e-3",
+    ),
     expected_failures={
         **dict.fromkeys(
             ("test_einsum_batch_matmul_bfloat16_cpu", "test_einsum_sum_bfloat16_cpu"),

@@ -1,7 +1,7 @@
 """Description of the JAX backend. Imports `d5suite.levels` and `d5suite.network`, not JAX."""
 
 from d5suite.levels.backend import Backend
-from d5suite.levels.description import Tolerance
+from d5suite.levels.description import usual_tolerances
 from d5suite.levels.native import NativeScheme
 from d5suite.network.operators import MORE_OPERATORS, SINGLE_OPERATORS, ZOO_OPERATORS
 from d5suite.network.variants import ON_NO_ADAPTER, with_large_integers
@@ -24,35 +24,16 @@ BACKEND = Backend(
     operators=ZOO_OPERATORS | MORE_OPERATORS,
     single_operators=SINGLE_OPERATORS,
     variants=(*ON_NO_ADAPTER, with_large_integers("JAX computes integers in 32 bits")),
-    tolerances={
-        "fp64": Tolerance(
-            outputs=1e-10,
-            gradients=4,
-            trajectory=1e-10,
-            reason="rounding: seen 1e-16 in outputs, and 1e-15 in losses and parameters after 20 steps of ResNet-18",
-        ),
-        "fp32": Tolerance(
-            outputs=5e-5,
-            gradients=4,
-            trajectory=1e-2,
-            reason="rounding: seen 3.1e-7 in outputs and 9e-5 in gradients on ResNet-50, 64 px, and 2.2e-7 in losses "
-            "on ResNet-18; a ReLU flipped by rounding changes a gradient by 2e-2 and losses by 1e-4",
-        ),
-        "bf16": Tolerance(
-            outputs=0.2,
-            gradients=2,
-            trajectory=0.1,
-            reason="8 significant bits: seen 3.7e-3 in outputs and 1e-3 in the loss on ResNet-50, 1.9e-2 in losses of "
-            "20 steps on ResNet-18",
-        ),
-        "fp16": Tolerance(
-            outputs=0.03,
-            gradients=4,
-            trajectory=0.05,
-            reason="11 significant bits: seen 8.5e-4 in outputs and 2.4e-2 in losses of 20 steps on a network of every "
-            "operator, and 2.5e-4 in losses of 20 steps on LeNet-5; rounding is one eighth of bf16's",
-        ),
-    },
+    tolerances=usual_tolerances(
+        fp16_trajectory=0.05,
+        fp64="rounding: seen 1e-16 in outputs, and 1e-15 in losses and parameters after 20 steps of ResNet-18",
+        fp32="rounding: seen 3.1e-7 in outputs and 9e-5 in gradients on ResNet-50, 64 px, and 2.2e-7 in losses "
+        "on ResNet-18; a ReLU flipped by rounding changes a gradient by 2e-2 and losses by 1e-4",
+        bf16="8 significant bits: seen 3.7e-3 in outputs and 1e-3 in the loss on ResNet-50, 1.9e-2 in losses of "
+        "20 steps on ResNet-18",
+        fp16="11 significant bits: seen 8.5e-4 in outputs and 2.4e-2 in losses of 20 steps on a network of every "
+        "operator, and 2.5e-4 in losses of 20 steps on LeNet-5; rounding is one eighth of bf16's",
+    ),
     schemes={
         "sharded": NativeScheme(
             title="shard_map over jax.distributed",

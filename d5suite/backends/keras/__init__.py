@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from d5suite.distributed.horovod import described as horovod
 from d5suite.levels.backend import Backend
-from d5suite.levels.description import Tolerance
+from d5suite.levels.description import usual_tolerances
 from d5suite.levels.native import Knob, NativeScheme
 from d5suite.network.operators import MORE_OPERATORS, SINGLE_OPERATORS, ZOO_OPERATORS
 from d5suite.network.variants import ON_NO_ADAPTER, with_large_integers
@@ -29,36 +29,15 @@ BACKEND = Backend(
     operators=ZOO_OPERATORS | MORE_OPERATORS,
     single_operators=SINGLE_OPERATORS,
     variants=(*ON_NO_ADAPTER, with_large_integers("Keras is fed integers of 32 bits, which all its backends have")),
-    tolerances={
-        "fp64": Tolerance(
-            outputs=1e-10,
-            gradients=4,
-            trajectory=1e-10,
-            reason="rounding: seen 1e-15 in outputs and losses, and 5e-12 in losses of 20 steps of ResNet-18, 32 px",
-        ),
-        "fp32": Tolerance(
-            outputs=5e-5,
-            gradients=4,
-            trajectory=1e-2,
-            reason="rounding: seen 1.6e-7 in outputs, 4.2e-2 in gradients, where a rounding flipped a ReLU, and 1e-7 "
-            "in losses on ResNet-18, 32 px; deeper networks are estimates. On PyTorch, Keras computes the variance as "
-            "a difference of means, which is less exact",
-        ),
-        "bf16": Tolerance(
-            outputs=0.2,
-            gradients=2,
-            trajectory=0.1,
-            reason="8 significant bits: seen 3.8e-3 in outputs, 0.19 in gradients and 1.6e-3 in losses on ResNet-18, "
-            "32 px",
-        ),
-        "fp16": Tolerance(
-            outputs=0.03,
-            gradients=4,
-            trajectory=0.1,
-            reason="11 significant bits: seen 9.2e-4 in outputs and 5.5e-2 in losses of 20 steps on a network of "
-            "every operator, 4.0e-4 and 3.8e-5 on ResNet-18, 64 px; an eighth of bf16's in outputs",
-        ),
-    },
+    tolerances=usual_tolerances(
+        fp64="rounding: seen 1e-15 in outputs and losses, and 5e-12 in losses of 20 steps of ResNet-18, 32 px",
+        fp32="rounding: seen 1.6e-7 in outputs, 4.2e-2 in gradients, where a rounding flipped a ReLU, and 1e-7 "
+        "in losses on ResNet-18, 32 px; deeper networks are estimates. On PyTorch, Keras computes the variance as "
+        "a difference of means, which is less exact",
+        bf16="8 significant bits: seen 3.8e-3 in outputs, 0.19 in gradients and 1.6e-3 in losses on ResNet-18, 32 px",
+        fp16="11 significant bits: seen 9.2e-4 in outputs and 5.5e-2 in losses of 20 steps on a network of "
+        "every operator, 4.0e-4 and 3.8e-5 on ResNet-18, 64 px; an eighth of bf16's in outputs",
+    ),
     schemes={
         "multi_worker_mirrored": NativeScheme(
             title="MultiWorkerMirroredStrategy",

@@ -2,7 +2,7 @@
 
 from d5suite.distributed.horovod import described as horovod
 from d5suite.levels.backend import Backend
-from d5suite.levels.description import Tolerance
+from d5suite.levels.description import usual_tolerances
 from d5suite.levels.native import Knob, NativeScheme
 from d5suite.network import Node
 from d5suite.network.nodes.context import NodeContext
@@ -85,22 +85,12 @@ BACKEND = Backend(
         _columns,
         _scalar,
     ),
-    tolerances={
-        "fp64": Tolerance(
-            outputs=1e-10,
-            gradients=4,
-            trajectory=1e-10,
-            reason="rounding: seen 3e-16 in outputs and 4e-16 in losses; against PyTorch over 20 steps of ResNet-18 "
-            "at 32 px, 3e-13 in losses and 4e-12 in parameters",
-        ),
-        "fp32": Tolerance(
-            outputs=5e-5,
-            gradients=4,
-            trajectory=1e-2,
-            reason="rounding: seen 6.5e-8 in outputs on DenseNet-121, 2e-7 in outputs, 3.1e-7 in losses and 1.4e-6 in "
-            "gradients on ResNet-18 at 32 px; a ReLU flipped by rounding changed losses of ResNet-50 by 1.2e-3",
-        ),
-    },
+    tolerances=usual_tolerances(
+        fp64="rounding: seen 3e-16 in outputs and 4e-16 in losses; against PyTorch over 20 steps of ResNet-18 "
+        "at 32 px, 3e-13 in losses and 4e-12 in parameters",
+        fp32="rounding: seen 6.5e-8 in outputs on DenseNet-121, 2e-7 in outputs, 3.1e-7 in losses and 1.4e-6 in "
+        "gradients on ResNet-18 at 32 px; a ReLU flipped by rounding changed losses of ResNet-50 by 1.2e-3",
+    ),
     environment=dict.fromkeys(("hybrid", "imperative", "fused", "stock"), _ENGINE),
     schemes={
         "dist_sync": NativeScheme(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from d5suite.distributed.horovod import described as horovod
 from d5suite.levels.backend import Backend
-from d5suite.levels.description import Tolerance
+from d5suite.levels.description import usual_tolerances
 from d5suite.levels.native import Knob, NativeScheme
 from d5suite.network.operators import MORE_OPERATORS, SINGLE_OPERATORS, ZOO_OPERATORS
 from d5suite.network.variants import ON_NO_ADAPTER, with_attribute
@@ -33,37 +33,15 @@ BACKEND = Backend(
             ("ScatterElements", "ScatterND"), "reduction", ("mul",), "TensorFlow has no scatter that multiplies"
         ),
     ),
-    # About ten times the largest error seen on ResNet-18 and -50 (64 px, batch 8, all modes) and on
-    # ONNX's light networks.
-    tolerances={
-        "fp64": Tolerance(
-            outputs=1e-10,
-            gradients=4,
-            trajectory=1e-10,
-            reason="rounding: seen 1e-15 in outputs and losses on ResNet-50, 64 px",
-        ),
-        "fp32": Tolerance(
-            outputs=5e-5,
-            gradients=4,
-            trajectory=1e-2,
-            reason="rounding: seen 3.9e-7 in outputs on ResNet-50 and 5e-6 on the light networks, 1.2e-2 in gradients "
-            "and 1.0e-4 in losses on ResNet-50, where a rounding flipped a ReLU",
-        ),
-        "bf16": Tolerance(
-            outputs=0.2,
-            gradients=2,
-            trajectory=0.1,
-            reason="8 significant bits: seen 5e-3 in outputs; gradients and losses on ResNet-50 are estimates",
-        ),
-        "fp16": Tolerance(
-            outputs=0.03,
-            gradients=4,
-            trajectory=0.1,
-            reason="11 significant bits: seen 4.9e-4 in outputs and 2.6e-5 in losses on ResNet-18, 64 px, 2.4e-4 in "
-            "losses on LeNet-5, and 2.4e-2 in those of 20 steps on a network of every operator (bf16: 0.16); an eighth "
-            "of bf16's in outputs",
-        ),
-    },
+    tolerances=usual_tolerances(
+        fp64="rounding: seen 1e-15 in outputs and losses on ResNet-50, 64 px",
+        fp32="rounding: seen 3.9e-7 in outputs on ResNet-50 and 5e-6 on the light networks, 1.2e-2 in gradients "
+        "and 1.0e-4 in losses on ResNet-50, where a rounding flipped a ReLU",
+        bf16="8 significant bits: seen 5e-3 in outputs; gradients and losses on ResNet-50 are estimates",
+        fp16="11 significant bits: seen 4.9e-4 in outputs and 2.6e-5 in losses on ResNet-18, 64 px, 2.4e-4 in "
+        "losses on LeNet-5, and 2.4e-2 in those of 20 steps on a network of every operator (bf16: 0.16); an eighth "
+        "of bf16's in outputs",
+    ),
     expected_failures={
         **dict.fromkeys(
             (

@@ -2,7 +2,7 @@
 
 from d5suite.distributed.horovod import described as horovod
 from d5suite.levels.backend import Backend
-from d5suite.levels.description import Tolerance
+from d5suite.levels.description import usual_tolerances
 from d5suite.levels.native import Knob, NativeScheme
 from d5suite.network.operators import MORE_OPERATORS, SINGLE_OPERATORS, ZOO_OPERATORS
 from d5suite.network.variants import ON_NO_ADAPTER, with_types
@@ -34,35 +34,16 @@ BACKEND = Backend(
             ("Add", "Div", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Max", "Min", "Mod", "Sub"),
         ),
     ),
-    tolerances={
-        "fp64": Tolerance(
-            outputs=1e-10,
-            gradients=4,
-            trajectory=1e-10,
-            reason="rounding: seen 1e-15 in outputs and losses on ResNet-50, 64 px",
-        ),
-        "fp32": Tolerance(
-            outputs=5e-5,
-            gradients=4,
-            trajectory=1e-2,
-            reason="rounding: seen 3.5e-7 in outputs on ResNet-50 and 1.7e-5 on VGG-19, 4e-4 in gradients and "
-            "1.1e-6 in losses on ResNet-50; a ReLU that a rounding flips moves a gradient by 2.2e-2, and "
-            "elsewhere moved losses by 1.9e-3",
-        ),
-        "bf16": Tolerance(
-            outputs=0.2,
-            gradients=2,
-            trajectory=0.1,
-            reason="8 significant bits: seen 7.9e-2 in outputs on Inception v1; gradients and losses are estimates",
-        ),
-        "fp16": Tolerance(
-            outputs=0.03,
-            gradients=4,
-            trajectory=0.05,
-            reason="11 significant bits: seen 9.2e-4 in outputs and 2.4e-2 in losses of 20 steps on a network of every "
-            "operator, 4.0e-4 and 5e-5 on ResNet-18, 64 px; an eighth of bf16's",
-        ),
-    },
+    tolerances=usual_tolerances(
+        fp16_trajectory=0.05,
+        fp64="rounding: seen 1e-15 in outputs and losses on ResNet-50, 64 px",
+        fp32="rounding: seen 3.5e-7 in outputs on ResNet-50 and 1.7e-5 on VGG-19, 4e-4 in gradients and "
+        "1.1e-6 in losses on ResNet-50; a ReLU that a rounding flips moves a gradient by 2.2e-2, and "
+        "elsewhere moved losses by 1.9e-3",
+        bf16="8 significant bits: seen 7.9e-2 in outputs on Inception v1; gradients and losses are estimates",
+        fp16="11 significant bits: seen 9.2e-4 in outputs and 2.4e-2 in losses of 20 steps on a network of every "
+        "operator, 4.0e-4 and 5e-5 on ResNet-18, 64 px; an eighth of bf16's",
+    ),
     schemes={
         "ddp": NativeScheme(
             title="DistributedDataParallel",
