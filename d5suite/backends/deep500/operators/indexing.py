@@ -13,25 +13,11 @@ import numpy as np
 from d5suite.backends.deep500.operators.context import Context, CustomOperator, Formula
 from d5suite.backends.deep500.repairs import deep500
 from d5suite.network import Node
-from d5suite.network.nodes.indexing import (
-    Elements,
-    Extreme,
-    Tuples,
-    read_constant_of_shape,
-    read_cumulative,
-    read_elements,
-    read_extreme,
-    read_eye,
-    read_one_hot,
-    read_range,
-    read_reverse,
-    read_shape,
-    read_tuples,
-)
+from d5suite.network.nodes import indexing as nodes
 from d5suite.network.nodes.shape import read_axis
 
 
-def _cells(indices: np.ndarray, plan: Elements) -> Any:
+def _cells(indices: np.ndarray, plan: nodes.Elements) -> Any:
     """Return the data's cells that indices along an axis name."""
     places: list[Any] = list(np.indices(indices.shape, sparse=True))
     places[plan.axis] = indices
@@ -39,7 +25,7 @@ def _cells(indices: np.ndarray, plan: Elements) -> Any:
 
 
 def gather_elements(node: Node, context: Context) -> CustomOperator:
-    plan = read_elements(node, context)
+    plan = nodes.read_elements(node, context)
 
     def backward(gradient: np.ndarray, inputs: Sequence[np.ndarray], _: np.ndarray) -> list[np.ndarray]:
         x, indices = inputs
@@ -51,7 +37,7 @@ def gather_elements(node: Node, context: Context) -> CustomOperator:
 
 
 def gather_nd(node: Node, context: Context) -> CustomOperator:
-    plan = read_tuples(node, context)
+    plan = nodes.read_tuples(node, context)
 
     def backward(gradient: np.ndarray, inputs: Sequence[np.ndarray], _: np.ndarray) -> list[np.ndarray]:
         x, indices = inputs
@@ -62,19 +48,19 @@ def gather_nd(node: Node, context: Context) -> CustomOperator:
     return Formula(context.describe(node), lambda x, indices: x[_named_cells(indices, plan)], backward)
 
 
-def _named_cells(indices: np.ndarray, plan: Tuples) -> Any:
+def _named_cells(indices: np.ndarray, plan: nodes.Tuples) -> Any:
     """Return the data's cells that tuples of indices name."""
     places = np.indices(indices.shape[:-1], sparse=True)[: plan.batch]
     return (*places, *np.moveaxis(indices, -1, 0))
 
 
 def scatter_elements(node: Node, context: Context) -> CustomOperator:
-    plan = read_elements(node, context)
+    plan = nodes.read_elements(node, context)
     return _scatter(node, context, lambda i: _cells(np.where(i < 0, i + plan.size, i), plan))
 
 
 def scatter_nd(node: Node, context: Context) -> CustomOperator:
-    plan = read_tuples(node, context)
+    plan = nodes.read_tuples(node, context)
     return _scatter(node, context, lambda indices: _named_cells(indices, plan))
 
 
@@ -107,7 +93,7 @@ def _scatter(node: Node, context: Context, cells_of: Callable[[np.ndarray], Any]
 
 
 def cum_sum(node: Node, context: Context) -> CustomOperator:
-    axis, exclusive, reverse = read_cumulative(node, context)
+    axis, exclusive, reverse = nodes.read_cumulative(node, context)
 
     def sums(x: np.ndarray, *, reverse: bool) -> np.ndarray:
         x = np.flip(x, axis) if reverse else x
@@ -127,7 +113,7 @@ def cum_sum(node: Node, context: Context) -> CustomOperator:
 class _TopK(deep500.CustomPythonOp):
     """A custom operator with ONNX's two outputs; deep500 has none."""
 
-    def __init__(self, *descriptors: list[Any], plan: Extreme) -> None:
+    def __init__(self, *descriptors: list[Any], plan: nodes.Extreme) -> None:
         super().__init__(*descriptors)
         self._plan = plan
 
@@ -149,7 +135,7 @@ class _TopK(deep500.CustomPythonOp):
 
 
 def top_k(node: Node, context: Context) -> CustomOperator:
-    return _TopK(*context.describe(node, outputs=2), plan=read_extreme(node, context))
+    return _TopK(*context.describe(node, outputs=2), plan=nodes.read_extreme(node, context))
 
 
 def _without_gradient(gradient: np.ndarray, inputs: Sequence[np.ndarray], _: np.ndarray) -> list[np.ndarray]:
@@ -157,7 +143,7 @@ def _without_gradient(gradient: np.ndarray, inputs: Sequence[np.ndarray], _: np.
 
 
 def extreme(node: Node, context: Context) -> CustomOperator:
-    plan = read_extreme(node, context)
+    plan = nodes.read_extreme(node, context)
     axis, function = plan.axis, np.argmax if plan.largest else np.argmin
 
     def forward(x: np.ndarray) -> np.ndarray:
@@ -179,7 +165,7 @@ def hardmax(node: Node, context: Context) -> CustomOperator:
 
 
 def reverse_sequence(node: Node, context: Context) -> CustomOperator:
-    time, batch = read_reverse(node)
+    time, batch = nodes.read_reverse(node)
 
     def reversed_(x: np.ndarray, lengths: np.ndarray) -> np.ndarray:
         lengths = np.expand_dims(lengths, time)  # the other of the first two axes is the batch
@@ -195,7 +181,7 @@ def reverse_sequence(node: Node, context: Context) -> CustomOperator:
 
 
 def one_hot(node: Node, context: Context) -> CustomOperator:
-    axis, depth = read_one_hot(node, context)
+    axis, depth = nodes.read_one_hot(node, context)
 
     def hits(indices: np.ndarray) -> np.ndarray:
         rows = np.expand_dims(np.where(indices < 0, indices + depth, indices), axis)
@@ -212,22 +198,22 @@ def one_hot(node: Node, context: Context) -> CustomOperator:
 
 
 def range_(node: Node, context: Context) -> CustomOperator:
-    start, limit, delta, dtype = read_range(node, context)
+    start, limit, delta, dtype = nodes.read_range(node, context)
     return Formula(context.describe(node), lambda: np.arange(start, limit, delta, dtype=dtype), _without_gradient)
 
 
 def constant_of_shape(node: Node, context: Context) -> CustomOperator:
-    sizes, value, dtype = read_constant_of_shape(node, context)
+    sizes, value, dtype = nodes.read_constant_of_shape(node, context)
     return Formula(context.describe(node), lambda: np.full(sizes, value, dtype), _without_gradient)
 
 
 def eye_like(node: Node, context: Context) -> CustomOperator:
-    diagonal, dtype = read_eye(node, context)
+    diagonal, dtype = nodes.read_eye(node, context)
     return Formula(context.describe(node), lambda x: np.eye(x.shape[0], x.shape[1], diagonal, dtype), _without_gradient)
 
 
 def shape(node: Node, context: Context) -> CustomOperator:
-    axes = list(read_shape(node, context))
+    axes = list(nodes.read_shape(node, context))
     return Formula(context.describe(node), lambda x: np.array(x.shape, np.int64)[axes], _without_gradient)
 
 

@@ -14,22 +14,8 @@ from d5suite.backends.deep500.operators.context import Context, CustomOperator, 
 from d5suite.backends.deep500.repairs import custom_op_python as native
 from d5suite.backends.deep500.repairs import deep500
 from d5suite.network import Node
+from d5suite.network.nodes import shape as nodes
 from d5suite.network.nodes.resize import read_resize
-from d5suite.network.nodes.shape import (
-    read_axis,
-    read_blocks,
-    read_expand,
-    read_flatten,
-    read_pad,
-    read_reshape,
-    read_slice,
-    read_split,
-    read_squeeze,
-    read_tile,
-    read_transpose,
-    read_trilu,
-    read_unsqueeze,
-)
 
 
 class _Reshape(native.ReshapeOp):
@@ -49,23 +35,23 @@ class _Reshape(native.ReshapeOp):
 
 
 def reshape(node: Node, context: Context) -> CustomOperator:
-    return _Reshape(*context.describe(node), sizes=read_reshape(node, context).sizes)
+    return _Reshape(*context.describe(node), sizes=nodes.read_reshape(node, context).sizes)
 
 
 def flatten(node: Node, context: Context) -> CustomOperator:
-    return _Reshape(*context.describe(node), sizes=read_flatten(node, context))
+    return _Reshape(*context.describe(node), sizes=nodes.read_flatten(node, context))
 
 
 def squeeze(node: Node, context: Context) -> CustomOperator:
-    return native.SqueezeOp(*context.describe(node), list(read_squeeze(node, context)))
+    return native.SqueezeOp(*context.describe(node), list(nodes.read_squeeze(node, context)))
 
 
 def unsqueeze(node: Node, context: Context) -> CustomOperator:
-    return native.UnsqueezeOp(*context.describe(node), list(read_unsqueeze(node, context)))
+    return native.UnsqueezeOp(*context.describe(node), list(nodes.read_unsqueeze(node, context)))
 
 
 def transpose(node: Node, context: Context) -> CustomOperator:
-    order = read_transpose(node, context)
+    order = nodes.read_transpose(node, context)
     back = np.argsort(order)
     return Formula(
         context.describe(node), lambda x: x.transpose(order), lambda gradient, *_: [gradient.transpose(back)]
@@ -73,7 +59,7 @@ def transpose(node: Node, context: Context) -> CustomOperator:
 
 
 def concat(node: Node, context: Context) -> CustomOperator:
-    axis = read_axis(node, context)
+    axis = nodes.read_axis(node, context)
 
     def backward(gradient: np.ndarray, inputs: Sequence[np.ndarray], output: np.ndarray) -> list[np.ndarray]:
         return np.split(gradient, np.cumsum([x.shape[axis] for x in inputs])[:-1], axis)
@@ -82,7 +68,7 @@ def concat(node: Node, context: Context) -> CustomOperator:
 
 
 def pad(node: Node, context: Context) -> CustomOperator:
-    plan = read_pad(node, context)
+    plan = nodes.read_pad(node, context)
     widths, mode, fill = plan.widths, plan.mode, plan.value
     if mode != "constant":
         return Formula(
@@ -108,7 +94,7 @@ def _gathered(gradient: np.ndarray, rows: Mapping[int, np.ndarray], shape: Seque
 
 
 def slice_(node: Node, context: Context) -> CustomOperator:
-    plan = read_slice(node, context)
+    plan = nodes.read_slice(node, context)
 
     def backward(gradient: np.ndarray, inputs: Sequence[np.ndarray], _: np.ndarray) -> list[np.ndarray]:
         found = np.zeros(inputs[0].shape, gradient.dtype)
@@ -119,7 +105,7 @@ def slice_(node: Node, context: Context) -> CustomOperator:
 
 
 def gather(node: Node, context: Context) -> CustomOperator:
-    axis = read_axis(node, context)
+    axis = nodes.read_axis(node, context)
 
     def backward(gradient: np.ndarray, inputs: Sequence[np.ndarray], output: np.ndarray) -> list[np.ndarray]:
         data, indices = inputs
@@ -138,7 +124,7 @@ def _scattered(gradient: np.ndarray, indices: np.ndarray, axis: int, size: int) 
 
 
 def expand(node: Node, context: Context) -> CustomOperator:
-    sizes = read_expand(node, context)
+    sizes = nodes.read_expand(node, context)
     return Formula(
         context.describe(node),
         lambda x: np.broadcast_to(x, np.broadcast_shapes(x.shape, sizes)),
@@ -147,7 +133,7 @@ def expand(node: Node, context: Context) -> CustomOperator:
 
 
 def tile(node: Node, context: Context) -> CustomOperator:
-    repeats = read_tile(node, context)
+    repeats = nodes.read_tile(node, context)
 
     def backward(gradient: np.ndarray, inputs: Sequence[np.ndarray], _: np.ndarray) -> list[np.ndarray]:
         shape = [n for pair in zip(repeats, inputs[0].shape, strict=True) for n in pair]
@@ -175,20 +161,20 @@ class _Split(deep500.CustomPythonOp):
 
 
 def split(node: Node, context: Context) -> CustomOperator:
-    axis, sizes = read_split(node, context)
+    axis, sizes = nodes.read_split(node, context)
     places = np.cumsum(sizes[:-1]).tolist()
     return _Split(*context.describe(node, outputs=len(node.outputs)), axis=axis, places=places)
 
 
 def trilu(node: Node, context: Context) -> CustomOperator:
-    upper, diagonal = read_trilu(node, context)
+    upper, diagonal = nodes.read_trilu(node, context)
     part = np.triu if upper else np.tril
     return Formula(context.describe(node), lambda x: part(x, diagonal), lambda gradient, *_: [part(gradient, diagonal)])
 
 
 def blocks(node: Node, context: Context) -> CustomOperator:
     """DepthToSpace and SpaceToDepth."""
-    plan = read_blocks(node, context)
+    plan = nodes.read_blocks(node, context)
     middle = [plan.split[axis] for axis in plan.order]
     back = np.argsort(plan.order)
     return Formula(

@@ -10,7 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from d5suite.backends.jax.operators.context import HEADS_INSIDE, Call, Context, same, sum_type, typed
+from d5suite.backends.jax.operators.context import HEADS_INSIDE, Call, Context, sum_type, typed
+from d5suite.levels.layouts import same
 from d5suite.network import Node
 from d5suite.network.nodes.attention import BIASED, CAPPED, SCORES, WEIGHTS, read_attention
 from d5suite.network.nodes.layouts import identity

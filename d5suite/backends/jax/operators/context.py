@@ -1,6 +1,6 @@
 """Common parts of JAX's operator factories: their context, and native helpers.
 
-Imports JAX, NumPy and `d5suite.network`.
+Imports JAX, NumPy, `d5suite.levels` and `d5suite.network`.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from d5suite.levels.layouts import ConvertingContext
 from d5suite.network import Node
-from d5suite.network.nodes.layouts import Layout, LayoutContext, identity
+from d5suite.network.nodes.layouts import Conversion
 
 Call = Callable[..., Any]
 Factory = Callable[[Node, "Context"], Call]
@@ -27,7 +28,7 @@ HEADS_INSIDE = (0, 2, 1, 3)
 
 
 @dataclass(kw_only=True)
-class Context(LayoutContext):
+class Context(ConvertingContext):
     """A factory's view of its node's surroundings.
 
     Attributes
@@ -41,37 +42,9 @@ class Context(LayoutContext):
     precision: lax.Precision | None = None
     device: str = "cpu"
 
-    def convert(self, name: str, wanted: Layout) -> Call:
-        """Return a function that brings a tensor into a layout, adding leading axes if needed."""
-        found = self.conversion(name, wanted)
-        if found is None:
-            return same
-        added, order = tuple(range(found.added)), found.order
-        return lambda x: jnp.expand_dims(x, added).transpose(order)
-
-    def align(self, node: Node) -> list[Call]:
-        """Return functions that bring the inputs into layouts under which broadcasting holds."""
-        layouts = self.broadcast_layouts(node)
-        return [self.convert(name, layout) for name, layout in zip(node.inputs, layouts, strict=True)]
-
-
-def same(x: Any, *_: Any) -> Any:
-    """Return the first argument."""
-    return x
-
-
-def in_onnx(factory: Factory) -> Factory:
-    """Return a factory whose callable gets its inputs in ONNX's layout."""
-
-    def converting(node: Node, context: Context) -> Call:
-        layouts = [identity(len(context.shapes.get(name, ()))) for name in node.inputs]
-        converters = [context.convert(*pair) if pair[0] else same for pair in zip(node.inputs, layouts, strict=True)]
-        call = factory(node, context)
-        if set(converters) == {same}:
-            return call
-        return lambda *xs: call(*[convert(x) for convert, x in zip(converters, xs, strict=True)])
-
-    return converting
+    def moved(self, how: Conversion) -> Call:
+        added = tuple(range(how.added))
+        return lambda x: jnp.expand_dims(x, added).transpose(how.order)
 
 
 def in_float32(x: Any) -> Any:

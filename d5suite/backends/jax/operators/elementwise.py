@@ -9,7 +9,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from d5suite.backends.jax.operators.context import Call, Context, Factory, broadcast, same
+from d5suite.backends.jax.operators.context import Call, Context, Factory, broadcast
+from d5suite.levels.layouts import converting, same
 from d5suite.network import Node
 from d5suite.network.nodes.elementwise import infinite_signs, read_clip, read_dropout
 
@@ -29,8 +30,7 @@ def binary(function: Call) -> Factory:
     each = partial(broadcast, function)
 
     def factory(node: Node, context: Context) -> Call:
-        converters = context.align(node)
-        return lambda *xs: reduce(each, [convert(x) for convert, x in zip(converters, xs, strict=True)])
+        return converting(lambda *xs: reduce(each, xs), context.aligned(node))
 
     return factory
 
@@ -115,8 +115,7 @@ def mean(node: Node, context: Context) -> Call:
 
 
 def where(node: Node, context: Context) -> Call:
-    converters = context.align(node)
-    return lambda *xs: jnp.where(*[convert(x) for convert, x in zip(converters, xs, strict=True)])
+    return converting(jnp.where, context.aligned(node))
 
 
 def mod(node: Node, context: Context) -> Call:

@@ -11,28 +11,17 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from d5suite.backends.jax.operators.context import Call, Context, in_onnx
+from d5suite.backends.jax.operators.context import Call, Context
+from d5suite.levels.layouts import in_onnx
 from d5suite.network import Node
+from d5suite.network.nodes import indexing as nodes
 from d5suite.network.nodes.context import select
-from d5suite.network.nodes.indexing import (
-    Tuples,
-    read_constant_of_shape,
-    read_cumulative,
-    read_elements,
-    read_extreme,
-    read_eye,
-    read_one_hot,
-    read_range,
-    read_reverse,
-    read_shape,
-    read_tuples,
-)
 from d5suite.network.nodes.shape import read_axis
 
 
 @in_onnx
 def gather_elements(node: Node, context: Context) -> Call:
-    plan = read_elements(node, context)
+    plan = nodes.read_elements(node, context)
     # ONNX has no indices out of bounds; JAX's default would add a mask.
     return lambda x, i: jnp.take_along_axis(x[plan.crop], _from_start(i, plan.size), plan.axis, mode="clip")
 
@@ -42,7 +31,7 @@ _METHODS = {"none": "set", "add": "add", "mul": "multiply", "max": "max", "min":
 
 @in_onnx
 def scatter_elements(node: Node, context: Context) -> Call:
-    plan, method = read_elements(node, context), _METHODS[node.attributes["reduction"]]
+    plan, method = nodes.read_elements(node, context), _METHODS[node.attributes["reduction"]]
 
     def call(x: Any, indices: Any, updates: Any) -> Any:
         cells = list(jnp.indices(indices.shape, sparse=True))
@@ -59,17 +48,17 @@ def _from_start(indices: Any, size: int) -> Any:
 
 @in_onnx
 def gather_nd(node: Node, context: Context) -> Call:
-    plan = read_tuples(node, context)
+    plan = nodes.read_tuples(node, context)
     return lambda x, indices: jnp.asarray(x).at[_cells(indices, plan)].get(mode="clip")
 
 
 @in_onnx
 def scatter_nd(node: Node, context: Context) -> Call:
-    plan, method = read_tuples(node, context), _METHODS[node.attributes["reduction"]]
+    plan, method = nodes.read_tuples(node, context), _METHODS[node.attributes["reduction"]]
     return lambda x, indices, updates: getattr(jnp.asarray(x).at[_cells(indices, plan)], method)(updates)
 
 
-def _cells(indices: Any, plan: Tuples) -> tuple[Any, ...]:
+def _cells(indices: Any, plan: nodes.Tuples) -> tuple[Any, ...]:
     """Return the data's cells that tuples of indices name; JAX, too, counts from the end."""
     places = jnp.indices(indices.shape[:-1], sparse=True)[: plan.batch]
     return (*places, *(indices[..., axis] for axis in range(len(plan.sizes))))
@@ -77,7 +66,7 @@ def _cells(indices: Any, plan: Tuples) -> tuple[Any, ...]:
 
 @in_onnx
 def cum_sum(node: Node, context: Context) -> Call:
-    axis, exclusive, reverse = read_cumulative(node, context)
+    axis, exclusive, reverse = nodes.read_cumulative(node, context)
 
     def call(x: Any, *_: Any) -> Any:
         y = lax.cumsum(x, axis, reverse)
@@ -91,7 +80,7 @@ def cum_sum(node: Node, context: Context) -> Call:
 
 @in_onnx
 def top_k(node: Node, context: Context) -> Call:
-    plan, wanted = read_extreme(node, context), context.wanted(node)
+    plan, wanted = nodes.read_extreme(node, context), context.wanted(node)
 
     def call(x: Any, *_: Any) -> Any:
         x = jnp.moveaxis(x, plan.axis, -1)
@@ -105,7 +94,7 @@ def top_k(node: Node, context: Context) -> Call:
 
 @in_onnx
 def extreme(node: Node, context: Context) -> Call:
-    plan = read_extreme(node, context)
+    plan = nodes.read_extreme(node, context)
     axis, function = plan.axis, jnp.argmax if plan.largest else jnp.argmin
     if plan.last:
         return lambda x: x.shape[axis] - 1 - function(jnp.flip(x, axis), axis, keepdims=plan.keep)
@@ -120,7 +109,7 @@ def hardmax(node: Node, context: Context) -> Call:
 
 @in_onnx
 def reverse_sequence(node: Node, context: Context) -> Call:
-    time, batch = read_reverse(node)
+    time, batch = nodes.read_reverse(node)
 
     def call(x: Any, lengths: Any) -> Any:
         lengths = jnp.expand_dims(lengths, time)  # the other of the first two axes is the batch
@@ -133,7 +122,7 @@ def reverse_sequence(node: Node, context: Context) -> Call:
 
 @in_onnx
 def one_hot(node: Node, context: Context) -> Call:
-    axis, depth = read_one_hot(node, context)
+    axis, depth = nodes.read_one_hot(node, context)
 
     def call(indices: Any, _: Any, values: Any) -> Any:
         classes = jnp.arange(depth).reshape(-1, *[1] * (indices.ndim - axis))
@@ -143,24 +132,24 @@ def one_hot(node: Node, context: Context) -> Call:
 
 
 def range_(node: Node, context: Context) -> Call:
-    start, limit, delta, dtype = read_range(node, context)
+    start, limit, delta, dtype = nodes.read_range(node, context)
     return lambda *_: jnp.arange(start, limit, delta, dtype)
 
 
 def constant_of_shape(node: Node, context: Context) -> Call:
-    sizes, value, dtype = read_constant_of_shape(node, context)
+    sizes, value, dtype = nodes.read_constant_of_shape(node, context)
     return lambda *_: jnp.full(sizes, value, dtype)
 
 
 @in_onnx
 def eye_like(node: Node, context: Context) -> Call:
-    diagonal, dtype = read_eye(node, context)
+    diagonal, dtype = nodes.read_eye(node, context)
     return lambda x: jnp.eye(x.shape[0], x.shape[1], diagonal, dtype)
 
 
 @in_onnx
 def shape(node: Node, context: Context) -> Call:
-    axes = read_shape(node, context)
+    axes = nodes.read_shape(node, context)
     return lambda x: jnp.array([x.shape[axis] for axis in axes], int)
 
 

@@ -7,7 +7,8 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
-from d5suite.backends.jax.operators.context import Call, Context, in_float32, in_onnx, typed
+from d5suite.backends.jax.operators.context import Call, Context, in_float32, typed
+from d5suite.levels.layouts import in_onnx
 from d5suite.network import Node
 from d5suite.network.nodes.normalization import (
     LEAST_NORM,

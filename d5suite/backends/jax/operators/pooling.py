@@ -18,12 +18,12 @@ from d5suite.backends.jax.operators.context import (
     Context,
     Factory,
     in_float32,
-    in_onnx,
     largest,
     lowest,
     places,
     prefer,
 )
+from d5suite.levels.layouts import in_onnx
 from d5suite.network import Node
 from d5suite.network.nodes.layouts import Layout, arrange
 from d5suite.network.nodes.sliding import read_pool, read_unpool

@@ -10,7 +10,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from d5suite.backends.jax.operators.context import Call, Context, in_float32, same, sum_type, typed
+from d5suite.backends.jax.operators.context import Call, Context, in_float32, sum_type, typed
+from d5suite.levels.layouts import converting, same
 from d5suite.network import Node
 from d5suite.network.nodes.layouts import identity
 from d5suite.network.nodes.recurrent import Recurrent, read_recurrent
@@ -55,7 +56,7 @@ def recurrent(node: Node, context: Context) -> Call:
         return (y, *typed(node, context, *(jnp.stack(last, axis) for last in zip(*states, strict=True))))
 
     compiled = jax.jit(call)  # otherwise each call would compile its scan, whose functions are new
-    return lambda *xs: compiled(*[convert(x) for convert, x in zip(converters, xs, strict=True)])
+    return converting(compiled, converters)
 
 
 def _lstm_cell(plan: Recurrent, dot: Call, r: Any, peepholes: Any, state: Sequence[Any], inputs: Any) -> Any:

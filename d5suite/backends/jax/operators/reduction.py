@@ -9,7 +9,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from d5suite.backends.jax.operators.context import Call, Context, Factory, highest, largest, lowest, same, smallest
+from d5suite.backends.jax.operators.context import Call, Context, Factory, highest, largest, lowest, smallest
+from d5suite.levels.layouts import same
 from d5suite.network import Node
 from d5suite.network.nodes.reduction import read_reduce
 from d5suite.network.nodes.shape import read_axis

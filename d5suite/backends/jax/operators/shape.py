@@ -8,42 +8,28 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
-from d5suite.backends.jax.operators.context import Call, Context, in_float32, in_onnx, same
+from d5suite.backends.jax.operators.context import Call, Context, in_float32
+from d5suite.levels.layouts import converting, in_onnx, same
 from d5suite.network import Node
+from d5suite.network.nodes import shape as nodes
 from d5suite.network.nodes.layouts import channels_last, grouped_channels_last, identity, without
 from d5suite.network.nodes.resize import read_resize
-from d5suite.network.nodes.shape import (
-    read_axis,
-    read_blocks,
-    read_expand,
-    read_flatten,
-    read_gather,
-    read_pad,
-    read_reshape,
-    read_slice,
-    read_split,
-    read_squeeze,
-    read_tile,
-    read_transpose,
-    read_trilu,
-    read_unsqueeze,
-)
 
 
 def concat(node: Node, context: Context) -> Call:
-    converters = context.align(node)
-    axis = context.layout(node.outputs[0]).index(read_axis(node, context))
-    return lambda *xs: jnp.concatenate([convert(x) for convert, x in zip(converters, xs, strict=True)], axis)
+    converters = context.aligned(node)
+    axis = context.layout(node.outputs[0]).index(nodes.read_axis(node, context))
+    return converting(lambda *xs: jnp.concatenate(xs, axis), converters)
 
 
 def flatten(node: Node, context: Context) -> Call:
-    sizes = read_flatten(node, context)
-    convert = context.convert(node.inputs[0], identity(context.rank(node.inputs[0])))
+    sizes = nodes.read_flatten(node, context)
+    convert = context.to_onnx(node.inputs[0])
     return lambda x: convert(x).reshape(sizes)
 
 
 def reshape(node: Node, context: Context) -> Call:
-    plan = read_reshape(node, context)
+    plan = nodes.read_reshape(node, context)
     name, output = node.inputs[0], node.outputs[0]
     rank, layout = context.rank(name), context.layout(name)
     # Splitting channels into groups and merging them again (ShuffleNet) leaves the rest in place.
@@ -65,7 +51,7 @@ def reshape(node: Node, context: Context) -> Call:
 
 
 def transpose(node: Node, context: Context) -> Call:
-    order, layout = read_transpose(node, context), context.layout(node.inputs[0])
+    order, layout = nodes.read_transpose(node, context), context.layout(node.inputs[0])
     if layout != identity(len(layout)):
         # Rename the axes only; the next operator moves what it must.
         context.layouts[node.outputs[0]] = tuple(order.index(axis) for axis in layout)
@@ -74,26 +60,26 @@ def transpose(node: Node, context: Context) -> Call:
 
 
 def squeeze(node: Node, context: Context) -> Call:
-    gone, layout = read_squeeze(node, context), context.layout(node.inputs[0])
+    gone, layout = nodes.read_squeeze(node, context), context.layout(node.inputs[0])
     context.layouts[node.outputs[0]] = without(layout, gone)
     axes = [layout.index(axis) for axis in gone]
     return lambda x, *_: x.squeeze(axes)
 
 
 def unsqueeze(node: Node, context: Context) -> Call:
-    convert = context.convert(node.inputs[0], identity(context.rank(node.inputs[0])))
-    axes = read_unsqueeze(node, context)
+    convert = context.to_onnx(node.inputs[0])
+    axes = nodes.read_unsqueeze(node, context)
     return lambda x, _: jnp.expand_dims(convert(x), axes)
 
 
 def slice_(node: Node, context: Context) -> Call:
-    plan, layout = read_slice(node, context), context.keep_layout(node)
+    plan, layout = nodes.read_slice(node, context), context.keep_layout(node)
     flipped, cuts = [layout.index(axis) for axis in plan.reversed], tuple(plan.cuts[axis] for axis in layout)
     return lambda x, *_: jnp.flip(x, flipped)[cuts] if flipped else x[cuts]
 
 
 def pad(node: Node, context: Context) -> Call:
-    plan = read_pad(node, context)
+    plan = nodes.read_pad(node, context)
     widths = [plan.widths[axis] for axis in context.keep_layout(node)]
     if plan.mode != "constant":
         return lambda x, *_: jnp.pad(x, widths, plan.mode)
@@ -102,7 +88,7 @@ def pad(node: Node, context: Context) -> Call:
 
 @in_onnx
 def gather(node: Node, context: Context) -> Call:
-    plan = read_gather(node, context)
+    plan = nodes.read_gather(node, context)
     axis, size = plan.axis, plan.size
     # ONNX has no indices out of bounds. XLA's gather clips them; JAX's default would add a mask.
     if not plan.wraps:
@@ -111,7 +97,7 @@ def gather(node: Node, context: Context) -> Call:
 
 
 def expand(node: Node, context: Context) -> Call:
-    sizes = read_expand(node, context)
+    sizes = nodes.read_expand(node, context)
     convert = context.convert(node.inputs[0], identity(len(sizes)))
 
     def run(x: Any, _: Any) -> Any:
@@ -122,20 +108,20 @@ def expand(node: Node, context: Context) -> Call:
 
 
 def tile(node: Node, context: Context) -> Call:
-    repeats = read_tile(node, context)
+    repeats = nodes.read_tile(node, context)
     stored = [repeats[axis] for axis in context.keep_layout(node)]
     return lambda x, _: jnp.tile(x, stored)
 
 
 def split(node: Node, context: Context) -> Call:
-    axis, sizes = read_split(node, context)
+    axis, sizes = nodes.read_split(node, context)
     places = list(itertools.accumulate(sizes[:-1]))
     return lambda x, *_: tuple(jnp.split(x, places, axis))
 
 
 def trilu(node: Node, context: Context) -> Call:
-    upper, diagonal = read_trilu(node, context)
-    convert = context.convert(node.inputs[0], identity(context.rank(node.inputs[0])))
+    upper, diagonal = nodes.read_trilu(node, context)
+    convert = context.to_onnx(node.inputs[0])
     return lambda x, *_: (jnp.triu if upper else jnp.tril)(convert(x), diagonal)
 
 
@@ -143,7 +129,7 @@ def blocks(node: Node, context: Context) -> Call:
     """DepthToSpace and SpaceToDepth."""
     last = context.layout(node.inputs[0]) == channels_last(4)
     layout = context.layouts[node.outputs[0]] = channels_last(4) if last else identity(4)
-    plan, convert = read_blocks(node, context, last=last), context.convert(node.inputs[0], layout)
+    plan, convert = nodes.read_blocks(node, context, last=last), context.convert(node.inputs[0], layout)
     return lambda x: convert(x).reshape(plan.split).transpose(plan.order).reshape(plan.merged)
 
 

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 from keras import ops
 
-from d5suite.backends.keras.operators.context import Context, in_float32, same
+from d5suite.backends.keras.operators.context import Context, in_float32
+from d5suite.levels.layouts import converting
 from d5suite.network import Node
 from d5suite.network.nodes.attention import BIASED, CAPPED, SCORES, WEIGHTS, Attention, read_attention
 from d5suite.network.nodes.context import select
@@ -63,11 +64,8 @@ def _general_attention(node: Node, context: Context, plan: Attention) -> Any:
     root = math.sqrt(plan.scale)
     dtype = str(context.dtypes[node.inputs[0]])
     bias = ops.convert_to_tensor(np.zeros((1, 1)) if plan.bias is None else plan.bias, dtype)
-    converters = [context.to_onnx(name) if name else same for name in node.inputs]
 
-    def run(*inputs: Any) -> Any:
-        given = [convert(x) for convert, x in zip(converters, inputs, strict=True)]
-        q, k, v, mask, past_k, past_v = [*given, None, None, None][:6]
+    def run(q: Any, k: Any, v: Any, mask: Any = None, past_k: Any = None, past_v: Any = None, *_: Any) -> Any:
         q, k, v = heads(q, plan.heads), heads(k, plan.kv_heads), heads(v, plan.kv_heads)
         if plan.past:
             k, v = ops.concatenate([past_k, k], 2), ops.concatenate([past_v, v], 2)
@@ -102,4 +100,4 @@ def _general_attention(node: Node, context: Context, plan: Attention) -> Any:
             y = ops.reshape(y, (*y.shape[:2], -1))
         return select((y, *present, shown.get(plan.shows)), plan.wanted)
 
-    return context.calculate(node, run)
+    return context.calculate(node, converting(run, context.inputs_to_onnx(node)))

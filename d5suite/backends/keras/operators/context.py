@@ -1,6 +1,6 @@
 """Context of a node, and helpers that several families share, in Keras.
 
-Imports Keras, NumPy, `d5suite.errors` and `d5suite.network`.
+Imports Keras, NumPy, `d5suite.errors`, `d5suite.levels` and `d5suite.network`.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ import numpy as np
 from keras import layers, ops
 
 from d5suite.errors import BackendError
+from d5suite.levels.layouts import ConvertingContext, converting, same
 from d5suite.network import Node
 from d5suite.network.graph import Shape
-from d5suite.network.nodes.layouts import Layout, LayoutContext, channels_last, identity
+from d5suite.network.nodes.layouts import Conversion, Layout, channels_last, identity
 from d5suite.network.nodes.windows import Window
 
 Function = Callable[..., Any]
@@ -92,7 +93,7 @@ class Calculation(layers.Layer):
 
 
 @dataclass(kw_only=True)
-class Context(LayoutContext):
+class Context(ConvertingContext):
     """The part of the model that is built, and what a factory knows about its node's surroundings.
 
     ``training`` is for level 0 only; in a network, the call tells the layers.
@@ -264,21 +265,12 @@ class Context(LayoutContext):
         self.layouts[node.outputs[0]] = layout
         return self.enter(node, 0, layout)
 
-    def convert(self, name: str, wanted: Layout) -> Function:
-        """Return a function that brings a tensor into a layout; see `conversion`."""
-        how = self.conversion(name, wanted)
-        if how is None:
-            return same
-        added, order, shape = how
-        if shape is not None:
-            return lambda x: ops.reshape(x, shape)
-        if not added:
-            return lambda x: ops.transpose(x, order)
-        return lambda x: ops.transpose(ops.expand_dims(x, tuple(range(added))), order)
-
-    def to_onnx(self, name: str) -> Function:
-        """Return a function that brings a tensor into ONNX's layout."""
-        return self.convert(name, identity(self.rank(name)))
+    def moved(self, how: Conversion) -> Function:
+        if how.reshape is not None:
+            return lambda x: ops.reshape(x, how.reshape)
+        if not how.added:
+            return lambda x: ops.transpose(x, how.order)
+        return lambda x: ops.transpose(ops.expand_dims(x, tuple(range(how.added))), how.order)
 
     def spatial(self, values: Sequence[Any], rest: Any) -> list[Any]:
         """Return values for the spatial axes, and ``rest`` for batch and channels, as stored."""
@@ -326,26 +318,11 @@ def first_extreme(native: Function, best: Function) -> Function:
     return extreme
 
 
-def same(x: Any, *_: Any) -> Any:
-    """Return the first argument."""
-    return x
-
-
 def in_onnx(factory: Callable[[Node, Context], Function]) -> Factory:
     """Return a factory of calculations whose function gets its inputs in ONNX's layout."""
-
-    def calculating(node: Node, context: Context) -> Any:
-        function, converters = factory(node, context), [context.to_onnx(n) if n else same for n in node.inputs]
-        if set(converters) == {same}:
-            return context.calculate(node, function)
-        return context.calculate(node, lambda *xs: function(*[c(x) for c, x in zip(converters, xs, strict=True)]))
-
-    return calculating
-
-
-def aligned(node: Node, context: Context) -> list[Function]:
-    """Return, for each input, what brings it into the layout that they broadcast in."""
-    return [context.convert(*pair) for pair in zip(node.inputs, context.broadcast_layouts(node), strict=True)]
+    return lambda node, context: context.calculate(
+        node, converting(factory(node, context), context.inputs_to_onnx(node))
+    )
 
 
 def is_bool(x: Any) -> bool:

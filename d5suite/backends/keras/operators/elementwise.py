@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 from keras import Variable, layers, ops
 
-from d5suite.backends.keras.operators.context import Calculation, Context, Factory, Function, aligned, same
+from d5suite.backends.keras.operators.context import Calculation, Context, Factory, Function
+from d5suite.levels.layouts import converting, same
 from d5suite.network import Node
 from d5suite.network.nodes.elementwise import infinite_signs, is_clip_fixed, read_clip, read_dropout
 
@@ -92,17 +93,13 @@ def binary(layer: Any, function: Function) -> Factory:
     """Return a factory for a layer that merges equal shapes, or for its function elsewhere."""
 
     def factory(node: Node, context: Context) -> Any:
-        converters = aligned(node, context)
+        converters = context.aligned(node)
         shapes = {context.shape(name) for name in node.inputs}
         # Keras's layers do not merge scalars.
         mergeable = len(shapes) == 1 and shapes != {()} and len(node.inputs) > 1 and set(converters) == {same}
         if layer and mergeable and not context.single and context.computed(*node.inputs):
             return layer(**context.settings(node))([context.tensors[name] for name in node.inputs])
-
-        def run(*xs: Any) -> Any:
-            return reduce(function, [convert(x) for convert, x in zip(converters, xs, strict=True)])
-
-        return context.calculate(node, run)
+        return context.calculate(node, converting(lambda *xs: reduce(function, xs), converters))
 
     return factory
 
@@ -177,17 +174,12 @@ def _p_relu(x: Any, slope: Any) -> Any:
 
 
 def mean(node: Node, context: Context) -> Any:
-    converters, count = aligned(node, context), len(node.inputs)
-    return context.calculate(
-        node, lambda *xs: reduce(_add, [convert(x) for convert, x in zip(converters, xs, strict=True)]) / count
-    )
+    count = len(node.inputs)
+    return context.calculate(node, converting(lambda *xs: reduce(_add, xs) / count, context.aligned(node)))
 
 
 def where(node: Node, context: Context) -> Any:
-    converters = aligned(node, context)
-    return context.calculate(
-        node, lambda *xs: ops.where(*[convert(x) for convert, x in zip(converters, xs, strict=True)])
-    )
+    return context.calculate(node, converting(ops.where, context.aligned(node)))
 
 
 def cast(node: Node, context: Context) -> Any:

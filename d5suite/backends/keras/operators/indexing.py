@@ -13,33 +13,21 @@ from keras import ops
 from d5suite.backends.keras.operators.context import Context, Function, in_onnx
 from d5suite.errors import NetworkError
 from d5suite.network import Node
+from d5suite.network.nodes import indexing as nodes
 from d5suite.network.nodes.context import select
-from d5suite.network.nodes.indexing import (
-    Tuples,
-    read_constant_of_shape,
-    read_cumulative,
-    read_elements,
-    read_extreme,
-    read_eye,
-    read_one_hot,
-    read_range,
-    read_reverse,
-    read_shape,
-    read_tuples,
-)
 from d5suite.network.nodes.shape import read_axis
 from d5suite.network.operation import is_floating
 
 
 @in_onnx
 def gather_elements(node: Node, context: Context) -> Function:
-    plan = read_elements(node, context)
+    plan = nodes.read_elements(node, context)
     return lambda x, i: ops.take_along_axis(x[plan.crop], ops.where(i < 0, i + plan.size, i), plan.axis)
 
 
 @in_onnx
 def scatter_elements(node: Node, context: Context) -> Function:
-    plan, reduction = read_elements(node, context), node.attributes["reduction"]
+    plan, reduction = nodes.read_elements(node, context), node.attributes["reduction"]
     name = None if reduction == "none" else reduction
 
     def run(x: Any, i: Any, updates: Any) -> Any:
@@ -54,7 +42,7 @@ def scatter_elements(node: Node, context: Context) -> Function:
 
 @in_onnx
 def gather_nd(node: Node, context: Context) -> Function:
-    plan = read_tuples(node, context)
+    plan = nodes.read_tuples(node, context)
     first, *others = context.shape(node.inputs[0])[: plan.batch + len(plan.sizes)]
     rest = context.shape(node.inputs[0])[plan.batch + len(plan.sizes) :]
     if None in (*others, *rest):
@@ -78,7 +66,7 @@ def gather_nd(node: Node, context: Context) -> Function:
 
 @in_onnx
 def scatter_nd(node: Node, context: Context) -> Function:
-    plan, reduction = read_tuples(node, context), node.attributes["reduction"]
+    plan, reduction = nodes.read_tuples(node, context), node.attributes["reduction"]
     name, count = None if reduction == "none" else reduction, len(plan.sizes)
 
     def run(x: Any, i: Any, updates: Any) -> Any:
@@ -90,7 +78,7 @@ def scatter_nd(node: Node, context: Context) -> Function:
     return run
 
 
-def _from_start(columns: Sequence[Any], plan: Tuples) -> list[Any]:
+def _from_start(columns: Sequence[Any], plan: nodes.Tuples) -> list[Any]:
     """Return the indices of each axis without negative ones, which count from the end."""
     if not plan.wraps:
         return list(columns)
@@ -99,7 +87,7 @@ def _from_start(columns: Sequence[Any], plan: Tuples) -> list[Any]:
 
 @in_onnx
 def cum_sum(node: Node, context: Context) -> Function:
-    axis, exclusive, reverse = read_cumulative(node, context)
+    axis, exclusive, reverse = nodes.read_cumulative(node, context)
     rank = context.rank(node.inputs[0])
     pads = [(int(exclusive), 0) if a == axis else (0, 0) for a in range(rank)]
 
@@ -114,7 +102,7 @@ def cum_sum(node: Node, context: Context) -> Function:
 
 @in_onnx
 def top_k(node: Node, context: Context) -> Function:
-    plan, wanted = read_extreme(node, context), context.wanted(node)
+    plan, wanted = nodes.read_extreme(node, context), context.wanted(node)
     axis, native = plan.axis, context.backend != "torch"  # PyTorch's takes any of equal values
 
     def run(x: Any, *_: Any) -> Any:
@@ -132,7 +120,7 @@ def top_k(node: Node, context: Context) -> Function:
 
 @in_onnx
 def extreme(node: Node, context: Context) -> Function:
-    plan = read_extreme(node, context)
+    plan = nodes.read_extreme(node, context)
     axis, keep, function = plan.axis, plan.keep, ops.argmax if plan.largest else ops.argmin
     if plan.last:
         return lambda x: ops.cast(x.shape[axis] - 1 - function(ops.flip(x, axis), axis, keep), "int64")
@@ -147,7 +135,7 @@ def hardmax(node: Node, context: Context) -> Function:
 
 @in_onnx
 def reverse_sequence(node: Node, context: Context) -> Function:
-    time, batch = read_reverse(node)
+    time, batch = nodes.read_reverse(node)
 
     def run(x: Any, lengths: Any) -> Any:
         lengths = ops.expand_dims(ops.cast(lengths, "int32"), time)  # the other of the first two axes is the batch
@@ -161,7 +149,7 @@ def reverse_sequence(node: Node, context: Context) -> Function:
 
 @in_onnx
 def one_hot(node: Node, context: Context) -> Function:
-    axis, depth = read_one_hot(node, context)
+    axis, depth = nodes.read_one_hot(node, context)
 
     def run(i: Any, _: Any, values: Any) -> Any:
         hot = ops.one_hot(ops.cast(ops.where(i < 0, i + depth, i), "int32"), depth, axis, dtype="bool")
@@ -171,19 +159,19 @@ def one_hot(node: Node, context: Context) -> Function:
 
 
 def range_(node: Node, context: Context) -> Any:
-    start, limit, delta, dtype = read_range(node, context)
+    start, limit, delta, dtype = nodes.read_range(node, context)
     wide = "float32" if dtype.itemsize == 2 and is_floating(dtype) else dtype.name  # TensorFlow has none in 16 bits
     return context.calculate(node, lambda *_: ops.cast(ops.arange(start, limit, delta, dtype=wide), dtype.name))
 
 
 def constant_of_shape(node: Node, context: Context) -> Any:
-    sizes, value, dtype = read_constant_of_shape(node, context)
+    sizes, value, dtype = nodes.read_constant_of_shape(node, context)
     return context.calculate(node, lambda *_: ops.full(sizes, value, dtype=dtype.name))
 
 
 @in_onnx
 def eye_like(node: Node, context: Context) -> Function:
-    diagonal, dtype = read_eye(node, context)
+    diagonal, dtype = nodes.read_eye(node, context)
 
     def run(x: Any) -> Any:  # `ops.eye` does not take sizes that are known when it runs
         rows, columns = (ops.arange(size, dtype="int32") for size in ops.shape(x))
@@ -194,7 +182,7 @@ def eye_like(node: Node, context: Context) -> Function:
 
 @in_onnx
 def shape(node: Node, context: Context) -> Function:
-    axes = read_shape(node, context)
+    axes = nodes.read_shape(node, context)
     return lambda x: ops.convert_to_tensor([ops.shape(x)[axis] for axis in axes], dtype="int64")
 
 

@@ -8,7 +8,8 @@ import keras
 import numpy as np
 from keras import layers, ops
 
-from d5suite.backends.keras.operators.context import Calculation, Context, Function, same
+from d5suite.backends.keras.operators.context import Calculation, Context, Function
+from d5suite.levels.layouts import converting
 from d5suite.network import Node
 from d5suite.network.nodes.context import Packing, select
 from d5suite.network.nodes.recurrent import RecurrenceFunctions, Recurrent, read_recurrent, unrolled
@@ -90,16 +91,12 @@ def _in_network(node: Node, context: Context, plan: Recurrent, *, has_layer: boo
     """
     function, compiles = _by_layers(node, context, plan) if has_layer else (_step_by_step(plan), True)
     time_first = has_layer and not plan.batch_first
-    convert = [context.to_onnx(name) if name else same for name in node.inputs]
+    convert = context.inputs_to_onnx(node)
     convert[0] = context.convert(plan.names[0], (1, 0, 2) if time_first else (0, 1, 2))
     if time_first:
         places = [(2, 0, 1, 3), (1, 0, 2), (1, 0, 2)]  # batch first, as the layers have it
         context.layouts.update({name: place for name, place in zip(node.outputs, places, strict=False) if name})
-
-    def run(*xs: Any) -> Any:
-        return function(*[each(x) for each, x in zip(convert, xs, strict=True)])
-
-    return context.calculate(node, run, compiles=compiles)
+    return context.calculate(node, converting(function, convert), compiles=compiles)
 
 
 def _by_layers(node: Node, context: Context, plan: Recurrent) -> tuple[Function, bool]:

@@ -8,15 +8,8 @@ from typing import Any
 
 from keras import layers, ops
 
-from d5suite.backends.keras.operators.context import (
-    Calculation,
-    Context,
-    Factory,
-    Function,
-    first_extreme,
-    is_bool,
-    same,
-)
+from d5suite.backends.keras.operators.context import Calculation, Context, Factory, Function, first_extreme, is_bool
+from d5suite.levels.layouts import same
 from d5suite.network import Node
 from d5suite.network.nodes.reduction import read_reduce
 from d5suite.network.nodes.shape import read_axis

@@ -13,40 +13,25 @@ from typing import Any
 import numpy as np
 from keras import layers, ops
 
-from d5suite.backends.keras.operators.context import Context, Function, aligned, in_float32, in_onnx, same
+from d5suite.backends.keras.operators.context import Context, Function, in_float32, in_onnx
+from d5suite.levels.layouts import converting, same
 from d5suite.network import Node
+from d5suite.network.nodes import shape as nodes
 from d5suite.network.nodes.layouts import channels_last, identity, without
 from d5suite.network.nodes.resize import read_resize
-from d5suite.network.nodes.shape import (
-    read_axis,
-    read_blocks,
-    read_expand,
-    read_flatten,
-    read_pad,
-    read_slice,
-    read_split,
-    read_squeeze,
-    read_stored_reshape,
-    read_tile,
-    read_transpose,
-    read_triangle,
-    read_unsqueeze,
-)
 
 
 def concat(node: Node, context: Context) -> Any:
-    converters = aligned(node, context)
-    axis = context.layout(node.outputs[0]).index(read_axis(node, context))
+    converters = context.aligned(node)
+    axis = context.layout(node.outputs[0]).index(nodes.read_axis(node, context))
     alone = len(node.inputs) == 1 or context.single
     if not alone and context.computed(*node.inputs) and set(converters) == {same}:
         return layers.Concatenate(axis, **context.settings(node))([context.tensors[name] for name in node.inputs])
-    return context.calculate(
-        node, lambda *xs: ops.concatenate([convert(x) for convert, x in zip(converters, xs, strict=True)], axis)
-    )
+    return context.calculate(node, converting(lambda *xs: ops.concatenate(xs, axis), converters))
 
 
 def flatten(node: Node, context: Context) -> Any:
-    shape, sizes = context.shape(node.inputs[0]), read_flatten(node, context)
+    shape, sizes = context.shape(node.inputs[0]), nodes.read_flatten(node, context)
     if None not in shape[1:] and sizes == (-1, math.prod(n or 0 for n in shape[1:])):
         return layers.Flatten("channels_last", **context.settings(node))(context.enter(node, 0, identity(len(shape))))
     convert = context.to_onnx(node.inputs[0])
@@ -54,13 +39,13 @@ def flatten(node: Node, context: Context) -> Any:
 
 
 def reshape(node: Node, context: Context) -> Any:
-    layout, sizes = read_stored_reshape(node, context)
+    layout, sizes = nodes.read_stored_reshape(node, context)
     convert = context.convert(node.inputs[0], layout)
     return context.calculate(node, lambda x, _: ops.reshape(convert(x), sizes))
 
 
 def transpose(node: Node, context: Context) -> Any:
-    layout, order = context.layout(node.inputs[0]), read_transpose(node, context)
+    layout, order = context.layout(node.inputs[0]), nodes.read_transpose(node, context)
     if layout != identity(len(layout)):
         # Data stay: only the axes are renamed, and the next operator moves what it must.
         context.layouts[node.outputs[0]] = tuple(order.index(axis) for axis in layout)
@@ -69,25 +54,25 @@ def transpose(node: Node, context: Context) -> Any:
 
 
 def squeeze(node: Node, context: Context) -> Any:
-    layout, axes = context.layout(node.inputs[0]), read_squeeze(node, context)
+    layout, axes = context.layout(node.inputs[0]), nodes.read_squeeze(node, context)
     context.layouts[node.outputs[0]] = without(layout, axes)
     positions = tuple(layout.index(axis) for axis in axes)
     return context.calculate(node, (lambda x, *_: ops.squeeze(x, positions)) if positions else same)
 
 
 def unsqueeze(node: Node, context: Context) -> Any:
-    axes, convert = read_unsqueeze(node, context), context.to_onnx(node.inputs[0])
+    axes, convert = nodes.read_unsqueeze(node, context), context.to_onnx(node.inputs[0])
     return context.calculate(node, lambda x, _: ops.expand_dims(convert(x), axes))
 
 
 def slice_(node: Node, context: Context) -> Any:
-    plan, layout = read_slice(node, context), context.keep_layout(node)
+    plan, layout = nodes.read_slice(node, context), context.keep_layout(node)
     flipped, cuts = tuple(layout.index(axis) for axis in plan.reversed), tuple(plan.cuts[axis] for axis in layout)
     return context.calculate(node, lambda x, *_: ops.flip(x, flipped)[cuts] if flipped else x[cuts])
 
 
 def pad(node: Node, context: Context) -> Any:
-    plan, layout = read_pad(node, context), context.keep_layout(node)
+    plan, layout = nodes.read_pad(node, context), context.keep_layout(node)
     if plan.mode == "constant":
         stored, kept, fill = (
             [plan.added[axis] for axis in layout],
@@ -104,12 +89,12 @@ def pad(node: Node, context: Context) -> Any:
 
 @in_onnx
 def gather(node: Node, context: Context) -> Function:
-    axis = read_axis(node, context)
+    axis = nodes.read_axis(node, context)
     return lambda data, indices: ops.take(data, indices, axis)
 
 
 def expand(node: Node, context: Context) -> Any:
-    sizes = read_expand(node, context)
+    sizes = nodes.read_expand(node, context)
     convert = context.convert(node.inputs[0], identity(len(sizes)))
 
     def run(x: Any, _: Any) -> Any:
@@ -121,20 +106,20 @@ def expand(node: Node, context: Context) -> Any:
 
 
 def tile(node: Node, context: Context) -> Any:
-    repeats = read_tile(node, context)
+    repeats = nodes.read_tile(node, context)
     stored = [repeats[axis] for axis in context.keep_layout(node)]
     return context.calculate(node, lambda x, _: ops.tile(x, stored))
 
 
 def split(node: Node, context: Context) -> Any:
-    axis, sizes = read_split(node, context)
+    axis, sizes = nodes.read_split(node, context)
     places = list(itertools.accumulate(sizes[:-1]))
     return context.calculate(node, lambda x, *_: tuple(ops.split(x, places, axis)))
 
 
 def trilu(node: Node, context: Context) -> Any:
     # Keras's own fails on TensorFlow if the diagonal is outside the matrix.
-    kept, convert = read_triangle(node, context), context.to_onnx(node.inputs[0])
+    kept, convert = nodes.read_triangle(node, context), context.to_onnx(node.inputs[0])
     return context.calculate(node, lambda x, *_: ops.where(kept, convert(x), ops.zeros((), x.dtype)))
 
 
@@ -142,7 +127,7 @@ def blocks(node: Node, context: Context) -> Any:
     """DepthToSpace and SpaceToDepth."""
     last = context.layout(node.inputs[0]) == channels_last(4)
     layout = context.layouts[node.outputs[0]] = channels_last(4) if last else identity(4)
-    plan, convert = read_blocks(node, context, last=last), context.convert(node.inputs[0], layout)
+    plan, convert = nodes.read_blocks(node, context, last=last), context.convert(node.inputs[0], layout)
     return context.calculate(
         node, lambda x: ops.reshape(ops.transpose(ops.reshape(convert(x), plan.split), plan.order), plan.merged)
     )

@@ -10,26 +10,13 @@ from typing import Any
 from d5suite.backends.mxnet.operators.context import Call, Context, places
 from d5suite.errors import NetworkError
 from d5suite.network import Node
+from d5suite.network.nodes import indexing as nodes
 from d5suite.network.nodes.context import select
-from d5suite.network.nodes.indexing import (
-    Tuples,
-    choose_reduction,
-    read_constant_of_shape,
-    read_cumulative,
-    read_elements,
-    read_extreme,
-    read_eye,
-    read_one_hot,
-    read_range,
-    read_reverse,
-    read_shape,
-    read_tuples,
-)
 from d5suite.network.nodes.shape import read_axis
 
 
 def gather_elements(node: Node, context: Context) -> Call:
-    plan, rank = read_elements(node, context), context.rank(node.inputs[0])
+    plan, rank = nodes.read_elements(node, context), context.rank(node.inputs[0])
 
     def call(F: Any, x: Any, indices: Any) -> Any:
         rows = _from_start(F, F.cast(indices, dtype="int64"), plan.size)
@@ -43,13 +30,17 @@ def gather_elements(node: Node, context: Context) -> Call:
 
 
 def gather_nd(node: Node, context: Context) -> Call:
-    plan, rank, numbers = read_tuples(node, context), context.rank(node.inputs[1]), context.numbers(node.inputs[0])
+    plan, rank, numbers = (
+        nodes.read_tuples(node, context),
+        context.rank(node.inputs[1]),
+        context.numbers(node.inputs[0]),
+    )
     return lambda F, x, indices: F.gather_nd(numbers(F, x), _cells(F, indices, plan, rank))
 
 
 def scatter_elements(node: Node, context: Context) -> Call:
-    plan, shape = read_elements(node, context), _whole(node, context)
-    change = choose_reduction(node, _CHANGES)
+    plan, shape = nodes.read_elements(node, context), _whole(node, context)
+    change = nodes.choose_reduction(node, _CHANGES)
 
     def call(F: Any, x: Any, indices: Any, updates: Any) -> Any:
         rows = _from_start(F, F.cast(indices, dtype="int64"), plan.size)
@@ -60,8 +51,8 @@ def scatter_elements(node: Node, context: Context) -> Call:
 
 
 def scatter_nd(node: Node, context: Context) -> Call:
-    plan, rank, shape = read_tuples(node, context), context.rank(node.inputs[1]), _whole(node, context)
-    change = choose_reduction(node, _CHANGES)
+    plan, rank, shape = nodes.read_tuples(node, context), context.rank(node.inputs[1]), _whole(node, context)
+    change = nodes.choose_reduction(node, _CHANGES)
     return lambda F, x, indices, updates: change(F, x, _cells(F, indices, plan, rank), updates, shape)
 
 
@@ -91,7 +82,7 @@ def _scattered(F: Any, updates: Any, cells: Any, shape: tuple[int, ...]) -> Any:
     return F._internal._backward_gather_nd(updates, cells, shape=shape)
 
 
-def _cells(F: Any, indices: Any, plan: Tuples, rank: int) -> Any:
+def _cells(F: Any, indices: Any, plan: nodes.Tuples, rank: int) -> Any:
     """Return the data's cells that tuples of indices name, as MXNet wants them: axes first."""
     indices = F.cast(indices, dtype="int64")
     columns = [F.slice_axis(indices, axis=-1, begin=axis, end=axis + 1) for axis in range(len(plan.sizes))]
@@ -109,7 +100,7 @@ def _from_start(F: Any, indices: Any, size: int) -> Any:
 
 
 def cum_sum(node: Node, context: Context) -> Call:
-    axis, exclusive, reverse = read_cumulative(node, context)
+    axis, exclusive, reverse = nodes.read_cumulative(node, context)
 
     def call(F: Any, x: Any, *_: Any) -> Any:
         y = F.cumsum(F.reverse(x, axis=axis) if reverse else x, axis=axis)
@@ -122,7 +113,7 @@ def cum_sum(node: Node, context: Context) -> Call:
 
 
 def top_k(node: Node, context: Context) -> Call:
-    plan, wanted = read_extreme(node, context), context.wanted(node)
+    plan, wanted = nodes.read_extreme(node, context), context.wanted(node)
     settings = {"axis": plan.axis, "k": plan.count, "is_ascend": not plan.largest, "dtype": "int64"}
 
     def call(F: Any, x: Any, *_: Any) -> Any:
@@ -134,7 +125,7 @@ def top_k(node: Node, context: Context) -> Call:
 
 
 def extreme(node: Node, context: Context) -> Call:
-    plan = read_extreme(node, context)
+    plan = nodes.read_extreme(node, context)
     axis, name = plan.axis, "argmax" if plan.largest else "argmin"
     size = context.shape(node.inputs[0])[axis]
 
@@ -155,7 +146,7 @@ def hardmax(node: Node, context: Context) -> Call:
 
 
 def reverse_sequence(node: Node, context: Context) -> Call:
-    time, _ = read_reverse(node)
+    time, _ = nodes.read_reverse(node)
 
     def call(F: Any, x: Any, lengths: Any) -> Any:
         y = F.swapaxes(x, dim1=0, dim2=1) if time == 1 else x
@@ -166,7 +157,7 @@ def reverse_sequence(node: Node, context: Context) -> Call:
 
 
 def one_hot(node: Node, context: Context) -> Call:
-    axis, depth = read_one_hot(node, context)
+    axis, depth = nodes.read_one_hot(node, context)
     order = [*range(axis), context.rank(node.inputs[0]), *range(axis, context.rank(node.inputs[0]))]
 
     def call(F: Any, indices: Any, _: Any, values: Any) -> Any:
@@ -179,17 +170,17 @@ def one_hot(node: Node, context: Context) -> Call:
 
 
 def range_(node: Node, context: Context) -> Call:
-    start, limit, delta, dtype = read_range(node, context)
+    start, limit, delta, dtype = nodes.read_range(node, context)
     return lambda F, *_: F.arange(start, limit, delta, dtype=dtype.name)
 
 
 def constant_of_shape(node: Node, context: Context) -> Call:
-    sizes, value, dtype = read_constant_of_shape(node, context)
+    sizes, value, dtype = nodes.read_constant_of_shape(node, context)
     return lambda F, *_: F.full(sizes, value, dtype=dtype.name)
 
 
 def eye_like(node: Node, context: Context) -> Call:
-    diagonal, _ = read_eye(node, context)
+    diagonal, _ = nodes.read_eye(node, context)
     dtype = context.type_of(node.outputs[0])
 
     def call(F: Any, x: Any) -> Any:
@@ -199,7 +190,7 @@ def eye_like(node: Node, context: Context) -> Call:
 
 
 def shape(node: Node, context: Context) -> Call:
-    axes = read_shape(node, context)
+    axes = nodes.read_shape(node, context)
 
     def call(F: Any, x: Any) -> Any:
         return F.slice_axis(F.shape_array(x), axis=0, begin=axes[0], end=axes[-1] + 1)

@@ -17,28 +17,12 @@ from d5suite.backends.mxnet.operators.context import Call, Context, in_order, pa
 from d5suite.backends.mxnet.operators.elementwise import identity
 from d5suite.errors import NetworkError
 from d5suite.network import Node
+from d5suite.network.nodes import shape as nodes
 from d5suite.network.nodes.resize import read_resize
-from d5suite.network.nodes.shape import (
-    Pad,
-    read_axis,
-    read_blocks,
-    read_expand,
-    read_flatten,
-    read_gather,
-    read_pad,
-    read_reshape,
-    read_slice,
-    read_split,
-    read_squeeze,
-    read_tile,
-    read_transpose,
-    read_triangle,
-    read_unsqueeze,
-)
 
 
 def concat(node: Node, context: Context) -> Call:
-    axis = read_axis(node, context)
+    axis = nodes.read_axis(node, context)
     if _cuts_blocks(node, context, axis):
         return lambda F, *parts: in_order(F, F.concat(*parts, dim=axis))
     return lambda F, *parts: F.concat(*parts, dim=axis)
@@ -56,12 +40,12 @@ def _cuts_blocks(node: Node, context: Context, axis: int) -> bool:
 def flatten(node: Node, context: Context) -> Call:
     if node.attributes["axis"] == 1:
         return lambda F, x: F.flatten(x)
-    sizes = read_flatten(node, context)
+    sizes = nodes.read_flatten(node, context)
     return lambda F, x: F.reshape(x, shape=sizes)
 
 
 def reshape(node: Node, context: Context) -> Call:
-    sizes = read_reshape(node, context).sizes or (1,)  # a number is an array of one
+    sizes = nodes.read_reshape(node, context).sizes or (1,)  # a number is an array of one
     if 0 in sizes:
         raise NetworkError(f"Reshape to {list(sizes)} is not implemented: MXNet has no such arrays", where=node.name)
     # A transpose behind it fails where oneDNN stores volumes in blocks, too.
@@ -86,7 +70,7 @@ def _fails_in_blocks(node: Node, context: Context) -> bool:
 
 
 def transpose(node: Node, context: Context) -> Call:
-    order, shape = read_transpose(node, context), context.shape(node.inputs[0])
+    order, shape = nodes.read_transpose(node, context), context.shape(node.inputs[0])
     if len(order) <= 6 or shape.count(None) > 1:
         return lambda F, x: F.transpose(x, axes=order)
     # MXNet moves at most six axes; those that stay together are one.
@@ -105,14 +89,14 @@ def transpose(node: Node, context: Context) -> Call:
 
 
 def squeeze(node: Node, context: Context) -> Call:
-    axes = read_squeeze(node, context)
+    axes = nodes.read_squeeze(node, context)
     if axes and _fails_in_blocks(node, context):
         return lambda F, x, *_: in_order(F, F.squeeze(x, axis=axes))
     return (lambda F, x, *_: F.squeeze(x, axis=axes)) if axes else identity(node, context)
 
 
 def unsqueeze(node: Node, context: Context) -> Call:
-    axes = read_unsqueeze(node, context)
+    axes = nodes.read_unsqueeze(node, context)
     if context.shapes.get(node.inputs[0]) == ():  # an array of one
         return lambda F, x, _: F.reshape(x, shape=(1,) * len(axes))
     behind = in_order if _fails_in_blocks(node, context) else _alone
@@ -120,7 +104,7 @@ def unsqueeze(node: Node, context: Context) -> Call:
 
 
 def gather(node: Node, context: Context) -> Call:
-    plan = read_gather(node, context)
+    plan = nodes.read_gather(node, context)
     axis, numbers = plan.axis, context.numbers(node.inputs[0])
     if plan.wraps:
         return lambda F, x, i: F.take(numbers(F, x), i, axis=axis, mode="wrap")
@@ -132,7 +116,7 @@ def gather(node: Node, context: Context) -> Call:
 
 def slice_(node: Node, context: Context) -> Call:
     """Cut channels by themselves: ``slice`` fails where they lie in blocks (docs/findings.md)."""
-    plan = read_slice(node, context)
+    plan = nodes.read_slice(node, context)
     cuts = list(plan.cuts)
     # slice_axis makes no empty array.
     channels = cuts[1] if len(cuts) > 1 and cuts[1].step == 1 and cuts[1].start != cuts[1].stop else None
@@ -157,14 +141,14 @@ def slice_(node: Node, context: Context) -> Call:
 
 
 def pad(node: Node, context: Context) -> Call:
-    plan = read_pad(node, context)
+    plan = nodes.read_pad(node, context)
     if plan.mode != "constant":
         return _pad_by_itself(node, context, plan)
     return lambda F, x, *_: padded(F, x, plan.widths, float(plan.value))
 
 
-def _pad_by_itself(node: Node, context: Context, plan: Pad) -> Call:
-    """Pad with the tensor's own cells: by MXNet's operator if it can, else slice by slice."""
+def _pad_by_itself(node: Node, context: Context, plan: nodes.Pad) -> Call:
+    """nodes.Pad with the tensor's own cells: by MXNet's operator if it can, else slice by slice."""
     shape, mode = context.shape(node.inputs[0]), plan.mode
     if len(shape) in (4, 5) and not any(map(any, plan.widths[:2])) and not context.is_integer(node.inputs[0]):
         fits = all(n is not None and max(width) < n for n, width in list(zip(shape, plan.widths, strict=True))[2:])
@@ -204,7 +188,7 @@ def _rearranged(F: Any, x: Any, axis: int, runs: Sequence[tuple[int, int, int]])
 
 
 def expand(node: Node, context: Context) -> Call:
-    sizes, rank = read_expand(node, context), context.rank(node.inputs[0])
+    sizes, rank = nodes.read_expand(node, context), context.rank(node.inputs[0])
     target = tuple(0 if size == 1 else size for size in sizes)  # 0 leaves the input's size
 
     def run(F: Any, x: Any, _: Any) -> Any:
@@ -216,14 +200,14 @@ def expand(node: Node, context: Context) -> Call:
 
 
 def tile(node: Node, context: Context) -> Call:
-    repeats = read_tile(node, context)
+    repeats = nodes.read_tile(node, context)
     # One axis at a time: MXNet's operator fails if it repeats more than a few.
     steps = [[n if axis == i else 1 for i in range(len(repeats))] for axis, n in enumerate(repeats) if n != 1]
     return lambda F, x, _: reduce(lambda y, step: F.tile(y, reps=step), steps, x)
 
 
 def split(node: Node, context: Context) -> Call:
-    axis, sizes = read_split(node, context)
+    axis, sizes = nodes.read_split(node, context)
     ends = list(itertools.accumulate(sizes))
     return lambda F, x, *_: tuple(
         F.slice_axis(x, axis=axis, begin=end - size, end=end) for size, end in zip(sizes, ends, strict=True)
@@ -231,7 +215,7 @@ def split(node: Node, context: Context) -> Call:
 
 
 def trilu(node: Node, context: Context) -> Call:
-    context.keep(node, read_triangle(node, context).astype(context.dtype))
+    context.keep(node, nodes.read_triangle(node, context).astype(context.dtype))
     dtype = context.dtype
 
     def run(F: Any, x: Any, *rest: Any) -> Any:
@@ -243,7 +227,7 @@ def trilu(node: Node, context: Context) -> Call:
 
 def blocks(node: Node, context: Context) -> Call:
     """DepthToSpace and SpaceToDepth."""
-    plan = read_blocks(node, context)
+    plan = nodes.read_blocks(node, context)
     if plan.depth_first:
         name = "depth_to_space" if node.op_type == "DepthToSpace" else "space_to_depth"
         return lambda F, x: getattr(F, name)(x, block_size=plan.size)

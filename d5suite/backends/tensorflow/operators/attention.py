@@ -7,7 +7,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from d5suite.backends.tensorflow.operators.context import Call, Context, same
+from d5suite.backends.tensorflow.operators.context import Call, Context
+from d5suite.levels.layouts import converting
 from d5suite.network import Node
 from d5suite.network.nodes.attention import BIASED, CAPPED, SCORES, WEIGHTS, Attention, read_attention
 from d5suite.network.nodes.context import select
@@ -17,11 +18,8 @@ def attention(node: Node, context: Context) -> Call:
     plan, wanted = read_attention(node, context), context.wanted(node)
     dtype = tf.as_dtype(context.dtypes[node.inputs[0]])
     bias = None if plan.bias is None else tf.constant(plan.bias, dtype)
-    converters = [context.to_onnx(name) if name else same for name in node.inputs]
 
-    def run(*inputs: Any) -> Any:
-        given = [convert(x) for convert, x in zip(converters, inputs, strict=True)]
-        q, k, v, mask, past_k, past_v = [*given, None, None, None][:6]
+    def run(q: Any, k: Any, v: Any, mask: Any = None, past_k: Any = None, past_v: Any = None, *_: Any) -> Any:
         q, k, v = _heads(q, plan.heads, plan), _heads(k, plan.kv_heads, plan), _heads(v, plan.kv_heads, plan)
         if plan.past:
             k, v = tf.concat([past_k, k], 2), tf.concat([past_v, v], 2)
@@ -50,7 +48,7 @@ def attention(node: Node, context: Context) -> Call:
             y = tf.reshape(tf.transpose(y, (0, 2, 1, 3)), [batch, queries, -1])
         return select((y, k, v, shown.get(plan.shows)), wanted)
 
-    return run
+    return converting(run, context.inputs_to_onnx(node))
 
 
 def _attention_bias(bias: Any, mask: Any, plan: Attention, dtype: Any) -> Any:

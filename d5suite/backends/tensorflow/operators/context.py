@@ -1,6 +1,6 @@
 """Context of a node, and helpers that several families share, in TensorFlow.
 
-Imports TensorFlow and `d5suite.network`.
+Imports TensorFlow, `d5suite.levels` and `d5suite.network`.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ from typing import Any
 
 import tensorflow as tf
 
+from d5suite.levels.layouts import ConvertingContext, same
 from d5suite.network import Node
-from d5suite.network.nodes.layouts import Layout, LayoutContext, channels_last, identity
+from d5suite.network.nodes.layouts import Conversion, Layout, channels_last, identity
 from d5suite.network.nodes.windows import Window
 
 IMAGES_LAST = {("cuda", "fp32"): False, ("cuda", "fp64"): False}
@@ -49,7 +50,7 @@ def is_asynchronous(device: str) -> bool:
 
 
 @dataclass(kw_only=True)
-class Context(LayoutContext):
+class Context(ConvertingContext):
     """A factory's view of its node's surroundings.
 
     Attributes
@@ -95,21 +96,12 @@ class Context(LayoutContext):
         layout = self.layouts[node.outputs[0]] = self.image_layout(rank)
         return Images(rank, self.images_last), self.convert(node.inputs[0], layout)
 
-    def convert(self, name: str, wanted: Layout) -> Call:
-        """Return a function that brings a tensor into a layout; see `conversion`."""
-        how = self.conversion(name, wanted)
-        if how is None:
-            return same
-        added, order, shape = how
-        if shape is not None:
-            return lambda x: tf.reshape(x, shape)
-        if not added:
-            return lambda x: tf.transpose(x, order)
-        return lambda x: tf.transpose(x[(tf.newaxis,) * added], order)
-
-    def to_onnx(self, name: str) -> Call:
-        """Return a function that brings a tensor into ONNX's layout."""
-        return self.convert(name, identity(self.rank(name)))
+    def moved(self, how: Conversion) -> Call:
+        if how.reshape is not None:
+            return lambda x: tf.reshape(x, how.reshape)
+        if not how.added:
+            return lambda x: tf.transpose(x, how.order)
+        return lambda x: tf.transpose(x[(tf.newaxis,) * how.added], how.order)
 
 
 def first_extreme(best: Call) -> Call:
@@ -133,31 +125,9 @@ def first_extreme(best: Call) -> Call:
     return extreme
 
 
-def same(x: Any, *_: Any) -> Any:
-    """Return the first argument."""
-    return x
-
-
-def in_onnx(factory: Factory) -> Factory:
-    """Return a factory whose callable gets its inputs in ONNX's layout."""
-
-    def converting(node: Node, context: Context) -> Call:
-        call, converters = factory(node, context), [context.to_onnx(name) if name else same for name in node.inputs]
-        if set(converters) == {same}:
-            return call
-        return lambda *xs: call(*[convert(x) for convert, x in zip(converters, xs, strict=True)])
-
-    return converting
-
-
 def in_float32(x: Any) -> Any:
     """Widen bfloat16 and float16 to float32."""
     return tf.cast(x, tf.float32) if x.dtype in (tf.bfloat16, tf.float16) else x
-
-
-def aligned(node: Node, context: Context) -> list[Call]:
-    """Return, for each input, what brings it into the layout that they broadcast in."""
-    return [context.convert(*pair) for pair in zip(node.inputs, context.broadcast_layouts(node), strict=True)]
 
 
 def add_bias(y: Any, bias: Any, context: Context, data_format: str | None = None) -> Any:

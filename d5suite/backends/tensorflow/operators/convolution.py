@@ -9,7 +9,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from d5suite.backends.tensorflow.operators.context import Call, Context, add_bias, in_float32, in_onnx
+from d5suite.backends.tensorflow.operators.context import Call, Context, add_bias, in_float32
+from d5suite.levels.layouts import in_onnx
 from d5suite.network import Node
 from d5suite.network.nodes.context import has_input
 from d5suite.network.nodes.layouts import kernel_last

@@ -11,7 +11,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from d5suite.backends.tensorflow.operators.context import Call, Context, Factory, aligned, in_float32, same
+from d5suite.backends.tensorflow.operators.context import Call, Context, Factory, in_float32
+from d5suite.levels.layouts import converting, same
 from d5suite.network import Node
 from d5suite.network.nodes.elementwise import infinite_signs, read_clip, read_dropout
 
@@ -30,7 +31,7 @@ def binary(function: Call) -> Factory:
     """Return a factory for a function of two tensors that broadcasts."""
 
     def factory(node: Node, context: Context) -> Call:
-        first, second = aligned(node, context)
+        first, second = context.aligned(node)
         if context.single and first is same and second is same:
             return function
 
@@ -46,10 +47,10 @@ def binary(function: Call) -> Factory:
 
 
 def sum_(node: Node, context: Context) -> Call:
-    converters = aligned(node, context)
+    converters = context.aligned(node)
     if len({context.shape(name) for name in node.inputs}) == 1:
-        return lambda *xs: tf.add_n([convert(x) for convert, x in zip(converters, xs, strict=True)])
-    return lambda *xs: reduce(tf.add, [convert(x) for convert, x in zip(converters, xs, strict=True)])
+        return converting(lambda *xs: tf.add_n(xs), converters)
+    return converting(lambda *xs: reduce(tf.add, xs), converters)
 
 
 def div(node: Node, context: Context) -> Call:
@@ -162,8 +163,7 @@ def repeated(function: Call) -> Factory:
     """Return a factory for a function of two tensors, repeated over more."""
 
     def factory(node: Node, context: Context) -> Call:
-        converters = aligned(node, context)
-        return lambda *xs: reduce(function, [convert(x) for convert, x in zip(converters, xs, strict=True)])
+        return converting(lambda *xs: reduce(function, xs), context.aligned(node))
 
     return factory
 
@@ -174,15 +174,12 @@ def mean(node: Node, context: Context) -> Call:
 
 
 def where(node: Node, context: Context) -> Call:
-    converters = aligned(node, context)
-
-    def run(*inputs: Any) -> Any:
-        condition, x, y = (convert(x) for convert, x in zip(converters, inputs, strict=True))
+    def run(condition: Any, x: Any, y: Any) -> Any:
         if x.dtype != y.dtype:  # as for `binary`
             x, y = in_float32(x), in_float32(y)
         return tf.where(condition, x, y)
 
-    return run
+    return converting(run, context.aligned(node))
 
 
 def _fmod(x: Any, y: Any) -> Any:

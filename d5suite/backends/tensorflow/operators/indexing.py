@@ -9,30 +9,18 @@ from typing import Any
 
 import tensorflow as tf
 
-from d5suite.backends.tensorflow.operators.context import Call, Context, in_onnx
+from d5suite.backends.tensorflow.operators.context import Call, Context
+from d5suite.levels.layouts import in_onnx
 from d5suite.network import Node
+from d5suite.network.nodes import indexing as nodes
 from d5suite.network.nodes.context import select
-from d5suite.network.nodes.indexing import (
-    Tuples,
-    choose_reduction,
-    read_constant_of_shape,
-    read_cumulative,
-    read_elements,
-    read_extreme,
-    read_eye,
-    read_one_hot,
-    read_range,
-    read_reverse,
-    read_shape,
-    read_tuples,
-)
 from d5suite.network.nodes.shape import read_axis
 from d5suite.network.operation import is_floating
 
 
 @in_onnx
 def gather_elements(node: Node, context: Context) -> Call:
-    plan, rank = read_elements(node, context), context.rank(node.inputs[0])
+    plan, rank = nodes.read_elements(node, context), context.rank(node.inputs[0])
     last = _swapped(plan.axis, rank)
 
     def run(x: Any, indices: Any) -> Any:
@@ -52,7 +40,7 @@ _SCATTERS = {
 
 @in_onnx
 def scatter_elements(node: Node, context: Context) -> Call:
-    plan, function = read_elements(node, context), choose_reduction(node, _SCATTERS)
+    plan, function = nodes.read_elements(node, context), nodes.choose_reduction(node, _SCATTERS)
 
     def run(x: Any, indices: Any, updates: Any) -> Any:
         indices = _from_start(indices, plan.size)
@@ -77,29 +65,29 @@ def _from_start(indices: Any, size: int) -> Any:
 
 @in_onnx
 def gather_nd(node: Node, context: Context) -> Call:
-    plan = read_tuples(node, context)
+    plan = nodes.read_tuples(node, context)
     return lambda x, indices: tf.gather_nd(x, _tuples_from_start(indices, plan), batch_dims=plan.batch)
 
 
 @in_onnx
 def scatter_nd(node: Node, context: Context) -> Call:
-    plan, function = read_tuples(node, context), choose_reduction(node, _SCATTERS)
+    plan, function = nodes.read_tuples(node, context), nodes.choose_reduction(node, _SCATTERS)
     return lambda x, indices, updates: function(x, _tuples_from_start(indices, plan), updates)
 
 
-def _tuples_from_start(indices: Any, plan: Tuples) -> Any:
+def _tuples_from_start(indices: Any, plan: nodes.Tuples) -> Any:
     return _from_start(indices, tf.constant(plan.sizes, indices.dtype)) if plan.wraps else indices
 
 
 @in_onnx
 def cum_sum(node: Node, context: Context) -> Call:
-    axis, exclusive, reverse = read_cumulative(node, context)
+    axis, exclusive, reverse = nodes.read_cumulative(node, context)
     return lambda x, *_: tf.cumsum(x, axis, exclusive, reverse)
 
 
 @in_onnx
 def top_k(node: Node, context: Context) -> Call:
-    plan, wanted, last = read_extreme(node, context), context.wanted(node), _swapped_of(node, context)
+    plan, wanted, last = nodes.read_extreme(node, context), context.wanted(node), _swapped_of(node, context)
 
     def run(x: Any, *_: Any) -> Any:
         x = tf.transpose(x, last)
@@ -117,12 +105,12 @@ def top_k(node: Node, context: Context) -> Call:
 
 
 def _swapped_of(node: Node, context: Context) -> list[int]:
-    return _swapped(read_extreme(node, context).axis, context.rank(node.inputs[0]))
+    return _swapped(nodes.read_extreme(node, context).axis, context.rank(node.inputs[0]))
 
 
 @in_onnx
 def extreme(node: Node, context: Context) -> Call:
-    plan = read_extreme(node, context)
+    plan = nodes.read_extreme(node, context)
     axis, keep, function = plan.axis, plan.keep, tf.argmax if plan.largest else tf.argmin
 
     def run(x: Any) -> Any:
@@ -141,13 +129,13 @@ def hardmax(node: Node, context: Context) -> Call:
 
 @in_onnx
 def reverse_sequence(node: Node, context: Context) -> Call:
-    time, batch = read_reverse(node)
+    time, batch = nodes.read_reverse(node)
     return lambda x, lengths: tf.reverse_sequence(x, lengths, time, batch)
 
 
 @in_onnx
 def one_hot(node: Node, context: Context) -> Call:
-    axis, depth = read_one_hot(node, context)
+    axis, depth = nodes.read_one_hot(node, context)
 
     def run(indices: Any, _: Any, values: Any) -> Any:
         # `tf.one_hot` has no gradient by its values.
@@ -158,19 +146,19 @@ def one_hot(node: Node, context: Context) -> Call:
 
 
 def range_(node: Node, context: Context) -> Call:
-    start, limit, delta, dtype = read_range(node, context)
+    start, limit, delta, dtype = nodes.read_range(node, context)
     kind = tf.float32 if dtype.itemsize == 2 and is_floating(dtype) else tf.as_dtype(dtype)  # no kernel in 16 bits
     return lambda *_: tf.cast(tf.range(start, limit, delta, kind), tf.as_dtype(dtype))
 
 
 def constant_of_shape(node: Node, context: Context) -> Call:
-    sizes, value, dtype = read_constant_of_shape(node, context)
+    sizes, value, dtype = nodes.read_constant_of_shape(node, context)
     return lambda *_: tf.fill(sizes, tf.constant(value, tf.as_dtype(dtype)))
 
 
 @in_onnx
 def eye_like(node: Node, context: Context) -> Call:
-    diagonal, dtype = read_eye(node, context)
+    diagonal, dtype = nodes.read_eye(node, context)
     kind = tf.as_dtype(dtype)
 
     def run(x: Any) -> Any:
@@ -182,7 +170,7 @@ def eye_like(node: Node, context: Context) -> Call:
 
 @in_onnx
 def shape(node: Node, context: Context) -> Call:
-    axes = read_shape(node, context)
+    axes = nodes.read_shape(node, context)
     return lambda x: tf.gather(tf.shape(x, tf.int64), tf.constant(axes, tf.int32))
 
 

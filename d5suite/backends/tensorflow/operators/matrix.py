@@ -9,8 +9,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from d5suite.backends.tensorflow.operators.context import Call, Context, add_bias, in_float32, in_onnx
+from d5suite.backends.tensorflow.operators.context import Call, Context, add_bias, in_float32
 from d5suite.errors import NetworkError
+from d5suite.levels.layouts import in_onnx
 from d5suite.network import Node
 from d5suite.network.nodes.matrix import read_einsum, read_gemm
 

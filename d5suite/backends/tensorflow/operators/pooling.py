@@ -12,15 +12,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from d5suite.backends.tensorflow.operators.context import (
-    Call,
-    Context,
-    Factory,
-    Images,
-    first_extreme,
-    in_float32,
-    in_onnx,
-)
+from d5suite.backends.tensorflow.operators.context import Call, Context, Factory, Images, first_extreme, in_float32
+from d5suite.levels.layouts import in_onnx
 from d5suite.network import Node
 from d5suite.network.nodes.layouts import channels_last
 from d5suite.network.nodes.sliding import read_pool, read_unpool

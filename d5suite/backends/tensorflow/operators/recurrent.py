@@ -8,7 +8,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from d5suite.backends.tensorflow.operators.context import Call, Context, in_float32, same
+from d5suite.backends.tensorflow.operators.context import Call, Context, in_float32
+from d5suite.levels.layouts import converting, same
 from d5suite.network import Node
 from d5suite.network.nodes.context import select
 from d5suite.network.nodes.recurrent import CUDNN_GATES, Recurrent, read_recurrent
@@ -62,7 +63,7 @@ def recurrent(node: Node, context: Context) -> Call:
         y = tf.transpose(y, (2, 0, 1, 3)) if plan.batch_first else y
         return select((y, *(tf.stack(s, state_axis) for s in last)), wanted)
 
-    return lambda *xs: run(*[convert(x) for convert, x in zip(others, xs, strict=True)])
+    return converting(run, others)
 
 
 def _lstm_block(

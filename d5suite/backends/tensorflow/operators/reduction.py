@@ -10,7 +10,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from d5suite.backends.tensorflow.operators.context import Call, Context, Factory, first_extreme, same
+from d5suite.backends.tensorflow.operators.context import Call, Context, Factory, first_extreme
+from d5suite.levels.layouts import same
 from d5suite.network import Node
 from d5suite.network.nodes.reduction import read_reduce
 from d5suite.network.nodes.shape import read_axis

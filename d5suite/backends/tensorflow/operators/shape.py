@@ -9,31 +9,17 @@ from typing import Any
 
 import tensorflow as tf
 
-from d5suite.backends.tensorflow.operators.context import Call, Context, aligned, in_float32, in_onnx, same
+from d5suite.backends.tensorflow.operators.context import Call, Context, in_float32
+from d5suite.levels.layouts import converting, in_onnx, same
 from d5suite.network import Node
+from d5suite.network.nodes import shape as nodes
 from d5suite.network.nodes.layouts import channels_last, identity, without
 from d5suite.network.nodes.resize import read_resize
-from d5suite.network.nodes.shape import (
-    read_axis,
-    read_blocks,
-    read_expand,
-    read_flatten,
-    read_gather,
-    read_pad,
-    read_slice,
-    read_split,
-    read_squeeze,
-    read_stored_reshape,
-    read_tile,
-    read_transpose,
-    read_triangle,
-    read_unsqueeze,
-)
 
 
 @in_onnx
 def gather(node: Node, context: Context) -> Call:
-    plan = read_gather(node, context)
+    plan = nodes.read_gather(node, context)
     axis, size = plan.axis, plan.size
     if not plan.wraps:
         return lambda x, i: tf.gather(x, i, axis=axis)
@@ -41,24 +27,24 @@ def gather(node: Node, context: Context) -> Call:
 
 
 def concat(node: Node, context: Context) -> Call:
-    converters = aligned(node, context)
-    axis = context.layout(node.outputs[0]).index(read_axis(node, context))
-    return lambda *xs: tf.concat([convert(x) for convert, x in zip(converters, xs, strict=True)], axis)
+    converters = context.aligned(node)
+    axis = context.layout(node.outputs[0]).index(nodes.read_axis(node, context))
+    return converting(lambda *xs: tf.concat(xs, axis), converters)
 
 
 def flatten(node: Node, context: Context) -> Call:
-    sizes, to_onnx = read_flatten(node, context), context.to_onnx(node.inputs[0])
+    sizes, to_onnx = nodes.read_flatten(node, context), context.to_onnx(node.inputs[0])
     return lambda x: tf.reshape(to_onnx(x), sizes)
 
 
 def reshape(node: Node, context: Context) -> Call:
-    layout, sizes = read_stored_reshape(node, context)
+    layout, sizes = nodes.read_stored_reshape(node, context)
     convert = context.convert(node.inputs[0], layout)
     return lambda x, *_: tf.reshape(convert(x), sizes)
 
 
 def transpose(node: Node, context: Context) -> Call:
-    layout, order = context.layout(node.inputs[0]), read_transpose(node, context)
+    layout, order = context.layout(node.inputs[0]), nodes.read_transpose(node, context)
     if layout != identity(len(layout)):
         # Data stay: only the axes are renamed, and the next operator moves what it must.
         context.layouts[node.outputs[0]] = tuple(order.index(axis) for axis in layout)
@@ -67,27 +53,27 @@ def transpose(node: Node, context: Context) -> Call:
 
 
 def squeeze(node: Node, context: Context) -> Call:
-    layout, axes = context.layout(node.inputs[0]), read_squeeze(node, context)
+    layout, axes = context.layout(node.inputs[0]), nodes.read_squeeze(node, context)
     context.layouts[node.outputs[0]] = without(layout, axes)
     positions = [layout.index(axis) for axis in axes]
     return (lambda x, *_: tf.squeeze(x, positions)) if positions else same
 
 
 def unsqueeze(node: Node, context: Context) -> Call:
-    axes, convert = read_unsqueeze(node, context), context.to_onnx(node.inputs[0])
+    axes, convert = nodes.read_unsqueeze(node, context), context.to_onnx(node.inputs[0])
     rank = context.rank(node.inputs[0]) + len(axes)
     index = tuple(tf.newaxis if axis in axes else slice(None) for axis in range(rank))
     return lambda x, *_: convert(x)[index]
 
 
 def slice_(node: Node, context: Context) -> Call:
-    plan, layout = read_slice(node, context), context.keep_layout(node)
+    plan, layout = nodes.read_slice(node, context), context.keep_layout(node)
     flipped, cuts = [layout.index(axis) for axis in plan.reversed], tuple(plan.cuts[axis] for axis in layout)
     return (lambda x, *_: tf.reverse(x, flipped)[cuts]) if flipped else lambda x, *_: x[cuts]
 
 
 def pad(node: Node, context: Context) -> Call:
-    plan, shape = read_pad(node, context), context.shape(node.inputs[0])
+    plan, shape = nodes.read_pad(node, context), context.shape(node.inputs[0])
     layout = context.keep_layout(node)
     stored, kept, fill = [plan.added[axis] for axis in layout], [plan.kept[axis] for axis in layout], plan.value
     if plan.mode == "constant":
@@ -107,7 +93,7 @@ def pad(node: Node, context: Context) -> Call:
 
 
 def expand(node: Node, context: Context) -> Call:
-    sizes = read_expand(node, context)
+    sizes = nodes.read_expand(node, context)
     convert = context.convert(node.inputs[0], identity(len(sizes)))
 
     def run(x: Any, *_: Any) -> Any:
@@ -118,18 +104,18 @@ def expand(node: Node, context: Context) -> Call:
 
 
 def tile(node: Node, context: Context) -> Call:
-    repeats = read_tile(node, context)
+    repeats = nodes.read_tile(node, context)
     stored = [repeats[axis] for axis in context.keep_layout(node)]
     return lambda x, *_: tf.tile(x, stored)
 
 
 def split(node: Node, context: Context) -> Call:
-    axis, sizes = read_split(node, context)
+    axis, sizes = nodes.read_split(node, context)
     return lambda x, *_: tuple(tf.split(x, sizes, axis))
 
 
 def trilu(node: Node, context: Context) -> Call:
-    kept, convert = read_triangle(node, context), context.to_onnx(node.inputs[0])
+    kept, convert = nodes.read_triangle(node, context), context.to_onnx(node.inputs[0])
     return lambda x, *_: tf.where(kept, convert(x), tf.zeros((), x.dtype))
 
 
@@ -137,7 +123,7 @@ def blocks(node: Node, context: Context) -> Call:
     """DepthToSpace and SpaceToDepth."""
     last = context.layout(node.inputs[0]) == channels_last(4)
     layout = context.layouts[node.outputs[0]] = channels_last(4) if last else identity(4)
-    plan, convert = read_blocks(node, context, last=last), context.convert(node.inputs[0], layout)
+    plan, convert = nodes.read_blocks(node, context, last=last), context.convert(node.inputs[0], layout)
     if plan.depth_first and last:
         function = tf.nn.depth_to_space if node.op_type == "DepthToSpace" else tf.nn.space_to_depth
         return lambda x: function(x, plan.size)

@@ -6,7 +6,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from d5suite.backends.tensorflow.operators.context import Call, Context, in_float32, in_onnx
+from d5suite.backends.tensorflow.operators.context import Call, Context, in_float32
+from d5suite.levels.layouts import in_onnx
 from d5suite.network import Node
 from d5suite.network.nodes.signal import Fourier, read_dft, read_stft
 

@@ -11,31 +11,19 @@ import torch
 
 from d5suite.backends.torch.operators.context import Context, Function
 from d5suite.network import Node
+from d5suite.network.nodes import indexing as nodes
 from d5suite.network.nodes.context import select
-from d5suite.network.nodes.indexing import (
-    Tuples,
-    read_constant_of_shape,
-    read_cumulative,
-    read_elements,
-    read_extreme,
-    read_eye,
-    read_one_hot,
-    read_range,
-    read_reverse,
-    read_shape,
-    read_tuples,
-)
 from d5suite.network.nodes.shape import read_axis
 
 
 def gather_elements(node: Node, context: Context) -> Function:
-    plan = read_elements(node, context)
+    plan = nodes.read_elements(node, context)
     axis, size = plan.axis, plan.size
     return lambda x, indices: torch.gather(x, axis, _from_start(indices, size))
 
 
 def scatter_elements(node: Node, context: Context) -> Function:
-    plan, reduction = read_elements(node, context), node.attributes["reduction"]
+    plan, reduction = nodes.read_elements(node, context), node.attributes["reduction"]
     axis, size = plan.axis, plan.size
     if reduction == "none":
         return lambda x, indices, updates: x.scatter(axis, _from_start(indices, size), updates)
@@ -50,12 +38,12 @@ def _from_start(indices: torch.Tensor, size: int) -> torch.Tensor:
 
 
 def gather_nd(node: Node, context: Context) -> Function:
-    plan = read_tuples(node, context)
+    plan = nodes.read_tuples(node, context)
     return lambda x, indices: x[_cells(indices, plan)]
 
 
 def scatter_nd(node: Node, context: Context) -> Function:
-    plan, reduction = read_tuples(node, context), node.attributes["reduction"]
+    plan, reduction = nodes.read_tuples(node, context), node.attributes["reduction"]
     if reduction in ("none", "add"):
         accumulate = reduction == "add"
         return lambda x, indices, updates: x.index_put(_cells(indices, plan), updates, accumulate)
@@ -73,7 +61,7 @@ def scatter_nd(node: Node, context: Context) -> Function:
     return run
 
 
-def _cells(indices: torch.Tensor, plan: Tuples) -> tuple[torch.Tensor, ...]:
+def _cells(indices: torch.Tensor, plan: nodes.Tuples) -> tuple[torch.Tensor, ...]:
     """Return the data's cells that tuples of indices name; PyTorch, too, counts from the end."""
     places = [
         torch.arange(size, device=indices.device).reshape(-1, *[1] * (indices.dim() - 2 - axis))
@@ -83,7 +71,7 @@ def _cells(indices: torch.Tensor, plan: Tuples) -> tuple[torch.Tensor, ...]:
 
 
 def cum_sum(node: Node, context: Context) -> Function:
-    axis, exclusive, reverse = read_cumulative(node, context)
+    axis, exclusive, reverse = nodes.read_cumulative(node, context)
 
     def run(x: torch.Tensor, *_: Any) -> torch.Tensor:
         x = x.flip(axis) if reverse else x
@@ -96,7 +84,7 @@ def cum_sum(node: Node, context: Context) -> Function:
 
 
 def top_k(node: Node, context: Context) -> Function:
-    plan, wanted = read_extreme(node, context), context.wanted(node)
+    plan, wanted = nodes.read_extreme(node, context), context.wanted(node)
     axis, count, largest = plan.axis, plan.count, plan.largest
     if not any(wanted[1:]):
         return lambda x, _: torch.topk(x, count, axis, largest).values
@@ -110,7 +98,7 @@ def top_k(node: Node, context: Context) -> Function:
 
 
 def extreme(node: Node, context: Context) -> Function:
-    plan = read_extreme(node, context)
+    plan = nodes.read_extreme(node, context)
     axis, keep, function = plan.axis, plan.keep, torch.argmax if plan.largest else torch.argmin
     if plan.last:
         return lambda x: x.shape[axis] - 1 - function(x.flip(axis), axis, keep)
@@ -123,7 +111,7 @@ def hardmax(node: Node, context: Context) -> Function:
 
 
 def reverse_sequence(node: Node, context: Context) -> Function:
-    time, batch = read_reverse(node)
+    time, batch = nodes.read_reverse(node)
 
     def run(x: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
         lengths = lengths.unsqueeze(time)  # the other of the first two axes is the batch
@@ -135,7 +123,7 @@ def reverse_sequence(node: Node, context: Context) -> Function:
 
 
 def one_hot(node: Node, context: Context) -> Function:
-    axis, depth = read_one_hot(node, context)
+    axis, depth = nodes.read_one_hot(node, context)
 
     def run(indices: torch.Tensor, _: Any, values: torch.Tensor) -> torch.Tensor:
         classes = torch.arange(depth, device=indices.device).reshape(-1, *[1] * (indices.dim() - axis))
@@ -145,19 +133,19 @@ def one_hot(node: Node, context: Context) -> Function:
 
 
 def range_(node: Node, context: Context) -> Function:
-    start, limit, delta, dtype = read_range(node, context)
+    start, limit, delta, dtype = nodes.read_range(node, context)
     settings = {"dtype": getattr(torch, dtype.name), "device": context.device}
     return lambda *_: torch.arange(start, limit, delta, **settings)
 
 
 def constant_of_shape(node: Node, context: Context) -> Function:
-    sizes, value, dtype = read_constant_of_shape(node, context)
+    sizes, value, dtype = nodes.read_constant_of_shape(node, context)
     settings = {"dtype": getattr(torch, dtype.name), "device": context.device}
     return lambda *_: torch.full(sizes, value, **settings)
 
 
 def eye_like(node: Node, context: Context) -> Function:
-    diagonal, dtype = read_eye(node, context)
+    diagonal, dtype = nodes.read_eye(node, context)
     kind = getattr(torch, dtype.name)
 
     def run(x: torch.Tensor) -> torch.Tensor:
@@ -168,7 +156,7 @@ def eye_like(node: Node, context: Context) -> Function:
 
 
 def shape(node: Node, context: Context) -> Function:
-    axes = read_shape(node, context)
+    axes = nodes.read_shape(node, context)
     return lambda x: torch.tensor([x.shape[axis] for axis in axes], dtype=torch.int64)
 
 

@@ -12,59 +12,44 @@ import torch.nn.functional as F
 
 from d5suite.backends.torch.operators.context import Context, Function, in_float32, pad_argument
 from d5suite.network import Node
+from d5suite.network.nodes import shape as nodes
 from d5suite.network.nodes.resize import read_resize
-from d5suite.network.nodes.shape import (
-    read_axis,
-    read_blocks,
-    read_expand,
-    read_flatten,
-    read_gather,
-    read_pad,
-    read_reshape,
-    read_slice,
-    read_split,
-    read_squeeze,
-    read_tile,
-    read_transpose,
-    read_trilu,
-    read_unsqueeze,
-)
 
 
 def concat(node: Node, context: Context) -> Function:
-    axis = read_axis(node, context)
+    axis = nodes.read_axis(node, context)
     return lambda *parts: torch.cat(parts, axis)
 
 
 def flatten(node: Node, context: Context) -> Function:
-    sizes = read_flatten(node, context)
+    sizes = nodes.read_flatten(node, context)
     return lambda x: x.reshape(sizes)
 
 
 def reshape(node: Node, context: Context) -> Function:
-    sizes = read_reshape(node, context).sizes
+    sizes = nodes.read_reshape(node, context).sizes
     return lambda x, _: x.reshape(sizes)
 
 
 def transpose(node: Node, context: Context) -> Function:
-    order = read_transpose(node, context)
+    order = nodes.read_transpose(node, context)
     if context.single:  # level 0 measures data being moved; a network is better off with a view
         return lambda x: x.permute(order).contiguous()
     return lambda x: x.permute(order)
 
 
 def squeeze(node: Node, context: Context) -> Function:
-    axes = read_squeeze(node, context)
+    axes = nodes.read_squeeze(node, context)
     return lambda x, *_: x.squeeze(axes)
 
 
 def unsqueeze(node: Node, context: Context) -> Function:
-    axes = read_unsqueeze(node, context)
+    axes = nodes.read_unsqueeze(node, context)
     return lambda x, _: reduce(torch.unsqueeze, axes, x)
 
 
 def pad(node: Node, context: Context) -> Function:
-    plan = read_pad(node, context)
+    plan = nodes.read_pad(node, context)
     if plan.mode == "constant":
         pads, fill = pad_argument(plan.widths), plan.value
         return lambda x, *_: F.pad(x, pads, value=fill)
@@ -74,13 +59,13 @@ def pad(node: Node, context: Context) -> Function:
 
 
 def slice_(node: Node, context: Context) -> Function:
-    plan = read_slice(node, context)
+    plan = nodes.read_slice(node, context)
     cuts = plan.cuts
     return (lambda x, *_: x.flip(plan.reversed)[cuts]) if plan.reversed else lambda x, *_: x[cuts]
 
 
 def gather(node: Node, context: Context) -> Function:
-    plan = read_gather(node, context)
+    plan = nodes.read_gather(node, context)
     if plan.is_embedding:
         return lambda data, indices: F.embedding(indices, data)
     axis, size = plan.axis, plan.size
@@ -94,28 +79,28 @@ def gather(node: Node, context: Context) -> Function:
 
 
 def expand(node: Node, context: Context) -> Function:
-    sizes = read_expand(node, context)
+    sizes = nodes.read_expand(node, context)
     return lambda x, _: x.expand(torch.broadcast_shapes(x.shape, sizes))
 
 
 def tile(node: Node, context: Context) -> Function:
-    repeats = read_tile(node, context)
+    repeats = nodes.read_tile(node, context)
     return lambda x, _: x.repeat(repeats)
 
 
 def split(node: Node, context: Context) -> Function:
-    axis, sizes = read_split(node, context)
+    axis, sizes = nodes.read_split(node, context)
     return lambda x, *_: tuple(torch.split(x, sizes, axis))
 
 
 def trilu(node: Node, context: Context) -> Function:
-    upper, diagonal = read_trilu(node, context)
+    upper, diagonal = nodes.read_trilu(node, context)
     return lambda x, *_: (torch.triu if upper else torch.tril)(x, diagonal)
 
 
 def blocks(node: Node, context: Context) -> Function:
     """DepthToSpace and SpaceToDepth."""
-    plan = read_blocks(node, context)
+    plan = nodes.read_blocks(node, context)
     if not plan.depth_first:
         shuffle = F.pixel_shuffle if node.op_type == "DepthToSpace" else F.pixel_unshuffle
         return lambda x: shuffle(x, plan.size)
