@@ -1,11 +1,13 @@
 """Level 3 in TensorFlow, whose tensors cannot be written: gradients and weights as copies.
 
-Imports TensorFlow, NumPy, `d5suite.levels` and this adapter's `training`.
+Imports TensorFlow, NumPy, `d5suite.levels` and this adapter's `operators` and `training`.
 """
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -14,6 +16,7 @@ from d5suite.backends.tensorflow.operators.context import native_device
 from d5suite.backends.tensorflow.training import Trainer
 from d5suite.levels import distributed
 from d5suite.levels.distributed import Buffers, owned
+from d5suite.levels.native import FrameworkScheme, NativeSettings
 from d5suite.levels.network import Native
 
 
@@ -36,3 +39,36 @@ class Replica(distributed.Replica):
     def load_weights(self, weights: Mapping[str, np.ndarray]) -> None:
         for name in self.names:
             self.trainer.executor.variables[name].assign(weights[name])
+
+
+class AveragedGradients(FrameworkScheme):
+    """A scheme that averages the gradients in the function of the step.
+
+    XLA cannot compile TensorFlow's collectives, and outside a function the ranks would wait for
+    them one by one. In those modes all collectives are a function of their own, between the
+    gradients and the update.
+    """
+
+    replica: Replica
+
+    def __init__(self, replica: distributed.Replica, settings: NativeSettings) -> None:
+        super().__init__(replica, settings)
+        self._together = self.replica.trainer.executor.mode in ("graph", "stock")
+        if self._together:
+            self._step = self.replica.trainer.stepping(self._average)
+        else:
+            self._averaged = tf.function(self._average, autograph=False)
+
+    @abstractmethod
+    def _average(self, gradients: list[Any]) -> list[Any]:
+        """Return the means of the gradients over all ranks."""
+
+    def step(self, feed: Native) -> Native:
+        trainer = self.replica.trainer
+        _, loss = trainer.executor.network.require_loss()
+        if self._together:
+            return {loss: self._step(feed)}
+        answer = trainer.gradients(feed)
+        averaged = self._averaged([answer[name] for name in self.replica.names])
+        trainer.apply(dict(zip(self.replica.names, averaged, strict=True)))
+        return {loss: answer[loss]}

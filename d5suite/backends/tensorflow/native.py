@@ -10,35 +10,21 @@ from typing import Any, ClassVar
 
 import tensorflow as tf
 
-from d5suite.backends.tensorflow.distributed import Replica
-from d5suite.levels.distributed import Replica as AnyReplica
+from d5suite.backends.tensorflow.distributed import AveragedGradients
 from d5suite.levels.native import FrameworkScheme, Meeting, NativeSettings
-from d5suite.levels.network import Native
 
 _TRANSPORTS = {"cpu": "RING", "cuda": "NCCL"}
 
 
-class MultiWorkerMirrored(FrameworkScheme):
+class MultiWorkerMirrored(AveragedGradients):
     """``ReplicaContext.all_reduce`` of the gradients within the function of the step.
 
     The strategy would make variables of its own, equal on all ranks, only to broadcast their first
-    values; the executor's are equal already. XLA cannot compile these collectives, and outside a
-    function each would be waited for. In those modes all of them are a function of their own,
-    between the gradients and the update.
+    values; the executor's are equal already.
     """
 
     strategy: ClassVar[Any]
     """One in a process: TensorFlow's server cannot be started again."""
-
-    replica: Replica
-
-    def __init__(self, replica: AnyReplica, settings: NativeSettings) -> None:
-        super().__init__(replica, settings)
-        self._together = self.replica.trainer.executor.mode in ("graph", "stock")
-        if self._together:
-            self._step = self.replica.trainer.stepping(self._average)
-        else:
-            self._averaged = tf.function(self._average, autograph=False)
 
     @classmethod
     def meet(cls, meeting: Meeting, settings: NativeSettings) -> Callable[[], None]:
@@ -52,17 +38,6 @@ class MultiWorkerMirrored(FrameworkScheme):
             ),
         )
         return lambda: None
-
-    def step(self, feed: Native) -> Native:
-        """See `FrameworkScheme.step`."""
-        trainer = self.replica.trainer
-        _, loss = trainer.executor.network.require_loss()
-        if self._together:
-            return {loss: self._step(feed)}
-        answer = trainer.gradients(feed)
-        averaged = self._averaged([answer[name] for name in self.replica.names])
-        trainer.apply(dict(zip(self.replica.names, averaged, strict=True)))
-        return {loss: answer[loss]}
 
     def _average(self, gradients: list[Any]) -> list[Any]:
         return list(self.strategy.run(_mean, (gradients,)))
