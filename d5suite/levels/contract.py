@@ -1,6 +1,8 @@
-"""The clauses of the contract between d5suite and an adapter, and a check of single answers.
+"""The rule book: what an adapter promises d5suite, clause by clause. Read this module first.
 
-A violation raises `ContractError`, in a benchmark's validation and in the conformance kit alike.
+A violation raises `ContractError`, both in the validation of a benchmark and in the conformance
+kit. The other modules of this package define the classes that the clauses name.
+
 Imports NumPy, `d5suite.errors` and the other level modules.
 """
 
@@ -17,7 +19,8 @@ if TYPE_CHECKING:
     from d5suite.levels.network import Executor
 
 CLAUSES: Mapping[str, str] = {
-    "backend.name": "an entry point of the group d5suite.backends has the name of its Backend, and no other plug-in "
+    # The description: `Backend`, in the adapter's ``__init__``
+    "backend.name": "the entry point in the group d5suite.backends has the name of its Backend, and no other plug-in "
     "has that name",
     "backend.hygiene": "importing the Backend object does not import the framework",
     "backend.data": "modes, devices, precisions and levels have known names",
@@ -28,38 +31,19 @@ CLAUSES: Mapping[str, str] = {
     "backend.tolerances": "every declared precision has tolerances with a reason",
     "backend.refusal": "an undeclared mode, device, precision or operator raises a BackendError or an "
     "UnsupportedOperatorError before anything runs",
-    "executor.class": "network.Executor is a d5suite.levels.network.Executor",
-    "executor.feed": "feed accepts the network's inputs in their declared shapes and raises a NetworkError for "
-    "anything else",
-    "executor.copy": "feed copies: the caller may overwrite an array once feed has returned, and no call changes it",
-    "executor.forward": "forward returns the network's output for every batch of any size, within the precision's "
-    "tolerance once fetched, and the same each time (Tolerance.repeats)",
-    "executor.forward_backward": "forward_backward returns the loss and the gradient of every parameter, in its "
-    "shape, for every batch, and the same each time (Tolerance.repeats); it raises a NetworkError for a network "
-    "without a loss",
-    "executor.lifetime": "outputs and losses keep their values for as long as the caller holds them, whatever is "
-    "called meanwhile, and gradients until the executor's next call",
-    "executor.statistics": "forward_backward and a training step update running statistics with the batch's mean and "
-    "biased variance, for any batch size",
-    "executor.fetch": "fetch returns NumPy arrays of the neutral shape: float64 for fp64, float32 otherwise",
-    "executor.finite": "answers to finite inputs are finite",
-    "executor.parameters": "parameters returns copies of all parameters and running statistics; load_parameters "
-    "overwrites the given ones with copies, in this executor only, and raises a NetworkError for unknown names and "
-    "wrong shapes",
-    "executor.random": "random_state returns copies of the state of Dropout's generator: an executor that loads it, "
-    "as copies, draws the same numbers",
-    "executor.inference": "forward changes no parameter and no running statistic",
-    "executor.synchronize": "synchronize returns only after all issued work has finished",
-    "executor.quiet": "running a network prints nothing",
+    # The process: ``runtime``
+    "runtime.seed": "equal seeds give equal random numbers, and different seeds different ones",
+    "runtime.threads": "at any time, no more threads run than runtime.configure allows, child processes included",
+    # Level 0, a single operator: ``operators``
     "operator.class": "operators.Operator is a d5suite.levels.operator.Operator",
     "operator.feed": "feed accepts one array per input of the node and raises a NetworkError for anything else",
     "operator.copy": "feed and feed_gradients copy: the caller may overwrite an array once they have returned, and no "
     "call changes it",
     "operator.forward": "forward returns the wanted outputs of every feed, the same each time (Tolerance.repeats), and "
     "changes none of its inputs",
-    "operator.lifetime": "an answer of forward keeps its values for as long as the caller holds it, and gradients "
-    "until the next call of the function that returned them; several feeds and functions may be held",
-    "operator.backward": "backward returns a function from the outputs' gradients to the gradient of every "
+    "operator.lifetime": "outputs keep their values for as long as the caller holds them, and gradients until the next "
+    "call of the function that returned them; a caller may hold several feeds and functions",
+    "operator.backward": "backward returns a function from the gradients of the outputs to the gradient of every "
     "differentiable input, the same each time (Tolerance.repeats)",
     "operator.fetch": "fetch returns NumPy arrays of ONNX's shapes and types",
     "operator.synchronize": "synchronize, given the result of the last call, returns only after all issued work has "
@@ -67,40 +51,64 @@ CLAUSES: Mapping[str, str] = {
     "operator.extent": "extent locates every tensor in memory, so that views can be told from copies, or returns None "
     "for every tensor",
     "operators.meaning": "an operator computes what ONNX specifies",
+    # Level 1, a network: ``network``
+    "executor.class": "network.Executor is a d5suite.levels.network.Executor",
+    "executor.feed": "feed accepts the network's inputs in their declared shapes and raises a NetworkError for "
+    "anything else",
+    "executor.copy": "feed copies: the caller may overwrite an array once feed has returned, and no call changes it",
+    "executor.forward": "forward returns the network's output for every batch of any size, within the precision's "
+    "tolerance after fetch, and the same each time (Tolerance.repeats)",
+    "executor.forward_backward": "forward_backward returns the loss and the gradient of every parameter, in its "
+    "shape, for every batch, and the same each time (Tolerance.repeats); it raises a NetworkError for a network "
+    "without a loss",
+    "executor.lifetime": "outputs and losses keep their values for as long as the caller holds them, through any other "
+    "calls, and gradients until the executor's next call",
+    "executor.statistics": "forward_backward and a training step update running statistics with the batch's mean and "
+    "biased variance, for any batch size",
+    "executor.fetch": "fetch returns NumPy arrays of the neutral shape: float64 for fp64, float32 otherwise",
+    "executor.finite": "finite inputs give finite outputs, losses and gradients",
+    "executor.parameters": "parameters returns copies of all parameters and running statistics; load_parameters "
+    "overwrites the given ones with copies, in this executor only, and raises a NetworkError for unknown names and "
+    "wrong shapes",
+    "executor.random": "random_state returns copies of the state of Dropout's generator; an executor that has loaded "
+    "it, as copies, draws the same numbers",
+    "executor.inference": "forward changes no parameter and no running statistic",
+    "executor.synchronize": "synchronize returns only after all issued work has finished",
+    "executor.quiet": "running a network prints nothing",
     "gradient.meaning": "the gradient is the derivative of the mean loss over the batch",
+    # Level 2, training: ``training``
     "trainer.class": "training.Trainer is a d5suite.levels.training.Trainer",
     "trainer.loss": "step returns the loss before the update as a scalar",
-    "trainer.meaning": "the optimizer follows its formula in d5suite.optimizers.settings in every precision, with "
-    "gradient clipping, gradient accumulation and changes of the learning rate, in every step, and the same each time "
-    "(Tolerance.repeats)",
-    "trainer.scaling": "in fp16 the loss scale follows d5suite.optimizers.settings.LossScaling, and a non-finite "
-    "gradient updates nothing",
-    "trainer.state": "state returns copies of all that the formula remembers; a trainer that loads it, as copies, "
-    "continues identically (Tolerance.repeats)",
+    "trainer.meaning": "in every precision and in every step, the optimizer follows its formula in "
+    "d5suite.optimizers.settings, with gradient clipping, gradient accumulation and changes of the learning rate, and "
+    "gives the same each time (Tolerance.repeats)",
+    "trainer.scaling": "in fp16 the loss scale follows d5suite.optimizers.settings.LossScaling, and a gradient that is "
+    "not finite updates nothing",
+    "trainer.state": "state returns copies of everything that the formula needs for the next step; a trainer that has "
+    "loaded it, as copies, continues identically (Tolerance.repeats)",
+    # Level 3, several ranks: ``distributed``, ``native``
     "replica.class": "distributed.Replica is a d5suite.levels.distributed.Replica",
     "replica.gradients": "gradients returns the loss and the gradient of every parameter for this replica's batch, "
-    "and changes nothing but running statistics; gradients_early hands each out once, always in one order",
-    "replica.apply": "apply makes the update that step makes with these gradients, with the values that the arrays "
-    "hold by then: clipped, decayed and counted alike, by this replica's own state",
-    "replica.memory": "gradients' arrays are writable, contiguous, of the parameters' type and size, in the order of "
-    "Replica.names, and do not overlap",
+    "and changes nothing but running statistics; gradients_early hands out every gradient once, always in one order",
+    "replica.apply": "apply makes the same update as step would make from these gradients, with the values that the "
+    "arrays hold when it is called: clipped, decayed and counted alike, with this replica's own optimizer state",
+    "replica.memory": "the arrays of gradients are writable, contiguous, of the parameters' type and size, in the "
+    "order of Replica.names, and do not overlap",
     "replica.lifetime": "gradients keep their values until the next call of gradients or apply, and losses for as "
-    "long as the caller holds them; apply keeps nothing of the arrays that it is given",
-    "replica.weights": "weights and load_weights copy, load_weights keeps the optimizer's state, and inference sees "
+    "long as the caller holds them; apply keeps no reference to the arrays that it is given",
+    "replica.weights": "weights and load_weights copy, load_weights keeps the optimizer's state, and inference uses "
     "the loaded weights",
-    "scheme.data": "Backend.schemes describes each scheme: a name that no scheme of d5suite's has, a title, the "
-    "backend's devices, knobs with a meaning, and in_turn if it is not synchronous",
-    "scheme.meaning": "a synchronous scheme makes the update of one process on all ranks' batches, clipped and decayed "
-    "alike, at the trainer's learning rate, from the replica's weights whenever it is made; its mean loss is that of "
-    "all batches, and weights are those of all ranks after each step. Another one, in_turn, applies each rank's "
-    "gradient by itself, rank after rank, to weights that the rank then takes",
+    "scheme.data": "Backend.schemes describes each scheme: a name that none of d5suite's own schemes has, a title, "
+    "the backend's devices, knobs with a meaning, and in_turn if it is not synchronous",
+    "scheme.meaning": "a synchronous scheme makes the update that one process would make on all ranks' batches, "
+    "clipped and decayed alike, at the trainer's learning rate, starting from the replica's weights; its mean loss is "
+    "the loss over all batches, and after each step weights returns the weights of all ranks. An asynchronous scheme, "
+    "with in_turn, applies each rank's gradient by itself, rank after rank, to weights that the rank then takes",
     "scheme.finish": "finish leaves the same parameters in all ranks' executors, to the last bit",
     "scheme.class": "SCHEMES of the module that Backend.schemes names has a class of "
     "d5suite.levels.native.FrameworkScheme for each scheme",
-    "runtime.seed": "equal seeds give equal random numbers, and different seeds different ones",
-    "runtime.threads": "no more threads run at a time than runtime.configure was told, child processes included",
 }
-"""Clauses of the contract, by name."""
+"""The clauses by name, in the order of the levels. ``d5suite conformance NAME`` checks them all."""
 
 
 class ContractError(BackendError):
@@ -113,7 +121,7 @@ class ContractError(BackendError):
     clause : str
         A key of `CLAUSES`.
     what : str
-        What the adapter did instead.
+        What the adapter does instead.
     """
 
     def __init__(self, backend: str, clause: str, what: str) -> None:
@@ -128,16 +136,16 @@ class ContractError(BackendError):
 def require_answer(
     executor: Executor, clause: str, answer: Mapping[str, np.ndarray], expected: Mapping[str, tuple[int, ...]]
 ) -> None:
-    """Raise `ContractError` unless an answer has all expected tensors, well formed and finite.
+    """Raise `ContractError` unless all expected tensors are there, well formed and finite.
 
     Parameters
     ----------
     executor : Executor
-        Source of the answer.
+        The executor that computed the tensors.
     clause : str
-        The clause for missing tensors and wrong shapes.
+        The clause to name for missing tensors and wrong shapes.
     answer : mapping
-        Result of ``executor.fetch``.
+        The result of ``executor.fetch``.
     expected : mapping of str to tuple of int
         Shapes by tensor name.
     """
