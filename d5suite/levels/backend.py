@@ -1,8 +1,8 @@
-"""A backend: its description, and the loading of its adapter.
+"""A backend: its description, and the code that loads its adapter.
 
 A backend is one `Backend` object, published through the entry-point group ``d5suite.backends``.
 Importing it must not import the framework. The adapter itself consists of modules beside the
-object, the same in every backend:
+object, with the same names in every backend:
 
 ===============  ===================================================================================
 ``runtime``      ``configure``, ``versions``, ``device_problem``, ``device_name``, ``device_memory``
@@ -51,16 +51,16 @@ if TYPE_CHECKING:
     from d5suite.optimizers.settings import Optimizer
 
 _chosen_modes: dict[str, str] = {}
-"""By backend: the mode of this process's first import."""
+"""The mode of this process's first import, by backend."""
 
 MODULES = ("runtime", "operators", "custom", "network", "training", "distributed", "baseline", "loader")
-"""The modules of an adapter; ``custom``, ``baseline`` and ``loader`` are optional, ``training`` is
-for level 2, ``distributed`` for level 3."""
+"""The modules of an adapter. ``custom``, ``baseline`` and ``loader`` are optional; ``training`` is
+needed for level 2 only, ``distributed`` for level 3 only."""
 
 
 @dataclass(frozen=True)
 class Backend(Description):
-    """A framework's adapter: described without importing the framework, loaded when it is used."""
+    """A framework's adapter: described without importing the framework, and loaded when used."""
 
     def check_implemented(self, mode: str) -> None:
         """Raise `ContractError` if the adapter declares an operator without implementing it."""
@@ -79,8 +79,8 @@ class Backend(Description):
         module : str
             One of `MODULES`.
         mode : str, optional
-            The mode whose `environment` is set first; by default that of the process's first
-            import, or the default mode.
+            The mode whose `environment` is set first. By default the mode of the process's first
+            import, or else the default mode.
 
         Raises
         ------
@@ -167,7 +167,7 @@ class Backend(Description):
         return made
 
     def replica(self, trainer: Trainer) -> Replica:
-        """Make a trainer of this backend one rank's replica (level 3).
+        """Build one rank's replica from a trainer of this backend (level 3).
 
         Raises
         ------
@@ -192,7 +192,7 @@ class Backend(Description):
         return made
 
     def framework_scheme(self, name: str, mode: str) -> type[FrameworkScheme]:
-        """Import the adapter's class of one of `schemes`.
+        """Import the adapter's class for one of `schemes`.
 
         Raises
         ------

@@ -1,4 +1,4 @@
-"""What a backend is and has, as data that is known before its framework is imported.
+"""The description of a backend: data that is available before its framework is imported.
 
 Imports `d5suite.errors` and, late, `d5suite.network.operators`.
 """
@@ -34,7 +34,7 @@ NOT_BY_RANKS = {"fp16": "the loss scale would have to change on all ranks at onc
 
 @dataclass(frozen=True)
 class Tolerance:
-    """Accepted errors of a backend's answers in one precision.
+    """Accepted errors of a backend's results in one precision.
 
     Errors are relative L2 errors of one tensor, ``norm(answer - reference) / norm(reference)``.
 
@@ -53,8 +53,8 @@ class Tolerance:
     reason : str
         Why the figures are not smaller.
     repeats : float
-        Between two runs of the same computation, for outputs, gradients and parameters: 0, equal to
-        the last bit, unless the framework is not deterministic.
+        Accepted difference between two runs of the same computation, in outputs, gradients and
+        parameters. 0 means equal to the last bit; a framework that is not deterministic has more.
     """
 
     outputs: float
@@ -81,7 +81,7 @@ def usual_tolerances(*, fp16_trajectory: float = 0.1, **reasons: str) -> dict[st
 
 @dataclass(frozen=True)
 class Lack:
-    """What a backend lacks of a network.
+    """An operator of a network that a backend lacks.
 
     Attributes
     ----------
@@ -89,7 +89,7 @@ class Lack:
     nodes : tuple of str
         Names of the nodes.
     reason : str
-        Empty without one.
+        Why the backend lacks it; empty if there is nothing to say.
     """
 
     operator: str
@@ -130,10 +130,11 @@ class Description:
     single_operators : set of str
         ONNX operators implemented at level 0 only.
     variants : sequence of callable
-        Variants of these operators that are not implemented, of `d5suite.network.variants`.
+        Checks for variants of these operators that are not implemented, from
+        `d5suite.network.variants`.
     right_gradients : set of str
-        Operators whose float64 gradient was proved and serves as a reference for other backends at
-        level 0; for a backend that is written to be read.
+        Operators whose float64 gradient has been proved and serves other backends as a reference at
+        level 0. Only a backend that is written to be read has any.
     tolerances : mapping of str to Tolerance
         For each precision.
     environment : mapping of str to mapping of str to str
@@ -150,7 +151,7 @@ class Description:
         ``OPERATOR:backward:PRECISION``. Of the framework's own schemes: ``scheme:NAME``,
         ``scheme:NAME:MODE`` and ``scheme:NAME:PRECISION``.
     mode_absent : mapping of str to mapping of str to str
-        By mode: what it does not support although the backend does, by the keys of `absent`.
+        By mode: what this mode does not support although others do, by the keys of `absent`.
     schemes : mapping of str to NativeScheme
         The framework's own ways to train on several ranks.
     expected_failures : mapping of str to str
@@ -159,8 +160,8 @@ class Description:
     reduced : str
         Why recipes measure it at their ``reduced`` preset only; otherwise empty.
     slow_float64 : str
-        Why float64 is much slower than elsewhere on the CPU; otherwise empty. Such a backend is
-        proved after the others, by the references that those have made.
+        Why float64 on the CPU is much slower than in other backends; otherwise empty. Such a
+        backend is proved last, against references that the others have computed.
     on_request : str
         Why only the recipe of a user's own network measures it unless ``--backend`` names it;
         otherwise empty.
@@ -281,10 +282,10 @@ class Description:
             raise ContractError(self.name, "backend.tolerances", f"{precision} has no tolerances")
 
     def lacks_of(self, network: Network) -> list[Lack]:
-        """Return what the backend lacks of a network, by operator and reason; imports nothing.
+        """Return the operators of a network that the backend lacks; imports nothing.
 
-        A node is not judged by its variant if an operator that is lacking leaves its input's shape
-        unknown.
+        They are sorted by operator and reason. A node's variant is not checked if a lacking
+        operator ahead of it leaves the shape of its input unknown.
         """
         from d5suite.network.nodes.context import NodeContext
         from d5suite.network.operators import reason_of_lacking
@@ -307,7 +308,7 @@ class Description:
         return next((why for variant in self.variants if (why := variant(node, context))), "")
 
     def check_operators(self, network: Network) -> None:
-        """Raise `UnsupportedOperatorError` with all that the backend lacks of the network."""
+        """Raise `UnsupportedOperatorError` that lists all operators which the backend lacks."""
         lacks = self.lacks_of(network)
         if lacks:
             raise UnsupportedOperatorError(
@@ -364,12 +365,12 @@ class Description:
 
 
 def not_importable(modules: Sequence[str]) -> str:
-    """Return the missing ones of the modules, as text."""
-    return ", ".join(module for module in modules if not _is_there(module))
+    """Return the names of the modules that are not installed, separated by commas."""
+    return ", ".join(module for module in modules if not _is_installed(module))
 
 
-def _is_there(module: str) -> bool:
-    """Return whether a module exists; unlike importlib's `find_spec`, import no parent package."""
+def _is_installed(module: str) -> bool:
+    """Return whether a module is installed, without importing its parents as `find_spec` does."""
     parent, _, rest = module.partition(".")
     found = importlib.util.find_spec(parent)
     path = parent

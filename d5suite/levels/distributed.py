@@ -42,14 +42,14 @@ class Traffic:
     ----------
     calls : int
     payload_bytes : int
-        Bytes of the arrays that were given to the calls.
+        Bytes of the arrays passed to the calls.
     bytes_sent, bytes_received : int
     messages_sent, messages_received : int
-        Of point-to-point messages. A message of zero bytes counts.
+        Point-to-point messages. A message of zero bytes counts.
     seconds : float
-        Until the calls returned.
+        Time spent in the calls.
     opaque_calls : int
-        Calls that the transport made by itself: their messages and bytes are not counted.
+        Calls that the transport carried out by itself; their messages and bytes are not counted.
     """
 
     calls: int = 0
@@ -63,7 +63,7 @@ class Traffic:
 
 
 class _Counting:
-    """`Communicator.counted`; a generator would take a microsecond longer than this class."""
+    """The context of `Communicator.counted`; a generator would take a microsecond longer."""
 
     __slots__ = ("_bytes", "_call", "_communicator", "_start")
 
@@ -91,7 +91,7 @@ class Request(ABC):
 
     @abstractmethod
     def wait(self) -> int:
-        """Return when the array may be used again: the rank at the other end."""
+        """Wait until the array may be used again, and return the rank at the other end."""
 
 
 def segments(length: int, parts: int) -> list[slice]:
@@ -102,10 +102,10 @@ def segments(length: int, parts: int) -> list[slice]:
 
 
 class Communicator(ABC):
-    """Messages between ranks. One thread at a time uses it.
+    """Messages between ranks. Only one thread at a time may use it.
 
-    Arrays are NumPy's, C-contiguous, of any shape; a message's two ends agree on its bytes. A
-    collective is called by every rank in the same order, with arrays of equal shape and dtype, and
+    Arrays are NumPy's, C-contiguous, of any shape; both ends of a message expect the same number of
+    bytes. All ranks call a collective in the same order, with arrays of equal shape and dtype, and
     its result is equal to the last bit on all ranks. Collectives named ``native`` are the
     transport's own; others are algorithms over point-to-point messages
     (`d5suite.distributed.algorithms`).
@@ -119,11 +119,11 @@ class Communicator(ABC):
     name : str
     rank, size : int
     hosts : sequence of str
-        By rank: the name of its host, which hierarchical algorithms group by.
+        The name of each rank's host, by rank; hierarchical algorithms group ranks by it.
     algorithm : str
         Name of the collectives' algorithm; ``native`` if they are the transport's own.
     traffic : dict of str to Traffic
-        By the outermost call, such as ``all_reduce`` or ``send``.
+        Traffic by the outermost call, such as ``all_reduce`` or ``send``.
     """
 
     name: ClassVar[str]
@@ -174,7 +174,7 @@ class Communicator(ABC):
     # Collectives, all in place
 
     def broadcast(self, array: np.ndarray, root: int = 0) -> None:
-        """Overwrite the array with that of rank ``root``."""
+        """Overwrite the array with the one of rank ``root``."""
         self._collective("broadcast", array, root=root)
 
     def reduce(self, array: np.ndarray, root: int = 0) -> None:
@@ -186,7 +186,7 @@ class Communicator(ABC):
         self._collective("all_reduce", array)
 
     def reduce_scatter(self, array: np.ndarray) -> np.ndarray:
-        """Sum over ranks; each rank gets its own of the `segments`.
+        """Sum over ranks; each rank gets its own segment (`segments`).
 
         Returns
         -------
@@ -197,11 +197,11 @@ class Communicator(ABC):
         return array.reshape(-1)[segments(array.size, self.size)[self.rank]]
 
     def all_gather(self, array: np.ndarray) -> None:
-        """Fill the flat array with each rank's own of the `segments`."""
+        """Fill the flat array: each rank contributes its own segment (`segments`)."""
         self._collective("all_gather", array)
 
     def all_to_all(self, given: np.ndarray, taken: np.ndarray) -> None:
-        """Put segment ``r`` of what is given into segment ``rank`` of what rank ``r`` takes.
+        """Send segment ``r`` to rank ``r``, which stores it in segment ``rank`` of its ``taken``.
 
         Both arrays have the same size, a multiple of the number of ranks.
         """
@@ -216,7 +216,7 @@ class Communicator(ABC):
         """Release all connections and files. Collective."""
 
     def counted(self, call: str, array: np.ndarray) -> _Counting:
-        """Count a call and its time in a ``with``, unless it is part of another one."""
+        """Return a context that counts a call and its time, unless another call contains it."""
         return _Counting(self, call, array.nbytes)
 
     def _collective(self, call: str, array: np.ndarray, **more: Any) -> None:
@@ -292,7 +292,7 @@ class Replica(ABC):
     """One rank's copy of the network and its optimizer; the constructor takes ``(trainer)``.
 
     Arrays are the framework's own memory where it allows that, else copies. They have the native
-    layout, so that nothing is transposed: they make sense to replicas of the same backend and mode.
+    layout, so that nothing is transposed; only replicas of the same backend and mode exchange them.
 
     Attributes
     ----------
@@ -322,17 +322,18 @@ class Replica(ABC):
     def apply(self, gradients: Mapping[str, np.ndarray]) -> None:
         """Make one update with the given gradients, clipped as the optimizer says.
 
-        The arrays may be those of `gradients` or others; they may be overwritten, but nothing of
-        them is kept.
+        The arrays may be those of `gradients` or others. They may be overwritten, but no reference
+        to them is kept.
         """
         self.trainer.apply(self.native(gradients))
 
     def gradients_early(self, feed: Native, ready: Callable[[str, np.ndarray], None]) -> tuple[Native, Buffers]:
-        """Do as `gradients`; call ``ready`` once with each gradient, if possible before the next.
+        """Do as `gradients` does, and hand each gradient to ``ready`` once, as early as possible.
 
         ``ready`` may change the array. The order depends on the network only, so that it is the
-        same on all ranks; it is roughly that of the backward pass. By default ``ready`` is called
-        when all gradients are there (`Backend.absent` says why, as ``early gradients``).
+        same on all ranks; it is roughly the order of the backward pass. By default ``ready`` is
+        called after the whole backward pass; `Backend.absent` then gives the reason under ``early
+        gradients``.
         """
         loss, gradients = self.gradients(feed)
         for name in reversed(self.names):
@@ -341,11 +342,11 @@ class Replica(ABC):
 
     @abstractmethod
     def buffers(self, values: Native) -> Buffers:
-        """Return writable arrays of native tensors, once they are computed."""
+        """Wait for native tensors, and return them as writable arrays."""
 
     @abstractmethod
     def native(self, buffers: Mapping[str, np.ndarray]) -> Native:
-        """Return native tensors of arrays, for `Trainer.apply`."""
+        """Return arrays as native tensors, for `Trainer.apply`."""
 
     @abstractmethod
     def weights(self) -> Buffers:
@@ -378,16 +379,16 @@ class SchemeSettings(Named):
     def bytes_per_step(self, elements: int, itemsize: int, size: int) -> float | None:
         """Return the bytes that all ranks together send in a step; the mean where steps differ.
 
-        Collectives count as those of the ring algorithm. ``elements`` is the number of all
-        parameters' elements, ``size`` that of ranks. None if they cannot be known.
+        Collectives count as if the ring algorithm made them. ``elements`` is the number of elements
+        of all parameters, ``size`` the number of ranks. None if the bytes cannot be known.
         """
         raise NotImplementedError(self.name)
 
 
 class Scheme(ABC):
-    """How replicas agree. Every rank has one, and all have the same settings and initial weights.
+    """How replicas agree. Every rank makes one, with the same settings and initial weights.
 
-    One rank sends nothing: its step is `Trainer.step`.
+    A single rank sends nothing: its step is `Trainer.step`.
 
     Attributes
     ----------
@@ -395,14 +396,14 @@ class Scheme(ABC):
     synchronous : bool
         Whether each step equals one process's step on all ranks' batches together.
     compresses : bool
-        Whether a step applies part of the gradients only, so that a rounding decides which part.
+        Whether a step applies only part of the gradients; rounding may then decide which part.
     settings_type : type
-        Of its settings.
+        The class of its settings.
     replica : Replica
     communicator : Communicator
     settings : SchemeSettings
     exposed_s : float
-        Seconds of all steps in which this rank did nothing but communicate or wait for others.
+        Seconds, over all steps, in which this rank only communicated or waited for others.
     """
 
     name: str
@@ -416,7 +417,7 @@ class Scheme(ABC):
 
     @contextmanager
     def exposed(self) -> Iterator[None]:
-        """Count what is done as `exposed_s`."""
+        """Return a context whose time counts as `exposed_s`."""
         start = time.perf_counter()
         yield
         self.exposed_s += time.perf_counter() - start
@@ -443,12 +444,12 @@ class Scheme(ABC):
         raise NotImplementedError(self.name)
 
     def restart(self) -> None:
-        """Drop the state of earlier steps, such as unsent gradients: the next is a run's first."""
+        """Drop the state of earlier steps, such as unsent gradients: the next step starts a run."""
         return
 
     @abstractmethod
     def finish(self) -> None:
-        """Bring all replicas to the parameters that the run is judged by.
+        """Bring all replicas to the final parameters, by which the run is judged.
 
         Collective: each rank calls it once, at the end; a rank that serves, after `serve`.
         """

@@ -1,8 +1,8 @@
-"""Level 3 by a framework's own way: DistributedDataParallel and its like as schemes.
+"""A framework's own ways to train on several ranks, such as DistributedDataParallel, as schemes.
 
-A `NativeScheme` is what is known of it without the framework: `Backend.schemes` has them by name. A
-`FrameworkScheme` is the adapter's code, made on a replica as d5suite's own schemes are. Its ranks
-find each other at a `Meeting`.
+A `NativeScheme` describes one without importing the framework; `Backend.schemes` has them by name.
+A `FrameworkScheme` is the adapter's code. It is made from a replica, as d5suite's own schemes are,
+and its ranks connect at a `Meeting`.
 
 Imports the standard library and `d5suite.levels` only.
 """
@@ -30,12 +30,13 @@ class Knob:
     Attributes
     ----------
     default : bool, int, float or str
-        Its type is that of every value; a whole number is a float, too.
+        All values have its type; a whole number is accepted as a float, too.
     meaning : str
         What it sets, with its unit.
     least : float, optional
+        The least accepted value.
     among : sequence of str
-        All values, if they are words.
+        The accepted values, if they are words.
     """
 
     default: Value
@@ -62,31 +63,33 @@ class NativeScheme:
     Attributes
     ----------
     title : str
-        As the framework's authors write it.
+        The name as the framework's authors write it.
     synchronous : bool
         Whether each step equals one process's step on all ranks' batches together. An asynchronous
-        way applies each rank's gradient by itself, to weights that the rank then takes, and has the
-        knob ``in_turn``: rank after rank, which is held to
-        `d5suite.validate.distributed.rules`.
+        scheme applies each rank's gradient by itself, to weights that the rank then takes. Its knob
+        ``in_turn`` applies them rank after rank, so that `d5suite.validate.distributed.rules` can
+        check them.
     transports : mapping of str to str
-        By device: what moves the gradients there. It has no other devices.
+        What moves the gradients, by device. Other devices are not supported.
     sends : float or None
-        Bytes that all ranks together send in a step, over those of all parameters times the number
-        of ranks without one; a collective counts as a ring's. None: they cannot be known.
+        Bytes that all ranks together send in a step, divided by the bytes of all parameters and by
+        the number of ranks minus one. A collective counts as a ring's. None if they cannot be
+        known.
     servers : bool
-        Whether processes beside the ranks hold the parameters; `sends` is then per rank.
+        Whether processes beside the ranks hold the parameters; `sends` is then divided by the
+        number of ranks.
     requires : mapping of str to str
-        Further modules that it needs, each with the command that installs it.
-        A module of one mode only has the mode and a colon in front.
+        Further modules that it needs, each with the command that installs it. The mode and a colon
+        in front of a module limit it to that mode.
     knobs : mapping of str to Knob
         Its settings.
     rounds : mapping of str to float
-        By ``KNOB=VALUE``: the relative error of parameters after one step up to which such a
-        setting rounds what is sent; under ``""`` whatever the settings are.
+        By ``KNOB=VALUE``: the relative error of the parameters after one step that this setting may
+        cause by rounding what is sent; under ``""``, the error that any setting may cause.
     module : str
         The adapter's module that has it in ``SCHEMES``.
     quick : bool
-        Whether its proof takes seconds, so that the conformance kit's short form can have it.
+        Whether its proof takes only seconds, so that the short form of the kit includes it.
     """
 
     title: str
@@ -115,7 +118,7 @@ class NativeSettings(SchemeSettings):
 
     @property
     def rounding(self) -> float:
-        """The relative error of parameters that these settings allow themselves; 0: none."""
+        """The relative error of the parameters that these settings may cause by rounding."""
         chosen = ["", *(f"{key}={getattr(self, key)}" for key in self.described.knobs)]
         return max(self.described.rounds.get(each, 0.0) for each in chosen)
 
@@ -135,20 +138,21 @@ def settings_type(name: str, described: NativeScheme) -> type[NativeSettings]:
 
 @dataclass
 class Meeting:
-    """Where the ranks of a native scheme find each other, before any of them computes.
+    """What the ranks of a native scheme need to connect, before any of them computes.
 
     Attributes
     ----------
     rank, size, local_rank : int
     hosts : sequence of str
-        By rank.
+        The ranks' hosts, by rank.
     device : str
     threads : int
-        This rank's.
+        This rank's thread budget.
     folder : Path or None
-        One that all ranks see, and that is gone afterwards; None where mpiexec was started by hand.
+        A folder that all ranks see and that is removed afterwards; None if mpiexec was started by
+        hand.
     gather : callable
-        Gives every rank the JSON-able values of all, by rank. Collective.
+        Takes this rank's value, JSON-able, and returns the values of all ranks. Collective.
     """
 
     rank: int
@@ -162,10 +166,10 @@ class Meeting:
     _held: list[socket.socket] = field(default_factory=list, repr=False)
 
     def port(self) -> int:
-        """Reserve a port of this host for a server that is yet to start.
+        """Reserve a port of this host for a server that starts later.
 
         The port stays bound, but does not listen, until this process ends. So the system gives it
-        to no one, and a server that sets ``SO_REUSEADDR``, as nearly all do, can still have it.
+        to no other process, but a server that sets ``SO_REUSEADDR``, as nearly all do, can bind it.
         """
         held = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -193,7 +197,7 @@ class FrameworkScheme(ABC):
     Attributes
     ----------
     replica : Replica
-        Its weights and its optimizer's settings are where training starts.
+        Training starts from its weights and its optimizer's settings.
     settings : NativeSettings
     """
 
@@ -204,13 +208,13 @@ class FrameworkScheme(ABC):
     def meet(cls, meeting: Meeting, settings: NativeSettings) -> Callable[[], None]:
         """Connect this process with the other ranks, after `runtime.configure`, before any tensor.
 
-        Collective. By default nothing.
+        Collective. By default there is nothing to connect.
 
         Returns
         -------
         callable
-            Closes the connection cleanly; called on every rank at the end of its job. Everything
-            that a rank started ends with it, however it ends.
+            Closes the connection cleanly; every rank calls it at the end of its job. Everything
+            that a rank has started ends with the rank, whatever ends it.
         """
         return lambda: None
 
@@ -218,8 +222,8 @@ class FrameworkScheme(ABC):
     def step(self, feed: Native) -> Native:
         """Make this rank's part of one step, and return its own batch's loss.
 
-        The learning rate is the trainer's `learning_rate` by then; clipping is as its `optimizer`
-        says, of the mean gradient.
+        The learning rate is the trainer's current `learning_rate`. The mean gradient is clipped as
+        the trainer's `optimizer` says.
         """
 
     def weights(self) -> Buffers:
@@ -227,12 +231,12 @@ class FrameworkScheme(ABC):
         return self.replica.weights()
 
     def finish(self) -> None:
-        """Bring the parameters to the executor, all ranks the same. Collective; steps may follow.
+        """Give the executor the trained parameters, the same on all ranks. Steps may follow.
 
-        By default nothing: the framework trained the executor's own.
+        Collective. By default there is nothing to do: the framework trains the executor's own.
         """
         return
 
     def bytes_per_step(self, elements: int, itemsize: int, size: int) -> float | None:
-        """See `SchemeSettings.bytes_per_step`, which it is unless settings change it."""
+        """See `SchemeSettings.bytes_per_step`; an adapter overrides it if settings change it."""
         return self.settings.bytes_per_step(elements, itemsize, size)

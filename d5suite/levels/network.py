@@ -133,7 +133,7 @@ class Executor(ABC):
         mapping
             The loss under `Network.loss`, and its gradient under each name of
             `Network.parameters`. The loss keeps its value for as long as the caller holds it,
-            gradients until the next call: to copy them would cost a training step's time.
+            gradients until the next call; copying them would make a training step slower.
         """
 
     @abstractmethod
@@ -157,8 +157,8 @@ class Executor(ABC):
         Returns
         -------
         dict
-            Arrays that only an executor of the same backend, mode, device and network understands;
-            empty for a network that draws nothing, and by default.
+            Arrays that only an executor of the same backend, mode, device and network can load.
+            Empty, as by default, if the network draws no random numbers.
         """
         return {}
 
@@ -173,7 +173,7 @@ class Executor(ABC):
         self.check_random_state(values)
 
     def check_random_state(self, values: Arrays) -> None:
-        """Raise `NetworkError` unless the values look like this executor's `random_state`."""
+        """Raise `NetworkError` unless names, shapes and types are those of `random_state`."""
         own, given = (
             {name: (value.shape, value.dtype) for name, value in arrays.items()}
             for arrays in (self.random_state(), values)

@@ -1,8 +1,8 @@
 """Level 0: one ONNX node as a native operator of a framework.
 
-An adapter's `operators` module has one factory per ONNX operator, from which both networks (levels
-1 and 2) and single operators (level 0) are built, and a subclass of the `Operator` below. NumPy
-arrays cross the interface in the neutral layout; inside, an adapter keeps its framework's.
+An adapter's `operators` module has one factory per ONNX operator and a subclass of `Operator`. The
+factories build both networks (levels 1 and 2) and single operators (level 0). NumPy arrays cross
+the interface in the neutral layout; inside, an adapter uses its framework's layout.
 
 Imports NumPy, `d5suite.errors` and `d5suite.network`.
 """
@@ -64,9 +64,9 @@ FAMILIES: Mapping[str, Sequence[str]] = {
 
 
 def function_name(operator: str) -> str:
-    """Return the name of an operator's factory: ``conv_transpose`` for ONNX's ``ConvTranspose``.
+    """Return the name of an operator's factory, such as ``conv_transpose`` for ``ConvTranspose``.
 
-    Names that Python uses itself get an underscore: ``slice_``, ``not_``.
+    Python's own names get an underscore: ``slice_``, ``not_``.
     """
     name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", operator.replace("NaN", "Nan")).lower()
     return f"{name}_" if keyword.iskeyword(name) or hasattr(builtins, name) else name
@@ -206,8 +206,8 @@ class Operator(ABC):
     def extent(self, value: Any) -> tuple[int, int] | None:
         """Return the first address and the number of bytes of a native tensor's memory.
 
-        For a view, those of the underlying memory if the framework reports them. None, as here, if
-        the framework reports no address, or if ``value`` is not a tensor.
+        A view has the extent of its underlying memory, if the framework reports it. None, as here,
+        if the framework reports no address, or if ``value`` is not a tensor.
         """
         return None
 
@@ -221,7 +221,7 @@ class Operator(ABC):
         arguments : sequence
             Its arguments.
         backward : bool
-            Whether it was the latter; results are then named by their inputs.
+            Whether `backward`'s function returned them; they are then named by their inputs.
         """
         operation, node = self.operation, self.operation.node
         found = list(results) if isinstance(results, list | tuple) else [results]

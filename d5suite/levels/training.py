@@ -38,7 +38,7 @@ class Trainer(ABC):
     executor : Executor
     optimizer : Optimizer
     learning_rate : float
-        Of the next step; changed only by `set_learning_rate`.
+        The rate of the next step; only `set_learning_rate` changes it.
     """
 
     def __init__(self, executor: Executor, optimizer: Optimizer) -> None:
@@ -74,7 +74,8 @@ class Trainer(ABC):
     def apply(self, gradients: Native) -> None:
         """Make one update with gradients that other ranks may have changed (level 3).
 
-        ``apply(gradients(feed))`` is the update of ``step(feed)``: clipped and counted alike.
+        ``apply(gradients(feed))`` makes the same update as ``step(feed)``: it clips and counts it
+        alike.
 
         Parameters
         ----------
@@ -112,8 +113,9 @@ class Trainer(ABC):
             Scalars `STEPS` (int64), `LEARNING_RATE` (float64) and, in ``fp16``, `LOSS_SCALE`
             (float64) and `UNSCALED_STEPS` (int64). Arrays ``SLOT/PARAMETER`` for each of
             `Optimizer.slots` and `Network.parameters`, in the parameter's neutral shape and layout.
-            A state that differs from the formula's (such as a velocity that contains the learning
-            rate) is converted, in float64 if only that restores the same bits on loading.
+            An optimizer that stores something else than the formula (such as a velocity that
+            contains the learning rate) is converted, in float64 if float32 would not restore the
+            same bits.
         """
 
     @property
