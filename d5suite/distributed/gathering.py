@@ -12,13 +12,13 @@ from d5suite.levels.distributed import Communicator
 
 
 def gather(communicator: Communicator, value: Any) -> list[Any]:
-    """Give every rank the values of all ranks, by rank. Collective.
+    """Return the values of all ranks, by rank, on every rank. Collective.
 
     Parameters
     ----------
     communicator : Communicator
     value : object
-        JSON-able; numbers that are not finite, too.
+        JSON-able; numbers need not be finite.
     """
     content = np.frombuffer(json.dumps(value).encode(), np.uint8)
     lengths = np.zeros(communicator.size, np.int64)
@@ -32,7 +32,7 @@ def gather(communicator: Communicator, value: Any) -> list[Any]:
 
 
 def disagreements(facts: Sequence[Mapping[str, str]], hosts: Sequence[str]) -> list[str]:
-    """Say in which facts ranks differ, and which ranks.
+    """Return texts that say in which facts ranks differ, and which ranks.
 
     Parameters
     ----------

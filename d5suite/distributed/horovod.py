@@ -19,8 +19,8 @@ from d5suite.levels.native import FrameworkScheme, Knob, Meeting, NativeScheme, 
 MIB = 2**20
 
 PATIENCE_S = 300
-"""Seconds that a rank waits for the others, to meet and in each message. Horovod's own 30 s are
-short for a machine on which a framework compiles; a rank that ends breaks its connections."""
+"""Seconds that a rank waits for the others, to connect and for each message. Horovod's default of
+30 s is too short where a framework compiles; a rank that ends breaks its connections at once."""
 
 
 def described(**extensions: str) -> NativeScheme:
@@ -29,7 +29,7 @@ def described(**extensions: str) -> NativeScheme:
     Parameters
     ----------
     **extensions : str
-        The extension's module, which is there if it was built, by mode; under ``any`` in all modes.
+        The extension's module, which exists if it was built, by mode; ``any`` stands for all modes.
     """
     return NativeScheme(
         title="Horovod",
@@ -52,7 +52,7 @@ def described(**extensions: str) -> NativeScheme:
 
 
 class HorovodScheme(FrameworkScheme):
-    """Horovod's all-reduce of gradients; an adapter adds `step`."""
+    """Horovod's all-reduce of gradients; an adapter implements `step`."""
 
     hvd: Any
     """The framework's part of Horovod, such as ``horovod.torch``."""
@@ -75,7 +75,7 @@ class HorovodScheme(FrameworkScheme):
         except Exception as error:
             raise D5Error(
                 f"rank {meeting.rank}: Horovod could not reach all {meeting.size} ranks: {error}",
-                hint="Another rank may have ended: look into its log.",
+                hint="Another rank may have ended: see its log.",
             ) from error
         found = cls.hvd.rank(), cls.hvd.size()
         if found != (meeting.rank, meeting.size):
@@ -105,7 +105,7 @@ class HorovodScheme(FrameworkScheme):
 def environment(rank: int, hosts: Sequence[str], port: int) -> Mapping[str, str]:
     """Return the variables by which Horovod's ranks find each other over Gloo.
 
-    They are those that ``horovodrun`` sets.
+    ``horovodrun`` sets the same ones.
 
     Parameters
     ----------
@@ -113,7 +113,7 @@ def environment(rank: int, hosts: Sequence[str], port: int) -> Mapping[str, str]
     hosts : sequence of str
         By rank.
     port : int
-        Of the server on rank 0's host.
+        The server's port on rank 0's host.
     """
     host, per_host = hosts[rank], Counter(hosts)
     local = hosts[:rank].count(host)
@@ -138,7 +138,7 @@ def environment(rank: int, hosts: Sequence[str], port: int) -> Mapping[str, str]
 
 
 def _serve(meeting: Meeting) -> tuple[Any, int]:
-    """Start the server at which ranks leave their addresses; return it and its port."""
+    """Start the server where ranks register their addresses; return it and its port."""
     from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPServer
 
     near = len(set(meeting.hosts)) == 1

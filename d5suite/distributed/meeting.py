@@ -37,12 +37,12 @@ def meet(
     settings : mapping
         Of the scheme.
     communicator : Communicator
-        Connects the ranks already.
+        Already connects the ranks.
     device, precision : str
     threads, local_rank : int
         This rank's.
     folder : Path or None
-        One that all ranks see.
+        A folder that all ranks see.
 
     Raises
     ------

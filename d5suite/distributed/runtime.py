@@ -12,12 +12,12 @@ def configure(*, threads: int, seed: int, device: str) -> None:
 
 
 def versions() -> dict[str, str]:
-    """Return NumPy's version, which adds what arrives."""
+    """Return the version of NumPy, which adds the arrays."""
     return {"numpy": np.__version__}
 
 
 def device_problem(device: str) -> str | None:
-    """Return None: a communicator says which devices it serves."""
+    """Return None: each communicator declares its devices."""
     return None
 
 
@@ -27,5 +27,5 @@ def device_name(device: str) -> str:
 
 
 def device_memory(device: str) -> tuple[Callable[[], None], Callable[[], int]] | None:
-    """Return None: it is not taken."""
+    """Return None: memory is not measured."""
     return None

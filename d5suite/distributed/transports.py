@@ -1,4 +1,4 @@
-"""A communicator as a backend whose modes are its algorithms: so its collectives are measured.
+"""A communicator as a backend whose modes are its algorithms, so that it can be measured.
 
 Imports `d5suite.levels` and its neighbours.
 """

@@ -187,7 +187,7 @@ def check_mpi(c: Communicator) -> None:
     elif c.rank == 0:
         with pytest.raises(D5Error, match="rank 0 expects 24 bytes of rank 1, which sent 16"):
             c.receive(np.zeros(3), 1)
-        with pytest.raises(D5Error, match=r"receive: rank 0: MPI's MPI_ERR_TRUNCATE(.|\n)*look into its log"):
+        with pytest.raises(D5Error, match=r"receive: rank 0: MPI's MPI_ERR_TRUNCATE(.|\n)*see its log"):
             c.receive(np.zeros(1), 1)
     c.barrier()
     with pytest.raises(D5Error, match="does not report CUDA support"):

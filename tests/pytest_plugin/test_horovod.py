@@ -187,7 +187,7 @@ def test_ranks_of_two_hosts_are_numbered_as_horovodrun_does() -> None:
 
 
 def test_a_backend_without_the_extension_says_how_to_build_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("d5suite.levels.description._is_there", lambda module: False)
+    monkeypatch.setattr("d5suite.levels.description._is_installed", lambda module: False)
     backends = discover()[0]
     for name, module in (
         ("torch", "torch.mpi_lib_v2"),

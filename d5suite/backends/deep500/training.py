@@ -53,7 +53,7 @@ class PreparedGradients(deep500.GraphExecutor):
         return answer
 
     def inference_and_backprop(self, input: Sequence[Mapping[str, np.ndarray]], y: str = "loss") -> Any:
-        """Return the mean loss; of a sequence of no batch, prepare the gradients that are there."""
+        """Return the mean loss. Without a batch, only prepare the gradients that are stored."""
         network, settings = self.network, self._settings
         answer: Any = self._executor.inference_and_backprop(input[0], y) if input else {y: None}
         if len(input) <= 1 and not (settings.clip_value or settings.clip_norm or self._decay):

@@ -21,8 +21,8 @@ from d5suite.levels.network import Native
 class Replica(distributed.Replica):
     """On the CPU the arrays are MXNet's own, one per parameter; on ``cuda`` copies in the host's.
 
-    MXNet's engine does not see what is written to them. It has nothing to do with a gradient
-    between the backward pass, for which each array waits, and the update.
+    MXNet's engine does not see writes to them. That is safe: each array waits for the backward
+    pass, and the engine does not use a gradient again before the update.
     """
 
     trainer: Trainer
@@ -33,7 +33,7 @@ class Replica(distributed.Replica):
         self._weights = {name: trainer.executor.weights[name] for name in self.names}
 
     def gradients_early(self, feed: Native, ready: Callable[[str, np.ndarray], None]) -> tuple[Native, Buffers]:
-        """Wait for one gradient after the other: MXNet's backward pass goes on meanwhile."""
+        """Wait for one gradient after the other, while MXNet's backward pass continues."""
         answer = self.trainer.gradients(feed)
         found: Buffers = {}
         for name in reversed(self.names):

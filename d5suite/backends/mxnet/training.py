@@ -172,7 +172,7 @@ class DecoupledAdam(Formula):
 
 
 def native_optimizer(settings: Optimizer, *, exact: bool, together: bool = False) -> Any:
-    """Return MXNet's optimizer; its formula is the neutral one, but SGD's velocity has the rate.
+    """Return MXNet's optimizer with the neutral formula, except that SGD's velocity has the rate.
 
     With ``together`` it is MXNet's own SGD, whose kernels update several arrays.
     """

@@ -28,10 +28,10 @@ from d5suite.network.nodes.schedule import check_statistics, is_rounded, schedul
 from d5suite.network.operation import is_floating
 
 _FRESH = frozenset({"Add", "BatchNormalization", "Concat", "Conv", "Gemm", "MatMul", "Mul", "Sub"})
-"""Operators whose output may be overwritten: it is memory of its own that no gradient reads."""
+"""Operators whose output may be overwritten: it is new memory, and no gradient reads it."""
 
 _NARROW = {"bf16": torch.bfloat16, "fp16": torch.float16}
-"""By precision: the type of activations and of weights in use, if not the parameters' own."""
+"""Type of activations, and of weights where they are used, if not the parameters' own type."""
 
 
 class Executor(level.Executor):
@@ -114,7 +114,7 @@ class Executor(level.Executor):
             dtype = self.network.dtypes[name]
             fed[name] = self._placed(tensor, self._activations if is_floating(dtype) else getattr(torch, dtype.name))
             if fed[name].data_ptr() == tensor.data_ptr():
-                # By NumPy: PyTorch's threads would spin on the cores of the loader's processes.
+                # NumPy copies: PyTorch's threads would spin on cores that the loader needs.
                 fed[name] = torch.from_numpy(np.array(array, order="C"))
         return fed
 
@@ -148,7 +148,7 @@ class Executor(level.Executor):
             return self._infer(*self._inference_weights, *inputs)
 
     def _refresh(self) -> None:
-        """Update what inference reads: running variances and rounded weights, in their places."""
+        """Update in place what inference reads: running variances and rounded weights."""
         self._statistics.settle()
         with torch.inference_mode():
             if not self._inference_weights:
@@ -169,7 +169,7 @@ class Executor(level.Executor):
     def loss(self, feed: Native, weights: Mapping[str, torch.Tensor] | None = None) -> torch.Tensor:
         """Return the loss in training mode, with its autograd graph; running statistics move.
 
-        ``weights`` stand for parameters of these names.
+        ``weights`` replace the parameters of these names.
         """
         inputs = self._inputs(feed)
         own = self._training_weights

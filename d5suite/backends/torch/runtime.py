@@ -125,7 +125,7 @@ def event_timer(device: str) -> EventTimer | None:
 
 
 class Sensors(level.Sensors):
-    """AMD's sensors, which PyTorch reads through amdsmi; 0 is its word for none."""
+    """AMD's sensors, which PyTorch reads through amdsmi. It reports 0 for a missing sensor."""
 
     def __init__(self) -> None:
         self.name = str(torch.cuda.get_device_name())
@@ -152,5 +152,5 @@ class Sensors(level.Sensors):
 
 
 def sensors(device: str) -> Sensors | None:
-    """Return the GPU's sensors where it is AMD's; NVIDIA's answer through NVML."""
+    """Return the sensors of an AMD GPU; those of NVIDIA GPUs are read through NVML."""
     return Sensors() if device == "cuda" and torch.version.hip else None

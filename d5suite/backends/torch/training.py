@@ -125,7 +125,7 @@ class Trainer(training.Trainer):
         return self.step_of(self.executor.loss, feed, *more)
 
     def _replayed_step(self, feed: Native, *more: Native) -> Native:
-        """Make a step whose gradients a CUDA graph has left in places of its own."""
+        """Make a step from the gradients that a CUDA graph writes to its own memory."""
         names = self.executor.network.parameters
         answer = self.executor.forward_backward(feed)
         loss, gradients = answer[self._loss], [answer[name] for name in names]
@@ -143,7 +143,7 @@ class Trainer(training.Trainer):
         return {self._loss: loss}
 
     def step_of(self, loss_of: Callable[[Native], torch.Tensor], feed: Native, *more: Native) -> Native:
-        """Make a step in which something else computes the executor's loss, with its gradients."""
+        """Make a step whose loss another callable computes, such as a parallel module."""
         self._optimizer.zero_grad(set_to_none=True)
         loss = loss_of(feed)
         self._scaler.scale(loss).backward()
@@ -163,7 +163,7 @@ class Trainer(training.Trainer):
         return {self._loss: loss}
 
     def gradients(self, feed: Native) -> Native:
-        """Return gradients that `torch.Tensor.backward` left: no two share memory."""
+        """Return the gradients that `torch.Tensor.backward` leaves; no two of them share memory."""
         self._optimizer.zero_grad(set_to_none=True)
         loss = self.executor.loss(feed)
         loss.backward()
@@ -180,7 +180,7 @@ class Trainer(training.Trainer):
     def _laid_out(self, gradient: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
         """Return the gradient in its parameter's layout.
 
-        On the CPU PyTorch's fused kernels (2.13) would pair elements by their place in memory.
+        On the CPU PyTorch's fused kernels (2.13) pair elements by their position in memory.
         """
         if not self._fused or gradient.stride() == tensor.stride():
             return gradient

@@ -23,7 +23,7 @@ from d5suite.levels.distributed import Collective, Communicator, segments
 def _folded(
     communicator: Communicator, array: np.ndarray, inner: Callable[[int, int, Callable[[int], int]], None]
 ) -> None:
-    """Call ``inner(place, places, rank of place)`` between folding the surplus and telling it."""
+    """Fold in the surplus, call ``inner(place, places, rank of place)``, and send the result."""
     rank, places = communicator.rank, 1 << (communicator.size.bit_length() - 1)
     surplus = communicator.size - places
 

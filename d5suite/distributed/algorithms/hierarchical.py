@@ -31,7 +31,7 @@ def all_reduce(communicator: Communicator, array: np.ndarray) -> None:
 
 
 def broadcast(communicator: Communicator, array: np.ndarray, *, root: int = 0) -> None:
-    """Tell one rank of each host, which tells the others."""
+    """Send to one rank of each host, which sends to the others."""
     own, speakers = _places(communicator, root)
     if communicator.rank == own[0]:
         tree.broadcast(communicator, array, root=root, ranks=speakers)

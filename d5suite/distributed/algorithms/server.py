@@ -1,4 +1,4 @@
-"""A parameter server: the first k ranks add a segment each, and tell everyone the sum.
+"""A parameter server: the first k ranks add a segment each, and send everyone the sum.
 
 Li et al., "Scaling distributed machine learning with the parameter server", OSDI 2014. Servers are
 ranks that train, too.

@@ -28,7 +28,7 @@ class Transport:
     install : str
         The command that installs them.
     launcher : str
-        Who starts its ranks: ``process`` (d5suite), ``mpi`` (mpiexec) or ``none`` (one rank).
+        What starts its ranks: ``process`` (d5suite), ``mpi`` (mpiexec) or ``none`` (one rank).
     devices : tuple of str
         Where the arrays that it moves may lie.
     """
@@ -53,7 +53,7 @@ COMMUNICATORS: Mapping[str, Transport] = {
 
 
 def problem(name: str) -> str | None:
-    """Return in a sentence what a transport lacks, with the command that helps; None if nothing.
+    """Return a sentence on what a transport lacks, with the command that installs it, or None.
 
     Raises
     ------
@@ -86,18 +86,18 @@ def open_communicator(
     algorithm : str
         A key of `d5suite.distributed.algorithms.ALGORITHMS`.
     rank, size : int, optional
-        MPI knows them by itself, and so does a single rank.
+        Not needed for MPI or a single rank.
     meeting : Path, optional
         A folder that all ranks see, where those of gloo and nccl find each other.
     timeout_s : float
-        How long gloo and nccl wait for a rank or a message. MPI waits as long as it takes.
+        How long gloo and nccl wait for a rank or a message. MPI waits without limit.
     hosts : sequence of str, optional
-        Name of each rank's host, if not the real one.
+        Names of the ranks' hosts, to replace the real ones.
 
     Raises
     ------
     D5Error
-        A name is unknown, the transport is not installed, or a rank did not come.
+        If a name is unknown, the transport is not installed, or a rank did not connect.
     """
     transport = _known(name)
     if algorithm not in ALGORITHMS:

@@ -48,7 +48,7 @@ _opened = itertools.count()
 
 
 def named(function: Function) -> Function:
-    """Raise torch's errors as ours, with the rank."""
+    """Raise torch's errors as `D5Error` with the rank."""
 
     @functools.wraps(function)
     def call(self: Any, *arguments: Any, **more: Any) -> Any:
@@ -66,7 +66,7 @@ def failed(of: Any, where: str, error: RuntimeError) -> D5Error:
     return D5Error(
         f"rank {of.rank}: {type(of).__module__.rpartition('.')[2]}: {str(error).splitlines()[0]}",
         where=where,
-        hint="Another rank may have ended or called something else: look into its log.",
+        hint="Another rank may have ended or called something else: see its log.",
     )
 
 
@@ -86,10 +86,10 @@ def met(file: Path, rank: int, size: int, timeout_s: float) -> tuple[FileStore, 
 
 @contextlib.contextmanager
 def alone_in(folder: Path) -> Iterator[None]:
-    """Let one rank of this host at a time end its store.
+    """Let only one rank of this host at a time close its store.
 
-    A store counts those that ended, then those that are left, and removes the file if both counts
-    say that it is the last. Of two that count at once neither may be.
+    A store counts the ranks that have closed and those that are left, and the last one removes the
+    file. If two ranks count at the same time, neither may be the last.
     """
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(OSError):  # the folder is gone, or its file system has no locks
@@ -141,9 +141,9 @@ class GlooCommunicator(Communicator):
         self._store, self._group = store, ProcessGroupGloo(store, self.rank, self.size, options)
 
     def close(self) -> None:
-        """Close the connections once all ranks do; the last rank's store removes the file."""
+        """Close the connections when all ranks do; the last rank's store removes the file."""
         if self._store is not None:
-            # A connection that closes early may take a message with it that another rank waits for.
+            # A connection that closes early may lose a message that another rank waits for.
             with contextlib.suppress(RuntimeError):
                 self._store.set(f"closes{self.rank}", "")
                 self._store.wait([f"closes{other}" for other in range(self.size)], CLOSES)
@@ -153,7 +153,7 @@ class GlooCommunicator(Communicator):
         self._seen = None, None, []
 
     def all_reduce(self, array: np.ndarray) -> None:
-        """See `Communicator.all_reduce`; a small array that comes again is counted on its way."""
+        """See `Communicator.all_reduce`; a small array that comes again is counted meanwhile."""
         if array is not self._seen[0] or array.dtype is not self._seen[1] or self._outermost is not None:
             super().all_reduce(array)
             return

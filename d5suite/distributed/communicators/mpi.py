@@ -39,7 +39,7 @@ def _named(function: Function) -> Function:
             raise D5Error(
                 f"rank {self.rank}: MPI's {error.Get_error_string()}",
                 where=str(arguments[0]) if function.__name__ == "_native" else function.__name__.strip("_"),
-                hint="Another rank may have ended or called something else: look into its log.",
+                hint="Another rank may have ended or called something else: see its log.",
             ) from error
 
     return call  # type: ignore[return-value]
@@ -76,7 +76,7 @@ def _source(rank: int, status: MPI.Status, expected: int) -> int:
 
 
 class MpiCommunicator(Communicator):
-    """A duplicate of an MPI communicator, so that nothing else's messages meet ours."""
+    """A duplicate of an MPI communicator, so that other messages never meet ours."""
 
     name = "mpi"
 

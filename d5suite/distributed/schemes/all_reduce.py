@@ -29,8 +29,8 @@ class AllReduceSettings(SchemeSettings):
     Attributes
     ----------
     bucket_bytes, first_bucket_bytes : int
-        A bucket is full once it holds so many bytes. The first, with the last layers' gradients, is
-        smaller, so that communication can begin early. Defaults: those of DistributedDataParallel.
+        A bucket is full once it holds this many bytes. The first, with the last layers' gradients,
+        is smaller, so that communication begins early. The defaults are DistributedDataParallel's.
     overlap : bool
         Whether a full bucket is sent while the backward pass goes on, where the replica hands out
         gradients early.
@@ -70,7 +70,7 @@ class _Bucket:
 
 
 def divide(gradients: Buffers, settings: AllReduceSettings) -> list[_Bucket]:
-    """Divide gradients, in the order in which they come, into buckets."""
+    """Divide gradients into buckets, in the order in which the backward pass returns them."""
     buckets: list[Buffers] = [{}]
     room = settings.first_bucket_bytes
     for name, value in gradients.items():
@@ -83,7 +83,7 @@ def divide(gradients: Buffers, settings: AllReduceSettings) -> list[_Bucket]:
 
 
 class _Courier:
-    """A thread that makes calls in their order while its owner computes."""
+    """A thread that makes calls in order while its owner computes."""
 
     def __init__(self) -> None:
         self._calls: queue.SimpleQueue[Callable[[], Buffers] | None] = queue.SimpleQueue()
@@ -135,7 +135,7 @@ class AllReduce(Common):
         return loss
 
     def _plain(self, feed: Native) -> tuple[Native, Buffers]:
-        """Average the gradients once all of them are there."""
+        """Average the gradients after the whole backward pass."""
         if self._buckets:
             loss, gradients = self.replica.gradients(feed)
         else:
@@ -149,7 +149,7 @@ class AllReduce(Common):
         return loss, averaged
 
     def _overlapping(self, feed: Native) -> tuple[Native, Buffers]:
-        """Average each bucket in a thread as soon as its gradients are there."""
+        """Average each bucket in a thread as soon as its gradients are computed."""
         courier = self._courier = self._courier or _Courier()
         came: Buffers = {}
         left = iter(self._buckets)

@@ -30,8 +30,8 @@ class AsynchronousSettings(SchemeSettings):
     Attributes
     ----------
     schedule : sequence of int
-        Ranks of workers, again and again: whose gradient is applied next. It makes a run
-        deterministic. By default whichever comes first.
+        Ranks of the workers whose gradients are applied next, repeated. It makes a run
+        deterministic. By default the gradient that arrives first is applied.
     """
 
     schedule: Sequence[int] = ()

@@ -22,9 +22,9 @@ class Flat:
     Parameters
     ----------
     like : mapping of str to numpy.ndarray
-        Arrays of the shapes, order and dtype to make room for.
+        Arrays whose shapes, order and dtype the flat array has room for.
     multiple : int
-        The array's length is the next multiple of it; what is too much is zero.
+        The array's length is rounded up to a multiple of this; the rest is zero.
 
     Attributes
     ----------
@@ -47,7 +47,7 @@ class Flat:
             start += each.size
 
     def fill(self, values: Mapping[str, np.ndarray]) -> np.ndarray:
-        """Copy the values of its names, and return the flat array."""
+        """Copy the values into the flat array, and return it."""
         for name, view in self.views.items():
             np.copyto(view, values[name], casting="no")
         return self.array
@@ -60,7 +60,7 @@ def mean(communicator: Communicator, array: np.ndarray) -> None:
 
 
 class Common(Scheme):
-    """A scheme whose single rank is a trainer, and which ends as its settings say."""
+    """A scheme that, with a single rank, is a plain trainer."""
 
     def step(self, feed: Native) -> Native:
         """See `Scheme.step`."""
@@ -77,7 +77,7 @@ class Common(Scheme):
         """Make a step of several ranks."""
 
     def _finish(self) -> None:
-        """Make the replicas' parameters equal; in most schemes they are already."""
+        """Make the replicas' parameters equal; in most schemes they already are."""
         return
 
     def _average_weights(self) -> None:

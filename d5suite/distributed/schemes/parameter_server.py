@@ -101,7 +101,7 @@ class ParameterServer(Common):
         self._taken = np.empty(self._shards[0].stop, flat.array.dtype)
 
     def _gather(self, own: np.ndarray) -> None:
-        """Put the mean of all ranks' gradients of its segment into `_mean`."""
+        """Put the mean of all ranks' gradients of this server's segment into `_mean`."""
         self._mean.array[:] = 0  # also of the other segments: an update may overwrite gradients
         total = self._mean.array[self._shards[self.communicator.rank]]
         taken = self._taken[: total.size]
@@ -114,9 +114,9 @@ class ParameterServer(Common):
         total /= self.communicator.size
 
     def _finish(self) -> None:
-        """Give every rank the optimizer's whole state: a checkpoint of any of them is the run's.
+        """Give every rank the whole state of the optimizer, so that any rank's checkpoint will do.
 
-        A server knows its own segment only, and a rank that serves nothing no state at all.
+        A server has the state of its own segment only, and other ranks have none.
         """
         if self._gradients is None:
             return

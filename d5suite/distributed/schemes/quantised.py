@@ -84,7 +84,7 @@ def restore(sent: np.ndarray, settings: QuantisedSettings, dtype: np.dtype) -> n
 
 
 class Quantised(Common):
-    """All ranks apply the mean of all ranks' quantised gradients, their own quantised, too.
+    """Every rank applies the mean of all ranks' quantised gradients, including its own.
 
     With 8 bits, less is sent than by all-reduce of float32 up to 7 ranks.
     """

@@ -29,7 +29,7 @@ HEADS_INSIDE = (0, 2, 1, 3)
 
 @dataclass(kw_only=True)
 class Context(ConvertingContext):
-    """A factory's view of its node's surroundings.
+    """What a factory knows about its node and the network around it.
 
     Attributes
     ----------

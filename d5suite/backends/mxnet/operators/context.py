@@ -40,7 +40,7 @@ class Packed(NamedTuple):
 
 @dataclass(kw_only=True)
 class Context(NodeContext):
-    """A factory's view of its node's surroundings.
+    """What a factory knows about its node and the network around it.
 
     Attributes
     ----------

@@ -51,7 +51,7 @@ def is_asynchronous(device: str) -> bool:
 
 @dataclass(kw_only=True)
 class Context(ConvertingContext):
-    """A factory's view of its node's surroundings.
+    """What a factory knows about its node and the network around it.
 
     Attributes
     ----------

@@ -27,7 +27,7 @@ CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 @dataclass(kw_only=True)
 class Context(NodeContext):
-    """A factory's view of its node's surroundings.
+    """What a factory knows about its node and the network around it.
 
     Attributes
     ----------
