@@ -57,7 +57,7 @@ class Sharded(FrameworkScheme):
 
     @classmethod
     def meet(cls, meeting: Meeting, settings: NativeSettings) -> Callable[[], None]:
-        """See `FrameworkScheme.meet`: rank 0 has the coordinator."""
+        """See `FrameworkScheme.meet`: the coordinator runs on rank 0."""
         if meeting.device == "cpu":
             jax.config.update("jax_cpu_collectives_implementation", "gloo")
         jax.distributed.initialize(meeting.addresses()[0], meeting.size, meeting.rank)
@@ -94,7 +94,7 @@ class Sharded(FrameworkScheme):
         return {name: np.array(trained[name].addressable_data(0), order="C") for name in self.replica.names}
 
     def finish(self) -> None:
-        """See `FrameworkScheme.finish`: the scheme goes on with arrays of its own."""
+        """See `FrameworkScheme.finish`: the scheme keeps its own arrays for further steps."""
         executor = self._executor
         with executor.scope():
             executor.trained, executor.state = jax.tree.map(

@@ -18,7 +18,7 @@ from d5suite.levels.network import Native
 
 
 class Replica(distributed.Replica):
-    """On PyTorch the arrays are its own memory; those of TensorFlow and JAX cannot be written."""
+    """On PyTorch the arrays are its own memory; TensorFlow's and JAX's cannot be written."""
 
     trainer: Trainer
 

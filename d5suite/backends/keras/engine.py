@@ -111,7 +111,7 @@ class Engine:
     def backward(self, inputs: Sequence[Any], sources: Sequence[int], heads: Sequence[int]) -> Call:
         """Record a forward pass; return a function that takes and returns gradients.
 
-        It maps gradients of the outputs ``heads`` to those of the inputs ``sources``.
+        It maps gradients of the outputs ``heads`` to gradients of the inputs ``sources``.
         """
         raise NotImplementedError
 

@@ -34,7 +34,7 @@ class MultiWorkerMirrored(FrameworkScheme):
 
     @classmethod
     def meet(cls, meeting: Meeting, settings: NativeSettings) -> Callable[[], None]:
-        """See `FrameworkScheme.meet`: each rank has a server, rank 0 the coordination."""
+        """See `FrameworkScheme.meet`: every rank runs a server, and rank 0 coordinates."""
         import tensorflow as tf
 
         spec = tf.train.ClusterSpec({"worker": meeting.addresses()})

@@ -65,7 +65,7 @@ class Store(FrameworkScheme):
 
     @classmethod
     def meet(cls, meeting: Meeting, settings: NativeSettings) -> Callable[[], None]:
-        """See `FrameworkScheme.meet`: each rank starts its servers, rank 0 the scheduler."""
+        """See `FrameworkScheme.meet`: every rank starts its servers, and rank 0 the scheduler."""
         chosen = settings.to_dict()
         servers = chosen["servers"] or meeting.size
         host, _, port = meeting.addresses()[0].partition(":")
@@ -107,7 +107,7 @@ class Store(FrameworkScheme):
 
 
 class Synchronous(Store):
-    """``dist_sync``: servers add the gradients, and each rank updates by itself.
+    """``dist_sync``: servers add the gradients, and every rank makes its own update.
 
     As `gluon.Trainer` with ``update_on_kvstore=False``. Servers that update would clip each array
     by itself.

@@ -28,7 +28,7 @@ class MultiWorkerMirrored(AveragedGradients):
 
     @classmethod
     def meet(cls, meeting: Meeting, settings: NativeSettings) -> Callable[[], None]:
-        """See `FrameworkScheme.meet`: each rank has a server, rank 0 the coordination."""
+        """See `FrameworkScheme.meet`: every rank runs a server, and rank 0 coordinates."""
         spec = tf.train.ClusterSpec({"worker": meeting.addresses()})
         cls.strategy = tf.distribute.MultiWorkerMirroredStrategy(
             tf.distribute.cluster_resolver.SimpleClusterResolver(spec, "", "worker", meeting.rank, rpc_layer="grpc"),

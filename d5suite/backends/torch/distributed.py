@@ -18,9 +18,9 @@ from d5suite.levels.network import Native
 
 
 class Replica(distributed.Replica):
-    """On the CPU the arrays are PyTorch's own memory; on ``cuda`` they are copies in the host's.
+    """On the CPU the arrays are PyTorch's own memory; on ``cuda`` they are copies on the host.
 
-    A view's axes are in the order of the memory: those of ``channels_last`` are N, H, W, C.
+    A view's axes are in memory order: N, H, W, C for ``channels_last``.
     """
 
     trainer: Trainer

@@ -36,12 +36,12 @@ class Recorded(NamedTuple):
 class Graphed:
     """A function of tensors that is recorded when it is first called with inputs of some shapes.
 
-    Its outputs lie where the recorded call has put them: the next call overwrites them.
+    Its outputs stay in the memory of the recorded call, so that the next call overwrites them.
 
     Parameters
     ----------
     function : callable
-        Takes and returns tensors. What else it reads or writes must stay in its place.
+        Takes and returns tensors. Other memory that it reads or writes must stay in place.
     moved : sequence of torch.Tensor
         Tensors that it changes in place; recording leaves them as they were.
     """

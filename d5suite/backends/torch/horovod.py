@@ -1,4 +1,4 @@
-"""Horovod on PyTorch: its all-reduce of gradients while the backward pass goes on.
+"""Horovod on PyTorch: its all-reduce of gradients during the backward pass.
 
 Imports Horovod, PyTorch, `d5suite.distributed.horovod`, `d5suite.levels` and the adapter's
 `distributed`.

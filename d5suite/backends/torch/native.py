@@ -64,7 +64,7 @@ _parallel: weakref.WeakKeyDictionary[Trainer, tuple[NativeSettings, Any]] = weak
 class DistributedDataParallel(FrameworkScheme):
     """`torch.nn.parallel.DistributedDataParallel` around the loss, then the trainer's own update.
 
-    It averages the gradients while the backward pass goes on.
+    It averages the gradients during the backward pass.
     """
 
     def __init__(self, replica: AnyReplica, settings: NativeSettings) -> None:

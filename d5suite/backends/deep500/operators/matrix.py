@@ -68,7 +68,7 @@ def einsum(node: Node, context: Context) -> CustomOperator:
             part = np.einsum(f"{','.join(others)}->{known}", *arrays)
             axes = "".join(dict.fromkeys(term))
             whole = np.zeros_like(x)
-            # The output's gradient is that of each cell summed over, and of the diagonal alone.
+            # Each cell in the sum has the output's gradient; of a diagonal, only its cells.
             cells = np.einsum(f"{term}->{axes}", whole)
             cells[...] = part.reshape([n if a in known else 1 for a, n in zip(axes, cells.shape, strict=True)])
             found.append(whole)

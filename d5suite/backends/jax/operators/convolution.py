@@ -91,7 +91,7 @@ def _mirrored_weight(shape: Shape, groups: int) -> Packing:
 
 @in_onnx
 def col2_im(node: Node, context: Context) -> Call:
-    """Col2Im; cells past the end, those of the padding, are left out."""
+    """Col2Im; cells of the padding, past the end, are left out."""
     plan = read_columns(node, context)
     image, channels, cells = plan.window.image, plan.channels, plan.cells
 

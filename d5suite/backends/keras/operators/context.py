@@ -94,7 +94,7 @@ class Calculation(layers.Layer):
 
 @dataclass(kw_only=True)
 class Context(ConvertingContext):
-    """The part of the model that is built, and what a factory knows about its node's surroundings.
+    """The model built so far, and what a factory knows about its node and the network around it.
 
     ``training`` is for level 0 only; in a network, the call tells the layers.
 
@@ -103,7 +103,7 @@ class Context(ConvertingContext):
     weights : mapping of str to numpy.ndarray
         Values of parameters and running statistics.
     uses : mapping of str to int
-        How many node inputs each tensor is.
+        How many times nodes read each tensor.
     policy : str
         Keras's dtype policy of the layers.
     wide_policy : str
@@ -113,11 +113,11 @@ class Context(ConvertingContext):
     xla : bool
         Whether XLA compiles the network, and may compute a value twice, differently.
     anchor : keras.KerasTensor
-        An input of the network, on which layers hang that read weights and constants only.
+        An input of the network. Layers that read only weights and constants hang on it.
     tensors : dict
         Symbolic tensors by name.
     variables : dict
-        Weights by name, where a layer has them.
+        Weights by name, as variables of layers.
     parts : dict
         Inputs that are several tensors, one per index of the first stored axis: variables or
         symbolic tensors; level 0 only.

@@ -84,7 +84,7 @@ def _results(node: Node, context: Context) -> tuple[Any, Any, Any]:
 
 
 def _taps(w: Window, context: Context) -> Function:
-    """Return a function from a padded image to what each cell of the window sees of it."""
+    """Return a function of a padded image: for each cell of the window, the pixels it covers."""
     cuts = [tuple(context.spatial(cut, slice(None))) for cut in w.taps()]
     return lambda x: [x[cut] for cut in cuts]
 

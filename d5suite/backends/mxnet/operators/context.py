@@ -24,7 +24,7 @@ ARRAY_TYPES = frozenset({"float16", "float32", "float64", "uint8", "int8", "int3
 
 
 class Packed(NamedTuple):
-    """Inputs that a kernel takes as one vector, with NumPy functions there and back.
+    """Inputs that a kernel takes as one vector, with NumPy functions that pack and unpack them.
 
     Attributes
     ----------

@@ -41,7 +41,7 @@ def conv_transpose(node: Node, context: Context) -> Call:
         raise NetworkError(f"{node.op_type} with an unknown number of channels is not implemented", where=node.name)
     settings = {"kernel": w.kernel, "dilate": w.dilations, "num_filter": shape[1] * groups, "num_group": groups}
     # MXNet has three dimensions only in oneDNN: in float32 and without dilation. Its own, for
-    # float64, is wrong where strides and dilations meet.
+    # float64, is wrong if there are both strides and dilations.
     dilated, wide = max(w.dilations) > 1, context.dtype == "float64"
     exotic = (rank == 3 and (wide or dilated)) or (wide and dilated and max(w.strides) > 1)
     if not exotic and w.symmetric and all(e < s for e, s in zip(w.output_padding, w.strides, strict=True)):

@@ -276,7 +276,7 @@ def thresholded_relu(node: Node, context: Context) -> Call:
 
 def p_relu(node: Node, context: Context) -> Call:
     # In float64 the kernel rounds the slopes. In a cached graph, the slopes' gradient may be
-    # computed from what that of x has overwritten.
+    # computed from memory that the gradient of x has overwritten.
     exact = context.dtype != "float64" and (context.single or not context.training)
     if exact and slopes_of_channels(node, context):
         return lambda F, x, slope: F.LeakyReLU(x, F.reshape(slope, shape=(-1,)), act_type="prelu")

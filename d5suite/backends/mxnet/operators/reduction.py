@@ -48,7 +48,7 @@ def extreme(function: str) -> Factory:
         y = getattr(F, function)(x, axis=axis, keepdims=True)
         count = F.BlockGrad(F.sum(F.broadcast_equal(x, y), axis=axis, keepdims=keepdims))
         y = y if keepdims else F.reshape_like(y, count)
-        part = y / count  # MXNet's gradient gives each of the equal elements all of it
+        part = y / count  # MXNet gives the whole gradient to each of the equal elements
         # An infinite number less itself is none.
         return F.where(F.abs(y) < math.inf, F.BlockGrad(y) + (part - F.BlockGrad(part)), y)
 
@@ -60,7 +60,7 @@ def extreme(function: str) -> Factory:
 
 
 _LEAST = float(np.finfo(np.float32).min)
-"""The least finite number that float32 holds, too."""
+"""The least finite number of float32."""
 
 
 def _sum_square(F: Any, x: Any, **settings: Any) -> Any:

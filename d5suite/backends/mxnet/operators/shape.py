@@ -48,7 +48,7 @@ def reshape(node: Node, context: Context) -> Call:
     sizes = nodes.read_reshape(node, context).sizes or (1,)  # a number is an array of one
     if 0 in sizes:
         raise NetworkError(f"Reshape to {list(sizes)} is not implemented: MXNet has no such arrays", where=node.name)
-    # A transpose behind it fails where oneDNN stores volumes in blocks, too.
+    # A transpose after it also fails where oneDNN stores volumes in blocks.
     ahead = in_order if context.rank(node.inputs[0]) == 5 else _alone
     behind = in_order if _fails_in_blocks(node, context) else _alone
     return lambda F, x, _: behind(F, F.reshape(ahead(F, x), shape=sizes))
@@ -115,7 +115,7 @@ def gather(node: Node, context: Context) -> Call:
 
 
 def slice_(node: Node, context: Context) -> Call:
-    """Cut channels by themselves: ``slice`` fails where they lie in blocks (docs/findings.md)."""
+    """Cut channels separately: ``slice`` fails if they are stored in blocks (docs/findings.md)."""
     plan = nodes.read_slice(node, context)
     cuts = list(plan.cuts)
     # slice_axis makes no empty array.

@@ -152,7 +152,7 @@ class Operator(level.Operator):
 
 
 def _gradients(function: Call, heads: Sequence[Any], sources: Sequence[Any], starts: Sequence[Any]) -> list[Any]:
-    """Return a tape's or a graph's gradients as tensors: those of `tf.gather` are slices."""
+    """Return gradients of a tape or a graph as tensors; the gradients of `tf.gather` are slices."""
     found = function(heads, sources, list(starts), unconnected_gradients=tf.UnconnectedGradients.ZERO)
     return [tf.convert_to_tensor(gradient) for gradient in found]
 

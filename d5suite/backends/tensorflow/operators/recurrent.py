@@ -24,7 +24,7 @@ def recurrent(node: Node, context: Context) -> Call:
     reordered = plan.kind == "LSTM" and not context.single
     rows = [plan.rows(CUDNN_GATES["LSTM"], halves) for halves in (1, 2)] if reordered else []
     if plan.kind == "LSTM" and context.single:
-        gates = CUDNN_GATES["LSTM"]  # those of TensorFlow's kernel
+        gates = CUDNN_GATES["LSTM"]  # as in TensorFlow's kernel
         context.packing.update({w_name: plan.gates(gates), r_name: plan.gates(gates)})
         if b_name:
             context.packing[b_name] = plan.bias_gates(gates)
@@ -54,7 +54,7 @@ def recurrent(node: Node, context: Context) -> Call:
                 continue
             peepholes = tf.split(p[d], 3) if p is not None else None
             # The kernel has no float64, and XLA has no such kernel. Its gradient is wrong: 2.21
-            # takes it for that of the older kernel, whose gates are in another order.
+            # mistakes it for the older kernel's gradient, whose gates are in another order.
             native = x.dtype in (tf.float32, tf.float16) and not (context.gradients or context.xla)
             lstm = _lstm_block if native else partial(_lstm, scan)
             ends.append(lstm(x, w[d], r[d], biases, states, peepholes, backwards=backwards))

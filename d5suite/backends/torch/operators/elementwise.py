@@ -122,7 +122,7 @@ def cast(node: Node, context: Context) -> Function:
 
 
 def bitwise(function: Function) -> Factory:
-    """Return a factory for a function of bits; wide unsigned integers take that of signed ones."""
+    """Return a factory for a function of bits; unsigned integers are seen as signed ones."""
 
     def factory(node: Node, context: Context) -> Function:
         signed = _SIGNED.get(context.dtypes[node.inputs[0]].name)

@@ -111,7 +111,7 @@ _KERNELS = {
     ("linear", 1): "linear", ("linear", 2): "bilinear", ("linear", 3): "trilinear", ("cubic", 2): "bicubic",
     **{("nearest", axes): "nearest" for axes in (1, 2, 3)},
 }  # fmt: skip
-"""`F.interpolate`'s modes by that of a Resize and the number of spatial axes."""
+"""`F.interpolate`'s mode, by the mode of a Resize and the number of spatial axes."""
 
 
 def resize(node: Node, context: Context) -> Function:
