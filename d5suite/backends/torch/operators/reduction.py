@@ -27,7 +27,7 @@ def softmax(function: Function) -> Factory:
 
 
 def reduce(function: Callable[..., torch.Tensor], empty: float | None = None) -> Factory:
-    """Return a factory for a reduction; ``empty`` is its result for no elements, if torch has none."""
+    """Return a factory for a reduction; ``empty`` is its result for no elements, if it has none."""
 
     def factory(node: Node, context: Context) -> Function:
         plan = read_reduce(node, context)
