@@ -35,7 +35,7 @@ LARGEST_JSON = 256 << 20
 _LONGEST_INTEGER = 22  # characters of 2**64 - 1 and a sign
 
 PATIENCE_S = 1.0
-"""Seconds after which one who waits for another process says so."""
+"""Seconds to wait for a lock before printing a note."""
 
 ABANDONED_S = 3600.0
 """Age in seconds at which a temporary file is one that a killed process left: writing one takes
@@ -181,7 +181,7 @@ def atomic_folder(path: Path) -> Iterator[Path]:
 def locked(file: Path, *, wait: bool = True) -> Iterator[None]:
     """Hold an exclusive lock on ``file``; the system releases it if the process dies.
 
-    Who waits for more than `PATIENCE_S` says so on standard error.
+    After `PATIENCE_S` seconds of waiting it prints a note on standard error.
 
     Raises
     ------

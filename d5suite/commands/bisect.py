@@ -38,7 +38,7 @@ def run(options: argparse.Namespace) -> int:
     from d5suite.pytest_plugin.bisect import find_culprit
     from d5suite.report.comparison_formats import show_comparison
     from d5suite.report.verdicts import Comparison, Exit
-    from d5suite.session.sides import installed_from, subject
+    from d5suite.session.tools import installed_from, subject
 
     selection = benchmark_selection(options)
     repository: Path | None = options.repository

@@ -20,7 +20,7 @@ from d5suite.report.runs import Entry, Failed
 from d5suite.report.thresholds import Thresholds
 from d5suite.report.verdicts import Comparison
 from d5suite.session.pairs import Budget, Criterion, InterruptedPairsError, Pair, PairedRun
-from d5suite.session.sides import Side, made
+from d5suite.session.sides import Side, prepared_side
 from d5suite.statistics.decisions import ALPHA
 
 if TYPE_CHECKING:
@@ -75,7 +75,9 @@ def compare_sides(
     with contextlib.ExitStack() as stack:
         for each in KILLING:  # as Ctrl-C: nothing is left behind, and what is finished is told
             stack.callback(signal.signal, each, signal.signal(each, _interrupt))
-        sides = [stack.enter_context(made(spec, option)) for spec, option in zip(specs, ("--a", "--b"), strict=True)]
+        sides = [
+            stack.enter_context(prepared_side(spec, option)) for spec, option in zip(specs, ("--a", "--b"), strict=True)
+        ]
         selected = selection.here
         assert selected.settings is not None
         if selected.settings.elsewhere is not None or selected.settings.ranks:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from d5suite.errors import ConfigurationError
 from d5suite.report.verdicts import Comparison, Verdict
-from d5suite.session.sides import revisions
+from d5suite.session.tools import revisions
 
 Measure = Callable[[str, str, str | None], Comparison]
 """Compares two revisions; of one benchmark, by its name, or of all."""

@@ -16,7 +16,7 @@ import pytest
 from d5suite.errors import ConfigurationError, D5Error
 from d5suite.pytest_plugin import stash
 from d5suite.pytest_plugin.settings import settings
-from d5suite.session.sides import output_of
+from d5suite.session.sides import run_code
 
 if TYPE_CHECKING:
     from d5suite.cases.case import Settings
@@ -172,5 +172,5 @@ class BenchmarkSelection:
         if not recipes:
             return []
         where = f"{option} {side.spec}"
-        said = output_of(side, NAMES, [*recipes, *self.options], where, "its recipes cannot be collected")
+        said = run_code(side, NAMES, [*recipes, *self.options], where, "its recipes cannot be collected")
         return [str(each) for each in json.loads(said.splitlines()[-1])]

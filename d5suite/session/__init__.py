@@ -3,19 +3,21 @@
 One job per batch of cases and backend holds all wanted measurements. This package knows cases, jobs
 and results, and backends as data. It never imports a framework or the worker.
 
-=========== =======================================================================
-`results`   what a run wants measured, and the result of each measurement
-`session`   jobs of a run, and records from their results
-`attempts`  what one worker made of its job, and what is left to the next
-`elsewhere` results of jobs that ran elsewhere
-`record`    the record of a measurement
-`nodes`     the nodes of a cluster in a record
-`turns`     workers that take turns: the scheduler
-`rounds`    backends that take turns
-`pairs`     two sides that take turns
-`sides`     how the sides of a comparison are made
-`schedule`  the order in which a run measures
-=========== =======================================================================
+============== ====================================================================
+`results`      what a run wants measured, and the result of each measurement
+`session`      jobs of a run, and records from their results
+`attempts`     what one worker made of its job, and what is left to the next
+`elsewhere`    results of jobs that ran elsewhere
+`record`       the record of a measurement
+`nodes`        the nodes of a cluster in a record
+`schedule`     the order in which a run measures
+`turns`        workers that take turns: the scheduler
+`rounds`       backends that take turns
+`pairs`        two sides that take turns
+`sides`        the sides of a comparison
+`environments` virtual environments with another version of a package
+`tools`        running git, pip and interpreters; revisions
+============== ====================================================================
 """
 
 from d5suite.session.results import MeasurementResult

@@ -30,7 +30,7 @@ from d5suite.report.runs import Run
 from d5suite.report.verdicts import Comparison, Exit, Verdict
 from d5suite.session.pairs import Pair, PairedRun
 from d5suite.session.results import MeasurementResult, Wanted
-from d5suite.session.sides import Side, made
+from d5suite.session.sides import Side, prepared_side
 from d5suite.statistics.decisions import Decision
 from d5suite.statistics.ratios import Ratio
 from tests.conftest import PLUGINS, plugin_environment, write_recipe
@@ -166,7 +166,7 @@ UNMAKEABLE = [
     ("mode:", "it names no mode"),
     ("rev:", "it names no revision"),
     ("rev:--all", "it names no revision"),
-    ("rev:no-such-revision", "git -C"),
+    ("rev:no-such-revision", "git rev-parse"),
     ("install:--index-url=x", "it names no requirement"),
     ("install:pip; python_version < '3'", "pip installs nothing for this requirement"),
     ("/bin/false", "no worker of d5suite runs there\n  It exited with status 1."),
@@ -239,7 +239,7 @@ def test_a_revision_is_as_it_was_and_the_repository_stays_as_it_is(
     repository: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(repository)
-    with made("rev:HEAD~1", "--a") as before, made("rev:main", "--b") as after:
+    with prepared_side("rev:HEAD~1", "--a") as before, prepared_side("rev:main", "--b") as after:
         texts = []
         for side in (before, after):
             assert side.folder is not None and side.environment["PYTHONPATH"].startswith(str(side.folder))
@@ -383,7 +383,7 @@ def test_what_pip_installs_lies_over_this_environment(offline: Path) -> None:
     ]:  # fmt: skip
         if f"VALUE = {value}" not in wheel.read_bytes().decode(errors="replace"):
             write_wheel(offline, value=value)
-        with made(f"install:{requirement}", "--a") as side:
+        with prepared_side(f"install:{requirement}", "--a") as side:
             pythons.append(side.python)
             assert said_there(side, EXTRA_VALUE) == [str(value), d5suite.__file__]
     assert pythons[1] == pythons[2] and len(set(pythons)) == 4
@@ -431,7 +431,7 @@ def test_a_branch_is_installed_as_it_is_now_and_a_folder_always(offline: Path) -
             if (name, value) == ("@HEAD~0", 18):
                 continue
             spec = f"install:{folder}" if name == "folder" else f"install:git+{folder.as_uri()}{name}"
-            with made(spec, "--b") as side:
+            with prepared_side(spec, "--b") as side:
                 found.setdefault(name, []).append(side.python)
                 expected = 17 if name == f"@{commits[0]}" else value
                 assert said_there(side, EXTRA_VALUE)[0] == str(expected)
@@ -464,7 +464,7 @@ def test_revisions_of_a_backend_are_installed_one_after_another(
         commit_all(top, message)
 
     def measure(options: object, specs: tuple[str, str], asked: object, only: str | None) -> Compared:
-        with made(specs[0], "--a") as one, made(specs[1], "--b") as other:
+        with prepared_side(specs[0], "--a") as one, prepared_side(specs[1], "--b") as other:
             before, after = (int(said_there(side, EXTRA_VALUE)[0]) for side in (one, other))
         outcome = "slower" if after > before else "same"
         decision = Decision(outcome, Ratio(after / before, 1, 3, 0.95, "pairs", 10))
@@ -529,11 +529,14 @@ def test_pip_leaves_the_versions_of_this_environment_alone(offline: Path, monkey
         for version in ("1.0", "2.0"):
             write_wheel(offline, name, version, value=int(version[0]))
     values = "import extra_side, {0}; print(extra_side.VALUE, {0}.VALUE)"
-    with made(f"install:{write_wheel(offline, needs='helper')}", "--a") as side:
+    with prepared_side(f"install:{write_wheel(offline, needs='helper')}", "--a") as side:
         assert said_there(side, values.format("helper")) == ["17", "1"]
-    with made(f"install:{write_wheel(offline, needs='companion>=2')}", "--a") as side:
+    with prepared_side(f"install:{write_wheel(offline, needs='companion>=2')}", "--a") as side:
         assert said_there(side, values.format("companion")) == ["17", "2"]
-    with pytest.raises(ConfigurationError) as caught, made(f"install:{write_wheel(offline, needs='helper>=2')}", "--a"):
+    with (
+        pytest.raises(ConfigurationError) as caught,
+        prepared_side(f"install:{write_wheel(offline, needs='helper>=2')}", "--a"),
+    ):
         pass
     said = str(caught.value)
     assert "The user requested (constraint) helper==1.0" in said and "extra-side 1.0 depends on helper>=2" in said
@@ -542,7 +545,7 @@ def test_pip_leaves_the_versions_of_this_environment_alone(offline: Path, monkey
 def test_an_interpreter_runs_where_nobody_can_leave_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "numpy.py").write_text("raise SystemExit('anyone may write here')\n")
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    with made(sys.executable, "--a") as one, made(sys.executable, "--b") as other:
+    with prepared_side(sys.executable, "--a") as one, prepared_side(sys.executable, "--b") as other:
         folders = [side.folder for side in (one, other) if side.folder]
         assert len(set(folders)) == 2
         for folder in folders:
