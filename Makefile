@@ -1,9 +1,9 @@
 # Needs Python 3.10-3.12 with its venv module, and make; everything else goes into .venv.
 #   make bench PYTHON=python3.12                       another interpreter (after `make clean`)
 #   PYTEST_ADDOPTS="--preset standard" make bench      options for pytest
-#   make test WORKERS=4                                test processes: more than cores, since some tests wait
+#   make test WORKERS=4                                test processes: more than cores, because some tests wait
 #   make bench RESULT=results/mine.json                another file (its series beside it, results/mine.h5)
-#   make horovod FRAMEWORKS=torch                      Horovod for fewer frameworks: four minutes each on two cores
+#   make horovod FRAMEWORKS=torch                      Horovod for fewer frameworks: four minutes each on 2 cores
 PYTHON ?= python3
 RESULT ?= results/latest.json
 WORKERS ?= 3
@@ -28,23 +28,23 @@ bench: $(VENV)/installed
 	@$(SAY) "measuring; samples go to $(RESULT)"
 	@$(RUN) -m pytest recipes/ --benchmark-json $(RESULT)
 
-# It has no wheel for these frameworks. Keras takes those of TensorFlow or PyTorch.
+# Horovod has no wheels for these frameworks. For Keras it uses the build for TensorFlow or PyTorch.
 horovod: $(VENV)/installed
 	@$(RUN) third_party/horovod/build.py $(FRAMEWORKS)
 
-# Tests that measure time run after the others, beside none; both parts run, whatever the first one finds. Threads that
-# wait let the other process's work. Tests ask whether answers are right, not fast, so JAX compiles them quickly. They
-# start hundreds of processes, which keep what Python compiles whatever the environment says, and what JAX compiles for
-# the rest of the run. TensorFlow imports Keras for none: this setting leaves room for the old Keras, which no test uses.
-# But Horovod for TensorFlow, where it is built, takes Keras from it.
-# A test that fails is tried once more and listed as rerun: real processes, ports and clocks are disturbed by what else
-# the machine does; what is wrong fails twice.
+# Tests that measure time run afterwards, one at a time. Both parts run even if the first one fails.
+# OMP_WAIT_POLICY: waiting threads yield, so that the other test processes can work. XLA_FLAGS: tests ask whether answers
+# are right, not fast, so JAX compiles without optimization. The tests start hundreds of processes: Python's bytecode is
+# kept, and JAX's compiled programs are kept for the rest of the run. KERASLESS: TensorFlow would import Keras in every
+# process; this setting asks for the old Keras, which is not installed. Horovod for TensorFlow needs Keras, though.
+# A failed test is repeated once and listed as rerun: other load on the machine disturbs processes, ports and clocks, but
+# a real fault fails twice.
 test test-all: $(VENV)/installed-test
 	@rm -rf $(COMPILED); failed=; \
 	$(QUICKLY) $(RUN) -m pytest tests/ -n $(WORKERS) --dist worksteal $(RETRY) -m "($(CHOSEN)) and not alone" || failed=yes; \
 	$(QUICKLY) $(RUN) -m pytest $(ALONE_IN) $(RETRY) -m "($(CHOSEN)) and alone" || failed=yes; \
 	test -z "$$failed"
-# The others' files need not be imported again: they import five frameworks.
+# Only files with such tests are imported for the second part: the others import five frameworks.
 ALONE_IN = $(shell grep -rl --include='test_*.py' 'mark\.alone' tests)
 RETRY := --reruns 1 --rerun-show-tracebacks
 test: CHOSEN := not slow
@@ -65,8 +65,8 @@ clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks
 	find . -name __pycache__ -not -path './.git/*' -prune -exec rm -rf {} +
 
-# A stamp marks a finished install. An interrupted one leaves half-copied packages that pip takes for installed, so
-# without the stamp the environment is made afresh.
+# A stamp marks a finished installation. An interrupted one leaves half-copied packages that pip considers installed, so
+# without the stamp the environment is made again.
 define install
 @if [ ! -e $(VENV)/installed ]; then \
 	$(SAY) "making $(VENV) with $$($(PYTHON) --version)"; \
@@ -90,7 +90,7 @@ $(VENV)/installed-test: $(VENV)/installed
 	@touch $@
 
 comma := ,
-# Installed without its dependencies: it pins an older NumPy, and works with the others' (pyproject.toml).
+# Installed without its dependencies: it pins an older NumPy, but works with the newer one (pyproject.toml).
 ALONE := mxnet
-# It wants torchvision, which one of its networks imports.
+# Installed without its dependencies: only one of its networks needs torchvision.
 ALONE_TEST := pytorchcv

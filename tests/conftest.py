@@ -35,9 +35,18 @@ hypothesis.settings.register_profile("random", deadline=None, print_blob=True)
 hypothesis.settings.load_profile("fixed")
 
 
+LONGEST = ("test_public_networks.py", "test_example.py", "test_convergence.py", "test_frameworks_agree.py", "slurm")
+"""Files, or folders of files, with the longest tests."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Start the longest tests first, so that no process is left with one of them at the end."""
+    items.sort(key=lambda item: not set(LONGEST) & set(item.path.parts))
+
+
 @pytest.fixture(autouse=True, scope="module")
 def earlier_objects() -> None:
-    """Keep what earlier tests have imported out of collections, which take half a second for it."""
+    """Exclude imported modules from garbage collections, each of which would take half a second."""
     gc.collect()
     gc.freeze()
 

@@ -17,7 +17,7 @@ from d5suite.network.normalise import infer
 from d5suite.network.operation import Operation
 
 
-class Case(NamedTuple):
+class OperatorCase(NamedTuple):
     """One operator on one input.
 
     Attributes
@@ -295,5 +295,5 @@ _CASES: list[tuple[str, tuple[int, ...], dict[str, Any], dict[str, Any]]] = [
     ("ReduceSum", IMAGE, {"axes": i64(-1)}, {}),
 ]  # fmt: skip
 
-CASES = [Case(*case) for case in _CASES]
+CASES = [OperatorCase(*case) for case in _CASES]
 """Operators that are in no case here have their own tests."""

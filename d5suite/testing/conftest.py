@@ -1,10 +1,12 @@
-"""The backend under test as a fixture, expected failures as data, and the closing table."""
+"""The backend under test as a fixture, expected failures as marks, and the closing table."""
 
 from __future__ import annotations
 
 import fnmatch
 import gc
-from collections import Counter
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -12,7 +14,7 @@ import pytest
 from d5suite.errors import D5Error
 from d5suite.levels.contract import ContractError
 from d5suite.testing import subject as subjects
-from d5suite.testing.progress import Progress, case_name
+from d5suite.testing.progress import CaseProgress, case_name
 from d5suite.testing.raised import broken_clause
 from d5suite.testing.subject import Subject
 
@@ -40,14 +42,34 @@ _CLAIMS = {
     "level 2": ["level 2: training"],
     "level 3": ["level 3: replicas"],
 }
-"""Declarations of a backend, and the rows that prove them."""
+"""What a backend declares, and the rows that prove it."""
 
 _OUTCOMES = ("passed", "failed", "expected failure", "skipped")
 
-_rows = pytest.StashKey["dict[str, Counter[str]]"]()
-_explained = pytest.StashKey["dict[str, list[str]]"]()
-_skips = pytest.StashKey["dict[str, Counter[str]]"]()
-_whole = pytest.StashKey[bool]()
+
+@dataclass
+class Tally:
+    """The outcomes of a run.
+
+    Attributes
+    ----------
+    rows : mapping of str to Counter
+        By level: how many cases had each outcome.
+    expected_failures : mapping of str to list of str
+        By reason: cases.
+    skips : mapping of str to Counter
+        By level: how many cases were skipped for each reason.
+    whole : bool
+        Whether the run includes every case that is not slow.
+    """
+
+    rows: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
+    expected_failures: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
+    skips: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
+    whole: bool = True
+
+
+_tally = pytest.StashKey[Tally]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -56,16 +78,13 @@ def pytest_configure(config: pytest.Config) -> None:
         chosen = subjects.choose(config.getoption("backend"), config.getoption("device"), config.getoption("threads"))
         chosen.short = config.getoption("markexpr") == "not slow"
     except D5Error as error:
-        # With --pyargs pytest loads this file while it collects, and then hides a UsageError.
+        # With --pyargs, pytest loads this file while collecting, and hides a UsageError.
         pytest.exit(f"error: {error}", returncode=pytest.ExitCode.USAGE_ERROR)
     config.addinivalue_line("markers", "slow: repeats a clause on more cases; --quick leaves it out")
-    config.stash[_rows] = {}
-    config.stash[_explained] = {}
-    config.stash[_skips] = {}
-    config.stash[_whole] = True
+    config.stash[_tally] = Tally()
     reporter = config.pluginmanager.get_plugin("terminalreporter")
     if reporter is not None and config.get_verbosity() == 0:
-        config.pluginmanager.register(Progress(reporter, lambda: subjects.chosen().note), "d5suite-progress")
+        config.pluginmanager.register(CaseProgress(reporter, lambda: subjects.chosen().note), "d5suite-progress")
 
 
 @pytest.fixture(scope="session")
@@ -74,7 +93,7 @@ def subject() -> Subject:
     chosen = subjects.chosen()
     chosen.configure()
     gc.collect()
-    gc.freeze()  # else each of a dozen collections takes up to a second for the framework's objects
+    gc.freeze()  # otherwise each of a dozen collections scans the framework's objects for up to a second
     return chosen
 
 
@@ -96,43 +115,40 @@ def expected_failure(item: pytest.Item) -> str:
 
 
 def pytest_deselected(items: list[pytest.Item]) -> None:
-    """Note that the run is of chosen cases; without the slow ones it still covers every level."""
+    """Note when cases were selected. Without the slow ones, a run still covers every level."""
     for item in items:
         if item.get_closest_marker("slow") is None:
-            item.config.stash[_whole] = False
+            item.config.stash[_tally].whole = False
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Tell the subject which case its errors are of."""
+    """Note the running case, for the table of errors."""
     subjects.chosen().begin(case_name(str(item.path), item.nodeid))
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Any:
-    """Count each case once, under its level; show only the message of a broken clause."""
+    """Count each case once, under its level; of a broken clause, show the message only."""
     report: pytest.TestReport = yield
     if call.excinfo is not None and report.outcome == "failed" and not item.config.option.fulltrace:
         _shorten(report, call.excinfo)
-    outcome = None
-    if report.outcome == "skipped":
-        outcome = "expected failure" if hasattr(report, "wasxfail") else "skipped"
-    elif report.outcome == "failed":
-        outcome = "failed"
-    elif report.when == "call":
-        outcome = "passed"
-    if outcome is not None:
-        level = LEVELS.get(item.path.stem, item.path.stem)
-        item.config.stash[_rows].setdefault(level, Counter())[outcome] += 1
-        if outcome == "expected failure":
-            item.config.stash[_explained].setdefault(str(getattr(report, "wasxfail", "")), []).append(item.name)
-        if outcome == "skipped" and isinstance(report.longrepr, tuple):
-            reason = str(report.longrepr[2]).removeprefix("Skipped: ")
-            item.config.stash[_skips].setdefault(level, Counter())[reason] += 1
+    if report.when == "call" or report.outcome != "passed":
+        _count(item, report)
     return report
 
 
+def _count(item: pytest.Item, report: pytest.TestReport) -> None:
+    tally, level = item.config.stash[_tally], LEVELS.get(item.path.stem, item.path.stem)
+    expected = report.outcome == "skipped" and hasattr(report, "wasxfail")
+    tally.rows[level]["expected failure" if expected else report.outcome] += 1
+    if expected:
+        tally.expected_failures[str(report.wasxfail)].append(item.name)
+    elif report.outcome == "skipped" and isinstance(report.longrepr, tuple):
+        tally.skips[level][str(report.longrepr[2]).removeprefix("Skipped: ")] += 1
+
+
 def _shorten(report: pytest.TestReport, raised: pytest.ExceptionInfo[BaseException]) -> None:
-    """Replace a traceback through our files by the broken clause and the adapter's own lines."""
+    """Replace a traceback by the broken clause and the adapter's own lines."""
     error, backend = raised.value, subjects.chosen().backend
     inner = error.__cause__ if isinstance(error, ContractError) else error
     found, lines = broken_clause(inner, backend) if isinstance(inner, Exception) else (None, "")
@@ -146,7 +162,7 @@ def _shorten(report: pytest.TestReport, raised: pytest.ExceptionInfo[BaseExcepti
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_sessionfinish(session: pytest.Session) -> Any:
-    """Fail a run that proves nothing, or nothing of a level that the backend declares."""
+    """Fail a run that proves nothing, or leaves a declared level without any proof."""
     if session.exitstatus == 0 and _unproved(session.config):
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
     return (yield)
@@ -154,11 +170,12 @@ def pytest_sessionfinish(session: pytest.Session) -> Any:
 
 def _unproved(config: pytest.Config) -> list[str]:
     """Return a sentence for each declared claim that the run does not prove."""
-    rows, backend = config.stash[_rows], subjects.chosen().backend
+    tally, backend = config.stash[_tally], subjects.chosen().backend
+    rows = tally.rows
     if not any(row["passed"] for row in rows.values()):
         return ["no case passed: nothing is proved"]
     run = set(LEVELS.values()) - {LEVELS[file] for file in ("whole_zoo", "test_onnx_nodes", "test_schemes")}
-    if not config.stash[_whole] or not run <= set(rows):
+    if not tally.whole or not run <= set(rows):
         return []
     declared = [f"level {level}" for level in sorted(backend.levels)]
     declared += ["gradient"] if "gradient" not in backend.absent else []
@@ -170,39 +187,32 @@ def _unproved(config: pytest.Config) -> list[str]:
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    """Write the table of outcomes per level, with the reasons of skips and expected failures."""
-    rows = config.stash[_rows]
+    """Write a table of outcomes by level, and the reasons of skips and expected failures."""
+    tally, subject = config.stash[_tally], subjects.chosen()
     if config.getoption("collectonly"):
         return
     write = terminalreporter.write_line
-    terminalreporter.section(f"conformance of {subjects.chosen()}")
-    total: Counter[str] = Counter()
-    write(
-        f"{'':<26}" + "".join(f"{outcome:>18}" if i == 2 else f"{outcome:>13}" for i, outcome in enumerate(_OUTCOMES))
-    )
-    levels = [level for level in LEVELS.values() if level in rows]
-    for level in [*levels, *(level for level in rows if level not in levels)]:
-        total.update(rows[level])
-        _write_row(write, level, rows[level])
-    _write_row(write, "total", total)
-    if subjects.chosen().seen.worst:
-        write("")
-        for line in subjects.chosen().seen.lines(subjects.chosen().backend):
-            write(line)
-    for reason, names in config.stash[_explained].items():
-        write("")
-        write(f"expected to fail ({len(names)}): {reason}")
-        write(f"  {', '.join(sorted(names))}")
-    for level, reasons in config.stash[_skips].items():
-        write("")
-        write(f"skipped, {level}:")
-        for reason, count in reasons.most_common():
-            write(f"  {count:4d}  {reason}")
+
+    def write_row(name: str, cells: Iterable[Any], **markup: bool) -> None:
+        widths = (13, 13, 18, 13)
+        write(f"{name:<26}" + "".join(f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True)), **markup)
+
+    terminalreporter.section(f"conformance of {subject}")
+    write_row("", _OUTCOMES)
+    known = [level for level in LEVELS.values() if level in tally.rows]
+    total = sum(tally.rows.values(), Counter())
+    for level, counts in [
+        *((each, tally.rows[each]) for each in dict.fromkeys([*known, *tally.rows])),
+        ("total", total),
+    ]:
+        write_row(level, [counts[outcome] for outcome in _OUTCOMES], red=bool(counts["failed"]))
+    lines = ["", *subject.seen.lines(subject.backend)] if subject.seen.worst else []
+    for reason, names in tally.expected_failures.items():
+        lines += ["", f"expected to fail ({len(names)}): {reason}", f"  {', '.join(sorted(names))}"]
+    for level, reasons in tally.skips.items():
+        lines += ["", f"skipped, {level}:", *(f"  {count:4d}  {reason}" for reason, count in reasons.most_common())]
+    for line in lines:
+        write(line)
     for sentence in _unproved(config):
         write("")
         write(sentence, red=True)
-
-
-def _write_row(write: Any, name: str, counts: Counter[str]) -> None:
-    cells = (f"{counts[o]:>18}" if i == 2 else f"{counts[o]:>13}" for i, o in enumerate(_OUTCOMES))
-    write(f"{name:<26}" + "".join(cells), red=bool(counts["failed"]))

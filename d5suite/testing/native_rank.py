@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -18,11 +17,11 @@ from d5suite.distributed.gathering import gather
 from d5suite.distributed.meeting import meet
 from d5suite.distributed.schemes import make_scheme
 from d5suite.files import write_json
-from d5suite.levels.distributed import Buffers, Communicator, Replica, Scheme
+from d5suite.levels.distributed import Buffers, Communicator, Replica
+from d5suite.levels.network import Native
 from d5suite.levels.training import Trainer
-from d5suite.network import Network
 from d5suite.optimizers.settings import SGD
-from d5suite.testing.networks import classifier, random_batch
+from d5suite.testing.networks import classifier, fed, loss_of, random_batch
 from d5suite.testing.ranks import configured, rank_main
 from d5suite.validate.distributed.rules import IN_TURN, ROUNDING
 from d5suite.validate.norms import relative_l2
@@ -45,7 +44,7 @@ roundings: the gradient of a bias before BatchNormalization is nothing else."""
 
 
 @dataclass
-class Findings:
+class SchemeErrors:
     """What the ranks found, all of them the same.
 
     Attributes
@@ -69,7 +68,7 @@ def run(folder: Path, rank: int, backend: str, device: str, precision: str, sche
         chosen, mode, scheme, {}, communicator,
         device=device, precision=precision, threads=1, local_rank=rank, folder=meeting,
     )  # fmt: skip
-    findings = Findings()
+    findings = SchemeErrors()
     network = classifier()
     for optimizer in OPTIMIZERS:
         trainer, alone = (
@@ -92,7 +91,7 @@ def _compare(
     trainer: Trainer,
     alone: Trainer,
     communicator: Communicator,
-    findings: Findings,
+    findings: SchemeErrors,
 ) -> None:
     """Train from the start, through the scheme and in one process on all ranks' batches.
 
@@ -112,10 +111,10 @@ def _compare(
     for step, rate in enumerate(RATES):
         for each in (trainer, alone):
             each.set_learning_rate(rate)
-        loss = _step(scheme, network, step, communicator.rank)
-        feeds = [_fed(alone, network, step, rank) for rank in range(RANKS)]
+        loss = loss_of(trainer.executor, scheme.step(_rank_feed(trainer, step, communicator.rank)))
+        feeds = [_rank_feed(alone, step, rank) for rank in range(RANKS)]
         if together:
-            wanted = float(alone.executor.fetch(alone.step(*feeds))["loss"])
+            wanted = loss_of(alone.executor, alone.step(*feeds))
             held = [whole.weights()] * RANKS
         else:
             wanted = _in_turn(whole, held, feeds)
@@ -133,29 +132,22 @@ def _compare(
         findings.differ.append(what)
 
 
-def _in_turn(whole: Replica, held: list[Buffers], feeds: Sequence[Any]) -> float:
+def _in_turn(whole: Replica, held: list[Buffers], feeds: Sequence[Native]) -> float:
     """Update with each rank's gradient at the weights that it holds; return the mean loss."""
     losses = []
     for rank, feed in enumerate(feeds):
         served = whole.weights()
         whole.load_weights(held[rank])
         loss, gradients = whole.gradients(feed)
-        losses.append(float(whole.trainer.executor.fetch(loss)["loss"]))
+        losses.append(loss_of(whole.trainer.executor, loss))
         whole.load_weights(served)
         whole.apply(gradients)
         held[rank] = whole.weights()
     return float(np.mean(losses))
 
 
-def _step(scheme: Scheme, network: Network, step: int, rank: int) -> float:
-    trainer = scheme.replica.trainer
-    loss = scheme.step(_fed(trainer, network, step, rank))
-    return float(trainer.executor.fetch(loss)["loss"])
-
-
-def _fed(trainer: Trainer, network: Network, step: int, rank: int) -> Any:
-    images, labels = random_batch(network, seed=RANKS * step + rank)
-    return trainer.executor.feed({network.input: images, "label": labels})
+def _rank_feed(trainer: Trainer, step: int, rank: int) -> Native:
+    return fed(trainer.executor, random_batch(trainer.executor.network, seed=RANKS * step + rank))
 
 
 def _error(found: Buffers, right: Buffers) -> float:

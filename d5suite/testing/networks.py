@@ -1,11 +1,11 @@
 """The networks of the conformance kit.
 
-Imports NumPy, ONNX, `d5suite.network` and `d5suite.data`.
+Imports NumPy, ONNX, the contract, `d5suite.network` and `d5suite.data`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,6 +13,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+from d5suite.levels.network import Executor, Native
 from d5suite.network import Network
 from d5suite.network.builder import Builder
 from d5suite.network.user_network import input_ranges
@@ -191,7 +192,18 @@ def random_batch(network: Network, size: int = 6, seed: int = 0) -> Batch:
     return images, generator.integers(least, most, (size, *(n or 1 for n in cells[1:])))
 
 
-class Course(NamedTuple):
+def fed(executor: Executor, batch: Batch) -> Native:
+    """Feed inputs and labels."""
+    network = executor.network
+    return executor.feed({network.input: batch[0], network.require_loss()[0]: batch[1]})
+
+
+def loss_of(executor: Executor, answer: Native) -> float:
+    """Fetch the loss of an answer."""
+    return float(executor.fetch(answer)[executor.network.require_loss()[1]])
+
+
+class TrainingTask(NamedTuple):
     """A training run on which all backends must agree.
 
     Attributes
@@ -222,6 +234,37 @@ def today() -> Network:
     return b.classifier(b.linear(vit.representation(b, x, 6), "fc", 5))
 
 
+def _scored(
+    name: str,
+    given: list[Any],
+    nodes: list[onnx.NodeProto],
+    weights: Mapping[str, np.ndarray],
+    shape: Sequence[Any] = ("N", 5),
+    opset: int = 21,
+) -> Network:
+    """Build a classifier from the name and shape of its input, its nodes and its weights.
+
+    An input named ``tokens`` is int64. ``shape`` is that of the output, ``scores``.
+    """
+    kind = TensorProto.INT64 if given[0] == "tokens" else TensorProto.FLOAT
+    graph = helper.make_graph(
+        nodes,
+        name,
+        [helper.make_tensor_value_info(given[0], kind, ["N", *given[1:]])],
+        [helper.make_tensor_value_info("scores", TensorProto.FLOAT, shape)],
+        [numpy_helper.from_array(value, key) for key, value in weights.items()],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=11)
+    return Network(model, name=name).with_classification_loss(axis=2 if len(shape) == 3 else None)
+
+
+def _drawn(shapes: Mapping[str, tuple[int, ...]], scale: float = 1.0) -> dict[str, np.ndarray]:
+    return {name: values(*shape, seed=index) * f32(scale) for index, (name, shape) in enumerate(shapes.items())}
+
+
+node = helper.make_node
+
+
 def transformer() -> Network:
     """Build a causal transformer of one layer; 6 numbers of words below 11, 5 classes."""
     shapes = {
@@ -229,8 +272,7 @@ def transformer() -> Network:
         "value": (8, 4), "out": (8, 8), "rms.scale": (8,), "up": (8, 16), "up.bias": (16,), "down": (16, 8),
         "fc": (8, 5),
     }  # fmt: skip
-    parameters = {name: values(*shape, seed=index) * f32(0.5) for index, (name, shape) in enumerate(shapes.items())}
-    node = helper.make_node
+    parameters = _drawn(shapes, 0.5)
     nodes = [
         node("Gather", ["words", "tokens"], ["embedded"], "embedded"),
         node("Add", ["embedded", "positions"], ["placed"], "placed"),
@@ -249,27 +291,18 @@ def transformer() -> Network:
         node("Gather", ["encoded", "last"], ["representation"], "representation", axis=1),
         node("MatMul", ["representation", "fc"], ["scores"], "scores"),
     ]  # fmt: skip
-    graph = helper.make_graph(
-        nodes,
-        "transformer",
-        [helper.make_tensor_value_info("tokens", TensorProto.INT64, ["N", 6])],
-        [helper.make_tensor_value_info("scores", TensorProto.FLOAT, ["N", 5])],
-        [numpy_helper.from_array(value, name) for name, value in {**parameters, "last": np.array(-1)}.items()],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 23)], ir_version=11)
-    return Network(model, name="transformer").with_classification_loss()
+    return _scored("transformer", ["tokens", 6], nodes, {**parameters, "last": np.array(-1)}, opset=23)
 
 
 def spectral() -> Network:
     """Score 5 classes by spectra, norms, determinants and places of 3×8×8 pixels."""
     shapes = {"kernel": (4, 3, 3, 3), "bias": (4,), "window": (16,), "spread": (64, 9), "fc": (94, 5)}
-    parameters = {name: values(*shape, seed=index) * f32(0.3) for index, (name, shape) in enumerate(shapes.items())}
+    parameters = _drawn(shapes, 0.3)
     constants = {
         "planes": i64(-1, 4, 64), "signals": i64(-1, 256, 1), "flat": i64(0, -1), "pooled": i64(-1, 4, 16),
         "two": i64(2), "three": i64(3), "last": i64(2, 3), "length": np.array(24), "along": np.array(2),
         "step": np.array(48), "image": i64(4, 4), "block": i64(2, 2), "inside": i64(63), "lengths": i64(8, 3, 0, 5),
     }  # fmt: skip
-    node = helper.make_node
     half: dict[str, Any] = {"kernel_shape": [2, 2], "strides": [2, 2]}
     nodes = [
         node("Conv", ["x", "kernel", "bias"], ["c"], "conv", pads=[1, 1, 1, 1]),
@@ -307,15 +340,7 @@ def spectral() -> Network:
              axis=1),
         node("MatMul", ["all", "fc"], ["scores"], "scores"),
     ]  # fmt: skip
-    graph = helper.make_graph(
-        nodes,
-        "spectral",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", 3, 8, 8])],
-        [helper.make_tensor_value_info("scores", TensorProto.FLOAT, ["N", 5])],
-        [numpy_helper.from_array(value, name) for name, value in {**parameters, **constants}.items()],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 23)], ir_version=11)
-    return Network(model, name="spectral").with_classification_loss()
+    return _scored("spectral", ["x", 3, 8, 8], nodes, {**parameters, **constants}, opset=23)
 
 
 def tagger() -> Network:
@@ -324,9 +349,8 @@ def tagger() -> Network:
         "words": (11, 8), "w": (2, 16, 8), "r": (2, 16, 4), "b": (2, 32), "gru.w": (1, 24, 8), "gru.r": (1, 24, 8),
         "gru.b": (1, 48), "experts": (8, 3), "fc": (3, 5), "states.fc": (8, 5),
     }  # fmt: skip
-    parameters = {name: values(*shape, seed=index) * f32(0.5) for index, (name, shape) in enumerate(shapes.items())}
+    parameters = _drawn(shapes, 0.5)
     constants = {"rows": i64(6, -1, 8), "state": i64(-1, 1, 8), "one": i64(1), "four": i64(4)}
-    node = helper.make_node
     nodes = [
         node("Gather", ["words", "tokens"], ["embedded"], "embedded"),
         node("Transpose", ["embedded"], ["steps"], "steps", perm=[1, 0, 2]),
@@ -348,15 +372,7 @@ def tagger() -> Network:
         node("MatMul", ["end", "states.fc"], ["shift"], "shift"),
         node("Add", ["plain", "shift"], ["scores"], "scores"),
     ]  # fmt: skip
-    graph = helper.make_graph(
-        nodes,
-        "tagger",
-        [helper.make_tensor_value_info("tokens", TensorProto.INT64, ["N", 6])],
-        [helper.make_tensor_value_info("scores", TensorProto.FLOAT, ["N", 6, 5])],
-        [numpy_helper.from_array(value, name) for name, value in {**parameters, **constants}.items()],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
-    return Network(model, name="tagger").with_classification_loss(axis=2)
+    return _scored("tagger", ["tokens", 6], nodes, {**parameters, **constants}, ["N", 6, 5])
 
 
 def reader() -> Network:
@@ -365,8 +381,7 @@ def reader() -> Network:
         "words": (11, 8), "gru.w": (2, 12, 8), "gru.r": (2, 12, 4), "gru.b": (2, 24), "w": (2, 16, 8), "r": (2, 16, 4),
         "b": (2, 32), "p": (2, 12), "back.w": (1, 16, 8), "back.r": (1, 16, 4), "fc": (4, 5),
     }  # fmt: skip
-    parameters = {name: values(*shape, seed=index) * f32(0.5) for index, (name, shape) in enumerate(shapes.items())}
-    node = helper.make_node
+    parameters = _drawn(shapes, 0.5)
     nodes = [
         node("Gather", ["words", "tokens"], ["embedded"], "embedded"),
         node("Transpose", ["embedded"], ["steps"], "steps", perm=[1, 0, 2]),
@@ -383,15 +398,7 @@ def reader() -> Network:
         node("MatMul", ["known", "fc"], ["scores"], "scores"),
     ]  # fmt: skip
     constants = {"first two": i64(0, 1), "middle two": i64(1, 2), "one": i64(1)}
-    graph = helper.make_graph(
-        nodes,
-        "reader",
-        [helper.make_tensor_value_info("tokens", TensorProto.INT64, ["N", 6])],
-        [helper.make_tensor_value_info("scores", TensorProto.FLOAT, ["N", 5])],
-        [numpy_helper.from_array(value, name) for name, value in {**parameters, **constants}.items()],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
-    return Network(model, name="reader").with_classification_loss()
+    return _scored("reader", ["tokens", 6], nodes, {**parameters, **constants})
 
 
 def normalised() -> Network:
@@ -400,8 +407,7 @@ def normalised() -> Network:
     The kernels are ``g v / norm(v)``: weight normalisation (Salimans and Kingma, NeurIPS 2016).
     """
     shapes = {"v": (6, 3, 3, 3), "g": (6, 1, 1, 1), "up.v": (6, 4, 2, 2), "up.g": (6, 1, 1, 1), "fc": (4, 4)}
-    parameters = {name: values(*shape, seed=index) for index, (name, shape) in enumerate(shapes.items())}
-    node = helper.make_node
+    parameters = _drawn(shapes)
     nodes = []
     for prefix in ("", "up."):
         nodes += [
@@ -418,15 +424,11 @@ def normalised() -> Network:
         node("Flatten", ["pooled"], ["flat"], "flat"),
         node("MatMul", ["flat", "fc"], ["scores"], "scores"),
     ]
-    graph = helper.make_graph(
-        nodes,
-        "normalised",
-        [helper.make_tensor_value_info("image", TensorProto.FLOAT, ["N", 3, 6, 7])],
-        [helper.make_tensor_value_info("scores", TensorProto.FLOAT, ["N", 4])],
-        [numpy_helper.from_array(value, name) for name, value in {**parameters, "axes": i64(1, 2, 3)}.items()],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
-    return Network(model, name="normalised").with_classification_loss()
+    return _scored("normalised", ["image", 3, 6, 7], nodes, {**parameters, "axes": i64(1, 2, 3)}, ["N", 4])
+
+
+GRAPHS = (transformer(), tagger(), reader(), spectral(), normalised())
+"""Networks with operators that the zoo lacks."""
 
 
 def _random_batches(network: Network, steps: int) -> list[Batch]:
@@ -441,10 +443,10 @@ def _digit_batches(network: Network, steps: int, size: int = 16) -> list[Batch]:
     return [(images[some], labels[some]) for some in order]
 
 
-COURSES = {
-    "lenet5_digits": Course(lambda: build("lenet5", classes=10, image_size=32), _digit_batches, 2.0**-5),
-    "every_operator": Course(every_operator, _random_batches, 2.0**-5),
-    "resnet18": Course(lambda: build("resnet18", classes=10, image_size=32), _random_batches, 2.0**-9),
-    "transformer": Course(transformer, _random_batches, 2.0**-9),
+TASKS = {
+    "lenet5_digits": TrainingTask(lambda: build("lenet5", classes=10, image_size=32), _digit_batches, 2.0**-5),
+    "every_operator": TrainingTask(every_operator, _random_batches, 2.0**-5),
+    "resnet18": TrainingTask(lambda: build("resnet18", classes=10, image_size=32), _random_batches, 2.0**-9),
+    "transformer": TrainingTask(transformer, _random_batches, 2.0**-9),
 }
 """Courses by name."""

@@ -24,7 +24,7 @@ import psutil
 from d5suite.backends import select
 from d5suite.instruments.threads import set_affinity, thread_environment
 from d5suite.network import Network
-from d5suite.testing.networks import dropping, heavy, random_batch
+from d5suite.testing.networks import dropping, fed, heavy, loss_of, random_batch
 
 DURATION_S = 0.5
 WINDOWS = 6
@@ -70,9 +70,8 @@ def main(arguments: list[str]) -> None:
     network = dropping()
     if "gradient" not in backend.absent and has(network):
         executor = backend.executor(network, mode=selection.mode, device=device, precision=precision)
-        images, labels = random_batch(network)
-        feed = executor.feed({"image": images, "label": labels})
-        found["losses"] = [float(executor.fetch(executor.forward_backward(feed))["loss"]) for _ in range(3)]
+        feed = fed(executor, random_batch(network))
+        found["losses"] = [loss_of(executor, executor.forward_backward(feed)) for _ in range(3)]
 
     network = heavy()
     if LOSSES not in arguments[4:] and has(network):

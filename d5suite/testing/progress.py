@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 
-class Progress:
+class CaseProgress:
     """Writes the cases of a run through pytest's terminal reporter.
 
     Parameters

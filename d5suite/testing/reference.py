@@ -1,4 +1,4 @@
-"""Recorded training runs: 20 steps in float64, on which independent backends agree to 1e-8.
+"""RecordedRun training runs: 20 steps in float64, on which independent backends agree to 1e-8.
 
 A recorded run holds the loss of every step. For every final parameter and running statistic it
 holds the norm, two projections on fixed noise (a wrong element changes both), and the norm of its
@@ -23,7 +23,7 @@ import numpy as np
 from d5suite.backends import Backend, select
 from d5suite.files import write_json
 from d5suite.optimizers.settings import SGD
-from d5suite.testing.networks import COURSES
+from d5suite.testing.networks import TASKS
 from d5suite.validate.check import Check
 from d5suite.validate.network.reference import NEGLIGIBLE
 from d5suite.validate.training import trajectory
@@ -35,7 +35,7 @@ PROJECTIONS = 2
 
 
 @dataclass(frozen=True)
-class Recorded:
+class RecordedRun:
     """A recorded run.
 
     Attributes
@@ -85,15 +85,15 @@ def _summary(name: str, value: np.ndarray) -> list[float]:
     return [float(np.linalg.norm(value.ravel())), *(float(row @ value.ravel().astype(np.float64)) for row in noise)]
 
 
-def load(course: str) -> Recorded:
-    """Read the recorded run of one of `COURSES`."""
-    recorded = json.loads(RECORDS.read_text(encoding="utf-8"))["courses"][course]
-    return Recorded(recorded["losses"], recorded["tensors"])
+def load(task: str) -> RecordedRun:
+    """Read the recorded run of one of `TASKS`."""
+    recorded = json.loads(RECORDS.read_text(encoding="utf-8"))["tasks"][task]
+    return RecordedRun(recorded["losses"], recorded["tensors"])
 
 
-def train(backend: Backend, course: str, *, mode: str, device: str, precision: str) -> Trajectory:
-    """Train one of `COURSES` for `STEPS` steps of SGD with Nesterov momentum and weight decay."""
-    chosen = COURSES[course]
+def train(backend: Backend, task: str, *, mode: str, device: str, precision: str) -> Trajectory:
+    """Train one of `TASKS` for `STEPS` steps of SGD with Nesterov momentum and weight decay."""
+    chosen = TASKS[task]
     network = chosen.network()
     executor = backend.executor(network, mode=mode, device=device, precision=precision)
     optimizer = SGD(chosen.learning_rate, momentum=0.875, nesterov=True, weight_decay=2.0**-10)
@@ -102,20 +102,20 @@ def train(backend: Backend, course: str, *, mode: str, device: str, precision: s
 
 
 def record(text: str) -> None:
-    """Train every course on a backend, and write the recording."""
+    """Train every task on a backend, and write the recording."""
     selection = select(text)
     backend, mode = selection.backend, selection.mode
     backend.load("runtime", mode).configure(threads=1, seed=0, device="cpu")
-    courses = {}
-    for name, course in COURSES.items():
+    tasks = {}
+    for name, task in TASKS.items():
         run = train(backend, name, mode=mode, device="cpu", precision="fp64")
-        initial = course.network().initializers
+        initial = task.network().initializers
         tensors = {
             key: [*_summary(key, value), float(np.linalg.norm(value - initial[key]))]
             for key, value in run.parameters.items()
         }
-        courses[name] = {"losses": run.losses.tolist(), "tensors": tensors}
-    write_json(RECORDS, {"recorded_with": f"{selection} {backend.version()}", "steps": STEPS, "courses": courses})
+        tasks[name] = {"losses": run.losses.tolist(), "tensors": tensors}
+    write_json(RECORDS, {"recorded_with": f"{selection} {backend.version()}", "steps": STEPS, "tasks": tasks})
 
 
 if __name__ == "__main__":

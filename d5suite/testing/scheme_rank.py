@@ -22,7 +22,7 @@ from d5suite.levels.network import Arrays, Native
 from d5suite.levels.training import Trainer
 from d5suite.network import Network
 from d5suite.optimizers.settings import SGD
-from d5suite.testing.networks import classifier, layers, random_batch
+from d5suite.testing.networks import classifier, fed, layers, loss_of, random_batch
 from d5suite.testing.ranks import TIMEOUT_S, configured, rank_main
 
 STEPS = 10
@@ -88,11 +88,9 @@ def network_of(precision: str) -> Network:
     return classifier() if precision == "fp64" else layers()
 
 
-def fed(trainer: Trainer, step: int, rank: int) -> Native:
+def rank_feed(trainer: Trainer, step: int, rank: int) -> Native:
     """Feed a rank's batch of a step."""
-    network = trainer.executor.network
-    images, labels = random_batch(network, seed=RANKS * step + rank)
-    return trainer.executor.feed({network.input: images, "label": labels})
+    return fed(trainer.executor, random_batch(trainer.executor.network, seed=RANKS * step + rank))
 
 
 def begin(trainer: Trainer) -> None:
@@ -151,8 +149,8 @@ def train(scheme: Scheme) -> RankRun:
         scheme.serve()
     else:
         for step in range(STEPS):
-            loss = scheme.step(fed(trainer, step, scheme.communicator.rank))
-            done.losses.append(float(trainer.executor.fetch(loss)["loss"]))
+            loss = scheme.step(rank_feed(trainer, step, scheme.communicator.rank))
+            done.losses.append(loss_of(trainer.executor, loss))
             done.weights.append(scheme.replica.weights())
     scheme.finish()
     done.weights.append(scheme.replica.weights())

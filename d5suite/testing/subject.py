@@ -22,6 +22,7 @@ from d5suite.network import Network
 from d5suite.network.operation import Operation
 from d5suite.optimizers.settings import Optimizer
 from d5suite.testing.bounds import Seen, explained, with_bounds
+from d5suite.testing.networks import fed
 from d5suite.validate.check import Check
 from d5suite.validate.norms import relative_l2
 from d5suite.validate.operator.compare import Findings
@@ -284,8 +285,8 @@ def output(executor: Executor, images: np.ndarray) -> np.ndarray:
 def difference(executor: Executor, images: np.ndarray, labels: np.ndarray) -> dict[str, np.ndarray]:
     """Compute the loss and its gradients, and check their form; running statistics change."""
     network = executor.network
-    label, loss = network.require_loss()
-    answer = executor.fetch(executor.forward_backward(executor.feed({network.input: images, label: labels})))
+    loss = network.require_loss()[1]
+    answer = executor.fetch(executor.forward_backward(fed(executor, (images, labels))))
     shapes = {name: network.initializers[name].shape for name in network.parameters}
     require_answer(executor, "executor.forward_backward", answer, {loss: (), **shapes})
     return answer

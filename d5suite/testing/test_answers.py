@@ -1,4 +1,4 @@
-"""Calls of one shape with ever new values, their answers kept and repeated; and the arrays fed.
+"""Many calls of one shape with different values, whose answers are kept and computed again.
 
 An adapter that captures and replays its work, or reuses memory, is right in any single call.
 """
@@ -24,7 +24,7 @@ from d5suite.validate.norms import FLOAT64, relative_l2
 from d5suite.validate.training.trajectory import train_by_formula
 
 CALLS = 6
-"""Calls of one shape with different values; a case makes them twice on one executor."""
+"""RepeatedCalls of one shape with different values; a case makes them twice on one executor."""
 
 NETWORK = classifier().at_generic_point()
 
@@ -43,8 +43,8 @@ KINDS = {"forward": "executor.forward", "gradients": "executor.forward_backward"
 Call = Callable[[Native], Native]
 
 
-class Calls:
-    """Calls of each kind on one executor, from the same state after each `reset`."""
+class RepeatedCalls:
+    """RepeatedCalls of each kind on one executor, from the same state after each `reset`."""
 
     def __init__(self, subject: Subject, precision: str) -> None:
         self.executor = subject.executor(NETWORK, precision)
@@ -71,11 +71,11 @@ class Calls:
 
 
 @pytest.fixture(scope="module")
-def calls(subject: Subject) -> Callable[[str, str], Calls]:
+def calls(subject: Subject) -> Callable[[str, str], RepeatedCalls]:
     """Return calls by precision, compiled once; skip what the backend does not declare."""
-    made = cache(lambda precision: Calls(subject, precision))
+    made = cache(lambda precision: RepeatedCalls(subject, precision))
 
-    def require(kind: str, precision: str) -> Calls:
+    def require(kind: str, precision: str) -> RepeatedCalls:
         level = 2 if kind == "steps" else 1
         subject.require(NETWORK, gradient=kind != "forward", level=level, precision=precision)
         return made(precision)
@@ -101,7 +101,7 @@ def _whole(answer: Arrays) -> np.ndarray:
 
 @pytest.mark.parametrize(("kind", "precision"), EACH)
 def test_every_call_of_one_shape_is_answered_anew_and_its_answer_kept(
-    subject: Subject, calls: Callable[[str, str], Calls], kind: str, precision: str
+    subject: Subject, calls: Callable[[str, str], RepeatedCalls], kind: str, precision: str
 ) -> None:
     """Outputs and losses are fetched after the last call and, when all are made again, at once."""
     made, clause = calls(kind, precision), KINDS[kind]
@@ -165,7 +165,7 @@ def _checks(
 
 @pytest.mark.parametrize(("kind", "precision"), EACH)
 def test_an_array_that_was_fed_is_neither_changed_nor_kept(
-    subject: Subject, calls: Callable[[str, str], Calls], kind: str, precision: str
+    subject: Subject, calls: Callable[[str, str], RepeatedCalls], kind: str, precision: str
 ) -> None:
     made = calls(kind, precision)
     executor, batch, other = made.executor, random_batch(NETWORK, seed=CALLS), random_batch(NETWORK, seed=CALLS + 1)

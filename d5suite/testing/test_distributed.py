@@ -12,7 +12,7 @@ from d5suite.levels.network import Arrays, Native
 from d5suite.levels.training import Trainer
 from d5suite.network import Network
 from d5suite.optimizers.settings import SGD, Adam, Optimizer
-from d5suite.testing.networks import Batch, classifier, layers, random_batch, with_idle_parameter
+from d5suite.testing.networks import classifier, fed, layers, loss_of, random_batch, with_idle_parameter
 from d5suite.testing.subject import Subject, tensor_errors
 from d5suite.testing.test_training import OPTIMIZERS, UPDATES
 
@@ -32,14 +32,6 @@ def _network(precision: str) -> Network:
 
 def _trainer(subject: Subject, network: Network, optimizer: Optimizer, precision: str | None = None) -> Trainer:
     return subject.trainer(subject.executor(network, precision or subject.exact), optimizer)
-
-
-def _fed(trainer: Trainer, batch: Batch) -> Native:
-    return trainer.executor.feed({"image": batch[0], "label": batch[1]})
-
-
-def _loss(trainer: Trainer, answer: Native) -> np.ndarray:
-    return trainer.executor.fetch(answer)["loss"]
 
 
 def _agree(subject: Subject, clause: str, what: str, found: Arrays, expected: Arrays, precision: str) -> None:
@@ -64,20 +56,20 @@ def test_gradients_and_their_update_make_a_step(subject: Subject, name: str, pre
     optimizer, rates, _ = OPTIMIZERS[name]
     whole, parted = (_trainer(subject, network, optimizer, precision) for _ in range(2))
     replica = subject.replica(parted)
-    losses: list[np.ndarray] = []
+    losses: list[tuple[float, float]] = []
     for step in range(5):
         for trainer in (whole, parted):
             trainer.set_learning_rate(rates[min(step, len(rates) - 1)] if rates else optimizer.learning_rate)
         batch = random_batch(network, seed=step)
-        expected = whole.step(_fed(whole, batch))
-        loss, gradients = replica.gradients(_fed(parted, batch))
+        expected = whole.step(fed(whole.executor, batch))
+        loss, gradients = replica.gradients(fed(parted.executor, batch))
         if step % 2:  # arrays of the caller's own, which it overwrites
             gradients = {key: value.copy() for key, value in gradients.items()}
         replica.apply(gradients)
         if step % 2:
             for array in gradients.values():
                 array.fill(np.nan)
-        losses.append(np.array([_loss(parted, loss), _loss(whole, expected)]))
+        losses.append((loss_of(parted.executor, loss), loss_of(whole.executor, expected)))
     for what, has, should in (
         ("the parameters", parted.executor.parameters(), whole.executor.parameters()),
         ("the optimizer's state", parted.state(), whole.state()),
@@ -105,16 +97,16 @@ def test_replicas_with_averaged_gradients_train_as_one_process(subject: Subject,
     optimizer = OPTIMIZERS[name].optimizer
     one, *others = (_trainer(subject, network, optimizer) for _ in range(1 + ranks))
     replicas = [subject.replica(trainer) for trainer in others]
-    losses: list[np.ndarray] = []
+    losses: list[tuple[float, float]] = []
     for step in range(10):
         batches = [random_batch(network, seed=ranks * step + rank) for rank in range(ranks)]
-        loss = _loss(one, one.step(*(_fed(one, batch) for batch in batches)))
-        answers = [r.gradients(_fed(r.trainer, batch)) for r, batch in zip(replicas, batches, strict=True)]
+        loss = loss_of(one.executor, one.step(*(fed(one.executor, batch) for batch in batches)))
+        answers = [r.gradients(fed(r.trainer.executor, batch)) for r, batch in zip(replicas, batches, strict=True)]
         _averaged([gradients for _, gradients in answers])
         for replica, (_, gradients) in zip(replicas, answers, strict=True):
             replica.apply(gradients)
-        each = [_loss(r.trainer, answer) for r, (answer, _) in zip(replicas, answers, strict=True)]
-        losses.append(np.array([np.mean(each), loss]))
+        each = [loss_of(r.trainer.executor, answer) for r, (answer, _) in zip(replicas, answers, strict=True)]
+        losses.append((float(np.mean(each)), loss))
     expected = {**one.executor.parameters(), **one.state()}
     first, *rest = ({**trainer.executor.parameters(), **trainer.state()} for trainer in others)
     kept = {key: value for key, value in expected.items() if key not in network.statistics}
@@ -137,7 +129,7 @@ def test_the_arrays_of_gradients_are_the_callers_to_change(subject: Subject, pre
     rate = 2.0**-6
     trainer = _trainer(subject, network, SGD(rate), precision)
     replica = subject.replica(trainer)
-    _, gradients = replica.gradients(_fed(trainer, random_batch(network)))
+    _, gradients = replica.gradients(fed(trainer.executor, random_batch(network)))
     dtype = np.dtype(np.float64 if precision == "fp64" else np.float32)
     names = tuple(network.parameters)
     subject.hold("replica.memory", tuple(gradients) == names, f"gradients has {', '.join(gradients)}")
@@ -168,11 +160,11 @@ def test_gradients_are_those_of_the_network_and_change_nothing(subject: Subject)
     one, other = random_batch(network), random_batch(network, 4, seed=1)
     trainer = _trainer(subject, network, Adam(0.02))
     replica, reference = subject.replica(trainer), subject.executor(network)
-    replica.apply(replica.gradients(_fed(trainer, one))[1])
+    replica.apply(replica.gradients(fed(trainer.executor, one))[1])
     start, state = trainer.executor.parameters(), trainer.state()
     reference.load_parameters(start)
-    loss, gradients = replica.gradients(_fed(trainer, other))
-    expected = reference.fetch(reference.forward_backward(_fed(trainer, other)))
+    loss, gradients = replica.gradients(fed(trainer.executor, other))
+    expected = reference.fetch(reference.forward_backward(fed(trainer.executor, other)))
     copies = {name: array.copy() for name, array in gradients.items()}
     trainer.executor.fetch(trainer.executor.forward(trainer.executor.feed({"image": one[0]})))
     subject.same("replica.lifetime", "gradients after an inference", gradients, copies)
@@ -182,10 +174,10 @@ def test_gradients_are_those_of_the_network_and_change_nothing(subject: Subject)
     parameters = {name: start[name] for name in network.parameters}
     subject.same("replica.gradients", "parameters", {name: after[name] for name in parameters}, parameters)
     subject.same("replica.gradients", "the optimizer's state", trainer.state(), state)
-    value = _loss(trainer, loss)
+    value = loss_of(trainer.executor, loss)
     replica.apply(gradients)
-    replica.gradients(_fed(trainer, one))
-    subject.hold("replica.lifetime", bool(_loss(trainer, loss) == value), "the loss changes after later calls")
+    replica.gradients(fed(trainer.executor, one))
+    subject.hold("replica.lifetime", loss_of(trainer.executor, loss) == value, "the loss changes after later calls")
 
 
 def test_gradients_are_handed_out_once_each_and_in_one_order(subject: Subject) -> None:
@@ -197,7 +189,7 @@ def test_gradients_are_handed_out_once_each_and_in_one_order(subject: Subject) -
     orders = []
     for step, batch in enumerate(batches):
         order: list[str] = []
-        loss = whole.gradients(_fed(whole, batch))
+        loss = whole.gradients(fed(whole.executor, batch))
         doubled = {name: value * 2 for name, value in subject.replica(whole).buffers(_without_loss(loss)).items()}
         subject.replica(whole).apply(doubled)
 
@@ -205,14 +197,14 @@ def test_gradients_are_handed_out_once_each_and_in_one_order(subject: Subject) -
             order.append(name)
             array *= 2
 
-        _, gradients = replica.gradients_early(_fed(trainer, batch), ready)
+        _, gradients = replica.gradients_early(fed(trainer.executor, batch), ready)
         once = sorted(order) == sorted(network.parameters)
         subject.hold("replica.gradients", once, f"gradients_early hands out {', '.join(order)}")
         subject.hold("replica.memory", tuple(gradients) == replica.names, f"gradients has {', '.join(gradients)}")
         replica.apply(gradients)
         if step == 1:  # hooks must not outlive the call
             for each in (whole, trainer):
-                each.step(_fed(each, batch))
+                each.step(fed(each.executor, batch))
         orders.append(order)
     subject.hold("replica.gradients", orders[0] == orders[1] == orders[2], "the order of gradients_early changes")
     found, wanted = trainer.executor.parameters(), whole.executor.parameters()
@@ -231,7 +223,7 @@ def test_parameters_are_copied_and_the_optimizers_state_stays(subject: Subject) 
 
     def trained(seed: int) -> Replica:
         trainer = _trainer(subject, network, SGD(2.0**-4, momentum=0.5), precision)
-        trainer.step(_fed(trainer, random_batch(network, seed=seed)))
+        trainer.step(fed(trainer.executor, random_batch(network, seed=seed)))
         return subject.replica(trainer)
 
     def answer(replica: Replica) -> np.ndarray:
@@ -243,7 +235,7 @@ def test_parameters_are_copied_and_the_optimizers_state_stays(subject: Subject) 
     weights = giver.weights()
     copies = {name: array.copy() for name, array in weights.items()}
     subject.hold("replica.weights", tuple(weights) == giver.names, f"weights has {', '.join(weights)}")
-    giver.apply(giver.gradients(_fed(giver.trainer, batch))[1])
+    giver.apply(giver.gradients(fed(giver.trainer.executor, batch))[1])
     subject.same("replica.weights", "weights after an update", weights, copies)
     given, moved = giver.trainer.executor.parameters(), giver.weights()
     for array in (*weights.values(), *moved.values()):

@@ -16,19 +16,15 @@ from d5suite.network.zoo import build
 from d5suite.testing.cases import one_operator, values
 from d5suite.testing.fault import node_of_gradient
 from d5suite.testing.networks import (
+    GRAPHS,
     THROUGH,
     classifier,
     dropping,
     every_operator,
-    normalised,
     random_batch,
-    reader,
     sharing,
-    spectral,
-    tagger,
     through,
     today,
-    transformer,
 )
 from d5suite.testing.subject import Subject, difference, output
 from d5suite.validate.check import Check
@@ -66,38 +62,23 @@ def test_gradient_through_operator(subject: Subject, operator: str) -> None:
     _prove(subject, through(operator))
 
 
+NETWORKS = {
+    "classifier": classifier(),
+    "classifier, generic": classifier().at_generic_point(),
+    "sharing, generic": sharing().at_generic_point(),
+    "classifier, smoothed labels": classifier().with_label_smoothing(0.1).at_generic_point(),
+    "classifier, several labels": classifier().with_multilabel_loss().at_generic_point(),
+    "every_operator": every_operator(),
+    "every_operator, generic": every_operator().at_generic_point(),
+    "today, generic": today().at_generic_point(),
+    **{network.name: network for network in GRAPHS},
+}
+SLOW = ("classifier, generic", "every_operator", "today, generic")
+
+
 @pytest.mark.parametrize(
     "network",
-    [
-        classifier(),
-        pytest.param(classifier().at_generic_point(), marks=pytest.mark.slow),
-        sharing().at_generic_point(),
-        classifier().with_label_smoothing(0.1).at_generic_point(),
-        classifier().with_multilabel_loss().at_generic_point(),
-        pytest.param(every_operator(), marks=pytest.mark.slow),
-        every_operator().at_generic_point(),
-        pytest.param(today().at_generic_point(), marks=pytest.mark.slow),
-        transformer(),
-        tagger(),
-        reader(),
-        spectral(),
-        normalised(),
-    ],
-    ids=[
-        "classifier",
-        "classifier, generic",
-        "sharing, generic",
-        "classifier, smoothed labels",
-        "classifier, several labels",
-        "every_operator",
-        "every_operator, generic",
-        "today, generic",
-        "transformer",
-        "tagger",
-        "reader",
-        "spectral",
-        "normalised",
-    ],
+    [pytest.param(NETWORKS[name], id=name, marks=pytest.mark.slow if name in SLOW else ()) for name in NETWORKS],
 )
 def test_gradient_of_network(subject: Subject, network: Network) -> None:
     _prove(subject, network)

@@ -13,19 +13,7 @@ from onnx import numpy_helper
 from d5suite.network import Network
 from d5suite.testing.cases import values
 from d5suite.testing.fault import node_of_output
-from d5suite.testing.networks import (
-    LIGHT,
-    classifier,
-    every_operator,
-    normalised,
-    random_batch,
-    reader,
-    sharing,
-    spectral,
-    tagger,
-    today,
-    transformer,
-)
+from d5suite.testing.networks import GRAPHS, LIGHT, classifier, every_operator, random_batch, sharing, today
 from d5suite.testing.subject import Subject, copied, difference, output, overwrite
 from d5suite.validate.network.oracle import Oracle, inference
 
@@ -84,7 +72,7 @@ def _before_softmax(path: Path, folder: Path) -> Path:
 
 @pytest.mark.parametrize(
     "network",
-    [classifier(), sharing(), every_operator(), today(), transformer(), tagger(), reader(), spectral(), normalised()],
+    [classifier(), sharing(), every_operator(), today(), *GRAPHS],
     ids=lambda network: network.name,
 )
 def test_output_equals_the_reference_at_any_batch_size(subject: Subject, network: Network) -> None:

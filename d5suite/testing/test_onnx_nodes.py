@@ -32,6 +32,7 @@ from d5suite.levels.contract import ContractError
 from d5suite.network import Network
 from d5suite.network.onnx_file import OLDEST_OPSET
 from d5suite.network.operation import PRECISIONS, Operation
+from d5suite.testing.networks import fed
 from d5suite.testing.operations import REPRESENTATIVE
 from d5suite.testing.subject import chosen
 
@@ -52,7 +53,7 @@ FIGURES = ("Not equal", "Mismatched", "Max ")
 """Lines of NumPy's report that are shown: the number and size of differences, not the arrays."""
 
 
-class Prepared(onnx.backend.base.BackendRep):
+class NodeNetwork(onnx.backend.base.BackendRep):
     """A node as a network, built once its inputs are known because they become initializers."""
 
     def __init__(self, model: onnx.ModelProto) -> None:
@@ -65,29 +66,30 @@ class Prepared(onnx.backend.base.BackendRep):
         graph = model.graph
         names = [i.name for i in graph.input]
         loss = graph.node[0].op_type == LOSS
-        fed = 2 if loss else 1
+        inputs_fed = 2 if loss else 1
         del graph.input[:]
         graph.input.extend(
             helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(a.dtype), a.shape)
-            for n, a in zip(names[:fed], inputs[:fed], strict=True)
+            for n, a in zip(names[:inputs_fed], inputs[:inputs_fed], strict=True)
         )
         graph.initializer.extend(
-            numpy_helper.from_array(np.asarray(a), n) for n, a in zip(names[fed:], inputs[fed:], strict=True)
+            numpy_helper.from_array(np.asarray(a), n)
+            for n, a in zip(names[inputs_fed:], inputs[inputs_fed:], strict=True)
         )
+        output = graph.output[0].name
+        precision = "fp32" if "fp32" in chosen().backend.precisions else None
         if not loss:
-            network = Network(model, input=names[0], output=graph.output[0].name)
-            executor = chosen().executor(network, "fp32" if "fp32" in chosen().backend.precisions else None)
-            return (executor.fetch(executor.forward(executor.feed({names[0]: inputs[0]})))[network.output],)
-        scores, value = names[0], graph.output[0].name
-        graph.node.append(helper.make_node("Identity", [scores], ["scores.same"], "same"))
+            executor = chosen().executor(Network(model, input=names[0], output=output), precision)
+            return (executor.fetch(executor.forward(executor.feed({names[0]: inputs[0]})))[output],)
+        graph.node.append(helper.make_node("Identity", [names[0]], ["scores.same"], "same"))
         graph.output.append(helper.make_tensor_value_info("scores.same", TensorProto.FLOAT, inputs[0].shape))
-        network = Network(model, input=scores, output="scores.same", label=names[1], loss=value)
-        executor = chosen().executor(network, "fp32" if "fp32" in chosen().backend.precisions else None)
-        feed = executor.feed({scores: inputs[0], names[1]: inputs[1].astype(np.int64)})
-        return (executor.fetch(executor.forward_backward(feed))[value],)
+        network = Network(model, input=names[0], output="scores.same", label=names[1], loss=output)
+        executor = chosen().executor(network, precision)
+        feed = fed(executor, (inputs[0], inputs[1].astype(np.int64)))
+        return (executor.fetch(executor.forward_backward(feed))[output],)
 
 
-class Single(onnx.backend.base.BackendRep):
+class NodeOperator(onnx.backend.base.BackendRep):
     """A node as a single operator, built once its inputs are known because some are static."""
 
     def __init__(self, model: onnx.ModelProto) -> None:
@@ -125,7 +127,7 @@ class NodeBackend(onnx.backend.base.Backend):
         if 0 in chosen().backend.levels:
             if graph.name in RANDOM:
                 raise unittest.SkipTest("the expected output is random")
-            return Single(model)
+            return NodeOperator(model)
         node = graph.node[0]
         version = next(o.version for o in model.opset_import if o.domain in ("", "ai.onnx"))
         first = graph.input[0].type
@@ -146,7 +148,7 @@ class NodeBackend(onnx.backend.base.Backend):
                 raise unittest.SkipTest("labels have one axis, the batch")
             if any(a.name == "reduction" and a.s == b"none" for a in node.attribute):
                 raise unittest.SkipTest("a loss is one number: reduction 'none' has none")
-        return Prepared(model)
+        return NodeNetwork(model)
 
     @classmethod
     def supports_device(cls, device: str) -> bool:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from d5suite.network.operation import Operation
-from d5suite.testing.cases import CASES, Case, all_fed, fed_inputs, one_operator, values
+from d5suite.testing.cases import CASES, OperatorCase, all_fed, fed_inputs, one_operator, values
 from d5suite.testing.operations import OPERATIONS
 from d5suite.testing.subject import Subject, output
 from d5suite.validate.network.oracle import Oracle
@@ -19,7 +19,7 @@ QUICKLY = ("Conv", "ConvTranspose", "LayerNormalization", "MatMul")
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_operator_means_what_onnx_says(subject: Subject, case: Case) -> None:
+def test_operator_means_what_onnx_says(subject: Subject, case: OperatorCase) -> None:
     network = one_operator(case.operator, case.shape, case.inputs, **case.attributes)
     subject.require(network)
     x = values(*case.shape, seed=7)

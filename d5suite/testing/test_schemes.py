@@ -18,8 +18,9 @@ from d5suite.levels.distributed import Buffers, Replica
 from d5suite.levels.network import Arrays
 from d5suite.optimizers.settings import SGD
 from d5suite.testing import scheme_rank
+from d5suite.testing.networks import loss_of
 from d5suite.testing.ranks import run_ranks
-from d5suite.testing.scheme_rank import RANKS, SCHEME_CASES, STEPS, RankRun, begin, cases, fed, network_of
+from d5suite.testing.scheme_rank import RANKS, SCHEME_CASES, STEPS, RankRun, begin, cases, network_of, rank_feed
 from d5suite.testing.subject import Subject, chosen, tensor_errors
 from d5suite.validate.distributed.rules import check_weights, expected
 
@@ -37,7 +38,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 @dataclass
-class Ranks:
+class RankRuns:
     """The ranks' results.
 
     Attributes
@@ -69,10 +70,10 @@ class Ranks:
 
 
 @pytest.fixture(scope="module")
-def ranks(subject: Subject, tmp_path_factory: pytest.TempPathFactory) -> Ranks:
+def ranks(subject: Subject, tmp_path_factory: pytest.TempPathFactory) -> RankRuns:
     """Run the ranks, once for all cases."""
     folder = tmp_path_factory.mktemp("schemes")
-    return Ranks(folder, run_ranks(scheme_rank.__name__, folder, RANKS, subject.selection, subject.device))
+    return RankRuns(folder, run_ranks(scheme_rank.__name__, folder, RANKS, subject.selection, subject.device))
 
 
 def test_ranks_follow_the_schemes_rule(
@@ -82,7 +83,7 @@ def test_ranks_follow_the_schemes_rule(
     lacking = problem("gloo")
     if lacking:
         pytest.skip(lacking)
-    ranks: Ranks = request.getfixturevalue("ranks")  # not of a backend that lacks level 3
+    ranks: RankRuns = request.getfixturevalue("ranks")  # not of a backend that lacks level 3
     case, runs = SCHEME_CASES[name], ranks.runs(subject, name, precision)
     replica = ranks.replica(subject, precision, case.optimizer)
     if SCHEMES[case.scheme].synchronous:
@@ -113,8 +114,8 @@ def _alone(replica: Replica) -> tuple[list[Buffers], np.ndarray]:
     """Return the weights after each step on all ranks' batches, and at the end; and the losses."""
     trainer, weights, losses = replica.trainer, [], []
     for step in range(STEPS):
-        loss = trainer.step(*(fed(trainer, step, rank) for rank in range(RANKS)))
-        losses.append(float(trainer.executor.fetch(loss)["loss"]))
+        loss = trainer.step(*(rank_feed(trainer, step, rank) for rank in range(RANKS)))
+        losses.append(loss_of(trainer.executor, loss))
         weights.append(replica.weights())
     return [*weights, weights[-1]], np.array(losses)
 
@@ -127,7 +128,7 @@ def _rule(replica: Replica, name: str) -> list[list[Arrays]]:
 
     def gradient(weights: Arrays, batch: tuple[int, int]) -> Arrays:
         replica.load_weights({key: value.astype(start[key].dtype) for key, value in weights.items()})
-        answer = trainer.gradients(fed(trainer, *batch))
+        answer = trainer.gradients(rank_feed(trainer, *batch))
         found = replica.buffers({key: answer[key] for key in replica.names})
         return {key: np.array(value, np.float64) for key, value in found.items()}
 

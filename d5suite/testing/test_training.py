@@ -17,10 +17,11 @@ from d5suite.network import Network
 from d5suite.optimizers.settings import LOSS_SCALING, SGD, Adagrad, Adam, AdamW, Optimizer, RMSProp
 from d5suite.testing import reference
 from d5suite.testing.networks import (
-    COURSES,
-    Batch,
+    TASKS,
     classifier,
+    fed,
     layers,
+    loss_of,
     random_batch,
     with_dropout,
     with_idle_parameter,
@@ -32,7 +33,7 @@ from d5suite.validate.norms import FLOAT64
 from d5suite.validate.training.trajectory import Trajectory, check_trajectory, train, train_by_formula
 
 
-class Case(NamedTuple):
+class OptimizerCase(NamedTuple):
     """An optimizer, learning rates that replace its own, one per step, and batches per step."""
 
     optimizer: Optimizer
@@ -43,28 +44,28 @@ class Case(NamedTuple):
 # Epsilons are large: a bias before BatchNormalization has a gradient of pure rounding, which a
 # small epsilon would amplify to a full step.
 OPTIMIZERS = {
-    "plain": Case(SGD(0.25)),
-    "momentum": Case(SGD(0.125, momentum=0.75)),
-    "decay": Case(SGD(0.125, momentum=0.75, weight_decay=0.0625)),
-    "nesterov": Case(SGD(0.0625, momentum=0.5, nesterov=True, weight_decay=0.125)),
-    "rmsprop": Case(RMSProp(0.01, decay=0.8, epsilon=0.001, weight_decay=0.05)),
-    "rmsprop-momentum": Case(RMSProp(0.01, decay=0.9, momentum=0.7, epsilon=1.0)),
-    "adagrad": Case(Adagrad(0.05, epsilon=0.01, weight_decay=0.05)),
-    "adagrad-start": Case(Adagrad(0.05, initial_square=0.1)),
-    "adam": Case(Adam(0.02, epsilon=0.001)),
-    "adam-decay": Case(Adam(0.02, beta1=0.8, beta2=0.95, epsilon=0.001, weight_decay=0.05)),
-    "adamw": Case(AdamW(0.02, epsilon=0.001, weight_decay=0.1)),
-    "clip-norm": Case(SGD(0.125, momentum=0.75, weight_decay=0.0625, clip_norm=0.5)),
-    "clip-norm-idle": Case(SGD(0.125, clip_norm=1000.0)),
-    "clip-value": Case(Adam(0.02, epsilon=0.001, clip_value=0.01)),
-    "clip-both": Case(AdamW(0.02, epsilon=0.001, clip_value=0.05, clip_norm=0.25)),
-    "rates": Case(SGD(0.125, momentum=0.75, weight_decay=0.0625), (0.25, 0.25, 0.0625, 0.03, 0.2)),
-    "rates-nesterov": Case(SGD(0.0625, momentum=0.5, nesterov=True), (0.0625, 0.25, 0.03)),
-    "rates-rmsprop": Case(RMSProp(0.01, momentum=0.7, epsilon=0.1), (0.001, 0.02, 0.01, 0.01, 0.3)),
-    "rates-adagrad": Case(Adagrad(0.05, epsilon=0.01), (0.1, 0.01)),
-    "rates-adamw": Case(AdamW(0.02, epsilon=0.001), (0.001, 0.02, 0.003)),
-    "accumulation": Case(SGD(0.125, momentum=0.75, weight_decay=0.0625), accumulate=2),
-    "accumulation-clipped": Case(Adam(0.02, epsilon=0.001, clip_norm=0.5), accumulate=3),
+    "plain": OptimizerCase(SGD(0.25)),
+    "momentum": OptimizerCase(SGD(0.125, momentum=0.75)),
+    "decay": OptimizerCase(SGD(0.125, momentum=0.75, weight_decay=0.0625)),
+    "nesterov": OptimizerCase(SGD(0.0625, momentum=0.5, nesterov=True, weight_decay=0.125)),
+    "rmsprop": OptimizerCase(RMSProp(0.01, decay=0.8, epsilon=0.001, weight_decay=0.05)),
+    "rmsprop-momentum": OptimizerCase(RMSProp(0.01, decay=0.9, momentum=0.7, epsilon=1.0)),
+    "adagrad": OptimizerCase(Adagrad(0.05, epsilon=0.01, weight_decay=0.05)),
+    "adagrad-start": OptimizerCase(Adagrad(0.05, initial_square=0.1)),
+    "adam": OptimizerCase(Adam(0.02, epsilon=0.001)),
+    "adam-decay": OptimizerCase(Adam(0.02, beta1=0.8, beta2=0.95, epsilon=0.001, weight_decay=0.05)),
+    "adamw": OptimizerCase(AdamW(0.02, epsilon=0.001, weight_decay=0.1)),
+    "clip-norm": OptimizerCase(SGD(0.125, momentum=0.75, weight_decay=0.0625, clip_norm=0.5)),
+    "clip-norm-idle": OptimizerCase(SGD(0.125, clip_norm=1000.0)),
+    "clip-value": OptimizerCase(Adam(0.02, epsilon=0.001, clip_value=0.01)),
+    "clip-both": OptimizerCase(AdamW(0.02, epsilon=0.001, clip_value=0.05, clip_norm=0.25)),
+    "rates": OptimizerCase(SGD(0.125, momentum=0.75, weight_decay=0.0625), (0.25, 0.25, 0.0625, 0.03, 0.2)),
+    "rates-nesterov": OptimizerCase(SGD(0.0625, momentum=0.5, nesterov=True), (0.0625, 0.25, 0.03)),
+    "rates-rmsprop": OptimizerCase(RMSProp(0.01, momentum=0.7, epsilon=0.1), (0.001, 0.02, 0.01, 0.01, 0.3)),
+    "rates-adagrad": OptimizerCase(Adagrad(0.05, epsilon=0.01), (0.1, 0.01)),
+    "rates-adamw": OptimizerCase(AdamW(0.02, epsilon=0.001), (0.001, 0.02, 0.003)),
+    "accumulation": OptimizerCase(SGD(0.125, momentum=0.75, weight_decay=0.0625), accumulate=2),
+    "accumulation-clipped": OptimizerCase(Adam(0.02, epsilon=0.001, clip_norm=0.5), accumulate=3),
 }
 
 UPDATES = {"fp64": FLOAT64, "fp32": 1e-3, "bf16": 0.1, "fp16": 0.1}
@@ -160,7 +161,7 @@ def test_training_goes_on_from_a_saved_state_to_the_last_bit(subject: Subject, n
     def run(executor: Executor, trainer: Trainer, steps: range) -> None:
         for step in steps:
             trainer.set_learning_rate(optimizer.learning_rate / (1 + step))
-            trainer.step(executor.feed({"image": batches[step][0], "label": batches[step][1]}))
+            trainer.step(fed(executor, batches[step]))
 
     executor = subject.executor(network, "fp32")
     trainer = subject.trainer(executor, optimizer)
@@ -201,9 +202,7 @@ def test_a_users_rule_trains_as_the_native_optimizer_does(subject: Subject) -> N
     executor = subject.executor(network)
     (expected,) = train(subject.trainer(executor, optimizer), batches)
     trainer = RuleTrainer(executor, Momentum(0.125, 0.75))
-    losses = []
-    for images, labels in batches:
-        losses.append(float(trainer.step(executor.feed({"image": images, "label": labels}))["loss"]))
+    losses = [float(trainer.step(fed(executor, batch))["loss"]) for batch in batches]
     found = Trajectory(np.array(losses), executor.parameters())
     tolerance = UPDATES[subject.exact]
     subject.prove(
@@ -228,51 +227,45 @@ class Momentum(UpdateRule):
 def test_the_loss_is_the_one_before_the_update(subject: Subject) -> None:
     network = classifier()
     subject.require(network, gradient=True, level=2)
-    images, labels = random_batch(network)
+    batch = random_batch(network)
     executor, other = (subject.executor(network) for _ in range(2))
-    feed = {"image": images, "label": labels}
-    before = other.fetch(other.forward_backward(other.feed(feed)))["loss"]
+    before = loss_of(other, other.forward_backward(fed(other, batch)))
     trainer = subject.trainer(executor, SGD(0.5))
-    first = executor.fetch(trainer.step(executor.feed(feed)))["loss"]
-    second = executor.fetch(trainer.step(executor.feed(feed)))["loss"]
-    subject.close("trainer.loss", "the loss of the first step", first, np.asarray(before), max(subject.rounding, 1e-6))
-    subject.hold("trainer.loss", abs(float(second) - float(first)) > 1e-3, f"it stays {float(second):.6g}")
+    first, second = (loss_of(executor, trainer.step(fed(executor, batch))) for _ in range(2))
+    what, tolerance = "the loss of the first step", max(subject.rounding, 1e-6)
+    subject.close("trainer.loss", what, np.array(first), np.array(before), tolerance)
+    subject.hold("trainer.loss", abs(second - first) > 1e-3, f"it stays {second:.6g}")
 
 
 UNSTEADY = {"resnet18": ("bf16", "fp16"), "every_operator": ("bf16",)}
-"""Precisions in which a course is skipped."""
+"""Precisions in which a task is skipped."""
 
 
 @pytest.mark.parametrize(
-    ("course", "precision"),
+    ("task", "precision"),
     [
-        pytest.param(course, precision, id=f"{course}-{precision}", marks=() if quick else pytest.mark.slow)
-        for course in COURSES
+        pytest.param(task, precision, id=f"{task}-{precision}", marks=() if quick else pytest.mark.slow)
+        for task in TASKS
         for precision in PRECISIONS
         for quick in (
-            (course, precision) in (("lenet5_digits", "fp32"), ("every_operator", "fp64"), ("transformer", "fp64")),
+            (task, precision) in (("lenet5_digits", "fp32"), ("every_operator", "fp64"), ("transformer", "fp64")),
         )
     ],
 )
-def test_training_agrees_with_the_recorded_run(subject: Subject, course: str, precision: str) -> None:
+def test_training_agrees_with_the_recorded_run(subject: Subject, task: str, precision: str) -> None:
     """Agreement is 1e-8 in float64, and the tolerance of losses below.
 
     In float32 it also holds for each tensor's change. In 16 bits only losses are compared, and not
-    in courses that take minutes or amplify roundings.
+    in tasks that take minutes or amplify roundings.
     """
-    network = COURSES[course].network()
+    network = TASKS[task].network()
     subject.require(network, gradient=True, level=2, precision=precision)
-    if precision in UNSTEADY.get(course, ()):
-        pytest.skip(f"in {precision} 20 steps of {course} are slow, or amplify roundings to tens of percent")
+    if precision in UNSTEADY.get(task, ()):
+        pytest.skip(f"in {precision} 20 steps of {task} are slow, or amplify roundings to tens of percent")
     tolerance = FLOAT64 if precision == "fp64" else subject.backend.tolerances[precision].trajectory
-    found = reference.train(subject.backend, course, mode=subject.mode, device=subject.device, precision=precision)
-    losses, tensors = reference.load(course).compare(found, tolerance, precision)
+    found = reference.train(subject.backend, task, mode=subject.mode, device=subject.device, precision=precision)
+    losses, tensors = reference.load(task).compare(found, tolerance, precision)
     subject.prove("trainer.meaning", [losses, tensors] if precision in ("fp64", "fp32") else [losses])
-
-
-def _fed(executor: Executor, batch: Batch) -> Native:
-    images, labels = batch
-    return executor.feed({"image": images, "label": labels})
 
 
 def test_training_with_dropout_goes_on_to_the_last_bit(subject: Subject) -> None:
@@ -282,7 +275,7 @@ def test_training_with_dropout_goes_on_to_the_last_bit(subject: Subject) -> None
 
     def run(trainer: Trainer, steps: range) -> list[float]:
         executor = trainer.executor
-        return [float(executor.fetch(trainer.step(_fed(executor, batches[step])))["loss"]) for step in steps]
+        return [loss_of(executor, trainer.step(fed(executor, batches[step]))) for step in steps]
 
     executor = subject.executor(network, "fp32")
     trainer = subject.trainer(executor, SGD(0.125, momentum=0.75))
@@ -315,7 +308,7 @@ def test_gradients_with_dropout_are_drawn_again_from_a_random_state(subject: Sub
     batch = random_batch(network)
 
     def losses(executor: Executor) -> list[float]:
-        return [float(executor.fetch(executor.forward_backward(_fed(executor, batch)))["loss"]) for _ in range(3)]
+        return [loss_of(executor, executor.forward_backward(fed(executor, batch))) for _ in range(3)]
 
     executor = subject.executor(network)
     losses(executor)
@@ -363,7 +356,7 @@ def test_loss_scaling_follows_its_definition(subject: Subject) -> None:
     executor = subject.executor(network, "fp16")
     optimizer = AdamW(0.02, epsilon=0.001, weight_decay=0.1, clip_norm=0.5)
     trainer = subject.trainer(executor, optimizer)
-    feed = _fed(executor, random_batch(network))
+    feed = fed(executor, random_batch(network))
 
     def holds(found: list[float], *expected: float) -> None:
         what = f"(updates, scale, steps at it) are {found}, not {list(expected)}"
@@ -376,7 +369,7 @@ def test_loss_scaling_follows_its_definition(subject: Subject) -> None:
         """Step from a scale and its age; return (updates, scale, age), loss, and any change."""
         trainer.load_state(_scaled(trainer.state(), scale, steps))
         before, held = executor.parameters(), trainer.state()
-        loss = float(executor.fetch(trainer.step(*feeds))["loss"])
+        loss = loss_of(executor, trainer.step(*feeds))
         after, holds = executor.parameters(), trainer.state()
         made = int(holds[STEPS]) - int(held[STEPS])
         counted = [float(made), float(holds[LOSS_SCALE]), float(holds[UNSCALED_STEPS])]
@@ -419,7 +412,7 @@ def test_gradients_too_small_for_float16_arrive(subject: Subject) -> None:
     found = difference(executor, *batch)
     rate = 2.0**16
     start = executor.parameters()
-    subject.trainer(executor, SGD(rate)).step(_fed(executor, batch))
+    subject.trainer(executor, SGD(rate)).step(fed(executor, batch))
     end = executor.parameters()
     for name in network.parameters:
         tolerance, update = UPDATES["fp16"], (start[name] - end[name]) / rate

@@ -17,7 +17,7 @@ from d5suite.network.builder import Builder
 from d5suite.network.operation import Operation
 from d5suite.network.zoo import build
 from d5suite.optimizers.settings import SGD, Adagrad, Adam, AdamW, Optimizer, RMSProp
-from d5suite.testing.cases import CASES, Case, one_operator, values
+from d5suite.testing.cases import CASES, OperatorCase, one_operator, values
 from d5suite.validate.network.gradient import check_gradient_float64
 from d5suite.validate.network.oracle import Oracle
 from d5suite.validate.norms import relative_l2
@@ -31,7 +31,7 @@ def _configured() -> None:
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_operator_equals_onnx_in_float64(case: Case) -> None:
+def test_operator_equals_onnx_in_float64(case: OperatorCase) -> None:
     operator, shape, inputs, attributes = case
     network = one_operator(operator, shape, inputs, **attributes)
     x = values(*shape, seed=7)

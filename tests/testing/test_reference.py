@@ -7,8 +7,8 @@ import pytest
 
 from d5suite.backends import select
 from d5suite.testing import reference
-from d5suite.testing.networks import COURSES
-from d5suite.testing.reference import Recorded
+from d5suite.testing.networks import TASKS
+from d5suite.testing.reference import RecordedRun
 from d5suite.validate.norms import FLOAT64
 from d5suite.validate.training.trajectory import Trajectory
 from tests.testing.test_kit import kit
@@ -23,7 +23,7 @@ OTHER_MODES = [name for name in ("keras:torch", "keras:jax", "mxnet:imperative")
 def test_another_mode_agrees_with_the_recorded_runs(name: str) -> None:
     done = kit(name, "d5suite.testing.test_training", options=["-k", "recorded_run and fp64"])
     assert done.returncode == 0, done.stdout[-3000:]
-    assert f"{len(COURSES)} passed" in done.stdout
+    assert f"{len(TASKS)} passed" in done.stdout
 
 
 @pytest.mark.parametrize("wrong", ["", "loss", "element", "swapped"])
@@ -32,7 +32,7 @@ def test_one_wrong_number_shows(wrong: str) -> None:
     random = np.random.default_rng(0)
     losses, tensor = random.standard_normal(reference.STEPS) + 3, random.standard_normal((20, 50))
     norm = float(np.linalg.norm(tensor))
-    recorded = Recorded(losses.tolist(), {"tensor": [*reference._summary("tensor", tensor), norm]})
+    recorded = RecordedRun(losses.tolist(), {"tensor": [*reference._summary("tensor", tensor), norm]})
     if wrong == "loss":
         losses[7] *= 1 + 1e-7
     if wrong == "element":
