@@ -1,4 +1,4 @@
-"""Tolerances that know which figure of a backend's data they are, and the errors seen under each.
+"""Tolerances that carry their names, and the largest error measured against each of them.
 
 Imports d5suite's contract and `d5suite.validate`.
 """
@@ -33,7 +33,7 @@ class Bound(float):
 
     @classmethod
     def of(cls, value: float, precision: str, kind: str, declared: float) -> Bound:
-        """Return a number with its source."""
+        """Return a tolerance with its name."""
         made = cls(value)
         made.precision, made.kind, made.declared = precision, kind, declared
         return made
@@ -50,7 +50,7 @@ class Bound(float):
 
 
 def with_bounds(backend: Backend) -> Backend:
-    """Return the backend with tolerances that know their names."""
+    """Return the backend with tolerances that carry their names."""
 
     def named(given: Tolerance, precision: str) -> Tolerance:
         o, g, t = (Bound.of(getattr(given, kind), precision, kind, getattr(given, kind)) for kind in KINDS)
@@ -60,7 +60,7 @@ def with_bounds(backend: Backend) -> Backend:
 
 
 def explained(check: Check, precision: str) -> str:
-    """Return a failed check's finding, with its precision and the source of its tolerance."""
+    """Return what a failed check found, with the precision and the source of the tolerance."""
     if isinstance(check.tolerance, Bound):
         return f"{check.finding} ({check.tolerance})"
     known = any(each in check.name for each in PRECISIONS)
@@ -69,21 +69,21 @@ def explained(check: Check, precision: str) -> str:
 
 @dataclass
 class Seen:
-    """The worst error of a run under each declared tolerance, in that tolerance's own unit.
+    """The largest error of a run by declared tolerance, in the tolerance's unit.
 
     Attributes
     ----------
     worst : dict
-        By precision and kind: the error, and the case it is from.
+        By precision and kind: the error, and the case with that error.
     checks : dict
-        By precision and kind: how many checks were made.
+        By precision and kind: the number of checks.
     """
 
     worst: dict[tuple[str, str], tuple[float, str]] = field(default_factory=dict)
     checks: dict[tuple[str, str], int] = field(default_factory=dict)
 
     def add(self, check: Check, case: str) -> None:
-        """Note a check of a case, passed or not."""
+        """Record a check of a case, whether it passed or not."""
         bound = check.tolerance
         if isinstance(bound, Bound):
             key = bound.precision, bound.kind
@@ -93,7 +93,7 @@ class Seen:
                 self.worst[key] = error, case
 
     def lines(self, backend: Backend) -> list[str]:
-        """Return a table of every declared tolerance beside the worst error seen."""
+        """Return a table of every declared tolerance and the largest error."""
         rows = [f"{'errors seen, by tolerance':<26}{'declared':>13}{'worst':>13}{'checks':>8}  case"]
         for precision in backend.precisions:
             tolerance = backend.tolerances[precision]

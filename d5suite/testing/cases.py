@@ -27,7 +27,7 @@ class OperatorCase(NamedTuple):
     shape : tuple of int
         Of the first input, drawn from the standard normal distribution.
     inputs : dict of str to numpy.ndarray or None
-        Further inputs, constant; None for an omitted one.
+        Further inputs, which are constant; None for an omitted one.
     attributes : dict
         Attributes of the node.
     """
@@ -52,9 +52,10 @@ _TO_BOOLEANS = (
 def one_operator(
     operator: str, shape: tuple[int, ...], inputs: Mapping[str, Any] | None = None, opset: int = 23, **attributes: Any
 ) -> Network:
-    """Build a one-node network: image input ``x``, then initializers, of which None is omitted.
+    """Build a network of one node with image input ``x``; further inputs are initializers.
 
-    An operator of Booleans gets ``x > 0``, and a result that is not floating point is cast.
+    None omits an input. An operator on Booleans gets ``x > 0``, and a result that is not floating
+    point is cast.
     """
     arrays = {name: None if value is None else np.asarray(value) for name, value in (inputs or {}).items()}
     names = ["x", *("" if value is None else name for name, value in arrays.items())]
@@ -82,7 +83,7 @@ def one_operator(
 
 
 def all_fed(operation: Operation, drawn: Sequence[Any]) -> Network:
-    """Build a one-node network that is fed with all floating inputs; others are initializers."""
+    """Build a network of one node that is fed all floating-point inputs."""
     model = onnx.ModelProto()
     model.CopyFrom(infer(operation.model))
     arrays = dict(zip(operation.node.inputs, drawn, strict=True))
@@ -98,7 +99,7 @@ def all_fed(operation: Operation, drawn: Sequence[Any]) -> Network:
 
 
 def fed_inputs(operation: Operation) -> list[str]:
-    """Return the floating inputs of an operation that are not static."""
+    """Return the floating-point inputs of an operation that are not static."""
     return [
         name
         for name in operation.node.inputs
@@ -296,4 +297,4 @@ _CASES: list[tuple[str, tuple[int, ...], dict[str, Any], dict[str, Any]]] = [
 ]  # fmt: skip
 
 CASES = [OperatorCase(*case) for case in _CASES]
-"""Operators that are in no case here have their own tests."""
+"""Operators without a case here have their own tests."""

@@ -1,6 +1,6 @@
-"""Which node is at fault when a whole network disagrees with its reference.
+"""Find the node at fault when a whole network disagrees with its reference.
 
-The network is cut behind one node after another, and each part is proved like the whole. Imports
+The network is cut after one node and another, and each part is proved like the whole. Imports
 NumPy, ONNX, `d5suite.network` and `d5suite.validate`.
 """
 
@@ -19,8 +19,8 @@ from d5suite.validate.network.oracle import Oracle, inference
 from d5suite.validate.norms import relative_l2
 
 LARGEST = 64
-"""Pixels per side up to which ONNX's reference evaluator answers; above, it takes minutes, and
-onnxruntime answers."""
+"""Pixels per side up to which ONNX's reference evaluator is used. It takes minutes for larger
+images, for which onnxruntime is used."""
 
 
 def node_of_output(
@@ -31,7 +31,7 @@ def node_of_output(
     Parameters
     ----------
     network : Network
-        Its output disagrees for these images.
+        Its output is wrong for these images.
     images : numpy.ndarray
     answer : callable
         Computes the output of a part of the network on the backend.
@@ -51,15 +51,15 @@ def node_of_output(
 def node_of_gradient(
     network: Network, images: np.ndarray, check: Callable[[Network, np.ndarray, np.ndarray], Sequence[Check]]
 ) -> str:
-    """Name the first node behind which the gradients are wrong, those of the nodes before it right.
+    """Name the first node through which the gradients are wrong.
 
     Parameters
     ----------
     network : Network
-        Its gradients disagree for these images.
+        Its gradients are wrong for these images.
     images : numpy.ndarray
     check : callable
-        Proves the gradients of a part of the network, with a loss right behind it, for a batch.
+        Proves the gradients of a part of the network that ends with a loss, for a batch.
     """
 
     def error(node: Node) -> float:
@@ -74,14 +74,14 @@ def node_of_gradient(
 
 
 def upto(network: Network, node: Node, *, loss: bool = False) -> Network:
-    """Return the part of a network that a node's output needs, that output being the network's.
+    """Return the part of a network that computes a node's output, with that output.
 
-    With a loss, its classes are all elements of the output for one image.
+    With ``loss``, the elements of the output for one image are the classes of a loss.
 
     Raises
     ------
     NetworkError
-        If the part is no network of its own.
+        If the part is not a valid network.
     """
     wanted = node.outputs[0]
     needed = {each.outputs[0] for each in network.nodes_for([wanted])}
@@ -110,7 +110,7 @@ def upto(network: Network, node: Node, *, loss: bool = False) -> Network:
 
 
 def _first(network: Network, wanted: str, where: str, error: Callable[[Node], float]) -> str:
-    """Halve the nodes that a wrong tensor needs until one is left."""
+    """Find the wrong node among those that compute a wrong tensor, by bisection."""
     suspects = list(network.nodes_for([wanted]))
     found = math.nan
     while len(suspects) > 1:
@@ -118,7 +118,7 @@ def _first(network: Network, wanted: str, where: str, error: Callable[[Node], fl
         before = {each.name for each in network.nodes_for([middle.outputs[0]])}
         try:
             wrong = error(middle)
-        except Exception:  # not a network of its own, or one that the adapter cannot run: the next part will tell
+        except Exception:  # not a valid network, or one that the adapter cannot run: try the next part
             wrong, before = 0.0, {middle.name}
         if wrong:
             found, suspects = wrong, [each for each in suspects if each.name in before]

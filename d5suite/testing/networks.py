@@ -21,20 +21,20 @@ from d5suite.network.zoo import build, convnext, efficientnet, shufflenet, vit
 from d5suite.testing.cases import f32, i64, values
 
 REPEATING = ("light_vgg19", "light_zfnet512")
-"""They have the operators of light_bvlc_alexnet, and more than twice its weights."""
+"""Networks with the operators of light_bvlc_alexnet and more than twice its weights."""
 
 LIGHT = [
     path
     for path in sorted((Path(onnx.__file__).parent / "backend/test/data/light").glob("light_*.onnx"))
     if path.stem not in REPEATING
 ]
-"""Networks shipped with ONNX; all weights are equal."""
+"""Networks shipped with ONNX; all weights of each are equal."""
 
 Batch = tuple[np.ndarray, np.ndarray]
 
 
 def classifier() -> Network:
-    """Build a small residual network whose shortcut is read twice; 3×10×10 pixels, 5 classes."""
+    """Build a small residual network that uses a shortcut twice; 3×10×10 pixels, 5 classes."""
     b = Builder("classifier", image_size=10)
     x = b.relu(b.batch_norm(b.conv(b.image, "conv1", 6, 3, bias=True), "bn1", momentum=0.75))
     y = b.batch_norm(b.conv(x, "conv2", 6, 3, groups=2), "bn2", epsilon=1e-3)
@@ -44,7 +44,7 @@ def classifier() -> Network:
 
 
 def sharing() -> Network:
-    """Use weights twice, as exporters do that write equal ones once; 3×8×8 pixels, 5 classes."""
+    """Build a network whose layers share weights, as exporters write; 3×8×8 pixels, 5 classes."""
     b = Builder("sharing", image_size=8)
     x = b.conv(b.image, "stem", 6, 3)
     for part in ("first", "second"):
@@ -63,7 +63,7 @@ def sharing() -> Network:
 
 
 def layers() -> Network:
-    """Build two linear layers, without kinks or sums that cancel; 3×4×4 pixels, 5 classes."""
+    """Build two linear layers, without kinks or cancelling sums; 3×4×4 pixels, 5 classes."""
     b = Builder("layers", image_size=4)
     x = b.linear(b.flatten(b.image, "flatten", size=4), "fc1", 8)
     return b.classifier(b.linear(x, "fc2", 5))
@@ -141,7 +141,7 @@ def through(operator: str) -> Network:
 
 
 THROUGH = ("AveragePool", "Clip", "Concat", "LRN", "MaxPool", "Mul", "Pad", "Softmax")
-"""Operators that `through` accepts; their gradients are easy to get wrong."""
+"""Operators that `through` accepts, whose gradients are easy to get wrong."""
 
 
 def with_dropout() -> Network:
@@ -170,7 +170,7 @@ def with_small_gradients() -> Network:
 
 
 def heavy() -> Network:
-    """Build a network that takes tens of milliseconds a batch; 3×64×64 pixels, 5 classes."""
+    """Build a network that takes tens of milliseconds per batch; 3×64×64 pixels, 5 classes."""
     b = Builder("heavy", image_size=64)
     x = b.image
     for index in range(6):
@@ -179,7 +179,7 @@ def heavy() -> Network:
 
 
 def random_batch(network: Network, size: int = 6, seed: int = 0) -> Batch:
-    """Draw float32 images or int64 words, and labels; several labels of an image are -1, 0 or 1."""
+    """Draw float32 images or int64 words, and labels: -1, 0 or 1 if an image has several."""
     generator = np.random.default_rng(seed)
     shape = tuple(n or 1 for n in network.shapes[network.input][1:])
     classes = network.shapes[network.output][-1] or 1
@@ -222,7 +222,7 @@ class TrainingTask(NamedTuple):
 
 
 def today() -> Network:
-    """Chain a block of each of today's networks; 3×8×8 pixels, 5 classes."""
+    """Chain one block of each modern network of the zoo; 3×8×8 pixels, 5 classes."""
     b = Builder("today", image_size=8)
     x = b.hard_swish(b.batch_norm(b.conv(b.image, "conv", 6, 3), "bn"))
     x = efficientnet.block(b, x, "excited", inputs=6, hidden=8, kernel=3, stride=2, outputs=6)
@@ -266,7 +266,7 @@ node = helper.make_node
 
 
 def transformer() -> Network:
-    """Build a causal transformer of one layer; 6 numbers of words below 11, 5 classes."""
+    """Build a causal transformer of one layer; 6 token numbers below 11, 5 classes."""
     shapes = {
         "words": (11, 8), "positions": (6, 8), "norm.scale": (8,), "norm.bias": (8,), "query": (8, 8), "key": (8, 4),
         "value": (8, 4), "out": (8, 8), "rms.scale": (8,), "up": (8, 16), "up.bias": (16,), "down": (16, 8),
@@ -295,7 +295,7 @@ def transformer() -> Network:
 
 
 def spectral() -> Network:
-    """Score 5 classes by spectra, norms, determinants and places of 3×8×8 pixels."""
+    """Score 5 classes by spectra, norms, determinants and indices of 3×8×8 pixels."""
     shapes = {"kernel": (4, 3, 3, 3), "bias": (4,), "window": (16,), "spread": (64, 9), "fc": (94, 5)}
     parameters = _drawn(shapes, 0.3)
     constants = {
@@ -344,7 +344,7 @@ def spectral() -> Network:
 
 
 def tagger() -> Network:
-    """Score 5 classes for each of 6 words below 11, by recurrences and the largest of 8 gates."""
+    """Score 5 classes for each of 6 tokens below 11, by recurrences and the largest of 8 gates."""
     shapes = {
         "words": (11, 8), "w": (2, 16, 8), "r": (2, 16, 4), "b": (2, 32), "gru.w": (1, 24, 8), "gru.r": (1, 24, 8),
         "gru.b": (1, 48), "experts": (8, 3), "fc": (3, 5), "states.fc": (8, 5),
@@ -376,7 +376,7 @@ def tagger() -> Network:
 
 
 def reader() -> Network:
-    """Score 5 classes for 6 words below 11, by recurrences that few layers have."""
+    """Score 5 classes for 6 tokens below 11, by rare variants of recurrences."""
     shapes = {
         "words": (11, 8), "gru.w": (2, 12, 8), "gru.r": (2, 12, 4), "gru.b": (2, 24), "w": (2, 16, 8), "r": (2, 16, 4),
         "b": (2, 32), "p": (2, 12), "back.w": (1, 16, 8), "back.r": (1, 16, 4), "fc": (4, 5),

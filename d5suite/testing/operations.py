@@ -25,7 +25,7 @@ def _positive(*shape: int) -> Tensor:
 
 
 def _from_cases() -> list[Operation]:
-    """Turn the cases of level 1 into operations; further floating-point inputs are drawn."""
+    """Turn the cases of level 1 into operations that draw their further floating-point inputs."""
     made = []
     for case in CASES:
         if case.operator in MORE_OPERATORS:
@@ -255,5 +255,5 @@ OPERATIONS = [
 """The operations; `Operation.name` names the case."""
 
 REPRESENTATIVE = ("Add", "Attention", "BatchNormalization", "Conv", "Gemm", "LSTM", "MaxPool", "Softmax")
-"""Operators, one of each family, that the short form of the kit runs in every precision, and of
-which it has one of ONNX's node tests."""
+"""One operator of each family. The kit's short form runs them in every precision, and one of ONNX's
+node tests for each."""

@@ -1,10 +1,9 @@
 """Probe a backend in a fresh process: the random numbers of a seed, and the number of busy threads.
 
 ``python -m d5suite.testing.probe BACKEND[:MODE] DEVICE THREADS SEED [losses]`` prints one JSON
-object: the ``precision``, ``losses`` of a network with Dropout, and ``windows`` of time in heavy
-forward passes, each with the processors that the process and its children used and wanted. The two
-are null if the backend lacks an operator or the gradient for them, and windows if only the losses
-were asked for.
+object: the ``precision``; the ``losses`` of a network with Dropout; and ``windows`` of time in
+heavy forward passes, with the processors that the process and its children used and wanted. Losses
+or windows are null if the backend lacks what they need, and windows with the argument ``losses``.
 """
 
 from __future__ import annotations
@@ -30,21 +29,21 @@ DURATION_S = 0.5
 WINDOWS = 6
 
 WORKING = 1.25
-"""Accepted number of working threads where 1 was asked for; a second thread makes it 2."""
+"""Accepted number of working threads with a budget of 1; a second thread makes it 2."""
 
 GIVEN = 0.9
-"""Processors that a process must get for its threads to show: two threads that take turns on less
-than one look like one."""
+"""Processors that a process must get for its threads to be counted: two threads that share less
+than one processor look like one thread."""
 
 LOSSES = "losses"
-"""Argument that asks for the losses only."""
+"""Argument for the losses only."""
 
 Window = Sequence[float]
 """Processors used and wanted, on average."""
 
 
 def verdict(windows: Sequence[Window]) -> bool | None:
-    """Return whether windows prove that one thread works, or that more do; None: neither."""
+    """Return True if windows prove that one thread works, False if more do, else None."""
     telling = [wanted for used, wanted in windows if used >= GIVEN]
     if any(wanted <= WORKING for wanted in telling):
         return True
@@ -75,8 +74,7 @@ def main(arguments: list[str]) -> None:
 
     network = heavy()
     if LOSSES not in arguments[4:] and has(network):
-        # Threads beyond the affinity would not show as processor time, so it goes; the budget must
-        # hold itself.
+        # Lift the affinity, which would hide further threads: the budget itself must limit them.
         for process in _family():
             with suppress(OSError):
                 for thread in os.listdir(f"/proc/{process.pid}/task"):

@@ -1,7 +1,6 @@
-"""Cases and seconds as they come: one line per case on a terminal, one per test in a pipe.
+"""Progress of the kit: one line per case on a terminal, one per test in a pipe.
 
-Takes the place of pytest's dots unless ``-q`` or ``-v`` asks for pytest's own output. Imports
-pytest.
+Replaces pytest's dots, except with ``-q`` or ``-v``. Imports pytest.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ class CaseProgress:
     ----------
     reporter : TerminalReporter
     note : callable
-        Returns a short note on the case that has just ended.
+        Returns a short note about the last case.
     """
 
     def __init__(self, reporter: Any, note: Callable[[], str]) -> None:
@@ -38,12 +37,12 @@ class CaseProgress:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_report_teststatus(self) -> Any:
-        """Count the case and print no letter for it; the closing summary has its words."""
+        """Print no letter for a case; the closing summary lists it."""
         category, *shown = yield
         return (category, "", "") if self._running else (category, *shown)
 
     def pytest_runtest_logstart(self, nodeid: str, location: tuple[str, int | None, str]) -> None:
-        """Show what runs now, or the line of the test before."""
+        """Show the running case; write the line of the test before it."""
         self._case = case_name(location[0], nodeid)
         test = _group(self._case)
         if test != self._test:
@@ -54,7 +53,7 @@ class CaseProgress:
             self._rewrite(f"{'':>9}    {self._case}")
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Add up the case's seconds; note its outcome."""
+        """Add up the case's seconds, and record its outcome."""
         self._case_seconds += report.duration
         if report.outcome != "passed":
             expected = report.outcome == "skipped" and hasattr(report, "wasxfail")
@@ -64,7 +63,7 @@ class CaseProgress:
                 self._what = str(crash.message if crash is not None else report.longrepr).partition("\n")[0]
 
     def pytest_runtest_logfinish(self) -> None:
-        """Write the line of a case on a terminal, and of a failure everywhere."""
+        """Write a line for a case: on a terminal always, elsewhere if it failed."""
         self._running = False
         self._counts[self._outcome] += 1
         self._seconds += self._case_seconds
@@ -89,7 +88,7 @@ class CaseProgress:
         self._seconds = 0.0
 
     def _rewrite(self, line: str, end: str = "", **markup: bool) -> None:
-        """Write over the terminal's line; a line that will stay may be longer."""
+        """Overwrite the terminal's line; cut it unless it stays."""
         if not self._each:
             self._write(line + end, **markup)
             return
@@ -101,12 +100,12 @@ class CaseProgress:
 
 
 def case_name(path: str, nodeid: str) -> str:
-    """Return a case's file and name; pytest leaves out files that are not below its root."""
+    """Return a case's file and name; pytest's id lacks the file outside its root."""
     file, _, name = nodeid.partition("::")
     return f"{Path(file or path).name}::{name}"
 
 
 def _group(case: str) -> str:
-    """Return the test of a case, or the class of one that stands for many."""
+    """Return the test of a case, or its class if it has one."""
     test = case.partition("[")[0]
     return test.rpartition("::")[0] if test.count("::") > 1 else test

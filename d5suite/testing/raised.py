@@ -1,4 +1,4 @@
-"""What an adapter raised, as a broken clause with the adapter's own file and line.
+"""Report an adapter's exception as a broken clause, with the adapter's file and line.
 
 Imports d5suite's contract only.
 """
@@ -43,14 +43,14 @@ _OTHERWISE = {
     "trainer": "trainer.meaning",
     "replica": "replica.class",
 }
-"""The clause of every other method, constructors among them: they build what the operators mean."""
+"""The clause of every other method, including constructors, which build the operators."""
 
 
 def broken_clause(error: BaseException, backend: Backend) -> tuple[ContractError | None, str]:
-    """Return the clause that an exception breaks if it went through the adapter, or None.
+    """Return the clause that an exception breaks, or None if the adapter's code is not involved.
 
-    With it come, as text, the lines of the adapter on the way, and the line that raised if that is
-    the framework's. d5suite's own lines are left out.
+    The text with it shows the adapter's lines in the traceback, and the framework's line that
+    raised. d5suite's own lines are left out.
     """
     frames = list(traceback.walk_tb(error.__traceback__))
     folder = _folder(backend.package)
@@ -70,7 +70,7 @@ def broken_clause(error: BaseException, backend: Backend) -> tuple[ContractError
         f"\n      {linecache.getline(frame.f_code.co_filename, number).strip()}"
         for frame, number in shown
     )
-    # If the contract's own method calls the adapter's, the clause is that of the whole call.
+    # If a method of the contract calls the adapter's, its clause takes precedence.
     names = [f"{kind}.{name}" for name in ([called, method] if caller == kind else [method])]
     clauses = [_CLAUSES.get(name, name) for name in names]
     clause = next((each for each in clauses if each in CLAUSES), _OTHERWISE.get(kind, "backend.modules"))
@@ -96,6 +96,6 @@ def _method(frame: FrameType) -> tuple[str, str]:
 
 
 def _place(file: str) -> str:
-    """Return a path as short as it can be followed from here."""
+    """Return a path relative to the current folder if it is inside, else as it is."""
     relative = os.path.relpath(file)
     return relative if not relative.startswith("..") else file

@@ -30,10 +30,10 @@ from d5suite.validate.operator.compare import Findings
 SEED = 0
 
 ALIGNED = 64
-"""Bytes: JAX and TensorFlow keep a NumPy array that begins at a multiple of them."""
+"""Bytes: JAX and TensorFlow do not copy a NumPy array whose address is a multiple of this."""
 
 SMALL = 1e-3
-"""A tensor's error is relative to its norm, or to this part of the norm of all tensors."""
+"""A tensor's error is relative to its norm or, if larger, this fraction of the norm of all."""
 
 
 @dataclass
@@ -47,11 +47,11 @@ class Subject:
     threads : int
         Thread budget of this process.
     short : bool
-        Whether slow cases are left out, so that they need not be made.
+        Whether slow cases are skipped and need not be made.
     seen : Seen
-        The errors so far under each declared tolerance.
+        The largest errors so far by declared tolerance.
     case, note : str
-        The running case, and the largest of its errors beside its tolerance.
+        The running case, and its largest error with the tolerance.
     """
 
     backend: Backend
@@ -67,7 +67,7 @@ class Subject:
     _configured: bool = False
 
     def begin(self, case: str) -> None:
-        """Note which case runs now."""
+        """Start a case."""
         self.case, self.note, self._largest, self._precision = case, "", 0.0, ""
 
     @property
@@ -96,7 +96,7 @@ class Subject:
 
     @property
     def exact(self) -> str:
-        """Return the most precise precision that is declared."""
+        """Return the most precise declared precision."""
         return next(p for p in ("fp64", "fp32", "fp16", "bf16") if p in self.backend.precisions)
 
     @property
@@ -107,7 +107,7 @@ class Subject:
     def require(
         self, network: Network | None = None, *, gradient: bool = False, level: int = 1, precision: str = ""
     ) -> None:
-        """Skip the test with the reason unless the backend declares what the test needs.
+        """Skip the test, with the reason, unless the backend declares what the test needs.
 
         Parameters
         ----------
@@ -138,7 +138,7 @@ class Subject:
     def prove(self, clause: str, checks: Iterable[Check], fault: Callable[[], str] | None = None) -> None:
         """Raise `ContractError` with the figures of the first check that fails.
 
-        ``fault`` is then asked for the node at fault.
+        ``fault`` then names the node at fault.
         """
         made = list(checks)
         for check in made:
@@ -180,13 +180,13 @@ class Subject:
             self.hold(clause, same, f"{what}: {name!r} differs{where}, relative error {error:.3g}")
 
     def repeats(self, precision: str, least: float = 0.0) -> float:
-        """Return `Tolerance.repeats`, or a tolerance of the kit's own if that is larger."""
+        """Return `Tolerance.repeats`, or ``least`` if that is larger."""
         return max(self.backend.tolerances[precision].repeats, least)
 
     def repeated(
         self, clause: str, what: str, found: Arrays, expected: Arrays, precision: str, least: float = 0.0
     ) -> None:
-        """Raise `ContractError` unless a repetition is the same, within `repeats`."""
+        """Raise `ContractError` unless a repeated answer is the same, within `repeats`."""
         tolerance = self.repeats(precision, least)
         if not tolerance:
             self.same(clause, what, found, expected)
@@ -198,11 +198,11 @@ class Subject:
         self.prove(clause, tensor_errors(what, found, expected, tolerance))
 
     def apart(self, found: ArrayLike, expected: ArrayLike, precision: str) -> bool:
-        """Whether numbers differ by more than two runs of the same computation may."""
+        """Whether numbers differ by more than a repeated computation may."""
         return not relative_l2(np.asarray(found), np.asarray(expected)) <= self.repeats(precision)
 
     def deterministic(self, clause: str, what: str, found: Findings, precision: str) -> None:
-        """Raise `ContractError` unless reruns at level 0 were the same, within the same."""
+        """Raise `ContractError` unless reruns at level 0 were the same, within `repeats`."""
         tolerance = self.backend.tolerances[precision].repeats
         if tolerance:
             self.prove(clause, [Check(what, found.repeatability["apart"], tolerance)])
@@ -211,7 +211,7 @@ class Subject:
 
     @contextmanager
     def refuses(self, clause: str, what: str, *names: str, error: type[D5Error] = NetworkError) -> Iterator[None]:
-        """Raise `ContractError` unless the block raises this error with all names in its text."""
+        """Raise `ContractError` unless the block raises this error, and its text has all names."""
         try:
             yield
         except error as raised:
@@ -254,7 +254,7 @@ def tensor_errors(what: str, found: Arrays, expected: Arrays, tolerance: float) 
 
 
 def copied(arrays: Arrays) -> dict[str, np.ndarray]:
-    """Copy arrays to where frameworks that can keep them without a copy do: aligned memory."""
+    """Copy arrays to aligned memory, which some frameworks use without a copy."""
     found = {}
     for name, value in arrays.items():
         memory = np.empty(value.nbytes + ALIGNED, np.uint8)
@@ -265,13 +265,13 @@ def copied(arrays: Arrays) -> dict[str, np.ndarray]:
 
 
 def overwrite(arrays: Arrays, values: Arrays | None = None) -> None:
-    """Change every array, as its owner may: to the given values, or to those of no test."""
+    """Overwrite every array, as its owner may: with the given values, or with 7."""
     for name, array in arrays.items():
         array[...] = 7 if values is None else values[name]
 
 
 def output(executor: Executor, images: np.ndarray) -> np.ndarray:
-    """Compute the network's output for a batch and check the form of the answer."""
+    """Compute the network's output for a batch, and check the shape and type of the answer."""
     network = executor.network
     name = network.output
     answer = executor.fetch(executor.forward(executor.feed({network.input: images})))
@@ -283,7 +283,7 @@ def output(executor: Executor, images: np.ndarray) -> np.ndarray:
 
 
 def difference(executor: Executor, images: np.ndarray, labels: np.ndarray) -> dict[str, np.ndarray]:
-    """Compute the loss and its gradients, and check their form; running statistics change."""
+    """Compute the loss and its gradients, and check their shapes; running statistics change."""
     network = executor.network
     loss = network.require_loss()[1]
     answer = executor.fetch(executor.forward_backward(fed(executor, (images, labels))))
@@ -296,12 +296,12 @@ _chosen: Subject | None = None
 
 
 def choose(text: str | None, device: str, threads: int | None) -> Subject:
-    """Choose the backend named on the command line as the one under test.
+    """Choose the backend under test from the command line.
 
     Raises
     ------
     D5Error
-        If there is not exactly one name, no such backend, or its framework is not installed.
+        If not exactly one backend is named, it is unknown, or its framework is not installed.
     """
     global _chosen
     if not text or "," in text:

@@ -24,27 +24,28 @@ from d5suite.validate.norms import FLOAT64, relative_l2
 from d5suite.validate.training.trajectory import train_by_formula
 
 CALLS = 6
-"""RepeatedCalls of one shape with different values; a case makes them twice on one executor."""
+"""Calls of one shape with different values; a case makes all of them twice on one executor."""
 
 NETWORK = classifier().at_generic_point()
 
 OPTIMIZER = SGD(2.0**-5, momentum=0.5)
 
 WHOLE = {"fp64": 1e-6, "fp32": 1e-3, "bf16": 0.2, "fp16": 0.05}
-"""Accepted relative errors of all gradients together, or of all parameters' change, by precision:
-roundings, and ReLUs that they flip. An answer to another batch is off by about 1."""
+"""Accepted relative error of all gradients together, or of the change of all parameters, by
+precision. It allows for roundings, and for ReLUs that they flip. An answer to another batch is off
+by about 1."""
 
 STEP = 1e-8
-"""Step of the central difference along a gradient of norm 1; a larger one crosses kinks."""
+"""Step of the central difference along a gradient of norm 1; a larger step crosses kinks."""
 
 KINDS = {"forward": "executor.forward", "gradients": "executor.forward_backward", "steps": "trainer.meaning"}
-"""What is called, and the clause of a wrong answer."""
+"""Kinds of calls, and the clause that a wrong answer breaks."""
 
 Call = Callable[[Native], Native]
 
 
 class RepeatedCalls:
-    """RepeatedCalls of each kind on one executor, from the same state after each `reset`."""
+    """Calls of each kind on one executor; `reset` returns to the initial state."""
 
     def __init__(self, subject: Subject, precision: str) -> None:
         self.executor = subject.executor(NETWORK, precision)
@@ -59,20 +60,20 @@ class RepeatedCalls:
                 self._fresh[LOSS_SCALE] = np.array(64.0)  # so that no step is skipped
 
     def reset(self) -> None:
-        """Load the parameters, statistics and optimizer state of the beginning."""
+        """Load the initial parameters, statistics and optimizer state."""
         self.executor.load_parameters(self._start)
         if self._trainer is not None:
             self._trainer.load_state(self._fresh)
 
     def of(self, kind: str) -> Call:
-        """Return the call of one of `KINDS`, from a fresh state."""
+        """Reset, and return the call of one of `KINDS`."""
         self.reset()
         return self._of[kind]
 
 
 @pytest.fixture(scope="module")
 def calls(subject: Subject) -> Callable[[str, str], RepeatedCalls]:
-    """Return calls by precision, compiled once; skip what the backend does not declare."""
+    """Return calls by precision, compiled once; skip undeclared ones."""
     made = cache(lambda precision: RepeatedCalls(subject, precision))
 
     def require(kind: str, precision: str) -> RepeatedCalls:
@@ -91,7 +92,7 @@ def _arrays(batch: Batch) -> dict[str, np.ndarray]:
 
 
 def _part(answer: Native, *, gradients: bool) -> dict[str, Any]:
-    """Return the gradients of an answer, or what the next call leaves alone."""
+    """Return the gradients of an answer, or the rest, which outlives the next call."""
     return {name: value for name, value in answer.items() if (name in NETWORK.parameters) is gradients}
 
 
@@ -103,7 +104,7 @@ def _whole(answer: Arrays) -> np.ndarray:
 def test_every_call_of_one_shape_is_answered_anew_and_its_answer_kept(
     subject: Subject, calls: Callable[[str, str], RepeatedCalls], kind: str, precision: str
 ) -> None:
-    """Outputs and losses are fetched after the last call and, when all are made again, at once."""
+    """Fetch outputs and losses after the last call; then repeat all calls and fetch at once."""
     made, clause = calls(kind, precision), KINDS[kind]
     executor = made.executor
     batches = [random_batch(NETWORK, seed=seed) for seed in range(CALLS)]
@@ -138,7 +139,7 @@ def _checks(
     subject: Subject, kind: str, executor: Executor, answers: list[dict[str, np.ndarray]], batches: list[Batch],
     end: Arrays,
 ) -> Iterator[Check]:  # fmt: skip
-    """Compare each answer with ONNX's evaluator, and steps with the optimizer's formula."""
+    """Compare answers with ONNX's evaluator, and steps with the optimizer's formula."""
     precision = executor.precision
     tolerances = subject.backend.tolerances[precision]
     if kind == "steps":
@@ -171,7 +172,7 @@ def test_an_array_that_was_fed_is_neither_changed_nor_kept(
     executor, batch, other = made.executor, random_batch(NETWORK, seed=CALLS), random_batch(NETWORK, seed=CALLS + 1)
 
     def answer(arrays: dict[str, np.ndarray], then: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Feed arrays and, before the call, overwrite them."""
+        """Feed arrays, and overwrite them before the call."""
         call, feed = made.of(kind), executor.feed(arrays)
         for name, value in then.items():
             arrays[name][...] = value

@@ -1,4 +1,4 @@
-"""Discovery: the plug-in is found, is data until it is loaded, and declares what it has."""
+"""Discovery: the plug-in is found, imports nothing until it is loaded, and declares what it has."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ OFFERED = {
 }
 
 SHORT = 10
-"""Characters that give no reason."""
+"""A text of at most so many characters is no reason."""
 
 
 def test_it_is_found_under_its_name(subject: Subject) -> None:

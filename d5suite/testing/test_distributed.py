@@ -1,4 +1,4 @@
-"""Replicas: gradients and updates apart make a step, and averaged gradients one process's step."""
+"""Replicas: gradients and an update make a step, with averaged gradients that of one process."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ AGREEMENT = {"fp64": 1e-10, "fp32": UPDATES["fp32"], "bf16": UPDATES["bf16"]}
 """Accepted relative errors of a tensor, by precision."""
 
 OTHER = ("adam", "momentum", "clip-both")
-"""Settings tried below float64, too: the rules are the same there, the arrays' types are not."""
+"""Optimizers that are tried below float64 too, where the rules are the same but types differ."""
 
 QUICK = ("decay-fp64", "clip-both-fp64", "adam-fp32")
 
@@ -81,7 +81,7 @@ def test_gradients_and_their_update_make_a_step(subject: Subject, name: str, pre
 
 
 def _averaged(all_gradients: list[Buffers]) -> None:
-    """Overwrite every rank's arrays with their mean."""
+    """Overwrite each rank's arrays with the mean over ranks."""
     for name in all_gradients[0]:
         mean = sum(gradients[name] for gradients in all_gradients) / len(all_gradients)
         for gradients in all_gradients:

@@ -37,9 +37,9 @@ MEANING = "gradient.meaning"
 def _prove(
     subject: Subject, network: Network, size: int = 6, precision: str = "", proved: Executor | None = None
 ) -> None:
-    """Check gradients in the given precision, by default the most precise one.
+    """Check gradients in a precision, by default the most precise one.
 
-    They are compared with those of ``proved``, in float64, if that is given.
+    They are compared with those of ``proved``, which is in float64, if given.
     """
     subject.require(network, gradient=True)
     precision = precision or subject.exact
@@ -91,7 +91,7 @@ def test_gradient_of_resnet18(subject: Subject) -> None:
 
 @pytest.fixture(scope="module")
 def proved(subject: Subject) -> Executor | None:
-    """An executor in float64, compiled once, that gives the other precisions their gradients."""
+    """Return a float64 executor, compiled once, whose gradients the other precisions must match."""
     return subject.executor(classifier().at_generic_point(), "fp64") if subject.exact == "fp64" else None
 
 
@@ -102,7 +102,7 @@ def proved(subject: Subject) -> Executor | None:
 def test_timed_precisions_are_within_their_tolerances(
     subject: Subject, precision: str, request: pytest.FixtureRequest
 ) -> None:
-    """In 16 bits the short form has them in `test_answers` only."""
+    """The short form checks 16 bits in `test_answers` only."""
     network = classifier().at_generic_point()
     subject.require(network, gradient=True, precision=precision)
     _prove(subject, network, precision=precision, proved=request.getfixturevalue("proved"))
@@ -142,7 +142,7 @@ def test_loss_means_what_onnx_says(subject: Subject, reduction: str, weighted: b
 
 
 def test_running_statistics_are_the_neutral_ones_over_batches_of_changing_size(subject: Subject) -> None:
-    """Read the parameters in between, too."""
+    """Read the parameters in between."""
     network = classifier()
     subject.require(network, gradient=True)
     executor = subject.executor(network)

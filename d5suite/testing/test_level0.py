@@ -23,7 +23,7 @@ from d5suite.validate.operator.reference import DIRECTIONS, Reference, reference
 SEED = 1
 
 FIRST = {operation.node.op_type: operation.name for operation in reversed(OPERATIONS)}
-"""The operation of each operator that runs in every precision; the others run in float64 only."""
+"""The first operation of each operator: it runs in every precision, the others in float64."""
 
 CASES = [
     pytest.param(operation, precision, id=f"{operation.name}-{precision}", marks=() if quick else pytest.mark.slow)
@@ -32,7 +32,7 @@ CASES = [
     for precision in (("fp64", "fp32", "bf16", "fp16") if first else ("fp64",))
     for quick in (first and (precision == "fp64" or operation.node.op_type in REPRESENTATIVE),)
 ]
-"""Operations and precisions; ``fp64`` stands for the most precise one that the backend declares."""
+"""Operations and precisions; ``fp64`` means the most precise one that the backend declares."""
 
 
 def _require(subject: Subject, operation: Operation, *, backward: bool = False) -> None:
@@ -57,7 +57,7 @@ def test_forward(subject: Subject, operation: Operation, precision: str) -> None
 
 @pytest.fixture(scope="module")
 def proved(subject: Subject) -> Callable[[Operation], Operator]:
-    """Prove an operation's gradient in the most precise precision, once for its cases in a row."""
+    """Prove an operation's gradient in the most precise precision, once for consecutive cases."""
     last: list[tuple[Operation, Operator]] = []
 
     def prove(operation: Operation) -> Operator:
@@ -96,7 +96,7 @@ def test_backward(
 
 
 def _known(operation: Operation, seed: int) -> Reference:
-    """Return central differences, below float64 at inputs of the operation's own precision."""
+    """Return central differences, at inputs rounded to the operation's precision."""
     if operation.precision == "fp64":
         return reference(operation, seed, backward=True)
     oracle, arrays, heads = Oracle(operation), operation.draw(seed), operation.draw_gradients(seed)
@@ -112,7 +112,7 @@ def _known(operation: Operation, seed: int) -> Reference:
 
 
 def test_inputs_stay_as_they_are(subject: Subject) -> None:
-    """Inputs may be shared by several operators."""
+    """Other operators may use the same inputs."""
     statistics = {"s": (4,), "b": (4,), "m": (4,), "v": Tensor((4,), low=0.5, high=2.0)}
     operation = Operation("BatchNormalization", {"X": (4, 4, 6, 5), **statistics}, {"training_mode": 1})
     _require(subject, operation)
@@ -228,7 +228,7 @@ def test_every_backward_pass_of_an_operator_is_made_anew(
     ids=lambda operation: operation.name,
 )
 def test_an_operator_keeps_nothing_of_an_earlier_feed(subject: Subject, operation: Operation) -> None:
-    """A kernel may have packed the weights, for example."""
+    """For example, a kernel may pack the weights."""
     _require(subject, operation)
     operator = subject.operator(operation)
 
@@ -258,8 +258,8 @@ def test_synchronize_waits_for_an_operator(subject: Subject) -> None:
         operator, call = prepared(size)
         return elapsed(lambda: operator.fetch(call()))
 
-    # Many products, each long beside the time to issue it. One large product would do, but fetching
-    # a result of 16 MB takes long from a device.
+    # Many products, each much longer than issuing it. One large product would do, but fetching its
+    # 16 MB from a device takes long.
     operator, call = prepared(lasting(seconds, 512, 2048, LEAST_S / 10))
     times = math.ceil(ENOUGH_S / elapsed(lambda: operator.fetch(call())))
 
@@ -272,7 +272,7 @@ def test_synchronize_waits_for_an_operator(subject: Subject) -> None:
 
 
 def test_views_are_told_from_copies(subject: Subject) -> None:
-    """A view moves no bytes and must not count as a fast copy."""
+    """A view moves no bytes, and must not be timed as a copy."""
     operation = Operation("Mul", {"A": (2, 3), "B": (2, 3)})
     _require(subject, operation)
     operator = subject.operator(operation)

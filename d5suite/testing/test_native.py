@@ -1,4 +1,4 @@
-"""A framework's own schemes: two ranks train as one process with both batches."""
+"""A framework's own schemes: two ranks train like one process with both batches."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from d5suite.validate.check import Check
 from d5suite.validate.distributed.rules import IN_TURN
 
 AGREEMENT = {"fp64": 1e-10, "fp32": 5e-3}
-"""Accepted relative errors of a tensor, by precision; a framework may update by other kernels in
-each. The largest of float32 is 9e-4, of a scheme that is right to 1e-10 in float64; a sum that is
-taken for a mean makes 1."""
+"""Accepted relative error of a tensor, by precision. A framework may update by different kernels in
+each precision: a scheme with an error of 1e-10 in float64 has one of 9e-4 in float32. A sum instead
+of a mean makes an error of 1."""
 
 AMPLIFIED = 16
-"""How much more a scheme may be off after all steps than it says that one step rounds."""
+"""Accepted error after all steps, in units of the rounding that the scheme declares for a step."""
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Take each scheme that the backend declares; a short run the first one, if it is quick."""
+    """Run each scheme that the backend declares; a short run, the first one if it is quick."""
     if "scheme" in metafunc.fixturenames:
         backend = chosen().backend
         described, kinds = backend.schemes, [each for each in AGREEMENT if each in backend.precisions]

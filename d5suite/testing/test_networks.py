@@ -1,4 +1,4 @@
-"""Networks, forward: ONNX's light networks, the kit's own, and the executor's interface."""
+"""Forward passes of ONNX's light networks and the kit's own, and the executor's interface."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from d5suite.testing.subject import Subject, copied, difference, output, overwri
 from d5suite.validate.network.oracle import Oracle, inference
 
 LIGHTEST = ("light_shufflenet", "light_squeezenet")
-"""The networks of the short form; the others have up to 61 million weights."""
+"""The short form runs these; the others have up to 61 million weights."""
 
 UNDECIDED = {
     "light_squeezenet": "its scores are all about 1e10 and equal, so that roundings decide the Softmax behind them"
 }
-"""Networks whose shipped output no float32 arithmetic decides: their scores before the Softmax are
-compared, with onnxruntime's."""
+"""Networks whose shipped output float32 arithmetic cannot reproduce. Their scores before the
+Softmax are compared with onnxruntime's."""
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_light_network_gives_its_shipped_output(subject: Subject, path: Path, tm
 def _fault(
     subject: Subject, network: Network, images: np.ndarray, precision: str, tolerance: float
 ) -> Callable[[], str]:
-    """Return what names the node at fault."""
+    """Return a function that names the node at fault."""
 
     def answer(part: Network, images: np.ndarray) -> np.ndarray:
         return output(subject.executor(part, precision), images)
@@ -88,7 +88,7 @@ def test_output_equals_the_reference_at_any_batch_size(subject: Subject, network
 
 
 def test_an_output_may_be_constant(subject: Subject) -> None:
-    """Detectors return their anchors beside what they compute."""
+    """Detectors return constant anchors beside computed outputs."""
     fixed = {"anchors": values(3, 2, seed=1), "scale": np.array(0.25, np.float32)}
     tensors = {"y": ["N", 4], **{name: list(value.shape) for name, value in fixed.items()}}
     graph = onnx.helper.make_graph(
@@ -126,7 +126,7 @@ def test_every_precision_is_within_its_tolerance(subject: Subject) -> None:
 
 
 def test_parameters_come_back_as_they_were_given(subject: Subject) -> None:
-    """Give arrays of the type that parameters have: others could not be kept without a copy."""
+    """Give arrays of the parameters' type, which could be kept without a copy."""
     network, clause = classifier(), "executor.parameters"
     subject.require(network)
     initial = {name: network.initializers[name] for name in (*network.parameters, *network.statistics)}
@@ -191,7 +191,7 @@ def test_two_executors_do_not_share_anything(subject: Subject) -> None:
 
 
 def test_the_same_seed_gives_the_same_answer(subject: Subject) -> None:
-    """Gradients take longest to compile: the short form has them in one precision."""
+    """Gradients take long to compile: the short form repeats them in one precision."""
     network = classifier().at_generic_point()
     subject.require(network)
     images, labels = random_batch(network)

@@ -1,9 +1,9 @@
 """ONNX's own node tests for the declared operators, through ONNX's backend test runner.
 
 A backend with level 0 runs every node as a single operator. Another backend runs it as a network
-of one float32 input; further inputs become initializers, and a loss takes labels of one axis. Nodes
-that do not fit are outside levels 1 and 2 and are skipped with the reason. The short form of the
-kit has one case of each operator without level 0, and of each family with it: there `test_level0`
+with one float32 input; further inputs become initializers, and a loss takes labels of one axis.
+Other nodes are outside levels 1 and 2, and are skipped with the reason. The kit's short form runs
+one case per operator without level 0. With level 0 it runs one per family, because `test_level0`
 and `test_operators` have every operator.
 """
 
@@ -39,7 +39,7 @@ from d5suite.testing.subject import chosen
 LOSS = "SoftmaxCrossEntropyLoss"
 
 RANDOM = frozenset(f"test_training_dropout{kind}" for kind in ("", "_default", "_default_mask", "_mask"))
-"""Cases whose expected output is random."""
+"""Cases with random expected output."""
 
 CONTRARY = {
     **dict.fromkeys(
@@ -54,7 +54,7 @@ FIGURES = ("Not equal", "Mismatched", "Max ")
 
 
 class NodeNetwork(onnx.backend.base.BackendRep):
-    """A node as a network, built once its inputs are known because they become initializers."""
+    """A node as a network, built when its inputs are known, because they become initializers."""
 
     def __init__(self, model: onnx.ModelProto) -> None:
         self.model = model
@@ -90,7 +90,7 @@ class NodeNetwork(onnx.backend.base.BackendRep):
 
 
 class NodeOperator(onnx.backend.base.BackendRep):
-    """A node as a single operator, built once its inputs are known because some are static."""
+    """A node as a single operator, built when its inputs are known, because some are static."""
 
     def __init__(self, model: onnx.ModelProto) -> None:
         self.model = model
@@ -110,7 +110,7 @@ class NodeOperator(onnx.backend.base.BackendRep):
 
 
 class NodeBackend(onnx.backend.base.Backend):
-    """The backend under test with the interface of ONNX's test runner."""
+    """The backend under test, for ONNX's test runner."""
 
     @classmethod
     def prepare(cls, model: onnx.ModelProto, device: str = "CPU", **kwargs: Any) -> onnx.backend.base.BackendRep:
@@ -157,7 +157,7 @@ class NodeBackend(onnx.backend.base.Backend):
 
 
 class NodeTest(onnx.backend.test.BackendTest):
-    """ONNX's test runner; a difference raises `ContractError`."""
+    """ONNX's test runner, for which a wrong answer is a `ContractError`."""
 
     @classmethod
     def assert_similar_outputs(
@@ -168,9 +168,10 @@ class NodeTest(onnx.backend.test.BackendTest):
         atol: float,
         model_dir: str | None = None,
     ) -> None:
-        """Compare as ONNX does, but accept two roundings of float16: processors differ in one.
+        """Compare as ONNX does, but accept two roundings of float16: processors differ by one.
 
-        And one rounding of the largest float32 value, where a sum cancels: a Fourier transform's.
+        Also accept one rounding of the largest float32 value, for sums that cancel, as in a Fourier
+        transform.
         """
         wide = [np.abs(each) for each in map(np.asarray, ref_outputs) if each.dtype == np.float32 and each.size]
         largest = max((float(np.max(each, initial=0, where=np.isfinite(each))) for each in wide), default=0.0)
@@ -186,14 +187,14 @@ class NodeTest(onnx.backend.test.BackendTest):
 
 
 def _is_number(dtype: np.dtype) -> bool:
-    """Whether a type is NumPy's own or bfloat16; others share bytes, have 8 bits, or are text."""
+    """Whether a type is NumPy's own or bfloat16, not packed, 8-bit floating point or text."""
     return (dtype.kind in "biuf" and dtype.isbuiltin == 1) or dtype in PRECISIONS.values()
 
 
 def _made(kind: str) -> list[TestCase]:
-    """Make ONNX's test cases of a kind; of nodes, in a short run, those that it may need.
+    """Make ONNX's node tests; for a short run, only those that it may need.
 
-    To make all takes four seconds: ONNX computes the answers in Python, element by element.
+    Making all takes four seconds: ONNX computes the answers in Python, element by element.
     """
     if kind != "node":
         return []

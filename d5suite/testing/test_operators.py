@@ -15,7 +15,7 @@ from d5suite.validate.operator.reference import reference
 SEED = 1
 
 QUICKLY = ("Conv", "ConvTranspose", "LayerNormalization", "MatMul")
-"""Operators of which the short form feeds all inputs."""
+"""Operators whose inputs are all fed in the short form."""
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -33,12 +33,12 @@ FED = [
     for operation in OPERATIONS
     if len(fed_inputs(operation)) > 1 and operation.node.op_type not in ("BatchNormalization", "Dropout")
 ]
-"""Operations of several floating inputs, all of which a network can compute."""
+"""Operations with several floating-point inputs, all of which a network can compute."""
 
 
 @pytest.mark.parametrize("operation", FED)
 def test_what_is_a_weight_elsewhere_may_be_computed(subject: Subject, operation: Operation) -> None:
-    """A computed tensor may be stored in another layout than a weight."""
+    """A computed tensor may have another layout than a weight."""
     operation = operation.with_precision(subject.exact)
     drawn = operation.draw(SEED)
     network = all_fed(operation, drawn)

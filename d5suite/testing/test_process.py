@@ -1,4 +1,4 @@
-"""A backend's effects on its process: threads, random numbers, asynchronous work and output."""
+"""A backend in its process: threads, random numbers, asynchronous work and printed output."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from d5suite.testing.subject import Subject
 from d5suite.testing.waiting import elapsed, lasting, require_waiting
 
 FEWEST, MOST = 1, 2048
-"""Images per step that `synchronize` has to wait for; a fast device needs many."""
+"""Images per step whose work `synchronize` waits for; a fast device needs many."""
 
 
 @lru_cache

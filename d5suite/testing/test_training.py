@@ -1,4 +1,4 @@
-"""Training: the optimizers' formulas, whole runs against recorded ones, and saved states."""
+"""Training: the optimizers' formulas, recorded runs, and saved states."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ from d5suite.validate.training.trajectory import Trajectory, check_trajectory, t
 
 
 class OptimizerCase(NamedTuple):
-    """An optimizer, learning rates that replace its own, one per step, and batches per step."""
+    """An optimizer, the learning rate of each step if not its own, and batches per step."""
 
     optimizer: Optimizer
     rates: tuple[float, ...] = ()
     accumulate: int = 1
 
 
-# Epsilons are large: a bias before BatchNormalization has a gradient of pure rounding, which a
+# Epsilons are large: the gradient of a bias before BatchNormalization is only rounding, which a
 # small epsilon would amplify to a full step.
 OPTIMIZERS = {
     "plain": OptimizerCase(SGD(0.25)),
@@ -69,15 +69,15 @@ OPTIMIZERS = {
 }
 
 UPDATES = {"fp64": FLOAT64, "fp32": 1e-3, "bf16": 0.1, "fp16": 0.1}
-"""Accepted relative errors of a parameter's change and of the optimizer's state, by precision.
+"""Accepted relative error of a parameter's change and of the optimizer's state, by precision.
 
-Parameters and optimizers are float32 in all but ``fp64``, so these are roundings of gradients. A
+Except in ``fp64``, parameters and optimizers are float32, so these are roundings of gradients. A
 wrong scale is off by a factor, and a vanished gradient by 1."""
 
 
 @pytest.fixture(scope="module")
 def differentiated(subject: Subject) -> Callable[[str], Executor]:
-    """Executors by precision, compiled once, that give the formula its gradients."""
+    """Return executors by precision, compiled once, whose gradients the formula uses."""
     return cache(lambda precision: subject.executor(_network(precision), precision))
 
 
@@ -88,7 +88,7 @@ def _network(precision: str) -> Network:
 
 IN_16_BITS = ("momentum", "rmsprop-momentum", "adagrad", "adam", "adamw", "clip-norm", "clip-both", "rates",
               "accumulation-clipped")  # fmt: skip
-"""One of each kind: as in ``fp32``, optimizers are float32; only their gradients differ."""
+"""One of each kind: optimizers are float32 as in ``fp32``; only their gradients differ."""
 
 
 QUICK = {
@@ -97,7 +97,7 @@ QUICK = {
     "bf16": ("adamw",),
     "fp16": ("accumulation-clipped",),
 }
-"""Cases of the short form: every rule in float64, and a gradient's way to it in each precision."""
+"""Cases of the short form: every rule in float64, and one optimizer in each other precision."""
 
 
 @pytest.mark.parametrize(

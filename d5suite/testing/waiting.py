@@ -1,4 +1,7 @@
-"""Whether `synchronize` waits for asynchronous work. Imports pytest and the backend under test."""
+"""Check that `synchronize` waits for asynchronous work.
+
+Imports pytest and the backend under test.
+"""
 
 from __future__ import annotations
 
@@ -15,25 +18,25 @@ from d5suite.testing.subject import Subject
 REPEATS = 7
 
 FEWER = 3
-"""Repetitions of work that takes `LONG_S` and more, whose remainder no noise hides."""
+"""Repetitions of work that takes at least `LONG_S`, in which noise hides nothing."""
 
 LONG_S = 0.5
 
 UNFINISHED = 0.2
-"""Accepted part of the work's time that remains after `synchronize`."""
+"""Accepted fraction of the work's time that remains after `synchronize`."""
 
 ENOUGH_S = 0.05
-"""Target duration of the work, long beside the time to fetch the answer."""
+"""Target duration of the work, much longer than fetching the answer."""
 
 LEAST_S = 0.02
-"""Shortest work whose remainder can be told from noise."""
+"""Shortest work whose remainder can be distinguished from noise."""
 
 MOST_TIMES = 1024
-"""Times that work too short to tell is issued, at most."""
+"""How many times short work is issued at most."""
 
 
 def lasting(seconds: Callable[[int], float], fewest: int, most: int, enough_s: float = ENOUGH_S) -> int:
-    """Return the first size, doubling from ``fewest`` to at most ``most``, that takes long enough.
+    """Double a size from ``fewest`` until the work takes long enough, up to ``most``.
 
     Parameters
     ----------
@@ -81,7 +84,7 @@ def require_waiting(
     while (medians := _medians(work, synchronize, read, times))[0] < LEAST_S:
         if times == MOST_TIMES:
             pytest.skip(f"work of {medians[0] * 1e3:.1f} ms is too short to tell")
-        # A disturbed first call makes work look longer than it is.
+        # Repeat: a disturbed first call made the work look longer than it is.
         times = min(MOST_TIMES, math.ceil(times * ENOUGH_S / medians[0]))
     taken, remaining = medians
     figures = f"{remaining * 1e3:.1f} ms of {taken * 1e3:.1f} ms of work were still to do after synchronize"

@@ -1,7 +1,7 @@
-"""Every network of the zoo: its output, and its gradients in float64 and in the timed precision.
+"""Every network of the zoo: its output, and its gradients in float64 and float32.
 
-Not part of the usual run, which it would triple: ``d5suite conformance NAME --zoo``. ONNX's
-evaluator takes minutes for some networks, so d5suite's cache keeps its answers.
+Run by ``d5suite conformance NAME --zoo`` only, because it takes twice as long as the kit. ONNX's
+evaluator takes minutes for some networks, so its answers are kept in d5suite's cache.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SIZE = 64
 
 @pytest.mark.parametrize("name", NETWORKS)
 def test_network_of_the_zoo(subject: Subject, name: str) -> None:
-    """Run the checks that precede a timing, on a small image."""
+    """Run the checks that precede timing, on small images."""
     network = build(name, classes=10, image_size=SIZES.get(name, SIZE)).without_dropout().at_generic_point()
     subject.require(network, gradient=True, precision="fp64")
     images, labels = random_batch(network, IMAGES)
@@ -49,7 +49,7 @@ def test_network_of_the_zoo(subject: Subject, name: str) -> None:
 
 
 def _answers(name: str) -> Path:
-    """Return the file of the evaluator's answers, used for equal weights and images only."""
+    """Return the file of the evaluator's answers, which are used for equal weights and images."""
     folder = cache_folder() / "zoo"
     folder.mkdir(parents=True, exist_ok=True)
     return folder / f"{name}.h5"
