@@ -59,6 +59,7 @@ WIDEST = 100
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "files": {"errors"},
+    "registry": {"registry", "errors", "files"},
     "network": {"network", "errors"},
     "custom": {"custom", "network", "errors", "files"},
     "optimizers": {"optimizers", "errors"},
@@ -79,24 +80,28 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "measurements": {
         "measurements", "workloads", "distributed", "levels", "network", "optimizers", "data", "statistics",
-        "instruments", "training", "validate", "errors", "files",
+        "instruments", "training", "validate", "registry", "errors", "files",
     },
+    "passes": {"passes", "measurements", "workloads", "instruments", "validate", "job", "registry", "errors"},
     "worker": {
-        "worker", "measurements", "workloads", "distributed", "instruments", "validate", "launch", "job", "errors",
-    },
-    "cases": {
-        "cases", "measurements", "backends", "distributed", "levels", "network", "custom", "optimizers", "data", "job",
+        "worker", "passes", "measurements", "workloads", "distributed", "instruments", "validate", "launch", "job",
         "errors",
     },
+    "cases": {
+        "cases", "passes", "measurements", "backends", "distributed", "levels", "network", "custom", "optimizers",
+        "data", "job", "errors",
+    },
     "session": {
-        "session", "cases", "measurements", "backends", "launch", "job", "instruments", "statistics", "errors", "files",
+        "session", "cases", "passes", "measurements", "backends", "launch", "job", "instruments", "statistics",
+        "errors", "files",
     },
     "report": {
-        "report", "measurements", "backends", "network", "instruments", "statistics", "traces", "errors", "files",
+        "report", "passes", "measurements", "backends", "network", "instruments", "statistics", "traces", "errors",
+        "files",
     },
     "pytest_plugin": {
-        "pytest_plugin", "session", "cases", "measurements", "report", "backends", "distributed", "optimizers", "data",
-        "statistics", "instruments", "launch", "job", "errors", "files",
+        "pytest_plugin", "session", "cases", "passes", "measurements", "report", "backends", "distributed",
+        "optimizers", "data", "statistics", "instruments", "launch", "job", "errors", "files",
     },
     "commands": {
         "commands", "pytest_plugin", "session", "launch", "report", "testing", "backends", "network", "data",

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from d5suite.errors import ConfigurationError, calling_file
 from d5suite.job import CaseJob, Ranks, Result
+from d5suite.passes import DEFAULT
 
 if TYPE_CHECKING:
     from d5suite.backends import Selection
@@ -59,6 +60,8 @@ class Settings:
         Numbers of ranks and ways to train for level 3; empty to leave level 3 out.
     divides_batch : bool
         Whether all ranks share one batch: strong scaling.
+    passes : mapping of str to str or None
+        Passes over each prepared step, and the file that defines each, if d5suite does not.
     wait_quiet_s : float, optional
         How long the session may wait for a quiet machine, in total.
     write_jobs, from_jobs : Path, optional
@@ -85,6 +88,7 @@ class Settings:
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     ranks: Sequence[Ranks] = ()
     divides_batch: bool = False
+    passes: Mapping[str, str | None] = field(default_factory=lambda: dict.fromkeys(DEFAULT))
     wait_quiet_s: float | None = None
     write_jobs: Path | None = None
     from_jobs: Path | None = None

@@ -5,6 +5,7 @@ and `d5suite.files`.
 """
 
 from d5suite.job.job import (
+    TIME,
     CaseJob,
     CollectiveCase,
     Distributed,
@@ -23,6 +24,7 @@ from d5suite.job.job import (
 from d5suite.job.result import Failure, Measured, Result
 
 __all__ = [
+    "TIME",
     "CaseJob",
     "CollectiveCase",
     "Distributed",

@@ -18,7 +18,10 @@ from d5suite.errors import ConfigurationError, JobError
 from d5suite.files import write_json
 from d5suite.job import schema
 
-SCHEMA = "d5suite-job-2"
+SCHEMA = "d5suite-job-3"
+
+TIME = "time"
+"""The pass that every job has."""
 
 LONGEST_NAME = 100
 """Bytes of a case's or preset's name: two of them and an ending make the name of a file."""
@@ -251,10 +254,13 @@ class Job:
     device, precision : str
     threads, seed, loader_workers, ranks : int
         The threads are those of all ranks together.
-    passes : list of str
-        What is done with each prepared step: ``memory``, ``time``; or ``reference`` alone, which
-        computes the reference answers of operations and needs no backend.
     cases : list of CaseJob
+    passes : list of str
+        Names of the passes over each prepared step; ``time`` is one of them.
+    pass_files : dict of str to str
+        By pass: the Python file that defines it, if d5suite does not.
+    references_only : bool
+        Compute the reference answers of operations, which needs no backend, and measure nothing.
     digests : dict of str to str
         By Python file that the worker imports: its SHA-256, which `save` adds.
     distributed : Distributed or None
@@ -267,7 +273,9 @@ class Job:
     threads: int
     seed: int
     cases: list[CaseJob]
-    passes: list[str] = field(default_factory=lambda: ["memory", "time"])
+    passes: list[str] = field(default_factory=lambda: ["memory", "energy", TIME])
+    pass_files: dict[str, str] = field(default_factory=dict)
+    references_only: bool = False
     loader_workers: int = 0
     ranks: int = 1
     digests: dict[str, str] = field(default_factory=dict)
@@ -279,7 +287,8 @@ class Job:
 
     def imports(self) -> list[str]:
         """Return the Python files that the worker imports."""
-        return list(dict.fromkeys(file for case in self.cases for file in case.imports()))
+        files = (file for case in self.cases for file in case.imports())
+        return list(dict.fromkeys([*files, *self.pass_files.values()]))
 
     def require_code(self) -> None:
         """Check that the files the worker imports are those that the job was written for.
@@ -331,6 +340,8 @@ class Job:
         job = cls(**content)
         if job.ranks > 1 and (job.distributed is None or job.distributed.launcher == "none"):
             raise JobError(f"'distributed' is required for {job.ranks} ranks", where=str(path))
+        if TIME not in job.passes:
+            raise JobError(f"'passes' lacks {TIME!r}: what was timed is what a result holds", where=str(path))
         for name in (name for case in job.cases for name in (case.name, case.preset)):
             if not is_plain_name(name):
                 raise JobError(f"not a plain name: {name!r}", where=str(path))

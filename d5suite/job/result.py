@@ -8,8 +8,9 @@ from typing import Any, TypedDict
 
 from d5suite.files import write_json
 from d5suite.job import schema
+from d5suite.job.job import TIME
 
-SCHEMA = "d5suite-result-2"
+SCHEMA = "d5suite-result-3"
 
 
 class Samples(TypedDict):
@@ -43,7 +44,6 @@ class Measured:
     Attributes
     ----------
     level : int
-    samples : Samples
     items : int
         Images or calls per sample.
     macs : int or None
@@ -52,20 +52,29 @@ class Measured:
         Further per-sample or per-step series.
     extra : dict
         The measurement's own part of the record.
-    machine : dict
-        Whether the machine was ``disturbed``, with ``reasons``.
-    memory : dict
-        Peak memory in bytes, or ``missing`` with the reason.
+    passes : dict of str to dict
+        By pass: its part, or ``missing`` with the reason. ``time`` holds the ``samples``, and
+        whether the ``machine`` was ``disturbed``, with ``reasons``.
     """
 
     level: int
-    samples: Samples
     items: int
     macs: int | None
     series: dict[str, list[float]]
     extra: dict[str, Any]
-    machine: dict[str, Any]
-    memory: dict[str, Any]
+    passes: dict[str, dict[str, Any]]
+
+    @property
+    def samples(self) -> Samples:
+        """The samples of the ``time`` pass."""
+        samples: Samples = self.passes[TIME]["samples"]
+        return samples
+
+    @property
+    def machine(self) -> dict[str, Any]:
+        """The state of the machine during the ``time`` pass."""
+        machine: dict[str, Any] = self.passes[TIME]["machine"]
+        return machine
 
 
 @dataclass
@@ -91,7 +100,7 @@ class Result:
     measurements : dict of str to Measured
         By key.
     references : dict of str to str
-        By key: which backend's gradient the reference holds; of a reference pass.
+        By key: which backend's gradient the reference holds; of a job with ``references_only``.
     failures : dict of str to Failure
         By key.
     kept : dict of str to dict

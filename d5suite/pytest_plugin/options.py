@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from d5suite.errors import ConfigurationError, D5Error
+from d5suite.passes import requested
 from d5suite.pytest_plugin import saving, stash, turns
 from d5suite.pytest_plugin.settings import cores_of, elsewhere, memory_of, optimizer_of, pythons, ranks_of, shapes_of
 
@@ -123,6 +124,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     group.addoption("--oversubscribe", action="store_true", help="allow more ranks than cores or GPUs; results get a !")
     turns.add_options(group)
+    group.addoption(
+        "--passes",
+        metavar="NAME[,…]",
+        help="passes over each step besides time, which is always taken: memory, energy, a plug-in's, or the path of a "
+        "Python file that defines some (default: memory,energy)",
+    )
     group.addoption("--wrap", metavar="CMD", help="command to run each worker under, such as 'perf stat -d'")
     group.addoption("--jobs", type=Path, metavar="DIR", help="folder for job files (default: .d5suite/jobs)")
     group.addoption(
@@ -204,6 +211,7 @@ def _check(config: pytest.Config) -> None:
             rule = f"at least {least}" if not value >= least else f"at most {most}"
             raise ConfigurationError(f"--{name.replace('_', '-')} is {value}; it must be {rule}")
     turns.check_options(config)
+    requested(config.getoption("passes"), config.invocation_params.dir)
     if config.getoption("l2_cold") and config.getoption("device") == "cpu":
         raise ConfigurationError("--l2-cold is for a GPU: CPU caches are not flushed", hint="Add --device cuda.")
     try:

@@ -15,6 +15,7 @@ import pytest
 
 from d5suite.errors import ConfigurationError
 from d5suite.job import Distributed, Ranks
+from d5suite.passes import requested
 from d5suite.pytest_plugin import stash
 
 if TYPE_CHECKING:
@@ -61,6 +62,7 @@ def settings(config: pytest.Config) -> Settings:
             shapes=shapes_of(config),
             ranks=ranks_of(config) if config.getoption("ranks") is not None else (),
             divides_batch=config.getoption("scaling") == "strong",
+            passes=requested(config.getoption("passes"), folder),
             wait_quiet_s=config.getoption("wait_quiet"),
             write_jobs=_absolute(folder, config.getoption("write_jobs")),
             from_jobs=_absolute(folder, config.getoption("from_jobs")),

@@ -1,7 +1,7 @@
-"""The JSON schema of result files: the part that all records have, and each measurement's own.
+"""The JSON schema of result files: the fixed part, and what measurements and passes add.
 
 ``python -m d5suite.report.schema > results/schema.json`` writes the published one. Imports
-jsonschema (late) and `d5suite.measurements`.
+jsonschema (late), `d5suite.measurements` and `d5suite.passes`.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from d5suite.errors import ValidationError
 from d5suite.measurements import discover
+from d5suite.passes import discover as discover_passes
 
 if TYPE_CHECKING:
     from d5suite.measurements.base import Measurement
@@ -27,6 +28,8 @@ def result_schema(described: Mapping[str, Mapping[str, Any]] | None = None) -> d
         By measurement: `Measurement.describe`; by default of every measurement that is installed.
     """
     schema: dict[str, Any] = json.loads((Path(__file__).parent / "results.json").read_text(encoding="utf-8"))
+    for one in discover_passes().values():
+        schema["$defs"]["record"]["properties"] |= one.properties()
     if described is None:
         described = {name: measurement.describe() for name, measurement in sorted(discover().items())}
     schema["$defs"]["record"]["allOf"] = [
@@ -47,7 +50,7 @@ def result_schema(described: Mapping[str, Mapping[str, Any]] | None = None) -> d
 
 
 def check_record(record: Mapping[str, Any], measurement: type[Measurement]) -> None:
-    """Check a measurement's own part of its record.
+    """Check what a measurement, and passes that are not d5suite's own, have added to a record.
 
     Raises
     ------
@@ -57,10 +60,11 @@ def check_record(record: Mapping[str, Any], measurement: type[Measurement]) -> N
     import jsonschema
 
     required = [name for name in measurement.schema.get("required", ()) if name not in measurement.derived]
-    validator = jsonschema.Draft202012Validator({**measurement.schema, "required": required})
+    schemas = [{**measurement.schema, "required": required}, *record.get("passes", {}).values()]
     faults = [
         f"{'.'.join(str(part) for part in error.absolute_path) or 'the record'}: {error.message}"
-        for error in validator.iter_errors(record)
+        for schema in schemas
+        for error in jsonschema.Draft202012Validator(schema).iter_errors(record)
     ]
     if faults:
         raise ValidationError("the record does not fit its schema: " + "; ".join(faults), where=measurement.name)

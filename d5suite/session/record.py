@@ -8,8 +8,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from d5suite.cases.case import Case
+from d5suite.errors import ConfigurationError
 from d5suite.job import CaseJob, Job, Measured, Result, key_of
 from d5suite.measurements.base import Measurement
+from d5suite.passes import DEFAULT
+from d5suite.passes import find as find_pass
 from d5suite.statistics.intervals import launch_interval
 
 SCHEMA = "d5suite-1"
@@ -33,10 +36,9 @@ def record(
     measured : Measured
         Of this measurement.
     """
-    samples = measured.samples
-    warnings = [*result.threads["notes"], *measured.extra.get("warnings", [])]
-    gpus = measured.machine.get("details", {}).get("gpus")
-    return {
+    notes = [measured.extra, *measured.passes.values()]
+    warnings = [*result.threads["notes"], *(each for part in notes for each in part.get("warnings", []))]
+    found = {
         "schema": SCHEMA,
         "recipe": case.name,
         "level": measured.level,
@@ -51,28 +53,23 @@ def record(
         **case.facts(part, result),
         "preset": part.preset,
         "seed": job.seed,
-        "throughput": {"value": measured.items / samples["median_s"], "unit": measurement.unit},
-        "median_s": samples["median_s"],
-        "median_ci95": samples["median_ci_s"],
-        "median_ci_confidence": samples["median_ci_confidence"],
-        "first_call_s": samples["first_call_s"],
-        "compile_s": samples["compile_s"],
-        "warmup_calls": len(samples["warmup_s"]),
-        "steady": samples["steady"],
-        "stopped_by": samples["stopped_by"],
-        "peak_memory_bytes": measured.memory.get("peak_bytes"),
-        "memory": measured.memory,
+        "throughput": {"value": measured.items / measured.samples["median_s"], "unit": measurement.unit},
         "macs": measured.macs,
         "validation": result.validation[key_of(case.name, measurement.name)],
-        "machine": {
-            "disturbed": measured.machine["disturbed"],
-            "reasons": measured.machine["reasons"],
-            **({"gpus": gpus} if gpus else {}),
-        },
         "environment": result.environment,
         **measured.extra,
         **({"warnings": warnings} if warnings else {}),
     }
+    for name, own in measured.passes.items():
+        one = find_pass(name, job.pass_files.get(name))
+        added = one.record(own)
+        if taken := added.keys() & found.keys():
+            raise ConfigurationError(f"the pass {name!r} records {', '.join(taken)}, which the record has already")
+        found |= added
+        if name not in DEFAULT:
+            found.setdefault("passes", {})[name] = one.describe()
+    found.setdefault("peak_memory_bytes", None)
+    return found
 
 
 def with_samples(

@@ -209,7 +209,7 @@ class Session:
             Memory limit, instead of the one of the settings.
         """
         settings, progress = self.settings, self.progress
-        if python is None and "reference" not in job.passes:
+        if python is None and not job.references_only:
             python = interpreter(job.backend["name"], settings.pythons)
         limits = Limits(
             limit_s if settings.timeout_s is None else settings.timeout_s,
@@ -354,7 +354,7 @@ class Session:
 
             def make(keys: list[str]) -> Job:
                 job = self._job([missing[key] for key in keys], reference=True)
-                return replace(job, passes=["reference"], device="cpu")
+                return replace(job, references_only=True, device="cpu")
 
             for _ in self._attempts(JobPlan(missing, slug, TIME_LIMIT_S, make), self._references, self._start):
                 pass  # no turns
@@ -384,6 +384,8 @@ class Session:
             ranks=ranks.size if ranks is not None else 1,
             distributed=ranks.distributed if ranks is not None else None,
             cases=[self._case_job(each, selection) for each in by_case.values()],
+            passes=list(settings.passes),
+            pass_files={name: file for name, file in settings.passes.items() if file is not None},
         )
 
     def _case_job(self, wanted: Sequence[Wanted], selection: Selection | None) -> CaseJob:

@@ -1,4 +1,6 @@
-"""Carry out a job: for each case prepare, take memory, prove, time, and prove what was timed.
+"""Carry out a job: for each case prepare, prove, sample, prove what was timed, and record.
+
+Passes that do not disturb timing precede the first proof; the others follow the second.
 
 Imports a framework only after the job is read, through its backend.
 """
@@ -11,9 +13,9 @@ import itertools
 import json
 import os
 import platform
-from collections.abc import Iterable, Iterator
-from dataclasses import asdict, replace
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -25,29 +27,68 @@ from d5suite.distributed.meeting import meet
 from d5suite.errors import JobError, ValidationError
 from d5suite.instruments.clock import now
 from d5suite.instruments.memory import return_freed_memory
-from d5suite.instruments.sampling import Samples
-from d5suite.instruments.settings import InTurns, SamplingSettings
+from d5suite.instruments.settings import InTurns
 from d5suite.instruments.threads import set_affinity, thread_environment
-from d5suite.job import CaseJob, Job, OperationCase, key_of
+from d5suite.job import TIME, CaseJob, Job, Measured, key_of
 from d5suite.launch.heartbeat import HeartbeatWriter
-from d5suite.measurements import find
+from d5suite.measurements import find as find_measurement
 from d5suite.measurements.base import Measurement, Step
-from d5suite.validate.check import Check, Validation
-from d5suite.worker.passes import take_memory, take_time
+from d5suite.passes import find as find_pass
+from d5suite.passes.base import Pass, PreparedStep, take
+from d5suite.passes.time import Time
+from d5suite.validate.check import Validation
 from d5suite.worker.ranks import RankInfo, code_digest, share_resources, watch_ranks
+from d5suite.worker.references import compute_references
 from d5suite.worker.turns import Channel, MeasurementTurns
 from d5suite.worker.writer import ResultWriter
 from d5suite.workloads.base import Workload
 
 
-class Prepared(NamedTuple):
-    """A measurement of a case, ready to be proved and timed."""
+@dataclass
+class Trial:
+    """One measurement of a case on its way through the worker.
+
+    Attributes
+    ----------
+    key : str
+        ``case/measurement``.
+    prepared : PreparedStep
+    passes : list of Pass
+        Those of the job, without ``time``.
+    parts : dict of str to dict
+        What the passes have recorded so far.
+    validation : Validation
+    """
 
     key: str
-    measurement: Measurement
-    step: Step
-    memory: dict[str, Any]
-    validation: Validation
+    prepared: PreparedStep
+    passes: list[Pass]
+    parts: dict[str, dict[str, Any]] = field(default_factory=dict)
+    validation: Validation = field(default_factory=Validation)
+
+    @property
+    def workload(self) -> Workload:
+        """What the measurements of the case share."""
+        return self.prepared.workload
+
+    @property
+    def measurement(self) -> Measurement:
+        """The measurement."""
+        return self.prepared.measurement
+
+    @property
+    def step(self) -> Step:
+        """Its step."""
+        return self.prepared.step
+
+    def take_passes(self, writer: ResultWriter, *, disturbing: bool) -> None:
+        """Take the passes that disturb timing, or the others."""
+        for each in self.passes:
+            if each.disturbs == disturbing:
+                writer.phase(f"taking the {each.name} pass of {self.key}", self.key)
+                if disturbing:
+                    self.step.reset()
+                self.parts[each.name] = take(each, self.prepared)
 
 
 def run(
@@ -71,8 +112,8 @@ def run(
     job, cpus = share_resources(job, rank_info, notes)
     os.environ.update(thread_environment(job.threads))
     cpus = set_affinity(job.threads, notes, cpus)
-    if "reference" in job.passes:
-        _compute_references(job, writer)
+    if job.references_only:
+        compute_references(job, writer)
         return
     writer.result.threads = {"budget": job.threads, "cpus": cpus, "notes": notes}
     with contextlib.ExitStack() as communicating:
@@ -85,25 +126,6 @@ def run(
         except BaseException:
             communicating.pop_all()  # to close waits for the other ranks, and this one has failed
             raise
-
-
-def _compute_references(job: Job, writer: ResultWriter) -> None:
-    from d5suite.workloads.operator import compute_reference
-
-    for case in job.cases:
-        assert isinstance(case, OperationCase)
-        first, *others = case.keys()
-        found = writer.attempt(
-            first,
-            "computing the reference of",
-            lambda case=case: compute_reference(job, case),  # type: ignore[misc]
-        )
-        for key in (first, *others):
-            if found is not None:
-                writer.result.references[key] = found
-            else:
-                writer.result.failures[key] = writer.result.failures[first]
-    writer.write()
 
 
 def _workloads(
@@ -207,99 +229,99 @@ def _agree(job: Job, workload: Workload, writer: ResultWriter) -> None:
 
 def _measure(job: Job, case: CaseJob, workload: Workload, writer: ResultWriter, channel: Channel | None) -> None:
     """Do everything for one case: prove all, then time, because measurements share executors."""
-    result = writer.result
-    ready = [found for name in case.measurements if (found := _prepare(job, case, name, workload, writer)) is not None]
-    ready = [each for each in ready if _prove(each, workload, writer)]
+    prepared = [_prepare(job, case, name, workload, writer) for name in case.measurements]
+    proved = [each for each in prepared if each is not None and _prove(each, writer)]
     workload.free_validation()
     if channel is not None:  # others live beside this worker
         return_freed_memory()
-    if ready:
-        result.facts[case.name] = workload.facts()
-    for each in ready:
+    if proved:
+        writer.result.facts[case.name] = workload.facts()
+    for each in proved:
         workload.tell = lambda where, kept, key=each.key: writer.tell(key, where, kept)  # type: ignore[misc]
         turns = MeasurementTurns(channel, each.key) if channel and each.measurement.takes_turns else None
-        _time(each, workload, writer, turns)
+        writer.attempt(each.key, "measuring", lambda each=each, turns=turns: _time(each, writer, turns))  # type: ignore[misc]
+        writer.write()
 
 
-def _prepare(job: Job, case: CaseJob, name: str, workload: Workload, writer: ResultWriter) -> Prepared | None:
+def _prepare(job: Job, case: CaseJob, name: str, workload: Workload, writer: ResultWriter) -> Trial | None:
+    """Build a measurement's step, and take the passes that precede its proof."""
     key = key_of(case.name, name)
 
-    def prepare() -> Prepared:
-        measurement = find(name, case.files.get(name))()
+    def prepare() -> Trial:
+        measurement = find_measurement(name, case.files.get(name))()
         step = measurement.prepare(workload)
-        memory: dict[str, Any] = {"missing": measurement.without_memory}
-        if measurement.takes_memory and "memory" in job.passes:
-            writer.phase(f"taking peak memory of {key}", key)
-            memory = take_memory(workload, step)
-        else:
-            step.call_first()
+        passes = [find_pass(each, job.pass_files.get(each))() for each in job.passes if each != TIME]
+        trial = Trial(key, PreparedStep(workload, measurement, step, workload.settings), passes)
+        trial.take_passes(writer, disturbing=False)
+        step.call_first()
         step.reset()
-        return Prepared(key, measurement, step, memory, Validation())
+        return trial
 
     return writer.attempt(key, "preparing", prepare)
 
 
-def _prove(each: Prepared, workload: Workload, writer: ResultWriter) -> bool:
+def _prove(trial: Trial, writer: ResultWriter) -> bool:
+    """Compare the answers of a step with an independent reference; return whether they agree."""
+
     def prove() -> bool:
         try:
-            each.validation.require(each.measurement.prove(workload, each.step))
+            trial.validation.require(trial.measurement.prove(trial.workload, trial.step))
         except ValidationError as error:
-            raise each.measurement.explain(workload, each.step, error) from error
+            raise trial.measurement.explain(trial.workload, trial.step, error) from error
         finally:
-            writer.result.validation[each.key] = each.validation.to_dict()
+            writer.result.validation[trial.key] = trial.validation.to_dict()
         return True
 
-    return writer.attempt(each.key, "validating", prove) is not None
+    return writer.attempt(trial.key, "validating", prove) is not None
 
 
-def _time(each: Prepared, workload: Workload, writer: ResultWriter, turns: MeasurementTurns | None) -> None:
-    settings: SamplingSettings = workload.settings
-    if turns is not None:
-        settings = InTurns(**settings.to_dict(), turns=turns)
-
-    def prove(samples: Samples, first: Iterable[Check]) -> None:
-        """Prove what was timed; if that fails, what was measured is kept beside the result."""
-        writer.phase(f"proving what was timed of {each.key}", each.key)
-        start = now()
-        try:
-            each.validation.require(
-                itertools.chain(first, each.measurement.check_timed(workload, each.step)),
-                hint=f"So what was timed is wrong. Its {len(samples.samples_s)} samples (median "
-                f"{samples.median_s * 1e3:.4g} ms) are set aside under 'kept' in the worker's result file.",
-            )
-        except Exception:
-            taken = samples.to_dict()
-            kept = writer.result.kept.setdefault(each.key, {"series": {}})
-            kept |= {"samples": taken, "series": {**kept["series"], "samples_s": taken["samples_s"]}}
-            writer.result.kept[each.key] = kept
-            raise
-        finally:
-            writer.result.validation[each.key] = each.validation.to_dict()
-        took_s.append(now() - start)
-
-    took_s: list[float] = []
-
-    def time() -> bool:
-        measured = take_time(workload, each.measurement, each.step, settings, each.memory, prove)
-        if not (turns is None or turns.taken):
-            raise JobError(
-                f"{each.measurement.name} has taken no turns",
-                hint="Sample its step with d5suite.instruments.sampling, or set takes_turns = False.",
-            )
-        if workload.job.ranks > 1:
-            workload.communicator.barrier()  # what one rank could not prove is a result of none
-        extra = {**measured.extra, "proof_after_s": took_s[-1]}
-        writer.result.measurements[each.key] = replace(measured, extra=extra)
-        writer.result.kept.pop(each.key, None)
-        samples = measured.samples
-        low, high = samples["median_ci_s"]
-        print(
-            f"d5suite: {each.key}: median {samples['median_s'] * 1e3:.4g} ms "
-            f"({samples['median_ci_confidence']:.0%} interval {low * 1e3:.4g} to {high * 1e3:.4g} ms, "
-            f"{len(samples['samples_s'])} samples)",
-            flush=True,
+def _time(trial: Trial, writer: ResultWriter, turns: MeasurementTurns | None) -> None:
+    """Sample a step, prove what was timed, take the passes that disturb, and record all of it."""
+    workload, step, timing = trial.workload, trial.step, Time()
+    settings = workload.settings if turns is None else InTurns(**workload.settings.to_dict(), turns=turns)
+    part = timing.take(trial.prepared._replace(settings=settings))
+    part["proof_after_s"] = _prove_timed(trial, timing, writer)
+    if not (turns is None or turns.taken):
+        raise JobError(
+            f"{trial.measurement.name} has taken no turns",
+            hint="Sample its step with d5suite.instruments.sampling, or set takes_turns = False.",
         )
-        return True
+    extra, series = step.record(timing.samples), step.series()
+    if workload.job.ranks > 1:
+        workload.communicator.barrier()  # what one rank could not prove is a result of none
+    trial.take_passes(writer, disturbing=True)
+    writer.result.measurements[trial.key] = Measured(
+        trial.measurement.level, step.items, step.macs, series, extra, {**trial.parts, TIME: part}
+    )
+    writer.result.kept.pop(trial.key, None)
+    low, high = part["samples"]["median_ci_s"]
+    print(
+        f"d5suite: {trial.key}: median {timing.samples.median_s * 1e3:.4g} ms "
+        f"({part['samples']['median_ci_confidence']:.0%} interval {low * 1e3:.4g} to {high * 1e3:.4g} ms, "
+        f"{len(timing.samples.samples_s)} samples)",
+        flush=True,
+    )
 
-    writer.attempt(each.key, "measuring", time)
-    writer.write()
+
+def _prove_timed(trial: Trial, timing: Time, writer: ResultWriter) -> float:
+    """Prove what was timed; return the seconds that this took.
+
+    If a check fails, the samples and series are kept beside the result.
+    """
+    writer.phase(f"proving what was timed of {trial.key}", trial.key)
+    start = now()
+    samples = timing.samples.to_dict()
+    try:
+        trial.validation.require(
+            itertools.chain(timing.check(), trial.measurement.check_timed(trial.workload, trial.step)),
+            hint=f"So what was timed is wrong. Its {len(samples['samples_s'])} samples (median "
+            f"{samples['median_s'] * 1e3:.4g} ms) are set aside under 'kept' in the worker's result file.",
+        )
+    except Exception:
+        kept = writer.result.kept.get(trial.key, {"series": {}})
+        kept |= {"samples": samples, "series": {**kept["series"], "samples_s": samples["samples_s"]}}
+        writer.result.kept[trial.key] = kept
+        raise
+    finally:
+        writer.result.validation[trial.key] = trial.validation.to_dict()
+    return now() - start

@@ -106,7 +106,7 @@ def test_a_worker_imports_what_the_session_did_and_nothing_else(tmp_path: Path, 
             reference="r.h5",
             operation={**operation, "custom": {"file": str(file), "name": "Mine"}},
         )
-    job(case, **({"passes": ["reference"]} if kind == "custom operator" else {})).save(path)
+    job(case, **({"references_only": True} if kind == "custom operator" else {})).save(path)
     assert json.loads(path.read_text())["digests"] == {str(file): hashlib.sha256(MARKER.encode()).hexdigest()}
     if kind == "custom operator":
         worked(tmp_path)  # rerun by hand, as it was

@@ -55,7 +55,7 @@ def test_a_worker_whose_wrapper_ends_before_it_is_ended(
     (tmp_path / "wrapper.py").write_text(WRAPPER)
     job = tmp_path / "by_hand.job.json"
     job.write_text(json.dumps({
-        "schema": "d5suite-job-2", "backend": {"name": "faulty", "mode": "hangs"}, "device": "cpu",
+        "schema": "d5suite-job-3", "backend": {"name": "faulty", "mode": "hangs"}, "device": "cpu",
         "precision": "fp32", "threads": 1, "seed": 0,
         "cases": [{
             "kind": "network", "name": "by_hand", "preset": "smoke", "measurements": ["inference"], "batch_size": 4,

@@ -112,7 +112,7 @@ def dropping_network() -> onnx.ModelProto:
 
 def job(mode: str, case: Mapping[str, Any]) -> dict[str, Any]:
     return {
-        "schema": "d5suite-job-2",
+        "schema": "d5suite-job-3",
         "backend": {"name": "stale", "mode": mode},
         "device": "cpu",
         "precision": "fp32",

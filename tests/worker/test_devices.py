@@ -32,7 +32,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     product = Operation("MatMul", {"A": (512, 512), "B": (512, 512)}, {}, name="product")
     for mode in MODES:
         content: dict[str, Any] = {
-            "schema": "d5suite-job-2",
+            "schema": "d5suite-job-3",
             "backend": {"name": "scripted", "mode": mode},
             "device": "cuda",
             "precision": "fp32",
@@ -61,10 +61,11 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 @pytest.mark.parametrize("mode", ["agrees", "short", "backwards"])
 def test_both_clocks_are_recorded_and_doubts_told(found: dict[str, Any], mode: str) -> None:
     (measured,) = found[mode]["measurements"].values()
-    events, host = measured["extra"]["device_events"], measured["samples"]["samples_s"]
+    time = measured["passes"]["time"]
+    events, host = time["device_events"], time["samples"]["samples_s"]
     assert len(events["samples_s"]) == len(host)
     assert events["launch_overhead_s"] > 0
-    warnings = measured["extra"]["warnings"]
+    warnings = time["warnings"]
     if mode == "agrees":
         assert not warnings and events["agree"]
         assert all(0 < device <= each for device, each in zip(events["samples_s"], host, strict=True))
@@ -83,11 +84,12 @@ def test_samples_that_end_before_the_device_are_set_aside(found: dict[str, Any])
 
 def test_the_cache_is_made_cold_before_every_call_where_asked_for(found: dict[str, Any]) -> None:
     (measured,) = found["agrees-cold"]["measurements"].values()
-    assert measured["extra"]["l2_cold"] == {"cache_bytes": 1 << 20, "buffer_bytes": 2 << 20}
+    time = measured["passes"]["time"]
+    assert time["l2_cold"] == {"cache_bytes": 1 << 20, "buffer_bytes": 2 << 20}
     assert measured["extra"]["iterations"] == 1
-    assert found["output"]["agrees-cold"].count("flushed") > len(measured["samples"]["samples_s"])
+    assert found["output"]["agrees-cold"].count("flushed") > len(time["samples"]["samples_s"])
     assert "flushed" not in found["output"]["agrees"]
-    assert "l2_cold" not in next(iter(found["agrees"]["measurements"].values()))["extra"]
+    assert "l2_cold" not in next(iter(found["agrees"]["measurements"].values()))["passes"]["time"]
     reason = "the caches of CPUs are left as they are"
     assert reason in found["agrees-cpu"]["failures"]["product/forward"]["message"]
 

@@ -39,7 +39,7 @@ def case(small_onnx: Path, imagenet_tree: Path) -> dict[str, Any]:
 @pytest.fixture
 def job(case: dict[str, Any]) -> dict[str, Any]:
     return {
-        "schema": "d5suite-job-2",
+        "schema": "d5suite-job-3",
         "backend": {"name": "faulty", "mode": "good"},
         "device": "cpu",
         "precision": "fp32",
@@ -66,14 +66,18 @@ def test_a_job_written_by_hand_runs(tmp_path: Path, job: dict[str, Any]) -> None
     assert result["threads"]["budget"] == 1
     assert len(result["threads"]["cpus"]) == 1
     assert result["environment"]["environment_variables"]["OMP_NUM_THREADS"] == "1"
-    assert result["measurements"]["by_hand/inference"]["samples"]["samples_s"]
+    passes = result["measurements"]["by_hand/inference"]["passes"]
+    assert set(passes) == {"memory", "energy", "time"}
+    assert passes["time"]["samples"]["samples_s"] and passes["memory"]["peak_bytes"]
 
 
 BAD_JOBS: list[tuple[dict[str, Any], str]] = [
     ({"threads": 0}, "threads: 0 is less than the minimum of 1"),
     ({"code": "import os"}, "'code' was unexpected"),
-    ({"schema": "d5suite-job-99"}, "schema: 'd5suite-job-2' was expected"),
-    ({"passes": ["fly"]}, "passes.0: 'fly' is not one of"),
+    ({"schema": "d5suite-job-99"}, "schema: 'd5suite-job-3' was expected"),
+    ({"passes": ["fly", "time"]}, "there is no pass 'fly'"),
+    ({"passes": ["memory"]}, "'passes' lacks 'time'"),
+    ({"passes": ["time", "time"]}, "passes: ['time', 'time'] has non-unique elements"),
     ({"cases": []}, "cases: [] should be non-empty"),
     ({"backend": {"name": "nosuch", "mode": "x"}}, "there is no backend 'nosuch'"),
     ({"backend": {"name": "absent", "mode": "only"}}, "Absent is not installed"),

@@ -72,7 +72,7 @@ def _results(tmp_path_factory: pytest.TempPathFactory, imagenet_tree: Path) -> d
         "validation_steps": 10,
         "reference": str(folder / "deep.h5"),
     }
-    content = {"schema": "d5suite-job-2", "device": "cpu", "precision": "fp32", "threads": 1, "seed": 0,
+    content = {"schema": "d5suite-job-3", "device": "cpu", "precision": "fp32", "threads": 1, "seed": 0,
                "loader_workers": 0, "passes": ["time"], "cases": [case]}  # fmt: skip
     paths = {}
     for selection in FAULTS:

@@ -1,0 +1,73 @@
+"""Peak memory of the first two calls of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from d5suite.instruments.memory import gpu_memory, peak_memory
+from d5suite.passes.base import MISSING, Pass, PreparedStep
+
+
+class Memory(Pass):
+    """Peak memory, of the device if it has its own.
+
+    It makes the first call, so it precedes all others. Nothing was proved or timed before, so that
+    the peak is of preparing and running.
+    """
+
+    name = "memory"
+    disturbs = False
+    schema: ClassVar[Mapping[str, Any]] = {
+        "description": "peak_bytes is measured; the others follow from the definition of network and optimizer; "
+        "activations: forward outputs without reuse",
+        "properties": {
+            "peak_bytes": {"type": "integer"},
+            "baseline_bytes": {"type": "integer"},
+            "parameters_bytes": {"type": "integer"},
+            "gradients_bytes": {"type": "integer"},
+            "optimizer_state_bytes": {"type": "integer"},
+            "activations_bytes": {"type": "integer"},
+            "nvml": {
+                "type": "object",
+                "description": "on a GPU, what the driver counts: the context, libraries and what the allocator keeps, "
+                "too; a lower bound",
+                "properties": {
+                    "peak_bytes": {"type": "integer"},
+                    "baseline_bytes": {"type": "integer"},
+                    "of": {"enum": ["this process", "the whole GPU"]},
+                    "missing": MISSING,
+                },
+            },
+        },
+    }
+
+    def problem(self, prepared: PreparedStep) -> str:
+        """See `Pass.problem`."""
+        return "" if prepared.measurement.takes_memory else prepared.measurement.without_memory
+
+    def take(self, prepared: PreparedStep) -> dict[str, Any]:
+        """See `Pass.take`; the step keeps the part, because its record may need it."""
+        workload, step = prepared.workload, prepared.step
+        runtime = workload.backend.load("runtime")
+        device_peak = runtime.device_memory(workload.job.device)
+
+        def first_calls() -> None:
+            step.call_first()
+            step.run()
+            step.synchronize()
+
+        with step:
+            if device_peak is None:
+                found = peak_memory(first_calls).to_dict()
+            else:
+                name = runtime.device_name(workload.job.device)
+                measured, by_driver = gpu_memory(lambda: peak_memory(first_calls, device_peak), name)
+                found = {**measured.to_dict(), "nvml": by_driver}
+        step.memory = {**found, **step.memory_by_definition()}
+        return dict(step.memory)
+
+    @classmethod
+    def record(cls, part: Mapping[str, Any]) -> dict[str, Any]:
+        """See `Pass.record`."""
+        return {"peak_memory_bytes": part.get("peak_bytes"), "memory": part}

@@ -1,0 +1,105 @@
+"""The samples of a step, and the state of the machine before and after them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from d5suite.errors import JobError
+from d5suite.instruments.events import EventLog, TwoClocks
+from d5suite.instruments.machine import disturbance, snapshot
+from d5suite.instruments.sampling import Samples
+from d5suite.measurements.base import Step, check_waits
+from d5suite.passes.base import Pass, PreparedStep
+from d5suite.validate.check import Check
+
+
+class Time(Pass):
+    """Samples on the host's clock and, where the backend has one, on the device's.
+
+    Attributes
+    ----------
+    samples : Samples
+        Once they are taken.
+    clocks : TwoClocks or None
+        The samples on both clocks; None if the step did not use the device's.
+    """
+
+    name = "time"
+    disturbs = False
+    samples: Samples
+    clocks: TwoClocks | None
+
+    def take(self, prepared: PreparedStep) -> dict[str, Any]:
+        """Sample the step.
+
+        Raises
+        ------
+        JobError
+            If the settings ask for a cold L2 cache, and it cannot be had.
+        """
+        workload, measurement, step, settings = prepared
+        on_gpu = workload.job.device != "cpu"
+        timer, no_events = workload.event_timer()
+        step.events = None if timer is None else EventLog(timer)
+        flush, no_flush = workload.l2_flush() if settings.l2_cold else (None, "")
+        if settings.l2_cold and (flush is None or not measurement.takes_cold):
+            raise JobError(f"the L2 cache is not made cold: {no_flush or f'{measurement.name} samples in its own way'}")
+        step.flush = flush
+        sensors = workload.sensors()
+        with step:
+            before = snapshot(gpu=on_gpu, sensors=sensors)
+            self.samples = step.time(settings)
+            after = snapshot(gpu=on_gpu, sensors=sensors)
+            machine = disturbance(before, after, own_pids=[os.getppid()], threads=workload.job.threads)
+            self.clocks = _both_clocks(step, self.samples)
+        step.flush = None  # its buffer must not count in the next measurement
+        part: dict[str, Any] = {"samples": self.samples.to_dict(), "machine": machine.to_dict()}
+        if self.clocks is not None:
+            part |= {"device_events": self.clocks.to_dict(), "warnings": list(self.clocks.warnings)}
+        elif on_gpu:
+            part["device_events"] = {"missing": no_events or "this measurement takes its samples in its own way"}
+        if flush is not None:
+            part["l2_cold"] = {"cache_bytes": flush.cache_bytes, "buffer_bytes": flush.buffer_bytes}
+        return part
+
+    def check(self) -> Iterator[Check]:
+        """Check that the host's clock stopped after the device had finished."""
+        if self.clocks is not None:
+            yield check_waits(self.clocks)
+
+    @classmethod
+    def record(cls, part: Mapping[str, Any]) -> dict[str, Any]:
+        """See `Pass.record`."""
+        samples, machine = part["samples"], part["machine"]
+        gpus = machine.get("details", {}).get("gpus")
+        return {
+            "median_s": samples["median_s"],
+            "median_ci95": samples["median_ci_s"],
+            "median_ci_confidence": samples["median_ci_confidence"],
+            "first_call_s": samples["first_call_s"],
+            "compile_s": samples["compile_s"],
+            "warmup_calls": len(samples["warmup_s"]),
+            "steady": samples["steady"],
+            "stopped_by": samples["stopped_by"],
+            "machine": {
+                "disturbed": machine["disturbed"],
+                "reasons": machine["reasons"],
+                **({"gpus": gpus} if gpus else {}),
+            },
+            **{key: part[key] for key in ("device_events", "l2_cold", "proof_after_s") if key in part},
+        }
+
+    @classmethod
+    def properties(cls) -> dict[str, Any]:
+        """Return nothing: every record has these, so that the fixed part of its schema does."""
+        return {}
+
+
+def _both_clocks(step: Step, samples: Samples) -> TwoClocks | None:
+    """Return the samples on both clocks; None if the step did not use the device's."""
+    if step.events is None or not samples.device_s:
+        return None
+    overhead_s = step.events.overhead(step.synchronize) / step.calls_per_sample
+    return TwoClocks(samples.samples_s, samples.device_s, overhead_s)
