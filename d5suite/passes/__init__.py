@@ -50,7 +50,10 @@ def requested(given: str | None, folder: Path) -> dict[str, str | None]:
     if given is None:
         return dict.fromkeys(DEFAULT)
     found: dict[str, str | None] = {TIME: None}
-    for name in filter(None, (each.strip() for each in given.split(","))):
+    names = [each.strip() for each in given.split(",") if each.strip()]
+    if not names or len(set(names)) < len(names):
+        raise ConfigurationError(f"{given!r} names {'a pass twice' if names else 'no pass'}", where="--passes")
+    for name in names:
         if not name.endswith(".py"):
             found[find(name).name] = None
             continue

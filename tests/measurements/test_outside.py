@@ -26,8 +26,12 @@ needs_torch = pytest.mark.skipif(discover()[0]["torch"].problem() is not None, r
 
 def source() -> str:
     """The page's recipe file."""
-    (found,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    return str(found)
+    return sources()[0]
+
+
+def sources() -> list[str]:
+    """The page's files: a recipe with a measurement, and a pass."""
+    return re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
 
 
 def measure(tmp_path: Path, code: str, *options: str) -> subprocess.CompletedProcess[str]:
