@@ -19,7 +19,7 @@ from rich.table import Table as RichTable
 from d5suite.files import read_json
 from d5suite.measurements.tables import Column, Table
 from d5suite.report.contests import Contest, contests_of, ranking_lines
-from d5suite.report.formats import text_of
+from d5suite.report.formats import text_of, with_passes
 from d5suite.report.reading import Conditions, Key, data_of, failures_in, load_results, printable
 from d5suite.report.reading import read_benchmarks as read_benchmarks
 
@@ -107,6 +107,7 @@ def show_results(files: Sequence[tuple[str, dict[Key, dict[str, Any]]]], console
             console.print(f"apart from others by: {', '.join(told)}", highlight=False)
         for table in dict.fromkeys(info["table"] for *_, info in rows):
             chosen = [row for row in rows if row[3]["table"] == table]
+            table = with_passes(table, [info for *_, info in chosen])
             console.print(_drawn(table, chosen, console, several=several), highlight=False)
     _show_notes(files, console)
 

@@ -6,11 +6,12 @@ Imports `d5suite.measurements.tables`.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from d5suite.errors import JobError
-from d5suite.measurements.tables import Column
+from d5suite.measurements.tables import Column, Table
 
 CONFIDENCE = 0.95
 """Confidence of intervals with enough samples."""
@@ -103,6 +104,20 @@ def at(record: Mapping[str, Any], path: str) -> Any:
         else:
             return None
     return found
+
+
+def pass_columns(records: Iterable[Mapping[str, Any]]) -> list[Column]:
+    """Return the columns that records declare for passes which are not d5suite's own."""
+    declared = (each for record in records for one in record.get("passes", {}).values() for each in one["columns"])
+    return list(dict.fromkeys(Column(**each) for each in declared))
+
+
+def with_passes(table: Table, records: Iterable[Mapping[str, Any]]) -> Table:
+    """Return a table of records with their `pass_columns`, before the column of errors."""
+    columns = list(table.columns)
+    place = len(columns) - (columns[-1].value == "validation.checks")
+    columns[place:place] = pass_columns(records)
+    return replace(table, columns=tuple(columns))
 
 
 def text_of(column: Column, record: Mapping[str, Any], wide: bool) -> str:

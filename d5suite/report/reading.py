@@ -18,7 +18,7 @@ from d5suite.files import read_json
 from d5suite.measurements import discover
 from d5suite.measurements.tables import Table
 from d5suite.report.contests import check_rounds
-from d5suite.report.formats import text_of
+from d5suite.report.formats import text_of, with_passes
 from d5suite.report.schema import result_schema
 from d5suite.report.series import check_pair
 
@@ -85,7 +85,7 @@ def results_of(content: Any, path: Path) -> dict[Key, dict[str, Any]]:
             each.update(stats=given["stats"], place=f"benchmarks.{place}")
         found = read_benchmarks(shown, printable(content.get("d5suite", {}).get("measurements", {})))
         for each in found.values():
-            for column in each["table"].columns:
+            for column in with_passes(each["table"], [each]).columns:
                 text_of(column, each, True)  # raises before anything is shown
         check_rounds(found.values())
         return found

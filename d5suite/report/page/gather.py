@@ -20,7 +20,7 @@ from d5suite.measurements.tables import Column, Table
 from d5suite.report.colours import places
 from d5suite.report.compare import apart, failures, grouped, is_reduced
 from d5suite.report.contests import Contest, contests_of
-from d5suite.report.formats import at, text_of
+from d5suite.report.formats import at, text_of, with_passes
 from d5suite.report.reading import data_of, printable, results_of
 from d5suite.report.runs import machine_of
 
@@ -343,14 +343,15 @@ def _sections(tables: Mapping[Any, list[Any]], colours: Mapping[str, int], betwe
         )
         for table in dict.fromkeys(row[3]["table"] for row in rows):
             groups: dict[str, list[Row]] = {}
+            shown = with_passes(table, [info for *_, info in rows if info["table"] == table])
             for measurement, backend, file, info in rows:
                 if info["table"] == table:
                     row_id = f"r-{_digest(title, measurement, backend, file, conditions, info['preset'])}"
-                    cells = [_cell(column, info) for column in table.columns]
+                    cells = [_cell(column, info) for column in shown.columns]
                     colour = colours[info["backend"]["name"]]
                     row = Row(row_id, title, measurement, backend, colour, info, _marks(info), file, cells)
                     groups.setdefault(measurement, []).append(row)
-            section.tables.append(Shown(table, [_group(name, own, between_runs) for name, own in groups.items()]))
+            section.tables.append(Shown(shown, [_group(name, own, between_runs) for name, own in groups.items()]))
         sections.append(section)
     return sections
 
