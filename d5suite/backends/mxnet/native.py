@@ -42,7 +42,7 @@ class Store(FrameworkScheme):
     """MXNet's name of the store."""
 
     store: ClassVar[Any] = None
-    """One in a process."""
+    """One per process."""
 
     rank: ClassVar[int]
     size: ClassVar[int]
@@ -94,7 +94,7 @@ class Store(FrameworkScheme):
 
     @contextlib.contextmanager
     def _turn(self) -> Iterator[None]:
-        """Let ranks do something one after the other, each when the one before has done it."""
+        """Make the ranks do something one after the other."""
         for rank in range(self.size):
             if rank == self.rank:
                 yield
@@ -102,7 +102,7 @@ class Store(FrameworkScheme):
             self.store._barrier()
 
     def _command(self, **what: Any) -> None:
-        """Let all servers do something, and return when they have."""
+        """Send a command to all servers, and return when they have executed it."""
         self.store._send_command_to_servers(0, json.dumps(what))
 
 
@@ -139,7 +139,7 @@ class Asynchronous(Store):
         self._in_turn: bool = settings.to_dict()["in_turn"]
         self._rate = self._trainer.learning_rate
         self._unused = [weight.grad() for weight in self._trainer.executor.unused_parameters]
-        self.store._barrier()  # until all ranks are done with the scheme before
+        self.store._barrier()  # until all ranks have finished with the previous scheme
         if self.rank == 0:
             self._command(hold=True)
             self._push(self._weights)
@@ -168,7 +168,7 @@ class Asynchronous(Store):
                 self._command(rate=self._rate)
             self._push(gradients)
             self._pull()
-        for gradient in self._unused:  # no backward pass overwrites them, but to pull overwrites what was pushed
+        for gradient in self._unused:  # no backward pass overwrites them, but pulling overwrites what was pushed
             gradient[:] = 0
         return {self._loss: answer[self._loss]}
 
@@ -185,10 +185,10 @@ SCHEMES: Mapping[str, type[FrameworkScheme]] = {"dist_sync": Synchronous, "dist_
 
 
 class Helpers:
-    """Servers, or the scheduler: processes of this rank's, which end with it.
+    """Servers or a scheduler: processes that end with this rank.
 
-    Each ends when its standard input does, however this process ends. A rank ends with a helper
-    that ended too early, because it would wait for it.
+    Each ends when its standard input closes, whatever ends this process. If one ends too early, the
+    rank ends as well, because it would wait for it without end.
     """
 
     def __init__(self, roles: Sequence[str]) -> None:
@@ -222,14 +222,14 @@ class Helpers:
 
 
 class _Server(mx.kvstore.kvstore_server.KVStoreServer):
-    """A server whose commands are JSON: to hold what is pushed, an optimizer, or its rate."""
+    """A server with JSON commands: hold what is pushed, use an optimizer, change its rate."""
 
     def _controller(self) -> Callable[..., None]:
         self._updater: Any = None
         return self._guarded(self._obey)
 
     def _guarded(self, function: Callable[..., None]) -> Callable[..., None]:
-        """Let an error end the process: MXNet would go on."""
+        """Let an error end the process; MXNet would continue."""
 
         def call(*arguments: Any) -> None:
             try:
@@ -274,7 +274,7 @@ def _end_with_parent() -> None:
 def main() -> None:
     """Serve, or schedule, until the workers have left."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    os.environ[_ROLE] = sys.argv[1]  # not before: with it, to import MXNet starts a server of its own
+    os.environ[_ROLE] = sys.argv[1]  # not earlier: with it, importing MXNet starts a server
     _Server(mx.kv.create("dist")).run()
 
 

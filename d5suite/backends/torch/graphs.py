@@ -11,8 +11,8 @@ from typing import NamedTuple
 import torch
 
 WARM_UP = 3
-"""Calls before recording, on a stream of their own, as PyTorch's notes on CUDA semantics ask for:
-libraries choose algorithms and allocate workspaces in them."""
+"""Calls before recording, on a separate stream, as PyTorch's notes on CUDA semantics require: in
+them, libraries choose algorithms and allocate workspaces."""
 
 Outputs = tuple[torch.Tensor, ...]
 
@@ -23,9 +23,9 @@ class Recorded(NamedTuple):
     Attributes
     ----------
     inputs, outputs : tuple of torch.Tensor
-        The places that it reads and writes.
+        The memory that it reads and writes.
     replay : callable
-        Does its work again.
+        Repeats its work.
     """
 
     inputs: tuple[torch.Tensor, ...]
@@ -71,7 +71,7 @@ class Graphed:
 
 
 def record(function: Callable[[], Outputs]) -> tuple[Outputs, Callable[[], None]]:
-    """Record what a function lets the GPU do.
+    """Record the work that a function issues to the GPU.
 
     Random numbers are drawn as if it had not been called.
 

@@ -55,7 +55,7 @@ def load_random_state(parts: np.ndarray) -> None:
 
 
 class _Relu(native.ReluOp):
-    """deep500's, with the frameworks' derivative of 0 at 0; deep500 has 1.
+    """deep500's ReLU, with the derivative 0 at 0 as in the frameworks; deep500 has 1.
 
     At the start of training whole branches of a ResNet are 0, so it matters.
     """

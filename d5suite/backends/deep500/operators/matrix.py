@@ -17,7 +17,7 @@ from d5suite.network.nodes.matrix import read_einsum, read_gemm
 
 
 class _Gemm(native.GemmOp):
-    """deep500's, with an optional third input whose gradient works for a batch of one."""
+    """deep500's Gemm, with an optional third input whose gradient works for a batch of one."""
 
     def forward(self, a: np.ndarray, b: np.ndarray, c: np.ndarray | None = None) -> np.ndarray:
         product: np.ndarray = super().forward(a, b, a.dtype.type(0) if c is None else c)
@@ -36,7 +36,7 @@ def gemm(node: Node, context: Context) -> CustomOperator:
 
 
 def mat_mul(node: Node, context: Context) -> CustomOperator:
-    """deep500's for two matrices; of stacks its gradient transposes all axes."""
+    """deep500's MatMul, for two matrices; for stacks its gradient transposes all axes."""
     if [context.rank(name) for name in node.inputs] == [2, 2]:
         return native.MatMulOp(*context.describe(node))
 
@@ -78,7 +78,7 @@ def einsum(node: Node, context: Context) -> CustomOperator:
 
 
 def _det_gradient(gradient: np.ndarray, inputs: Sequence[np.ndarray], output: np.ndarray) -> list[np.ndarray]:
-    """Return det(x) x⁻ᵀ, by Jacobi's formula; of a singular matrix, the limit from beside it."""
+    """Return det(x) x⁻ᵀ, by Jacobi's formula; for a singular matrix, the limit."""
     (x,) = inputs
     left, values, right = np.linalg.svd(x)
     # With x = U diag(s) V: the cofactors are det(U) det(V) U diag(products of the other s) V.

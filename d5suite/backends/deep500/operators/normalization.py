@@ -20,7 +20,7 @@ from d5suite.network.nodes.shape import read_axis
 
 
 class _BatchNormalizationInference(native.BatchNormalizationInferenceOp):
-    """deep500's, differentiated as a fixed scaling; deep500's gradient is of training."""
+    """deep500's operator as a fixed scaling; deep500 has the gradient of training only."""
 
     def backward(self, grads: Any, fwd_inputs: Any, fwd_outputs: Any) -> list[np.ndarray]:
         above = grads[0]
@@ -35,7 +35,7 @@ class _BatchNormalizationInference(native.BatchNormalizationInferenceOp):
 def batch_normalization(node: Node, context: Context) -> CustomOperator:
     """Return one of deep500's two operators, whose momentum and biased variance are ONNX's.
 
-    The training one has five outputs: the result, the moved running statistics, and the batch's.
+    The training one has five outputs: the result, moved running statistics and the batch's own.
     """
     settings = {"epsilon": node.attributes["epsilon"], "momentum": node.attributes["momentum"]}
     if context.training:

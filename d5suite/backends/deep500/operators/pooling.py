@@ -53,7 +53,7 @@ def _max_pool_gradient(w: Window, cells: Sequence[Any], above: np.ndarray, x: np
 
 
 class _MaxPool(native.MaxPoolOp):
-    """deep500's, with the gradients of overlapping windows summed; deep500 keeps one of them."""
+    """deep500's pool, with gradients of overlapping windows summed; deep500 keeps only one."""
 
     def __init__(self, *arguments: Any, full: Window, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
@@ -185,7 +185,7 @@ def max_unpool(node: Node, context: Context) -> CustomOperator:
 
 
 class _GlobalAveragePool(native.GlobalAveragePoolOp):
-    """deep500's, for other than two spatial axes, where deep500 averages over the wrong ones."""
+    """deep500's pool for other than two spatial axes, where deep500 averages over wrong axes."""
 
     def forward(self, x: np.ndarray) -> np.ndarray:
         return x.mean(tuple(range(2, x.ndim)), keepdims=True)

@@ -106,7 +106,7 @@ def _over_steps(above: np.ndarray, values: np.ndarray) -> np.ndarray:
 
 
 class _Lstm(_Recurrent):
-    """c' = f c + i g and h' = o tanh(c'); with peepholes i and f see c, and o sees c'."""
+    """c' = f c + i g and h' = o tanh(c'); with peepholes, i and f depend on c, and o on c'."""
 
     def _run(self, x: Any, w: Any, r: Any, b: Any, h: Any, c: Any, p: Any) -> _Steps:
         p_i, p_o, p_f = (0, 0, 0) if p is None else np.split(p, 3)
@@ -144,7 +144,7 @@ class _Lstm(_Recurrent):
 
 
 class _Gru(_Recurrent):
-    """h' = (1 - z) n + z h; n sees the reset h, or with ``linear_before_reset`` the reset R h."""
+    """h' = (1 - z) n + z h; n uses the reset h, or with ``linear_before_reset`` the reset R h."""
 
     def _run(self, x: Any, w: Any, r: Any, b: Any, h: Any, c: Any, p: Any) -> _Steps:
         size, linear = self._plan.hidden, self._plan.linear_before_reset

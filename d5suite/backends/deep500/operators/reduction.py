@@ -80,7 +80,7 @@ def _extreme_gradient(gradient: np.ndarray, x: np.ndarray, y: np.ndarray) -> np.
 
 
 class _Softmax(native.SoftmaxOp):
-    """deep500's along one axis; deep500 flattens all from the given one on, as ONNX 12."""
+    """deep500's softmax along one axis; deep500 flattens all axes from there on, as ONNX 12."""
 
     def __init__(self, *descriptors: list[Any], along: int, rank: int) -> None:
         super().__init__(*descriptors, axis=rank - 1)
@@ -112,8 +112,8 @@ def _sum_absolute(x: np.ndarray, axes: tuple[int, ...], *, keepdims: bool) -> np
 
 
 def _log_sum_exp(x: np.ndarray, axes: tuple[int, ...], *, keepdims: bool) -> np.ndarray:
-    most = np.maximum(_maximum(x, axes, keepdims=True), np.finfo(x.dtype).min)  # -inf less itself is no number
-    with np.errstate(divide="ignore"):  # the sum of nothing
+    most = np.maximum(_maximum(x, axes, keepdims=True), np.finfo(x.dtype).min)  # -inf minus -inf is NaN
+    with np.errstate(divide="ignore"):  # the sum over no elements
         total = np.log(np.sum(np.exp(x - most), axes, keepdims=keepdims))
     return total + most.reshape(total.shape)
 

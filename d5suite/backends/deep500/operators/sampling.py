@@ -56,7 +56,7 @@ def grid_sample(node: Node, context: Context) -> CustomOperator:
 
 
 def _slope(plan: Sampling, coordinate: np.ndarray, axis: int) -> np.ndarray:
-    """Return the derivative of a point's place: a straight line, flat or back beyond the border."""
+    """Return the derivative of a point's position, which stops or turns back at the border."""
     step = 2.0**-20
     ends = [place(plan, _FUNCTIONS, coordinate.astype(np.float64) + sign * step, axis) for sign in (1, -1)]
     slope: np.ndarray = np.rint((ends[0] - ends[1]) / step) / 2  # a whole number of half cells

@@ -19,7 +19,7 @@ from d5suite.network.nodes.resize import read_resize
 
 
 class _Reshape(native.ReshapeOp):
-    """deep500's, with a fixed shape: deep500 does not know 0, ONNX's copied size."""
+    """deep500's Reshape with a fixed shape: deep500 does not support 0, ONNX's copied size."""
 
     def __init__(self, *descriptors: list[Any], sizes: Sequence[int]) -> None:
         super().__init__(*descriptors)
@@ -87,7 +87,7 @@ def pad(node: Node, context: Context) -> CustomOperator:
 
 
 def _gathered(gradient: np.ndarray, rows: Mapping[int, np.ndarray], shape: Sequence[int]) -> np.ndarray:
-    """Return the gradient of a padding that repeats the tensor: of each cell and its copies."""
+    """Return the gradient of a padding that repeats the tensor: cells sum over their copies."""
     for axis, indices in rows.items():
         gradient = _scattered(gradient, indices, axis, shape[axis])
     return gradient

@@ -35,9 +35,9 @@ def _transformed(x: np.ndarray, plan: Fourier) -> np.ndarray:
 
 
 def _transposed(gradient: np.ndarray, plan: Fourier) -> np.ndarray:
-    """Return the gradient by the numbers: the transform is linear, so it is its transpose.
+    """Return the gradient by the numbers: the transform is linear, so this is its transpose.
 
-    That of Σ exp(-2πi kn/N) x_n is Σ exp(2πi kn/N) g_k: N times the inverse transform.
+    The transpose of Σ exp(-2πi kn/N) x_n is Σ exp(2πi kn/N) g_k: N times the inverse transform.
     """
     length, axis = plan.length, plan.axis
     if plan.inverse and plan.half:

@@ -53,7 +53,7 @@ def in_float32(x: Any) -> Any:
 
 
 _NARROW = frozenset({np.dtype(np.float16), np.dtype(jnp.bfloat16)})
-"""Types too short for sums."""
+"""Types too narrow for sums."""
 
 
 def _is_narrow(x: Any) -> bool:
@@ -101,7 +101,7 @@ NOWHERE = np.int32(np.iinfo(np.int32).max)
 
 
 def places(shape: Sequence[int], axes: Sequence[int]) -> Any:
-    """Return each element's index in a tensor's part along some axes."""
+    """Return each element's flat index along some axes."""
     index: Any = np.int32(0)
     for axis in axes:
         index = index * np.int32(shape[axis]) + lax.broadcasted_iota(np.int32, shape, axis)

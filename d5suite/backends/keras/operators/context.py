@@ -44,7 +44,8 @@ class Calculation(layers.Layer):
     result : str, optional
         The output's type; by default that of the layer's policy.
     more : sequence of (tuple of int, str or None)
-        Shape and type of further outputs; the function returns a tuple, None for what is not one.
+        Shape and type of further outputs; the function returns a tuple, None for an omitted
+        one.
     """
 
     def __init__(
@@ -231,7 +232,7 @@ class Context(ConvertingContext):
         return tuple(next(several) if name else None for name in node.outputs)
 
     def _result(self, name: str) -> str | None:
-        """Return a tensor's type if no policy gives it: integers' and Booleans'."""
+        """Return the type of an integer or Boolean tensor, which no policy covers, or None."""
         return str(self.dtypes[name]) if self.is_integer(name) else None
 
     def stored(self, name: str) -> Shape | None:
@@ -289,7 +290,7 @@ def _identifier(name: str) -> str:
 
 
 def first_extreme(native: Function, best: Function) -> Function:
-    """Return a reduction, by ``native``, whose gradient goes where ``best``, an index, says.
+    """Return the reduction ``native`` with its gradient at the index that ``best`` returns.
 
     JAX's own gradient, and TensorFlow's, compare the elements with the maximum, and XLA may compute
     either again with other roundings: then none is equal (docs/findings.md). Here the first of

@@ -123,7 +123,7 @@ def _general_conv_transpose(node: Node, context: Context, w: TransposedWindow) -
     first = 1 if context.images_last else 2
     around, cuts = [(0, 0)] * rank, [slice(None)] * rank
     for axis, (span, begin, tail) in enumerate(zip(w.spans, w.pads_begin, w.tail, strict=True), first):
-        before, after = span - 1 - begin, span - 1 + tail  # a negative number of zeros is a cut
+        before, after = span - 1 - begin, span - 1 + tail  # a negative number of zeros crops
         around[axis] = (max(before, 0), max(after, 0))
         cuts[axis] = slice(max(-before, 0), None if after >= 0 else after)
 

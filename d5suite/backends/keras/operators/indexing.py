@@ -49,7 +49,7 @@ def gather_nd(node: Node, context: Context) -> Function:
         raise NetworkError("GatherND of data of unknown size", where=node.name)
 
     def run(x: Any, i: Any) -> Any:
-        """Keras looks up rows of one axis: count the cells through."""
+        """Number the cells: Keras looks up rows of one axis only."""
         i = ops.cast(i, "int32")
         columns = [i[..., axis] for axis in range(len(plan.sizes))]
         places = [

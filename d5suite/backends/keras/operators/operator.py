@@ -29,8 +29,8 @@ _WEIGHTS: Mapping[str, tuple[int, ...]] = {
 class Operator(level.Operator):
     """One ONNX node in Keras: a layer, or a function of `keras.ops`.
 
-    On PyTorch, where Keras compiles nothing, a layer computes with its variables. A call on another
-    feed than the last one gives them that feed's weights.
+    On PyTorch, where Keras compiles nothing, a layer computes with its variables. A call with
+    another feed than the last one loads that feed's weights into them.
     """
 
     def __init__(self, operation: Operation, *, mode: str, device: str) -> None:

@@ -90,7 +90,7 @@ def _taps(w: Window, context: Context) -> Function:
 
 
 def _by_taps(w: Window, context: Context) -> bool:
-    """Return whether a kernel is missing: Keras's lack dilation, TensorFlow's 3-D ones float64."""
+    """Return whether there is no kernel: Keras's lack dilation, TensorFlow's in 3-D float64."""
     return w.dilated or (len(w.kernel) == 3 and context.backend == "tensorflow" and context.policy != "float32")
 
 

@@ -69,7 +69,7 @@ def _single(node: Node, context: Context, plan: Recurrent, states: list[str]) ->
 
 
 def _layer(node: Node, context: Context, plan: Recurrent, *, backwards: bool, suffix: str = "") -> Any:
-    """Return Keras's layer for one direction; its outputs are those wanted."""
+    """Return Keras's layer for one direction, with the wanted outputs."""
     kinds: dict[str, Any] = {"LSTM": layers.LSTM, "GRU": layers.GRU}
     return kinds[plan.kind](
         plan.hidden,
@@ -86,8 +86,8 @@ def _layer(node: Node, context: Context, plan: Recurrent, *, backwards: bool, su
 def _in_network(node: Node, context: Context, plan: Recurrent, *, has_layer: bool) -> Any:
     """Run layers on a network's parameters, which stay as ONNX has them.
 
-    Keras's LSTM has one bias where ONNX has two, and a network trains both; so the layers' own
-    weights stand aside, and each call is given those that the parameters make.
+    Keras's LSTM has one bias where ONNX has two, and a network trains both. So the layers' own
+    weights are not used: each call gets weights that are made from the parameters.
     """
     function, compiles = _by_layers(node, context, plan) if has_layer else (_step_by_step(plan), True)
     time_first = has_layer and not plan.batch_first
@@ -133,7 +133,7 @@ def _transposed(packing: Packing) -> Packing:
 
 
 def _biases(plan: Recurrent, order: str) -> Packing:
-    """Pack ONNX's two biases as Keras's two or, summed, as its one, whose gradient each has."""
+    """Pack ONNX's two biases as Keras's two, or as one, their sum, whose gradient both have."""
     both = plan.bias_gates(order)
     if plan.linear_before_reset and plan.kind == "GRU":
         return Packing(

@@ -65,7 +65,7 @@ class Context(NodeContext):
         return self.dtype if dtype is None or dtype == np.bool_ else dtype.name
 
     def numbers(self, name: str) -> Call:
-        """Return a function of `F` and a tensor that casts Booleans: inputs and constants are."""
+        """Return a function of `F` and a tensor that casts Booleans to numbers."""
         if name in self.constants and self.constants[name].ndim == 0:
             return lambda F, x: x if isinstance(x, int | float) and not isinstance(x, bool) else float(x)
         if self.dtypes.get(name) == np.bool_:
@@ -90,7 +90,7 @@ def stored_in_blocks(network: Network) -> frozenset[str]:
     """Return a network's tensors whose gradient oneDNN may store in blocks of channels.
 
     It comes from a convolution, maybe through element-wise operators. Most others, such as a
-    product of two tensors, a pool or a transpose, write theirs in order.
+    product of two tensors, a pool or a transpose, write their gradient in order.
     """
     numbers = {name for name in network.constants if network.initializers[name].ndim == 0}
     found: set[str] = set()
@@ -106,9 +106,9 @@ def stored_in_blocks(network: Network) -> frozenset[str]:
 
 
 def in_order(F: Any, x: Any) -> Any:
-    """Copy a tensor, so that its gradient is not in blocks of channels in front of here.
+    """Copy a tensor, so that its gradient is not in blocks of channels before this node.
 
-    MXNet computes element-wise gradients in place, in such blocks; a slice's it does not.
+    MXNet computes element-wise gradients in place, in such blocks, but not a slice's gradient.
     """
     return F.slice_axis(x, axis=0, begin=0, end=None)
 

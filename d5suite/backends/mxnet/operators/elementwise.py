@@ -34,7 +34,7 @@ def activation(kind: str) -> Factory:
 
 
 def binary(name: str, scalar: Callable[[Any, Any], Any]) -> Factory:
-    """Return a factory for arithmetic: MXNet has one function each for equal and other shapes."""
+    """Return a factory for arithmetic: MXNet has separate functions for equal and other shapes."""
     equal, unequal = f"elemwise_{name}", f"broadcast_{name}"
 
     def factory(node: Node, context: Context) -> Call:
@@ -50,7 +50,7 @@ def binary(name: str, scalar: Callable[[Any, Any], Any]) -> Factory:
 
 
 def _given(x: Any) -> bool:
-    """Return whether a symbol is a graph's input: without a gradient, it spoils elemwise_add's."""
+    """Return whether a symbol is an input: it has no gradient, which spoils elemwise_add's."""
     children = getattr(x, "get_children", None)
     return children is not None and children() is None
 
@@ -188,7 +188,7 @@ def dropout(node: Node, context: Context) -> Call:
 
 
 def compare(name: str, scalar: Callable[[Any, Any], Any]) -> Factory:
-    """Return a factory for a comparison, which MXNet answers in the type of what it compares."""
+    """Return a factory for a comparison, whose result has the type of its operands in MXNet."""
 
     def factory(node: Node, context: Context) -> Call:
         fixed = any(_is_scalar(context, operand) for operand in node.inputs)

@@ -53,7 +53,7 @@ def mat_mul(node: Node, context: Context) -> Call:
 
 
 def _of_rank(F: Any, x: Any, rank: int, shape: Shape) -> Any:
-    """Put axes of one in front."""
+    """Add leading axes of size 1."""
     return reduce(lambda y, _: F.expand_dims(y, axis=0), range(rank - len(shape)), x)
 
 

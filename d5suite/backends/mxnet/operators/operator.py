@@ -79,7 +79,7 @@ class Operator(level.Operator):
         return [fed[a] if isinstance(a, str) else a for a in self._arguments]
 
     def _vector(self, name: str, array: np.ndarray) -> Any:
-        """Copy packed weights to the device, with a write count that no earlier ones had.
+        """Copy packed weights to the device, with a write count that no earlier weights had.
 
         A oneDNN kernel caches its rearranged weights, and mistakes others for them if they have
         been written as many times.

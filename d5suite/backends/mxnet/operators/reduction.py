@@ -49,7 +49,7 @@ def extreme(function: str) -> Factory:
         count = F.BlockGrad(F.sum(F.broadcast_equal(x, y), axis=axis, keepdims=keepdims))
         y = y if keepdims else F.reshape_like(y, count)
         part = y / count  # MXNet gives the whole gradient to each of the equal elements
-        # An infinite number less itself is none.
+        # Infinity minus infinity is NaN.
         return F.where(F.abs(y) < math.inf, F.BlockGrad(y) + (part - F.BlockGrad(part)), y)
 
     def factory(node: Node, context: Context) -> Call:
@@ -76,7 +76,7 @@ def _sum_absolute(F: Any, x: Any, **settings: Any) -> Any:
 
 
 def _log_sum_exp(F: Any, x: Any, *, axis: Any, keepdims: bool) -> Any:
-    most = F.BlockGrad(F.maximum(F.max(x, axis=axis, keepdims=True), _LEAST))  # -inf less itself is no number
+    most = F.BlockGrad(F.maximum(F.max(x, axis=axis, keepdims=True), _LEAST))  # -inf minus -inf is NaN
     total = F.sum(F.exp(F.broadcast_sub(x, most)), axis=axis, keepdims=keepdims)
     return F.log(total) + (most if keepdims else F.reshape_like(most, total))
 

@@ -29,7 +29,7 @@ def concat(node: Node, context: Context) -> Call:
 
 
 def _cuts_blocks(node: Node, context: Context, axis: int) -> bool:
-    """Return whether a gradient stored in blocks is divided inside of one (docs/findings.md)."""
+    """Return whether a gradient stored in blocks is split within a block (docs/findings.md)."""
     if axis != 1 or node.outputs[0] not in context.in_blocks:
         return False
     widths = [context.shape(name)[1] for name in node.inputs]
@@ -59,7 +59,7 @@ def _alone(F: Any, x: Any) -> Any:
 
 
 def _fails_in_blocks(node: Node, context: Context) -> bool:
-    """Return whether a transpose ahead would get its gradient in another shape's blocks.
+    """Return whether a transpose before this node gets its gradient in another shape's blocks.
 
     Then it fails (docs/findings.md). With five axes, as in a shuffle of channels, `reshape` has a
     copy already; with six it was right.
@@ -148,7 +148,7 @@ def pad(node: Node, context: Context) -> Call:
 
 
 def _pad_by_itself(node: Node, context: Context, plan: nodes.Pad) -> Call:
-    """nodes.Pad with the tensor's own cells: by MXNet's operator if it can, else slice by slice."""
+    """Pad with the tensor's own cells: by MXNet's operator if it can, else slice by slice."""
     shape, mode = context.shape(node.inputs[0]), plan.mode
     if len(shape) in (4, 5) and not any(map(any, plan.widths[:2])) and not context.is_integer(node.inputs[0]):
         fits = all(n is not None and max(width) < n for n, width in list(zip(shape, plan.widths, strict=True))[2:])
