@@ -189,10 +189,10 @@ def by_hand_in_tensorflow(network: Network, images: np.ndarray, labels: np.ndarr
 
 def by_hand_in_mxnet(network: Network, images: np.ndarray, labels: np.ndarray) -> Hand:
     from d5suite.backends.mxnet import baseline
-    from d5suite.backends.mxnet.native import Synchronous
+    from d5suite.backends.mxnet.native import DistSync
     from d5suite.backends.mxnet.runtime import mx
 
-    store = Synchronous.store  # a process has one only
+    store = DistSync.store  # a process has one only
     model, named, gradients, backward = _in_gluon(network, images, labels)
     trainer = mx.gluon.Trainer(model.collect_params(), baseline.native_sgd(OPTIMIZER), kvstore=None)
     for key, gradient in enumerate(gradients, FIRST_KEY):
@@ -209,10 +209,10 @@ def by_hand_in_mxnet(network: Network, images: np.ndarray, labels: np.ndarray) -
 
 
 def by_hand_in_mxnet_served(network: Network, images: np.ndarray, labels: np.ndarray) -> Hand:
-    from d5suite.backends.mxnet.native import Asynchronous
+    from d5suite.backends.mxnet.native import DistAsync
     from d5suite.backends.mxnet.runtime import mx
 
-    store = Asynchronous.store  # a process has one only, and its servers have the scheme's optimizer
+    store = DistAsync.store  # a process has one only, and its servers have the scheme's optimizer
     _, named, gradients, backward = _in_gluon(network, images, labels)
     weights = [named[name].data() for name in network.parameters]
     for key, weight in enumerate(weights, FIRST_KEY):

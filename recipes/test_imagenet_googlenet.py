@@ -1,7 +1,7 @@
 """GoogLeNet (with BatchNormalization, without auxiliary heads) on ImageNet."""
 
 from d5suite.cases.recipe import MEASUREMENTS, Acceptance, Preset, Recipe, Training
-from d5suite.optimizers.schedules import Step
+from d5suite.optimizers.schedules import StepDecay
 from d5suite.optimizers.settings import SGD
 
 # Few steps at a low rate: this network soon amplifies rounding until a float32 run agrees with no
@@ -28,7 +28,7 @@ RECIPE = Recipe(
                 epochs=90,
                 runs=3,
                 time_limit_s=None,
-                schedule=Step(milestones=(30, 60)),
+                schedule=StepDecay(milestones=(30, 60)),
                 source="torchvision's weights GoogLeNet IMAGENET1K_V1: 69.778% top-1. torchvision ported these "
                 "weights and does not say how they were trained. The settings here are its reference training for "
                 "other networks; nobody has published that they reach this target",

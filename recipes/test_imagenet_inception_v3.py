@@ -1,7 +1,7 @@
 """Inception v3 on ImageNet."""
 
 from d5suite.cases.recipe import MEASUREMENTS, Acceptance, Preset, Recipe, Training
-from d5suite.optimizers.schedules import Step
+from d5suite.optimizers.schedules import StepDecay
 from d5suite.optimizers.settings import SGD, RMSProp
 
 # Few steps at a low rate: this network soon amplifies rounding until a float32 run agrees with no
@@ -29,7 +29,7 @@ RECIPE = Recipe(
                 epochs=100,
                 runs=3,
                 time_limit_s=None,
-                schedule=Step(milestones=tuple(range(2, 100, 2)), factor_each=0.94),
+                schedule=StepDecay(milestones=tuple(range(2, 100, 2)), factor_each=0.94),
                 source="Szegedy et al., 'Rethinking the inception architecture' (CVPR 2016), table 3: 21.2% error of "
                 "one crop; section 8: batch 32 on each of 50 replicas, rate 0.045 times 0.94 every two epochs, "
                 "gradients clipped at 2.0",

@@ -1,7 +1,7 @@
 """MobileNet v2 on ImageNet."""
 
 from d5suite.cases.recipe import MEASUREMENTS, Acceptance, Preset, Recipe, Training
-from d5suite.optimizers.schedules import Step
+from d5suite.optimizers.schedules import StepDecay
 from d5suite.optimizers.settings import SGD, RMSProp
 
 # Few steps at a low rate: this network soon amplifies rounding until a float32 run agrees with no
@@ -28,7 +28,7 @@ RECIPE = Recipe(
                 epochs=300,
                 runs=3,
                 time_limit_s=None,
-                schedule=Step(milestones=tuple(range(1, 300)), factor_each=0.98),
+                schedule=StepDecay(milestones=tuple(range(1, 300)), factor_each=0.98),
                 source="Sandler et al., 'MobileNetV2' (CVPR 2018), table 4: 72.0% top-1; section 6.1: RMSProp, "
                 "batch 96, rate 0.045 times 0.98 every epoch; the paper does not give the number of epochs",
             ),

@@ -1,7 +1,7 @@
 """ResNet-50 v1.5 on ImageNet."""
 
 from d5suite.cases.recipe import MEASUREMENTS, Acceptance, Preset, Recipe, Training
-from d5suite.optimizers.schedules import Step
+from d5suite.optimizers.schedules import StepDecay
 from d5suite.optimizers.settings import SGD
 
 # `make bench` runs this recipe alone, on all backends, and must take minutes on two cores.
@@ -34,7 +34,7 @@ RECIPE = Recipe(
                 epochs=90,
                 runs=3,
                 time_limit_s=None,
-                schedule=Step(milestones=(30, 60, 80), warmup_epochs=5),
+                schedule=StepDecay(milestones=(30, 60, 80), warmup_epochs=5),
                 source="Goyal et al., 'Accurate, large minibatch SGD' (2017), table 1: 23.60% error, batch 256, "
                 "90 epochs",
             ),

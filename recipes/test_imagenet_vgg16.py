@@ -1,7 +1,7 @@
 """VGG-16 on ImageNet."""
 
 from d5suite.cases.recipe import MEASUREMENTS, Acceptance, Preset, Recipe, Training
-from d5suite.optimizers.schedules import Step
+from d5suite.optimizers.schedules import StepDecay
 from d5suite.optimizers.settings import SGD
 
 # Few steps: a float64 copy of the weights takes a gigabyte, and each step makes several. 63 px is
@@ -28,7 +28,7 @@ RECIPE = Recipe(
                 epochs=90,
                 runs=3,
                 time_limit_s=None,
-                schedule=Step(milestones=(30, 60)),
+                schedule=StepDecay(milestones=(30, 60)),
                 source="torchvision's weights VGG16 IMAGENET1K_V1: 71.592% top-1; its reference training: batch 256, "
                 "rate 0.01, a tenth every 30 epochs",
             ),

@@ -1,7 +1,7 @@
 """ResNet-50 on Open Images V4: several labels per image, most of them unknown."""
 
 from d5suite.cases.recipe import MEASUREMENTS, Preset, Recipe, Training
-from d5suite.optimizers.schedules import Step
+from d5suite.optimizers.schedules import StepDecay
 from d5suite.optimizers.settings import SGD
 
 # An untrained network's average precision for a class is the fraction of positive labels among its
@@ -31,7 +31,7 @@ RECIPE = Recipe(
                 target=0.7,
                 metric="mean average precision",
                 epochs=4,
-                schedule=Step(milestones=(2, 3)),
+                schedule=StepDecay(milestones=(2, 3)),
                 source=TARGET,
                 time_limit_s=None,
             ),
@@ -48,7 +48,7 @@ RECIPE = Recipe(
                 metric="mean average precision",
                 epochs=30,
                 runs=3,
-                schedule=Step(milestones=(10, 20), warmup_epochs=1),
+                schedule=StepDecay(milestones=(10, 20), warmup_epochs=1),
                 source=TARGET,
                 time_limit_s=None,
             ),

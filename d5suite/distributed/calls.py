@@ -10,7 +10,7 @@ import numpy as np
 from d5suite.levels.distributed import Communicator
 
 
-class Call(NamedTuple):
+class MeasuredCall(NamedTuple):
     """A collective as it is measured.
 
     Attributes
@@ -37,14 +37,14 @@ def _shift(communicator: Communicator, given: np.ndarray, taken: np.ndarray) -> 
     leaving.wait()
 
 
-CALLS: Mapping[str, Call] = {
-    "all_reduce": Call(lambda c, given, _: c.all_reduce(given), lambda p: 2 * (p - 1) / p),
-    "reduce_scatter": Call(lambda c, given, _: c.reduce_scatter(given), lambda p: (p - 1) / p),
-    "all_gather": Call(lambda c, given, _: c.all_gather(given), lambda p: (p - 1) / p),
-    "broadcast": Call(lambda c, given, _: c.broadcast(given), lambda p: 1.0),
-    "reduce": Call(lambda c, given, _: c.reduce(given), lambda p: 1.0),
-    "all_to_all": Call(lambda c, given, taken: c.all_to_all(given, taken), lambda p: (p - 1) / p, apart=True),
-    "send_receive": Call(_shift, lambda p: 1.0, apart=True),
+CALLS: Mapping[str, MeasuredCall] = {
+    "all_reduce": MeasuredCall(lambda c, given, _: c.all_reduce(given), lambda p: 2 * (p - 1) / p),
+    "reduce_scatter": MeasuredCall(lambda c, given, _: c.reduce_scatter(given), lambda p: (p - 1) / p),
+    "all_gather": MeasuredCall(lambda c, given, _: c.all_gather(given), lambda p: (p - 1) / p),
+    "broadcast": MeasuredCall(lambda c, given, _: c.broadcast(given), lambda p: 1.0),
+    "reduce": MeasuredCall(lambda c, given, _: c.reduce(given), lambda p: 1.0),
+    "all_to_all": MeasuredCall(lambda c, given, taken: c.all_to_all(given, taken), lambda p: (p - 1) / p, apart=True),
+    "send_receive": MeasuredCall(_shift, lambda p: 1.0, apart=True),
 }
 """Measured calls by name. ``send_receive``: each rank sends to the next and receives from the
 one before."""

@@ -68,7 +68,7 @@ class Constant(Schedule):
 
 
 @dataclass(frozen=True)
-class Step(Schedule):
+class StepDecay(Schedule):
     """A factor that is multiplied by ``factor_each`` at each milestone (He et al., CVPR 2016).
 
     Attributes
@@ -151,7 +151,7 @@ class Polynomial(_Falling):
         return float(self.final + (1 - self.final) * (1 - self._done(epoch)) ** self.power)
 
 
-SCHEDULES: Mapping[str, type[Schedule]] = {each.name: each for each in (Constant, Step, Cosine, Polynomial)}
+SCHEDULES: Mapping[str, type[Schedule]] = {each.name: each for each in (Constant, StepDecay, Cosine, Polynomial)}
 """Schedules by name."""
 
 

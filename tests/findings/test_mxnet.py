@@ -191,7 +191,7 @@ def test_a_recurrence_reuses_the_weights_of_another_array(mx: Any) -> None:
 def test_optimizers_hold_float64_settings_in_float32(mx: Any) -> None:
     weight, gradient = mx.nd.array([1.0], dtype="float64"), mx.nd.array([1.0], dtype="float64")
     new = mx.nd.sgd_update(weight, gradient, lr=0.1, wd=0.0).asnumpy()[0]
-    require(abs(new - 0.9) > 1e-12, "mxnet", "d5suite/backends/mxnet/training.py (Formula)")
+    require(abs(new - 0.9) > 1e-12, "mxnet", "d5suite/backends/mxnet/training.py (FormulaOptimizer)")
 
 
 def test_a_slice_of_some_channels_behind_a_convolution_fails(mx: Any) -> None:

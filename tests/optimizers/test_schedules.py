@@ -10,11 +10,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from d5suite.errors import ConfigurationError
-from d5suite.optimizers.schedules import SCHEDULES, Constant, Cosine, Polynomial, Schedule, Step, schedule_from_dict
+from d5suite.optimizers.schedules import (
+    SCHEDULES,
+    Constant,
+    Cosine,
+    Polynomial,
+    Schedule,
+    StepDecay,
+    schedule_from_dict,
+)
 
 
 @given(
-    st.sampled_from([Constant, Step, Cosine, Polynomial]),
+    st.sampled_from([Constant, StepDecay, Cosine, Polynomial]),
     st.floats(0, 5),
     st.floats(0, 1),
     st.integers(1, 50),
@@ -35,7 +43,7 @@ def test_schedules_warm_up_in_equal_parts_and_never_leave_0_to_1(
 
 
 def test_schedules_follow_their_formulas() -> None:
-    step = Step(milestones=(2, 4), factor_each=0.1)
+    step = StepDecay(milestones=(2, 4), factor_each=0.1)
     assert [step.factor(i, 2) for i in (3, 4, 7, 8)] == pytest.approx([1, 0.1, 0.1, 0.01])
     cosine = Cosine(epochs=10, warmup_epochs=2, final=0.2)
     assert cosine.factor(6 * 4, 4) == pytest.approx(0.2 + 0.8 * 0.5)  # half of what is left after the warm-up

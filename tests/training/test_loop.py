@@ -16,7 +16,7 @@ from d5suite.backends import discover
 from d5suite.errors import ConfigurationError
 from d5suite.levels.network import Native
 from d5suite.network.zoo import build
-from d5suite.optimizers.schedules import Step
+from d5suite.optimizers.schedules import StepDecay
 from d5suite.optimizers.settings import SGD
 from d5suite.training.events import (
     CSVSeries,
@@ -36,7 +36,7 @@ from tests.training.small import OPTIMIZER, TOP1, Watch, digits, needs_torch, tr
 @needs_torch
 def test_a_run_tells_its_events_and_follows_its_schedule() -> None:
     watch = Watch()
-    schedule = Step(milestones=(1.0,), factor_each=0.5, warmup_epochs=1.0)
+    schedule = StepDecay(milestones=(1.0,), factor_each=0.5, warmup_epochs=1.0)
     run = Run(
         trainer_on("torch"),
         digits(batch_size=32, images=150),

@@ -23,7 +23,7 @@ from d5suite.data.samplers import Ordered, Sampler, Shuffled
 from d5suite.errors import ConfigurationError, DataError
 from d5suite.levels.network import Native
 from d5suite.levels.training import Trainer
-from d5suite.optimizers.schedules import Step
+from d5suite.optimizers.schedules import StepDecay
 from d5suite.training import checkpoint
 from d5suite.training.checkpoint import Checkpoints
 from d5suite.training.events import (
@@ -292,9 +292,9 @@ def test_a_place_that_an_epoch_does_not_have_is_refused(batch: int, accumulate: 
 @needs_torch
 def test_a_schedule_may_change_and_is_not_forgotten() -> None:
     trainer, batches = trainer_on("torch"), digits(images=320)
-    progress = Run(trainer, batches, epochs=2, schedule=Step(milestones=(1.0,))).snapshot()
+    progress = Run(trainer, batches, epochs=2, schedule=StepDecay(milestones=(1.0,))).snapshot()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        Run(trainer, batches, epochs=2, schedule=Step(milestones=(1.0,)), progress=progress)
+        Run(trainer, batches, epochs=2, schedule=StepDecay(milestones=(1.0,)), progress=progress)
         with pytest.raises(UserWarning, match=r"'name': 'step'.*'name': 'constant'"):
             Run(trainer, batches, epochs=2, progress=progress)

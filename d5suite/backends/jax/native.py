@@ -23,7 +23,7 @@ _AXIS = "ranks"
 _ALIKE = PartitionSpec()
 
 
-class Sharded(FrameworkScheme):
+class ShardMap(FrameworkScheme):
     """Data parallelism under ``jit``: `jax.shard_map` over a mesh of all processes' devices.
 
     The batch is divided among ranks, and ``lax.pmean`` averages the gradients. The body sees its
@@ -102,4 +102,4 @@ class Sharded(FrameworkScheme):
             )
 
 
-SCHEMES: Mapping[str, type[FrameworkScheme]] = {"sharded": Sharded}
+SCHEMES: Mapping[str, type[FrameworkScheme]] = {"sharded": ShardMap}

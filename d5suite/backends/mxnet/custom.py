@@ -99,7 +99,7 @@ def _register_source(custom: CustomOperator, name: str) -> Path:
 
 
 def _register_python(custom: CustomOperator, name: str) -> None:
-    class Operator(mx.operator.CustomOp):
+    class PythonOperator(mx.operator.CustomOp):
         """Calls the functions on NumPy arrays of ONNX's shapes; MXNet has no 0-d arrays."""
 
         def __init__(self, shapes: list[list[int]]) -> None:
@@ -142,7 +142,7 @@ def _register_python(custom: CustomOperator, name: str) -> None:
             return types[: len(custom.inputs)], types[len(custom.inputs) :], []
 
         def create_operator(self, ctx: Any, in_shapes: Any, in_dtypes: Any) -> Any:
-            return Operator(self._shapes)
+            return PythonOperator(self._shapes)
 
 
 def _arrays(tensors: Sequence[Any], shapes: Sequence[Sequence[int]]) -> tuple[np.ndarray, ...]:

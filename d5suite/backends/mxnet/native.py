@@ -31,7 +31,7 @@ PATIENCE_S = 30
 _ROLE = "DMLC_ROLE"
 
 
-class Store(FrameworkScheme):
+class KVStore(FrameworkScheme):
     """Base of MXNet's distributed stores: the meeting, keys, and where parameters end.
 
     A key is an array's number. The same arrays have the same keys each time that a scheme is made,
@@ -81,7 +81,7 @@ class Store(FrameworkScheme):
         roles = ["scheduler"] * (meeting.rank == 0) + ["server"] * len(range(meeting.rank, servers, meeting.size))
         helpers = Helpers(roles)
         store = mx.kv.create(cls.kind)
-        Store.store, Store.rank, Store.size, Store._known = store, meeting.rank, meeting.size, {}
+        KVStore.store, KVStore.rank, KVStore.size, KVStore._known = store, meeting.rank, meeting.size, {}
 
         def leave() -> None:
             helpers.may_end()
@@ -106,7 +106,7 @@ class Store(FrameworkScheme):
         self.store._send_command_to_servers(0, json.dumps(what))
 
 
-class Synchronous(Store):
+class DistSync(KVStore):
     """``dist_sync``: servers add the gradients, and every rank makes its own update.
 
     As `gluon.Trainer` with ``update_on_kvstore=False``. Servers that update would clip each array
@@ -124,7 +124,7 @@ class Synchronous(Store):
         return {self._loss: answer[self._loss]}
 
 
-class Asynchronous(Store):
+class DistAsync(KVStore):
     """``dist_async``: a server updates its weights with each gradient as it comes.
 
     As `gluon.Trainer`, which sends its optimizer as a pickle, that any process could send; here the
@@ -181,7 +181,7 @@ class Asynchronous(Store):
         self.store._barrier()
 
 
-SCHEMES: Mapping[str, type[FrameworkScheme]] = {"dist_sync": Synchronous, "dist_async": Asynchronous}
+SCHEMES: Mapping[str, type[FrameworkScheme]] = {"dist_sync": DistSync, "dist_async": DistAsync}
 
 
 class Helpers:

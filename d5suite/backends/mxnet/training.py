@@ -20,7 +20,7 @@ from d5suite.levels.training import LEARNING_RATE, STEPS
 from d5suite.optimizers.settings import SGD, Adagrad, Adam, AdamW, Optimizer, RMSProp
 
 
-class Formula(mx.optimizer.Optimizer):
+class FormulaOptimizer(mx.optimizer.Optimizer):
     """The neutral formulas in MXNet's array operations.
 
     Used for float64, where MXNet's kernels round their settings to float32, and for Adagrad, where
@@ -115,7 +115,7 @@ class NAG(mx.optimizer.NAG):
         super().update_multi_precision(index, weight, grad, state)
 
 
-class RMSPropMomentum(Formula):
+class RMSPropMomentum(FormulaOptimizer):
     """RMSProp with momentum, which MXNet has in its ``centered`` variant only.
 
     The plain kernel runs on the velocity in place of the weights, with a learning rate of -1.
@@ -145,7 +145,7 @@ class CorrectedAdam(mx.optimizer.Adam):
         super().update(index, weight, grad, state)
 
 
-class DecoupledAdam(Formula):
+class DecoupledAdam(FormulaOptimizer):
     """AdamW by MXNet's kernel, which no optimizer of MXNet uses."""
 
     def create_state(self, index: int, weight: Any) -> tuple[Any, ...]:
@@ -178,7 +178,7 @@ def native_optimizer(settings: Optimizer, *, exact: bool, together: bool = False
     """
     rate, decay = settings.learning_rate, settings.weight_decay
     if exact or isinstance(settings, Adagrad):
-        return Formula(settings)
+        return FormulaOptimizer(settings)
     if isinstance(settings, SGD):
         if settings.nesterov:
             return NAG(learning_rate=rate, momentum=settings.momentum, decay=decay)

@@ -17,7 +17,7 @@ them, libraries choose algorithms and allocate workspaces."""
 Outputs = tuple[torch.Tensor, ...]
 
 
-class Recorded(NamedTuple):
+class RecordedCall(NamedTuple):
     """A recorded call.
 
     Attributes
@@ -48,7 +48,7 @@ class Graphed:
 
     def __init__(self, function: Callable[..., Outputs], moved: Sequence[torch.Tensor] = ()) -> None:
         self._function, self._moved = function, moved
-        self._known: dict[tuple[object, ...], Recorded] = {}
+        self._known: dict[tuple[object, ...], RecordedCall] = {}
 
     def __call__(self, *inputs: torch.Tensor) -> Outputs:
         key = tuple((each.shape, each.dtype, each.stride()) for each in inputs)
@@ -60,14 +60,14 @@ class Graphed:
         known.replay()
         return known.outputs
 
-    def _recorded(self, inputs: Sequence[torch.Tensor]) -> Recorded:
+    def _recorded(self, inputs: Sequence[torch.Tensor]) -> RecordedCall:
         places = tuple(each.clone() for each in inputs)
         before = [each.detach().clone() for each in self._moved]
         outputs, replay = record(lambda: self._function(*places))
         with torch.no_grad():
             for tensor, value in zip(self._moved, before, strict=True):
                 tensor.copy_(value)
-        return Recorded(places, outputs, replay)
+        return RecordedCall(places, outputs, replay)
 
 
 def record(function: Callable[[], Outputs]) -> tuple[Outputs, Callable[[], None]]:

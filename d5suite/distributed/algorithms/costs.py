@@ -49,7 +49,7 @@ class Cost:
 
 
 @dataclass(frozen=True)
-class Call:
+class RankCall:
     """One rank's call of a collective.
 
     Attributes
@@ -81,23 +81,23 @@ class Call:
         return (found[place + width - 1].stop - found[place].start) * self.itemsize
 
 
-def _ring_reduce_scatter(call: Call) -> Cost:
+def _ring_reduce_scatter(call: RankCall) -> Cost:
     """Send all segments but one's own; receive all but the predecessor's."""
     n, ticks = call.nbytes, call.size - 1
     return Cost(ticks, n - call.part(call.place), ticks, n - call.part(call.place - 1))
 
 
-def _ring_all_gather(call: Call) -> Cost:
+def _ring_all_gather(call: RankCall) -> Cost:
     """Send all segments but the successor's; receive all but one's own."""
     n, ticks = call.nbytes, call.size - 1
     return Cost(ticks, n - call.part(call.place + 1), ticks, n - call.part(call.place))
 
 
-def _ring_all_reduce(call: Call) -> Cost:
+def _ring_all_reduce(call: RankCall) -> Cost:
     return _ring_reduce_scatter(call) + _ring_all_gather(call)
 
 
-def _folded(call: Call, inner: Callable[[int, int], tuple[int, int]]) -> Cost:
+def _folded(call: RankCall, inner: Callable[[int, int], tuple[int, int]]) -> Cost:
     """Return the cost of ``inner(place, rounds)``, equal both ways, plus that of the surplus."""
     rounds = call.size.bit_length() - 1
     surplus, once = call.size - 2**rounds, Cost(1, call.nbytes, 1, call.nbytes)
@@ -108,11 +108,11 @@ def _folded(call: Call, inner: Callable[[int, int], tuple[int, int]]) -> Cost:
     return Cost(messages, sent, messages, sent) + (once if folds else Cost())
 
 
-def _recursive_doubling(call: Call) -> Cost:
+def _recursive_doubling(call: RankCall) -> Cost:
     return _folded(call, lambda _, rounds: (rounds, rounds * call.nbytes))
 
 
-def _halving_doubling(call: Call) -> Cost:
+def _halving_doubling(call: RankCall) -> Cost:
     """Halving sends all but the own segment; doubling what is known, 1, 2, 4, ... segments."""
 
     def inner(place: int, rounds: int) -> tuple[int, int]:
@@ -122,28 +122,28 @@ def _halving_doubling(call: Call) -> Cost:
     return _folded(call, inner)
 
 
-def _children(call: Call) -> int:
+def _children(call: RankCall) -> int:
     """Return the ranks with one bit more, below one's lowest: ⌈lg p⌉ of the root."""
     lowest = call.place & -call.place or call.size
     return sum((1 << j) < lowest and call.place + (1 << j) < call.size for j in range(call.size.bit_length()))
 
 
-def _tree_broadcast(call: Call) -> Cost:
+def _tree_broadcast(call: RankCall) -> Cost:
     children, parents = _children(call), int(call.place > 0)
     return Cost(children, children * call.nbytes, parents, parents * call.nbytes)
 
 
-def _tree_reduce(call: Call) -> Cost:
+def _tree_reduce(call: RankCall) -> Cost:
     children, parents = _children(call), int(call.place > 0)
     return Cost(parents, parents * call.nbytes, children, children * call.nbytes)
 
 
-def _tree_all_reduce(call: Call) -> Cost:
+def _tree_all_reduce(call: RankCall) -> Cost:
     return _tree_reduce(call) + _tree_broadcast(call)
 
 
-def _parameter_server(servers: int) -> Callable[[Call], Cost]:
-    def all_reduce(call: Call) -> Cost:
+def _parameter_server(servers: int) -> Callable[[RankCall], Cost]:
+    def all_reduce(call: RankCall) -> Cost:
         count, others = min(servers, call.size), call.size - 1
         serves = call.place < count
         own = call.part(call.place, count) if serves else 0
@@ -153,17 +153,17 @@ def _parameter_server(servers: int) -> Callable[[Call], Cost]:
     return all_reduce
 
 
-def _all_to_all(call: Call) -> Cost:
+def _all_to_all(call: RankCall) -> Cost:
     ticks, moved = call.size - 1, call.nbytes - call.part(call.place)
     return Cost(ticks, moved, ticks, moved)
 
 
-def _barrier(call: Call) -> Cost:
+def _barrier(call: RankCall) -> Cost:
     rounds = (call.size - 1).bit_length()
     return Cost(rounds, 0, rounds, 0)
 
 
-Formulas = Mapping[str, Callable[[Call], Cost]]
+Formulas = Mapping[str, Callable[[RankCall], Cost]]
 TREE: Formulas = {"broadcast": _tree_broadcast, "reduce": _tree_reduce, "all_reduce": _tree_all_reduce}
 RING: Formulas = {
     "all_reduce": _ring_all_reduce,
@@ -210,11 +210,11 @@ def cost(
     if algorithm == "hierarchical" and collective in TREE:
         found = groups(hosts or [""] * size, root)
         own, speakers = next(group for group in found if rank in group), [group[0] for group in found]
-        within = TREE[collective](Call(own.index(rank), len(own), length, itemsize))
+        within = TREE[collective](RankCall(own.index(rank), len(own), length, itemsize))
         between = {**TREE, "all_reduce": _ring_all_reduce}[collective]
         speaks = rank == own[0]
-        return within + (between(Call(speakers.index(rank), len(found), length, itemsize)) if speaks else Cost())
+        return within + (between(RankCall(speakers.index(rank), len(found), length, itemsize)) if speaks else Cost())
     formula = FORMULAS.get(algorithm, {}).get(collective)
     if formula is None:
         return None
-    return formula(Call((rank - root) % size, size, length, itemsize))
+    return formula(RankCall((rank - root) % size, size, length, itemsize))
