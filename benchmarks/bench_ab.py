@@ -4,7 +4,7 @@ A suite is four benchmarks: a small network on onnxruntime, by the tests' adapte
 four sizes. Both sides are the same code, but on side B the adapter waits busily in one benchmark,
 so that it takes FACTOR times as long there; a factor of 1 plants nothing. So a suite counts once
 for the slowdown that was found or missed, and all other benchmarks for false alarms. The figures in
-docs/compare.md are of::
+docs/compare.md come from::
 
     python -m benchmarks.bench_ab 5 1 1.02 1.05
 

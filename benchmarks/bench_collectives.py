@@ -33,7 +33,7 @@ from d5suite.statistics.ratios import paired_ratio
 
 
 class Case(NamedTuple):
-    """All-reduce of so many float32, on so many ranks, against the bare call or ``native``.
+    """All-reduce of ``length`` float32 numbers, ``ours`` against ``theirs``.
 
     The limit is a ratio, or seconds added if the calls of a round are ``repeated``.
     """
@@ -54,7 +54,7 @@ CASES = {
 }
 LEAST_ROUNDS = 15
 BUDGET_S, LONGEST_S = 10.0, 60.0
-"""Rounds go on until then at least, and at most while the interval includes the limit."""
+"""Seconds of rounds: at least, and at most while the interval still includes the limit."""
 
 ROOT = Path(__file__).parents[1]
 

@@ -39,14 +39,14 @@ OPTIMIZER = SGD(2.0**-10, momentum=0.875)
 WARM_UP, ROUNDS = 3, 60
 TIMEOUT_S = 900
 LIMIT = 1.02
-"""A step may take so many times as long as one by hand. An interval beyond it fails, and one that
-spans it is undecided."""
+"""Limit of a step's time over the hand-written step's. An interval above it fails, and one that
+includes it is undecided."""
 
 FIRST_KEY = 10**4
 """Of the arrays that MXNet's servers add by hand; d5suite numbers its own from 0."""
 
 Hand = tuple[Callable[[], None], Callable[[], np.ndarray]]
-"""A step, and the last layer's bias, which all of a network's errors reach."""
+"""A step, and the last layer's bias, which shows the errors of the whole network."""
 
 
 def by_hand_in_torch(network: Network, images: np.ndarray, labels: np.ndarray) -> Hand:

@@ -28,7 +28,7 @@ from d5suite.testing.networks import random_batch
 BATCH = 32
 WARM_UP, LEAST_ROUNDS, BUDGET_S = 10, 50, 10.0
 LIMIT = 1.01
-"""A step of one rank may take so many times as long as the trainer's own."""
+"""Limit of the time of a single rank's step over the trainer's own."""
 
 BACKENDS = [backend.name for backend in discover()[0].values() if 3 in backend.levels]
 

@@ -4,7 +4,7 @@ A simulated run has launches, in each of which two backends take turns in rounds
 back. Each backend has a memory layout of its own in each launch (`LAUNCH_SD`), and
 `benchmarks.bench_verdicts` has the noise of the machine, which hits whoever runs. *Covered* is how
 often the interval holds the true ratio, *another run* how often it holds what a second run finds.
-The table in docs/compare.md is of::
+The table in docs/compare.md comes from::
 
     python -m benchmarks.bench_order
 
@@ -50,7 +50,7 @@ def simulated(random: Random, kind: str, launches: int, *, launch_sd: float = LA
     launch_sd : float
         Standard deviation of the logarithm of the ratio from launch to launch.
     drift : float
-        By how much the machine gets slower from round to round.
+        How much slower the machine gets from round to round.
     """
     times: tuple[list[list[float]], list[list[float]]] = ([], [])
     for _ in range(launches):

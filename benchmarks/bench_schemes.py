@@ -40,7 +40,7 @@ COMPARED = 10
 
 TIMEOUT_S = 600
 LIMIT = 1.05
-"""A step may take so many times as long as DistributedDataParallel's."""
+"""Limit of a step's time over DistributedDataParallel's."""
 
 
 def measure(name: str, meeting: Path, rank: int) -> tuple[list[float], list[float], float]:

@@ -4,7 +4,7 @@ A suite is 24 benchmarks. Each kind of noise multiplies the times of both sides;
 than a sample hits whichever side runs. Paired runs take blocks of ABBA or BAAB, a coin decides
 which; each process has a memory layout that makes it faster or slower as long as it lives, and what
 seems changed is measured by new processes. Two unpaired runs have times of their own and differ
-from run to run. The figures in docs/compare.md are of::
+from run to run. The figures in docs/compare.md come from::
 
     python -m benchmarks.bench_verdicts 40
 """
@@ -113,11 +113,11 @@ def one_launch(random: Random, kind: str, shift: float, blocks: int, alpha: floa
     ----------
     random : numpy.random.Generator
     kind : str
-        Of noise.
+        The kind of noise.
     shift : float
         Logarithm of b's time over a's.
     blocks : int
-        At most.
+        The largest number of blocks.
     alpha : float
     """
     times = KINDS[kind](random, 4 * SLOT * blocks).reshape(blocks, 4, SLOT)
@@ -141,7 +141,7 @@ def paired_verdicts(
     ----------
     random : numpy.random.Generator
     kind : str
-        Of noise.
+        The kind of noise.
     slowdowns : sequence of float
         By benchmark, of a suite of 24.
     layout : str
@@ -178,7 +178,7 @@ def unpaired_verdicts(
     between_runs : float
         How runs differ: standard deviation of a median's logarithm.
     assumed : float
-        What ``compare`` is told of it.
+        What ``compare`` assumes about it.
     samples : int
         Of each benchmark.
     """
