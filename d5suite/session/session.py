@@ -30,14 +30,14 @@ from d5suite.session.record import record
 from d5suite.session.results import MeasurementResult, Wanted
 
 KEEP_RUNS = 20
-"""Folders of job files kept; older ones go when a new one is made."""
+"""Number of folders of job files to keep; making a new one removes older ones."""
 
 RUN_FOLDER = re.compile(r"\d{8}-\d{6}-\d+(-\d+)?")
-"""Their names: date, time, process, and a number if it has several in a second. Nothing else in
-``--jobs DIR`` is ours to remove."""
+"""Names of these folders: date, time, process, and a number if a process makes several in a second.
+Nothing else in ``--jobs DIR`` is removed."""
 
 LOCK = "session.lock"
-"""A file in each that a session holds a lock on while it runs."""
+"""A file in each of these folders, which a running session locks."""
 
 
 class JobPlan(NamedTuple):
@@ -57,9 +57,9 @@ class Session:
     ----------
     settings : Settings
     progress : callable
-        Receives the name of a job and what its worker does, at each new phase; None in a pipe.
+        Receives the name of a job and the new phase of its worker; None in a pipe.
     folder : Path
-        The folder of its job files, locked until `close`; that of jobs which run elsewhere is not.
+        The folder of the job files. It is locked until `close`, unless the jobs run elsewhere.
 
     Raises
     ------
@@ -75,7 +75,7 @@ class Session:
     _cases: dict[str, list[Case]] = field(default_factory=dict)
     _references: dict[str, MeasurementResult] = field(default_factory=dict)
     _waited_s: float = 0.0
-    _loud: str = ""
+    _noise: str = ""
     folder: Path = field(init=False)
     _held: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
 
@@ -88,7 +88,7 @@ class Session:
         self.folder = parent / name
         try:
             parent.mkdir(parents=True, exist_ok=True)
-            with locked(parent / f".{LOCK}"):  # a folder is seen once it is locked
+            with locked(parent / f".{LOCK}"):  # so that nobody sees the folder before it is locked
                 number = 1
                 while self.folder.exists():
                     number += 1
@@ -131,14 +131,14 @@ class Session:
         return self.known(wanted) or MeasurementResult(failure=lost)
 
     def wait_until_quiet(self) -> None:
-        """Wait for a quiet machine, as long as the settings say in all; else mark what follows."""
+        """Wait for a quiet machine; if the time for waiting is spent, mark later results."""
         limit_s = self.settings.wait_quiet_s
         if limit_s is None or self.settings.elsewhere is not None:
             return
         tell, start = self.progress, time.monotonic()
-        loud = await_quiet(limit_s - self._waited_s, None if tell is None else lambda what: tell("--wait-quiet", what))
+        noise = await_quiet(limit_s - self._waited_s, None if tell is None else lambda what: tell("--wait-quiet", what))
         self._waited_s += time.monotonic() - start
-        self._loud = f"the machine was not quiet after {limit_s:g} s of --wait-quiet: {loud}" if loud else ""
+        self._noise = f"the machine was not quiet after {limit_s:g} s of --wait-quiet: {noise}" if noise else ""
 
     def sampling(self, wanted: Wanted) -> SamplingSettings:
         """Return the sampling settings of a measurement."""
@@ -337,8 +337,8 @@ class Session:
         part = next(each for each in attempt.job.cases if each.name == wanted.case.name)
         samples = measured.samples
         content = record(wanted.case, part, wanted.measurement, attempt.job, attempt.result, measured)
-        if self._loud:
-            content["warnings"] = [*content.get("warnings", []), self._loud]
+        if self._noise:
+            content["warnings"] = [*content.get("warnings", []), self._noise]
         if attempt.job_file is not None:
             content["job"] = os.path.relpath(attempt.job_file)
         if attempt.path is not None:

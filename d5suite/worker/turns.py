@@ -1,10 +1,15 @@
-"""Samples in turn with other workers': this end of the channel to the session.
+"""Samples taken in turn with other workers: the worker's end of the channel to the session.
 
-One JSON object a line. This worker says ``{"ready": KEY, "sample_s": S}`` when a step is proved and
-warm; the session asks for ``{"take": COUNT}`` samples, answered by ``{"samples_s": [...], "took_s":
-S}``, or says ``{"end": true}``, or ``{"leave": REASON}`` if the measurement is given up. With
-``"wake": false`` the samples follow at once; otherwise calls that do not count come first. Between
-its turns a worker is blocked on a read. `d5suite.launch.turns` is the other end.
+Messages are JSON objects, one per line:
+
+1. When a step is proved and warm, the worker sends ``{"ready": KEY, "sample_s": S}``.
+2. The session asks for samples with ``{"take": COUNT}``, and the worker answers ``{"samples_s":
+   [...], "took_s": S}``. The worker begins with calls that do not count, unless the session adds
+   ``"wake": false``.
+3. The session ends the turns with ``{"end": true}``, or gives up the measurement with ``{"leave":
+   REASON}``.
+
+Between its turns a worker is blocked on a read. `d5suite.launch.turns` is the session's end.
 """
 
 from __future__ import annotations
@@ -31,12 +36,12 @@ class Channel:
         os.set_inheritable(descriptor, False)
         self._stream = socket.socket(fileno=descriptor).makefile("rw", encoding="utf-8", newline="\n")
 
-    def say(self, message: dict[str, Any]) -> None:
+    def send(self, message: dict[str, Any]) -> None:
         """Send a message."""
         self._stream.write(json.dumps(message) + "\n")
         self._stream.flush()
 
-    def hear(self) -> dict[str, Any]:
+    def receive(self) -> dict[str, Any]:
         """Wait for a message.
 
         Raises
@@ -46,7 +51,7 @@ class Channel:
         """
         line = self._stream.readline()
         if not line:
-            raise JobError("the session that gives turns has ended")
+            raise JobError("the session has ended during the turns")
         message: dict[str, Any] = json.loads(line)
         return message
 
@@ -63,7 +68,7 @@ class MeasurementTurns:
     Attributes
     ----------
     taken : bool
-        Whether any sample was taken.
+        Whether samples were taken.
     """
 
     def __init__(self, channel: Channel, key: str) -> None:
@@ -72,7 +77,7 @@ class MeasurementTurns:
         self._is_ready = False
 
     def wait(self, sample_s: float) -> Turn | None:
-        """Wait until it is this worker's turn; samples lately took `sample_s` seconds.
+        """Wait for the next turn; samples lately took `sample_s` seconds. Return None at the end.
 
         Raises
         ------
@@ -81,13 +86,13 @@ class MeasurementTurns:
         """
         if not self._is_ready:
             self._is_ready = True
-            self._channel.say({"ready": self._key, "sample_s": sample_s})
-        asked = self._channel.hear()
-        if "leave" in asked:
-            raise JobError(str(asked["leave"]))
-        return Turn(int(asked["take"]), bool(asked.get("wake", True))) if "take" in asked else None
+            self._channel.send({"ready": self._key, "sample_s": sample_s})
+        message = self._channel.receive()
+        if "leave" in message:
+            raise JobError(str(message["leave"]))
+        return Turn(int(message["take"]), bool(message.get("wake", True))) if "take" in message else None
 
     def give(self, samples_s: list[float], took_s: float) -> None:
         """Hand over the samples of one turn."""
         self.taken = True
-        self._channel.say({"samples_s": samples_s, "took_s": took_s})
+        self._channel.send({"samples_s": samples_s, "took_s": took_s})
