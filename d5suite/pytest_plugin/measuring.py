@@ -30,8 +30,9 @@ def schedule(session: pytest.Session) -> None:
     from d5suite.session.schedule import Schedule
 
     config, option = session.config, session.config.option
-    tell = progress_of(config).tell if config.stash[stash.TERMINAL] else None
-    config.stash[stash.SESSION] = Session(settings(config), tell)
+    config.stash[stash.SESSION] = jobs = Session(settings(config))
+    if config.stash[stash.TERMINAL]:
+        jobs.progress, jobs.provisional = progress_of(config).tell, progress_of(config).add_median
     targets = (stash.target(item) for item in session.items if item.get_closest_marker("skip") is None)
     is_disabled = option.benchmark_disable and not option.benchmark_enable
     config.stash[stash.SCHEDULE] = Schedule(
@@ -69,8 +70,9 @@ def write_jobs(config: pytest.Config) -> None:
 def _uncaptured(config: pytest.Config) -> Iterator[None]:
     """Suspend capturing on a terminal, to show progress there."""
     manager = config.pluginmanager.getplugin("capturemanager")
-    if manager is None or not config.stash[stash.TERMINAL]:
-        yield
-    else:
-        with manager.global_and_fixture_disabled():
+    shows = manager is not None and config.stash[stash.TERMINAL]
+    with manager.global_and_fixture_disabled() if shows else contextlib.nullcontext():
+        try:
             yield
+        finally:
+            progress_of(config).clear()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import shutil
-import sys
 import time
 from collections.abc import Generator, Mapping
 from typing import Any
@@ -12,29 +11,31 @@ from typing import Any
 import pytest
 
 from d5suite.pytest_plugin import stash
-from d5suite.pytest_plugin.settings import benchmark_options, settings
+from d5suite.pytest_plugin.estimate import Job, TimeEstimate
+from d5suite.pytest_plugin.live import LiveLines
+from d5suite.pytest_plugin.settings import benchmark_options
 
 MOST_ROWS = 12
 """Measurements of a job up to which each gets a row; a job of more gets one line."""
 
-CACHE_KEY = "d5suite/job_seconds"
-"""Key in pytest's cache of the durations of jobs, from which the time left is estimated."""
+MOST_COLUMNS = 4
+"""Measurements of which provisional medians are shown."""
+
+CACHE_KEY = "d5suite/step_seconds"
+"""Key in pytest's cache of the durations of steps, from which the time left is estimated."""
 
 TABLE_OPTIONS = ("columns", "sort", "group-by", "name", "histogram", "verbose", "compare", "compare-fail", "cprofile")
 """Options of pytest-benchmark that ask for its own table."""
 
-Job = tuple[str, str]
-"""Batch of cases and backend."""
 
-
-class Progress:
+class RunProgress:
     """Progress of a run's jobs.
 
     Parameters
     ----------
     config : pytest.Config
     jobs : mapping
-        Each job's tests, in the order they run.
+        By job, in the order they run: its tests by node ID, each with its measurement's key.
 
     Attributes
     ----------
@@ -42,92 +43,102 @@ class Progress:
         Tests that have run, by node ID.
     """
 
-    def __init__(self, config: pytest.Config, jobs: Mapping[Job, list[str]]) -> None:
-        self.config = config
+    def __init__(self, config: pytest.Config, jobs: Mapping[Job, Mapping[str, str]]) -> None:
         self.jobs = jobs
         self.finished: set[str] = set()
         self._rows: list[str] = []
         self._failed = 0
         self._started: dict[Job, float] = {}
-        self._seconds: dict[Job, float] = {}
-        cache = getattr(config, "cache", None)
-        self._known: dict[str, float] = cache.get(CACHE_KEY, {}) if cache is not None else {}
+        self._cache = getattr(config, "cache", None)
+        self._known: dict[str, float] = self._cache.get(CACHE_KEY, {}) if self._cache is not None else {}
+        conditions = " ".join(str(config.getoption(name)) for name in ("preset", "device", "precision", "threads"))
+        self._estimate = TimeEstimate({job: list(its.values()) for job, its in jobs.items()}, self._known, conditions)
+        self._slugs = {"-".join(job).replace(":", "-"): job for job in jobs}
+        self._medians: dict[str, dict[str, tuple[float, int]]] = {}
+        self._lines = LiveLines(time.monotonic())
+        self._what, self._rests = "", False
 
     def tell(self, name: str, phase: str) -> None:
-        """Show a worker's phase on the terminal's last line."""
-        running = self._running()
-        place = f" [job {list(self.jobs).index(running) + 1} of {len(self.jobs)}{self._left()}]" if running else ""
-        line = f"{name}: {phase}"
-        width = shutil.get_terminal_size().columns - 3  # of a line that wraps, a part would stay
-        shown = f"{line[: width - len(place)]}{place}" if len(place) < width // 2 else line[:width]
-        print(f"\r\033[K  {shown}", end="", file=sys.__stderr__, flush=True)
+        """Show a worker's phase, or the round of backends that take turns, on the terminal."""
+        batch, _, measurement = name.partition("/")
+        slug = max((slug for slug in self._slugs if f"{name}-".startswith(f"{slug}-")), key=len, default="")
+        if slug:
+            job = self._slugs[slug]
+            beside = [each for each in self.jobs if each[0] == job[0]]
+            place = f" (backend {beside.index(job) + 1} of {len(beside)})" if len(beside) > 1 else ""
+            self._what = f"{job[1]}: {phase.replace(f'{job[0]}/', '')}{place}"
+            self._estimate.begin(job, phase)
+        else:
+            self._what = f"{measurement or name}: {phase}"
+            self._estimate.begin((batch, ""), f"turns at {name}")
+        self._rests = not slug or phase.startswith("measuring")
+        self._show()
+
+    def add_median(self, key: str, backend: str, median_s: float, rounds: int) -> None:
+        """Show a proved backend's time as far as it is known.
+
+        Parameters
+        ----------
+        key : str
+            The measurement.
+        backend : str
+        median_s : float
+        rounds : int
+            Rounds that it has taken; 0 if the time is of the calls that warmed it up.
+        """
+        self._medians.setdefault(key, {})[backend] = median_s, rounds
+        self._show()
+
+    def _show(self) -> None:
+        newest = list(self._medians.items())[-MOST_COLUMNS:]
+        cases = {key.partition("/")[0] for key, _ in newest}
+        shown = {key.partition("/")[2] if len(cases) == 1 else key: found for key, found in newest}
+        self._lines.show(self._what, self._estimate.left_s(), shown, rests=self._rests)
+
+    def clear(self) -> None:
+        """Remove what `tell` shows."""
+        self._lines.clear()
 
     def start(self, job: Job) -> None:
         """Start timing a job at its first test."""
         self._started.setdefault(job, time.monotonic())
 
     def add(self, job: Job, nodeid: str, row: str, *, failed: bool) -> str | None:
-        """Add a finished test; write its job's rows after the last one."""
+        """Add a finished test; return its job's rows after the last one."""
         self.finished.add(nodeid)
         self._rows.append(row)
         self._failed += failed
-        if self.jobs[job][-1] != nodeid:
+        if nodeid != list(self.jobs[job])[-1]:
             return None
-        self._seconds[job] = time.monotonic() - self._started.get(job, time.monotonic())
         rows = self._rows
         if len(rows) > MOST_ROWS:
+            took_s = time.monotonic() - self._started.get(job, time.monotonic())
             end = f", {self._failed} failed" if self._failed else ""
-            rows = [f"  {job[1]}: {len(rows)} measurements in {self._seconds[job]:.0f} s{end}"]
+            rows = [f"  {job[1]}: {len(rows)} measurements in {took_s:.0f} s{end}"]
         self._rows, self._failed = [], 0
-        self._remember(job)
+        self._estimate.end(job)
+        self._medians.clear()
+        if self._cache is not None:
+            self._cache.set(CACHE_KEY, self._known)
         return "".join(f"\n{each}" for each in rows)
 
-    def _running(self) -> Job | None:
-        return next((job for job in self._started if job not in self._seconds), None)
 
-    def _left(self) -> str:
-        """Estimate the time left from this run and earlier ones; empty if unknown."""
-        total = 0.0
-        for job in self.jobs:
-            if job in self._seconds:
-                continue
-            known = self._known.get(self._key(job))
-            if known is None and self._seconds:
-                known = sum(self._seconds.values()) / len(self._seconds)
-            if known is None:
-                return ""
-            spent = time.monotonic() - self._started[job] if job in self._started else 0.0
-            total += max(known - spent, 0.0)
-        return f", about {total / 60:.0f} min left" if total >= 90 else f", about {total:.0f} s left"
-
-    def _key(self, job: Job) -> str:
-        chosen = settings(self.config)
-        what = (*job, chosen.preset, chosen.device, chosen.precision, chosen.threads, len(self.jobs[job]))
-        return " ".join(map(str, what))
-
-    def _remember(self, job: Job) -> None:
-        cache = getattr(self.config, "cache", None)
-        if cache is not None:
-            self._known[self._key(job)] = round(self._seconds[job], 1)
-            cache.set(CACHE_KEY, self._known)
+PROGRESS = pytest.StashKey[RunProgress]()
 
 
-PROGRESS = pytest.StashKey[Progress]()
-
-
-def progress_of(config: pytest.Config) -> Progress:
+def progress_of(config: pytest.Config) -> RunProgress:
     """Return the run's progress."""
     return config.stash[PROGRESS]
 
 
 def begin(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Prepare for the tests that will run."""
-    jobs: dict[Job, list[str]] = {}
+    jobs: dict[Job, dict[str, str]] = {}
     for item in items:
         target = stash.target(item)
         if target is not None and item.get_closest_marker("skip") is None:
-            jobs.setdefault(target.job, []).append(item.nodeid)
-    config.stash[PROGRESS] = Progress(config, jobs)
+            jobs.setdefault(target.job, {})[item.nodeid] = target.wanted.key
+    config.stash[PROGRESS] = RunProgress(config, jobs)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -153,8 +164,6 @@ def pytest_runtest_makereport(
     rows = progress.add(job, item.nodeid, _row(target, info, report.outcome), failed=report.failed)
     reporter: Any = item.config.pluginmanager.getplugin("terminalreporter")
     if rows and reporter is not None:
-        if item.config.stash[stash.TERMINAL]:
-            print("\r\033[K", end="", file=sys.__stderr__, flush=True)
         reporter.write(rows)
     return report
 

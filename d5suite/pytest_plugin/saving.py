@@ -6,7 +6,6 @@ import hashlib
 import json
 import math
 import os
-import sys
 import uuid
 from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
@@ -286,8 +285,6 @@ def pytest_sessionfinish(session: pytest.Session) -> Generator[None, object, obj
         config.stash[stash.SIGNALS].close()
         if stash.SESSION in config.stash:
             config.stash[stash.SESSION].close()
-            if config.stash[stash.TERMINAL]:
-                print("\r\033[K", end="", file=sys.__stderr__, flush=True)
 
 
 def _has_failed(config: pytest.Config) -> bool:

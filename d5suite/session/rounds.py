@@ -28,7 +28,7 @@ from d5suite.launch.turns import TurnWorker, require_same
 from d5suite.session.record import with_samples
 from d5suite.session.results import MeasurementResult, Wanted
 from d5suite.session.session import Session
-from d5suite.session.turns import TurnScheduler
+from d5suite.session.turns import TurnJob, TurnScheduler
 from d5suite.statistics.intervals import relative_half_width
 from d5suite.statistics.rounds import without_drift
 
@@ -195,6 +195,16 @@ class RoundScheduler(TurnScheduler):
             series={**before.series, "samples_s": samples},
         )
 
+    def _next(self, name: str, jobs: Mapping[str, TurnJob]) -> tuple[str, TurnWorker] | None:
+        waiting = super()._next(name, jobs)
+        if waiting is not None:
+            self._tell_median(waiting[0], name, waiting[1].sample_s, 0)
+        return waiting
+
+    def _tell_median(self, key: str, name: str, median_s: float, rounds: int) -> None:
+        if self._session.provisional is not None:
+            self._session.provisional(key, name, median_s, rounds)
+
     def has_room(self) -> bool:
         """Return whether one more worker, as large as the largest so far, fits into memory."""
         limit = self._limit()
@@ -227,6 +237,7 @@ class RoundScheduler(TurnScheduler):
                     del rounds[name]
                     continue
                 rounds[name].append(samples)
+                self._tell_median(key, name, statistics.median(map(statistics.median, rounds[name])), number + 1)
                 spent += worker.took_s
             number += 1
             if rounds and _is_enough(list(rounds.values()), spent / len(rounds), sampling):

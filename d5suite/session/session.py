@@ -58,6 +58,9 @@ class Session:
     settings : Settings
     progress : callable
         Receives the name of a job and the new phase of its worker; None in a pipe.
+    provisional : callable
+        Receives a measurement's key, a backend, its time so far in seconds and the number of its
+        rounds, once it is proved: 0 rounds before its first turn.
     folder : Path
         The folder of the job files. It is locked until `close`, unless the jobs run elsewhere.
 
@@ -69,6 +72,7 @@ class Session:
 
     settings: Settings
     progress: Callable[[str, str], None] | None = None
+    provisional: Callable[[str, str, float, int], None] | None = None
     _results: dict[tuple[str, str], dict[str, MeasurementResult]] = field(default_factory=dict)
     _trajectories: dict[Path, tuple[str, str]] = field(default_factory=dict)
     _shared_files: set[Path] = field(default_factory=set)
