@@ -136,7 +136,7 @@ def test_results_are_compared(run_pytest: Run, recipe_folder: Path, tmp_path: Pa
     run_pytest(str(recipe_folder), "--backend", "faulty", "-k", "inference", "--benchmark-json", "a.json")
     one = d5suite("compare", str(tmp_path / "a.json"))
     assert one.returncode == 0, one.stderr
-    assert one.stdout.startswith("small  (smoke, cpu, fp32, batch 4, drawn imagenet ")
+    assert one.stdout.startswith("small  (smoke, 32 px, batch 4, fp32, ")
     assert "inference" in one.stdout
     assert "faulty" in one.stdout
     assert _fits(one.stdout)
@@ -183,3 +183,5 @@ def test_a_backend_of_reduced_size_stands_in_the_table_of_the_others() -> None:
     done = d5suite("compare", str(Path(__file__).parents[1] / "results" / "reference-2core-cpu-smoke.json"))
     assert done.stdout.count("imagenet_resnet50  (") == 1
     assert "deep500† " in done.stdout and "† deep500 is measured at a reduced size, batch 2" in done.stdout
+    rows = [line.split() for line in done.stdout.splitlines() if line.startswith("  deep500† ")]
+    assert len(rows) == 4 and all("–" in row and "1" not in row for row in rows)  # not ranked

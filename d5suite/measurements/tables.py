@@ -72,12 +72,13 @@ TIMES = Table(
         Column("median ms", "median_s", scale=1e3),
         Column("interval", "median_ci95", "interval", scale=1e3),
         Column("images/s", "throughput.value"),
-        Column("first s", "first_call_s", "hundredths", shown="one file"),
+        Column("first s", "first_call_s", "hundredths", shown="wide, one file"),
         Column("MiB", "peak_memory_bytes", "mebibytes", shown="one file"),
         Column("needed", "memory", "needed mebibytes", shown="wide, one file"),
         WORST_ERROR,
     ),
-    f"MiB: peak memory; needed: by definition{IN_WIDE_TERMINAL}",
+    f"MiB: peak memory; needed: what the step must hold at least{IN_WIDE_TERMINAL}",
+    width=16,
 )
 """A step's time."""
 

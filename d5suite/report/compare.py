@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,10 +18,11 @@ from rich.table import Table as RichTable
 
 from d5suite.files import read_json
 from d5suite.measurements.tables import Column, Table
-from d5suite.report.contests import Contest, contests_of, ranking_lines
-from d5suite.report.formats import text_of, with_passes
+from d5suite.report.contests import Contest, contests_of, notes_on
+from d5suite.report.formats import figure, text_of, with_passes
 from d5suite.report.reading import Conditions, Key, data_of, failures_in, load_results, printable
 from d5suite.report.reading import read_benchmarks as read_benchmarks
+from d5suite.statistics.ratios import Ratio
 
 
 class Row(NamedTuple):
@@ -45,6 +46,21 @@ WIDE = 100
 MOST_COLUMNS = 10_000
 """Columns of a terminal in which every table fits."""
 
+
+class _Fit(NamedTuple):
+    """What a table shows: a wide terminal's columns, and intervals of ratios and of medians."""
+
+    wide: bool
+    of_ratios: bool
+    of_medians: bool
+
+
+FITS = (_Fit(True, True, True), _Fit(False, True, True), _Fit(False, False, True), _Fit(False, True, False),
+        _Fit(False, False, False))  # fmt: skip
+"""From the widest to the narrowest; the first is for wide terminals."""
+
+_TIMES_FASTEST = Column("× fastest", "times_fastest", "text")
+
 _SHOWN = {
     "always": lambda wide, several: True,
     "wide": lambda wide, several: wide,
@@ -53,6 +69,14 @@ _SHOWN = {
     "wide or one file": lambda wide, several: wide or not several,
 }
 """`Column.shown` by name."""
+
+
+LEGEND = {
+    _TIMES_FASTEST.heading: "time divided by the fastest backend's (95% interval for a repeat run)",
+    "interval": "95% interval of the median; of 5 samples 94%, of 4 88%, of 3 75%",
+    "err/tol": "largest validation error divided by its tolerance",
+}
+"""What headings mean that several tables have."""
 
 
 def show(paths: Sequence[Path], console: Console) -> None:
@@ -94,22 +118,36 @@ def show_results(files: Sequence[tuple[str, dict[Key, dict[str, Any]]]], console
         What each file is called, and `read_benchmarks` of it.
     console : rich.console.Console
     """
-    several = len(files) > 1
+    several, headings = len(files) > 1, set()
     tables = grouped(files)
     for (title, conditions), rows in tables.items():
-        info = rows[0][3]
-        setting = [info["preset"], info["device"], info["precision"]]
-        if "batch_size" in info:
-            setting += [f"batch {info['batch_size']}", *filter(None, [data_of(info, 6)])]
-        console.print(f"{title}  ({', '.join(setting)})", style="bold", highlight=False)
+        console.print(f"{title}  ({_setting(rows[0].record)})", style="bold", highlight=False)
         told = apart(dict(conditions), [dict(other) for its_title, other in tables if its_title == title])
         if told:
             console.print(f"apart from others by: {', '.join(told)}", highlight=False)
         for table in dict.fromkeys(info["table"] for *_, info in rows):
             chosen = [row for row in rows if row[3]["table"] == table]
             table = with_passes(table, [info for *_, info in chosen])
-            console.print(_drawn(table, chosen, console, several=several), highlight=False)
-    _show_notes(files, console)
+            drawn = _drawn(table, chosen, console, several=several)
+            headings |= {str(column.header) for column in drawn.columns}
+            console.print(drawn, highlight=False)
+            console.print()
+    _show_notes(files, headings, console)
+
+
+def _setting(info: Mapping[str, Any]) -> str:
+    """Return the conditions that a reader needs to know, the most important ones first."""
+    each = info["threads"] // info["ranks"]
+    facts = [
+        info["preset"],
+        f"{info['image_size']} px" if info.get("image_size") else "",
+        f"batch {info['batch_size']}" if "batch_size" in info else "",
+        info["precision"],
+        f"{each} thread{'s' * (each != 1)}{' per rank' * (info['level'] == 3)}",
+        info["device"],
+        data_of(info, 6),
+    ]
+    return ", ".join(filter(None, facts))
 
 
 def contests_in_turn(found: Mapping[Key, dict[str, Any]]) -> list[Contest[Row]]:
@@ -127,25 +165,28 @@ def apart(own: Mapping[str, str], all_of_title: Sequence[Mapping[str, str]]) -> 
     return [f"{name} {own.get(name, 'none')}" for name in names if len({each.get(name) for each in all_of_title}) > 1]
 
 
-def _show_notes(files: Sequence[tuple[str, dict[Key, dict[str, Any]]]], console: Console) -> None:
+def _show_notes(
+    files: Sequence[tuple[str, dict[Key, dict[str, Any]]]], headings: Container[str], console: Console
+) -> None:
     for name, found in files:
-        lines = ranking_lines(contests_in_turn(found))
-        if lines:
+        if lines := notes_on(contests_in_turn(found)):
             console.print("\n".join([*([name] if len(files) > 1 else []), *lines]), highlight=False)
     shown = [(f"{group}, {backend}", info) for _, found in files for (group, _, backend), info in found.items()]
     reduced = {(info["backend"]["name"], info.get("batch_size")) for _, info in shown if is_reduced(info)}
     for backend, size in sorted(reduced):
-        console.print(f"† {backend} is measured at a reduced size, batch {size}: compare its images/s", highlight=False)
+        what = f"{backend} is measured at a reduced size, batch {size}, and not ranked"
+        console.print(f"† {what}: compare its images/s", highlight=False)
     for heading, reasons in (
-        ("✗ failed validation, so that its times mean nothing:", failures),
+        ("✗ failed validation, so its times mean nothing:", failures),
         ("* disturbed while measured; compare with care:", lambda info: info["machine"]["reasons"]),
-        ("! with reasons to doubt it:", lambda info: info.get("warnings", [])),
+        ("! measured, with a reason to doubt it:", lambda info: info.get("warnings", [])),
     ):
         notes = dict.fromkeys(f"  {name}: {reason}" for name, info in shown for reason in reasons(info))
         if notes:
             console.print("\n".join([heading, *notes]), highlight=False)
-    console.print("interval: of the median, 95% sure; of 5 samples 94%, of 4 88%, of 3 75%", style="dim")
-    console.print("err/tol: the worst validation error as a part of what is accepted", style="dim")
+    for heading, meaning in LEGEND.items():
+        if heading in headings:
+            console.print(f"{heading}: {meaning}", style="dim")
     for note in dict.fromkeys(info["table"].note for _, info in shown if info["table"].note):
         console.print(note, style="dim")
 
@@ -187,17 +228,55 @@ def is_reduced(info: Mapping[str, Any]) -> bool:
 
 
 def _drawn(table: Table, chosen: Sequence[Row], console: Console, *, several: bool) -> RichTable:
-    """Return a table that fits: it drops a wide terminal's columns first, then wraps names."""
-    names = [_name(row, several) for row in chosen]
+    """Return a table that fits.
+
+    It drops a wide terminal's columns first, then intervals, and wraps names last.
+    """
+    ranked = _ranked(chosen)
+    rows = chosen if several else [row for row, _ in ranked.values()]
+    names = [_name(row, several) for row in rows]
     longest = max(map(len, names))
-    for wide in (True, False) if console.width >= WIDE else (False,):
-        drawn = _filled(table, chosen, names, several=several, wide=wide)
+    for fit in FITS[console.width < WIDE :]:
+        ratios = [_ratio_text(ranked[id(row)][1], intervals=fit.of_ratios) for row in rows]
+        drawn = _filled(table, rows, names, ratios, fit, several=several)
         room = max(longest, table.width) - (_width(drawn, console) - console.width)
         if room >= table.width:
             break
     if room < longest:
-        return _filled(table, chosen, [_divided(name, room) for name in names], several=several, wide=wide)
+        return _filled(table, rows, [_divided(name, room) for name in names], ratios, fit, several=several)
     return drawn
+
+
+class _Rank(NamedTuple):
+    """A row's ratio to the fastest of those it competes with, if there are others."""
+
+    ratio: Ratio | None = None
+    is_fastest: bool = False
+    took_turns: bool = False
+
+
+def _ranked(chosen: Sequence[Row]) -> dict[int, tuple[Row, _Rank]]:
+    """Sort rows by time within each measurement, the unranked last; the keys are their `id`."""
+    ranked: dict[int, tuple[Row, _Rank]] = {}
+    for measurement in dict.fromkeys(row.measurement for row in chosen):
+        own = [row for row in chosen if row.measurement == measurement]
+        competing = [row for row in own if not failures(row.record) and not is_reduced(row.record)]
+        for in_turn in (True, False):
+            for contest in contests_of((row for row in competing if id(row) not in ranked), in_turn=in_turn):
+                alone = len(contest.results) == 1
+                for place, (row, ratio) in enumerate(contest.standing):
+                    ranked[id(row)] = row, _Rank() if alone else _Rank(ratio, place == 0, in_turn)
+        others = [row for row in own if id(row) not in ranked]
+        others.sort(key=lambda row: (bool(failures(row.record)), row.record["median_s"]))
+        ranked |= {id(row): (row, _Rank()) for row in others}
+    return ranked
+
+
+def _ratio_text(rank: _Rank, *, intervals: bool) -> str:
+    if rank.ratio is None or rank.is_fastest:
+        return "1" if rank.is_fastest else "–"
+    value, low, high = (f"{each:.2f}" if each < 10 else figure(each) for each in rank.ratio[:3])
+    return f"{value} ({low}–{high})" if intervals and rank.took_turns else value
 
 
 def _name(row: Row, several: bool) -> str:
@@ -223,26 +302,36 @@ def _width(drawn: RichTable, console: Console) -> int:
     return Measurement.get(console, console.options.update_width(MOST_COLUMNS), drawn).maximum
 
 
-def _filled(table: Table, chosen: Sequence[Row], names: Sequence[str], *, several: bool, wide: bool) -> RichTable:
-    columns = [column for column in table.columns if _SHOWN[column.shown](wide, several)]
+def _filled(
+    table: Table, chosen: Sequence[Row], names: Sequence[str], ratios: Sequence[str], fit: _Fit, *, several: bool
+) -> RichTable:
+    columns = [
+        column
+        for column in table.columns
+        if _SHOWN[column.shown](fit.wide, several) and (fit.of_medians or column.value != "median_ci95")
+    ]
+    if set(ratios) - {"–"} and (fit.wide or not several):
+        times = [place for place, column in enumerate(columns, 1) if column.value in ("median_s", "median_ci95")]
+        columns.insert(max(times, default=len(columns)), _TIMES_FASTEST)
     if several:  # before the column of errors, which is the last
         place = len(columns) - (columns[-1].value == "validation.checks")
         columns.insert(place, Column("÷ first", "over_first", "thousandths"))
     divided = any("\n" in name for name in names)
-    drawn = RichTable(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    drawn = RichTable(box=box.SIMPLE_HEAD, padding=(0, int(fit.wide), 0, 0), show_edge=False)
     drawn.add_column("", overflow="fold", min_width=None if divided else table.width)
     for column in columns:
         drawn.add_column(column.heading, justify="right", no_wrap=True)
     first: dict[tuple[str, str], float] = {}
     for measurement in dict.fromkeys(measurement for measurement, *_ in chosen):
         drawn.add_row(measurement, style="bold")
-        for name, (its_measurement, backend, _, info) in zip(names, chosen, strict=True):
+        for name, (its_measurement, backend, _, info), ratio in zip(names, chosen, ratios, strict=True):
             if its_measurement != measurement:
                 continue
             if failures(info):
                 drawn.add_row(name, "failed", *("–" for _ in columns[1:]), style="red")
                 continue
             first.setdefault((measurement, backend), info["median_s"])
-            record = {**info, "over_first": info["median_s"] / first[measurement, backend]}
-            drawn.add_row(name, *(text_of(column, record, wide) for column in columns))
+            over_first = info["median_s"] / first[measurement, backend]
+            record = {**info, "over_first": over_first, "times_fastest": ratio}
+            drawn.add_row(name, *(text_of(column, record, fit.wide) for column in columns))
     return drawn

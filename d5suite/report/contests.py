@@ -179,21 +179,11 @@ def _competitor(record: Mapping[str, Any], in_turn: bool) -> Competitor:
     return Competitor([seconds / items for seconds in record["data"]])
 
 
-def ranking_lines(contests: Sequence[Contest[Any]]) -> list[str]:
-    """Return the lines below the tables that rank backends that took turns; empty if none did."""
-    lines = []
+def notes_on(contests: Sequence[Contest[Any]]) -> list[str]:
+    """Return what a table of backends that took turns does not show; empty if none did."""
     compared = [contest for contest in contests if len(contest.results) > 1]
-    for contest in compared:
-        (fastest, _), *others = contest.standing
-        ratios = [f"{other.backend} {ratio.value:.3f} ({ratio.low:.2f}–{ratio.high:.2f})" for other, ratio in others]
-        lines.append(f"  {contest.name}: {', '.join([fastest.backend, *ratios])}")
-        if ties := [f"{one.backend} and {other.backend}" for one, other in contest.ties]:
-            lines.append(f"    within noise: {', '.join(ties)}")
-    if lines:
-        lines.insert(
-            0, "fastest first, from rounds taken in turn; ratio to the fastest (95% interval for a repeat run):"
-        )
-        if any(ratio.method == "rounds" for contest in compared for _, ratio in contest.standing):
-            assumed = f"{LAUNCH_SD:.0%} from launch to launch are assumed"
-            lines.append(f"  of one launch: {assumed}; --launches 3 measures the variation")
+    ties = {contest.name: [f"{one.backend} and {other.backend}" for one, other in contest.ties] for contest in compared}
+    lines = [f"{name}, within noise: {', '.join(pairs)}" for name, pairs in ties.items() if pairs]
+    if any(ratio.method == "rounds" for contest in compared for _, ratio in contest.standing):
+        lines.append(f"one launch: {LAUNCH_SD:.0%} variation between launches is assumed; --launches 3 measures it")
     return lines + [f"! {note}" for note in dict.fromkeys(note for contest in contests for note in contest.notes)]

@@ -39,7 +39,7 @@ def test_backends_take_turns_and_a_crash_and_a_wrong_answer_cost_their_own(
         assert sum(turns["rounds"]) == len(found[name]["data"]) and len(turns["rounds"]) >= 5
         assert other in turns["beside"] and "faulty:segfault" not in turns["beside"]
     assert found["faulty"]["turns"][0]["group"] == found["onnxruntime"]["turns"][0]["group"]
-    assert "fastest first, from rounds taken in turn" in done.stdout
+    assert "× fastest: time divided by the fastest backend's" in done.stdout
     (failed,) = [each for each in done.stdout.splitlines() if "samples (median" in each][:1]
     assert "set aside" in failed
     missed = {each["backend"]: each["wrong"] for each in json.loads((tmp_path / "out.json").read_text())["d5suite"]

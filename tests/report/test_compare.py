@@ -419,10 +419,16 @@ def test_long_names_of_schemes_are_divided_and_no_figure_is(
             bench["param"] = bench["param"].replace("torch", "tensorflow:xla", 1)
     said = shown(capsys, write(tmp_path / "ranks.json", ranked))
     heading, _, rest = said.partition("distributed_step")
-    table = rest.split("interval:")[0].splitlines()
+    table = rest.split("\n\n")[0].splitlines()
     assert all(len(line) <= columns for line in said.splitlines())
-    assert "median ms  images/s    comm" in heading and " err/tol " in heading
+    words = " ".join(heading.split())
+    assert "median ms × fastest images/s comm" in words and " err/tol " in words
     assert ("slowest" in heading) == (columns == 100)
     rows = "\n".join(line.split()[0] for line in table if line.strip())
-    assert rows.replace("\n-", "-").split("\n") == [bench["param"] for bench in ranked["benchmarks"]]
+    named = rows.replace("\n-", "-").split("\n")
+    assert sorted(named) == sorted(bench["param"] for bench in ranked["benchmarks"])
+    one, two = ([name for name in named if name.endswith(f"all_reduce-{end}")] for end in ("local-1", "gloo-2"))
+    assert len(one) == len(two) == 3 and named[:3] == one  # of as many ranks, the fastest first
+    medians = {each["param"]: each["stats"]["median"] for each in ranked["benchmarks"]}
+    assert all(sorted(group, key=lambda name: medians[name]) == group for group in (one, two))
     assert "\n-" in rows

@@ -56,13 +56,15 @@ def test_the_table_says_who_is_fastest_and_who_is_within_noise(
     path = write(tmp_path / "out.json", benchmarks({"torch": 0.03, "jax": 0.02, "mxnet": 0.0302}))
     assert main(["compare", str(path)]) == 0
     shown = capsys.readouterr().out
-    assert "fastest first, from rounds taken in turn; ratio to the fastest" in shown
-    assert re.search(r"imagenet_resnet50/inference: jax, (torch|mxnet) 1\.5", shown)
-    assert re.search(r"within noise: (torch and mxnet|mxnet and torch)\n", shown)
-    assert "jax and" not in shown and "3% from launch to launch are assumed" in shown
+    assert "× fastest: time divided by the fastest backend's (95% interval for a repeat run)" in shown
+    rows = [line.split() for line in shown.splitlines() if re.match(r"  (jax|torch|mxnet) ", line)]
+    assert [row[0] for row in rows[:1]] == ["jax"] and rows[0][3] == "1"
+    assert all(re.fullmatch(r"1\.5\d \(1\.\d\d–1\.\d\d\)", " ".join(row[3:5])) for row in rows[1:])
+    assert re.search(r"imagenet_resnet50/inference, within noise: (torch and mxnet|mxnet and torch)\n", shown)
+    assert "jax and" not in shown and "3% variation between launches is assumed" in shown
     path = write(tmp_path / "three.json", benchmarks({"torch": 0.03, "jax": 0.02}, launches=3))
     assert main(["compare", str(path)]) == 0
-    assert "are assumed" not in capsys.readouterr().out
+    assert "is assumed" not in capsys.readouterr().out
     (contest,) = contests_in_turn(load_results(path))
     (_, (row, ratio)) = contest.standing
     assert (row.backend, ratio.method, ratio.n) == ("torch", "launches", 3)
