@@ -152,7 +152,7 @@ def test_results_are_compared(run_pytest: Run, recipe_folder: Path, tmp_path: Pa
         bench["extra_info"]["d5suite"]["dataset"]["digest"] = "0" * 64
     (tmp_path / "b.json").write_text(json.dumps(slower))
     other = d5suite("compare", "--tables", str(tmp_path / "a.json"), str(tmp_path / "b.json"))
-    assert other.stdout.count("small  (smoke, cpu, fp32, batch 4, drawn imagenet ") == 2  # data of their own
+    assert other.stdout.count("small  (smoke, 32 px, batch 4, fp32, ") == 2  # data of their own
     assert "2.000" not in other.stdout
 
 

@@ -317,7 +317,7 @@ def _filled(
         place = len(columns) - (columns[-1].value == "validation.checks")
         columns.insert(place, Column("÷ first", "over_first", "thousandths"))
     divided = any("\n" in name for name in names)
-    drawn = RichTable(box=box.SIMPLE_HEAD, padding=(0, int(fit.wide), 0, 0), show_edge=False)
+    drawn = RichTable(box=box.SIMPLE_HEAD, padding=0, show_edge=False)
     drawn.add_column("", overflow="fold", min_width=None if divided else table.width)
     for column in columns:
         drawn.add_column(column.heading, justify="right", no_wrap=True)
