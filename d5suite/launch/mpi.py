@@ -1,4 +1,4 @@
-"""Ranks that mpiexec starts. Imports `d5suite.errors`."""
+"""Ranks that mpiexec starts: the launcher, and messages of mpiexec about ranks."""
 
 from __future__ import annotations
 
@@ -13,21 +13,22 @@ from pathlib import Path
 from d5suite.errors import ConfigurationError
 
 _TEMPORARY = "D5SUITE_TMPDIR"
-"""Environment variable: what TMPDIR was."""
+"""Environment variable with the user's TMPDIR."""
 
 DIED = re.compile(r"process rank (\d+) with PID \d+ on\s+node \S+ exited on\s+signal (\d+)")
-"""Open MPI's message about a rank that a signal ended; lines are wrapped."""
+"""Open MPI's message about a rank that a signal killed; its lines are wrapped."""
 
 
 def mpiexec(ranks: int, *, python: str | None = None, oversubscribe: bool = False) -> list[str]:
-    """Return the command that starts what follows it as ranks.
+    """Return the launcher of ranks, for `d5suite.launch.command.command`.
 
-    ``D5SUITE_MPIEXEC``, or the one beside the interpreter, as wheels install it, or the system's.
+    It is ``D5SUITE_MPIEXEC``, or else the mpiexec beside the interpreter, where wheels install it,
+    or else the system's.
 
     Raises
     ------
     ConfigurationError
-        If there is none.
+        If there is no mpiexec.
     """
     found = find_mpiexec(python)
     if found is None:
@@ -55,13 +56,13 @@ def _is_open_mpi(path: str) -> bool:
 
 
 def environment(meeting: Path) -> dict[str, str]:
-    """Return variables that make Open MPI keep its files in a folder that is removed."""
+    """Return variables that make Open MPI keep its files in the meeting folder."""
     temporary = {_TEMPORARY: os.environ.get("TMPDIR", ""), "TMPDIR": str(meeting)}
     return {**temporary, "OMPI_MCA_btl_sm_backing_directory": str(meeting)}
 
 
 def restore_environment() -> None:
-    """Let a rank, and what it starts, use the folder for temporary files that its user chose."""
+    """Let a rank and its children use the user's folder for temporary files again."""
     own = os.environ.pop(_TEMPORARY, None)
     if own:
         os.environ["TMPDIR"] = own
@@ -70,6 +71,6 @@ def restore_environment() -> None:
 
 
 def rank_that_died(log: Path) -> tuple[int, int] | None:
-    """Return a rank that a signal ended, and the signal, as mpiexec said it."""
+    """Return a rank that a signal killed, and the signal, according to mpiexec's log."""
     found = DIED.search(" ".join(log.read_text(encoding="utf-8", errors="replace").split()))
     return (int(found[1]), int(found[2])) if found else None

@@ -289,30 +289,22 @@ class PairScheduler(TurnScheduler):
             The side whose worker ended; empty if none did.
         """
         test, samples, differences = self._tests[key], {side: list[float]() for side in SIDES}, list[float]()
-        end = time.monotonic() + self._budget.seconds
-
-        def slot(side: str, count: int) -> list[float]:
-            taken = workers[side].take(count)
-            if taken is None:
-                raise _SideFailedError(side)
-            samples[side].extend(taken)
-            return taken
-
-        try:
-            for side in SIDES:
-                slot(side, SLOT)  # not part of any block: both workers have just been woken
-            count = _samples_of_slot(max(worker.sample_s for worker in workers.values()))
-            while True:
-                block: dict[str, list[float]] = {side: [] for side in SIDES}
-                for side in self._random.choice(ORDERS):
-                    block[side].extend(slot(side, count))
-                differences.append(block_difference(block["A"], block["B"]))
-                decision = decide_pairs(differences, effect=test.effect, alpha=test.alpha)
-                spent = len(differences) >= self._budget.blocks or time.monotonic() > end
-                if decision.outcome != "uncertain" or spent:
-                    break
-        except _SideFailedError as error:
-            return error.side
+        end, count = time.monotonic() + self._budget.seconds, SLOT
+        for number in range(1 + self._budget.blocks):
+            block: dict[str, list[float]] = {side: [] for side in SIDES}
+            for side in self._random.choice(ORDERS) if number else SIDES:
+                taken = workers[side].take(count)
+                if taken is None:
+                    return side
+                block[side] += taken
+                samples[side] += taken
+            if not number:  # not part of any block: both workers have just been woken
+                count = _samples_of_slot(max(worker.sample_s for worker in workers.values()))
+                continue
+            differences.append(block_difference(block["A"], block["B"]))
+            decision = decide_pairs(differences, effect=test.effect, alpha=test.alpha)
+            if decision.outcome != "uncertain" or time.monotonic() > end:
+                break
         self._decided[key] = samples, decision, len(differences)
         return ""
 
@@ -334,14 +326,6 @@ class PairScheduler(TurnScheduler):
         if (key, side) in self._gave_up:
             return MeasurementResult()
         return result or MeasurementResult(failure=self.errors.get(side, "it was not measured"))
-
-
-class _SideFailedError(Exception):
-    """Raised when a worker ends in the middle of its turns."""
-
-    def __init__(self, side: str) -> None:
-        super().__init__(side)
-        self.side = side
 
 
 def _samples_of_slot(sample_s: float) -> int:

@@ -22,19 +22,19 @@ SCHEMA = "d5suite-1"
 def record(
     case: Case, part: CaseJob, measurement: type[Measurement], job: Job, result: Result, measured: Measured
 ) -> dict[str, Any]:
-    """Everything that makes a measurement comparable, JSON-able.
+    """Return everything that makes a measurement comparable, as JSON values.
 
     Parameters
     ----------
     case : Case
     part : CaseJob
-        Its part of the job.
+        The case's part of the job.
     measurement : type of Measurement
     job : Job
     result : Result
-        The worker's.
+        The worker's result.
     measured : Measured
-        Of this measurement.
+        The result of this measurement.
     """
     notes = [measured.extra, *measured.passes.values()]
     warnings = [*result.threads["notes"], *(each for part in notes for each in part.get("warnings", []))]
@@ -75,15 +75,15 @@ def record(
 def with_samples(
     first: Mapping[str, Any], launches_s: Sequence[Sequence[float]], later: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The record of earlier launches, with the samples of a later one, too.
+    """Return the record of earlier launches with the samples of a later launch added.
 
-    The interval is one over launches, peak memory the largest of them, the error of each check the
-    worst. The first call stays that of the first.
+    The interval is one over launches. Peak memory, and the error of every check, are the largest
+    of all launches. The first call is that of the first launch.
 
     Parameters
     ----------
     first, later : mapping
-        Records of the earlier launches and of the later one.
+        Records of the earlier launches and of the later launch.
     launches_s : sequence of sequences of float
         Samples by launch, in seconds.
     """
@@ -108,7 +108,7 @@ def with_samples(
 
 
 def _worst(first: Mapping[str, Any], later: Mapping[str, Any]) -> list[Any]:
-    """Return each check of two launches with the larger error, as a part of what is accepted."""
+    """Return every check of two launches with the larger error, relative to its tolerance."""
     found = {check["name"]: check for check in first["checks"]}
     for check in later["checks"]:
         known = found.get(check["name"], check)
