@@ -112,19 +112,6 @@ def test_fused_inference_sees_new_weights() -> None:
     assert relative_l2(moved, again) < 1e-6 < relative_l2(moved, first)
 
 
-def test_an_answer_outlives_the_next_call() -> None:
-    """Outputs and losses have their own memory, though the graph's memory is static."""
-    network = classifier()
-    executor = BACKEND.executor(network)
-    feeds = [executor.feed(arrays(network, seed=seed)) for seed in (1, 2)]
-    for call, name in ((executor.forward, network.output), (executor.forward_backward, "loss")):
-        native = call(feeds[0])
-        first = executor.fetch(native)[name]
-        call(feeds[1])
-        executor.synchronize()
-        np.testing.assert_array_equal(executor.fetch({name: native[name]})[name], first)
-
-
 @pytest.mark.parametrize("mode", BACKEND.modes)
 def test_running_statistics_are_biased_over_steps_and_batch_sizes(mode: str) -> None:
     network = classifier()

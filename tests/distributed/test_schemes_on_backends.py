@@ -1,8 +1,8 @@
 """Schemes on frameworks' own replicas: their rules in float64, and one process with all batches.
 
-Ranks are threads, so these are the frameworks that run in several. The conformance kit proves the
-same of every backend, with ranks that are processes (`d5suite.testing.test_schemes`), and so does
-each measurement of a distributed step.
+Ranks are threads, on the frameworks that allow it. The full form of the conformance kit proves the
+same of every backend, with processes as ranks (`d5suite.testing.test_schemes`), and so does each
+measurement of a distributed step.
 """
 
 from __future__ import annotations
@@ -67,6 +67,7 @@ def held(found: Sequence[Sequence[Arrays]], right: Sequence[Sequence[Arrays]], n
             assert check.passed, check.finding
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("backend", ["deep500", "torch"])
 @pytest.mark.parametrize("name", SCHEMES)
 def test_a_scheme_follows_its_rule(backend: str, name: str) -> None:
@@ -85,6 +86,7 @@ def test_a_scheme_follows_its_rule(backend: str, name: str) -> None:
     held(trained(backend, network, "fp64", name, chosen), right, name, EXACT)
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("backend", ["deep500", "torch"])
 @pytest.mark.parametrize("name", [name for name, each in SCHEMES.items() if each.synchronous])
 @pytest.mark.parametrize(("precision", "tolerance"), [("fp64", EXACT), ("fp32", 1e-5)])
