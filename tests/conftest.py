@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import importlib.util
 import json
 import os
 import signal
@@ -113,6 +114,13 @@ def write_recipe(parent: Path, small_onnx: Path) -> Path:
     )
     (parent / "pytest.ini").write_text("[pytest]\n")
     return folder
+
+
+def require_installed(*modules: str) -> None:
+    """Skip a file unless modules are installed. It does not import them: every process collects."""
+    for name in modules:
+        if importlib.util.find_spec(name) is None:
+            pytest.skip(f"{name} is not installed", allow_module_level=True)
 
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]

@@ -27,9 +27,10 @@ from d5suite.optimizers.settings import SGD
 from d5suite.testing.networks import classifier
 from d5suite.validate.norms import relative_l2
 from d5suite.validate.training.formulas import update
+from tests.conftest import require_installed
 
-pytest.importorskip("keras")
-pytest.importorskip("tensorflow")
+require_installed("keras", "tensorflow")
+
 
 NESTEROV = SGD(0.0625, momentum=0.5, nesterov=True, weight_decay=0.125)
 

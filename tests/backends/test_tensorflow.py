@@ -24,8 +24,9 @@ from d5suite.network.graph import node_of
 from d5suite.network.zoo import build
 from d5suite.optimizers.settings import SGD, AdamW, Optimizer, RMSProp
 from d5suite.validate.training.trajectory import train, train_by_formula
+from tests.conftest import require_installed
 
-pytest.importorskip("tensorflow")
+require_installed("tensorflow")
 
 
 @pytest.fixture(scope="module", autouse=True)

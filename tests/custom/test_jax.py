@@ -10,8 +10,9 @@ import pytest
 from d5suite.backends.jax import BACKEND
 from d5suite.custom import CustomOperator
 from d5suite.network.operation import Operation
+from tests.conftest import require_installed
 
-jax = pytest.importorskip("jax")
+require_installed("jax")
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -52,6 +53,8 @@ def test_every_mode_runs_python_functions_in_float64(mode: str) -> None:
 
 def test_an_exception_of_a_python_function_is_shown(capfd: pytest.CaptureFixture[str]) -> None:
     operator = BACKEND.operator(operation(OVERWRITING))
+    import jax
+
     with pytest.raises(jax.errors.JaxRuntimeError, match=r"Overwriting failed with code 3"):
         operator.fetch(operator.forward(*operator.feed([np.ones(3)])))
     assert "read-only" in capfd.readouterr().err

@@ -12,8 +12,9 @@ from d5suite.backends.tensorflow import BACKEND
 from d5suite.custom import CustomOperator
 from d5suite.errors import NetworkError
 from d5suite.network.operation import Operation
+from tests.conftest import require_installed
 
-tf = pytest.importorskip("tensorflow")
+require_installed("tensorflow")
 
 
 def double(x: np.ndarray) -> np.ndarray:
@@ -51,6 +52,8 @@ def test_every_mode_runs_python_functions_in_float64(mode: str) -> None:
 @pytest.mark.parametrize("mode", ["graph", "eager"])
 def test_inputs_cannot_be_overwritten(mode: str) -> None:
     operator = BACKEND.operator(operation(OVERWRITING), mode=mode)
+    import tensorflow as tf
+
     with pytest.raises((ValueError, tf.errors.InvalidArgumentError), match="read-only"):
         operator.forward(*operator.feed([np.ones(3)]))
 
