@@ -32,7 +32,7 @@ def kit(backend: str, *modules: str, options: Sequence[str] = ()) -> subprocess.
         env=plugin_environment(),
         capture_output=True,
         text=True,
-        timeout=1200,
+        timeout=1800,
     )
 
 
