@@ -100,7 +100,7 @@ class HeartbeatWriter:
     Parameters
     ----------
     path : Path or None
-        None if nobody watches.
+        None if the rank is not watched.
 
     Attributes
     ----------

@@ -119,7 +119,7 @@ class RankSupervisor(Supervisor):
         return FailedRank(rank, describe_exit(codes[rank]))
 
     def kill_all(self) -> None:
-        """Kill all ranks, those that mpiexec has orphaned included, and their descendants."""
+        """Kill all ranks and their descendants, even ranks that mpiexec has orphaned."""
         ranks = {each.pid for each in self._heartbeats if each is not None and self._is_rank(each)}
         started = {each.pid for each in self.processes} | ranks
         family = family_of(started)

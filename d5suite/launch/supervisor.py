@@ -42,7 +42,7 @@ class Supervisor:
     Attributes
     ----------
     peak_bytes : int
-        Most resident memory seen, descendants included.
+        Peak resident memory, descendants included, as measured every `POLL_S` seconds.
     """
 
     def __init__(self, job: Job, path: Path, launch: Launch) -> None:
@@ -156,7 +156,7 @@ class Supervisor:
             kill_group(each.pid)
 
     def end(self, interrupt: BaseException | None = None) -> Outcome:
-        """Kill whatever still runs, and return how the job ended.
+        """Kill all processes that still run, and return how the job ended.
 
         Parameters
         ----------
@@ -170,7 +170,7 @@ class Supervisor:
         return replace(self.outcome(), interrupt=interrupt)
 
     def close(self) -> None:
-        """Kill whatever still runs, and release the job file."""
+        """Kill all processes that still run, and release the job file."""
         self.kill_all()
         self._held.close()  # a worker that could not be killed exits now
         for each in self.processes:

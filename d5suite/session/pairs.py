@@ -45,7 +45,7 @@ CONFIRMING_BLOCKS = 14
 """Most blocks of a launch that confirms."""
 
 CONFIRMING_ALPHA = 0.1
-"""Error rate at which a confirming launch stops: it then knows which side is slower."""
+"""Error rate at which a confirming launch stops; it only has to find the slower side."""
 
 
 @dataclass(frozen=True)

@@ -87,14 +87,14 @@ def measure_in_turns(session: Session, jobs: Sequence[Sequence[Wanted]], launche
                 rounds = RoundScheduler(session, waiting, launch, crowded=crowded)
                 rounds.measure()
                 waiting, crowded = rounds.left(), True
-    except Exception as error:  # whatever it is, it costs this case and no other
+    except Exception as error:  # of any kind: it costs this case and no other
         for each in itertools.chain.from_iterable(jobs):
             if session.known(each) is None:
                 session.keep(each, MeasurementResult(failure=describe_error(error)))
 
 
 def _launched_again(session: Session, jobs: Sequence[Sequence[Wanted]]) -> list[list[Wanted]]:
-    """Return the measurements to launch again: those that take turns and have not failed."""
+    """Return the measurements that take turns and have not failed, to launch them again."""
 
     def is_sound(wanted: Wanted) -> bool:
         result = session.known(wanted)
@@ -168,7 +168,7 @@ class RoundScheduler(TurnScheduler):
     def _with_rounds(
         self, key: str, name: str, result: MeasurementResult, before: MeasurementResult | None
     ) -> MeasurementResult:
-        """Return a result with its rounds, after those of earlier launches."""
+        """Return a result with its rounds appended to the rounds of earlier launches."""
         assert result.record is not None
         rounds = self._rounds[key][name]
         try:

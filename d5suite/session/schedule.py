@@ -10,7 +10,7 @@ from d5suite.session.session import Session
 
 
 class Schedule:
-    """Measures what a run wants, job by job, when the first result of a job is asked for.
+    """Measures what a run wants. A job runs when the first of its results is requested.
 
     Parameters
     ----------

@@ -122,7 +122,7 @@ class Session:
             else:
                 for _ in self.run(batch, results, self._start):
                     pass  # no turns
-        except Exception as error:  # whatever it is, it costs this job and no other
+        except Exception as error:  # of any kind: it costs this job and no other
             for each in batch:
                 results.setdefault(each.key, MeasurementResult(failure=describe_error(error)))
 
@@ -177,7 +177,7 @@ class Session:
         return path
 
     def close(self) -> None:
-        """Delete the large files that only this session needed; job files stay, unlocked."""
+        """Delete the large files that only this session needed, and unlock the job files."""
         self._held.close()
         if self.settings.elsewhere is not None:  # other processes may need them still
             return
@@ -271,7 +271,7 @@ class Session:
             worker, interrupt = start(job, path, plan.limit_s), None
             try:
                 while (key := worker.ready()) is not None:
-                    self._keep_trajectories(job)  # proved: it proves those that start beside it
+                    self._keep_trajectories(job)  # they are proved, and prove the backends that start later
                     yield key, worker
             except BaseException as error:  # an interrupt must not lose what the worker has finished
                 interrupt = error
@@ -296,13 +296,13 @@ class Session:
     def _plan(self, batch: Sequence[Wanted], results: dict[str, MeasurementResult]) -> JobPlan | None:
         """Plan the job of a batch, once the references that it needs exist.
 
-        Measurements that make no sense get their failure in `results`.
+        Invalid measurements get their failure in `results`.
         """
         for each in batch:
             self._clash(each.case)  # registers all names before the first one is judged
         valid: dict[str, Wanted] = {}
         for each in batch:
-            failure = self._clash(each.case) or self._senseless(each)
+            failure = self._clash(each.case) or self._problem_with(each)
             if failure is None:
                 valid[each.key] = each
             else:
@@ -318,8 +318,8 @@ class Session:
         slug = _slug(next(iter(valid.values())))
         return JobPlan(valid, slug, limit_s, lambda keys: self._job([valid[key] for key in keys]))
 
-    def _senseless(self, wanted: Wanted) -> str | None:
-        """Return why a measurement makes no sense, or None."""
+    def _problem_with(self, wanted: Wanted) -> str | None:
+        """Return why a measurement is invalid, or None."""
         try:
             self._case_job([wanted], wanted.selection)
         except Exception as error:
@@ -372,7 +372,7 @@ class Session:
             by_case.setdefault(each.case.name, []).append(each)
         ranks = None if reference else wanted[0].ranks
         threads, workers = settings.threads, settings.loader_workers
-        if ranks is not None:  # equally many threads per rank whatever their number, so that efficiencies compare
+        if ranks is not None:  # the same threads per rank for every number of ranks, so that efficiencies compare
             threads = ranks.size * max(1, threads // max(each.size for each in settings.ranks))
             workers = min(workers, threads)
         return Job(
@@ -436,7 +436,7 @@ def _slug(wanted: Wanted) -> str:
 
 
 def _prune(parent: Path) -> None:
-    """Remove the oldest folders of job files, except those of sessions that run."""
+    """Remove the oldest folders of job files, except folders of running sessions."""
     ours = sorted(path for path in parent.iterdir() if RUN_FOLDER.fullmatch(path.name))
     for old in ours[:-KEEP_RUNS]:
         with contextlib.suppress(OSError), locked(old / LOCK, wait=False):

@@ -69,7 +69,7 @@ class Side:
 
 @contextlib.contextmanager
 def prepared_side(spec: str, option: str) -> Iterator[Side]:
-    """Prepare a side; afterwards remove whatever only this comparison needs.
+    """Prepare a side; afterwards remove its temporary files.
 
     Parameters
     ----------

@@ -76,6 +76,6 @@ class TurnScheduler(ABC):
         """Let a job run until its worker waits for its turns; return None at the job's end."""
         try:
             return next(jobs[name], None)
-        except Exception as error:  # whatever it is, it costs this job and no other
+        except Exception as error:  # of any kind: it costs this job and no other
             self.errors[name] = describe_error(error)
             return None

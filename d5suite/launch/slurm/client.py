@@ -131,7 +131,7 @@ def call(*command: str) -> str:
 
 
 def likely_cause(message: str, given: Collection[str]) -> str | None:
-    """Return the profile key that likely caused Slurm's message; prefer one that is given."""
+    """Return the key of the profile that likely caused a message; prefer keys that are set."""
     likely = [key for key, pattern in CAUSES.items() if re.search(pattern, message, re.IGNORECASE)]
     return next((key for key in likely if key in given), likely[0] if likely else None)
 
@@ -177,6 +177,6 @@ def accounted(number: str) -> SlurmState | None:
 
 
 def cancel(numbers: Sequence[str]) -> None:
-    """Cancel jobs; ignore those that have ended."""
+    """Cancel jobs; jobs that have ended are ignored."""
     if numbers:
         call("scancel", "--quiet", *numbers)

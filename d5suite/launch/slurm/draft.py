@@ -1,4 +1,4 @@
-"""``d5suite slurm init``: draft a site profile from what Slurm says of a partition."""
+"""``d5suite slurm init``: draft a site profile from Slurm's data on a partition."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TIME = "00:30:00"
 """Time limit of a draft."""
 
 DRAFT = """\
-# Site profile of `d5suite slurm`, drafted from what Slurm says of partition {name!r}; see docs/slurm.md.
+# Site profile of `d5suite slurm`, drafted from Slurm's data on partition {name!r}; see docs/slurm.md.
 # sinfo: {nodes} nodes of {cores} CPUs and {memory} MiB; gres {gres}; time limit {limit}; features {features}
 partition = "{name}"
 # account = "..."              # if your site asks for one

@@ -31,7 +31,7 @@ def write_jobs(run: SlurmRun) -> list[str]:
     Raises
     ------
     ConfigurationError
-        What pytest says of options or recipes that make no sense.
+        Options or recipes are invalid; the message is pytest's.
     """
     with _start(run, "-", _arguments(run, "--write-jobs"), stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         import jsonschema  # noqa: F401  reading the jobs needs it; meanwhile it costs no time
@@ -82,7 +82,7 @@ class Gathering:
         """
         self.prepare()
         assert self._process is not None
-        with contextlib.suppress(BrokenPipeError):  # its exit code says why it has ended
+        with contextlib.suppress(BrokenPipeError):  # pytest has ended; its exit code tells why
             os.write(self._pipe, b"\n")
         return self._process.wait()
 
