@@ -14,6 +14,9 @@ from d5suite.pytest_plugin import stash
 MOST_REASONS = 8
 """Lines of reasons why something is absent; pytest's ``-rs`` shows all."""
 
+MOST_NAMED = 2
+"""Measurements or backends that such a line names."""
+
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """End with an error if nothing was measured, or not what was asked for by name."""
@@ -36,6 +39,8 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     nothing = absent and not config.stash[stash.RESULTS] and not session.testsfailed
     idle = _idle_backends(session, absent)
     missed = {item: why for item, why in absent.items() if nothing or _backend_of(item) in idle or _is_named(item)}
+    if "s" not in config.option.reportchars:  # pytest's own list of them
+        _say_skipped(config, {item: why for item, why in absent.items() if item not in {**unasked, **missed}})
     if not missed:
         return
     reasons = list(dict.fromkeys(f"{item.name}: {why}" for item, why in missed.items()))
@@ -44,6 +49,25 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     config.stash[stash.REMARKS].append("\n  ".join([f"{title}:", *reasons[:MOST_REASONS], *more]))
     if session.exitstatus == pytest.ExitCode.OK:
         session.exitstatus = pytest.ExitCode.NO_TESTS_COLLECTED if nothing else pytest.ExitCode.TESTS_FAILED
+
+
+def _say_skipped(config: pytest.Config, skipped: dict[pytest.Item, str]) -> None:
+    """Report why tests were skipped, a line for each reason."""
+    by_reason: dict[str, list[stash.Target]] = {}
+    for item, why in skipped.items():
+        target = stash.target(item)
+        if target is not None and not (config.getoption("network") and target.case.every_backend):  # `_say_lacking`
+            by_reason.setdefault(why.partition("\n")[0], []).append(target)
+    lines = []
+    for why, targets in by_reason.items():
+        names = dict.fromkeys(each.measurement.name for each in targets)
+        backends = dict.fromkeys(str(each.selection) for each in targets)
+        on = f" on {', '.join(backends)}" if len(backends) <= MOST_NAMED else ""
+        lines.append(f"{len(targets)} {', '.join(names) if len(names) <= MOST_NAMED else 'measurements'}{on}: {why}")
+    if lines:
+        more = [f"and {len(lines) - MOST_REASONS} more reasons; -rs lists all"] if len(lines) > MOST_REASONS else []
+        title = f"{sum(map(len, by_reason.values()))} skipped:"
+        config.stash[stash.REMARKS].append("\n  ".join([title, *lines[:MOST_REASONS], *more]))
 
 
 def _say_lacking(config: pytest.Config, absent: dict[pytest.Item, str]) -> None:
