@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from d5suite.report.runs import Entry, Run
+from d5suite.report.runs import BenchmarkRun, Entry
 from d5suite.report.thresholds import PAIRED, Thresholds
 from d5suite.report.verdicts import compare_runs
 from d5suite.session.pairs import CONFIRMING_ALPHA, CONFIRMING_BLOCKS
@@ -183,12 +183,12 @@ def unpaired_verdicts(
         Of each benchmark.
     """
 
-    def run(slow: float) -> Run:
+    def run(slow: float) -> BenchmarkRun:
         entries = []
         for number in range(BENCHMARKS):
             factor = random.lognormal(0, between_runs) * (1 + slow if number == 0 else 1)
             entries.append(Entry(f"a/b {number}", summarize(list(factor * KINDS[kind](random, samples)))))
-        return Run(Path("simulated"), "d5suite", entries, {})
+        return BenchmarkRun(Path("simulated"), "d5suite", entries, {})
 
     thresholds = Thresholds(Threshold(between_runs=assumed))
     return [each.verdict for each in compare_runs(run(0), run(slowdown), thresholds).verdicts]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from d5suite.commands.ab import add_paired, benchmark_selection, measure
 
 if TYPE_CHECKING:
-    from d5suite.report.verdicts import Comparison
+    from d5suite.report.verdicts import RunComparison
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -37,7 +37,7 @@ def run(options: argparse.Namespace) -> int:
 
     from d5suite.pytest_plugin.bisect import find_culprit
     from d5suite.report.comparison_formats import show_comparison
-    from d5suite.report.verdicts import Comparison, Exit
+    from d5suite.report.verdicts import Exit, RunComparison
     from d5suite.session.tools import installed_from, subject
 
     selection = benchmark_selection(options)
@@ -47,14 +47,14 @@ def run(options: argparse.Namespace) -> int:
     def spec(revision: str) -> str:
         return f"rev:{revision}" if repository is None else installed_from(repository, revision)
 
-    def measured(good: str, revision: str, only: str | None) -> Comparison:
+    def measured(good: str, revision: str, only: str | None) -> RunComparison:
         found = measure(options, (spec(good), spec(revision)), selection, only)
         if found.interrupted:
             raise KeyboardInterrupt
         return found.comparison
 
     found = find_culprit(options.good, options.bad, measured, _tell, repository)
-    if isinstance(found, Comparison):
+    if isinstance(found, RunComparison):
         show_comparison(found, Console(markup=False))
         print(f"no benchmark is slower at {options.bad} than at {options.good}")
         return int(found.exit or Exit.TOO_NOISY)

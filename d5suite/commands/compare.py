@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from d5suite.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from d5suite.report.verdicts import Comparison
+    from d5suite.report.verdicts import RunComparison
 
 
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -63,7 +63,7 @@ _OF_TWO = ("force", "thresholds", "between_runs", "json", "markdown", "junit")
 """Options that only a comparison of two files has."""
 
 
-def _judge(options: argparse.Namespace) -> Comparison:
+def _judge(options: argparse.Namespace) -> RunComparison:
     from d5suite.report.runs import read_run
     from d5suite.report.thresholds import Thresholds, read_thresholds
     from d5suite.report.verdicts import compare_runs
@@ -77,7 +77,7 @@ def _judge(options: argparse.Namespace) -> Comparison:
     return compare_runs(base, new, thresholds, force=options.force)
 
 
-def _judge_by_history(options: argparse.Namespace) -> Comparison:
+def _judge_by_history(options: argparse.Namespace) -> RunComparison:
     from d5suite.report.history_verdicts import compare_with_history
     from d5suite.report.runs import read_run
     from d5suite.report.thresholds import Thresholds, read_thresholds
@@ -99,7 +99,7 @@ def check_formats(options: argparse.Namespace, results: Sequence[Path] = ()) -> 
     check_outputs({f"--{name}": getattr(options, name) for name in ("json", "markdown", "junit")}, inputs)
 
 
-def announce(found: Comparison, options: argparse.Namespace) -> None:
+def announce(found: RunComparison, options: argparse.Namespace) -> None:
     """Show a comparison, or write it in the requested formats."""
     import json
 

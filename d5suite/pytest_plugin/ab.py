@@ -18,7 +18,7 @@ from d5suite.report.pair_verdicts import Paired, compare_pairs, side_of
 from d5suite.report.reading import printable
 from d5suite.report.runs import Entry, Failed
 from d5suite.report.thresholds import Thresholds
-from d5suite.report.verdicts import Comparison
+from d5suite.report.verdicts import RunComparison
 from d5suite.session.pairs import Budget, Criterion, InterruptedPairsError, Pair, PairedRun
 from d5suite.session.sides import Side, prepared_side
 from d5suite.statistics.decisions import ALPHA
@@ -33,12 +33,12 @@ class Compared:
 
     Attributes
     ----------
-    comparison : Comparison
+    comparison : RunComparison
     interrupted : bool
         Whether it is only of what was finished before an interrupt.
     """
 
-    comparison: Comparison
+    comparison: RunComparison
     interrupted: bool = False
 
 

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from d5suite.errors import ConfigurationError
-from d5suite.report.verdicts import Comparison, Verdict
+from d5suite.report.verdicts import RunComparison, Verdict
 from d5suite.session.tools import revisions
 
-Measure = Callable[[str, str, str | None], Comparison]
+Measure = Callable[[str, str, str | None], RunComparison]
 """Compares two revisions; of one benchmark, by its name, or of all."""
 
 
@@ -42,7 +42,7 @@ class Culprit:
 
 def find_culprit(
     good: str, bad: str, measure: Measure, tell: Callable[[str], None], repository: Path | None = None
-) -> Culprit | Comparison:
+) -> Culprit | RunComparison:
     """Find the first revision that is slower than the good one.
 
     Parameters
@@ -57,7 +57,7 @@ def find_culprit(
 
     Returns
     -------
-    Culprit or Comparison
+    Culprit or RunComparison
         The comparison of good and bad, if it shows no benchmark that is slower.
 
     Raises

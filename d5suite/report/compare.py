@@ -25,7 +25,7 @@ from d5suite.report.reading import read_benchmarks as read_benchmarks
 from d5suite.statistics.ratios import Ratio
 
 
-class Row(NamedTuple):
+class TableRow(NamedTuple):
     """A result's place in a table: measurement, backend, mark of the file, and the record."""
 
     measurement: str
@@ -34,7 +34,7 @@ class Row(NamedTuple):
     record: dict[str, Any]
 
 
-Place = tuple[str, Conditions]
+TableKey = tuple[str, Conditions]
 """A table's title and the conditions of all its results."""
 
 _SIZES = ("preset", "batch", "image size", "classes")
@@ -150,19 +150,24 @@ def _setting(info: Mapping[str, Any]) -> str:
     return ", ".join(filter(None, facts))
 
 
-def contests_in_turn(found: Mapping[Key, dict[str, Any]]) -> list[Contest[Row]]:
+def contests_in_turn(found: Mapping[Key, dict[str, Any]]) -> list[Contest[TableRow]]:
     """Return the contests of the backends of a file that took turns."""
-    groups: dict[tuple[str, Conditions], list[Row]] = defaultdict(list)
+    groups: dict[tuple[str, Conditions], list[TableRow]] = defaultdict(list)
     for (group, conditions, backend), info in found.items():
         if not failures(info):
-            groups[group, conditions].append(Row(info["measurement"], backend, "", info))
+            groups[group, conditions].append(TableRow(info["measurement"], backend, "", info))
     return [contest for rows in groups.values() for contest in contests_of(rows, in_turn=True)]
 
 
 def apart(own: Mapping[str, str], all_of_title: Sequence[Mapping[str, str]]) -> list[str]:
     """Return the conditions in which the tables of a title differ, with a table's own values."""
-    names = dict.fromkeys(name for each in all_of_title for name in each)
-    return [f"{name} {own.get(name, 'none')}" for name in names if len({each.get(name) for each in all_of_title}) > 1]
+    return [f"{name} {own.get(name, 'none')}" for name in differing(all_of_title)]
+
+
+def differing(tables: Sequence[Mapping[str, str]]) -> list[str]:
+    """Return the names of conditions in which tables differ."""
+    names = dict.fromkeys(name for conditions in tables for name in conditions)
+    return [name for name in names if len({conditions.get(name) for conditions in tables}) > 1]
 
 
 def _show_notes(
@@ -202,13 +207,13 @@ def failures(info: Mapping[str, Any]) -> list[str]:
     return wrong or ([] if validation["passed"] else ["it says so itself"])
 
 
-def grouped(files: Sequence[tuple[str, dict[Key, dict[str, Any]]]]) -> dict[Place, list[Row]]:
+def grouped(files: Sequence[tuple[str, dict[Key, dict[str, Any]]]]) -> dict[TableKey, list[TableRow]]:
     """Return the rows of each table; those of reduced size join the only table that matches."""
-    tables: dict[Place, list[Row]] = {}
+    tables: dict[TableKey, list[TableRow]] = {}
     for name, found in files:
         for (group, conditions, backend), info in found.items():
             title, _, row = group.partition("." if info["level"] == 0 else "/")
-            tables.setdefault((title, conditions), []).append(Row(row, backend, name, info))
+            tables.setdefault((title, conditions), []).append(TableRow(row, backend, name, info))
     for key, rows in list(tables.items()):
         if is_reduced(rows[0][3]):
             alike = [other for other in tables if other != key and _but_for_size(other) == _but_for_size(key)]
@@ -217,7 +222,7 @@ def grouped(files: Sequence[tuple[str, dict[Key, dict[str, Any]]]]) -> dict[Plac
     return tables
 
 
-def _but_for_size(place: Place) -> tuple[str, dict[str, str]]:
+def _but_for_size(place: TableKey) -> tuple[str, dict[str, str]]:
     title, conditions = place
     return title, {name: value for name, value in conditions if name not in _SIZES and not name.startswith("optimizer")}
 
@@ -227,7 +232,7 @@ def is_reduced(info: Mapping[str, Any]) -> bool:
     return bool(info["preset"] == "reduced")
 
 
-def _drawn(table: Table, chosen: Sequence[Row], console: Console, *, several: bool) -> RichTable:
+def _drawn(table: Table, chosen: Sequence[TableRow], console: Console, *, several: bool) -> RichTable:
     """Return a table that fits.
 
     It drops a wide terminal's columns first, then intervals, and wraps names last.
@@ -255,9 +260,9 @@ class _Rank(NamedTuple):
     took_turns: bool = False
 
 
-def _ranked(chosen: Sequence[Row]) -> dict[int, tuple[Row, _Rank]]:
+def _ranked(chosen: Sequence[TableRow]) -> dict[int, tuple[TableRow, _Rank]]:
     """Sort rows by time within each measurement, the unranked last; the keys are their `id`."""
-    ranked: dict[int, tuple[Row, _Rank]] = {}
+    ranked: dict[int, tuple[TableRow, _Rank]] = {}
     for measurement in dict.fromkeys(row.measurement for row in chosen):
         own = [row for row in chosen if row.measurement == measurement]
         competing = [row for row in own if not failures(row.record) and not is_reduced(row.record)]
@@ -279,7 +284,7 @@ def _ratio_text(rank: _Rank, *, intervals: bool) -> str:
     return f"{value} ({low}–{high})" if intervals and rank.took_turns else value
 
 
-def _name(row: Row, several: bool) -> str:
+def _name(row: TableRow, several: bool) -> str:
     _, backend, file, info = row
     mark = "✗" * bool(failures(info)) + "†" * is_reduced(info) + "*" * info["machine"]["disturbed"]
     mark += "!" * bool(info.get("warnings"))
@@ -303,7 +308,7 @@ def _width(drawn: RichTable, console: Console) -> int:
 
 
 def _filled(
-    table: Table, chosen: Sequence[Row], names: Sequence[str], ratios: Sequence[str], fit: _Fit, *, several: bool
+    table: Table, chosen: Sequence[TableRow], names: Sequence[str], ratios: Sequence[str], fit: _Fit, *, several: bool
 ) -> RichTable:
     columns = [
         column

@@ -19,7 +19,7 @@ from rich.table import Table
 
 from d5suite.report.formats import figure
 from d5suite.report.runs import Entry
-from d5suite.report.verdicts import Comparison, Verdict, summary
+from d5suite.report.verdicts import RunComparison, Verdict, summary
 
 STYLES = {"slower": "red", "invalid": "red", "missing": "red", "faster": "green", "uncertain": "yellow"}
 
@@ -27,12 +27,12 @@ _NAMED = 3
 """Most benchmarks named per difference."""
 
 
-def show_comparison(comparison: Comparison, console: Console) -> None:
+def show_comparison(comparison: RunComparison, console: Console) -> None:
     """Print the table, the evidence for each verdict, and the summary.
 
     Parameters
     ----------
-    comparison : Comparison
+    comparison : RunComparison
     console : rich.console.Console
     """
     if comparison.verdicts:
@@ -61,11 +61,11 @@ def split(name: str) -> tuple[str, str]:
     return (group, backend) if space and "/" in group and " " not in group and "::" not in group else ("", name)
 
 
-def _is_paired(comparison: Comparison) -> bool:
+def _is_paired(comparison: RunComparison) -> bool:
     return comparison.base.kind == "side"
 
 
-def _headings(comparison: Comparison) -> list[str]:
+def _headings(comparison: RunComparison) -> list[str]:
     if _is_paired(comparison):
         return ["A ms", "B ms", "B ÷ A", "interval", "pairs", "verdict"]
     return ["base ms", "new ms", "ratio", "interval", "verdict"]
@@ -91,7 +91,7 @@ def _median(entry: Entry | None) -> str:
     return f"{entry.summary.median / 2**20:.4g} MiB" if entry.is_memory else figure(1e3 * entry.summary.median)
 
 
-def _remarks(comparison: Comparison) -> list[tuple[str, Sequence[str]]]:
+def _remarks(comparison: RunComparison) -> list[tuple[str, Sequence[str]]]:
     """Return remarks below the table: headings with their lines."""
     remarks: list[tuple[str, Sequence[str]]] = []
     if comparison.differences:
@@ -129,7 +129,7 @@ def _counted(names: Sequence[str]) -> str:
     return ", ".join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
-def to_markdown(comparison: Comparison) -> str:
+def to_markdown(comparison: RunComparison) -> str:
     """Return a table in GitHub's Markdown, which CI servers show on a job's page."""
     lines = [f"**{_markdown(summary(comparison))}** (exit {int(comparison.exit)})", ""]
     if comparison.verdicts:
@@ -148,7 +148,7 @@ def _markdown(text: str) -> str:
     return re.sub(r"@|:(?=//)|www(?=\.)", "\\g<0>\u200b", escaped, flags=re.IGNORECASE)
 
 
-def to_junit(comparison: Comparison) -> bytes:
+def to_junit(comparison: RunComparison) -> bytes:
     """Return JUnit XML: regressions and missing benchmarks fail, wrong answers err, doubts skip."""
     suite = XML.Element("testsuite", name=f"d5suite {'ab' if _is_paired(comparison) else 'compare'}")
     counts = {"failure": 0, "error": 0, "skipped": 0}
@@ -180,7 +180,7 @@ def _junit(found: Verdict) -> str:
     return "skipped" if found.verdict == "uncertain" else ""
 
 
-def to_json(comparison: Comparison) -> dict[str, Any]:
+def to_json(comparison: RunComparison) -> dict[str, Any]:
     """Return the comparison as JSON-able values; times in seconds, what is infinite as null."""
 
     def side(entry: Entry | None) -> dict[str, Any] | None:

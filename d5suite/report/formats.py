@@ -17,7 +17,7 @@ CONFIDENCE = 0.95
 """Confidence of intervals with enough samples."""
 
 
-class Cell(NamedTuple):
+class CellInput(NamedTuple):
     """Input of a format.
 
     Attributes
@@ -42,34 +42,34 @@ def figure(value: float) -> str:
     return f"{value:.0f}" if value >= 1000 else f"{value:.4g}"
 
 
-def _interval(cell: Cell) -> str:
+def _interval(cell: CellInput) -> str:
     shown = "–".join(figure(cell.scale * bound) for bound in cell.value)
     confidence = cell.record["median_ci_confidence"]
     return f"{shown} ({confidence:.0%})" if cell.wide and confidence < CONFIDENCE else shown
 
 
-def _interval_with_confidence(cell: Cell) -> str:
+def _interval_with_confidence(cell: CellInput) -> str:
     shown = "–".join(figure(cell.scale * bound) for bound in cell.value)
     return f"{shown} ({cell.record['median_ci_confidence']:.0%})"
 
 
-def _worst_share(cell: Cell) -> str:
+def _worst_share(cell: CellInput) -> str:
     """Return the largest error over its tolerance; the error itself if nothing is tolerated."""
     return f"{max(float(c['error'] / c['tolerance'] if c['tolerance'] else c['error']) for c in cell.value):.2g}"
 
 
-def _needed(cell: Cell) -> str:
+def _needed(cell: CellInput) -> str:
     """Return the memory that a network needs by definition: see ``results/schema.json``."""
     parts = ("parameters_bytes", "gradients_bytes", "optimizer_state_bytes", "activations_bytes")
     needed = sum(cell.value.get(part, 0) for part in parts)
     return f"{needed / 2**20:.0f}" if needed else "–"
 
 
-def _runs_there(cell: Cell) -> str:
+def _runs_there(cell: CellInput) -> str:
     return f"{sum('seconds' in run for run in cell.value)} of {len(cell.value)}"
 
 
-FORMATS: Mapping[str, Callable[[Cell], str]] = {
+FORMATS: Mapping[str, Callable[[CellInput], str]] = {
     "figure": lambda cell: figure(cell.scale * cell.value),
     "tenths": lambda cell: f"{cell.scale * cell.value:.1f}",
     "hundredths": lambda cell: f"{cell.scale * cell.value:.2f}",
@@ -130,6 +130,6 @@ def text_of(column: Column, record: Mapping[str, Any], wide: bool) -> str:
     """
     value = at(record, column.value)
     try:
-        return "–" if value is None else FORMATS[column.format](Cell(value, column.scale, record, wide))
+        return "–" if value is None else FORMATS[column.format](CellInput(value, column.scale, record, wide))
     except (ArithmeticError, LookupError, TypeError, ValueError) as error:  # of a plug-in that is not installed
         raise JobError(f"{column.value} cannot be shown as {column.format!r}: {error}", where=record["place"]) from None

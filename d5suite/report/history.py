@@ -28,10 +28,10 @@ from d5suite.errors import ConfigurationError, JobError
 from d5suite.files import read_json, write_bytes
 from d5suite.report.formats import figure
 from d5suite.report.reading import printable
-from d5suite.report.runs import Entry, Run, positive, read_run
+from d5suite.report.runs import BenchmarkRun, Entry, positive, read_run
 from d5suite.report.thresholds import Thresholds
-from d5suite.statistics.decisions import Costs, Threshold
-from d5suite.statistics.history import P_VALUE, Level, LevelChange, level_changes, level_of
+from d5suite.statistics.decisions import Costs, Threshold, current_level
+from d5suite.statistics.history import Level, LevelChange, level_changes
 from d5suite.statistics.medians import Summary
 
 SCHEMA = "d5suite-history-1"
@@ -62,7 +62,7 @@ class Point(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Kept:
+class AddedRun:
     """The outcome of adding a result file.
 
     Attributes
@@ -89,7 +89,7 @@ class Kept:
     known: bool = False
 
 
-def add(folder: Path, result: Path) -> Kept:
+def add(folder: Path, result: Path) -> AddedRun:
     """Add the valid benchmarks of a result file.
 
     Parameters
@@ -116,7 +116,7 @@ def add(folder: Path, result: Path) -> Kept:
             sound.append(entry)
     wrong = any(entry.wrong for entry in run.entries) or any(failed.wrong for failed in run.failed.values())
     if not sound:
-        return Kept(None, 0, left_out, [], wrong)
+        return AddedRun(None, 0, left_out, [], wrong)
     noted = [f"{entry.name}: {each}" for entry in sound for each in entry.warnings]
     try:
         digest = digest_of(result)
@@ -125,7 +125,7 @@ def add(folder: Path, result: Path) -> Kept:
             raise JobError(f"its date, {date}, lies in the future", where=str(result))
         folder.mkdir(parents=True, exist_ok=True)
         for path in folder.glob(f"*-{digest}.json"):
-            return Kept(path, len(sound), left_out, noted, wrong, known=True)
+            return AddedRun(path, len(sound), left_out, noted, wrong, known=True)
         path = folder / f"{date[:19].replace(':', '')}-{digest}.json"
         content = {
             "schema": SCHEMA,
@@ -136,7 +136,7 @@ def add(folder: Path, result: Path) -> Kept:
         write_bytes(path, (json.dumps(content, indent=1, allow_nan=False) + "\n").encode())
     except OSError as error:
         raise ConfigurationError(f"the run cannot be kept: {error.strerror}", where=str(folder)) from None
-    return Kept(path, len(sound), left_out, noted, wrong)
+    return AddedRun(path, len(sound), left_out, noted, wrong)
 
 
 def digest_of(result: Path) -> str:
@@ -144,7 +144,7 @@ def digest_of(result: Path) -> str:
     return hashlib.sha256(result.read_bytes()).hexdigest()[:12]
 
 
-def utc(run: Run) -> str:
+def utc(run: BenchmarkRun) -> str:
     """Return when a run was measured, in UTC; empty if it does not say."""
     try:
         read = datetime.fromisoformat(run.date)
@@ -331,14 +331,12 @@ def dated(point: Point) -> str:
     return f"{point.date[:10]} ({point.run})"
 
 
-def latest_level(points: Sequence[Point], threshold: Threshold, alpha: float = P_VALUE) -> tuple[Entry, Level]:
+def latest_level(points: Sequence[Point], threshold: Threshold, tests: int = 1) -> tuple[Entry, Level]:
     """Return the runs since the level last changed, as an entry and as a level.
 
     Peak memory and the first call are the medians since these last changed.
     """
-    steps = level_changes(figures_of(points), effect=threshold.effect, alpha=alpha)
-    since = steps[-1].place if steps else 0
-    level = level_of(figures_of(points)[since:])
+    since, level = current_level(figures_of(points), threshold, tests)
     costs = {}
     for what, found in changes_beside(points, threshold).items():
         place = found[-1].place if found else 0

@@ -11,10 +11,10 @@ from pathlib import Path
 
 from d5suite.report.history import Key, Point, dated, digest_of, figures_of, latest_level, read, retired, utc
 from d5suite.report.reading import printable
-from d5suite.report.runs import Entry, Run
+from d5suite.report.runs import BenchmarkRun, Entry
 from d5suite.report.thresholds import Thresholds
 from d5suite.report.verdicts import (
-    Comparison,
+    RunComparison,
     Verdict,
     differ,
     disturbances,
@@ -24,13 +24,15 @@ from d5suite.report.verdicts import (
     verdict_of,
     wrong_answers,
 )
-from d5suite.statistics.decisions import ALPHA, Threshold, decide_history, grown
+from d5suite.statistics.decisions import Threshold, decide_history, grown
 
 LOOKED_BACK = 10
 """Latest runs whose benchmarks a new run must have: one failed run must not shrink the list."""
 
 
-def compare_with_history(folder: Path, new: Run, thresholds: Thresholds, *, force: bool = False) -> Comparison:
+def compare_with_history(
+    folder: Path, new: BenchmarkRun, thresholds: Thresholds, *, force: bool = False
+) -> RunComparison:
     """Compare a run with many earlier ones; see `d5suite.statistics.decisions.decide_history`.
 
     Raises
@@ -54,18 +56,18 @@ def compare_with_history(folder: Path, new: Run, thresholds: Thresholds, *, forc
         for each in differ(dict(key[1]), entry.conditions):
             differences[each].append(entry.name)
         pairs.append((key, entry))
-    base = Run(folder, "history", [], {})
+    base = BenchmarkRun(folder, "history", [], {})
     notes += [printable(f"{new.path}: left out: {each}") for each in new.left_out]
     if differences and not force:
-        return Comparison(base, new, wrong_answers(new), dict(differences), notes)
+        return RunComparison(base, new, wrong_answers(new), dict(differences), notes)
     verdicts = [verdict_on(history[key], entry, thresholds.of(entry.name), len(pairs)) for key, entry in pairs]
     verdicts += [missing(each, new.failed.get(each.name)) for each in _expected(history, pairs, retired(folder))]
     verdicts += unpaired(new, fresh, verdicts)
     notes += [f"the threshold for {pattern!r} matches no benchmark" for pattern in thresholds.unmatched]
-    return Comparison(base, new, verdicts, dict(differences), notes, forced=force)
+    return RunComparison(base, new, verdicts, dict(differences), notes, forced=force)
 
 
-def _others(history: Mapping[Key, Sequence[Point]], new: Run) -> tuple[dict[Key, Sequence[Point]], list[str]]:
+def _others(history: Mapping[Key, Sequence[Point]], new: BenchmarkRun) -> tuple[dict[Key, Sequence[Point]], list[str]]:
     """Return the points of other files than this run's, and what is odd about its place."""
     own = f"-{digest_of(new.path)}"
     left = {key: [point for point in points if not point.run.endswith(own)] for key, points in history.items()}
@@ -80,7 +82,7 @@ def _others(history: Mapping[Key, Sequence[Point]], new: Run) -> tuple[dict[Key,
 
 def verdict_on(points: Sequence[Point], new: Entry, threshold: Threshold, tests: int) -> Verdict:
     """Return the verdict on one of ``tests`` benchmarks of a run, by its points in the history."""
-    base, _ = latest_level(points, threshold, ALPHA / tests)
+    base, _ = latest_level(points, threshold, tests)
     notes = differ(base.facts, new.facts) + doubts(new)
     if new.wrong:
         return Verdict(new.name, "invalid", new.wrong, base, new, notes=notes)

@@ -15,9 +15,9 @@ from typing import Any
 
 from d5suite.report.compare import failures
 from d5suite.report.reading import conditions, printable
-from d5suite.report.runs import Entry, Failed, Run, entry_of
+from d5suite.report.runs import BenchmarkRun, Entry, Failed, entry_of
 from d5suite.report.thresholds import Thresholds
-from d5suite.report.verdicts import Comparison, Verdict, differ, doubts, verdict_of
+from d5suite.report.verdicts import RunComparison, Verdict, differ, doubts, verdict_of
 from d5suite.statistics.decisions import Decision, Threshold
 
 SIDES = ("A", "B")
@@ -60,7 +60,7 @@ def side_of(name: str, record: Mapping[str, Any], samples_s: Sequence[float]) ->
 def compare_pairs(
     specs: tuple[str, str], found: Sequence[Paired], thresholds: Thresholds, *, force: bool = False,
     notes: Sequence[str] = (),
-) -> Comparison:  # fmt: skip
+) -> RunComparison:  # fmt: skip
     """Return the verdicts on both sides' benchmarks.
 
     Parameters
@@ -74,7 +74,7 @@ def compare_pairs(
     notes : sequence of str
         Of the comparison as a whole.
     """
-    base, new = (Run(Path(spec), "side", [], {}) for spec in specs)
+    base, new = (BenchmarkRun(Path(spec), "side", [], {}) for spec in specs)
     differences: dict[str, list[str]] = {}
     for each in found:
         if isinstance(each.base, Entry) and isinstance(each.new, Entry):
@@ -84,7 +84,7 @@ def compare_pairs(
     if differences and not force:
         verdicts = [each for each in verdicts if each.verdict == "invalid"]
     told = [*notes, *(f"the threshold for {pattern!r} matches no benchmark" for pattern in thresholds.unmatched)]
-    return Comparison(base, new, verdicts, differences, told, forced=force)
+    return RunComparison(base, new, verdicts, differences, told, forced=force)
 
 
 def _verdict(found: Paired, threshold: Threshold) -> Verdict:

@@ -88,7 +88,7 @@ class Failed:
 
 
 @dataclass(frozen=True)
-class Run:
+class BenchmarkRun:
     """A result file.
 
     Attributes
@@ -112,7 +112,7 @@ class Run:
     left_out: list[str] = field(default_factory=list)
 
 
-def read_run(path: Path) -> Run:
+def read_run(path: Path) -> BenchmarkRun:
     """Read a result file.
 
     Raises
@@ -136,7 +136,7 @@ def read_run(path: Path) -> Run:
             date = content.get("datetime")
             kind = "d5suite" if ours or failed else "pytest-benchmark"
             if entries or failed:
-                return Run(path, kind, entries, failed, printable(date) if isinstance(date, str) else "")
+                return BenchmarkRun(path, kind, entries, failed, printable(date) if isinstance(date, str) else "")
     except RecursionError:
         raise JobError("it is nested too deeply", where=str(path)) from None
     raise ConfigurationError(
@@ -320,7 +320,7 @@ _ASV_NAME = re.compile(r"(timeraw|time|peakmem|mem)_.|(Timeraw|Time|PeakMem|Mem)
 """How these names begin: https://asv.readthedocs.io/en/stable/benchmarks.html."""
 
 
-def _asv(path: Path, content: Mapping[str, Any]) -> Run:
+def _asv(path: Path, content: Mapping[str, Any]) -> BenchmarkRun:
     """Read results of asv, file format 2: https://asv.readthedocs.io/en/stable/dev.html."""
     where = str(path)
     columns, results = content["result_columns"], content.get("results")
@@ -366,7 +366,7 @@ def _asv(path: Path, content: Mapping[str, Any]) -> Run:
                 )
     if not entries and not failed:
         raise ConfigurationError("no benchmarks here that can be compared", where=where)
-    return Run(path, "asv", entries, failed, _asv_date(content.get("date"), where), left_out)
+    return BenchmarkRun(path, "asv", entries, failed, _asv_date(content.get("date"), where), left_out)
 
 
 def _asv_date(date: Any, where: str) -> str:

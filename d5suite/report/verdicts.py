@@ -13,7 +13,7 @@ from enum import IntEnum
 
 from d5suite.report.formats import figure
 from d5suite.report.reading import printable
-from d5suite.report.runs import Entry, Failed, Run
+from d5suite.report.runs import BenchmarkRun, Entry, Failed
 from d5suite.report.thresholds import Thresholds
 from d5suite.statistics.decisions import (
     MEMORY,
@@ -79,12 +79,12 @@ class Verdict:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class RunComparison:
     """The verdicts on two runs.
 
     Attributes
     ----------
-    base, new : Run
+    base, new : BenchmarkRun
     verdicts : list of Verdict
         Only wrong answers if the runs cannot be compared.
     differences : dict of str to list of str
@@ -95,8 +95,8 @@ class Comparison:
     forced : bool
     """
 
-    base: Run
-    new: Run
+    base: BenchmarkRun
+    new: BenchmarkRun
     verdicts: list[Verdict]
     differences: dict[str, list[str]]
     notes: list[str]
@@ -131,12 +131,14 @@ def _exit_of(found: Verdict) -> Exit:
     return {"missing": Exit.MISSING, "uncertain": Exit.TOO_NOISY}.get(found.verdict, Exit.NOTHING_WRONG)
 
 
-def compare_runs(base: Run, new: Run, thresholds: Thresholds, *, force: bool = False) -> Comparison:
+def compare_runs(
+    base: BenchmarkRun, new: BenchmarkRun, thresholds: Thresholds, *, force: bool = False
+) -> RunComparison:
     """Compare two runs benchmark by benchmark.
 
     Parameters
     ----------
-    base, new : Run
+    base, new : BenchmarkRun
     thresholds : Thresholds
     force : bool
         Compare what was measured under other conditions, too.
@@ -148,7 +150,7 @@ def compare_runs(base: Run, new: Run, thresholds: Thresholds, *, force: bool = F
             differences[each].append(one.name)
     notes = _notes(base, new)
     if differences and not force:
-        return Comparison(base, new, wrong_answers(new), dict(differences), notes)
+        return RunComparison(base, new, wrong_answers(new), dict(differences), notes)
     verdicts = _verdicts(pairs, thresholds)
     verdicts += [missing(each, new.failed.get(each.name)) for each in alone_base]
     verdicts += unpaired(new, alone_new, verdicts, base.failed)
@@ -159,10 +161,10 @@ def compare_runs(base: Run, new: Run, thresholds: Thresholds, *, force: bool = F
     gone = [name for name in base.failed if name not in known]
     notes += [f"failed in BASE, and NEW has it not: {name}: {base.failed[name].message}" for name in gone]
     notes += [f"the threshold for {pattern!r} matches no benchmark" for pattern in thresholds.unmatched]
-    return Comparison(base, new, verdicts, dict(differences), notes, forced=force)
+    return RunComparison(base, new, verdicts, dict(differences), notes, forced=force)
 
 
-def _notes(base: Run, new: Run) -> list[str]:
+def _notes(base: BenchmarkRun, new: BenchmarkRun) -> list[str]:
     notes = [printable(f"{run.path}: left out: {each}") for run in (base, new) for each in run.left_out]
     if base.date and new.date and new.date < base.date:
         notes.append(f"NEW was measured before BASE: {new.date} and {base.date}")
@@ -170,32 +172,32 @@ def _notes(base: Run, new: Run) -> list[str]:
 
 
 def _pair(base: Sequence[Entry], new: Sequence[Entry]) -> tuple[list[tuple[Entry, Entry]], list[Entry], list[Entry]]:
-    """Pair benchmarks of a name, those of the fewest differing conditions first."""
-    pairs, rest = [], list(new)
-    left = list(base)
-    by_name: dict[str, list[Entry]] = defaultdict(list)
-    for each in rest:
-        by_name[each.name].append(each)
-    found = sorted(
-        (
-            (len(differ(one.conditions, other.conditions)), place, number)
-            for place, one in enumerate(left)
-            for number, other in enumerate(by_name[one.name])
-        )
+    """Pair benchmarks of equal names, those with the fewest differing conditions first.
+
+    Returns
+    -------
+    pairs : list of (Entry, Entry)
+    base, new : list of Entry
+        Benchmarks without a partner.
+    """
+    by_name: dict[str, list[int]] = defaultdict(list)
+    for number, entry in enumerate(new):
+        by_name[entry.name].append(number)
+    candidates = sorted(
+        (len(differ(entry.conditions, new[number].conditions)), place, number)
+        for place, entry in enumerate(base)
+        for number in by_name[entry.name]
     )
-    of_base: dict[int, Entry] = {}
-    taken: set[tuple[str, int]] = set()
-    for _, place, number in found:
-        name = left[place].name
-        if place not in of_base and (name, number) not in taken:
-            of_base[place] = by_name[name][number]
-            taken.add((name, number))
-    pairs = [(left[place], of_base[place]) for place in sorted(of_base)]
-    used = {id(each) for each in of_base.values()}
+    partners: dict[int, int] = {}
+    taken: set[int] = set()
+    for _, place, number in candidates:
+        if place not in partners and number not in taken:
+            partners[place] = number
+            taken.add(number)
     return (
-        pairs,
-        [each for place, each in enumerate(left) if place not in of_base],
-        [each for each in rest if id(each) not in used],
+        [(base[place], new[number]) for place, number in sorted(partners.items())],
+        [entry for place, entry in enumerate(base) if place not in partners],
+        [entry for number, entry in enumerate(new) if number not in taken],
     )
 
 
@@ -205,36 +207,35 @@ def differ(one: Mapping[str, str], other: Mapping[str, str]) -> list[str]:
     return [f"{n}: {one.get(n, 'none')} ≠ {other.get(n, 'none')}" for n in names if one.get(n) != other.get(n)]
 
 
-def unpaired(new: Run, alone: Sequence[Entry], judged: Sequence[Verdict], known: Collection[str] = ()) -> list[Verdict]:
+def unpaired(
+    new: BenchmarkRun, alone: Sequence[Entry], verdicts: Sequence[Verdict], known: Collection[str] = ()
+) -> list[Verdict]:
     """Return verdicts on benchmarks that only the new run has, and on those that failed in it."""
-    named = {each.name for each in judged}
+    named = {verdict.name for verdict in verdicts}
     failed = [
-        Verdict(name, "invalid" if each.wrong else "missing", [f"it failed: {each.message}"])
-        for name, each in new.failed.items()
-        if name not in named and (each.wrong or name not in known)
+        _failed(name, failed)
+        for name, failed in new.failed.items()
+        if name not in named and (failed.wrong or name not in known)
     ]
-    return [*failed, *map(_new, alone)]
+    only = "NEW has it, BASE has not"
+    return failed + [Verdict(e.name, "invalid" if e.wrong else "new", e.wrong or [only], new=e) for e in alone]
 
 
-def wrong_answers(new: Run) -> list[Verdict]:
-    """Say which answers of a run were wrong, whatever it is compared with."""
-    found = [Verdict(each.name, "invalid", each.wrong, new=each) for each in new.entries if each.wrong]
-    failed = [(name, each.message) for name, each in new.failed.items() if each.wrong]
-    return found + [Verdict(name, "invalid", [f"it failed: {message}"]) for name, message in failed]
+def wrong_answers(new: BenchmarkRun) -> list[Verdict]:
+    """Return verdicts on wrong answers, which count whatever a run is compared with."""
+    wrong = [Verdict(entry.name, "invalid", entry.wrong, new=entry) for entry in new.entries if entry.wrong]
+    return wrong + [_failed(name, failed) for name, failed in new.failed.items() if failed.wrong]
 
 
 def missing(entry: Entry, failed: Failed | None) -> Verdict:
-    """Say why a benchmark of the base has no time in the new run."""
+    """Return the verdict on a benchmark of the base that has no time in the new run."""
     if failed is None:
         return Verdict(entry.name, "missing", ["BASE has it, NEW has not"], entry)
-    reason = failed.message
-    return Verdict(entry.name, "invalid" if failed.wrong else "missing", [f"it failed: {reason}"], entry)
+    return _failed(entry.name, failed, entry)
 
 
-def _new(entry: Entry) -> Verdict:
-    if entry.wrong:
-        return Verdict(entry.name, "invalid", entry.wrong, new=entry)
-    return Verdict(entry.name, "new", ["NEW has it, BASE has not"], new=entry)
+def _failed(name: str, failed: Failed, base: Entry | None = None) -> Verdict:
+    return Verdict(name, "invalid" if failed.wrong else "missing", [f"it failed: {failed.message}"], base)
 
 
 def _verdicts(pairs: Sequence[tuple[Entry, Entry]], thresholds: Thresholds) -> list[Verdict]:
@@ -310,7 +311,7 @@ def doubts(*entries: Entry) -> list[str]:
     return [f"reason to doubt it: {warning}" for warning in dict.fromkeys(w for each in entries for w in each.warnings)]
 
 
-def summary(comparison: Comparison) -> str:
+def summary(comparison: RunComparison) -> str:
     """Return one line that counts the verdicts, or says why there is none."""
     counts = Counter(each.verdict for each in comparison.verdicts)
     order = ("slower", "faster", "same", "uncertain", "missing", "new", "invalid")

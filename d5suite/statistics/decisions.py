@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from d5suite.statistics.history import level_changes, level_of, next_run
+from d5suite.statistics.history import Level, level_changes, level_of, next_run
 from d5suite.statistics.medians import Summary, holm, rank_test, ratio_of_medians, separated, smallest_p
 from d5suite.statistics.ratios import Ratio
 from d5suite.statistics.sequential import median_bounds
@@ -229,6 +229,22 @@ def decide_exact(base: float, new: float, *, effect: float, least: float, measur
     return Decision("same", ratio) if abs(new - base) < least else decide(ratio, effect=effect, measure=measure)
 
 
+def current_level(figures: Sequence[float], threshold: Threshold, tests: int = 1) -> tuple[int, Level]:
+    """Return with which run the latest level of a benchmark began, and that level.
+
+    Parameters
+    ----------
+    figures : sequence of float, shape (n,)
+        One figure of each run, in order of time.
+    threshold : Threshold
+    tests : int
+        Benchmarks that are judged together.
+    """
+    changes = level_changes(figures, effect=threshold.effect, alpha=ALPHA / tests)
+    since = changes[-1].place if changes else 0
+    return since, level_of(figures[since:])
+
+
 def decide_history(
     figures: Sequence[float], new: float, labels: Sequence[str], threshold: Threshold, *,
     tests: int = 1, vetoes: Sequence[str] = (), memory: bool = False,
@@ -257,8 +273,7 @@ def decide_history(
     """
     measure = MEMORY if memory else TIME
     before = level_changes(figures, effect=threshold.effect, alpha=ALPHA / tests)
-    since = before[-1].place if before else 0
-    level = level_of(figures[since:])
+    since, level = current_level(figures, threshold, tests)
     compared = f"{level.runs} runs since {labels[since][:10]}"
     if level.runs < FEWEST_RUNS:
         return Decision("uncertain", None, (f"only {compared} to compare with; {FEWEST_RUNS} are needed",))

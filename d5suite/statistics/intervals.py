@@ -41,7 +41,7 @@ class IntervalRanks(NamedTuple):
     confidence: float
 
 
-class Drift(NamedTuple):
+class Trend(NamedTuple):
     """The trend of a series.
 
     Attributes
@@ -180,7 +180,7 @@ def relative_half_width(samples: Sequence[float], confidence: float = 0.95) -> f
     return max(high - median, median - low) / median
 
 
-def drift(samples: Sequence[float]) -> Drift:
+def drift(samples: Sequence[float]) -> Trend:
     """Return the trend of a series: size by Theil and Sen, significance by Mann and Kendall.
 
     Series are reduced to at most 500 block medians, because the slope takes all pairs.
@@ -190,11 +190,11 @@ def drift(samples: Sequence[float]) -> Drift:
         values = np.array([np.median(block) for block in np.array_split(values, 500)])
     median = float(np.median(values))
     if len(values) < 3 or median <= 0 or np.all(values == values[0]):
-        return Drift(0.0, 1.0)
+        return Trend(0.0, 1.0)
     earlier, later = np.triu_indices(len(values), 1)
     rises = values[later] - values[earlier]
     slope = float(np.median(rises / (later - earlier)))
-    return Drift(slope * (len(values) - 1) / median, _trend_p_value(values, int(np.sign(rises).sum())))
+    return Trend(slope * (len(values) - 1) / median, _trend_p_value(values, int(np.sign(rises).sum())))
 
 
 def _trend_p_value(values: np.ndarray, rising: int) -> float:

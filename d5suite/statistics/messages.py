@@ -14,7 +14,7 @@ SOFT = 0.1
 transport changes its protocol, or of a disturbed sample."""
 
 
-class Line(NamedTuple):
+class LatencyModel(NamedTuple):
     """The model ``time = alpha + beta * bytes``.
 
     Attributes
@@ -40,7 +40,7 @@ class Line(NamedTuple):
         return self._asdict()
 
 
-def fit_line(sizes: Sequence[float], seconds: Sequence[float]) -> Line:
+def fit_line(sizes: Sequence[float], seconds: Sequence[float]) -> LatencyModel:
     """Fit latency and time per byte, by least squares of the relative errors.
 
     Relative, because times span six orders of magnitude and the largest would decide alone. Errors
@@ -74,4 +74,4 @@ def fit_line(sizes: Sequence[float], seconds: Sequence[float]) -> Line:
         loss="soft_l1", f_scale=SOFT, xtol=1e-12, ftol=1e-12, gtol=1e-12,
     )  # fmt: skip
     errors = found.x @ parts - 1
-    return Line(start[0] * found.x[0], start[1] * found.x[1], float(np.sqrt(np.mean(errors**2))))
+    return LatencyModel(start[0] * found.x[0], start[1] * found.x[1], float(np.sqrt(np.mean(errors**2))))

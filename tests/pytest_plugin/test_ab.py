@@ -23,8 +23,8 @@ from d5suite.cli import main
 from d5suite.commands.bisect import run as run_bisect
 from d5suite.errors import ConfigurationError
 from d5suite.pytest_plugin.ab import Compared
-from d5suite.report.runs import Run
-from d5suite.report.verdicts import Comparison, Exit, Verdict
+from d5suite.report.runs import BenchmarkRun
+from d5suite.report.verdicts import Exit, RunComparison, Verdict
 from d5suite.session.pairs import Pair, PairedRun
 from d5suite.session.results import MeasurementResult, Wanted
 from d5suite.session.sides import Side, prepared_side
@@ -466,8 +466,8 @@ def test_revisions_of_a_backend_are_installed_one_after_another(
         outcome = "slower" if after > before else "same"
         decision = Decision(outcome, Ratio(after / before, 1, 3, 0.95, "pairs", 10))
         verdict = Verdict("a/b c", outcome, decision=decision)
-        runs = [Run(Path(each), "side", [], {}) for each in specs]
-        return Compared(Comparison(runs[0], runs[1], [verdict], {}, []))
+        runs = [BenchmarkRun(Path(each), "side", [], {}) for each in specs]
+        return Compared(RunComparison(runs[0], runs[1], [verdict], {}, []))
 
     monkeypatch.setattr("d5suite.commands.bisect.measure", measure)
     assert run_bisect(bisected(folder)) == Exit.TOO_NOISY

@@ -10,8 +10,8 @@ import pytest
 from d5suite.cli import main
 from d5suite.errors import ConfigurationError
 from d5suite.pytest_plugin.bisect import Culprit, find_culprit
-from d5suite.report.runs import Run
-from d5suite.report.verdicts import Comparison, Verdict
+from d5suite.report.runs import BenchmarkRun
+from d5suite.report.verdicts import RunComparison, Verdict
 from d5suite.statistics.decisions import Decision
 from d5suite.statistics.ratios import Ratio
 
@@ -37,7 +37,7 @@ class Measured:
         self.names, self.slow_from, self.odd = [*names, "main"], slow_from, odd or {}
         self.asked: list[int] = []
 
-    def __call__(self, good: str, revision: str, only: str | None) -> Comparison:
+    def __call__(self, good: str, revision: str, only: str | None) -> RunComparison:
         number = min(self.names.index(revision), len(NUMBERS) - 1)
         self.asked.append(number)
         verdict = self.odd.get(number, "slower" if number >= self.slow_from else "same")
@@ -45,7 +45,7 @@ class Measured:
             raise ConfigurationError("this revision holds no d5suite")
         ratio = 1.3 if verdict == "slower" else 1.0
         names = [only] if only else ["steady", "a/b torch"]
-        base, new = (Run(Path(each), "side", [], {}) for each in (good, revision))
+        base, new = (BenchmarkRun(Path(each), "side", [], {}) for each in (good, revision))
         verdicts = [
             Verdict(
                 name,
@@ -54,7 +54,7 @@ class Measured:
             )
             for name in names
         ]
-        return Comparison(base, new, verdicts, {}, [])
+        return RunComparison(base, new, verdicts, {}, [])
 
 
 @pytest.mark.parametrize("slow_from", NUMBERS[1:])
@@ -97,7 +97,7 @@ def test_without_a_slowdown_the_comparison_is_the_answer(
     monkeypatch.chdir(folder)
     measured = Measured(names, len(NUMBERS))
     found = find_culprit(names[0], "main", measured, lambda what: None)
-    assert isinstance(found, Comparison) and len(measured.asked) == 1
+    assert isinstance(found, RunComparison) and len(measured.asked) == 1
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ import d5suite.report
 import d5suite.report.plots
 from d5suite.cli import main
 from d5suite.report.colours import PALETTE, places
-from d5suite.report.compare import Row, contests_in_turn, is_reduced
+from d5suite.report.compare import TableRow, contests_in_turn, is_reduced
 from d5suite.report.contests import Contest, contests_of
 from d5suite.report.formats import figure as digits
 from d5suite.report.page.figures import MOST_BARS
@@ -98,9 +98,9 @@ def test_the_fastest_is_named_with_its_lead_and_a_small_one_is_too_close(tmp_pat
         assert verdict in html.unescape(page)
 
 
-def contest_of(results: list[dict[str, Any]], between_runs: float) -> Contest[Row]:
+def contest_of(results: list[dict[str, Any]], between_runs: float) -> Contest[TableRow]:
     """The contest of results, whose backends are named by their places."""
-    rows = [Row("m", str(place), "", {"ranks": 1, **each}) for place, each in enumerate(results)]
+    rows = [TableRow("m", str(place), "", {"ranks": 1, **each}) for place, each in enumerate(results)]
     (contest,) = contests_of(rows, between_runs=between_runs)
     return contest
 

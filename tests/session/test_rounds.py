@@ -22,7 +22,7 @@ from d5suite.job import Job
 from d5suite.launch.base import Launch, Limits
 from d5suite.launch.turns import TurnWorker
 from d5suite.measurements import find
-from d5suite.report.compare import Row
+from d5suite.report.compare import TableRow
 from d5suite.report.contests import Contest, contests_of
 from d5suite.session.results import MeasurementResult, Wanted
 from d5suite.session.rounds import ROUNDS, can_take_turns, measure_in_turns, samples_of_turn
@@ -194,13 +194,13 @@ def run(
     return session.found
 
 
-def contests(found: dict[tuple[str, str], MeasurementResult]) -> dict[str, Contest[Row]]:
+def contests(found: dict[tuple[str, str], MeasurementResult]) -> dict[str, Contest[TableRow]]:
     """The contests by measurement, as a report ranks them."""
-    rows: dict[str, list[Row]] = {}
+    rows: dict[str, list[TableRow]] = {}
     for (backend, measurement), each in found.items():
         if each.record is not None:
             record = {**each.record, "data": each.samples_s, "place": backend, "ranks": 1}
-            rows.setdefault(measurement, []).append(Row(measurement, backend, "", record))
+            rows.setdefault(measurement, []).append(TableRow(measurement, backend, "", record))
     ranked = {name: contests_of(own, in_turn=True) for name, own in rows.items()}
     return {name: contest for name, several in ranked.items() for contest in several}
 

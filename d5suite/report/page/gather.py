@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import re
 import shlex
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +19,7 @@ from d5suite.errors import ConfigurationError, D5Error
 from d5suite.files import read_json
 from d5suite.measurements.tables import Column, Table
 from d5suite.report.colours import places
-from d5suite.report.compare import apart, failures, grouped, is_reduced
+from d5suite.report.compare import TableKey, TableRow, apart, differing, failures, grouped, is_reduced
 from d5suite.report.contests import Contest, contests_of
 from d5suite.report.formats import at, text_of, with_passes
 from d5suite.report.reading import data_of, printable, results_of
@@ -111,7 +112,7 @@ class Group:
 
 
 @dataclass
-class Shown:
+class PageTable:
     """The groups of one declared table, in parts that a browser lays out one by one."""
 
     table: Table
@@ -143,7 +144,7 @@ class Section:
     setting: list[str]
     apart: list[str]
     conditions: dict[str, str]
-    tables: list[Shown]
+    tables: list[PageTable]
 
     @property
     def rows(self) -> Iterator[Row]:
@@ -157,7 +158,7 @@ class Section:
 
 
 @dataclass
-class Source:
+class ResultFile:
     """A result file.
 
     Attributes
@@ -208,22 +209,22 @@ class Page:
 
     Attributes
     ----------
-    sources : list of Source
+    sources : list of ResultFile
     sections : list of Section
     backends : dict of str to int
         The colour of each backend.
-    missed : list of (str, str, bool, str)
-        Measurements without a result: group, backend, whether the answer was wrong, and why.
+    missed : list of mapping
+        Measurements without a result: see ``failures`` in ``results/schema.json``.
     apart : list of str
         What keeps results of one name apart.
     between_runs : float
         See `d5suite.statistics.contests.Ranking`.
     """
 
-    sources: list[Source]
+    sources: list[ResultFile]
     sections: list[Section]
     backends: dict[str, int]
-    missed: list[tuple[str, str, bool, str]]
+    missed: list[Mapping[str, Any]]
     apart: list[str]
     between_runs: float
 
@@ -250,15 +251,13 @@ def gather(paths: Sequence[Path], between_runs: float) -> Page:
     """
     if len({path.resolve() for path in paths}) < len(paths):
         raise ConfigurationError("one file is given twice", hint="Name each result file once.")
-    sources: list[Source] = []
+    sources: list[ResultFile] = []
     found: list[tuple[str, dict[Any, dict[str, Any]]]] = []
-    missed = []
+    missed: list[Mapping[str, Any]] = []
     for number, path in enumerate(paths, 1):
         content = read_json(path)
-        said = (
-            {key: value for key, value in content.items() if key != "benchmarks"} if isinstance(content, dict) else {}
-        )
-        source = Source(printable(str(path)), f"({number})" if len(paths) > 1 else "", path, printable(said))
+        facts = {**content, "benchmarks": []} if isinstance(content, dict) else {}
+        source = ResultFile(printable(str(path)), f"({number})" if len(paths) > 1 else "", path, printable(facts))
         sources.append(source)
         try:
             results = results_of(content, path)
@@ -273,34 +272,23 @@ def gather(paths: Sequence[Path], between_runs: float) -> Page:
             for (group, conditions, backend), info in results.items()
         }
         found.append((source.mark, apart_by_machine))
-        missed += [
-            (each["group"], each["backend"], each["wrong"], each["message"]) for each in source.ours.get("failures", [])
-        ]
+        missed += source.ours.get("failures", [])
     if not found:
         raise ConfigurationError("none of these files can be shown", where=sources[0].name, hint=sources[0].left_out)
     backends = places(info["backend"]["name"] for _, results in found for info in results.values())
-    sections = _sections(grouped(found), backends, between_runs)
-    return Page(sources, sections, backends, missed, _differing(sections), between_runs)
-
-
-def _differing(sections: Sequence[Section]) -> list[str]:
-    """Return the names of conditions in which sections of one title differ."""
-    titles: dict[str, list[dict[str, str]]] = {}
-    for section in sections:
-        titles.setdefault(section.title, []).append(section.conditions)
-    found = {
-        name: None
-        for alike in titles.values()
-        for name in dict.fromkeys(name for each in alike for name in each)
-        if len({each.get(name) for each in alike}) > 1
-    }
-    return list(found)
+    tables = grouped(found)
+    titles: dict[str, list[dict[str, str]]] = defaultdict(list)
+    for title, conditions in tables:
+        titles[title].append(dict(conditions))
+    apart_by = dict.fromkeys(name for alike in titles.values() for name in differing(alike))
+    sections = [_section(key, rows, titles[key[0]], backends, between_runs) for key, rows in tables.items()]
+    return Page(sources, sections, backends, missed, list(apart_by), between_runs)
 
 
 def _machine(info: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Return the facts that distinguish machines with the same processor."""
-    told = machine_of(info["environment"])
-    return ((name, told[name]) for name in ("CPU", "cores", "memory", "GPUs") if name in told)
+    facts = machine_of(info["environment"])
+    return ((name, facts[name]) for name in ("CPU", "cores", "memory", "GPUs") if name in facts)
 
 
 def _of_another_version(content: Any) -> bool:
@@ -313,7 +301,7 @@ def _of_another_version(content: Any) -> bool:
     return isinstance(said, str) and said != known
 
 
-def _series(source: Source) -> str:
+def _series(source: ResultFile) -> str:
     """Return the state of the series that a file names."""
     name = source.ours.get("series", "")
     if not name:
@@ -322,38 +310,30 @@ def _series(source: Source) -> str:
     return f"series: {name}" if there else f"the series {name} are not beside it: nothing is drawn from them"
 
 
-def _sections(tables: Mapping[Any, list[Any]], colours: Mapping[str, int], between_runs: float) -> list[Section]:
-    titles: dict[str, list[dict[str, str]]] = {}
-    for title, conditions in tables:
-        titles.setdefault(title, []).append(dict(conditions))
-    sections = []
-    for (title, conditions), rows in tables.items():
-        info = rows[0][3]
-        setting = [info["preset"], info["device"], info["precision"]]
-        if "batch_size" in info:
-            setting += [f"batch {info['batch_size']}", *filter(None, [data_of(info, 6)])]
-        setting += [f"{info['threads']} threads" if info["level"] < 3 else "several ranks", f"seed {info['seed']}"]
-        section = Section(
-            f"s-{_digest(title, conditions)}",
-            title,
-            setting,
-            apart(dict(conditions), titles[title]),
-            dict(conditions),
-            [],
-        )
-        for table in dict.fromkeys(row[3]["table"] for row in rows):
-            groups: dict[str, list[Row]] = {}
-            shown = with_passes(table, [info for *_, info in rows if info["table"] == table])
-            for measurement, backend, file, info in rows:
-                if info["table"] == table:
-                    row_id = f"r-{_digest(title, measurement, backend, file, conditions, info['preset'])}"
-                    cells = [_cell(column, info) for column in shown.columns]
-                    colour = colours[info["backend"]["name"]]
-                    row = Row(row_id, title, measurement, backend, colour, info, _marks(info), file, cells)
-                    groups.setdefault(measurement, []).append(row)
-            section.tables.append(Shown(shown, [_group(name, own, between_runs) for name, own in groups.items()]))
-        sections.append(section)
-    return sections
+def _section(
+    key: TableKey, rows: Sequence[TableRow], alike: Sequence[Mapping[str, str]], colours: Mapping[str, int],
+    between_runs: float,
+) -> Section:  # fmt: skip
+    """Return a section; ``alike`` are the conditions of all sections of its title."""
+    title, conditions = key
+    info = rows[0].record
+    setting = [info["preset"], info["device"], info["precision"]]
+    if "batch_size" in info:
+        setting += [f"batch {info['batch_size']}", *filter(None, [data_of(info, 6)])]
+    setting += [f"{info['threads']} threads" if info["level"] < 3 else "several ranks", f"seed {info['seed']}"]
+    own, tables = dict(conditions), []
+    for declared in dict.fromkeys(row.record["table"] for row in rows):
+        chosen = [row for row in rows if row.record["table"] == declared]
+        table = with_passes(declared, [row.record for row in chosen])
+        groups: dict[str, list[Row]] = defaultdict(list)
+        for measurement, backend, file, info in chosen:
+            row_id = f"r-{_digest(title, measurement, backend, file, conditions, info['preset'])}"
+            cells = [_cell(column, info) for column in table.columns]
+            colour = colours[info["backend"]["name"]]
+            row = Row(row_id, title, measurement, backend, colour, info, _marks(info), file, cells)
+            groups[measurement].append(row)
+        tables.append(PageTable(table, [_group(name, group, between_runs) for name, group in groups.items()]))
+    return Section(f"s-{_digest(title, conditions)}", title, setting, apart(own, alike), own, tables)
 
 
 def _digest(*parts: Any) -> str:

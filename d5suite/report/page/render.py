@@ -73,8 +73,8 @@ class LeadRow(NamedTuple):
     names: dict[str, str]
 
 
-class Cell(NamedTuple):
-    """Grid cell of a case on a backend: its best result."""
+class GridCell(NamedTuple):
+    """Cell of the grid: the best result of a case on a backend."""
 
     row: Row
     text: str
@@ -83,14 +83,14 @@ class Cell(NamedTuple):
     failed: bool
 
 
-class Line(NamedTuple):
+class GridRow(NamedTuple):
     """A line of the grid; a cell is None where there is no result."""
 
     section: Section
     title: str
     measurement: str
     ranks: str
-    cells: list[Cell | None]
+    cells: list[GridCell | None]
     search: str
 
 
@@ -276,30 +276,30 @@ def _search(section: Section, group: Group, rows: Sequence[Row]) -> str:
     return shortened(f"{shortened(section.title)} {shortened(group.measurement)} {names}", 400).lower()
 
 
-def _grid(page: Page) -> Iterator[Line]:
+def _grid(page: Page) -> Iterator[GridRow]:
     for section, group in page.groups:
         for ranks in dict.fromkeys(map(group.ranks, group.contests)) or [""]:
             rows = [row for row in group.rows if not ranks or ranks_of(row.record) == ranks]
-            yield Line(
+            yield GridRow(
                 section, _title(section), group.measurement, ranks,
                 [_cell_of(rows, name) for name in page.backends], _search(section, group, rows),
             )  # fmt: skip
 
 
-def _cell_of(rows: Sequence[Row], backend: str) -> Cell | None:
+def _cell_of(rows: Sequence[Row], backend: str) -> GridCell | None:
     own = [row for row in rows if row.record["backend"]["name"] == backend]
     if not own:
         return None
     comparable = [row for row in rows if not row.failed and not row.reduced]
     row = min(own, key=lambda each: (each.failed, each.reduced, -each.record["throughput"]["value"]))
     if row.failed:
-        return Cell(row, "failed", f"{row.backend}: failed its proof", False, True)
+        return GridCell(row, "failed", f"{row.backend}: failed its proof", False, True)
     more = f"; best of {len(own)}" if len(own) > 1 else ""
     tip = f"{row.backend}: {_told_samples(row)}{more}"
     if row.reduced or not comparable:
-        return Cell(row, "other size", tip, False, False)
+        return GridCell(row, "other size", tip, False, False)
     ratio = max(each.record["throughput"]["value"] for each in comparable) / row.record["throughput"]["value"]
-    return Cell(row, times(ratio), tip, ratio == 1, False)
+    return GridCell(row, times(ratio), tip, ratio == 1, False)
 
 
 def _summary(page: Page, leads: Sequence[LeadRow], wrong: Sequence[Row]) -> list[tuple[str, str]]:
@@ -377,45 +377,45 @@ def _notices(page: Page) -> list[str]:
 
 def _details(page: Page) -> dict[str, Any]:
     """Return the details of rows that the page's script shows on request."""
-    conditions: dict[str, int] = {}
-    versions: dict[str, int] = {}
-    told_conditions: list[Any] = []
-    told_versions: list[Any] = []
+    conditions, versions = _Shared(), _Shared()
+    rows = {}
+    groups = ((section, shown, group) for section in page.sections for shown in section.tables for group in shown.groups)
+    for number, (section, shown, group) in enumerate(groups):
+        for row in group.rows:
+            info = row.record
+            own = [[shortened(k, 60), shortened(v, 300)] for k, v in section.conditions.items()]
+            if row.reduced:
+                own = [["preset", "reduced"], ["batch", str(info.get("batch_size", "–"))]]
+            rows[row.id] = {
+                "title": f"{shortened(section.title, 60)} {shortened(group.measurement, 60)}: "
+                f"{shortened(row.backend, 60)}{' ' + row.file if row.file else ''}",
+                "marks": [shortened(f"{mark.word}: {'; '.join(mark.reasons)}", 600) for mark in row.marks],
+                "commands": _commands(page, row),
+                "facts": [["times", "not shown: the answer was wrong"]] if row.failed else facts_of(info),
+                "group": number,
+                "figures": [
+                    [shortened(column.heading, 40), *(("–", None) if row.failed else cell)]
+                    for column, cell in zip(shown.columns, row.cells, strict=True)
+                ],
+                **_checks(info),
+                "conditions": conditions.place_of(own),
+                "versions": versions.place_of(_versions(info)),
+            }
+    return {"rows": rows, "conditions": conditions.values, "versions": versions.values}
 
-    def place_of(facts: Any, places: dict[str, int], told: list[Any]) -> int:
-        key = json.dumps(facts)
-        if key not in places:
-            places[key] = len(told)
-            told.append(facts)
-        return places[key]
 
-    rows, seen = {}, list[Group]()
-    for section in page.sections:
-        for shown in section.tables:
-            for group in shown.groups:
-                number = len(seen)
-                seen.append(group)
-                for row in group.rows:
-                    info = row.record
-                    own = [[shortened(k, 60), shortened(v, 300)] for k, v in section.conditions.items()]
-                    if row.reduced:
-                        own = [["preset", "reduced"], ["batch", str(info.get("batch_size", "–"))]]
-                    rows[row.id] = {
-                        "title": f"{shortened(section.title, 60)} {shortened(group.measurement, 60)}: "
-                        f"{shortened(row.backend, 60)}{' ' + row.file if row.file else ''}",
-                        "marks": [shortened(f"{mark.word}: {'; '.join(mark.reasons)}", 600) for mark in row.marks],
-                        "commands": _commands(page, row),
-                        "facts": [["times", "not shown: the answer was wrong"]] if row.failed else facts_of(info),
-                        "group": number,
-                        "figures": [
-                            [shortened(column.heading, 40), *(("–", None) if row.failed else (text, value))]
-                            for column, (text, value) in zip(shown.columns, row.cells, strict=True)
-                        ],
-                        **_checks(info),
-                        "conditions": place_of(own, conditions, told_conditions),
-                        "versions": place_of(_versions(info), versions, told_versions),
-                    }
-    return {"rows": rows, "conditions": told_conditions, "versions": told_versions}
+class _Shared:
+    """Values that many rows have, each stored once."""
+
+    def __init__(self) -> None:
+        self.values: list[Any] = []
+        self._places: dict[str, int] = {}
+
+    def place_of(self, value: Any) -> int:
+        """Return the place of a value, which is added if it is new."""
+        place = self._places.setdefault(json.dumps(value), len(self.values))
+        self.values += [value] * (place == len(self.values))
+        return place
 
 
 def _commands(page: Page, row: Row) -> list[str]:
