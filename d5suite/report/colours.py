@@ -44,9 +44,9 @@ def styles(names: Iterable[str]) -> list[Style]:
     backends = [name.partition("-")[0].partition(",")[0] for name in lines]
     numbers = places(backends)
     seen: dict[str, itertools.count[int]] = {}
-    found = []
+    chosen = []
     for backend in backends:
         turn = next(seen.setdefault(backend, itertools.count()))
         colour = PALETTE[numbers[backend] % len(PALETTE)]
-        found.append(Style(colour, MARKERS[turn % len(MARKERS)], LINES[turn // len(MARKERS) % len(LINES)]))
-    return found
+        chosen.append(Style(colour, MARKERS[turn % len(MARKERS)], LINES[turn // len(MARKERS) % len(LINES)]))
+    return chosen

@@ -122,9 +122,9 @@ def show_results(files: Sequence[tuple[str, dict[Key, dict[str, Any]]]], console
     tables = grouped(files)
     for (title, conditions), rows in tables.items():
         console.print(f"{title}  ({_setting(rows[0].record)})", style="bold", highlight=False)
-        told = apart(dict(conditions), [dict(other) for its_title, other in tables if its_title == title])
-        if told:
-            console.print(f"apart from others by: {', '.join(told)}", highlight=False)
+        differences = apart(dict(conditions), [dict(other) for its_title, other in tables if its_title == title])
+        if differences:
+            console.print(f"apart from others by: {', '.join(differences)}", highlight=False)
         for table in dict.fromkeys(info["table"] for *_, info in rows):
             chosen = [row for row in rows if row[3]["table"] == table]
             table = with_passes(table, [info for *_, info in chosen])

@@ -71,18 +71,18 @@ def _headings(comparison: RunComparison) -> list[str]:
     return ["base ms", "new ms", "ratio", "interval", "verdict"]
 
 
-def _cells(found: Verdict, *, paired: bool) -> list[str]:
+def _cells(verdict: Verdict, *, paired: bool) -> list[str]:
     ratio = interval = "–"
-    if found.ratio is not None:
-        ratio = f"{found.ratio.value:.3f}"
-        interval = f"{found.ratio.low:.2f}–{found.ratio.high:.2f}"
-    pairs = [str(found.ratio.n) if found.ratio else "–"] * paired
-    return [_median(found.base), _median(found.new), ratio, interval, *pairs, _said(found)]
+    if verdict.ratio is not None:
+        ratio = f"{verdict.ratio.value:.3f}"
+        interval = f"{verdict.ratio.low:.2f}–{verdict.ratio.high:.2f}"
+    pairs = [str(verdict.ratio.n) if verdict.ratio else "–"] * paired
+    return [_median(verdict.base), _median(verdict.new), ratio, interval, *pairs, _said(verdict)]
 
 
-def _said(found: Verdict) -> str:
+def _said(verdict: Verdict) -> str:
     """Return the verdict, with regressions of anything but time."""
-    return "; ".join([found.verdict, *(f"{each}!" for each in found.regressions if each != "time")])
+    return "; ".join([verdict.verdict, *(f"{each}!" for each in verdict.regressions if each != "time")])
 
 
 def _median(entry: Entry | None) -> str:
@@ -104,10 +104,10 @@ def _remarks(comparison: RunComparison) -> list[tuple[str, Sequence[str]]]:
         (("missing",), "missing:"),
         (("uncertain",), "uncertain:"),
     ):
-        told = _grouped([(each.name, reason) for each in comparison.verdicts if each.verdict in verdicts
+        reasons = _grouped([(each.name, reason) for each in comparison.verdicts if each.verdict in verdicts
                          for reason in each.reasons])  # fmt: skip
-        if told:
-            remarks.append((heading, told))
+        if reasons:
+            remarks.append((heading, reasons))
     facts = _grouped([(each.name, note) for each in comparison.verdicts for note in each.notes])
     if facts:
         remarks.append(("also different:", facts))
@@ -116,12 +116,12 @@ def _remarks(comparison: RunComparison) -> list[tuple[str, Sequence[str]]]:
     return remarks
 
 
-def _grouped(told: Sequence[tuple[str, str]]) -> list[str]:
+def _grouped(remarks: Sequence[tuple[str, str]]) -> list[str]:
     """Group benchmarks by note, one line each."""
     names: dict[str, list[str]] = defaultdict(list)
-    for name, what in told:
+    for name, what in remarks:
         names[what].append(name)
-    return [f"{what} ({_counted(its)})" for what, its in names.items()]
+    return [f"{what} ({_counted(benchmarks)})" for what, benchmarks in names.items()]
 
 
 def _counted(names: Sequence[str]) -> str:
@@ -137,8 +137,8 @@ def to_markdown(comparison: RunComparison) -> str:
         lines += [f"| benchmark | {' | '.join(headings)} |", f"|:--|{'--:|' * (len(headings) - 1)}:--|"]
         rows = [[each.name, *_cells(each, paired=_is_paired(comparison))] for each in comparison.verdicts]
         lines += [f"| {' | '.join(map(_markdown, row))} |" for row in rows]
-    for heading, told in _remarks(comparison):
-        lines += ["", _markdown(heading), "", *(f"- {_markdown(line)}" for line in told)]
+    for heading, remarks in _remarks(comparison):
+        lines += ["", _markdown(heading), "", *(f"- {_markdown(line)}" for line in remarks)]
     return "\n".join(lines) + "\n"
 
 
@@ -172,12 +172,12 @@ def to_junit(comparison: RunComparison) -> bytes:
     return text + b"\n"
 
 
-def _junit(found: Verdict) -> str:
-    if found.verdict == "invalid":
+def _junit(verdict: Verdict) -> str:
+    if verdict.verdict == "invalid":
         return "error"
-    if found.regressions or found.verdict == "missing":
+    if verdict.regressions or verdict.verdict == "missing":
         return "failure"
-    return "skipped" if found.verdict == "uncertain" else ""
+    return "skipped" if verdict.verdict == "uncertain" else ""
 
 
 def to_json(comparison: RunComparison) -> dict[str, Any]:

@@ -75,8 +75,8 @@ def _draw(axes: Axes, target: float, curves: Sequence[Curve], unit: str) -> None
                 color=style.colour, linestyle=style.line, label=curve.name if index == 0 else None,
             )  # fmt: skip
             pairs = zip(places, values, strict=True)
-            told = [f"{curve.name}, run {index + 1}: {figure(y)} after {figure(x)} {unit}" for x, y in pairs]
-            set_tooltips(drawn, told)
+            tooltips = [f"{curve.name}, run {index + 1}: {figure(y)} after {figure(x)} {unit}" for x, y in pairs]
+            set_tooltips(drawn, tooltips)
     axes.axhline(target, color="black", linestyle="--", linewidth=0.8)
     axes.annotate(f"target {target:g}", (0.01, target), xycoords=("axes fraction", "data"), va="bottom")
     if any(place > 0 for curve in curves for places, _ in curve.runs for place in places):
@@ -104,10 +104,12 @@ def _label(axes: Axes) -> None:
     axes.xaxis.set_minor_formatter(NullFormatter())
 
 
-def curves_of(found: Mapping[str, Mapping[str, Sequence[float]]], metric: str, over: str = "seconds") -> list[Curve]:
+def curves_of(
+    by_backend: Mapping[str, Mapping[str, Sequence[float]]], metric: str, over: str = "seconds"
+) -> list[Curve]:
     """Return curves from series as the measurement of time to accuracy leaves them, by backend."""
     curves = []
-    for name, series in found.items():
+    for name, series in by_backend.items():
         runs: list[tuple[Sequence[float], Sequence[float]]] = []
         while f"run_{len(runs)}_{over}" in series:
             prefix = f"run_{len(runs)}"

@@ -95,15 +95,15 @@ def at(record: Mapping[str, Any], path: str) -> Any:
 
     None where there is none.
     """
-    found: Any = record
+    value: Any = record
     for name in path.split("."):
-        if isinstance(found, Sequence) and not isinstance(found, str):
-            found = [item[name] for item in found if name in item] or None
-        elif isinstance(found, Mapping):
-            found = found.get(name)
+        if isinstance(value, Sequence) and not isinstance(value, str):
+            value = [item[name] for item in value if name in item] or None
+        elif isinstance(value, Mapping):
+            value = value.get(name)
         else:
             return None
-    return found
+    return value
 
 
 def pass_columns(records: Iterable[Mapping[str, Any]]) -> list[Column]:

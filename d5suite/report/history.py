@@ -179,7 +179,7 @@ def read(folder: Path) -> dict[Key, list[Point]]:
     where, hint = str(folder), "Keep a run first: d5suite history add FOLDER RESULT.json"
     if not folder.is_dir():
         raise ConfigurationError("there is no such folder", where=where, hint=hint)
-    found: dict[Key, list[Point]] = defaultdict(list)
+    history: dict[Key, list[Point]] = defaultdict(list)
     for path, date, content in _contents(folder):
         seen: set[Key] = set()
         for place, given in enumerate(_listed(content, "benchmarks", path)):
@@ -188,10 +188,10 @@ def read(folder: Path) -> dict[Key, list[Point]]:
             if key in seen:
                 raise JobError(f"{entry.name} occurs twice", where=at, hint="Remove one of them.")
             seen.add(key)
-            found[key].append(Point(date, printable(path.stem), entry))
-    if not found:
+            history[key].append(Point(date, printable(path.stem), entry))
+    if not history:
         raise ConfigurationError("it holds no run", where=where, hint=hint)
-    return {key: sorted(points, key=lambda point: point.date)[-LATEST:] for key, points in found.items()}
+    return {key: sorted(points, key=lambda point: point.date)[-LATEST:] for key, points in history.items()}
 
 
 def _contents(folder: Path) -> Iterator[tuple[Path, str, dict[str, Any]]]:
@@ -213,10 +213,10 @@ def _contents(folder: Path) -> Iterator[tuple[Path, str, dict[str, Any]]]:
 
 
 def _listed(content: Mapping[str, Any], name: str, path: Path) -> list[Any]:
-    found = content.get(name, [])
-    if not isinstance(found, list):
+    values = content.get(name, [])
+    if not isinstance(values, list):
         raise JobError(f"{name} is not a list", where=str(path))
-    return found
+    return values
 
 
 def retire(folder: Path, pattern: str) -> list[str]:
@@ -311,12 +311,12 @@ def changes(points: Sequence[Point], threshold: Threshold) -> list[LevelChange]:
 
 def changes_beside(points: Sequence[Point], threshold: Threshold) -> dict[str, list[LevelChange]]:
     """Return the changes of peak memory and of the first call by what changed, the oldest first."""
-    found = {}
+    by_cost = {}
     for what, effect in (("memory", threshold.memory), ("first call", threshold.first_call - 1)):
         known = [(place, cost) for place, point in enumerate(points) if (cost := _BESIDE[what](point.entry.costs))]
         steps = level_changes([cost for _, cost in known], effect=effect)
-        found[what] = [LevelChange(known[step.place][0], step.ratio) for step in steps]
-    return found
+        by_cost[what] = [LevelChange(known[step.place][0], step.ratio) for step in steps]
+    return by_cost
 
 
 _BESIDE: Mapping[str, Callable[[Costs], float | None]] = {
@@ -338,8 +338,8 @@ def latest_level(points: Sequence[Point], threshold: Threshold, tests: int = 1) 
     """
     since, level = current_level(figures_of(points), threshold, tests)
     costs = {}
-    for what, found in changes_beside(points, threshold).items():
-        place = found[-1].place if found else 0
+    for what, changes in changes_beside(points, threshold).items():
+        place = changes[-1].place if changes else 0
         costs[what] = _median(_BESIDE[what](point.entry.costs) for point in points[place:])
     error = _median(point.entry.costs.error for point in points[since:])
     summary = Summary(level.median, level.spread / math.sqrt(level.runs), level.runs)

@@ -97,27 +97,27 @@ def _ability(backend: Backend, given: UserNetwork) -> dict[str, Any]:
     return {"can": can, "lacks": lacks, "reasons": reasons, "installed": backend.problem() is None}
 
 
-def show_network(found: dict[str, Any], console: Console) -> None:
+def show_network(described: dict[str, Any], console: Console) -> None:
     """Print a `description`: tensors, cost, and a row per backend."""
     tensors = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
     for kind in ("inputs", "outputs"):
-        for each in found[kind]:
+        for each in described[kind]:
             sizes = each["shape"]
             shape = "×".join("N" if n is None else str(n) for n in sizes or ()) or ("scalar" if sizes == [] else "?")
             tensors.add_row(kind.removesuffix("s"), each["name"], shape, each["type"])
     console.print(tensors)
-    if found["cost_unknown"]:
-        console.print(f"cost not known: {found['cost_unknown']}")
-    for name, parts in found["memory_bytes"].items() if not found["cost_unknown"] else ():
+    if described["cost_unknown"]:
+        console.print(f"cost not known: {described['cost_unknown']}")
+    for name, parts in described["memory_bytes"].items() if not described["cost_unknown"] else ():
         listed = ", ".join(f"{part} {size / 2**20:,.1f}" for part, size in parts.items())
         console.print(f"memory of {name}, MiB: {listed}; together {sum(parts.values()) / 2**20:,.1f}")
-    if found["untrainable"]:
+    if described["untrainable"]:
         names = " and ".join(name for name, needs in STEPS.items() if "gradient" in needs)
-        console.print(f"no {names}: {found['untrainable']}")
+        console.print(f"no {names}: {described['untrainable']}")
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for column in ("", *STEPS, "lacks"):
         table.add_column(column, overflow="fold")
-    for name, each in found["backends"].items():
+    for name, each in described["backends"].items():
         lacks = [
             f"{lacking['operator']} (node {lacking['nodes'][0]}"
             + (f" and {len(lacking['nodes']) - 1} more" if len(lacking["nodes"]) > 1 else "")

@@ -58,7 +58,7 @@ def side_of(name: str, record: Mapping[str, Any], samples_s: Sequence[float]) ->
 
 
 def compare_pairs(
-    specs: tuple[str, str], found: Sequence[Paired], thresholds: Thresholds, *, force: bool = False,
+    specs: tuple[str, str], pairs: Sequence[Paired], thresholds: Thresholds, *, force: bool = False,
     notes: Sequence[str] = (),
 ) -> RunComparison:  # fmt: skip
     """Return the verdicts on both sides' benchmarks.
@@ -67,7 +67,7 @@ def compare_pairs(
     ----------
     specs : (str, str)
         What the sides are.
-    found : sequence of Paired
+    pairs : sequence of Paired
     thresholds : Thresholds
     force : bool
         Judge what was measured under different conditions, too.
@@ -76,28 +76,28 @@ def compare_pairs(
     """
     base, new = (BenchmarkRun(Path(spec), "side", [], {}) for spec in specs)
     differences: dict[str, list[str]] = {}
-    for each in found:
+    for each in pairs:
         if isinstance(each.base, Entry) and isinstance(each.new, Entry):
             for what in differ(each.base.conditions, each.new.conditions):
                 differences.setdefault(what, []).append(each.name)
-    verdicts = [_verdict(each, thresholds.of(each.name)) for each in found]
+    verdicts = [_verdict(each, thresholds.of(each.name)) for each in pairs]
     if differences and not force:
         verdicts = [each for each in verdicts if each.verdict == "invalid"]
-    told = [*notes, *(f"the threshold for {pattern!r} matches no benchmark" for pattern in thresholds.unmatched)]
-    return RunComparison(base, new, verdicts, differences, told, forced=force)
+    all_notes = [*notes, *(f"the threshold for {pattern!r} matches no benchmark" for pattern in thresholds.unmatched)]
+    return RunComparison(base, new, verdicts, differences, all_notes, forced=force)
 
 
-def _verdict(found: Paired, threshold: Threshold) -> Verdict:
-    sides = list(zip(SIDES, (found.base, found.new), strict=True))
+def _verdict(pair: Paired, threshold: Threshold) -> Verdict:
+    sides = list(zip(SIDES, (pair.base, pair.new), strict=True))
     base, new = (None if isinstance(each, Failed) else each for _, each in sides)
     wrong = [f"side {side}: {each.message}" for side, each in sides if isinstance(each, Failed) and each.wrong]
     wrong += [f"side {side}: {why}" for side, each in sides if isinstance(each, Entry) for why in each.wrong]
     if wrong:
-        return Verdict(found.name, "invalid", wrong, base, new)
-    if base is None or new is None or found.decision is None:
+        return Verdict(pair.name, "invalid", wrong, base, new)
+    if base is None or new is None or pair.decision is None:
         failed = [f"side {side}: {each.message}" for side, each in sides if isinstance(each, Failed) and each.message]
-        return Verdict(found.name, "missing", failed, base, new)
+        return Verdict(pair.name, "missing", failed, base, new)
     notes = differ(base.facts, new.facts)
     if base.disturbed or new.disturbed:
         notes.append("machine disturbed during the run; pairing compensates")
-    return verdict_of(found.decision, base, new, threshold, notes + doubts(base, new))
+    return verdict_of(pair.decision, base, new, threshold, notes + doubts(base, new))

@@ -109,5 +109,5 @@ def _share(rate: str, facts: Mapping[str, Any]) -> str:
     """Name the ceiling of a rate, and say what part of it a result reaches."""
     kind, unit = RATES.get(rate, (rate.replace("_", " "), ""))
     ceiling = (facts.get("ceiling") or {}).get(rate)
-    told = f", {digits(ceiling['value'] / 1e9)} {unit} with {ceiling['backend']}" if ceiling and unit else ""
-    return f"{100 * facts['fraction_of_ceiling'][rate]:.0f}% of the ceiling of {kind}{told}"
+    text = f", {digits(ceiling['value'] / 1e9)} {unit} with {ceiling['backend']}" if ceiling and unit else ""
+    return f"{100 * facts['fraction_of_ceiling'][rate]:.0f}% of the ceiling of {kind}{text}"

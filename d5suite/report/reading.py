@@ -83,12 +83,12 @@ def results_of(content: Any, path: Path) -> dict[Key, dict[str, Any]]:
         shown = printable([{**each, "stats": {}} for each in ours.values()])
         for each, (place, given) in zip(shown, ours.items(), strict=True):
             each.update(stats=given["stats"], place=f"benchmarks.{place}")
-        found = read_benchmarks(shown, printable(content.get("d5suite", {}).get("measurements", {})))
-        for each in found.values():
+        records = read_benchmarks(shown, printable(content.get("d5suite", {}).get("measurements", {})))
+        for each in records.values():
             for column in with_passes(each["table"], [each]).columns:
                 text_of(column, each, True)  # raises before anything is shown
-        check_rounds(found.values())
-        return found
+        check_rounds(records.values())
+        return records
     except RecursionError:
         raise JobError("it is nested too deeply", where=str(path)) from None
     except (JobError, ConfigurationError) as error:
@@ -223,7 +223,7 @@ def read_benchmarks(
     ConfigurationError
         If a measurement is neither installed nor described.
     """
-    found: dict[Key, dict[str, Any]] = {}
+    records: dict[Key, dict[str, Any]] = {}
     for number, bench in enumerate(benchmarks):
         info = bench.get("extra_info", {}).get("d5suite")
         if info is None:
@@ -232,20 +232,20 @@ def read_benchmarks(
         place = bench.get("place", f"benchmarks.{number}")
         table = bench["measurement"].table if "measurement" in bench else _table_of(info, described or {}, place)
         key = (bench["group"], conditions(info), backend)
-        if key in found:
+        if key in records:
             raise JobError(
-                f"{bench['group']} of {backend} occurs twice, also as {found[key]['place']}",
+                f"{bench['group']} of {backend} occurs twice, also as {records[key]['place']}",
                 where=place,
                 hint="Remove one of them.",
             )
-        found[key] = {
+        records[key] = {
             **info,
             "data": bench["stats"]["data"],
             "table": table,
             "place": place,
             "fullname": bench.get("fullname", ""),
         }
-    return found
+    return records
 
 
 def _table_of(info: Mapping[str, Any], described: Mapping[str, Any], place: str) -> Table:

@@ -146,12 +146,12 @@ def read_run(path: Path) -> BenchmarkRun:
 
 def _failed(path: Path, content: Mapping[str, Any]) -> dict[str, Failed]:
     """What failed, by name; a wrong answer outweighs any other failure of the name."""
-    found: dict[str, Failed] = {}
+    failed: dict[str, Failed] = {}
     for each in failures_in(content, path):
         name = f"{each['group']} {each['backend']}"
-        if name not in found or each["wrong"]:
-            found[name] = Failed(each["wrong"], each["message"])
-    return found
+        if name not in failed or each["wrong"]:
+            failed[name] = Failed(each["wrong"], each["message"])
+    return failed
 
 
 def _ours(path: Path, failed: dict[str, Failed]) -> list[Entry]:
@@ -230,7 +230,7 @@ def _of_gpus(gpus: Sequence[Mapping[str, Any]], key: str) -> str:
 def _facts(info: Mapping[str, Any]) -> dict[str, str]:
     environment = info["environment"]
     gpus = environment.get("gpus") or []
-    told = {
+    of_gpus = {
         "GPU (hashed UUID)": "uuid_sha256",
         "CUDA of the driver": "cuda_version",
         "GPU's highest clock (MHz)": "clocks_max_sm",
@@ -244,7 +244,7 @@ def _facts(info: Mapping[str, Any]) -> dict[str, str]:
         "kernel": _table(environment.get("os")).get("release"),
         **_table(environment.get("environment_variables")),
         "CPUs": info.get("cpus"),
-        **{name: found for name, key in told.items() if (found := _of_gpus(gpus, key))},
+        **{name: found for name, key in of_gpus.items() if (found := _of_gpus(gpus, key))},
     }
     return {str(name): str(value) for name, value in named.items() if value is not None}
 
@@ -264,17 +264,17 @@ def _plain(path: Path, machine: Any, benchmarks: Sequence[tuple[int, Any]]) -> l
     }
     conditions = {name: str(value) for name, value in named.items() if value not in (None, "")}
     facts = {"Python": str(_table(machine).get("python_version")), "kernel": str(_table(machine).get("release"))}
-    found: dict[str, Entry] = {}
+    entries: dict[str, Entry] = {}
     for place, given in benchmarks:
         where = f"{path}, benchmarks.{place}"
         bench = printable({name: given.get(name) for name in ("name", "fullname")})
         name, stats = bench["fullname"] or bench["name"], given.get("stats")
         if not isinstance(name, str) or not isinstance(stats, dict):
             raise JobError("this benchmark has no name or no stats", where=where)
-        if name in found:
+        if name in entries:
             raise JobError(f"{name} occurs twice", where=where, hint="Remove one of them.")
-        found[name] = Entry(name, _plain_series(stats, where), conditions, facts)
-    return list(found.values())
+        entries[name] = Entry(name, _plain_series(stats, where), conditions, facts)
+    return list(entries.values())
 
 
 def _plain_series(stats: Mapping[str, Any], where: str) -> Summary:
@@ -354,13 +354,13 @@ def _asv(path: Path, content: Mapping[str, Any]) -> BenchmarkRun:
             elif not (isinstance(value, float) and math.isnan(value)):  # NaN: skipped
                 series = _asv_series(value, cell, place)
                 version = {"version": str(cells["version"])} if cells.get("version") else {}
-                told = {each: str(known) for each, known in facts.items()}
+                own_facts = {each: str(known) for each, known in facts.items()}
                 entries.append(
                     Entry(
                         name,
                         series,
                         {**conditions, **version},
-                        told,
+                        own_facts,
                         is_memory=_ASV_KINDS[(named[1] or named[2]).lower()],
                     )
                 )

@@ -131,12 +131,12 @@ def _lines(results: Sequence[tuple[str, Mapping[str, Any]]]) -> dict[str, list[M
     for name, info in results:
         lines.setdefault(name, []).append(info)
     alone = {name: own[0] for name, own in lines.items() if [info["ranks"] for info in own] == [1]}
-    found = {}
+    complete = {}
     for name, own in lines.items():
         if name not in alone:
-            found[name] = [one for one in alone.values() if kind(one) == kind(own[0])][:1] + own
-    drawn = [kind(own[0]) for own in found.values()]
-    return found | {name: [one] for name, one in alone.items() if kind(one) not in drawn}
+            complete[name] = [one for one in alone.values() if kind(one) == kind(own[0])][:1] + own
+    drawn = [kind(own[0]) for own in complete.values()]
+    return complete | {name: [one] for name, one in alone.items() if kind(one) not in drawn}
 
 
 def _parts(info: Mapping[str, Any]) -> tuple[float, ...]:
@@ -179,8 +179,8 @@ def draw_sizes(title: str, results: Mapping[str, Mapping[str, Any]]) -> Figure:
         times.plot(grid, fitted, color=colour, linestyle=":", linewidth=1)
         rates = [each["bus_bytes_per_s"] / 1e9 for each in facts["sizes"]]
         (bandwidth,) = bandwidths.plot(sizes, rates, label=name, **style)
-        told = zip(rates, sizes, strict=True)
-        set_tooltips(bandwidth, [f"{name}: {digits(rate)} GB/s for {size_text(size)}" for rate, size in told])
+        labelled = zip(rates, sizes, strict=True)
+        set_tooltips(bandwidth, [f"{name}: {digits(rate)} GB/s for {size_text(size)}" for rate, size in labelled])
     times.set(title="time of a call, slowest rank; dotted: α + β·bytes", ylabel="µs", yscale="log")
     bandwidths.set(title="bus bandwidth, as nccl-tests defines it", ylabel="GB/s", ylim=(0, None))
     for axes in (times, bandwidths):

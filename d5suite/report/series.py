@@ -60,10 +60,10 @@ def check_pair(path: Path, facts: Mapping[str, Any]) -> None:
         return
     try:
         with h5py.File(beside, "r") as file:
-            found = file.attrs.get("token")
+            own_token = file.attrs.get("token")
     except OSError as error:
         raise JobError(f"the series beside it cannot be read: {error}", where=str(beside)) from error
-    if found != token:
+    if own_token != token:
         raise JobError(
             f"it and its series, {beside.name}, come from different runs",
             where=str(path),
@@ -94,10 +94,10 @@ def read_series(path: Path, names: Collection[str]) -> dict[str, dict[str, list[
 
     def inside(group: Any, name: str, kind: type) -> Any:
         hard = isinstance(group.get(name, getlink=True), h5py.HardLink) if name in group else False
-        found = group[name] if hard else None
-        return found if isinstance(found, kind) else None
+        member = group[name] if hard else None
+        return member if isinstance(member, kind) else None
 
-    found: dict[str, dict[str, list[float]]] = {}
+    series: dict[str, dict[str, list[float]]] = {}
     try:
         with h5py.File(path, "r") as file:
             for name in names:
@@ -105,7 +105,7 @@ def read_series(path: Path, names: Collection[str]) -> dict[str, dict[str, list[
                 for key in group or ():
                     data = inside(group, key, h5py.Dataset)
                     if data is not None and data.ndim == 1 and data.dtype.kind == "f" and data.size <= LARGEST_SERIES:
-                        found.setdefault(name, {})[key] = [float(each) for each in data[:]]
+                        series.setdefault(name, {})[key] = [float(each) for each in data[:]]
     except (OSError, RuntimeError, ValueError, KeyError) as error:
         raise JobError(f"the series cannot be read: {error}", where=str(path)) from error
-    return found
+    return series

@@ -50,12 +50,12 @@ class Thresholds:
 
     def of(self, name: str) -> Threshold:
         """Return the threshold of a benchmark."""
-        found = self.default
+        threshold = self.default
         for pattern, values in self.rules:
             if fnmatchcase(name, pattern):
                 self.matched.add(pattern)
-                found = replace(found, **values)
-        return found
+                threshold = replace(threshold, **values)
+        return threshold
 
     @property
     def unmatched(self) -> list[str]:
@@ -91,13 +91,13 @@ def read_thresholds(path: Path, default: Threshold = Threshold()) -> Thresholds:
     if unknown or not isinstance(rules, list):
         named = f"{sorted(unknown)[0]!r} is unknown" if unknown else "'benchmark' is not a list"
         raise ConfigurationError(named, where=where, hint="Write [default] and [[benchmark]].")
-    found = Thresholds(replace(default, **_values(content.get("default", {}), f"{where}, default")))
+    thresholds = Thresholds(replace(default, **_values(content.get("default", {}), f"{where}, default")))
     for number, rule in enumerate(rules):
         place = f"{where}, benchmark {number + 1}"
         if not isinstance(rule, dict) or not isinstance(rule.get("match"), str):
             raise ConfigurationError("it has no 'match'", where=place, hint='Write match = "case/measurement *".')
-        found.rules.append((rule["match"], _values({k: v for k, v in rule.items() if k != "match"}, place)))
-    return found
+        thresholds.rules.append((rule["match"], _values({k: v for k, v in rule.items() if k != "match"}, place)))
+    return thresholds
 
 
 def _values(given: Any, where: str) -> dict[str, float]:

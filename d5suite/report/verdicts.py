@@ -123,12 +123,12 @@ class RunComparison:
         return next((code for code in SERIOUS if code in codes), Exit.NOTHING_WRONG)
 
 
-def _exit_of(found: Verdict) -> Exit:
-    if found.verdict == "invalid":
+def _exit_of(verdict: Verdict) -> Exit:
+    if verdict.verdict == "invalid":
         return Exit.WRONG_ANSWER
-    if found.regressions:
+    if verdict.regressions:
         return Exit.REGRESSION
-    return {"missing": Exit.MISSING, "uncertain": Exit.TOO_NOISY}.get(found.verdict, Exit.NOTHING_WRONG)
+    return {"missing": Exit.MISSING, "uncertain": Exit.TOO_NOISY}.get(verdict.verdict, Exit.NOTHING_WRONG)
 
 
 def compare_runs(
@@ -154,8 +154,8 @@ def compare_runs(
     verdicts = _verdicts(pairs, thresholds)
     verdicts += [missing(each, new.failed.get(each.name)) for each in alone_base]
     verdicts += unpaired(new, alone_new, verdicts, base.failed)
-    told = {each.name for each in verdicts if each.verdict in ("missing", "invalid")}
-    both = [name for name in new.failed if name in base.failed and name not in told]
+    counted = {each.name for each in verdicts if each.verdict in ("missing", "invalid")}
+    both = [name for name in new.failed if name in base.failed and name not in counted]
     notes += [f"failed in both: {name}: {new.failed[name].message}" for name in both]
     known = {*new.failed, *(each.name for each in verdicts)}
     gone = [name for name in base.failed if name not in known]
@@ -315,14 +315,14 @@ def summary(comparison: RunComparison) -> str:
     """Return one line that counts the verdicts, or says why there is none."""
     counts = Counter(each.verdict for each in comparison.verdicts)
     order = ("slower", "faster", "same", "uncertain", "missing", "new", "invalid")
-    said = [f"{counts[name]} {name}" for name in order if counts[name]]
+    parts = [f"{counts[name]} {name}" for name in order if counts[name]]
     beside = Counter(what for each in comparison.verdicts for what in each.regressions if what != "time")
-    said += [f"{count} with more {_MORE[what]}" for what, count in beside.items()]
+    parts += [f"{count} with more {_MORE[what]}" for what, count in beside.items()]
     if comparison.refused:
-        said.append("not comparable: " + "; ".join(comparison.differences))
+        parts.append("not comparable: " + "; ".join(comparison.differences))
     elif not comparison.judged:
-        said.append("no benchmark was judged")
-    return ", ".join(said)
+        parts.append("no benchmark was judged")
+    return ", ".join(parts)
 
 
 _MORE = {"memory": "memory", "first call": "time of the first call", "accuracy": "error"}

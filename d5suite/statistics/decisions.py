@@ -162,15 +162,15 @@ def half(effect: float) -> float:
     return math.sqrt(1 + effect) - 1
 
 
-def of_pairs(found: Decision) -> Decision:
+def of_pairs(decision: Decision) -> Decision:
     """Add how many pairs a decision rests on to its reasons."""
-    assert found.ratio is not None
-    pairs = found.ratio.n
-    if found.changed:
-        return found._replace(reasons=(f"{found.ratio.value:.2f} times as long, in {pairs} pairs",))
-    if found.outcome == "uncertain":
-        return found._replace(reasons=(f"{pairs} pairs do not decide it within the budget",))
-    return found
+    assert decision.ratio is not None
+    pairs = decision.ratio.n
+    if decision.changed:
+        return decision._replace(reasons=(f"{decision.ratio.value:.2f} times as long, in {pairs} pairs",))
+    if decision.outcome == "uncertain":
+        return decision._replace(reasons=(f"{pairs} pairs do not decide it within the budget",))
+    return decision
 
 
 def decide_runs(
@@ -208,18 +208,18 @@ def _decide_run(
         too_few = tests * smallest_p(base, new) > ALPHA
         if not (too_few and separated(base, new)):
             vetoes = [f"samples of both sides overlap (rank test, corrected: p = {p_value:.2g})"]
-    found = decide(ratio, effect=threshold.effect, corrected=corrected, vetoes=vetoes)
-    return _with_noise(found)._replace(p_value=p_value)
+    decision = decide(ratio, effect=threshold.effect, corrected=corrected, vetoes=vetoes)
+    return _with_noise(decision)._replace(p_value=p_value)
 
 
-def _with_noise(found: Decision) -> Decision:
+def _with_noise(decision: Decision) -> Decision:
     """Say why a decision is uncertain if nothing else does."""
-    if found.outcome != "uncertain" or found.reasons or found.ratio is None:
-        return found
-    if not found.ratio.low > 0:
-        return found._replace(reasons=("one sample says nothing of its own noise",))
-    noise = max(found.ratio.high / found.ratio.value, 1) - 1
-    return found._replace(reasons=(f"two runs may differ by {noise:.0%} without cause",))
+    if decision.outcome != "uncertain" or decision.reasons or decision.ratio is None:
+        return decision
+    if not decision.ratio.low > 0:
+        return decision._replace(reasons=("one sample says nothing of its own noise",))
+    noise = max(decision.ratio.high / decision.ratio.value, 1) - 1
+    return decision._replace(reasons=(f"two runs may differ by {noise:.0%} without cause",))
 
 
 def decide_exact(base: float, new: float, *, effect: float, least: float, measure: str) -> Decision:
@@ -280,22 +280,23 @@ def decide_history(
     ratio, corrected = (next_run(level, new, confidence) for confidence in (CONFIDENCE, 1 - ALPHA / tests))
     if memory and abs(new - level.median) < MEMORY_BYTES:
         return Decision("same", ratio)
-    found = decide(ratio, effect=threshold.effect, corrected=corrected, vetoes=vetoes, measure=measure)
-    found = _with_noise(found)
+    decision = decide(ratio, effect=threshold.effect, corrected=corrected, vetoes=vetoes, measure=measure)
+    decision = _with_noise(decision)
     if not vetoes and (agreed := _agreed([*figures[since:], new], threshold.effect, tests)):
         outcome, runs, agreed_ratio = agreed
         reason = f"{agreed_ratio:.2f} times {measure}, as the latest {runs} runs agree"
-        found = Decision(outcome, ratio, (reason, f"than {compared}"))
-    elif found.changed:
-        reasons = (*found.reasons, f"than {compared}")
-        alone = (_runs_needed(level.runs, tests),)
-        found = Decision(found.outcome, ratio, reasons) if memory else Decision("uncertain", ratio, reasons + alone)
+        decision = Decision(outcome, ratio, (reason, f"than {compared}"))
+    elif decision.changed:
+        decision = decision._replace(reasons=(*decision.reasons, f"than {compared}"))
+        if not memory:
+            reasons = (*decision.reasons, _runs_needed(level.runs, tests))
+            decision = Decision("uncertain", ratio, reasons)
     after = [] if vetoes else level_changes([*figures, new], effect=threshold.effect, alpha=ALPHA / tests)
-    if len(after) > len(before) and found.outcome != "slower":  # later runs may shift the other changes slightly
+    if len(after) > len(before) and decision.outcome != "slower":  # later runs may shift the other changes slightly
         place, change = after[-1]
         reason = f"{change:.2f} times {measure} since {labels[place]}"
-        found = Decision("slower" if change > 1 else "faster", ratio, (*found.reasons, reason))
-    return found
+        decision = Decision("slower" if change > 1 else "faster", ratio, (*decision.reasons, reason))
+    return decision
 
 
 def _agreed(figures: Sequence[float], effect: float, tests: int) -> tuple[str, int, float] | None:
@@ -344,12 +345,12 @@ def grown(base: Costs, new: Costs, threshold: Threshold, *, disturbed: bool) -> 
 
     First calls of a disturbed run do not count.
     """
-    found = []
+    costs = []
     if base.memory_bytes and new.memory_bytes and new.memory_bytes - base.memory_bytes >= MEMORY_BYTES:
-        found += ["memory"] * (new.memory_bytes / base.memory_bytes - 1 > threshold.memory)
+        costs += ["memory"] * (new.memory_bytes / base.memory_bytes - 1 > threshold.memory)
     one, other = base.first_call_s, new.first_call_s
     if one and other and not disturbed and other - one >= FIRST_CALL_S and other / one > threshold.first_call:
-        found.append("first call")
+        costs.append("first call")
     if base.error is not None and new.error is not None and new.error >= max(ERROR, threshold.accuracy * base.error):
-        found.append("accuracy")
-    return found
+        costs.append("accuracy")
+    return costs

@@ -82,17 +82,17 @@ class Launches:
         """
         first = self._first
         assert first.ratio is not None
-        said = f"{first.ratio.value:.3f} times as long, which "
+        first_ratio = f"{first.ratio.value:.3f} times as long, which "
         if not self._ratios:
-            reason = f"{said}no second launch of both sides has confirmed"
+            reason = f"{first_ratio}no second launch of both sides has confirmed"
             return Decision("uncertain", first.ratio, (reason,)) if self.open else first
         values = [ratio.value for ratio in self._ratios]
         middle = math.exp(float(np.median(np.log(values))))
         pairs = sum(ratio.n for ratio in (first.ratio, *self._ratios))
         ratio = Ratio(middle, min(values), max(values), interval_ranks(len(values)).confidence, "pairs", pairs)
         evidence = ratio._replace(low=middle, high=middle) if self._confirmed else ratio._replace(low=0, high=math.inf)
-        found = decide(ratio, effect=self._effect, least=half(self._effect), corrected=evidence)
-        if found.outcome == "uncertain":
-            reason = f"{said}later launches do not confirm: {ratio.low:.3f} to {ratio.high:.3f}"
-            return found._replace(reasons=(reason,))
-        return of_pairs(found)
+        decision = decide(ratio, effect=self._effect, least=half(self._effect), corrected=evidence)
+        if decision.outcome == "uncertain":
+            reason = f"{first_ratio}later launches do not confirm: {ratio.low:.3f} to {ratio.high:.3f}"
+            return decision._replace(reasons=(reason,))
+        return of_pairs(decision)

@@ -69,9 +69,9 @@ def fit_line(sizes: Sequence[float], seconds: Sequence[float]) -> LatencyModel:
 
     start = max(float(time[np.argmin(size)]), 1e-300), float((time / np.maximum(size, 1)).min())
     parts = np.stack([start[0] / time, start[1] * size / time])
-    found = least_squares(
+    fit = least_squares(
         lambda factors: factors @ parts - 1, [1.0, 1.0], jac=lambda factors: parts.T, bounds=(0, np.inf),
         loss="soft_l1", f_scale=SOFT, xtol=1e-12, ftol=1e-12, gtol=1e-12,
     )  # fmt: skip
-    errors = found.x @ parts - 1
-    return LatencyModel(start[0] * found.x[0], start[1] * found.x[1], float(np.sqrt(np.mean(errors**2))))
+    errors = fit.x @ parts - 1
+    return LatencyModel(start[0] * fit.x[0], start[1] * fit.x[1], float(np.sqrt(np.mean(errors**2))))

@@ -26,7 +26,7 @@ ENERGY = "energy.joules_per_item"
 
 def csv_files(page: Page, histories: Sequence[BenchmarkHistory]) -> dict[str, bytes]:
     """Return CSV files by name: results, samples, the fastest, and the history if there is one."""
-    found = {"results.csv": _results(page), "samples.csv": _samples(page), "fastest.csv": _fastest(page)}
+    files = {"results.csv": _results(page), "samples.csv": _samples(page), "fastest.csv": _fastest(page)}
     if histories:
         head = ["benchmark", "conditions", "date", "run", "median_s", "changed"]
         lines = (
@@ -35,8 +35,8 @@ def csv_files(page: Page, histories: Sequence[BenchmarkHistory]) -> dict[str, by
             for changed in [{change.place for change in each.changes}]
             for place, point in enumerate(each.points)
         )
-        found["history.csv"] = _written(head, lines)
-    return found
+        files["history.csv"] = _written(head, lines)
+    return files
 
 
 def _results(page: Page) -> bytes:

@@ -32,7 +32,7 @@ def rate(info: Mapping[str, Any]) -> str:
 def facts_of(info: Mapping[str, Any]) -> list[list[str]]:
     """Return names and texts of a record's numbers."""
     low, high = info["median_ci95"]
-    found = [
+    lines = [
         [
             "median",
             f"{seconds(info['median_s'])} ({seconds(low)} to {seconds(high)}, {info['median_ci_confidence']:.1%})",
@@ -45,11 +45,11 @@ def facts_of(info: Mapping[str, Any]) -> list[list[str]]:
     memory = info.get("memory", {})
     for name, value in memory.items():
         if name.endswith("_bytes"):
-            found.append([f"{name.removesuffix('_bytes').replace('_', ' ')} memory", _mebibytes(value)])
+            lines.append([f"{name.removesuffix('_bytes').replace('_', ' ')} memory", _mebibytes(value)])
         elif name not in ("nvml", "missing"):
-            found.append([name.replace("_", " "), shortened(str(value), 300)])
+            lines.append([name.replace("_", " "), shortened(str(value), 300)])
     if "missing" in memory:
-        found.append(["memory", f"not taken: {shortened(str(memory['missing']), 300)}"])
+        lines.append(["memory", f"not taken: {shortened(str(memory['missing']), 300)}"])
     for title, facts, tell in (
         ("memory by the driver", memory.get("nvml"), _DRIVER),
         ("energy", info.get("energy"), _ENERGY),
@@ -58,9 +58,9 @@ def facts_of(info: Mapping[str, Any]) -> list[list[str]]:
     ):
         if facts:
             missing = facts.get("missing")
-            told = f"not taken: {missing}" if missing else "; ".join(_known(facts, tell))
-            found.append([title, shortened(told, 300)])
-    return found
+            text = f"not taken: {missing}" if missing else "; ".join(_known(facts, tell))
+            lines.append([title, shortened(text, 300)])
+    return lines
 
 
 def _mebibytes(value: float) -> str:

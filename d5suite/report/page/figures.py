@@ -135,11 +135,11 @@ def _plotted(
     rows = [row for row in group.rows if not row.failed and not (plot.of_one_size and row.reduced)]
     if plot.of_section:
         rows.sort(key=lambda row: page.backends[row.record["backend"]["name"]])
-    found = [
+    plotted = [
         Plotted(_short(row.backend), row.record, series.get((row.file, row.record["fullname"]), {}), measurement)
         for row in rows
     ]
-    return [each for each in found if each.series] if plot.of_series else found
+    return [each for each in plotted if each.series] if plot.of_series else plotted
 
 
 def _short(name: str) -> str:
@@ -165,16 +165,16 @@ def _all_series(page: Page, failed: list[str]) -> dict[tuple[str, str], dict[str
         if (kind := _kind(page, group)) is not None and PLOTS[kind].of_series
         for row in group.rows
     }
-    found: dict[tuple[str, str], dict[str, list[float]]] = {}
+    series: dict[tuple[str, str], dict[str, list[float]]] = {}
     for source in page.sources:
         names = [name for mark, name in wanted if mark == source.mark]
         beside = source.path.resolve().parent / Path(str(source.ours.get("series", ""))).name
         if names and beside.is_file():
             try:
-                found |= {(source.mark, name): each for name, each in read_series(beside, names).items()}
+                series |= {(source.mark, name): each for name, each in read_series(beside, names).items()}
             except D5Error as error:
                 failed.append(str(error))
-    return found
+    return series
 
 
 def _bars(
@@ -244,8 +244,8 @@ def _overview(title: str, rows: Sequence[Row], fastest: Mapping[str, float]) -> 
     )  # fmt: skip
     set_tooltips(points, [f"{_named(rows[place])}: {digits(needed[place])} MiB by definition" for place in marked])
     calls = [row.record["first_call_s"] for row in rows]
-    told = [f"first call {digits(call)} s, compilation included" for call in calls]
-    _bars(panels[2], rows, calls, "first call in s, compilation included", told)
+    tooltips = [f"first call {digits(call)} s, compilation included" for call in calls]
+    _bars(panels[2], rows, calls, "first call in s, compilation included", tooltips)
     panels[0].set_yticks(range(len(rows)), [_named(row) for row in rows], fontsize=8)
     panels[0].set_ylim(len(rows) - 0.4, -0.6)
     figure.suptitle(title, fontsize=10, x=0.01, ha="left", weight="bold")

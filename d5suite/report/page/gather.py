@@ -187,14 +187,14 @@ class ResultFile:
     @property
     def ours(self) -> Mapping[str, Any]:
         """The file's own facts, written by d5suite."""
-        found = self.content.get("d5suite")
-        return found if isinstance(found, dict) else {}
+        facts = self.content.get("d5suite")
+        return facts if isinstance(facts, dict) else {}
 
     @property
     def commit(self) -> str:
         """The revision of the folder it was measured in; empty if unknown."""
-        found = self.content.get("commit_info")
-        return str(found.get("id") or "") if isinstance(found, dict) else ""
+        facts = self.content.get("commit_info")
+        return str(facts.get("id") or "") if isinstance(facts, dict) else ""
 
     @property
     def command(self) -> str:
@@ -252,7 +252,7 @@ def gather(paths: Sequence[Path], between_runs: float) -> Page:
     if len({path.resolve() for path in paths}) < len(paths):
         raise ConfigurationError("one file is given twice", hint="Name each result file once.")
     sources: list[ResultFile] = []
-    found: list[tuple[str, dict[Any, dict[str, Any]]]] = []
+    files: list[tuple[str, dict[Any, dict[str, Any]]]] = []
     missed: list[Mapping[str, Any]] = []
     for number, path in enumerate(paths, 1):
         content = read_json(path)
@@ -271,12 +271,12 @@ def gather(paths: Sequence[Path], between_runs: float) -> Page:
             (group, (*conditions, *(("machine: " + name, value) for name, value in _machine(info))), backend): info
             for (group, conditions, backend), info in results.items()
         }
-        found.append((source.mark, apart_by_machine))
+        files.append((source.mark, apart_by_machine))
         missed += source.ours.get("failures", [])
-    if not found:
+    if not files:
         raise ConfigurationError("none of these files can be shown", where=sources[0].name, hint=sources[0].left_out)
-    backends = places(info["backend"]["name"] for _, results in found for info in results.values())
-    tables = grouped(found)
+    backends = places(info["backend"]["name"] for _, results in files for info in results.values())
+    tables = grouped(files)
     titles: dict[str, list[dict[str, str]]] = defaultdict(list)
     for title, conditions in tables:
         titles[title].append(dict(conditions))
@@ -297,8 +297,8 @@ def _of_another_version(content: Any) -> bool:
 
     known = result_schema()["$defs"]["record"]["properties"]["schema"]["const"]
     ours = content.get("d5suite") if isinstance(content, dict) else None
-    said = ours.get("schema") if isinstance(ours, dict) else None
-    return isinstance(said, str) and said != known
+    version = ours.get("schema") if isinstance(ours, dict) else None
+    return isinstance(version, str) and version != known
 
 
 def _series(source: ResultFile) -> str:
@@ -351,16 +351,16 @@ def _cell(column: Column, info: Mapping[str, Any]) -> tuple[str, float | None]:
 
 
 def _marks(info: Mapping[str, Any]) -> list[Mark]:
-    found = []
+    marks = []
     if wrong := failures(info):
-        found.append(Mark("✗", "failed its proof", wrong))
+        marks.append(Mark("✗", "failed its proof", wrong))
     if is_reduced(info):
-        found.append(Mark("†", "reduced size", ["this backend is measured at a smaller size than the others"]))
+        marks.append(Mark("†", "reduced size", ["this backend is measured at a smaller size than the others"]))
     if info["machine"]["disturbed"] or info["machine"]["reasons"]:
-        found.append(Mark("*", "disturbed", info["machine"]["reasons"] or ["the machine was disturbed"]))
+        marks.append(Mark("*", "disturbed", info["machine"]["reasons"] or ["the machine was disturbed"]))
     if warnings := info.get("warnings"):
-        found.append(Mark("!", "doubtful", warnings))
-    return found
+        marks.append(Mark("!", "doubtful", warnings))
+    return marks
 
 
 def _group(measurement: str, rows: list[Row], between_runs: float) -> Group:

@@ -58,13 +58,13 @@ def histories_of(folder: Path) -> list[BenchmarkHistory]:
     alike: dict[str, list[dict[str, str]]] = {}
     for name, conditions in history:
         alike.setdefault(name, []).append(dict(conditions))
-    found = []
+    histories = []
     for (name, conditions), points in history.items():
         own = dict(conditions)
         apart = [f"{key} {value}" for key, value in own.items() if any(each.get(key) != value for each in alike[name])]
         steps, beside = changes(points, Threshold()), changes_beside(points, Threshold())
-        found.append(BenchmarkHistory(name, ", ".join(apart), points, steps, beside, _gaps(points)))
-    return sorted(found, key=lambda each: (not each.changes, each.name))
+        histories.append(BenchmarkHistory(name, ", ".join(apart), points, steps, beside, _gaps(points)))
+    return sorted(histories, key=lambda each: (not each.changes, each.name))
 
 
 def _gaps(points: Sequence[Point]) -> list[str]:

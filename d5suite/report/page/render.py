@@ -188,7 +188,7 @@ def _told_samples(row: Row) -> str:
 
 def _pictures(page: Page, histories: Sequence[BenchmarkHistory]) -> tuple[dict[str, list[dict[str, Any]]], list[str]]:
     """Return the pictures of each section as markup, and notes on missing ones."""
-    found: dict[str, list[dict[str, Any]]] = {}
+    by_section: dict[str, list[dict[str, Any]]] = {}
     failed: list[str] = []
     total = left_out = 0
     for most, several in ((MOST_PICTURES, pictures(page, failed)), (MOST_TRENDS, history_charts(histories))):
@@ -200,14 +200,14 @@ def _pictures(page: Page, histories: Sequence[BenchmarkHistory]) -> tuple[dict[s
                 section = picture.section.id if picture.section else "history"
                 name = hashlib.sha256(f"{section} {picture.name}".encode()).hexdigest()[:12]
                 svg = Markup(inline(figure_drawn, f"f{total}", picture.label))  # noqa: S704  a tree, serialised
-                found.setdefault(section, []).append({"id": name, "label": picture.label, "svg": svg})
+                by_section.setdefault(section, []).append({"id": name, "label": picture.label, "svg": svg})
     notices = [shortened(each, 300) for each in failed]
     if left_out:
         notices.append(
             f"{left_out:,} of {total:,} pictures are left out, so that the page opens fast; "
             "--svg and --png write all of them."
         )
-    return found, notices
+    return by_section, notices
 
 
 def _history_row(history: BenchmarkHistory) -> dict[str, Any]:
@@ -306,12 +306,12 @@ def _summary(page: Page, leads: Sequence[LeadRow], wrong: Sequence[Row]) -> list
     contests = [each for each in leads if each.second]
     rows = list(page.rows)
     clear = sum(not each.contest.rivals for each in contests)
-    found = [(f"{clear} of {len(contests)}", "comparisons with a clear winner")] if contests else []
-    found.append((f"{len(rows) - len(wrong)} of {len(rows)}", "passed their proof"))
+    figures = [(f"{clear} of {len(contests)}", "comparisons with a clear winner")] if contests else []
+    figures.append((f"{len(rows) - len(wrong)} of {len(rows)}", "passed their proof"))
     if wrong or page.missed:
-        found.append((f"{len(wrong) + len(page.missed)}", "failed"))
-    found.append((str(sum(any(m.sign == "*" for m in row.marks) for row in rows)), "disturbed"))
-    return found
+        figures.append((f"{len(wrong) + len(page.missed)}", "failed"))
+    figures.append((str(sum(any(m.sign == "*" for m in row.marks) for row in rows)), "disturbed"))
+    return figures
 
 
 def _headline(leads: Sequence[LeadRow]) -> str:
@@ -322,16 +322,16 @@ def _headline(leads: Sequence[LeadRow]) -> str:
     wins: dict[str, list[bool]] = {}
     for each in contests:
         wins.setdefault(each.first.record["backend"]["name"], []).append(not each.contest.rivals)
-    told = []
+    sentences = []
     for name, clear in sorted(wins.items(), key=lambda item: (-len(item[1]), item[0]))[:5]:
         how = "all" if all(clear) else f"{sum(clear)}" if any(clear) else "none"
         sure = f"{how} of them clearly" if len(clear) > 1 else "clearly" if clear[0] else "not clearly"
-        told.append(f"{shortened(name, 30)} is fastest in {len(clear)} of {len(contests)} comparisons ({sure})")
+        sentences.append(f"{shortened(name, 30)} is fastest in {len(clear)} of {len(contests)} comparisons ({sure})")
     close = sum(bool(each.contest.rivals) for each in contests)
     end = " Clearly: the 95% interval of the lead excludes 1." if close < len(contests) else (
         " No lead is certain: each 95% interval includes 1."
     )  # fmt: skip
-    return "; ".join(told) + "." + end
+    return "; ".join(sentences) + "." + end
 
 
 def _noise(page: Page) -> str:
@@ -360,19 +360,19 @@ def _subtitle(page: Page) -> str:
 
 
 def _notices(page: Page) -> list[str]:
-    found = [
+    notices = [
         f"{source.name} is left out: {shortened(source.left_out, 400)}" for source in page.sources if source.left_out
     ]
     if page.apart:
-        found.append(
+        notices.append(
             "These results differ in " + shortened(", ".join(page.apart), 400)
             + ": they stand in tables of their own and are not compared with each other."
         )  # fmt: skip
     if any(row.reduced for row in page.rows):
         names = dict.fromkeys(row.record["backend"]["name"] for row in page.rows if row.reduced)
-        found.append(f"† {', '.join(names)}: results at a reduced size are not compared with the others.")
+        notices.append(f"† {', '.join(names)}: results at a reduced size are not compared with the others.")
     lacking = [source for source in page.sources if "not beside" in source.series]
-    return found + [f"{each.mark} {each.series[0].upper()}{each.series[1:]}".lstrip() for each in lacking]
+    return notices + [f"{each.mark} {each.series[0].upper()}{each.series[1:]}".lstrip() for each in lacking]
 
 
 def _details(page: Page) -> dict[str, Any]:
@@ -421,10 +421,10 @@ class _Shared:
 def _commands(page: Page, row: Row) -> list[str]:
     given = next((source.ours.get("command") for source in page.sources if source.mark == row.file), None)
     words = [str(word) for word in given] if isinstance(given, list) else []
-    found = [shortened(command_of(row.record, words), 2000)] if row.record["fullname"] else []
+    commands = [shortened(command_of(row.record, words), 2000)] if row.record["fullname"] else []
     if job := row.record.get("job"):
-        found.append(shortened(shlex.join(["python", "-m", "d5suite.worker", str(job)]), 2000))
-    return found
+        commands.append(shortened(shlex.join(["python", "-m", "d5suite.worker", str(job)]), 2000))
+    return commands
 
 
 def _checks(info: Mapping[str, Any]) -> dict[str, Any]:
@@ -434,7 +434,7 @@ def _checks(info: Mapping[str, Any]) -> dict[str, Any]:
         return check.get("passed", True) and check["error"] <= check["tolerance"]
 
     ordered = sorted(info["validation"]["checks"], key=passed)
-    found: dict[str, Any] = {
+    shown: dict[str, Any] = {
         "checks": [
             [shortened(f"{'✓' if passed(each) else '✗'} {each['name']}", 160), each["error"], each["tolerance"]]
             for each in ordered[:MOST_CHECKS]
@@ -442,14 +442,14 @@ def _checks(info: Mapping[str, Any]) -> dict[str, Any]:
     }
     if left_out := ordered[MOST_CHECKS:]:
         failed = sum(not passed(each) for each in left_out)
-        found["left_out"] = f"{len(left_out)} further checks are left out here; {failed or 'none'} of them failed."
-    return found
+        shown["left_out"] = f"{len(left_out)} further checks are left out here; {failed or 'none'} of them failed."
+    return shown
 
 
 def _versions(info: Mapping[str, Any]) -> list[list[str]]:
     backend = info["backend"]
-    found = {f"{backend['name']}, {backend['mode']}": backend["version"], **(backend.get("versions") or {})}
-    return [[shortened(str(name), 60), shortened(str(value), 120)] for name, value in found.items()]
+    versions = {f"{backend['name']}, {backend['mode']}": backend["version"], **(backend.get("versions") or {})}
+    return [[shortened(str(name), 60), shortened(str(value), 120)] for name, value in versions.items()]
 
 
 def _environments(page: Page) -> Iterator[dict[str, Any]]:

@@ -118,10 +118,10 @@ def _tips(figure: Figure) -> dict[str, list[str]]:
     tips: dict[str, list[str]] = {}
     for number, axes in enumerate(figure.axes):
         for place, artist in enumerate(axes.get_children()):
-            if told := tooltips_of(artist) or _points(axes, artist):
+            if texts := tooltips_of(artist) or _points(axes, artist):
                 name = f"tip-{number}-{place}"
                 artist.set_gid(name)
-                tips[name] = told
+                tips[name] = texts
     return tips
 
 
