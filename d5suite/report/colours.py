@@ -1,8 +1,8 @@
 """The colours of backends, the same in every picture and page.
 
-Found by search: of eight colours with enough contrast on white, these lie furthest apart, also as
-the colour-blind see them (Machado, Oliveira and Fernandes, 2009). A test holds them to it. Imports
-`d5suite.backends` as data.
+They come from a search: among sets of eight colours with enough contrast on white, these differ
+most, also for colour-blind readers (Machado, Oliveira and Fernandes, 2009). A test checks this.
+Imports `d5suite.backends` as data.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ PALETTE = ("#1162b0", "#f93200", "#008073", "#663269", "#928816", "#3c8eb3", "#3
 
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 LINES = ("-", "--", "-.", (0, (1, 1)))
-"""Beside colours, for several lines of one backend, and for those who see no colours."""
+"""They tell lines of one backend apart, and help readers who see no colours."""
 
 
 class Style(NamedTuple):
@@ -39,7 +39,7 @@ def places(names: Iterable[str]) -> dict[str, int]:
 
 
 def styles(names: Iterable[str]) -> list[Style]:
-    """Return a style for each line, by the backend that its name begins with, before a ``-``."""
+    """Return a style for each line; a line's name begins with its backend, before a ``-``."""
     lines = list(names)
     backends = [name.partition("-")[0].partition(",")[0] for name in lines]
     numbers = places(backends)

@@ -1,4 +1,4 @@
-"""Tables from result files: one file read by a person, or several side by side.
+"""Tables of one result file, or of several side by side.
 
 Imports rich, `d5suite.measurements` and its neighbours; knows results, never adapters.
 """
@@ -41,7 +41,7 @@ _SIZES = ("preset", "batch", "image size", "classes")
 """Conditions that differ at a reduced size, and the optimizer's."""
 
 WIDE = 100
-"""Columns of a terminal from which on tables show more."""
+"""Least columns of a terminal in which tables show more."""
 
 MOST_COLUMNS = 10_000
 """Columns of a terminal in which every table fits."""
@@ -82,7 +82,7 @@ LEGEND = {
 def show(paths: Sequence[Path], console: Console) -> None:
     """Print one table per recipe or family of operators, with the backends side by side.
 
-    What failed is named below.
+    Failed benchmarks are listed below.
 
     Parameters
     ----------
@@ -115,7 +115,7 @@ def show_results(files: Sequence[tuple[str, dict[Key, dict[str, Any]]]], console
     Parameters
     ----------
     files : sequence
-        What each file is called, and `read_benchmarks` of it.
+        The name of each file, and its results as `read_benchmarks` returns them.
     console : rich.console.Console
     """
     several, headings = len(files) > 1, set()
@@ -228,7 +228,7 @@ def _but_for_size(place: TableKey) -> tuple[str, dict[str, str]]:
 
 
 def is_reduced(info: Mapping[str, Any]) -> bool:
-    """Return whether a result is of a smaller size than the options ask for."""
+    """Return whether a result was measured at a smaller size than requested."""
     return bool(info["preset"] == "reduced")
 
 

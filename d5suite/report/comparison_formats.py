@@ -1,7 +1,7 @@
 """A comparison as a table, Markdown for a summary page, JUnit XML for a CI server, and JSON.
 
-Names come from files: `d5suite.report.runs` has made them printable, and here each format's own
-special characters are escaped. Imports rich and its neighbours.
+Names come from files: `d5suite.report.runs` has made them printable; here the special characters of
+each format are escaped. Imports rich and its neighbours.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from d5suite.report.verdicts import RunComparison, Verdict, summary
 STYLES = {"slower": "red", "invalid": "red", "missing": "red", "faster": "green", "uncertain": "yellow"}
 
 _NAMED = 3
-"""Most benchmarks named per difference."""
+"""Most benchmarks that are listed for one difference."""
 
 
 def show_comparison(comparison: RunComparison, console: Console) -> None:
@@ -56,7 +56,7 @@ def show_comparison(comparison: RunComparison, console: Console) -> None:
 
 
 def split(name: str) -> tuple[str, str]:
-    """Split a name into group and backend; another tool's into nothing and the name."""
+    """Split a name into group and backend; names of other tools have an empty group."""
     group, space, backend = name.rpartition(" ")
     return (group, backend) if space and "/" in group and " " not in group and "::" not in group else ("", name)
 
@@ -81,7 +81,7 @@ def _cells(verdict: Verdict, *, paired: bool) -> list[str]:
 
 
 def _said(verdict: Verdict) -> str:
-    """Return the verdict, with regressions of anything but time."""
+    """Return the verdict and the regressions other than time."""
     return "; ".join([verdict.verdict, *(f"{each}!" for each in verdict.regressions if each != "time")])
 
 
@@ -149,7 +149,7 @@ def _markdown(text: str) -> str:
 
 
 def to_junit(comparison: RunComparison) -> bytes:
-    """Return JUnit XML: regressions and missing benchmarks fail, wrong answers err, doubts skip."""
+    """Return JUnit XML: failures are regressions and missing benchmarks, errors wrong answers."""
     suite = XML.Element("testsuite", name=f"d5suite {'ab' if _is_paired(comparison) else 'compare'}")
     counts = {"failure": 0, "error": 0, "skipped": 0}
     cases = [(each.name, _junit(each), "; ".join(each.reasons)) for each in comparison.verdicts]
@@ -181,7 +181,7 @@ def _junit(verdict: Verdict) -> str:
 
 
 def to_json(comparison: RunComparison) -> dict[str, Any]:
-    """Return the comparison as JSON-able values; times in seconds, what is infinite as null."""
+    """Return the comparison as JSON-able values: times in seconds, infinite numbers as null."""
 
     def side(entry: Entry | None) -> dict[str, Any] | None:
         if entry is None:

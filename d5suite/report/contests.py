@@ -1,7 +1,7 @@
 """Which results compete, and how they rank: one grouping for the terminal and the page.
 
-Results compete if they are of one case and measurement under equal conditions, of as many ranks and
-of a scheme that computes the same. Imports `d5suite.statistics` and its neighbours.
+Results compete if they have the same case, measurement and conditions, the same number of ranks,
+and a scheme that computes the same. Imports `d5suite.statistics` and its neighbours.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Competing(Protocol):
 
     @property
     def backend(self) -> str:
-        """With what distinguishes rows of one backend."""
+        """The backend, and what distinguishes its rows."""
 
     @property
     def file(self) -> str:
@@ -145,12 +145,12 @@ def check_rounds(records: Iterable[Mapping[str, Any]]) -> None:
 
 
 def turns_of(record: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return, by launch, what names the turns that a result took part in; empty if it took none."""
+    """Return the group of turns of each launch; empty if the result took no turns."""
     return tuple(turn["group"] for turn in record.get("turns", ()))
 
 
 def rounds_of(record: Mapping[str, Any]) -> list[list[float]]:
-    """Return, by launch, the median time of each round in seconds; empty if it took no turns.
+    """Return the median time of each round in seconds, by launch; empty without turns.
 
     Raises
     ------

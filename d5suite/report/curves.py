@@ -1,4 +1,4 @@
-"""Pictures of training to accuracy: one line per run, all backends of a recipe over one clock.
+"""Pictures of training to accuracy: one line per run, all backends of a recipe in one picture.
 
 Imports matplotlib (late) and its neighbours; knows results, never adapters.
 """
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 
 LEAST_DISTANCE = 0.1
-"""Least distance of two tick labels as a share of the axis: eight characters at this size."""
+"""Least distance of two tick labels as a fraction of the axis: eight characters at this size."""
 
 
 class Curve(NamedTuple):
-    """One backend's runs: for each, its training times in seconds, or its bytes, and its metric."""
+    """One backend's runs: training times in seconds, or bytes sent, and metric of each run."""
 
     name: str
     runs: Sequence[tuple[Sequence[float], Sequence[float]]]
@@ -51,9 +51,9 @@ def draw_curves(
     target : float
         Drawn as a line across.
     curves : sequence of Curve
-        A colour each.
+        Each gets a colour.
     over_bytes : sequence of Curve, optional
-        The same over the bytes that all ranks sent, for a second picture beside.
+        The same runs over the bytes that all ranks sent, for a second picture.
     """
     from matplotlib.figure import Figure
 
@@ -93,7 +93,7 @@ def _label(axes: Axes) -> None:
     decades = math.log10(high / low)
     if decades > 1:
         axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if decades < 3 else (1,)))
-    else:  # as on a linear axis, but for those that crowd at its end
+    else:  # as on a linear axis, without those that crowd at its end
         ticks = [tick for tick in MaxNLocator(8).tick_values(low, high) if low <= tick <= high]
         chosen: list[float] = []
         for tick in ticks:
@@ -107,7 +107,7 @@ def _label(axes: Axes) -> None:
 def curves_of(
     by_backend: Mapping[str, Mapping[str, Sequence[float]]], metric: str, over: str = "seconds"
 ) -> list[Curve]:
-    """Return curves from series as the measurement of time to accuracy leaves them, by backend."""
+    """Return curves from the series that the measurement of time to accuracy wrote, by backend."""
     curves = []
     for name, series in by_backend.items():
         runs: list[tuple[Sequence[float], Sequence[float]]] = []

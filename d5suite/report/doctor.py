@@ -1,7 +1,7 @@
 """Output of ``d5suite doctor``: what is installed and usable, and how quiet the machine is.
 
-Each framework is tried in a process of its own, so that one that crashes on import costs only its
-line. Imports rich, `d5suite.instruments` and the backends' data.
+Each framework is imported in its own process, so a crash costs only its line of the table. Imports
+rich, `d5suite.instruments` and the backends' data.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from d5suite.instruments.environment import describe
 from d5suite.instruments.quiet import probe_noise
 
 IMPORT_LIMIT_S = 120
-"""A framework that takes longer to import is reported as not usable."""
+"""Seconds after which a framework that is still importing is reported as not usable."""
 
 _PROBE = (
     "import sys\n"
@@ -36,7 +36,7 @@ def show_doctor(console: Console, names: Collection[str] = ()) -> None:
     Raises
     ------
     BackendError
-        If one of the ``names``, of the backends to try (default: all), is unknown.
+        If one of the ``names`` is unknown. They are the backends to try; default: all.
     """
     backends, faults = discover()
     for name in names:

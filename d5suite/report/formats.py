@@ -1,4 +1,4 @@
-"""How tables write figures: formats by name, as `d5suite.measurements.tables.Column` asks for them.
+"""Formats of the figures in tables, by the names that `d5suite.measurements.tables.Column` uses.
 
 Imports `d5suite.measurements.tables`.
 """
@@ -91,9 +91,9 @@ FORMATS: Mapping[str, Callable[[CellInput], str]] = {
 
 
 def at(record: Mapping[str, Any], path: str) -> Any:
-    """Return the value at a path of names with dots between them; of a list, its items' values.
+    """Return the value at a dotted path; for a list, the values of its items.
 
-    None where there is none.
+    None if there is no value.
     """
     value: Any = record
     for name in path.split("."):
@@ -126,7 +126,7 @@ def text_of(column: Column, record: Mapping[str, Any], wide: bool) -> str:
     Raises
     ------
     JobError
-        If the value is not what the column's format takes, or nobody knows that format.
+        If the column's format is unknown or does not fit the value.
     """
     value = at(record, column.value)
     try:

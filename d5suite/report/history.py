@@ -1,7 +1,7 @@
-"""Results of many runs: a folder that keeps what is sound, and the levels of its benchmarks.
+"""Results of many runs: a folder that keeps the valid ones, and the levels of its benchmarks.
 
-A run is one small JSON file with a figure of each benchmark, so a folder of years is read at once.
-What was wrong, failed or disturbed is not kept. Imports rich, its neighbours and
+A run is one small JSON file with one figure per benchmark, so a folder of years is read quickly.
+Wrong, failed and disturbed results are not kept. Imports rich, its neighbours and
 `d5suite.statistics`.
 """
 
@@ -40,7 +40,7 @@ LATEST = 200
 """Latest runs of a benchmark that are analysed: finding changes takes quadratic time."""
 
 AHEAD = timedelta(days=1)
-"""By how much a run's clock may be ahead."""
+"""How far in the future the date of a run may lie."""
 
 Key = tuple[str, tuple[tuple[str, str], ...]]
 """A benchmark's name and conditions."""
@@ -68,13 +68,13 @@ class AddedRun:
     Attributes
     ----------
     path : Path or None
-        Where it is kept; None if nothing of it is.
+        Where the run is kept; None if nothing is kept.
     benchmarks : int
-        How many are kept.
+        Number of benchmarks that are kept.
     left_out : list of str
-        What is not, with reasons.
+        Benchmarks that are not kept, with reasons.
     noted : list of str
-        What is known of those kept that does not speak against them.
+        Warnings of benchmarks that are kept all the same.
     wrong : bool
         Whether an answer was wrong.
     known : bool
@@ -95,7 +95,7 @@ def add(folder: Path, result: Path) -> AddedRun:
     Parameters
     ----------
     folder : Path
-        Made if it is not there.
+        Created if it does not exist.
     result : Path
         A file of d5suite, pytest-benchmark or asv.
 
@@ -140,12 +140,12 @@ def add(folder: Path, result: Path) -> AddedRun:
 
 
 def digest_of(result: Path) -> str:
-    """Return the digest by which a history knows a file."""
+    """Return the digest that names a file in a history."""
     return hashlib.sha256(result.read_bytes()).hexdigest()[:12]
 
 
 def utc(run: BenchmarkRun) -> str:
-    """Return when a run was measured, in UTC; empty if it does not say."""
+    """Return when a run was measured, in UTC; empty if that is unknown."""
     try:
         read = datetime.fromisoformat(run.date)
         return (read if read.tzinfo else read.replace(tzinfo=timezone.utc)).astimezone(timezone.utc).isoformat()
@@ -167,12 +167,12 @@ def _record(entry: Entry) -> dict[str, Any]:
 
 
 def read(folder: Path) -> dict[Key, list[Point]]:
-    """Read a folder: the points of each benchmark in order of time, the latest `LATEST`.
+    """Read the latest `LATEST` points of each benchmark in order of time.
 
     Raises
     ------
     ConfigurationError
-        If there is none, or it holds no run.
+        If the folder does not exist or holds no run.
     JobError
         If a file in it is malformed.
     """
@@ -310,7 +310,7 @@ def changes(points: Sequence[Point], threshold: Threshold) -> list[LevelChange]:
 
 
 def changes_beside(points: Sequence[Point], threshold: Threshold) -> dict[str, list[LevelChange]]:
-    """Return the changes of peak memory and of the first call by what changed, the oldest first."""
+    """Return the changes of peak memory and of the first call, the oldest first."""
     by_cost = {}
     for what, effect in (("memory", threshold.memory), ("first call", threshold.first_call - 1)):
         known = [(place, cost) for place, point in enumerate(points) if (cost := _BESIDE[what](point.entry.costs))]

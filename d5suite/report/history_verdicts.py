@@ -27,7 +27,8 @@ from d5suite.report.verdicts import (
 from d5suite.statistics.decisions import Threshold, decide_history, grown
 
 LOOKED_BACK = 10
-"""Latest runs whose benchmarks a new run must have: one failed run must not shrink the list."""
+"""Number of latest runs whose benchmarks a new run must have. With several, one failed run does not
+shrink the list."""
 
 
 def compare_with_history(
@@ -68,7 +69,7 @@ def compare_with_history(
 
 
 def _others(history: Mapping[Key, Sequence[Point]], new: BenchmarkRun) -> tuple[dict[Key, Sequence[Point]], list[str]]:
-    """Return the points of other files than this run's, and what is odd about its place."""
+    """Return the points of other runs, and notes on the place of this run in the history."""
     own = f"-{digest_of(new.path)}"
     left = {key: [point for point in points if not point.run.endswith(own)] for key, points in history.items()}
     latest = max((point.date for points in left.values() for point in points), default="")
@@ -94,7 +95,7 @@ def verdict_on(points: Sequence[Point], new: Entry, threshold: Threshold, tests:
 
 
 def _began(points: Sequence[Point], base: Entry, what: str, threshold: Threshold) -> str:
-    """Say with which run a change beside time began, if not with this one."""
+    """Say with which earlier run a cost beside time grew; empty if with this one."""
     first = None
     for point in reversed(points):
         if what not in grown(base.costs, point.entry.costs, threshold, disturbed=bool(base.disturbed)):
@@ -108,8 +109,9 @@ def _expected(
 ) -> list[Entry]:
     """Return the benchmarks of the latest runs that this run lacks.
 
-    Runs count that have a benchmark in common with this one, or all if none has: a folder may keep
-    several machines and suites. Whatever was measured since under other conditions is not missing.
+    Only runs that share a benchmark with this one count, or all if none does: a folder may keep
+    several machines and suites. A benchmark that was measured later under other conditions is not
+    missing.
     """
     paired = {key for key, _ in pairs}
     kin = {point.run: point.date for key in paired or history for point in history[key]}

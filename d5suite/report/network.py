@@ -19,30 +19,30 @@ from d5suite.network.analysis import NetworkCost, analyse
 from d5suite.network.user_network import UserNetwork
 
 WIDTH = 4
-"""Bytes of a value: float32."""
+"""Bytes of a value in float32."""
 
 STEPS = {
     each.name: each.needs
     for each in sorted(discover_measurements().values(), key=lambda each: (each.level, len(each.needs)))
     if each.of_any_network
 }
-"""What the measurements of any network need of a backend, beside operators."""
+"""What the measurements of any network need of a backend, besides operators."""
 
 
 def description(given: UserNetwork, *, batch_size: int) -> dict[str, Any]:
-    """Describe a network and who can run it; JSON-able.
+    """Describe a network and the backends that can run it, as JSON-able values.
 
     Parameters
     ----------
     given : UserNetwork
     batch_size : int
-        Samples, where the network takes any number.
+        Used if the network takes any batch size.
 
     Raises
     ------
     NetworkError
-        If the graph does not determine a tensor's size, and yet all backends have all operators.
-        Otherwise the cost is None, and ``cost_unknown`` says why.
+        If the graph does not determine a tensor's size although all backends have all operators.
+        If a backend lacks operators, the cost is None instead and ``cost_unknown`` says why.
     """
     network, abilities = given.network, {name: _ability(each, given) for name, each in discover()[0].items()}
     try:
@@ -131,7 +131,7 @@ def show_network(described: dict[str, Any], console: Console) -> None:
 
 
 def cost_table(cost: NetworkCost, title: str, *, layers: bool) -> Table:
-    """Return the parameters, multiply-accumulates and activations, in all or of each layer."""
+    """Return the parameters, multiply-accumulates and activations, in total or by layer."""
     table = Table(title=title, title_justify="left")
     for column in ("layer", "operator", "output"):
         table.add_column(column)

@@ -28,14 +28,14 @@ def check_outputs(
     files : mapping
         Files to write by option.
     inputs : iterable of Path
-        What is read; the series of a result file belong to it.
+        Files to read; the series of a result file count as part of it.
     folders : mapping, optional
         Folders to write into by option, each with the suffix of the files.
 
     Raises
     ------
     ConfigurationError
-        If two outputs are one, or one is an input.
+        If two outputs are the same file, or an output is an input.
     """
     given = {option: path for option, path in files.items() if path is not None}
     for (one, first), (other, second) in itertools.combinations(given.items(), 2):
@@ -61,12 +61,12 @@ def _same(one: Path, other: Path) -> bool:
 
 
 def _series_of(path: Path) -> Iterator[Path]:
-    """Return the series files of a result file: those it names, and those it may have lost."""
+    """Return the series files of a result file: the one it names, and the usual one."""
     beside = Path(os.path.realpath(path))
     yield beside.with_name(beside.name.removesuffix(".json") + ".h5")
     try:
         content = read_json(path, nan=True)
-    except JobError:  # whose reader says what is wrong
+    except JobError:  # reported by whoever reads the file
         return
     facts = content.get("d5suite") if isinstance(content, dict) else None
     name = facts.get("series") if isinstance(facts, dict) else None

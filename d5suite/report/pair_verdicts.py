@@ -61,16 +61,16 @@ def compare_pairs(
     specs: tuple[str, str], pairs: Sequence[Paired], thresholds: Thresholds, *, force: bool = False,
     notes: Sequence[str] = (),
 ) -> RunComparison:  # fmt: skip
-    """Return the verdicts on both sides' benchmarks.
+    """Compare the benchmarks of both sides.
 
     Parameters
     ----------
     specs : (str, str)
-        What the sides are.
+        The sides, as the user named them.
     pairs : sequence of Paired
     thresholds : Thresholds
     force : bool
-        Judge what was measured under different conditions, too.
+        Also compare results with different conditions.
     notes : sequence of str
         Of the comparison as a whole.
     """

@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 COLOURS = ("#e69f00", "#56b4e9", PALETTE[0], PALETTE[1], PALETTE[2], PALETTE[7])
-"""Of the parts, in order. Backends are rows here, and need none."""
+"""Colours of the parts, in order. Backends are rows here and need no colours."""
 
 PARTS = "parts of a training step"
 CEILINGS = "part of the ceiling that each backend reaches"
 
 RATES = {"flops_per_s": ("arithmetic", "GFLOP/s"), "bytes_per_s": ("memory traffic", "GB/s")}
-"""What a ceiling is of, and its unit."""
+"""The quantity that a ceiling limits, and its unit."""
 
 
 def draw_parts(title: str, results: Sequence[tuple[str, Mapping[str, Any]]]) -> Figure:
@@ -106,7 +106,7 @@ def draw_ceilings(title: str, results: Sequence[tuple[str, str, Mapping[str, Any
 
 
 def _share(rate: str, facts: Mapping[str, Any]) -> str:
-    """Name the ceiling of a rate, and say what part of it a result reaches."""
+    """Name the ceiling of a rate, and the fraction of it that a result reaches."""
     kind, unit = RATES.get(rate, (rate.replace("_", " "), ""))
     ceiling = (facts.get("ceiling") or {}).get(rate)
     text = f", {digits(ceiling['value'] / 1e9)} {unit} with {ceiling['backend']}" if ceiling and unit else ""

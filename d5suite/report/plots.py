@@ -28,7 +28,7 @@ class Plotted(NamedTuple):
         The measurement's own part of its record.
     series : mapping of str to sequence of float
     measurement : str
-        Its name, where several stand in a plot.
+        Its name, if a plot shows several.
     """
 
     name: str
@@ -90,17 +90,17 @@ class Plot(NamedTuple):
     draw : callable
         Draws the results of a group.
     of_series : bool
-        Whether it draws series, and so the partial results of a failure, too.
+        Whether it draws series; then it also draws the partial results of a failure.
     suffix : str
-        Further part of its file's name, where a case has another plot.
+        Added to the file's name if a case has another plot.
     of_page : bool
-        Whether it is on report pages only, and not beside a result file.
+        Whether only report pages show it.
     of_section : bool
-        Whether it draws all measurements of a section that name it; their names are `Plotted`'s.
+        Whether one plot shows all measurements of a section that declare it.
     of_one_size : bool
         Whether results at a reduced size are left out.
     title : str
-        What it shows; by default the measurement's name.
+        By default the measurement's name.
     """
 
     draw: Callable[[str, Sequence[Plotted]], Figure]

@@ -29,7 +29,7 @@ Key = tuple[str, Conditions, str]
 """Group (case/measurement), conditions, and backend."""
 
 MEDIANS_APART = 0.01
-"""Largest relative difference of a stated median from that of the samples."""
+"""Largest relative difference between a stated median and the median of the samples."""
 
 _NAMED_FAULTS = 3
 _LONGEST_FAULT = 200
@@ -44,18 +44,18 @@ def load_results(path: Path) -> dict[Key, dict[str, Any]]:
         If the file cannot be read, does not fit the schema, or has two results of one name and
         equal conditions.
     ConfigurationError
-        If it holds none and nothing failed, or none that can be shown.
+        If the file holds no results and no failures, or none that can be shown.
     """
     return results_of(read_json(path), path)
 
 
 def failures_in(content: Any, path: Path) -> list[dict[str, Any]]:
-    """What failed in a run, as its file's content says; printable, of each message the first line.
+    """Return the failures in a file's content, printable, with the first line of each message.
 
     Raises
     ------
     JobError
-        If that does not fit the schema.
+        If the content does not fit the schema.
     """
     facts = content.get("d5suite") if isinstance(content, dict) else None
     if not isinstance(facts, dict) or not facts.get("failures"):
@@ -65,7 +65,7 @@ def failures_in(content: Any, path: Path) -> list[dict[str, Any]]:
 
 
 def results_of(content: Any, path: Path) -> dict[Key, dict[str, Any]]:
-    """Do as `load_results`, with a file that is read already."""
+    """Return what `load_results` returns, from the content of a file."""
     try:
         if not isinstance(content, dict) or not isinstance(content.get("benchmarks", []), list):
             raise JobError("this is not a result file: an object with a list of benchmarks", where=str(path))
@@ -99,7 +99,7 @@ def results_of(content: Any, path: Path) -> dict[Key, dict[str, Any]]:
 
 
 def is_ours(bench: Any) -> bool:
-    """Return whether a benchmark is d5suite's, or malformed."""
+    """Return whether a benchmark is from d5suite, or malformed."""
     info = bench.get("extra_info", {}) if isinstance(bench, dict) else None
     return not isinstance(info, dict) or "d5suite" in info
 
@@ -134,7 +134,7 @@ def _check(content: Mapping[str, Any], ours: Mapping[int, Any], path: str) -> No
 
 
 def _check_agreement(bench: Mapping[str, Any], where: str) -> None:
-    """Raise `JobError` if a benchmark of the right form contradicts itself."""
+    """Raise `JobError` if a benchmark contradicts itself."""
     info, stats = bench["extra_info"]["d5suite"], bench["stats"]
     record = f"{where}.extra_info.d5suite"
     low, high = info["median_ci95"]
@@ -160,12 +160,12 @@ def _check_agreement(bench: Mapping[str, Any], where: str) -> None:
 
 
 def _backend_of(param: str, info: Mapping[str, Any]) -> str:
-    """Return the backend in a test's parameter, after a problem's name, without -, at level 0."""
+    """Return the backend in a test's parameter; at level 0 a problem's name and - precede it."""
     return param.partition("-")[2] if info["level"] == 0 else param
 
 
 def _samples(bench: Any, where: str) -> Any:
-    """Check all samples; keep only the first, because a schema takes long for each."""
+    """Check all samples; keep only the first, because checking each by the schema is slow."""
     stats = bench.get("stats") if isinstance(bench, dict) else None
     data = stats.get("data") if isinstance(stats, dict) else None
     if not isinstance(data, list):
@@ -214,12 +214,12 @@ def read_benchmarks(
     benchmarks : iterable of mapping
         As pytest-benchmark writes them.
     described : mapping, optional
-        By measurement: its description in the file, for measurements that are not installed.
+        Descriptions in the file, by measurement, for measurements that are not installed.
 
     Raises
     ------
     JobError
-        If two have one name and equal conditions.
+        If two benchmarks have the same name and conditions.
     ConfigurationError
         If a measurement is neither installed nor described.
     """
@@ -249,7 +249,7 @@ def read_benchmarks(
 
 
 def _table_of(info: Mapping[str, Any], described: Mapping[str, Any], place: str) -> Table:
-    """Return the table of a record's measurement: d5suite's own, or as the file describes it."""
+    """Return the table of a record's measurement: the installed one, or the one in the file."""
     name = info["measurement"]
     if name in discover():
         return discover()[name].table
@@ -290,7 +290,7 @@ def _threads_and_ranks(info: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def data_of(info: Mapping[str, Any], digits: int = 64) -> str:
-    """Name a result's data, with `digits` digits of its digest; empty if it has none."""
+    """Name a result's data, with `digits` digits of its digest; empty if there is no data."""
     if "dataset" not in info:
         return ""
     data = info["dataset"]

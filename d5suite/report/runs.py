@@ -1,7 +1,7 @@
 """Runs to compare: files of d5suite, pytest-benchmark and asv, read into one form.
 
-Files come from anywhere: what is malformed is one error, and no name reaches a terminal with
-characters that it would obey. Imports its neighbours and `d5suite.statistics`.
+Files come from anywhere: a malformed file is one error, and control characters in names are
+escaped. Imports its neighbours and `d5suite.statistics`.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from d5suite.statistics.decisions import Costs
 from d5suite.statistics.medians import Summary, summarize
 
 LARGEST = sys.float_info.max / 2
-"""Largest sample: the mean of two, as a median is, must not overflow."""
+"""Largest sample: the mean of two samples must not overflow."""
 
 LARGEST_SPREAD = 1e9
-"""Largest distance of quartiles as a share of the median: no timer has such a range."""
+"""Largest distance of quartiles over the median: no timer has such a range."""
 
 IQR_ERROR = 1.2533 / 1.349
-"""Standard error of a normal median, over its quartiles' distance by the root of n."""
+"""Standard error of a normal distribution's median, times √n over the distance of its quartiles."""
 
 _LOUD = re.compile(r"^the machine was not quiet after |^node .+ is slow: ")
-"""Warnings of a session that say as much as a disturbance."""
+"""Warnings of a session that count as a disturbance."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Entry:
     wrong : list of str
         Failed validations.
     disturbed : list of str
-        Disturbances, a machine that never was quiet, and slow nodes.
+        Disturbances, a machine that never became quiet, and slow nodes.
     warnings : list of str
         Notes that decide nothing.
     costs : Costs
@@ -101,7 +101,7 @@ class BenchmarkRun:
     date : str
         When it was measured, in ISO 8601; empty if unknown.
     left_out : list of str
-        What the file holds that cannot be compared, with reasons.
+        Benchmarks that cannot be compared, with reasons.
     """
 
     path: Path
@@ -118,9 +118,9 @@ def read_run(path: Path) -> BenchmarkRun:
     Raises
     ------
     JobError
-        If it is malformed, or has a benchmark twice.
+        If the file is malformed or has a benchmark twice.
     ConfigurationError
-        If it holds none, and nothing failed.
+        If the file holds no benchmarks and no failures.
     """
     content = read_json(path, nan=True)
     try:
@@ -145,7 +145,7 @@ def read_run(path: Path) -> BenchmarkRun:
 
 
 def _failed(path: Path, content: Mapping[str, Any]) -> dict[str, Failed]:
-    """What failed, by name; a wrong answer outweighs any other failure of the name."""
+    """Return failures by name; a wrong answer outweighs other failures of the same name."""
     failed: dict[str, Failed] = {}
     for each in failures_in(content, path):
         name = f"{each['group']} {each['backend']}"
@@ -155,7 +155,7 @@ def _failed(path: Path, content: Mapping[str, Any]) -> dict[str, Failed]:
 
 
 def _ours(path: Path, failed: dict[str, Failed]) -> list[Entry]:
-    """Results of d5suite; a wrong answer among the failures moves to the entries of its name."""
+    """Return results of d5suite; a wrong answer among the failures moves to entries of its name."""
     entries = [
         entry_of(f"{group} {backend}", conditions, info, failures(info))
         for (group, conditions, backend), info in load_results(path).items()
@@ -185,7 +185,7 @@ def entry_of(name: str, conditions: Conditions, info: Mapping[str, Any], wrong: 
 
 
 def _set_up(info: Mapping[str, Any]) -> dict[str, str]:
-    """Return how ranks trained together, but for what their names say."""
+    """Return how ranks trained together, except for what the benchmark's name says."""
     together = _table(info.get("distributed"))
     ranks = together.get("ranks")
     hosts = {each.get("host") for each in ranks if isinstance(each, dict)} if isinstance(ranks, list) else ()
@@ -292,7 +292,7 @@ def _plain_series(stats: Mapping[str, Any], where: str) -> Summary:
 
 
 def _summarised(median: float, spread: float, rounds: int, where: str) -> Summary:
-    """Samples of which only the median and the distance of the quartiles are known."""
+    """Summarize samples of which only the median and the distance of the quartiles are known."""
     if not spread / median <= LARGEST_SPREAD:
         raise JobError(f"quartiles {spread:g} apart cannot be those of a median of {median:g}", where=where)
     return Summary(median, IQR_ERROR * spread / median / math.sqrt(rounds), rounds)
@@ -304,7 +304,7 @@ def positive(value: Any, where: str) -> float:
     Raises
     ------
     JobError
-        If it is none: a clock that went backwards gives a negative one.
+        If it is not a positive number: a clock that went backwards gives a negative one.
     """
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
         raise JobError(f"sample {str(value)[:100]!r} is not a positive number", where=where)
@@ -380,7 +380,7 @@ def _asv_date(date: Any, where: str) -> str:
 
 
 def _asv_cells(benchmark: str, cells: Mapping[str, Any], where: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield each combination of a benchmark's parameters: its name and its part of the columns."""
+    """Yield a name and the columns' values for each combination of a benchmark's parameters."""
     params = cells.get("params") or []
     if not isinstance(params, list) or not all(isinstance(each, list) for each in params):
         raise JobError("its params are not lists", where=where)

@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 UNITS = ("B", "KiB", "MiB", "GiB")
 
 PARTS = ("computing", "both at once", "communicating", "waiting for others", "all of these")
-"""Of a step, as a picture calls them; the last one where a framework does not tell them apart."""
+"""Parts of a step; the last one is for frameworks that do not measure the parts."""
 
 STYLES = [
     Style(colour, MARKERS[(turn + place) % len(MARKERS)], LINES[turn])
     for turn in range(len(LINES))
     for place, colour in enumerate(PALETTE)
 ]
-"""Of schemes, where each backend has a panel and the colours need not tell backends."""
+"""Styles of schemes if each backend has a panel, so that colours need not tell backends apart."""
 
 FEWEST_ROWS = 6
 """Rows for which a panel has room."""
@@ -36,7 +36,7 @@ PART_COLOURS = (PALETTE[0], "#56b4e9", PALETTE[1], "#e69f00", PALETTE[7])
 
 
 def draw_steps(title: str, results: Sequence[tuple[str, Mapping[str, Any]]]) -> Figure:
-    """Draw images/s by ranks beside the ideal, and the parts of a step.
+    """Draw images/s by number of ranks, with the ideal, and the parts of a step.
 
     Parameters
     ----------
@@ -74,7 +74,7 @@ def draw_steps(title: str, results: Sequence[tuple[str, Mapping[str, Any]]]) -> 
 
 
 def _panels(ordered: Sequence[tuple[str, Mapping[str, Any]]]) -> dict[str, list[tuple[str, Mapping[str, Any]]]]:
-    """One panel, or one for each of several backends if one of them has several lines."""
+    """Return one panel, or one per backend if a backend has several lines."""
     panels: dict[str, list[tuple[str, Mapping[str, Any]]]] = {}
     for name, info in ordered:
         backend, _, line = name.partition("-")
@@ -85,7 +85,7 @@ def _panels(ordered: Sequence[tuple[str, Mapping[str, Any]]]) -> dict[str, list[
 
 
 def _names(panels: Mapping[str, list[tuple[str, Mapping[str, Any]]]]) -> list[str]:
-    """The names of all lines, those of several panels once."""
+    """Return the names of all lines, each once."""
     return list(dict.fromkeys(name for own in panels.values() for name in _lines(own)))
 
 
@@ -122,7 +122,7 @@ def _row(panel: str, name: str, info: Mapping[str, Any]) -> str:
 
 
 def _lines(results: Sequence[tuple[str, Mapping[str, Any]]]) -> dict[str, list[Mapping[str, Any]]]:
-    """Results by name, each with that of a single rank of the same backend, if any."""
+    """Return results by name, each with the single-rank result of its backend, if there is one."""
 
     def kind(info: Mapping[str, Any]) -> tuple[Any, ...]:
         return info["backend"]["name"], info["backend"]["mode"]
@@ -140,7 +140,7 @@ def _lines(results: Sequence[tuple[str, Mapping[str, Any]]]) -> dict[str, list[M
 
 
 def _parts(info: Mapping[str, Any]) -> tuple[float, ...]:
-    """Milliseconds of `PARTS`, which add up to the step."""
+    """Return the milliseconds of `PARTS`, which add up to the step."""
     parts = info["distributed"]["parts"]
     if parts is None:
         return 0.0, 0.0, 0.0, 0.0, 1e3 * info["median_s"]
@@ -196,7 +196,7 @@ def draw_sizes(title: str, results: Mapping[str, Mapping[str, Any]]) -> Figure:
 
 
 def size_text(size: float) -> str:
-    """Bytes with a binary unit, such as ``64 KiB``."""
+    """Format bytes with a binary unit, such as ``64 KiB``."""
     unit = 0
     while size >= 1024 and unit < len(UNITS) - 1:
         size, unit = size / 1024, unit + 1

@@ -18,16 +18,16 @@ def save_series(path: Path, series: Mapping[str, Mapping[str, list[float]]], tok
     path : Path
         The HDF5 file.
     series : mapping
-        Benchmark's full name to its series; each becomes a float64 dataset in the group of that
-        name (``/`` is kept as ``|``), the full name itself the group's attribute ``fullname``.
-        Times are in seconds.
+        Series by the benchmark's full name. Each becomes a float64 dataset in the group of that
+        name (with ``|`` for ``/``), whose attribute ``fullname`` is the full name. Times are in
+        seconds.
     token : str
-        Becomes an attribute of the file; the JSON of the same run has it, too.
+        Attribute of the file, also written to the JSON of the same run.
 
     Raises
     ------
     OSError
-        If it cannot be written; an older file of that name is then as it was.
+        If the file cannot be written; then an older file of that name is unchanged.
     """
     import numpy as np
 
@@ -41,16 +41,16 @@ def save_series(path: Path, series: Mapping[str, Mapping[str, list[float]]], tok
 
 
 def check_pair(path: Path, facts: Mapping[str, Any]) -> None:
-    """Raise `JobError` if the series beside a result file are another run's.
+    """Raise `JobError` if the series beside a result file are from another run.
 
-    They are replaced one after the other, and power may fail in between.
+    The two files are replaced one after the other, and power may fail in between.
 
     Parameters
     ----------
     path : Path
         The JSON file.
     facts : mapping
-        What it says of its files: see ``results/schema.json``. Series may be missing.
+        Its ``d5suite`` object: see ``results/schema.json``. Series may be missing.
     """
     import h5py
 
@@ -72,23 +72,23 @@ def check_pair(path: Path, facts: Mapping[str, Any]) -> None:
 
 
 LARGEST_SERIES = 1 << 20
-"""Numbers of the largest series that is read."""
+"""Most numbers of a series; longer ones are not read."""
 
 
 def read_series(path: Path, names: Collection[str]) -> dict[str, dict[str, list[float]]]:
-    """Read the series of benchmarks; those that are missing, odd or too large are left out.
+    """Read the series of benchmarks; leave out series that are missing, malformed or too large.
 
     Parameters
     ----------
     path : Path
-        The HDF5 file, which may come from anywhere: no link out of it is followed.
+        The HDF5 file. It may come from anywhere, so links to other files are not followed.
     names : collection of str
         Full names of benchmarks.
 
     Raises
     ------
     JobError
-        If it is no HDF5 file.
+        If it is not an HDF5 file.
     """
     import h5py
 

@@ -21,7 +21,7 @@ else:
     import tomli as tomllib
 
 LARGEST_FILE = 1 << 20
-"""Bytes of the largest file of thresholds that is read."""
+"""Largest size of a file of thresholds in bytes."""
 
 
 PAIRED = Threshold(effect=0.02)
@@ -39,9 +39,9 @@ class Thresholds:
     ----------
     default : Threshold
     rules : list of (str, dict)
-        Patterns of names, with what they change; later ones win.
+        Patterns of names, with the values they set; later ones win.
     matched : set of str
-        Patterns that a benchmark had.
+        Patterns that matched a benchmark.
     """
 
     default: Threshold = field(default_factory=Threshold)
@@ -59,7 +59,7 @@ class Thresholds:
 
     @property
     def unmatched(self) -> list[str]:
-        """Patterns that no benchmark had so far."""
+        """Patterns that have matched no benchmark so far."""
         return [pattern for pattern, _ in self.rules if pattern not in self.matched]
 
 
@@ -70,12 +70,12 @@ def read_thresholds(path: Path, default: Threshold = Threshold()) -> Thresholds:
     ----------
     path : Path
     default : Threshold
-        Of what the file does not say.
+        For values that the file does not set.
 
     Raises
     ------
     ConfigurationError
-        If it cannot be read, is no TOML, or holds an unknown name or a value out of range.
+        If the file cannot be read, is not TOML, or has an unknown name or a value out of range.
     """
     where = str(path)
     try:

@@ -29,7 +29,7 @@ from d5suite.statistics.ratios import Ratio
 
 
 class Exit(IntEnum):
-    """Exit codes of comparisons; the most serious of all benchmarks counts, as `SERIOUS` says."""
+    """Exit codes of comparisons; the most serious one counts, in the order of `SERIOUS`."""
 
     NOTHING_WRONG = 0
     REGRESSION = 1
@@ -46,19 +46,19 @@ SERIOUS = (Exit.WRONG_ANSWER, Exit.NOT_COMPARABLE, Exit.REGRESSION, Exit.MISSING
 
 @dataclass(frozen=True)
 class Verdict:
-    """The finding on one benchmark.
+    """The verdict on one benchmark.
 
     Attributes
     ----------
     name : str
     verdict : {"faster", "slower", "same", "uncertain", "missing", "new", "invalid"}
     reasons : list of str
-        Why; for people.
+        Why, for people.
     base, new : Entry or None
     decision : Decision or None
         About time, or memory if the benchmark measures memory; None if it was not compared.
     regressions : list of str
-        Of what: ``time``, ``memory``, ``first call``, ``accuracy``.
+        Some of ``time``, ``memory``, ``first call``, ``accuracy``.
     notes : list of str
         Differences that do not decide, such as versions.
     """
@@ -88,11 +88,11 @@ class RunComparison:
     verdicts : list of Verdict
         Only wrong answers if the runs cannot be compared.
     differences : dict of str to list of str
-        Why they cannot be: what differs, with the benchmarks it concerns. With ``force`` they were
-        compared all the same.
+        Why the runs cannot be compared: each difference with the benchmarks it concerns.
     notes : list of str
-        Of the comparison as a whole.
+        Notes on the whole comparison.
     forced : bool
+        Whether the runs were compared although they differ.
     """
 
     base: BenchmarkRun
@@ -109,7 +109,7 @@ class RunComparison:
 
     @property
     def judged(self) -> bool:
-        """Whether anything was found out: of what is only new, nothing is."""
+        """Whether any benchmark was compared, missing or wrong; new ones do not count."""
         return any(each.verdict != "new" for each in self.verdicts)
 
     @property
@@ -141,7 +141,7 @@ def compare_runs(
     base, new : BenchmarkRun
     thresholds : Thresholds
     force : bool
-        Compare what was measured under other conditions, too.
+        Also compare results with different conditions.
     """
     pairs, alone_base, alone_new = _pair(base.entries, new.entries)
     differences: dict[str, list[str]] = defaultdict(list)
@@ -202,7 +202,7 @@ def _pair(base: Sequence[Entry], new: Sequence[Entry]) -> tuple[list[tuple[Entry
 
 
 def differ(one: Mapping[str, str], other: Mapping[str, str]) -> list[str]:
-    """Say which facts of two runs differ, and how."""
+    """Return the facts in which two runs differ, with both values."""
     names = dict.fromkeys([*one, *other])
     return [f"{n}: {one.get(n, 'none')} ≠ {other.get(n, 'none')}" for n in names if one.get(n) != other.get(n)]
 
@@ -301,7 +301,7 @@ def _reason(cost: str, base: Costs, new: Costs) -> str:
 
 
 def disturbances(base: Entry, new: Entry) -> list[str]:
-    """Return what forbids to call either run slower."""
+    """Return the disturbances that forbid calling either run slower."""
     sides = (("BASE", base), ("NEW", new))
     return [f"{name} was disturbed: {reason}" for name, side in sides for reason in side.disturbed]
 
@@ -312,7 +312,7 @@ def doubts(*entries: Entry) -> list[str]:
 
 
 def summary(comparison: RunComparison) -> str:
-    """Return one line that counts the verdicts, or says why there is none."""
+    """Return one line that counts the verdicts, or says why there are none."""
     counts = Counter(each.verdict for each in comparison.verdicts)
     order = ("slower", "faster", "same", "uncertain", "missing", "new", "invalid")
     parts = [f"{counts[name]} {name}" for name in order if counts[name]]

@@ -34,7 +34,7 @@ NORMAL_MAD_SCALE = 1.4826
 
 
 class IntervalRanks(NamedTuple):
-    """0-based ranks of the sorted samples that bound the median, and their coverage."""
+    """0-based ranks of the sorted samples that bound the median, and the interval's coverage."""
 
     low: int
     high: int
@@ -101,10 +101,11 @@ def interval_ranks(n: int, confidence: float = 0.95) -> IntervalRanks:
 def _heads(n: int) -> np.ndarray:
     """Return the probabilities of at most 0, 1, ... heads of n coins, up to half of them.
 
-    As SciPy's ``bdtr``, whose import takes a third of a second in each worker; and faster.
+    Like SciPy's ``bdtr``, but faster, and without an import that takes a third of a second in each
+    worker.
     """
     heads = np.arange((n + 1) // 2)
-    if n <= 53:  # exact in float64, so that a confidence that is just reached is reached
+    if n <= 53:  # exact in float64: rounding must not miss a confidence
         return np.cumsum([float(math.comb(n, k)) for k in heads.tolist()]) / 2.0**n
     factorials = np.concatenate([[0.0], np.cumsum(np.log(np.arange(1, n + 1)))])  # their logarithms
     return np.cumsum(np.exp(factorials[n] - factorials[heads] - factorials[n - heads] - n * math.log(2)))
@@ -136,10 +137,10 @@ def median_interval(samples: Sequence[float], confidence: float = 0.95) -> tuple
 def launch_interval(launches: Sequence[Sequence[float]], confidence: float = 0.95) -> tuple[tuple[float, float], float]:
     """Return an interval of the median of several launches of a program, and its confidence.
 
-    Samples of one launch resemble each other, so that all of them together say too little of the
-    next launch. The interval is Student's t of the launches' medians, in logarithms (Kalibera and
-    Jones, "Rigorous benchmarking in reasonable time", ISMM 2013), and never less than that of all
-    samples. Of one launch it is that of its samples.
+    Samples of one launch resemble each other, so all samples together say too little about the next
+    launch. The interval is Student's t of the launches' medians, in logarithms (Kalibera and Jones,
+    "Rigorous benchmarking in reasonable time", ISMM 2013), and at least as wide as the interval of
+    all samples. For one launch it is the interval of its samples.
 
     Parameters
     ----------

@@ -1,10 +1,10 @@
 """Confirmation of a change by new processes, at an error rate valid for any of their effects.
 
 Two processes of one program differ by their memory layout and the placement of their threads, which
-no number of samples averages out. If nothing has changed, which side of a launch is the slower one
-is a fair coin. Each launch bets a part of what is held on the side that was slower before; what is
-held exceeds 1 / alpha with a probability of at most alpha, however often one looks (Ville's
-inequality; Shafer, "Testing by betting", JRSS A 184, 2021).
+no number of samples averages out. If nothing has changed, it is a fair coin which side of a launch
+is slower. Each launch bets a fraction of the stake on the side that was slower before. The stake
+exceeds 1 / alpha with a probability of at most alpha, however often one looks (Ville's inequality;
+Shafer, "Testing by betting", JRSS A 184, 2021).
 
 Imports NumPy and its neighbours.
 """
@@ -20,7 +20,7 @@ from d5suite.statistics.intervals import interval_ranks
 from d5suite.statistics.ratios import Ratio
 
 BET = 0.8
-"""Share of the stake that is bet: nearly as quick as betting all, and survives one loss."""
+"""Fraction of the stake that is bet: nearly as quick as betting all, and survives one loss."""
 
 LOSSES = 1
 """Launches that may contradict the others."""

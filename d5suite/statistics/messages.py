@@ -10,8 +10,8 @@ import numpy as np
 from d5suite.errors import ConfigurationError
 
 SOFT = 0.1
-"""Relative error from which on a time counts less than its square: that of a size at which the
-transport changes its protocol, or of a disturbed sample."""
+"""Relative error above which an error counts less than its square: the transport changes its
+protocol at that size, or a sample was disturbed."""
 
 
 class LatencyModel(NamedTuple):
@@ -20,7 +20,7 @@ class LatencyModel(NamedTuple):
     Attributes
     ----------
     alpha_s : float
-        Seconds of a message without content; not negative.
+        Seconds of an empty message; not negative.
     beta_s_per_byte : float
         Not negative.
     residual : float
@@ -56,7 +56,7 @@ def fit_line(sizes: Sequence[float], seconds: Sequence[float]) -> LatencyModel:
     Raises
     ------
     ConfigurationError
-        If nothing can be fitted to them.
+        If the times do not determine the model.
     """
     size, time = np.asarray(sizes, np.float64), np.asarray(seconds, np.float64)
     usable = size.shape == time.shape and size.ndim == 1 and np.isfinite([size, time]).all()

@@ -36,5 +36,5 @@ def spread(seconds: Sequence[Sequence[float]]) -> Spread:
 
 
 def straggler_ratio(seconds: Sequence[float]) -> float:
-    """Return how many times as long the slowest rank takes as the median one."""
+    """Return the ratio of the slowest rank's time to the median rank's."""
     return float(np.max(seconds) / np.median(seconds))

@@ -1,11 +1,11 @@
 """Ratio of the times of two steps, from rounds of one or several launches.
 
-In a round everything compared takes a turn, so a disturbed round disturbs all. Of
-every two rounds the second has the reverse order. What drifts in time then moves the ratios of the
-two directions to opposite sides, by as much, and half the distance of their medians is taken away.
+In a round all competitors take a turn, so a disturbance of the round affects all of them. Every
+second round has the reverse order. So a drift in time moves the ratios of the two directions apart
+by equal amounts, and half the distance of their medians is subtracted.
 
-Rounds of one launch say nothing of another one, whose processes have another memory layout and
-thread placement. So the interval is made from the medians of launches: T. Kalibera and R.
+Rounds of one launch say nothing about another launch, whose processes have another memory layout
+and thread placement. So the interval comes from the medians of launches: T. Kalibera and R.
 Jones, "Rigorous benchmarking in reasonable time" (ISMM 2013), section 6: with n repetitions at the
 highest level, whose means have the sample variance S², the mean is known to ± t(n - 1) S / √n;
 lower levels count through these means. Here a launch is represented by the median of its rounds,
@@ -14,7 +14,7 @@ is the inverse of that of a to b. One launch has the interval of the median of i
 `LAUNCH_SD` between launches is assumed.
 
 An order must hold in the next run, too. So intervals are √2 times as wide: the difference of two
-runs' means has twice the variance of one, and what another run finds lies in the interval.
+runs' means has twice the variance of one, and the interval covers the ratio of a repeat run.
 
 Imports NumPy, SciPy lazily, `d5suite.errors` and its neighbours.
 """
@@ -31,14 +31,14 @@ from d5suite.statistics.intervals import interval_ranks, median_interval
 from d5suite.statistics.ratios import Ratio
 
 LAUNCH_SD = 0.03
-"""Standard deviation that is assumed, where only one launch was made, of the logarithm of a ratio
-from launch to launch. In 20 runs of ResNet-50's smoke preset on two quiet cores three backends had
+"""Standard deviation of a ratio's logarithm from launch to launch, assumed if there was only one
+launch. In 20 runs of ResNet-50's smoke preset on two quiet cores three backends had
 2 to 4%; with 2% another run's ratio of training steps lay in the interval in 84 to 91% of pairs,
 with 3% in 91 to 97% (``benchmarks/bench_order.py``)."""
 
 
 OF_TWO_RUNS = math.sqrt(2)
-"""Standard deviation of the difference of two runs, over that of one."""
+"""Standard deviation of the difference of two runs over the standard deviation of one."""
 
 
 def ratio_of_rounds(
@@ -91,12 +91,12 @@ def ratio_of_rounds(
 
 
 def without_drift(differences: np.ndarray) -> np.ndarray:
-    """Remove from rounds' differences what drift adds in one order and subtracts in the other.
+    """Remove from rounds' differences what drift adds in one order and subtracts in the reverse.
 
     Parameters
     ----------
     differences : ndarray of float, shape (n,)
-        Those of odd rounds are from the reverse order.
+        Odd rounds have the reverse order.
     """
     if len(differences) < 2:
         return differences

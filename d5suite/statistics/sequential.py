@@ -54,7 +54,7 @@ def block_difference(a: Sequence[float], b: Sequence[float]) -> float:
     """Return the shift from a to b of the logarithms of one block's samples, which are positive.
 
     It is the median of all pairs' differences (Hodges and Lehmann, Annals of Mathematical
-    Statistics 34, 1963): samples of two modes move it much less than a difference of medians, and
-    to exchange the sides changes its sign.
+    Statistics 34, 1963). Samples of two modes move it much less than a difference of medians.
+    Exchanging the sides changes its sign.
     """
     return float(np.median(np.subtract.outer(np.log(b), np.log(a))))

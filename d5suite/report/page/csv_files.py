@@ -1,4 +1,4 @@
-"""The numbers of a page as CSV files: every number stands in the result files, too.
+"""The numbers of a page as CSV files; the result files have all of them, too.
 
 Imports its neighbours.
 """
@@ -21,7 +21,7 @@ Injection."""
 COMMON = ("median_s", "first_call_s", "compile_s", "peak_memory_bytes", "macs", "threads", "ranks", "seed")
 
 ENERGY = "energy.joules_per_item"
-"""A column where a result has it."""
+"""Column that is written if a result has it."""
 
 
 def csv_files(page: Page, histories: Sequence[BenchmarkHistory]) -> dict[str, bytes]:

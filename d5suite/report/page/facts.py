@@ -1,4 +1,4 @@
-"""What a row's details say of a result. Imports its neighbours."""
+"""The numbers of a result in a row's details. Imports its neighbours."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from d5suite.report.formats import figure
 
 _Told = Mapping[str, Callable[[Any], str]]
-"""Texts by a field's name."""
+"""Functions that format a field, by the field's name."""
 
 
 def shortened(text: str, most: int = 90) -> str:

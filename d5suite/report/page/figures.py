@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MOST_BARS = 48
-"""Rows of one picture."""
+"""Most rows of one picture."""
 
 LONGEST_NAME = 34
-"""Characters of a name in a picture."""
+"""Most characters of a name in a picture."""
 
 
 class Picture(NamedTuple):
@@ -38,13 +38,13 @@ class Picture(NamedTuple):
     Attributes
     ----------
     name : str
-        Of its file, without suffix.
+        Name of its file without suffix.
     section : Section or None
-        None for a history.
+        None for a picture of the history.
     label : str
         What it shows.
     draw : callable
-        Makes the figure.
+        Returns the figure.
     """
 
     name: str
@@ -54,13 +54,13 @@ class Picture(NamedTuple):
 
 
 def pictures(page: Page, failed: list[str]) -> Iterator[Picture]:
-    """Every picture of a page, in order, each drawn only when it is asked for.
+    """Yield every picture of a page in order; it is drawn only when its ``draw`` is called.
 
     Parameters
     ----------
     page : Page
     failed : list of str
-        Gets what cannot be drawn, with reasons.
+        Collects what cannot be drawn, with reasons.
     """
     series = _all_series(page, failed)
     taken: set[str] = set()
@@ -107,7 +107,7 @@ def pictures(page: Page, failed: list[str]) -> Iterator[Picture]:
 
 
 def file_name(*parts: str, taken: set[str]) -> str:
-    """Return a file's name without its suffix that none before has; add it to those taken."""
+    """Return a new name for a file, without suffix, and add it to ``taken``."""
     base = re.sub(r"[^A-Za-z0-9_.-]+", "-", ".".join(parts)).strip("-.")[:80] or "picture"
     name, number = base, 1
     while name in taken:
@@ -118,11 +118,11 @@ def file_name(*parts: str, taken: set[str]) -> str:
 
 
 def draw(picture: Picture, failed: list[str]) -> Figure | None:
-    """Draw a picture. A failure leaves the numbers intact."""
+    """Draw a picture; return None if that fails, and note why."""
     try:
         with drawing():
             return picture.draw()
-    except Exception as error:  # of records that a measurement from elsewhere made
+    except Exception as error:  # a record from a plug-in's measurement may be anything
         failed.append(f"no picture of {picture.label}: {describe_error(error)}")
         return None
 
@@ -130,7 +130,7 @@ def draw(picture: Picture, failed: list[str]) -> Figure | None:
 def _plotted(
     page: Page, kind: str, group: Group, series: Mapping[tuple[str, str], dict[str, list[float]]]
 ) -> list[Plotted]:
-    """Return what a plot shows of a group, in the page's order of backends."""
+    """Return the results of a group that a plot shows, in the page's order of backends."""
     plot, measurement = PLOTS[kind], _short(group.measurement)
     rows = [row for row in group.rows if not row.failed and not (plot.of_one_size and row.reduced)]
     if plot.of_section:
@@ -147,7 +147,7 @@ def _short(name: str) -> str:
 
 
 def _kind(page: Page, group: Group) -> str | None:
-    """The plot that a measurement declares, installed or described in a file."""
+    """Return the plot that a measurement declares, in its class or in a file."""
     name = group.rows[0].record["measurement"]
     if name in discover():
         kind = discover()[name].plot
@@ -158,7 +158,7 @@ def _kind(page: Page, group: Group) -> str | None:
 
 
 def _all_series(page: Page, failed: list[str]) -> dict[tuple[str, str], dict[str, list[float]]]:
-    """By file and benchmark: the series that curves are drawn from."""
+    """Return the series that curves are drawn from, by file and benchmark."""
     wanted = {
         (row.file, row.record["fullname"])
         for _, group in page.groups

@@ -26,7 +26,7 @@ from d5suite.report.reading import data_of, printable, results_of
 from d5suite.report.runs import machine_of
 
 MOST_ROWS = 80
-"""Most rows of an HTML table; the browser lays out those in sight (``content-visibility``)."""
+"""Most rows of an HTML table; the browser lays out only visible tables (``content-visibility``)."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Mark:
     ----------
     sign : {"✗", "†", "*", "!"}
     word : str
-        What the sign means.
+        The meaning of the sign.
     reasons : list of str
     """
 
@@ -53,17 +53,17 @@ class Row:
     Attributes
     ----------
     id : str
-        Of a link to it; the same in every page made from the same results.
+        Target of links to it; the same on every page made from the same results.
     case, measurement, backend : str
-        Its place; the backend with what distinguishes rows, such as ranks.
+        Where it stands; the backend includes what distinguishes rows, such as ranks.
     colour : int
-        Its backend's; see `Page.backends`.
+        Colour of its backend; see `Page.backends`.
     record : dict
     marks : list of Mark
     file : str
-        Of several files, which.
+        Mark of its file if there are several.
     cells : list of (str, float or None)
-        What the declared columns say, and what they are sorted by.
+        Text and sort key of each declared column.
     longest : float
         Seconds at which the axis of the samples ends.
     """
@@ -81,12 +81,12 @@ class Row:
 
     @property
     def failed(self) -> bool:
-        """Whether its answer was wrong, so that its times mean nothing."""
+        """Whether its answer was wrong; then its times mean nothing."""
         return any(mark.sign == "✗" for mark in self.marks)
 
     @property
     def reduced(self) -> bool:
-        """Whether it is of another size than the others in its table."""
+        """Whether its size differs from the others in its table."""
         return any(mark.sign == "†" for mark in self.marks)
 
 
@@ -99,7 +99,7 @@ class Group:
     measurement : str
     rows : list of Row
     contests : list of Contest
-        Of the rows that passed their proof at the size of the others.
+        Contests of the rows that passed their proof and have the usual size.
     """
 
     measurement: str
@@ -113,7 +113,7 @@ class Group:
 
 @dataclass
 class PageTable:
-    """The groups of one declared table, in parts that a browser lays out one by one."""
+    """The groups of one declared table."""
 
     table: Table
     groups: list[Group]
@@ -166,14 +166,14 @@ class ResultFile:
     name : str
         As given.
     mark : str
-        By which rows name it, where there are several.
+        Short name in rows if there are several files.
     content : mapping
-        The file's own facts, without its benchmarks.
+        The file's content without its benchmarks.
     results : int
     series : str
-        State of the series beside it.
+        Whether its series are there.
     left_out : str
-        Why nothing of it is shown.
+        Why its results are not shown; empty if they are.
     """
 
     name: str
@@ -186,19 +186,19 @@ class ResultFile:
 
     @property
     def ours(self) -> Mapping[str, Any]:
-        """The file's own facts, written by d5suite."""
+        """The file's ``d5suite`` object."""
         facts = self.content.get("d5suite")
         return facts if isinstance(facts, dict) else {}
 
     @property
     def commit(self) -> str:
-        """The revision of the folder it was measured in; empty if unknown."""
+        """The Git revision of the folder where it was measured; empty if unknown."""
         facts = self.content.get("commit_info")
         return str(facts.get("id") or "") if isinstance(facts, dict) else ""
 
     @property
     def command(self) -> str:
-        """The command that wrote it; empty if it does not say."""
+        """The command that wrote the file; empty if unknown."""
         words = self.ours.get("command")
         return shlex.join(map(str, words)) if isinstance(words, list) else ""
 
@@ -216,7 +216,7 @@ class Page:
     missed : list of mapping
         Measurements without a result: see ``failures`` in ``results/schema.json``.
     apart : list of str
-        What keeps results of one name apart.
+        Conditions in which sections of one title differ.
     between_runs : float
         See `d5suite.statistics.contests.Ranking`.
     """
@@ -242,7 +242,7 @@ class Page:
 def gather(paths: Sequence[Path], between_runs: float) -> Page:
     """Read result files for a page.
 
-    A file of another schema version is left out and named, unless it is the only one.
+    A file of another schema version is left out with a note, unless it is the only file.
 
     Raises
     ------
@@ -302,7 +302,7 @@ def _of_another_version(content: Any) -> bool:
 
 
 def _series(source: ResultFile) -> str:
-    """Return the state of the series that a file names."""
+    """Say whether the series that a file names are there."""
     name = source.ours.get("series", "")
     if not name:
         return "it names no series"
@@ -380,8 +380,8 @@ def command_of(info: Mapping[str, Any], given: Sequence[str] = ()) -> str:
     info : mapping
         Its record.
     given : sequence of str
-        The command that wrote its file, whose options are repeated. Without one, those of the
-        record are: not the data's folders, nor a network's file.
+        The command that wrote its file, whose options are repeated. Without it, the options come
+        from the record, which lacks folders of data and a network's file.
     """
     name, how = info["fullname"], info.get("distributed") or {}
     wanted = {
@@ -404,11 +404,11 @@ def command_of(info: Mapping[str, Any], given: Sequence[str] = ()) -> str:
 
 
 _NOT_REPEATED = ("--benchmark-json", "-k", "-m", "--jobs", "-n")
-"""Options, with their values, that choose tests or say where something goes."""
+"""Options with a value that choose tests or name an output."""
 
 
 def _options(given: Sequence[str], name: str, without: Sequence[str]) -> list[str]:
-    """Return the options of a command of pytest, less some that have a value, and its files."""
+    """Return the options of a pytest command, without its files and the options ``without``."""
     file, kept, words = name.partition("::")[0], list[str](), iter(given[1:])
     for word in words:
         path = word.partition("::")[0].rstrip("/")

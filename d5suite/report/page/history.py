@@ -16,10 +16,10 @@ from d5suite.statistics.decisions import Threshold
 from d5suite.statistics.history import LevelChange
 
 DAY_S = 86_400
-"""Least usual distance of two runs: several on a day leave no gaps."""
+"""Least usual distance of two runs in seconds: several runs on a day make no gaps."""
 
 LONG_GAP = 5.0
-"""A gap is marked from this multiple of the usual distance of two runs."""
+"""Multiple of the usual distance of two runs from which a gap is marked."""
 
 
 class BenchmarkHistory(NamedTuple):
@@ -28,7 +28,7 @@ class BenchmarkHistory(NamedTuple):
     Attributes
     ----------
     name, conditions : str
-        The conditions that distinguish it from others of its name.
+        The conditions distinguish it from others of its name.
     points : list of Point
         In order of time.
     changes : list of LevelChange
@@ -73,7 +73,7 @@ def _gaps(points: Sequence[Point]) -> list[str]:
 
 
 def after_gaps(dates: Sequence[datetime]) -> list[int]:
-    """Return the places of runs that follow an unusually long gap; of fewer than four none do."""
+    """Return the places of runs after an unusually long gap; empty for fewer than four runs."""
     distances = [(after - before).total_seconds() for before, after in itertools.pairwise(dates)]
     if len(distances) < 3:
         return []
@@ -82,7 +82,7 @@ def after_gaps(dates: Sequence[datetime]) -> list[int]:
 
 
 def when(date: str) -> datetime | None:
-    """Read a point's date, which is in UTC; None if it is none."""
+    """Return a point's date in UTC; None if it is not a date."""
     try:
         return datetime.fromisoformat(date).replace(tzinfo=None)
     except ValueError:

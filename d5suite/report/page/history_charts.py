@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 FEWEST_RUNS = 3
-"""Runs from which on a benchmark has a picture."""
+"""Fewest runs of a benchmark that has a picture."""
 
 
 class _Line(NamedTuple):
@@ -31,7 +31,7 @@ class _Line(NamedTuple):
     Attributes
     ----------
     name : str
-        The backend, or nothing where a benchmark has no backends.
+        The backend; empty if the benchmark has none.
     history : BenchmarkHistory
     runs : list of (datetime, int)
         Date and place of each point.
@@ -43,7 +43,7 @@ class _Line(NamedTuple):
 
 
 def history_charts(histories: Sequence[BenchmarkHistory]) -> Iterator[Picture]:
-    """Yield the pictures of a history, one of each case's measurement, what changed first."""
+    """Yield the pictures of a history, one per case and measurement, changed ones first."""
     groups: dict[tuple[str, bool], list[_Line]] = {}
     for each in histories:
         group, _, backend = each.name.rpartition(" ")
@@ -87,7 +87,7 @@ def _drawn(title: str, memory: bool, lines: Sequence[_Line]) -> Figure:
 
 
 def _draw(axes: Axes, line: _Line, style: Style, unit: str, scale: float) -> None:
-    """Draw a benchmark's runs, connected where none is missing between them."""
+    """Draw a benchmark's runs; leave gaps where runs are missing."""
     points = line.history.points
     figures = [points[place].entry.summary.median * scale for _, place in line.runs]
     dates = [date for date, _ in line.runs]

@@ -1,7 +1,7 @@
 """The page of gathered results, as one HTML text.
 
-Texts from results are escaped by jinja2, which escapes whatever is not marked as markup; the page's
-own script is named by its digest, and no other may run. Imports jinja2 and its neighbours.
+Jinja2 escapes all texts from results. The page names its own script by digest, so no other may run.
+Imports jinja2 and its neighbours.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ MOST_PICTURES = 40
 """Most pictures on a page; one takes 50 kB and a tenth of a second."""
 
 MOST_TRENDS = 12
-"""Most pictures of a history on a page; what changed comes first."""
+"""Most pictures of a history on a page; changed benchmarks come first."""
 
 MOST_CHECKS = 60
 """Most checks among a row's details."""
@@ -146,7 +146,7 @@ def render(page: Page, title: str, histories: Sequence[BenchmarkHistory] = ()) -
         environments=list(_environments(page)),
         version=__version__,
     )
-    return re.sub(r">\n\s*<", "><", content)  # a browser makes a node of each gap
+    return re.sub(r">\n\s*<", "><", content)  # each gap would become a node in the browser
 
 
 def times(ratio: float) -> str:
@@ -259,7 +259,7 @@ def _leads(page: Page) -> Iterator[LeadRow]:
 
 
 def brief(names: Sequence[str]) -> dict[str, str]:
-    """Strip the common suffix, from a ``-`` on, that several names share."""
+    """Remove the parts after a ``-`` that all names end with."""
     parts, count = [name.split("-") for name in names], 0
     most = min(map(len, parts)) - 1 if len(parts) > 1 else 0
     while count < most and len({each[-count - 1] for each in parts}) == 1:
@@ -315,7 +315,7 @@ def _summary(page: Page, leads: Sequence[LeadRow], wrong: Sequence[Row]) -> list
 
 
 def _headline(leads: Sequence[LeadRow]) -> str:
-    """Return a sentence or two on the fastest backends."""
+    """Return sentences on the fastest backends."""
     contests = [each for each in leads if each.second]
     if not contests:
         return "Nothing to compare: no case was measured on two backends under equal conditions."
@@ -335,10 +335,10 @@ def _headline(leads: Sequence[LeadRow]) -> str:
 
 
 def _noise(page: Page) -> str:
-    text = f"Its 95% interval holds the spread of samples and {page.between_runs:.0%} from process to process"
+    text = f"The 95% interval includes the spread of samples and {page.between_runs:.0%} from process to process"
     text += " (--between-runs): the median of one program varies that much between two launches."
     if any(row.record.get("turns") for row in page.rows):
-        text += " Backends that took turns are compared round by round instead, as below the terminal's tables."
+        text += " Backends that took turns are compared round by round instead, as in the terminal's ranking."
     spreads = sorted(
         (info["median_ci95"][1] - info["median_ci95"][0]) / 2 / info["median_s"]
         for info in (row.record for row in page.rows)
@@ -428,7 +428,7 @@ def _commands(page: Page, row: Row) -> list[str]:
 
 
 def _checks(info: Mapping[str, Any]) -> dict[str, Any]:
-    """Return checks with error and tolerance, failed ones first, and say what is left out."""
+    """Return checks with error and tolerance, failed ones first, and how many are left out."""
 
     def passed(check: Mapping[str, Any]) -> bool:
         return check.get("passed", True) and check["error"] <= check["tolerance"]
@@ -453,7 +453,7 @@ def _versions(info: Mapping[str, Any]) -> list[list[str]]:
 
 
 def _environments(page: Page) -> Iterator[dict[str, Any]]:
-    """Return each machine with its software, once."""
+    """Yield each machine with its software once."""
     seen: dict[str, list[Row]] = {}
     for row in page.rows:
         environment = row.record["environment"]

@@ -1,6 +1,6 @@
 """Small drawings in the cells of a table: samples on a common axis, a lead, a history.
 
-Each is a picture of a few marks that a row needs thousands of times; plots are matplotlib's
+Each has a few marks, and a page has thousands of them; matplotlib draws the plots
 (`d5suite.report.page.figures`). Imports NumPy.
 """
 
@@ -15,7 +15,7 @@ WIDTH, HEIGHT = 180, 16
 """Size of a drawing in pixels."""
 
 MOST_TICKS = 40
-"""Samples that a strip shows; of more, as many quantiles."""
+"""Most ticks for samples; more samples are drawn as that many quantiles."""
 
 
 def samples_strip(samples: Sequence[float], interval: Sequence[float], median: float, longest: float) -> str:
@@ -29,7 +29,7 @@ def samples_strip(samples: Sequence[float], interval: Sequence[float], median: f
         Of the median, low and high.
     median : float
     longest : float
-        Where the axis ends; what is beyond is at the end.
+        End of the axis; longer samples are drawn there.
 
     Returns
     -------

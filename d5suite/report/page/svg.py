@@ -1,7 +1,7 @@
 """A matplotlib figure as SVG: for a file, and inside a page, where it takes the page's colours.
 
-Texts stay texts, and every point says its numbers. The markup is taken apart and put together
-again as a tree, so that a text cannot become markup. Imports NumPy, matplotlib (late) and its
+Text stays text, and every point has its numbers as a tooltip. The markup is parsed and written
+again as a tree, so that text cannot become markup. Imports NumPy, matplotlib (late) and its
 neighbours.
 """
 
@@ -35,14 +35,14 @@ _THEMED = {
     "#b0b0b0": "var(--rule)",
     "#cccccc": "var(--rule)",
 }
-"""The page's variables by the colours that pictures have."""
+"""Variables of the page's style by colour in pictures."""
 
 _FONT = re.compile(r"'DejaVu Sans'[^;]*?sans-serif")
 
 
 @contextmanager
 def drawing(salt: str = "d5suite") -> Iterator[None]:
-    """Draw within this context: names are not formulas, and text stays text."""
+    """Return a context to draw in: names are not formulas, and text stays text."""
     import matplotlib
 
     with matplotlib.rc_context({"text.parse_math": False, "svg.fonttype": "none", "svg.hashsalt": salt}):
@@ -76,9 +76,9 @@ def inline(figure: Figure, prefix: str, label: str) -> str:
     ----------
     figure : Figure
     prefix : str
-        Of all its identifiers, which would be those of another figure else.
+        Prefix of all its identifiers, which must differ between the figures of a page.
     label : str
-        What it shows, for those who do not see it.
+        Description for screen readers.
     """
     tips = _tips(figure)
     root = ElementTree.fromstring(to_svg(figure, prefix))  # noqa: S314  matplotlib's own
@@ -114,7 +114,7 @@ def _themed(value: str) -> str:
 
 
 def _tips(figure: Figure) -> dict[str, list[str]]:
-    """Name each artist that has tips, and each line of points; return their tips by name."""
+    """Name each artist with tooltips and each line of points; return their tooltips by name."""
     tips: dict[str, list[str]] = {}
     for number, axes in enumerate(figure.axes):
         for place, artist in enumerate(axes.get_children()):
@@ -126,7 +126,7 @@ def _tips(figure: Figure) -> dict[str, list[str]]:
 
 
 def _points(axes: Axes, artist: Artist) -> list[str]:
-    """Say where each point of a line is."""
+    """Return the coordinates of each point of a line as text."""
     from matplotlib.lines import Line2D
 
     if not isinstance(artist, Line2D) or artist.get_marker() in (None, "None", ""):

@@ -43,7 +43,7 @@ class NotebookPage:
 
 
 def embedded(page: str) -> str:
-    """Return the page as a fragment: a frame isolates it from the page around it."""
+    """Return the page as a fragment: a frame that isolates it from the page around."""
     return (
         f'<iframe title="d5suite report" sandbox="allow-scripts allow-popups" srcdoc="{html.escape(page)}" '
         f'style="width:100%;height:{HEIGHT};border:0"></iframe>\n'
@@ -78,7 +78,7 @@ def save(path: Path, content: str) -> None:
     Raises
     ------
     ConfigurationError
-        If it cannot be written.
+        If the file cannot be written.
     """
     if path.is_dir():
         raise ConfigurationError("this is a folder", where=str(path), hint="Name a file: -o report.html")
@@ -94,7 +94,7 @@ def save_tables(folder: Path, page: Page, histories: Sequence[BenchmarkHistory])
     Raises
     ------
     ConfigurationError
-        If they cannot be written.
+        If the files cannot be written.
     """
     _save_all(folder, csv_files(page, histories).items())
 
@@ -117,7 +117,7 @@ def save_pictures(folder: Path, page: Page, kind: str, histories: Sequence[Bench
     Raises
     ------
     ConfigurationError
-        If they cannot be written.
+        If the files cannot be written.
     """
     failed: list[str] = []
 
