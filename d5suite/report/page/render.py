@@ -379,7 +379,9 @@ def _details(page: Page) -> dict[str, Any]:
     """Return the details of rows that the page's script shows on request."""
     conditions, versions = _Shared(), _Shared()
     rows = {}
-    groups = ((section, shown, group) for section in page.sections for shown in section.tables for group in shown.groups)
+    groups = (
+        (section, shown, group) for section in page.sections for shown in section.tables for group in shown.groups
+    )
     for number, (section, shown, group) in enumerate(groups):
         for row in group.rows:
             info = row.record

@@ -79,11 +79,11 @@ def tables(found: Analysis) -> list[dict[str, Any]]:
         )
         for each in found.ranks
     ]
-    waits = [
+    waits: list[tuple[str, ...]] = [
         (name, f"{count:,}", f"{seconds(ticks):.4g}", share(ticks, whole * len(found.ranks)))
         for name, (count, ticks) in sorted(found.patterns.items(), key=lambda each: -each[1][1])
     ]
-    regions = [
+    regions: list[tuple[str, ...]] = [
         (name, f"{seconds(own):.4g}", share(critical), f"{seconds(waiting):.4g}")
         for name, (own, critical, waiting) in list(found.regions.items())[:ROWS]
     ]
