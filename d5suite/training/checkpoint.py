@@ -26,6 +26,7 @@ from d5suite.files import atomic_hdf5, check_writable, declared
 from d5suite.levels.network import Executor
 from d5suite.levels.training import LOSS_SCALE, UNSCALED_STEPS, Trainer
 from d5suite.training.loop import Event, Progress, Run
+from d5suite.validate.arrays import read_arrays, write_arrays
 
 _Arrays = Mapping[str, np.ndarray]
 
@@ -69,7 +70,7 @@ def _save(path: Path, trainer: Trainer, progress: Progress, parameters: _Arrays,
     with declared(path, "the checkpoint"), atomic_hdf5(path) as file:
         file.attrs["format"], file.attrs["checksum"] = FORMAT, _checksum(groups)
         for name, values in groups.items():
-            _write(file.create_group(name), values)
+            write_arrays(file.create_group(name), values)
 
 
 def _checksum(groups: Mapping[str, _Arrays]) -> int:
@@ -113,16 +114,6 @@ def _drawn_by(executor: Executor) -> dict[str, str]:
     return {"backend": executor.backend, "mode": executor.mode, "device": executor.device}
 
 
-def _write(group: h5py.Group, values: _Arrays) -> None:
-    group["names"] = np.array(list(values), dtype=h5py.string_dtype())
-    for index, value in enumerate(values.values()):
-        group[str(index)] = value
-
-
-def _read(group: h5py.Group) -> dict[str, np.ndarray]:
-    return {name.decode(): np.asarray(group[str(index)][()]) for index, name in enumerate(group["names"][()])}
-
-
 def load(path: Path, trainer: Trainer) -> Progress:
     """Load a checkpoint's parameters and optimizer state into a trainer of any backend.
 
@@ -148,7 +139,7 @@ def load(path: Path, trainer: Trainer) -> Progress:
                     f"not a checkpoint of this version of d5suite: {file.attrs.get('format')!r}",
                     where=str(path),
                 )
-            groups = {name: _read(file[name]) for name in ("parameters", "state", "random", "about")}
+            groups = {name: read_arrays(file[name]) for name in ("parameters", "state", "random", "about")}
             if file.attrs["checksum"] != _checksum(groups):
                 raise ValueError("its checksum is wrong")
         about = json.loads(groups["about"]["json"].tobytes())

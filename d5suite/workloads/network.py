@@ -119,21 +119,28 @@ class NetworkWorkload(Workload):
 
     Attributes
     ----------
-    references : GradientReferences or None
-        Float64 gradients at the generic point; set when they are proved.
     expected_outputs : list of dict of str to numpy.ndarray
         An evaluator's outputs for the batches that inference takes in turn, and for one that is fed
         after timing; set when inference is proved.
-    drawn : tuple or None
-        With Dropout: a random state, and the `sampled` answer to the first batch from that state
-        before timing.
-    proved_run : ProvedRun or None
+    references : GradientReferences
+        Float64 gradients at the generic point; set when they are proved.
+    drawn : tuple
+        With Dropout: a random state, and the `sampled` answer to the first batch from that state;
+        set when gradients are proved.
+    proved_run : ProvedRun
         A short training run in float64; set when it is proved.
-    proved_losses : tuple or None
-        With several ranks: this rank's losses of the proved float64 run, and what made them.
+    proved_losses : tuple
+        With several ranks: this rank's losses of the float64 run, and what made them; set when the
+        scheme is proved.
     """
 
     kind = "network"
+
+    expected_outputs: list[dict[str, np.ndarray]]
+    references: GradientReferences
+    drawn: tuple[Arrays, Arrays]
+    proved_run: ProvedRun
+    proved_losses: tuple[list[float], str]
 
     def __init__(self, job: Job, case: NetworkCase, selection: Selection) -> None:
         super().__init__(job, case, selection)
@@ -141,11 +148,6 @@ class NetworkWorkload(Workload):
         self.reference = case.reference
         self.optimizer: Optimizer = optimizer_from_dict(case.optimizer)
         self.tolerance = self.backend.tolerances[job.precision]
-        self.references: GradientReferences | None = None
-        self.expected_outputs: list[dict[str, np.ndarray]] = []
-        self.drawn: tuple[Arrays, Arrays] | None = None
-        self.proved_run: ProvedRun | None = None
-        self.proved_losses: tuple[list[float], str] | None = None
         self._shards: dict[tuple[int, int], list[Batch]] = {}
         check_workers(job.loader_workers, len(allowed_cpus()))
 

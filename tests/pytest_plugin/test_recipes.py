@@ -517,7 +517,7 @@ def _result(tmp_path: Path) -> Any:
 def test_a_missed_target_is_no_number_and_keeps_its_curves(tmp_path: Path) -> None:
     done = _trained(tmp_path, training="target=1.1, epochs=1, runs=3")
     assert done.returncode == 1, done.stdout
-    assert "3 of 3 runs did not reach top-1 accuracy 1.1: that of seed 0 ended after 1 epochs at 0." in done.stdout
+    assert "3 of 3 runs did not reach top-1 accuracy 1.1: the run with seed 0 ended after 1 epochs at 0." in done.stdout
     assert "curves of its runs: out.tiny.png, out.missed.h5" in done.stdout.replace(f"{tmp_path}/", "")
     content = _strict(tmp_path / "out.json")
     assert content["benchmarks"] == [] and content["d5suite"]["pictures"] == ["out.tiny.png"]
@@ -555,7 +555,7 @@ def test_a_run_that_diverges_says_so(tmp_path: Path, imagenet_tree: Path, small_
         optimizer="SGD(1.0, weight_decay=1e4)", training="target=0.9, epochs=9",
     )  # fmt: skip
     assert done.returncode == 1
-    assert "that of seed 0 ended after " in done.stdout
+    assert "the run with seed 0 ended after " in done.stdout
     assert ": training diverged: the loss of step " in done.stdout, done.stdout
 
 

@@ -61,7 +61,7 @@ def test_a_run_that_misses_its_target_is_no_number(run_pytest: RunPytest, recipe
     options = ("--backend", "torch", "--threads", "1", "--preset", "hopeless", "-k", "time_to_accuracy")
     done = run_pytest(str(recipe), *options)
     assert done.returncode == 1
-    assert "1 of 1 runs did not reach top-1 accuracy 1.1: that of seed 0 ended after 1 epochs at 0." in done.stdout
+    assert "1 of 1 runs did not reach top-1 accuracy 1.1: the run with seed 0 ended after 1 epochs at 0." in done.stdout
 
 
 @needs_torch

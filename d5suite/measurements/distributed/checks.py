@@ -92,7 +92,6 @@ def scheme_rule(workload: NetworkWorkload, step: DistributedStep) -> Iterator[Ch
     _, found = train(step, scheme, batches)
     begin()
     right = expected_weights(step, replica, batches)
-    assert workload.references is not None  # the proof made them
     against = f"{executor.mode} {executor.precision} vs {rule_name(step)}"
     limit, joined = widened(workload.references.limit), scheme.compresses
     checks = [
@@ -157,7 +156,6 @@ def replica_update(workload: NetworkWorkload, step: DistributedStep) -> Iterator
     if executor.drops:
         yield from check_same_draws(workload, "a replica", call)
         return
-    assert known is not None  # the proof made them
     text = f"{UNSEEN} ({executor.mode} {executor.precision}) vs {known.source} fp64"
     trainer.load_state(trainer.initial_state())
     workload.to_generic_point(executor)

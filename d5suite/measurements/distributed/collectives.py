@@ -9,6 +9,7 @@ from typing import Any
 from d5suite.instruments.sampling import Samples
 from d5suite.instruments.settings import SamplingSettings
 from d5suite.measurements.base import Measurement, Step
+from d5suite.measurements.schemas import integer, mapping, number, or_null, record, text
 from d5suite.measurements.tables import COLLECTIVES
 from d5suite.statistics.intervals import median_interval
 from d5suite.statistics.messages import fit_line
@@ -18,49 +19,44 @@ from d5suite.workloads.collective import CollectiveWorkload, Messages
 LEAST_SHARE = 0.01
 """Least share of the bandwidth term in the largest size's time; below it, beta is meaningless."""
 
-SCHEMA: dict[str, Any] = {
-    "required": ["communicator", "algorithm", "hosts", "sizes", "line", "latency_s", "bus_bytes_per_s"],
-    "properties": {
-        "communicator": {"type": "string"},
-        "algorithm": {"type": "string", "description": "of the collective; native: the transport's own"},
-        "hosts": {"type": "array", "items": {"type": "string"}, "description": "by rank"},
+SCHEMA = record(
+    {
+        "communicator": text(),
+        "algorithm": text("of the collective; native: the transport's own"),
+        "hosts": {"type": "array", "items": text(), "description": "by rank"},
         "sizes": {
             "type": "array",
             "minItems": 2,
             "description": "smallest first; the record's samples are those of the largest",
-            "items": {
-                "type": "object",
-                "required": ["bytes", "median_s", "median_ci95", "samples", "calls", "bus_bytes_per_s", "traffic"],
-                "properties": {
-                    "bytes": {"type": "integer", "minimum": 1, "description": "of the whole array, S of nccl-tests"},
-                    "median_s": {"type": "number", "exclusiveMinimum": 0, "description": "of a call, the slowest rank"},
-                    "median_ci95": {"type": "array", "items": {"type": "number"}, "minItems": 2, "maxItems": 2},
-                    "samples": {"type": "integer", "minimum": 1},
-                    "calls": {"type": "integer", "minimum": 1, "description": "per sample, one after the other"},
-                    "bus_bytes_per_s": {"type": "number", "minimum": 0, "description": "as nccl-tests defines it"},
+            "items": mapping(
+                {
+                    "bytes": integer("of the whole array, S of nccl-tests", minimum=1),
+                    "median_s": number("of a call, the slowest rank", exclusiveMinimum=0),
+                    "median_ci95": {"type": "array", "items": number(), "minItems": 2, "maxItems": 2},
+                    "samples": integer(minimum=1),
+                    "calls": integer("per sample, one after the other", minimum=1),
+                    "bus_bytes_per_s": number("as nccl-tests defines it", minimum=0),
                     "traffic": {
                         "type": "object",
                         "description": "of one call, on the rank that sends most; opaque_calls: not counted",
-                        "additionalProperties": {"type": "integer"}
-                    }
+                        "additionalProperties": integer(),
+                    },
                 }
-            }
+            ),
         },
-        "line": {
-            "type": "object",
-            "required": ["alpha_s", "beta_s_per_byte", "bytes_per_s", "residual"],
-            "description": "time = alpha + beta * bytes, by robust least squares of relative errors",
-            "properties": {
-                "alpha_s": {"type": "number", "minimum": 0},
-                "beta_s_per_byte": {"type": "number", "minimum": 0},
-                "bytes_per_s": {"type": ["number", "null"], "description": "1 / beta; null if that is too small"},
-                "residual": {"type": "number", "minimum": 0, "description": "root mean square of relative errors"}
-            }
-        },
-        "latency_s": {"type": "number", "exclusiveMinimum": 0, "description": "of the smallest size"},
-        "bus_bytes_per_s": {"type": "number", "minimum": 0, "description": "of the best size"}
+        "line": mapping(
+            {
+                "alpha_s": number(minimum=0),
+                "beta_s_per_byte": number(minimum=0),
+                "bytes_per_s": or_null(number("1 / beta; null if that is too small")),
+                "residual": number("root mean square of relative errors", minimum=0),
+            },
+            description="time = alpha + beta * bytes, by robust least squares of relative errors",
+        ),
+        "latency_s": number("of the smallest size", exclusiveMinimum=0),
+        "bus_bytes_per_s": number("of the best size", minimum=0),
     }
-}  # fmt: skip
+)
 
 
 class CollectiveStep(Step):

@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, ClassVar
 
 from d5suite.measurements.base import Step
-from d5suite.measurements.distributed.checks import (
-    equal_parameters,
-    equal_traffic,
-    first_losses,
-    float64_losses,
-    replica_update,
-    scheme_rule,
-)
+from d5suite.measurements.distributed import checks
 from d5suite.measurements.distributed.efficiency import MeasurementOfRanks
 from d5suite.measurements.distributed.facts import FACTS, SCALING
 from d5suite.measurements.distributed.parts import SCHEMA as PARTS
 from d5suite.measurements.distributed.proof import prove_scheme
 from d5suite.measurements.distributed.steps import TRAFFIC, DistributedStep
+from d5suite.measurements.schemas import integer, mapping, number, or_null, record, text
 from d5suite.measurements.tables import WORST_ERROR, Column, Table
 from d5suite.measurements.training.training_step import prove_training
 from d5suite.validate.check import Check
@@ -40,6 +33,48 @@ STEPS = Table(
 )
 
 
+_PARTS_OR_NULL = {"anyOf": [PARTS, {"type": "null"}]}
+
+DISTRIBUTED = mapping(
+    {
+        **FACTS,
+        "straggler_ratio": or_null(
+            number(
+                "computing of the slowest rank over that of the median rank; null of a framework's own scheme, whose parts "
+                "are not known",
+                minimum=1,
+            )
+        ),
+        "spread": {
+            "type": "object",
+            "description": "over_steps: 5th to 95th percentile over the median; over_ranks: fastest to slowest rank of a "
+            "step over their median",
+            "additionalProperties": number(minimum=0),
+        },
+        "parts": {**_PARTS_OR_NULL, "description": "mean of the ranks that train; null of a framework's own scheme"},
+        "ranks": {
+            "type": "array",
+            "minItems": 1,
+            "description": "by rank; traffic is per step, and what a transport does by itself is not counted as bytes and "
+            "messages, but as opaque calls; null of a framework's own scheme",
+            "items": mapping(
+                {
+                    "rank": integer(minimum=0),
+                    "host": text(),
+                    "cpus": {"type": "array", "items": integer()},
+                    "median_s": or_null(number("null of a rank that serves")),
+                    "peak_memory_bytes": or_null(integer()),
+                    "parts": _PARTS_OR_NULL,
+                    **{name: or_null(number(minimum=0)) for name in TRAFFIC},
+                },
+                optional=["cpus", "peak_memory_bytes", "parts"],
+            ),
+        },
+    },
+    optional=["native", "synchronous", "oversubscribed"],
+)
+
+
 class DistributedTraining(MeasurementOfRanks):
     """Forward, backward, communication and update, on all ranks."""
 
@@ -51,56 +86,15 @@ class DistributedTraining(MeasurementOfRanks):
     takes_memory = True
     table = STEPS
     plot = "steps"
-    checks_after = (equal_parameters, equal_traffic, scheme_rule, first_losses, replica_update, float64_losses)
-    schema: ClassVar[dict[str, Any]] = {
-        "required": ["distributed"],
-        "properties": {
-            "distributed": {
-                "type": "object",
-                "required": [
-                    *("scheme", "settings", "communicator", "algorithm", "launcher", "trainers", "straggler_ratio"),
-                    *("spread", "parts", "bytes_per_step", "ranks"),
-                ],
-                "properties": {
-                    **FACTS,
-                    "straggler_ratio": {
-                        "type": ["number", "null"], "minimum": 1,
-                        "description": "computing of the slowest rank over that of the median rank; null of a "
-                        "framework's own scheme, whose parts are not known",
-                    },
-                    "spread": {
-                        "type": "object",
-                        "description": "over_steps: 5th to 95th percentile over the median; over_ranks: fastest to "
-                        "slowest rank of a step over their median",
-                        "additionalProperties": {"type": "number", "minimum": 0},
-                    },
-                    "parts": {
-                        "anyOf": [PARTS, {"type": "null"}],
-                        "description": "mean of the ranks that train; null of a framework's own scheme",
-                    },
-                    "ranks": {
-                        "type": "array", "minItems": 1,
-                        "description": "by rank; traffic is per step, and what a transport does by itself is not "
-                        "counted as bytes and messages, but as opaque calls; null of a framework's own scheme",
-                        "items": {
-                            "type": "object",
-                            "required": ["rank", "host", "median_s", *TRAFFIC],
-                            "properties": {
-                                "rank": {"type": "integer", "minimum": 0},
-                                "host": {"type": "string"},
-                                "cpus": {"type": "array", "items": {"type": "integer"}},
-                                "median_s": {"type": ["number", "null"], "description": "null of a rank that serves"},
-                                "peak_memory_bytes": {"type": ["integer", "null"]},
-                                "parts": {"anyOf": [PARTS, {"type": "null"}]},
-                                **{name: {"type": ["number", "null"], "minimum": 0} for name in TRAFFIC},
-                            },
-                        },
-                    },
-                },
-            },
-            "scaling": SCALING,
-        },
-    }  # fmt: skip
+    checks_after = (
+        checks.equal_parameters,
+        checks.equal_traffic,
+        checks.scheme_rule,
+        checks.first_losses,
+        checks.replica_update,
+        checks.float64_losses,
+    )
+    schema = record({"distributed": DISTRIBUTED, "scaling": SCALING}, optional=["scaling"])
 
     def prepare(self, workload: NetworkWorkload) -> Step:
         return DistributedStep(workload)

@@ -8,14 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from d5suite.measurements.base import Measurement, Step
-from d5suite.measurements.network.checks import (
-    answer_from,
-    dropped_gradient,
-    last_gradient,
-    timed_losses,
-    unseen_gradient,
-    whole_batch_gradient,
-)
+from d5suite.measurements.network import checks
 from d5suite.measurements.network.steps import TURNS, NetworkStep, training_feeds
 from d5suite.measurements.tables import TIMES
 from d5suite.validate.check import Check
@@ -45,7 +38,13 @@ class Gradient(Measurement):
     takes_energy = True
     takes_cold = True
     table = TIMES
-    checks_after = (timed_losses, last_gradient, unseen_gradient, dropped_gradient, whole_batch_gradient)
+    checks_after = (
+        checks.timed_losses,
+        checks.last_gradient,
+        checks.unseen_gradient,
+        checks.dropped_gradient,
+        checks.whole_batch_gradient,
+    )
 
     def prepare(self, workload: NetworkWorkload) -> Step:
         return GradientStep(workload)
@@ -69,7 +68,7 @@ def _checks(workload: NetworkWorkload) -> Iterator[Check]:
         start = workload.executor.parameters()
         yield check_dropout(workload.executor, workload.feed())
         random = workload.executor.random_state()
-        answer = answer_from(workload, random, workload.executor.forward_backward, workload.fed(0))
+        answer = checks.answer_from(workload, random, workload.executor.forward_backward, workload.fed(0))
         workload.drawn = random, answer
         workload.executor.load_parameters(start)
     recorded = Path(workload.reference) if workload.reference else None

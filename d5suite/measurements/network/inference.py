@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from d5suite.measurements.base import Measurement, Step
-from d5suite.measurements.network.checks import timed_outputs, unseen_output
+from d5suite.measurements.network import checks
 from d5suite.measurements.network.steps import TURNS, NetworkStep
 from d5suite.measurements.tables import TIMES
 from d5suite.validate.check import Check
@@ -34,7 +34,7 @@ class Inference(Measurement):
     takes_energy = True
     takes_cold = True
     table = TIMES
-    checks_after = (timed_outputs, unseen_output)
+    checks_after = (checks.timed_outputs, checks.unseen_output)
 
     def prepare(self, workload: NetworkWorkload) -> Step:
         return InferenceStep(workload)

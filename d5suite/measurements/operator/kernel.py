@@ -15,6 +15,7 @@ from d5suite.instruments.freshness import Durations, compare_durations, timed
 from d5suite.instruments.sampling import Samples, sample_kernel
 from d5suite.instruments.settings import SamplingSettings
 from d5suite.measurements.base import Measurement, Step, check_computes
+from d5suite.measurements.schemas import integer, mapping, number, or_null, record, text
 from d5suite.measurements.tables import KERNELS
 from d5suite.network.work import traffic, work
 from d5suite.validate.check import Check
@@ -22,78 +23,52 @@ from d5suite.validate.operator.compare import Another, Findings
 from d5suite.validate.operator.evidence import Evidence, save_heat_map
 from d5suite.workloads.operator import FURTHER, OperatorWorkload
 
-_RATES = {
-    "type": "object",
-    "required": ["flops_per_s", "bytes_per_s"],
-    "properties": {"flops_per_s": {"type": ["number", "null"]}, "bytes_per_s": {"type": ["number", "null"]}},
-}
+_RATES = mapping({"flops_per_s": or_null(number()), "bytes_per_s": or_null(number())})
 
-SCHEMA: dict[str, Any] = {
-    "required": [
-        "operator",
-        "shapes",
-        "source",
-        "iterations",
-        "work",
-        "achieved",
-        "accuracy",
-        "repeatability",
-        "ceiling",
-        "fraction_of_ceiling"
-    ],
-    "properties": {
-        "operator": {"type": "string", "description": "the ONNX operator, or a custom one as domain::Name"},
+SCHEMA = record(
+    {
+        "operator": text("the ONNX operator, or a custom one as domain::Name"),
         "shapes": {
             "type": "object",
-            "additionalProperties": {"type": "array", "items": {"type": "integer"}},
-            "description": "of the node's inputs"
+            "additionalProperties": {"type": "array", "items": integer()},
+            "description": "of the node's inputs",
         },
-        "source": {"type": "string", "description": "where the sizes are published"},
-        "iterations": {"type": "integer", "minimum": 1, "description": "calls per sample; samples are divided by it"},
-        "work": {
-            "type": "object",
-            "required": ["flops", "bytes"],
-            "properties": {
-                "flops": {
-                    "type": ["integer", "null"],
-                    "description": "floating-point operations of one call; null where not counted"
-                },
-                "bytes": {"type": "integer", "description": "compulsory traffic of a call; 0 if all answers are views"}
+        "source": text("where the sizes are published"),
+        "iterations": integer("calls per sample; samples are divided by it", minimum=1),
+        "work": mapping(
+            {
+                "flops": or_null(integer("floating-point operations of one call; null where not counted")),
+                "bytes": integer("compulsory traffic of a call; 0 if all answers are views"),
             }
-        },
+        ),
         "views": {
             "type": "array",
-            "items": {"type": "string"},
-            "description": "outputs or gradients that are views of existing memory: nothing is moved"
+            "items": text(),
+            "description": "outputs or gradients that are views of existing memory: nothing is moved",
         },
         "achieved": _RATES,
         "fraction_of_ceiling": _RATES,
         "ceiling": {
             "type": "object",
             "description": "the best of all backends in this run: a large matrix product and a large copy",
-            "additionalProperties": {
-                "type": "object",
-                "required": ["value", "backend"],
-                "properties": {"value": {"type": "number", "exclusiveMinimum": 0}, "backend": {"type": "string"}}
-            }
+            "additionalProperties": mapping({"value": number(exclusiveMinimum=0), "backend": text()}),
         },
         "accuracy": {
             "type": "object",
             "required": ["relative_l2", "l_inf", "ulp_max", "ulp_median"],
-            "additionalProperties": {"type": "number", "minimum": 0},
-            "description": "of the worst tensor, against its reference"
+            "additionalProperties": number(minimum=0),
+            "description": "of the worst tensor, against its reference",
         },
-        "repeatability": {
-            "type": "object",
-            "required": ["reruns", "identical", "variance"],
-            "properties": {
-                "reruns": {"type": "integer"},
+        "repeatability": mapping(
+            {
+                "reruns": integer(),
                 "identical": {"type": "boolean"},
-                "variance": {"type": "number", "minimum": 0, "description": "of an element, the largest"}
+                "variance": number("of an element, the largest", minimum=0),
             }
-        }
-    }
-}  # fmt: skip
+        ),
+    },
+    optional=["views"],
+)
 """The part of the record that both directions have."""
 
 

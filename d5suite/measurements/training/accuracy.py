@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -15,42 +15,109 @@ from d5suite.instruments.clock import now
 from d5suite.instruments.sampling import Samples
 from d5suite.instruments.settings import SamplingSettings
 from d5suite.measurements.base import Measurement, Step
+from d5suite.measurements.schemas import integer, mapping, number, record, text
 from d5suite.measurements.tables import Column, Table
-from d5suite.measurements.training.checks import (
-    back_to_back,
-    counted_updates,
-    next_update,
-    trained_output,
-    whole_batch_step,
-)
+from d5suite.measurements.training import checks
 from d5suite.measurements.training.steps import TrainerStep
 from d5suite.measurements.training.training_step import prove_training
 from d5suite.optimizers.schedules import schedule_from_dict
 from d5suite.training.events import Series, StopOnDivergence, Target
 from d5suite.training.loop import Event, Run, evaluator
 from d5suite.validate.check import Check
-from d5suite.validate.metrics import METRICS, Metric
+from d5suite.validate.metrics import METRICS
 from d5suite.workloads.network import NetworkWorkload, load_network
 
 TELL_EPOCHS_S, TELL_STEPS_S = 1.0, 10.0
-"""Least seconds between two reports of a long run, after an epoch and within one, where the device
-has to be waited for."""
+"""Shortest time between two reports of a long run: after an epoch, and within one, where a report
+waits for the device."""
 
 
-class AccuracyStep(TrainerStep):
-    """Training runs to the target, each from weights and in an order of its own.
+TARGET = mapping(
+    {"metric": text(), "value": number(), "source": text("where it is published")},
+    optional=["source"],
+    description="what every run reached; the samples are the times",
+)
+RUN = {
+    "seed": integer(),
+    "epochs": integer(),
+    "seconds": number("of training"),
+    "steps": integer(),
+    "samples": integer("images trained on"),
+}
 
-    Compilation is not counted: the step is compiled before the first run, and all runs use it.
-    Evaluation and the making of loaders are off the clock, waiting for data is on it.
+
+class TargetRuns:
+    """Training runs to a target.
+
+    Attributes
+    ----------
+    metric : Metric
+        Its bound is the target.
+    runs : list of dict
+        ``seed``, ``epochs`` and the metric; ``seconds``, ``steps`` and ``samples`` of a run that
+        reached the target; ``stopped`` of one that ended early.
+    curves : dict of str to list of float
+        Series of all runs by epoch.
     """
 
     def __init__(self, workload: NetworkWorkload) -> None:
         settings = workload.case.training
         self.metric = replace(METRICS[settings["metric"]], bound=settings["target"])
-        self.accumulate: int = settings["accumulate"]
+        self.runs: list[dict[str, Any]] = []
+        self.curves: dict[str, list[float]] = {}
+        self._workload = workload
+
+    def add(self, index: int) -> dict[str, Any]:
+        """Add the run of this number, from 0; each has its own seed."""
+        self.runs.append({"seed": self._workload.job.seed + index, "epochs": 0, self.metric.name: None})
+        return self.runs[-1]
+
+    def tell(self, where: str) -> None:
+        """Report the runs so far."""
+        curves = {key: [v if math.isfinite(v) else None for v in values] for key, values in self.curves.items()}
+        self._workload.tell(where, {**self.record(), "series": curves})
+
+    def samples(self, first_call_s: float | None) -> tuple[Samples, int]:
+        """Return the runs' times as samples, and the median of the images trained on.
+
+        Raises
+        ------
+        ValidationError
+            If a run did not reach the target: a time to accuracy is then not a number. `tell` has
+            reported all runs with their curves.
+        """
+        metric, missed = self.metric, [found for found in self.runs if "seconds" not in found]
+        if missed:
+            first = missed[0]
+            at, why = first[metric.name], first.get("stopped")
+            raise ValidationError(
+                f"{len(missed)} of {len(self.runs)} runs did not reach {metric.name} {metric.bound}: the run with seed "
+                f"{first['seed']} ended after {first['epochs']} epochs "
+                f"{'before it was evaluated' if at is None else f'at {at}'}{f': {why}' if why else ''}",
+                hint="A time to accuracy is a number only if all runs get there: see learning rate and schedule.",
+            )
+        times = [float(found["seconds"]) for found in self.runs]
+        samples = Samples(first_call_s or 0.0, [], times, True, "rounds")
+        return samples, int(np.median([found["samples"] for found in self.runs]))
+
+    def record(self) -> dict[str, Any]:
+        """Return target and runs."""
+        settings = self._workload.case.training
+        target = {"metric": settings["metric"], "value": settings["target"], "source": settings.get("source", "")}
+        return {"target": target, "runs": self.runs}
+
+
+class AccuracyStep(TrainerStep):
+    """Training runs to the target, each with its own weights and order of the data.
+
+    Compilation does not count: the step is compiled before the first run, and all runs use it. The
+    clock stops while loaders start and during evaluation; it runs while training waits for data.
+    """
+
+    def __init__(self, workload: NetworkWorkload) -> None:
+        self.accumulate: int = workload.case.training["accumulate"]
         super().__init__(workload)
-        self._series: dict[str, list[float]] = {}
-        self._runs: list[dict[str, Any]] = []
+        self.runs = TargetRuns(workload)
 
     def run(self) -> object:
         """Make one update from as many batches as training accumulates."""
@@ -61,30 +128,19 @@ class AccuracyStep(TrainerStep):
         return self.workload.trainer.step(*feeds)
 
     def time(self, settings: SamplingSettings) -> Samples:
-        """Train every run; a sample is the time of one.
-
-        Raises
-        ------
-        ValidationError
-            If a run does not reach the target: a time to accuracy is then not a number. The
-            workload has all runs with their curves.
-        """
+        """Train every run; see `TargetRuns.samples`."""
         for index in range(self.workload.case.training["runs"]):
             self._train(index)
-        require_reached(self._runs, self.metric)
-        times = [float(found["seconds"]) for found in self._runs]
-        self.items = int(np.median([found["samples"] for found in self._runs]))
-        return Samples(self.first_call_s or 0.0, [], times, True, "rounds")
+        samples, self.items = self.runs.samples(self.first_call_s)
+        return samples
 
     def _train(self, index: int) -> None:
-        workload, settings, metric = self.workload, self.workload.case.training, self.metric
-        seed = workload.job.seed + index
-        workload.restart(load_network(workload.case, seed).initializers)
-        target, told = Target(metric), Series()
-        found: dict[str, Any] = {"seed": seed}
-        self._runs.append(found)
+        workload, settings, metric = self.workload, self.workload.case.training, self.runs.metric
+        found = self.runs.add(index)
+        workload.restart(load_network(workload.case, found["seed"]).initializers)
+        target, curves = Target(metric), Series()
 
-        def keep(run: Run) -> None:
+        def report(run: Run) -> None:
             progress = run.progress
             found.update({"epochs": progress.epoch, metric.name: progress.metrics.get(metric.name)})
             if target.reached is not None:
@@ -92,15 +148,13 @@ class AccuracyStep(TrainerStep):
             elif progress.stopped:
                 found["stopped"] = progress.stopped
             for key in ("seconds", "loss", metric.name):
-                self._series[f"run_{index}_{key}"] = [row[key] for row in told.epochs]
+                self.runs.curves[f"run_{index}_{key}"] = [row[key] for row in curves.epochs]
             at = f" at {found[metric.name]:.4g}" if progress.metrics else ""
             done = f", step {progress.batch // self.accumulate}/{run.steps_per_epoch}" if progress.batch else ""
-            where = f"run {index + 1}/{settings['runs']}, epoch {progress.epoch}/{run.epochs}{at}{done}"
-            series = {key: or_none(values) for key, values in self._series.items()}
-            workload.tell(where, {**self._facts(), "series": series})
+            self.runs.tell(f"run {index + 1}/{settings['runs']}, epoch {progress.epoch}/{run.epochs}{at}{done}")
 
         with (
-            workload.loader(seed=seed) as stream,
+            workload.loader(seed=found["seed"]) as stream,
             workload.source.evaluation(
                 batch_size=workload.case.batch_size, workers=workload.job.loader_workers
             ) as unseen,
@@ -111,45 +165,21 @@ class AccuracyStep(TrainerStep):
                 epochs=settings["epochs"],
                 schedule=schedule_from_dict(settings["schedule"]),
                 accumulate=self.accumulate,
-                events=[StopOnDivergence(), told, target, _Reports(keep)],
+                events=[StopOnDivergence(), curves, target, _Reports(report)],
                 evaluate=evaluator(unseen, [metric]),
             )
             try:
                 run.train()
             except ValidationError as error:  # such as logits that are not finite; other runs may do better
                 run.stop(str(error))
-        keep(run)
+        report(run)
         self.updates = run.progress.step
 
-    def _facts(self) -> dict[str, Any]:
-        return {"target": target_of(self.workload), "runs": self._runs}
-
     def record(self, samples: Samples) -> dict[str, Any]:
-        return self._facts()
+        return self.runs.record()
 
     def series(self) -> dict[str, list[float]]:
-        return self._series
-
-
-def require_reached(runs: Sequence[Mapping[str, Any]], metric: Metric) -> None:
-    """Raise `ValidationError` unless all runs have reached the metric's bound."""
-    missed = [found for found in runs if "seconds" not in found]
-    if not missed:
-        return
-    worst = missed[0]
-    at, why = worst[metric.name], worst.get("stopped")
-    raise ValidationError(
-        f"{len(missed)} of {len(runs)} runs did not reach {metric.name} {metric.bound}: that of seed "
-        f"{worst['seed']} ended after {worst['epochs']} epochs "
-        f"{'before it was evaluated' if at is None else f'at {at}'}{f': {why}' if why else ''}",
-        hint="A time to accuracy is a number only if all runs get there: see learning rate and schedule.",
-    )
-
-
-def target_of(workload: NetworkWorkload) -> dict[str, Any]:
-    """Return the runs' target, for their record."""
-    settings = workload.case.training
-    return {"metric": settings["metric"], "value": settings["target"], "source": settings.get("source", "")}
+        return self.runs.curves
 
 
 def require_real_images(workload: NetworkWorkload) -> None:
@@ -173,7 +203,13 @@ class TimeToAccuracy(Measurement):
     needs = ("gradient", "level 2")
     trains = True
     plot = "curves"
-    checks_after = (trained_output, counted_updates, next_update, whole_batch_step, back_to_back)
+    checks_after = (
+        checks.trained_output,
+        checks.counted_updates,
+        checks.next_update,
+        checks.whole_batch_step,
+        checks.back_to_back,
+    )
     table = Table(
         (
             Column("target", "target.value"),
@@ -187,36 +223,7 @@ class TimeToAccuracy(Measurement):
         "medians of the runs; the interval is of the time, with its confidence",
         width=16,
     )
-    schema: ClassVar[Mapping[str, Any]] = {
-        "required": ["target", "runs"],
-        "properties": {
-            "target": {
-                "type": "object",
-                "required": ["metric", "value"],
-                "description": "what every run reached; the samples are the times",
-                "properties": {
-                    "metric": {"type": "string"},
-                    "value": {"type": "number"},
-                    "source": {"type": "string", "description": "where it is published"}
-                }
-            },
-            "runs": {
-                "type": "array",
-                "minItems": 1,
-                "items": {
-                    "type": "object",
-                    "required": ["seed", "epochs", "seconds", "steps", "samples"],
-                    "properties": {
-                        "seed": {"type": "integer"},
-                        "epochs": {"type": "integer"},
-                        "seconds": {"type": "number", "description": "of training"},
-                        "steps": {"type": "integer"},
-                        "samples": {"type": "integer", "description": "images trained on"}
-                    }
-                }
-            }
-        }
-    }  # fmt: skip
+    schema = record({"target": TARGET, "runs": {"type": "array", "minItems": 1, "items": mapping(RUN)}})
 
     def prepare(self, workload: NetworkWorkload) -> Step:
         """See `Measurement.prepare`.
@@ -235,7 +242,7 @@ class TimeToAccuracy(Measurement):
 
 
 class _Reports(Event):
-    """Tells where a run is, off its clock, at most once in `TELL_EPOCHS_S` or `TELL_STEPS_S`."""
+    """Reports a run's progress off its clock, at intervals of `TELL_EPOCHS_S` or `TELL_STEPS_S`."""
 
     def __init__(self, tell: Callable[[Run], None]) -> None:
         self._tell = tell
@@ -252,8 +259,3 @@ class _Reports(Event):
     def _now(self, run: Run) -> None:
         self._tell(run)
         self._last = now()
-
-
-def or_none(values: Iterable[float]) -> list[float | None]:
-    """Return the values with None in place of NaN and infinity, which JSON lacks."""
-    return [value if math.isfinite(value) else None for value in values]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, ClassVar
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import numpy as np
 
@@ -15,16 +15,9 @@ from d5suite.instruments.settings import SamplingSettings
 from d5suite.levels.network import Native
 from d5suite.measurements.base import Measurement, Step
 from d5suite.measurements.network.checks import check_unseen
-from d5suite.measurements.network.steps import KeptAnswers
+from d5suite.measurements.schemas import number, record
 from d5suite.measurements.tables import WORST_ERROR, Column, Table
-from d5suite.measurements.training.checks import (
-    back_to_back,
-    counted_updates,
-    finite_losses,
-    next_update,
-    trained_output,
-    whole_batch_step,
-)
+from d5suite.measurements.training import checks
 from d5suite.measurements.training.steps import TrainerStep
 from d5suite.measurements.training.training_step import prove_training
 from d5suite.validate.check import Check
@@ -55,8 +48,6 @@ class BreakdownStep(TrainerStep):
 
     Attributes
     ----------
-    answers : KeptAnswers
-        Losses of whole steps.
     last : dict of str to tuple
         By other part: feed and answer of its last call.
     compute : dict of str to callable
@@ -74,7 +65,6 @@ class BreakdownStep(TrainerStep):
             "both": executor.forward_backward,
             "forward": lambda feed: executor.forward({name: feed[name] for name in network.inputs}),
         }
-        self.answers = KeptAnswers(network.require_loss()[1:])
         self.last: dict[str, tuple[Native, Native]] = {}
         self._kept = {"both": self.answers.names, "forward": network.outputs}
         self._laps: dict[str, list[list[float]]] = {kind: [] for kind in self.compute}
@@ -213,31 +203,29 @@ class Breakdown(Measurement):
     )
     plot = "parts"
     checks_after = (
-        finite_losses,
+        checks.finite_losses,
         last_parts,
-        trained_output,
-        counted_updates,
-        next_update,
-        whole_batch_step,
-        back_to_back,
+        checks.trained_output,
+        checks.counted_updates,
+        checks.next_update,
+        checks.whole_batch_step,
+        checks.back_to_back,
         first_rounds,
         unseen_gradient,
     )
-    schema: ClassVar[Mapping[str, Any]] = {
-        "required": ["breakdown_s", "sum_over_step"],
-        "properties": {
+    schema = record(
+        {
             "breakdown_s": {
                 "type": "object",
                 "required": ["data_wait", "host_to_device", "forward", "backward", "update", "other"],
-                "additionalProperties": {"type": "number"},
-                "description": "medians in seconds"
+                "additionalProperties": number(),
+                "description": "medians in seconds",
             },
-            "sum_over_step": {
-                "type": "number",
-                "description": "the sum of breakdown_s over the median of whole steps; marked if more than 2% off"
-            }
+            "sum_over_step": number(
+                "the sum of breakdown_s over the median of whole steps; marked if more than 2% off"
+            ),
         }
-    }  # fmt: skip
+    )
 
     def prepare(self, workload: NetworkWorkload) -> Step:
         return BreakdownStep(workload)

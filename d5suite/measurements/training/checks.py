@@ -6,7 +6,6 @@ The checks of a gradient after timing are in `d5suite.measurements.network.check
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Protocol
 
 import numpy as np
 
@@ -14,11 +13,10 @@ from d5suite.errors import ValidationError
 from d5suite.levels.network import Arrays, Native
 from d5suite.levels.training import STEPS
 from d5suite.measurements.network.checks import UNSEEN, check_same_draws, check_whole_batch
-from d5suite.measurements.network.steps import KeptAnswers
-from d5suite.measurements.training.steps import TrainingStep
+from d5suite.measurements.training.steps import TrainerStep, TrainingStep
 from d5suite.validate.check import Check
 from d5suite.validate.network.gradient_references import check_finite, sampled, widened
-from d5suite.validate.network.inference import check_output, expected_outputs
+from d5suite.validate.network.inference import check_inference
 from d5suite.validate.norms import relative_l2
 from d5suite.validate.training.trajectory import check_trajectory, repeat_until_updated, train
 from d5suite.validate.training.updates import (
@@ -31,21 +29,7 @@ from d5suite.validate.training.updates import (
 from d5suite.workloads.network import FEEDS, NetworkWorkload
 
 
-class Updating(Protocol):
-    """A timed step that counts its updates."""
-
-    @property
-    def updates(self) -> int:
-        """Timed updates since the initial state."""
-
-
-class KeepingLosses(Protocol):
-    """A timed step that keeps losses."""
-
-    answers: KeptAnswers
-
-
-def finite_losses(workload: NetworkWorkload, step: KeepingLosses) -> Iterable[Check]:
+def finite_losses(workload: NetworkWorkload, step: TrainerStep | TrainingStep) -> Iterable[Check]:
     """Training that diverged: it is no fault of the backend, and no later check would say so.
 
     Raises
@@ -65,7 +49,6 @@ def finite_losses(workload: NetworkWorkload, step: KeepingLosses) -> Iterable[Ch
 def first_losses(workload: NetworkWorkload, step: TrainingStep) -> Iterator[Check]:
     """Losses of the first timed steps: a graph captured with another batch computes others."""
     executor, proved = workload.executor, workload.proved_run
-    assert proved is not None
     amplified = bool(proved.first.parameter_limit)
     if executor.drops or executor.precision == "fp16":
         return
@@ -81,7 +64,7 @@ def first_losses(workload: NetworkWorkload, step: TrainingStep) -> Iterator[Chec
     yield Check(f"losses of the first timed steps {against}", *max(errors, key=lambda each: each[0] / each[1]))
 
 
-def counted_updates(workload: NetworkWorkload, step: Updating) -> Iterator[Check]:
+def counted_updates(workload: NetworkWorkload, step: TrainerStep | TrainingStep) -> Iterator[Check]:
     """A step that returns a remembered loss makes no update; parameters may overflow unnoticed.
 
     Raises
@@ -111,7 +94,6 @@ def next_update(workload: NetworkWorkload, step: object) -> Iterator[Check]:
     must answer as before timing.
     """
     executor, trainer, known = workload.executor, workload.trainer, workload.references
-    assert known is not None  # the proof made them
     trainer.set_learning_rate(workload.optimizer.learning_rate)  # a schedule may end at 0
     if executor.drops:
         yield from check_same_draws(workload, "a step", trainer.step)
@@ -158,7 +140,6 @@ def first_parameters(workload: NetworkWorkload, step: TrainingStep) -> Iterable[
 def back_to_back(workload: NetworkWorkload, step: object) -> Iterator[Check]:
     """The proof's first steps again, without synchronizing: updates may be lost in a hurry."""
     executor, proved = workload.executor, workload.proved_run
-    assert proved is not None
     first = proved.first
     workload.restart()
     batches = [workload.fed(index) for index in range(len(first.run.losses))]
@@ -192,27 +173,28 @@ def trained_output(workload: NetworkWorkload, step: object) -> Iterator[Check]:
 
     The images were never fed before. The reference is an evaluator with the executor's weights.
     """
-    executor, images = workload.executor, workload.evaluation_batch(1)
+    executor = workload.executor
     initial = workload.network.initializers
     weights = {name: value.astype(initial[name].dtype) for name, value in executor.parameters().items()}
     executor.load_parameters(weights)  # of float64 what the evaluator can have
-    answer = executor.fetch(executor.forward(executor.feed(workload.network.arrays(images))))
-    trained = workload.plain_network.with_weights(weights)
-    (expected,), evaluator = expected_outputs(executor, trained, [images], threads=workload.job.threads)
-    name = f"output at the trained weights ({executor.mode} {executor.precision}) vs {evaluator}"
-    yield check_output(name, executor, answer, expected, len(images), workload.tolerance.outputs)
+    yield from check_inference(
+        executor,
+        workload.evaluation_batch(1),
+        tolerance=workload.tolerance.outputs,
+        threads=workload.job.threads,
+        network=workload.plain_network.with_weights(weights),
+        what="output at the trained weights",
+    )
 
 
 def _against(workload: NetworkWorkload) -> str:
     """Return what was timed and its reference, in words."""
-    assert workload.proved_run is not None
     return f"({workload.executor.mode} {workload.executor.precision}) vs {workload.proved_run.source}"
 
 
 def _parameters(workload: NetworkWorkload, which: str, found: Arrays) -> Check:
     """Check `sampled` parameters after the first steps from the initial state."""
     executor, network = workload.executor, workload.network
-    assert workload.proved_run is not None and workload.references is not None
     first = workload.proved_run.first
     steps, expected = len(first.run.losses), first.run.parameters
     start = sampled({name: network.initializers[name] for name in network.parameters})

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from d5suite.instruments.sampling import Samples
 from d5suite.instruments.settings import SamplingSettings
 from d5suite.instruments.threads import allowed_cpus
 from d5suite.measurements.base import Step
+from d5suite.measurements.schemas import integer, number, record, text
 from d5suite.validate.check import Check
 from d5suite.validate.norms import relative_l2
 from d5suite.workloads.network import NetworkWorkload
@@ -31,17 +33,19 @@ batch and of the neutral one's, which holds other images in another order: a for
 is off by a factor of four."""
 
 
-SCHEMA: dict[str, Any] = {
-    "required": ["loader", "loader_workers", "batches_per_sample", "images_per_s_per_core", "wait_s"],
-    "properties": {
-        "loader": {"type": "string", "description": "name of the loader"},
-        "loader_workers": {"type": "integer", "minimum": 0, "description": "its processes or threads"},
-        "batches_per_sample": {"type": "integer", "minimum": 1},
-        "format": {"enum": ["folder", "hdf5", "tfrecord", "recordio"], "description": "how the images are stored"},
-        "images_per_s_per_core": {"type": "number", "exclusiveMinimum": 0, "description": "of the cores it may use"},
-        "wait_s": {"type": "number", "minimum": 0, "description": "median time that a request for a batch blocks"}
-    }
-}  # fmt: skip
+FORMAT = {"enum": ["folder", "hdf5", "tfrecord", "recordio"], "description": "how the images are stored"}
+
+SCHEMA = record(
+    {
+        "loader": text("name of the loader"),
+        "loader_workers": integer("its processes or threads", minimum=0),
+        "batches_per_sample": integer(minimum=1),
+        "format": FORMAT,
+        "images_per_s_per_core": number("of the cores it may use", exclusiveMinimum=0),
+        "wait_s": number("median time that a request for a batch blocks", minimum=0),
+    },
+    optional=["format"],
+)
 """The part of the record that all of them have."""
 
 
@@ -50,26 +54,41 @@ def batches_per_sample(workload: NetworkWorkload) -> int:
     return max(LOADER_BATCHES, -(-LOADER_IMAGES // workload.case.batch_size))
 
 
+Opener = Callable[[NetworkWorkload], contextlib.AbstractContextManager[Iterator[Any]]]
+"""Starts a loader; its context yields the batches."""
+
+
+@contextlib.contextmanager
+def neutral_batches(workload: NetworkWorkload) -> Iterator[Iterator[Any]]:
+    """Start d5suite's own loader."""
+    with workload.loader() as loader:
+        yield loader.batches()
+
+
 class LoadingStep(Step):
-    """Several batches from a loader; waiting for them is noted apart from their use.
+    """Several batches from a loader. The time spent waiting for them is recorded separately.
 
     Parameters
     ----------
     workload : NetworkWorkload
     loader : str
-        As results call it.
+        The loader's name in results.
+    opener : Opener
 
     Attributes
     ----------
     taken : int
         Batches since timing began.
-    last : tuple or None
-        The last batch of the last call.
+    first, last : tuple or None
+        The last batch of the first and of the last call.
     """
 
     _batches: Iterator[Any]
+    _running: contextlib.AbstractContextManager[Iterator[Any]]
+    first: tuple[np.ndarray, np.ndarray] | None = None
 
-    def __init__(self, workload: NetworkWorkload, loader: str) -> None:
+    def __init__(self, workload: NetworkWorkload, loader: str, opener: Opener) -> None:
+        self._opener = opener
         self.workload = workload
         self.loader = loader
         self.count = batches_per_sample(workload)
@@ -78,12 +97,25 @@ class LoadingStep(Step):
         self.taken = 0
         self.last: Any = None
 
+    def __enter__(self) -> Step:
+        """Start the loader."""
+        self._running = self._opener(self.workload)
+        self._batches = self._running.__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Stop the loader; the last batch may lie in its memory."""
+        self.last = None if self.last is None else copied(self.last)
+        self._running.__exit__(None, None, None)
+
     def time(self, settings: SamplingSettings) -> Samples:
         self.taken = 0
         return super().time(settings)
 
     def next_input(self) -> None:
-        """Free the last batch, as training does."""
+        """Free the last batch, as training does, but keep a copy of the first one."""
+        if self.first is None and self.last is not None:
+            self.first = copied(self.last)
         self.last = None
 
     def use(self, batch: Any) -> None:
@@ -120,6 +152,11 @@ class LoadingStep(Step):
 
     def series(self) -> dict[str, list[float]]:
         return {"wait_s": self._waits}
+
+
+def native_batches(workload: NetworkWorkload) -> contextlib.AbstractContextManager[Iterator[Any]]:
+    """Start the framework's own loader."""
+    return contextlib.closing(native_loader(workload))
 
 
 def native_loader(workload: NetworkWorkload) -> Any:
@@ -194,12 +231,8 @@ def check_neutral_batch(workload: NetworkWorkload, batch: Any, number: int, name
 
 def prove_native_loader(workload: NetworkWorkload) -> Iterator[Check]:
     """Check shape, range and labels of the framework's own batches."""
-    native = native_loader(workload)
-    try:
-        batch = copied(next(native))
-    finally:
-        native.close()
-    return check_native_batch(workload, batch, "")
+    with native_batches(workload) as native:
+        return check_native_batch(workload, copied(next(native)), "")
 
 
 def check_native_batch(workload: NetworkWorkload, batch: Any, name: str, before: Any = None) -> Iterator[Check]:

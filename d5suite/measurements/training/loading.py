@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, ClassVar
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 from d5suite.instruments.sampling import Samples, sample_alternating
 from d5suite.instruments.settings import SamplingSettings
 from d5suite.measurements.base import Measurement, Step
+from d5suite.measurements.schemas import record, text
 from d5suite.measurements.tables import RATIOS
 from d5suite.measurements.training import ratios
 from d5suite.measurements.training.loaders import (
+    FORMAT,
     batches_per_sample,
     check_native_batch,
     check_neutral_batch,
     copied,
-    native_loader,
+    native_batches,
     native_loader_name,
+    neutral_batches,
     prove_native_loader,
     prove_neutral_loader,
 )
@@ -44,9 +47,10 @@ class CostOfLoadingStep(ratios.RatioStep):
     def __enter__(self) -> Step:
         """Start both loaders."""
         with contextlib.ExitStack() as started:  # one that fails to start stops the other
-            native = started.enter_context(contextlib.closing(native_loader(self.workload)))
-            loader = started.enter_context(self.workload.loader())
-            self._streams = {"d5suite": loader.batches(), "native": native}
+            self._streams = {
+                "native": started.enter_context(native_batches(self.workload)),
+                "d5suite": started.enter_context(neutral_batches(self.workload)),
+            }
             self._running = started.pop_all()
         return self
 
@@ -102,14 +106,7 @@ class CostOfLoading(Measurement):
     runs_network = False
     table = RATIOS
     checks_after = (last_batches,)
-    schema: ClassVar[Mapping[str, Any]] = {
-        "required": [*ratios.SCHEMA["required"], "loader", "format"],
-        "properties": {
-            **ratios.SCHEMA["properties"],
-            "loader": {"type": "string", "description": "what it is compared with"},
-            "format": {"enum": ["folder", "hdf5", "tfrecord", "recordio"]},
-        },
-    }
+    schema = record({**ratios.SCHEMA["properties"], "loader": text("what it is compared with"), "format": FORMAT})
 
     def prepare(self, workload: NetworkWorkload) -> Step:
         return CostOfLoadingStep(workload)

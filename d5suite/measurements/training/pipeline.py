@@ -5,28 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from d5suite.data.sources import Stream
 from d5suite.measurements.base import Measurement, Step
 from d5suite.measurements.tables import LOADING
-from d5suite.measurements.training.loaders import SCHEMA, LoadingStep, check_neutral_batch, prove_neutral_loader
+from d5suite.measurements.training.loaders import (
+    SCHEMA,
+    LoadingStep,
+    check_neutral_batch,
+    neutral_batches,
+    prove_neutral_loader,
+)
 from d5suite.validate.check import Check
 from d5suite.workloads.network import NetworkWorkload
 
 
 class PipelineStep(LoadingStep):
     """Read, decode, augment, normalise, feed."""
-
-    _loader: Stream
-
-    def __enter__(self) -> Step:
-        """Start the loader's processes."""
-        self._loader = self.workload.loader()
-        self._batches = self._loader.__enter__().batches()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        """Stop them."""
-        self._loader.__exit__(None, None, None)
 
     def use(self, batch: Any) -> None:
         """Put the batch on the device."""
@@ -54,7 +47,7 @@ class InputPipeline(Measurement):
     checks_after = (last_batch,)
 
     def prepare(self, workload: NetworkWorkload) -> Step:
-        return PipelineStep(workload, "d5suite.data.Loader")
+        return PipelineStep(workload, "d5suite.data.Loader", neutral_batches)
 
     def prove(self, workload: NetworkWorkload, step: Step) -> Iterable[Check]:
         """Compare pixels from the worker processes with the same images decoded in this process."""

@@ -8,24 +8,16 @@ from typing import Any
 from d5suite.instruments.sampling import Samples
 from d5suite.instruments.settings import SamplingSettings
 from d5suite.measurements.base import Step
+from d5suite.measurements.schemas import integer, mapping, number, record
 from d5suite.statistics.ratios import paired_ratio
 
-SCHEMA: dict[str, Any] = {
-    "required": ["compared_with", "ratio", "compared_median_s"],
-    "properties": {
+SCHEMA = record(
+    {
         "compared_with": {"enum": ["hand_written", "native"]},
-        "compared_median_s": {"type": "number", "exclusiveMinimum": 0},
-        "ratio": {
-            "type": "object",
-            "required": ["median", "ci95", "rounds"],
-            "properties": {
-                "median": {"type": "number"},
-                "ci95": {"type": "array", "items": {"type": "number"}},
-                "rounds": {"type": "integer"}
-            }
-        }
+        "ratio": mapping({"median": number(), "ci95": {"type": "array", "items": number()}, "rounds": integer()}),
+        "compared_median_s": number(exclusiveMinimum=0),
     }
-}  # fmt: skip
+)
 """The part of the record that all of them have."""
 
 

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from d5suite.levels.network import Arrays
 from d5suite.measurements.base import Step
-from d5suite.measurements.network.steps import NetworkStep, training_feeds
+from d5suite.measurements.network.steps import KeptAnswers, NetworkStep, training_feeds
 from d5suite.validate.training.updates import sampled_parameters
 from d5suite.workloads.network import NetworkWorkload
 
 
 class TrainerStep(Step):
-    """A step of the trainer that is not timed by the sampler.
+    """A step of the trainer that the sampler does not time.
 
     Attributes
     ----------
+    answers : KeptAnswers
+        Losses of timed steps, where they are kept.
     updates : int
         Timed updates since the initial state.
     """
@@ -22,6 +24,7 @@ class TrainerStep(Step):
 
     def __init__(self, workload: NetworkWorkload) -> None:
         self.workload = workload
+        self.answers = KeptAnswers(workload.network.require_loss()[1:])
         self.items = workload.case.batch_size
         self.macs = workload.macs
 
@@ -70,7 +73,6 @@ class TrainingStep(NetworkStep):
     def keep_answer(self) -> None:
         super().keep_answer()
         executor, proved = self.workload.executor, self.workload.proved_run
-        assert proved is not None
         # In fp16 steps are repeated, and a run that amplifies less has its own learning rates.
         same = executor.precision != "fp16" and not proved.first.rates
         if self.early is None and same and self.updates == len(proved.first.run.losses):

@@ -9,15 +9,7 @@ from pathlib import Path
 from d5suite.measurements.base import Measurement, Step
 from d5suite.measurements.network.gradient import prove_gradient
 from d5suite.measurements.tables import TIMES
-from d5suite.measurements.training.checks import (
-    counted_updates,
-    finite_losses,
-    first_losses,
-    first_parameters,
-    next_update,
-    same_draws,
-    whole_batch_step,
-)
+from d5suite.measurements.training import checks
 from d5suite.measurements.training.steps import TrainingStep
 from d5suite.validate.check import Check
 from d5suite.validate.network.gradient_references import sampled
@@ -47,13 +39,13 @@ class TrainingStepTime(Measurement):
     takes_cold = True
     table = TIMES
     checks_after = (
-        finite_losses,
-        first_losses,
-        counted_updates,
-        next_update,
-        whole_batch_step,
-        first_parameters,
-        same_draws,
+        checks.finite_losses,
+        checks.first_losses,
+        checks.counted_updates,
+        checks.next_update,
+        checks.whole_batch_step,
+        checks.first_parameters,
+        checks.same_draws,
     )
 
     def prepare(self, workload: NetworkWorkload) -> Step:

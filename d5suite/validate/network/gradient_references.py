@@ -26,6 +26,7 @@ from d5suite.files import atomic_hdf5
 from d5suite.levels.contract import require_answer
 from d5suite.levels.network import Arrays, Executor, Native
 from d5suite.network import Network
+from d5suite.validate.arrays import read_arrays, write_arrays
 from d5suite.validate.check import Check
 from d5suite.validate.network.gradient import SATURATION, differentiate, gradient_errors
 from d5suite.validate.norms import UNIT_ROUNDOFF, relative_l2
@@ -94,12 +95,10 @@ class GradientReferences:
         """Write the answers atomically; `key` identifies the network and its batches."""
         with atomic_hdf5(path) as file:
             file.attrs.update(key=key, source=self.source)
-            file.attrs["names"] = list(self.answers[0].gradients)
             for number, answer in enumerate(self.answers):
-                group = file.create_group(str(number), track_order=True)
+                group = file.create_group(str(number))
                 group.attrs.update(loss=answer.loss, norm=answer.norm)
-                for index, name in enumerate(self.answers[0].gradients):
-                    group[str(index)] = answer.gradients[name]
+                write_arrays(group, answer.gradients)
 
     @classmethod
     def load(cls, path: Path, key: str, limit: float, loss_limit: float) -> GradientReferences | None:
@@ -109,14 +108,10 @@ class GradientReferences:
         with h5py.File(path, "r") as file:
             if file.attrs["key"] != key:
                 return None
-            names = list(file.attrs["names"])
+            groups = [file[str(number)] for number in range(len(file))]
             answers = [
-                GradientReference(
-                    float(group.attrs["loss"]),
-                    {name: group[str(index)][()] for index, name in enumerate(names)},
-                    float(group.attrs["norm"]),
-                )
-                for group in (file[str(number)] for number in range(len(file)))
+                GradientReference(float(group.attrs["loss"]), read_arrays(group), float(group.attrs["norm"]))
+                for group in groups
             ]
             return cls(answers, str(file.attrs["source"]), limit, loss_limit)
 

@@ -162,7 +162,13 @@ def _require_finite(network: Network, answer: Mapping[str, np.ndarray]) -> None:
 
 
 def check_inference(
-    executor: Executor, images: np.ndarray, *, tolerance: float, threads: int, network: Network | None = None
+    executor: Executor,
+    images: np.ndarray,
+    *,
+    tolerance: float,
+    threads: int,
+    network: Network | None = None,
+    what: str = "output",
 ) -> list[Check]:
     """Compare the output in inference mode with an independent evaluator's.
 
@@ -178,9 +184,11 @@ def check_inference(
         Thread budget of the evaluator.
     network : Network, optional
         The executor's network with the weights that were loaded instead of its own.
+    what : str
+        What is compared, in the check's name.
     """
     network = network or executor.network
     answer = executor.fetch(executor.forward(executor.feed(network.arrays(images))))
     (expected,), evaluator = expected_outputs(executor, network, [images], threads=threads)
-    name = f"output ({executor.mode} {executor.precision}) vs {evaluator}"
+    name = f"{what} ({executor.mode} {executor.precision}) vs {evaluator}"
     return [check_output(name, executor, answer, expected, len(images), tolerance)]

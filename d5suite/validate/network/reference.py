@@ -17,6 +17,7 @@ import numpy as np
 from d5suite.files import atomic_hdf5
 from d5suite.levels.network import Arrays
 from d5suite.network import Network
+from d5suite.validate.arrays import read_arrays, write_arrays
 from d5suite.validate.network.oracle import Oracle
 
 DIRECTIONS = 2
@@ -77,14 +78,10 @@ class Reference:
         with atomic_hdf5(path) as file:
             file.attrs["key"] = key
             file["loss"] = self.loss
-            file["names"] = np.array(list(self.scales), dtype=h5py.string_dtype())
-            file["scales"] = np.array(list(self.scales.values()))
+            write_arrays(file.create_group("scales"), {name: np.array(value) for name, value in self.scales.items()})
+            write_arrays(file.create_group("statistics"), self.statistics)
             for name in ("derivatives", "steps", "doubts"):
                 file[name] = np.array(getattr(self, name))
-            file["moved"] = np.array(list(self.statistics), dtype=h5py.string_dtype())
-            group = file.create_group("statistics")
-            for index, value in enumerate(self.statistics.values()):
-                group[str(index)] = value
 
     @classmethod
     def load(cls, path: Path, key: str) -> Reference | None:
@@ -94,9 +91,8 @@ class Reference:
         with h5py.File(path, "r") as file:
             if file.attrs["key"] != key:
                 return None
-            names = [name.decode() for name in file["names"][()]]
-            statistics = {name.decode(): file["statistics"][str(i)][()] for i, name in enumerate(file["moved"][()])}
-            scales = dict(zip(names, file["scales"][()].tolist(), strict=True))
+            statistics = read_arrays(file["statistics"])
+            scales = {name: float(value) for name, value in read_arrays(file["scales"]).items()}
             differences = (file[name][()].tolist() for name in ("derivatives", "steps", "doubts"))
             return cls(file["loss"][()], statistics, scales, *differences)
 

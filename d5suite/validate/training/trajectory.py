@@ -6,7 +6,6 @@ Imports h5py, NumPy and the contract; no framework.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +19,7 @@ from d5suite.levels.contract import require_answer
 from d5suite.levels.network import Arrays, Executor, Native
 from d5suite.levels.training import LOSS_SCALE, STEPS, Trainer
 from d5suite.optimizers.settings import Optimizer
+from d5suite.validate.arrays import read_arrays, write_arrays
 from d5suite.validate.check import Check
 from d5suite.validate.norms import relative_l2
 from d5suite.validate.training.formulas import update
@@ -46,14 +46,11 @@ class Trajectory:
     parameters: Arrays
 
     def save(self, path: Path, backend: str) -> None:
-        """Write it atomically: ``losses``, and ``parameters`` in the order of ``names``."""
+        """Write it atomically, with the name of the backend that made it."""
         with atomic_hdf5(path) as file:
             file.attrs["backend"] = backend
             file["losses"] = self.losses
-            file["names"] = np.array(list(self.parameters), dtype=h5py.string_dtype())
-            group = file.create_group("parameters", track_order=True)
-            for index, value in enumerate(self.parameters.values()):
-                group[str(index)] = value
+            write_arrays(file.create_group("parameters"), self.parameters)
 
     @classmethod
     def load(cls, path: Path) -> tuple[Trajectory, str]:
@@ -66,9 +63,7 @@ class Trajectory:
         """
         try:
             with h5py.File(path, "r") as file:
-                names = [name.decode() for name in file["names"][()]]
-                parameters = {name: file["parameters"][str(index)][()] for index, name in enumerate(names)}
-                return cls(file["losses"][()], parameters), str(file.attrs["backend"])
+                return cls(file["losses"][()], read_arrays(file["parameters"])), str(file.attrs["backend"])
         except (OSError, KeyError) as error:
             raise JobError(f"cannot read the trajectory: {error}", where=str(path)) from error
 
@@ -82,7 +77,6 @@ def train(
     batches: Batches,
     *,
     early: Collection[int] = (),
-    durations: list[float] | None = None,
     rates: Sequence[float] = (),
     accumulate: int = 1,
     back_to_back: bool = False,
@@ -100,8 +94,6 @@ def train(
         See `Batches`.
     early : collection of int
         Numbers of steps after which to record the run too.
-    durations : list of float, optional
-        Receives the seconds of each step.
     rates : sequence of float
         Learning rates of the first steps; the last one stays. By default the optimizer's own.
     accumulate : int
@@ -130,14 +122,11 @@ def train(
         feeds = [executor.feed({**network.arrays(images), label: labels}) for images, labels in group]
         if index < len(rates):
             trainer.set_learning_rate(rates[index])
-        begin = time.perf_counter()
         native = trainer.step(*feeds)
         if back_to_back and not scaled:
             pending.append(native)
             continue
         executor.synchronize()
-        if durations is not None:
-            durations.append(time.perf_counter() - begin)
         if scaled:
             repeat_until_updated(trainer, feeds, updates := updates + 1)
         losses.append(loss_of(executor, native, loss))

@@ -14,10 +14,10 @@ from d5suite.data.samplers import Shuffled
 from d5suite.errors import ValidationError
 from d5suite.instruments.settings import SamplingSettings
 from d5suite.levels.description import Tolerance
-from d5suite.measurements.training.loading import CostOfLoading, CostOfLoadingStep
-from d5suite.measurements.training.native_pipeline import NativeInputPipeline, NativePipelineStep
+from d5suite.measurements.training.loading import CostOfLoading
+from d5suite.measurements.training.native_pipeline import NativeInputPipeline
 from d5suite.measurements.training.neutrality import CostOfNeutrality, NeutralityStep
-from d5suite.measurements.training.pipeline import InputPipeline, PipelineStep
+from d5suite.measurements.training.pipeline import InputPipeline
 from d5suite.validate.check import Validation
 
 IMAGES, LABELS = np.random.default_rng(0).standard_normal((24, 3, 4, 4), np.float32), np.arange(24) % 4
@@ -64,27 +64,25 @@ def workload(stale: str) -> Any:
         loader=lambda workers=None: Loader(stale == "neutral" and workers is None),
         executor=SimpleNamespace(feed=lambda arrays: None, synchronize=lambda: None),
         arrays=lambda batch: {},
+        backend=SimpleNamespace(load=lambda module: SimpleNamespace(NAMES={"folder": "native"})),
+        stored_as="folder",
     )
 
 
 @pytest.mark.parametrize("stale", ["", "neutral", "native"])
-@pytest.mark.parametrize(
-    ("measurement", "kind"),
-    [(InputPipeline, PipelineStep), (NativeInputPipeline, NativePipelineStep), (CostOfLoading, CostOfLoadingStep)],
-)
+@pytest.mark.parametrize("measurement", [InputPipeline, NativeInputPipeline, CostOfLoading])
 def test_a_loader_that_repeats_a_batch_is_no_result(
-    measurement: Any, kind: Any, stale: str, monkeypatch: pytest.MonkeyPatch
+    measurement: Any, stale: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in ("loading", "native_pipeline"):
-        monkeypatch.setattr(
-            f"d5suite.measurements.training.{module}.native_loader", lambda workload: Native(stale == "native")
-        )
+    monkeypatch.setattr(
+        "d5suite.measurements.training.loaders.native_loader", lambda workload: Native(stale == "native")
+    )
     data = workload(stale)
-    step = kind(data) if kind is CostOfLoadingStep else kind(data, "loader")
+    step = measurement().prepare(data)
     with step:
         step.time(SETTINGS)
-    caught = (PipelineStep, CostOfLoadingStep) if stale == "neutral" else (NativePipelineStep, CostOfLoadingStep)
-    if stale and kind in caught:
+    caught = (InputPipeline, CostOfLoading) if stale == "neutral" else (NativeInputPipeline, CostOfLoading)
+    if stale and measurement in caught:
         with pytest.raises(ValidationError, match="last timed batch"):
             Validation().require(measurement().check_timed(data, step))
     else:
