@@ -1,8 +1,8 @@
-"""A measurement: data that says what it needs and shows, and code that prepares one step.
+"""A measurement: data about what it needs and shows, and code that prepares and proves one step.
 
-A measurement is a subclass of `Measurement` in a file of its own. The worker prepares its step
-once; every pass (peak memory, time, later traces) runs that same `Step`. Imports
-`d5suite.instruments`, `d5suite.validate` and its neighbours.
+A measurement is a subclass of `Measurement` in its own file. The worker prepares its step once;
+every pass (peak memory, energy, time) runs that same `Step`. Imports `d5suite.instruments`,
+`d5suite.validate` and its neighbours.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from d5suite.validate.check import Check
 class Step:
     """One prepared step, which every pass runs.
 
-    A pass enters it as a context manager, so that what a step needs only while it runs, such as
+    A pass enters the step as a context manager. What the step needs only while it runs, such as
     loader processes, exists only then.
 
     Attributes
@@ -36,15 +36,15 @@ class Step:
     macs : int or None
         Multiply-accumulates of one forward pass of the batch; None where no network runs.
     first_call_s : float or None
-        Seconds that the very first call took, compilation included; None before it.
+        Duration of the very first call, with compilation; None before it.
     memory : mapping
-        Its peak memory, once that is taken: `d5suite.job.Measured.memory`.
+        The step's peak memory after it was taken: `d5suite.job.Measured.memory`.
     events : EventLog or None
-        Receives the device's own time of each call, where the backend has a clock for it.
+        Receives each call's time on the device's clock, if the backend can read one.
     calls_per_sample : int
-        By which samples are divided.
+        Calls in a sample; samples are divided by it.
     flush : callable or None
-        Makes the device's L2 cache cold, where that was asked for.
+        Makes the device's L2 cache cold before a call, if requested.
     """
 
     items: int = 1
@@ -56,24 +56,24 @@ class Step:
     flush: Callable[[], object] | None = None
 
     def __enter__(self) -> Step:
-        """Acquire what running needs."""
+        """Acquire what the step needs while it runs."""
         return self
 
     def __exit__(self, *error: object) -> None:
         """Release it."""
 
     def run(self) -> object:
-        """Do the step once. Work may still be pending on the device."""
+        """Make the step once. Work may still be pending on the device."""
         raise NotImplementedError
 
     def synchronize(self) -> None:
-        """Return when all work has finished."""
+        """Wait until the device has finished all work."""
 
     def next_input(self) -> None:
-        """Choose the input of the next step; called before each sample, outside the clock."""
+        """Choose the next step's input; called before each sample, outside the clock."""
 
     def call_first(self) -> None:
-        """Run the step for the first time, compilation included, and note how long it took."""
+        """Run the step for the first time, with compilation, and record how long it took."""
         if self.first_call_s is None:
             start = now()
             self.run()
@@ -81,7 +81,7 @@ class Step:
             self.first_call_s = now() - start
 
     def reset(self) -> None:
-        """Undo what running has changed, such as parameters."""
+        """Undo what runs of the step have changed, such as parameters."""
 
     def time(self, settings: SamplingSettings) -> Samples:
         """Take the samples.
@@ -101,26 +101,26 @@ class Step:
         return samples if self.first_call_s is None else replace(samples, first_call_s=self.first_call_s)
 
     def record(self, samples: Samples) -> dict[str, Any]:
-        """Return the measurement's own part of the record by `Measurement.schema`; JSON-able."""
+        """Return the measurement's part of the record, as in `Measurement.schema`; JSON-able."""
         return {}
 
     def series(self) -> dict[str, list[float]]:
-        """Return further per-sample or per-step series."""
+        """Return further series by name, per sample or per step."""
         return {}
 
     def memory_by_definition(self) -> dict[str, int]:
-        """Return the bytes that network and optimizer need by definition."""
+        """Return the bytes that network and optimizer need by their definition."""
         return {}
 
 
 def check_computes(found: Durations) -> Check:
-    """Check that a step computes its answers: new input must not take far longer."""
+    """Check that a step computes its answers: new input must not take much longer."""
     detail = f"{found.again_s * 1e3:.3g} ms on input fed before, {found.fresh_s * 1e3:.3g} ms on new input"
     return Check("answers remembered instead of computed", float(not found.computes), 0.0, detail)
 
 
 def check_waits(found: TwoClocks) -> Check:
-    """Check that the host's clock stopped after the device had finished."""
+    """Check that the device had finished when the host's clock stopped."""
     median = statistics.median(found.host_s)
     detail = f"the device worked {found.early_s * 1e3:.3g} ms after synchronize had returned"
     return Check("samples end before the device does", found.early_s / median, found.slack_s / median, detail)
@@ -132,50 +132,49 @@ class Measurement(ABC):
     Attributes
     ----------
     name : str
-        As recipes, options and results call it.
+        The measurement's name in recipes, options and results.
     level : int
         The benchmark level; see `d5suite.levels.LEVELS`.
     unit : str
-        Of its throughput.
+        Unit of the throughput.
     needs : sequence of str
-        Keys of `Backend.absent` under which a backend cannot make it. ``{format}`` stands for the
-        storage format of the recipe.
+        A backend with one of these keys in `Backend.absent` cannot make the measurement.
+        ``{format}`` stands for the recipe's storage format.
     takes_memory : bool
-        Whether the peak memory of its step is taken.
+        Whether to take the step's peak memory.
     without_memory : str
-        Otherwise, why not.
+        If not, the reason.
     takes_energy : bool
-        Whether the energy of its step is taken: the step can run any number of times before it is
-        timed, and `Step.time` begins from the start.
+        Whether to take the step's energy. The step must be able to run any number of times before
+        timing, and `Step.time` must start from the initial state.
     without_energy : str
-        Otherwise, why not.
+        If not, the reason.
     takes_cold : bool
-        Whether its samples can be taken with a cold L2 cache: they are made by `Step.time`, or pass
+        Whether samples can be taken with a cold L2 cache: `Step.time` takes them, or passes
         `Step.flush` on.
     runs_network : bool
-        Whether it runs a network: a backend that is too slow for a preset is not too slow for one
-        that does not.
+        Whether a network runs. If not, even a backend too slow for a preset is measured at it.
     of_any_network : bool
-        Whether it measures a network of which nothing is known but its graph; see
+        Whether the measurement needs nothing but a network's graph; see
         ``recipes/test_your_network.py``.
     backward : bool
-        At level 0: whether it needs the operator's derivatives.
+        At level 0, whether the operator's derivatives are needed.
     ranks_of : str
-        A measurement: each recipe that makes it makes this one with ``--ranks``.
+        Name of another measurement. With ``--ranks``, recipes that make that one make this one.
     trains : bool
-        Whether it trains to the target of a preset's `Training`, which it then needs.
+        Whether the step trains to the target in a preset's `Training`; the preset must have one.
     takes_turns : bool
-        Whether its samples can be taken in turn with another worker's: the step makes them through
-        `d5suite.instruments.sampling.sample` or ``sample_kernel``, and nothing of it works between
-        two calls.
+        Whether samples can be taken in turn with another worker's: the step takes them with
+        `d5suite.instruments.sampling.sample` or ``sample_kernel``, and does no background work
+        between calls.
     table : Table
-        The table that shows it; measurements with one table stand in it together.
+        The table that shows the results; measurements with the same table share it.
     plot : str or None
         A key of `d5suite.report.plots.PLOTS`.
     schema : mapping
-        Its part of the record in JSON schema: ``required`` and ``properties``.
+        The measurement's part of the record in JSON schema: ``required`` and ``properties``.
     derived : sequence of str
-        The names in it that `derive` adds.
+        Names in the schema that `derive` adds.
     checks_after : sequence of callable
         What is checked after timing, in this order. Each takes workload and step, and yields
         checks.
@@ -204,12 +203,12 @@ class Measurement(ABC):
 
     @classmethod  # noqa: B027  (most derive nothing)
     def derive(cls, records: Sequence[dict[str, Any]]) -> None:
-        """Add to the records of a run what needs all of them.
+        """Add what can only be computed from all records of a run.
 
         Parameters
         ----------
         records : sequence of dict
-            Of all measurements that share this function; JSON-able.
+            The records of all measurements that share this function; JSON-able.
         """
 
     @abstractmethod
@@ -219,12 +218,12 @@ class Measurement(ABC):
         Parameters
         ----------
         workload : NetworkWorkload or OperatorWorkload
-            What the measurements of a case share.
+            What all measurements of a case share.
         """
 
     @abstractmethod
     def prove(self, workload: Any, step: Any) -> Iterable[Check]:
-        """Compare the answers with an independent reference, before they are timed.
+        """Compare the answers with an independent reference before timing.
 
         Parameters
         ----------
@@ -244,7 +243,7 @@ class Measurement(ABC):
 
     @classmethod
     def describe(cls) -> dict[str, Any]:
-        """Return all that a reader of results needs to know about it, JSON-able."""
+        """Describe the measurement for a reader of results; JSON-able."""
         return {
             "level": cls.level,
             "unit": cls.unit,

@@ -1,4 +1,4 @@
-"""Tables as data: which figures of a record a table shows, and how.
+"""Tables as data: which figures of a record they show, and how.
 
 `d5suite.report.compare` draws them. Imports the standard library only.
 """
@@ -18,13 +18,13 @@ class Column:
     ----------
     heading : str
     value : str
-        Path of the value in a record: names with dots between them.
+        Path of the value in a record: names separated by dots.
     format : str
         A key of `d5suite.report.formats.FORMATS`.
     scale : float
         Factor of the value.
     shown : {"always", "wide", "one file", "wide, one file", "wide or one file"}
-        When there is room for it: in a wide terminal, or in a table of one file.
+        Where the column is shown: always, in a wide terminal, or in a table of one file.
     """
 
     heading: str
@@ -42,9 +42,9 @@ class Table:
     ----------
     columns : tuple of Column
     note : str
-        What the headings mean, in one line.
+        Explanation of the headings, in one line.
     width : int
-        Least width of the first column, in characters.
+        Smallest width of the first column, in characters.
     """
 
     columns: tuple[Column, ...]

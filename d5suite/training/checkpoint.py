@@ -1,9 +1,9 @@
-"""Checkpoints: all that a run needs to resume, in neutral form, in one HDF5 file.
+"""Checkpoints: everything a run needs to resume, in neutral form, in one HDF5 file.
 
-A run resumed in the same backend, mode and device makes bit-identical steps, because the data's
-order depends on (seed, epoch) only and the state of Dropout's generator is saved. Any backend can
-load a checkpoint: parameters and optimizer state are neutral; Dropout then draws from the run's
-seed. Imports h5py, NumPy and its neighbours.
+A run resumed with the same backend, mode and device makes bit-identical steps: the data's order
+depends on (seed, epoch) only, and the state of Dropout's generator is saved. Any other backend can
+load a checkpoint too, because parameters and optimizer state are neutral; Dropout then draws from
+the run's seed. Imports h5py, NumPy, `d5suite.validate.arrays` and its neighbours.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ _Arrays = Mapping[str, np.ndarray]
 FORMAT = "d5suite-checkpoint-2"
 
 INTERVAL_S = 600.0
-"""Training time between checkpoints: at most ten minutes are lost; 1 s of writing costs 0.2%."""
+"""Seconds of training between checkpoints: at most ten minutes are lost, and 1 s of writing costs
+0.2%."""
 
 
 def save(path: Path, trainer: Trainer, progress: Progress) -> None:
@@ -49,7 +50,7 @@ def save(path: Path, trainer: Trainer, progress: Progress) -> None:
     Raises
     ------
     DataError
-        If it cannot be written; an older checkpoint of that name is kept.
+        If it cannot be written; an existing checkpoint at the path is kept.
     """
     _save(path, trainer, progress, trainer.executor.parameters(), trainer.state())
 
@@ -74,7 +75,7 @@ def _save(path: Path, trainer: Trainer, progress: Progress, parameters: _Arrays,
 
 
 def _checksum(groups: Mapping[str, _Arrays]) -> int:
-    """Return a checksum of all arrays, which HDF5 lacks; corrupt files must not load."""
+    """Return a checksum of all arrays, so that corrupt files do not load; HDF5 has none."""
     total = 0
     for group, values in groups.items():
         for name, value in values.items():
@@ -88,9 +89,9 @@ def _operators(executor: Executor) -> dict[str, int]:
 
 
 def _graph(executor: Executor) -> str:
-    """Return a digest of what a network computes, for any framework and batch size.
+    """Return a digest of what a network computes, independent of framework and batch size.
 
-    It covers nodes, attributes, constants and the weights' names and shapes, not their values.
+    It covers nodes, attributes, constants, and the weights' names and shapes without their values.
     """
     network = executor.network
     weights = {*network.parameters, *network.statistics}
@@ -110,7 +111,7 @@ def _plain(value: Any) -> Any:
 
 
 def _drawn_by(executor: Executor) -> dict[str, str]:
-    """Return the owner of a random state, which alone can load it."""
+    """Return what made a random state: only the same can load it."""
     return {"backend": executor.backend, "mode": executor.mode, "device": executor.device}
 
 
@@ -118,7 +119,8 @@ def load(path: Path, trainer: Trainer) -> Progress:
     """Load a checkpoint's parameters and optimizer state into a trainer of any backend.
 
     The random state is loaded if backend, mode and device are the same. A run in ``fp16`` that
-    resumes from another precision starts with the initial loss scale; other precisions ignore it.
+    resumes from another precision starts with the initial loss scale; other precisions ignore the
+    loss scale.
 
     Returns
     -------
@@ -130,7 +132,7 @@ def load(path: Path, trainer: Trainer) -> Progress:
     DataError
         If the file is missing, damaged, truncated or not a checkpoint.
     ConfigurationError
-        If it is of another network or optimizer; the trainer is unchanged.
+        If it belongs to another network or optimizer; the trainer is unchanged.
     """
     try:
         with h5py.File(path, "r") as file:
@@ -201,24 +203,24 @@ def load(path: Path, trainer: Trainer) -> Progress:
 
 
 class Checkpoints(Event):
-    """Write a checkpoint at regular training times and at the end of the run, off the clock.
+    """Write checkpoints at regular training times and at the end of the run, off the clock.
 
-    None is written after an error or a divergence: the last good one is kept. Non-finite values end
-    the run.
+    After an error or a divergence nothing is written, so that the last good checkpoint is kept.
+    Non-finite values end the run.
 
     Parameters
     ----------
     path : Path
         Each checkpoint replaces the previous one.
     every_s : float
-        Seconds of training time.
+        Seconds of training between checkpoints.
     every_steps : int, optional
-        Updates, instead of seconds.
+        Updates between checkpoints, instead of seconds.
 
     Raises
     ------
     DataError
-        From a run, if a checkpoint cannot be written; most causes show before the first step.
+        During a run, if a checkpoint cannot be written; most causes show before the first step.
     """
 
     def __init__(self, path: Path, *, every_s: float = INTERVAL_S, every_steps: int | None = None) -> None:

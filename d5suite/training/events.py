@@ -1,4 +1,4 @@
-"""Events of a run: a progress bar, series, and reasons to stop.
+"""Events of a run: a progress bar, series, and conditions to stop.
 
 Imports h5py, the contract and its neighbours, and rich where a bar is shown.
 """
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
 LOSS_EVERY_STEPS = 50
-"""Steps between fetches of the loss: each waits for the device and leaves a GPU idle briefly."""
+"""Steps between fetches of the loss: a fetch waits for the device and leaves a GPU idle briefly."""
 
 
 class ProgressBar(Event):
-    """Show a bar of the epoch's steps on standard error, if it is a terminal."""
+    """Show a bar of the epoch's steps on standard error if that is a terminal."""
 
     def __init__(self) -> None:
         self._bar: Progress | None = None
@@ -58,12 +58,12 @@ class ProgressBar(Event):
 
 
 class StopOnDivergence(Event):
-    """End a run whose loss is not finite, before anything is evaluated.
+    """End a run whose loss is not finite, before it is evaluated.
 
     Parameters
     ----------
     every_steps : int
-        Steps between fetches of the losses, which are also fetched after each epoch, off the clock.
+        Steps between fetches of the losses. They are also fetched after each epoch, off the clock.
     """
 
     def __init__(self, every_steps: int = LOSS_EVERY_STEPS) -> None:
@@ -107,7 +107,7 @@ class StopEarly(Event):
     Parameters
     ----------
     metric : Metric
-        One of the evaluated metrics.
+        One of the run's evaluated metrics.
     patience : int
         Epochs without improvement.
     """
@@ -136,12 +136,12 @@ class StopEarly(Event):
 
 
 class Target(Event):
-    """End a run when a metric reaches its acceptance bound, and remember when it did.
+    """End a run when a metric reaches its acceptance bound, and record when.
 
     Attributes
     ----------
     reached : tuple of (float, int, int) or None
-        Training time in seconds, steps and samples.
+        Seconds of training, steps and samples until then.
     """
 
     def __init__(self, metric: Metric) -> None:
@@ -176,7 +176,7 @@ Row = dict[str, float]
 
 
 class Series(Event):
-    """The run's series in memory: one row per epoch and the loss of every step.
+    """The run's series in memory: a row per epoch, and the loss of every step.
 
     Attributes
     ----------
@@ -184,7 +184,7 @@ class Series(Event):
         ``epoch``, ``step``, ``samples``, ``seconds``, ``learning_rate``, the mean ``loss`` and the
         metrics.
     losses : list of (int, float)
-        By step.
+        The losses by step.
     """
 
     def __init__(self) -> None:
@@ -218,8 +218,8 @@ def _row(run: Run, epoch: int, losses: Sequence[tuple[int, float]]) -> Row:
 class _FileSeries(Series):
     """`Series` in a file that is rewritten after every epoch.
 
-    A resumed run keeps the rows of earlier epochs. An epoch in which a run ends early has a row
-    without metrics.
+    A resumed run keeps the rows of earlier epochs. If a run ends within an epoch, the epoch's row
+    has no metrics.
 
     Parameters
     ----------
@@ -228,7 +228,7 @@ class _FileSeries(Series):
     Raises
     ------
     DataError
-        From a run, if the file cannot be written or is not a series that can be resumed.
+        During a run, if the file cannot be written or is not a series that can be resumed.
     """
 
     def __init__(self, path: Path) -> None:

@@ -1,8 +1,8 @@
-"""Epochs of steps with a backend's native optimizer.
+"""The neutral training loop: epochs of steps with a backend's native optimizer.
 
 Time is training time: the run's clock stops during evaluation, checkpoints and other events. Losses
-stay on the device until an event asks for them, because a fetch waits for the step. Imports NumPy,
-the contract, `d5suite.optimizers`, the clock and metrics.
+stay on the device until an event reads them, because a fetch waits for the step. Imports NumPy, the
+contract, `d5suite.optimizers`, the clock and metrics.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ Batch = tuple[np.ndarray, np.ndarray]
 class Batches(Protocol):
     """The loop's data.
 
-    A ``batch_size``, ``seed`` or ``sampler`` with ``describe``, as in `ArrayBatches` and `Loader`,
-    must be the same in a resumed run.
+    A ``batch_size``, a ``seed`` or a ``sampler`` with ``describe``, which `ArrayBatches` and
+    `Loader` have, must be the same in a resumed run.
     """
 
     def __len__(self) -> int:
         """Return the number of batches per epoch."""
 
     def epoch(self, number: int, *, start: int = 0) -> Iterator[Batch]:
-        """Yield the batches of an epoch, counted from 0, without its first ``start``."""
+        """Yield the batches of an epoch, counted from 0, without the first ``start``."""
 
 
 @dataclass
@@ -55,7 +55,7 @@ class Progress:
     epoch : int
         Epochs completed.
     batch : int
-        Batches taken in the current epoch; a multiple of the batches per step.
+        Batches taken in the current epoch; a multiple of the batches per update.
     step : int
         Updates made.
     samples : int
@@ -63,13 +63,13 @@ class Progress:
     seconds : float
         Training time.
     metrics : dict of str to float
-        The last evaluation's.
+        The last evaluation's metrics.
     stopped : str
         Why the run ended before its last epoch; otherwise empty.
     losses : list of (int, float)
-        In a `Run.snapshot`: the current epoch's, by step.
+        In a `Run.snapshot`: the current epoch's losses, by step.
     events : dict of str to dict
-        In a `Run.snapshot`: the events' states, each under its class's name and number.
+        In a `Run.snapshot`: the events' states, by class name and number.
     settings : dict
         In a `Run.snapshot`: `Run.settings`.
     """
@@ -87,16 +87,16 @@ class Progress:
 
 
 class Run:
-    """A training run: what events see and can stop.
+    """A training run, which events observe and can stop.
 
     Parameters
     ----------
     trainer : Trainer
     batches : Batches
     epochs : int
-        At most this many, counted from the run's first start.
+        Most epochs, counted from the run's first start.
     schedule : Schedule
-        Of the learning rate.
+        Schedule of the learning rate.
     accumulate : int
         Batches per update; an epoch's remainder is dropped.
     events : sequence of Event
@@ -109,17 +109,17 @@ class Run:
     Attributes
     ----------
     resumable : bool
-        Whether the run can be resumed from these weights: after a complete step, without error or
-        divergence.
+        Whether the run can be resumed from the current weights: the last step is complete, and
+        there was no error or divergence.
 
     Raises
     ------
     ConfigurationError
-        If an epoch has no step, or a resumed run's data settings differ.
+        If an epoch has no step, or a resumed run has other data settings.
 
     Notes
     -----
-    Ctrl-C waits for the current step to complete; a second one does not.
+    Ctrl-C waits until the current step is complete; a second Ctrl-C does not.
     """
 
     def __init__(
@@ -167,7 +167,7 @@ class Run:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The settings that decide a step's images, and the schedule; JSON-able."""
+        """The settings that determine a step's images, and the schedule; JSON-able."""
         sampler = getattr(self.batches, "sampler", None)
         describe = getattr(sampler, "describe", dict)
         found = {f"the sampler's {name}": value for name, value in describe().items()}
@@ -201,7 +201,7 @@ class Run:
             seen[kind] += 1
 
     def snapshot(self) -> Progress:
-        """Return all that a resumed run needs besides parameters and optimizer state.
+        """Return what a resumed run needs besides parameters and optimizer state.
 
         Waits for the device.
         """
@@ -355,7 +355,7 @@ class Run:
 
 
 class Event:
-    """Callbacks of a run; a subclass overrides what it needs.
+    """Callbacks of a run; a subclass overrides the ones it needs.
 
     ``on_batch`` and ``on_step`` run on the clock: use `Run.off_the_clock` for slow work.
     """
@@ -364,7 +364,7 @@ class Event:
         """Called before the first step of a new or resumed run."""
 
     def on_batch(self, run: Run) -> None:
-        """Called after each batch was fed, before its update."""
+        """Called after each batch is fed, before its update."""
 
     def on_step(self, run: Run) -> None:
         """Called after each update."""
@@ -373,25 +373,25 @@ class Event:
         """Called after each epoch and its evaluation."""
 
     def on_end(self, run: Run) -> None:
-        """Called after the last epoch, a stop or an error, for every started event."""
+        """Called for every started event after the last epoch, a stop or an error."""
 
     def state(self) -> dict[str, Any]:
         """Return the JSON-able state that checkpoints keep for a resumed run."""
         return {}
 
     def load_state(self, values: dict[str, Any]) -> None:
-        """Restore the `state`; called before `on_start`, in a resumed run only."""
+        """Restore the `state`; called before `on_start`, only in a resumed run."""
 
 
 def evaluator(
     batches: Batches, metrics: Sequence[Metric], *, limit: int | None = None
 ) -> Callable[[Executor], dict[str, float]]:
-    """Return a function from an executor to its metrics on a dataset in inference mode.
+    """Return a function that computes an executor's metrics on a dataset in inference mode.
 
     Parameters
     ----------
     batches : Batches
-        The first epoch is used.
+        The dataset, whose first epoch is used.
     metrics : sequence of Metric
     limit : int, optional
         Number of batches to use; by default all.

@@ -14,28 +14,28 @@ from d5suite.levels.network import Executor, Native
 
 
 class UpdateRule(ABC):
-    """An optimizer in NumPy, in deep500's three steps; `RuleTrainer` runs it on any backend.
+    """An optimizer in NumPy, in the three steps of deep500; `RuleTrainer` runs it on any backend.
 
-    A subclass must define `update_rule`. Arrays are float64 for ``fp64`` and float32 otherwise;
-    a rule may keep them.
+    A subclass must define `update_rule`. Arrays are float64 in ``fp64`` and float32 otherwise. A
+    rule may keep them.
     """
 
     def new_input(self) -> None:  # noqa: B027  (most rules have nothing to do here)
         """Prepare for a step."""
 
     def prepare_param(self, name: str, parameter: np.ndarray) -> np.ndarray | None:
-        """Return where to take the gradient (look-ahead methods); None for the parameter itself."""
+        """Return where to take the gradient (look-ahead methods); None: at the parameter."""
         return None
 
     @abstractmethod
     def update_rule(self, gradient: np.ndarray, parameter: np.ndarray, name: str) -> np.ndarray:
-        """Return the parameter's new value; ``parameter`` is what `prepare_param` returned."""
+        """Return the parameter's new value; ``parameter`` comes from `prepare_param`."""
 
 
 class RuleTrainer:
-    """Train an executor of any backend with a user's `UpdateRule`.
+    """Trains an executor of any backend with a user's `UpdateRule`.
 
-    Each step copies gradients and parameters to the host and parameters back.
+    Each step copies gradients and parameters to the host, and parameters back.
 
     Parameters
     ----------

@@ -1,6 +1,6 @@
-"""Checks of answers against independent references, made before anything is timed.
+"""Comparisons of answers with independent references.
 
-`check` says what a check is; `norms`, `oracle` and `metrics` serve every level; `operator`,
-`network` and `training` hold each level's checks. Imports NumPy, ONNX and the contract
-(`d5suite.levels`, `d5suite.network`); no framework.
+`check` defines a check; `norms`, `oracle`, `arrays` and `metrics` serve all levels; `operator`,
+`network`, `training` and `distributed` hold the comparisons of one level. Imports NumPy, ONNX and
+the contract (`d5suite.levels`, `d5suite.network`); no framework.
 """

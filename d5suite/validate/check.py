@@ -12,7 +12,7 @@ import numpy as np
 from d5suite.errors import ValidationError
 
 UNTIMED = "Nothing was timed. The job file reproduces this: python -m d5suite.worker JOB"
-"""Consequence of a check that fails before timing."""
+"""What follows from a check that fails before timing."""
 
 
 @dataclass(frozen=True)
@@ -24,11 +24,11 @@ class Check:
     name : str
         What is compared with what.
     error, tolerance : float
-        Relative L2 error and the largest accepted one.
+        Relative L2 error, and the largest accepted error.
     detail : str
         The worst tensor or step.
     proof : mapping
-        What it says of the whole proof, for the record; see ``results/schema.json``.
+        Facts about the whole proof for the record; see ``results/schema.json``.
     """
 
     name: str
@@ -39,7 +39,7 @@ class Check:
 
     @classmethod
     def worst(cls, name: str, errors: Mapping[str, float], tolerance: float) -> Check:
-        """Return one check for many tensors: the largest error, and the first tensor that fails."""
+        """Combine many tensors into one check: the largest error, and the first that fails."""
         worst = max(errors, key=lambda key: errors[key] if not math.isnan(errors[key]) else math.inf)
         wrong = next((key for key, error in errors.items() if not error <= tolerance), None)
         detail = f"worst: {worst}" if wrong is None else f"first tensor that disagrees: {wrong} ({errors[wrong]:.3g})"
@@ -52,12 +52,12 @@ class Check:
 
     @property
     def finding(self) -> str:
-        """A failed check as a sentence: what disagrees, by how much, and where first."""
+        """A failed check in one sentence: what disagrees, by how much, and where first."""
         text = f"{self.name}: relative error {self.error:.3g} exceeds {self.tolerance:.3g}"
         return f"{text}; {self.detail}" if self.detail else text
 
     def to_dict(self) -> dict[str, Any]:
-        """Return JSON-able values; an error that is not finite becomes the largest float."""
+        """Return JSON-able values; a non-finite error becomes the largest float."""
         error = self.error if math.isfinite(self.error) else float(np.finfo(np.float64).max)
         return {
             "name": self.name,
@@ -75,13 +75,13 @@ class Validation:
     checks: list[Check] = field(default_factory=list)
 
     def require(self, checks: Iterable[Check], *, hint: str = UNTIMED) -> None:
-        """Add checks, and raise `ValidationError` at the first that fails; ``hint`` ends it."""
+        """Add checks; raise `ValidationError` with this hint at the first that fails."""
         for check in checks:
             self.checks.append(check)
             if not check.passed:
                 raise ValidationError(check.finding, hint=hint)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return ``passed``, ``checks`` and what these say of the whole, JSON-able."""
-        said = {key: value for check in self.checks for key, value in check.proof.items()}
-        return {"passed": all(c.passed for c in self.checks), "checks": [c.to_dict() for c in self.checks], **said}
+        """Return ``passed``, ``checks`` and facts about the whole proof, JSON-able."""
+        facts = {key: value for check in self.checks for key, value in check.proof.items()}
+        return {"passed": all(c.passed for c in self.checks), "checks": [c.to_dict() for c in self.checks], **facts}

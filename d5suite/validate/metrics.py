@@ -1,7 +1,7 @@
 """Metrics of a trained network: accuracy, and average precision for partly known labels.
 
-They are computed in float64 on the host from the logits (N, C) of a whole evaluation set, alike for
-every framework. Imports NumPy, and scikit-learn lazily.
+They are computed in float64 on the host from the logits (N, C) of a whole evaluation set, in the
+same way for every framework. Imports NumPy, and scikit-learn lazily.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ class Metric:
     Attributes
     ----------
     name : str
-        As printed.
+        The printed name.
     better : {"higher", "lower"}
-        Better direction.
+        Which values are better.
     unit : str
-        Such as ``"1"`` for a fraction.
+        The unit, such as ``"1"`` for a fraction.
     compute : callable
-        From ``(logits, labels)`` of an evaluation set to the figure; see `top_k_accuracy`,
+        Computes the figure from ``(logits, labels)`` of an evaluation set; see `top_k_accuracy`,
         `mean_average_precision`.
     bound : float, optional
-        The worst accepted value; by default any.
+        The worst accepted value; by default, any value is accepted.
     """
 
     name: str

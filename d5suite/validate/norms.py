@@ -1,4 +1,4 @@
-"""Error norms between an answer and its reference; units of roundoff. Imports NumPy only."""
+"""Error norms of an answer against its reference, and units of roundoff. Imports NumPy only."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def relative_l2(answer: np.ndarray, reference: np.ndarray, *, floor: float = 0.0
 
 @dataclass(frozen=True)
 class Accuracy:
-    """The errors of an answer.
+    """Errors of an answer.
 
     Attributes
     ----------

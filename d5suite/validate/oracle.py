@@ -1,8 +1,8 @@
-"""ONNX's reference evaluator, with the operators corrected that it gets wrong.
+"""ONNX's reference evaluator, with corrections of the operators it gets wrong.
 
-It is the independent reference of both `network.oracle` and `operator.oracle`; no framework takes
-part. Imports ONNX and NumPy, and SciPy inside functions: it takes half as long as all the rest of
-what collecting a recipe imports.
+It is the independent reference of `network.oracle` and `operator.oracle`; no framework takes part.
+Imports ONNX and NumPy, and SciPy inside functions: importing SciPy takes half as long as everything
+else a recipe's collection imports.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class GatherElements(OpRun):
 class Gelu(OpRun):
     """Gelu(x) = x Φ(x), or x/2 (1 + tanh(√(2/π) (x + 0.044715 x³))) (ONNX operator specification).
 
-    The constants of the evaluator's own (onnx 1.23) are good to float32 only.
+    The constants of the evaluator's own (onnx 1.23) are accurate to float32 only.
     """
 
     op_domain = ""
@@ -81,10 +81,10 @@ class Gelu(OpRun):
 
 
 class GridSample(OfficialGridSample):
-    """GridSample. The evaluator's own (onnx 1.23) rounds the places of points to float32.
+    """GridSample. The evaluator's own (onnx 1.23) rounds the points' positions to float32.
 
-    It also moves a cubic sample's point to the border before it weighs the cells around it.
-    PyTorch, which ONNX's text refers to, and onnxruntime move the cells. No node test has it.
+    It also clamps a cubic sample's point to the border before weighting the cells around it.
+    PyTorch, which ONNX's text refers to, and onnxruntime clamp the cells. No node test covers this.
     """
 
     op_domain = ""
@@ -106,7 +106,7 @@ class GridSample(OfficialGridSample):
 class GroupNormalization(OpRun):
     """Group normalization, scaled and shifted per channel (ONNX operator specification).
 
-    The function that the evaluator (onnx 1.23) expands it into computes in float32.
+    The evaluator (onnx 1.23) expands it into a function that computes in float32.
     """
 
     op_domain = ""
@@ -124,7 +124,7 @@ class GroupNormalization(OpRun):
 class HardSwish(OpRun):
     """HardSwish(x) = x max(0, min(1, x/6 + 1/2)) (ONNX operator specification).
 
-    The constants of the evaluator's own (onnx 1.23) are good to float32 only.
+    The constants of the evaluator's own (onnx 1.23) are accurate to float32 only.
     """
 
     op_domain = ""
@@ -136,7 +136,7 @@ class HardSwish(OpRun):
 class LRN(OpRun):
     """Local response normalization over every channel.
 
-    The evaluator's own (onnx 1.23) loops over as many channels as the batch has images. y = x /
+    The evaluator's own (onnx 1.23) loops over the number of images instead of channels. y = x /
     (bias + alpha / size · Σ x²)^beta, the sum over channels c - ⌊(size - 1) / 2⌋ to
     c + ⌈(size - 1) / 2⌉ (ONNX operator specification).
     """
@@ -154,7 +154,7 @@ class LRN(OpRun):
 class GlobalLpPool(OpRun):
     """The p-norm over all spatial axes (ONNX operator specification).
 
-    The evaluator (onnx 1.23) has none.
+    The evaluator (onnx 1.23) lacks this operator.
     """
 
     op_domain = ""
@@ -166,8 +166,8 @@ class GlobalLpPool(OpRun):
 class LpPool(OpRun):
     """The p-norm of each window (ONNX operator specification).
 
-    The evaluator's own (onnx 1.23) multiplies the mean of the cells that exist by all cells, where
-    ``ceil_mode`` has a window reach beyond the end.
+    Where ``ceil_mode`` extends a window beyond the end, the evaluator's own (onnx 1.23) multiplies
+    the mean of the existing cells by the number of all cells.
     """
 
     op_domain = ""
@@ -183,7 +183,7 @@ class LpPool(OpRun):
 class MaxPool(OfficialMaxPool):
     """The maximum of each window (ONNX operator specification).
 
-    With steps of one the evaluator's own (onnx 1.23) confuses pads that differ.
+    With strides of one the evaluator's own (onnx 1.23) confuses unequal pads.
     """
 
     op_domain = ""
@@ -200,7 +200,7 @@ class MaxPool(OfficialMaxPool):
 
 
 class LpNormalization(OpRun):
-    """x over the p-norm along an axis; 0 stays 0 (ONNX operator specification).
+    """x divided by the p-norm along an axis; 0 stays 0 (ONNX operator specification).
 
     The evaluator's own (onnx 1.23) sums x instead of its absolute value for p = 1.
     """
@@ -215,8 +215,8 @@ class LpNormalization(OpRun):
 class LogSoftmax(OpRun):
     """x - max - log Σ exp(x - max) along an axis (ONNX operator specification).
 
-    The evaluator's own (onnx 1.23) is the logarithm of a softmax, which is 0 in float64 from 746
-    below the largest.
+    The evaluator's own (onnx 1.23) takes the logarithm of a softmax, which is 0 in float64 for
+    elements 746 or more below the maximum.
     """
 
     op_domain = ""
@@ -257,11 +257,12 @@ class Pad(OfficialPad):
 
 
 class Resize(OfficialResize):
-    """Resize. The evaluator's own (onnx 1.23) computes a given cubic coefficient's in float32.
+    """Resize. The evaluator's own (onnx 1.23) uses a given cubic coefficient in float32.
 
-    It also aligns corners by the output's length before that is rounded. By ONNX's text it is the
-    resized tensor's, as if the sizes were given. And it places the nearest cell in float64. All
-    frameworks use float32, where other places lie between two cells; ONNX's text has no precision.
+    It also aligns corners by the output's length before rounding; by ONNX's text the length is the
+    resized tensor's, as if sizes were given. And it computes the nearest cell's position in
+    float64. All frameworks use float32, where other positions lie midway between two cells; ONNX's
+    text states no precision.
     """
 
     op_domain = ""
@@ -289,9 +290,10 @@ class Resize(OfficialResize):
 
 
 def _nearest(length: int, size: int, wanted: float, coordinates: str, rounding: str) -> np.ndarray:
-    """Return the nearest cell of an axis for every output index, by float32's places.
+    """Return the nearest cell along an axis for every output index, by positions in float32.
 
-    A place within 1e-6 of the middle of two cells is there, as in onnxruntime (1.31).
+    A position within 1e-6 of the middle between two cells counts as the middle, as in onnxruntime
+    (1.31).
     """
     index, scale = np.arange(size, dtype=np.float32), np.float32(wanted)
     places = (index + np.float32(0.5)) / scale - np.float32(0.5)
@@ -316,13 +318,13 @@ def _nearest(length: int, size: int, wanted: float, coordinates: str, rounding: 
 
 
 class SoftmaxCrossEntropyLoss(OfficialLoss):
-    """The losses, their mean or sum. The evaluator's own (onnx 1.23) errs as `LogSoftmax` does."""
+    """The losses, their mean or sum. The evaluator's own (onnx 1.23) has `LogSoftmax`'s error."""
 
     op_domain = ""
 
     def _run(self, x: np.ndarray, target: np.ndarray, weight: Any = None, **settings: Any) -> Any:  # type: ignore[override]
         logarithms = _log_softmax(x, 1)
-        if weight is None and settings.get("ignore_index") is not None:  # the official one counts all for -1
+        if weight is None and settings.get("ignore_index") is not None:  # the official one counts all labels for -1
             weight = np.ones(x.shape[1], x.dtype)
         loss = super()._run(logarithms, target, weight, **settings)
         return (*loss, logarithms) if len(self.onnx_node.output) == 2 else loss

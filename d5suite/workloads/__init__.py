@@ -1,5 +1,6 @@
-"""Workloads: what the measurements of one case share in the worker.
+"""Workloads: what all measurements of one case share in the worker.
 
-`network` is a network on a dataset, `operator` a single ONNX node. Imports backends as data and
-what lies below them; frameworks only through `Backend`.
+`network` holds a network on a dataset, `operator` a single ONNX node, `collective` a collective on
+a communicator. Imports backends as data and the parts below them; frameworks only through
+`Backend`.
 """

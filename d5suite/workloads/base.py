@@ -16,13 +16,13 @@ from d5suite.validate.check import Check
 
 
 class Workload(ABC):
-    """Data and objects that the measurements of a case share.
+    """Data and objects that all measurements of a case share.
 
     Parameters
     ----------
     job : Job
     case : CaseJob
-        One of the job's.
+        One of the job's cases.
     selection : Selection
         The job's backend and mode.
 
@@ -30,10 +30,10 @@ class Workload(ABC):
     ----------
     settings : SamplingSettings
     tell : callable
-        Receives where a long measurement is, and its partial results, JSON-able, which survive a
-        failure.
+        Reports the progress of a long measurement in words, and its partial results, JSON-able,
+        which survive a failure.
     communicator : Communicator
-        To the other ranks; of a level-3 job only.
+        To the other ranks; in level-3 jobs only.
     heartbeat : object
         Its ``steps`` count the steps that all ranks make together, while they do.
     """
@@ -64,43 +64,43 @@ class Workload(ABC):
         job : Job
         selection : Selection
         tell : callable
-            Receives what is being done.
+            Reports what is being done.
         """
         return {}
 
     @abstractmethod
     def facts(self) -> dict[str, Any]:
-        """Return the facts common to all measurements of the case, for their records; JSON-able."""
+        """Return what all records of the case share; JSON-able."""
 
     def event_timer(self) -> tuple[EventTimer | None, str]:
-        """Return the backend's timer of its device; or None, and why it has none."""
+        """Return the backend's timer of its device, or None and the reason."""
         return event_timer(self.backend, self.job.device)
 
     def l2_flush(self) -> tuple[L2Flush | None, str]:
-        """Return the flush of the device's L2 cache; or None, and the reason."""
+        """Return the flush of the device's L2 cache, or None and the reason."""
         return l2_flush(self.backend, self.job.device)
 
     def sensors(self) -> Sensors | None:
-        """Return the device's sensors as the framework reads them, if it does."""
+        """Return the device's sensors, if the framework reads any."""
         return sensors(self.backend, self.job.device)
 
     def fingerprint(self) -> dict[str, str]:
-        """Return facts that must be equal on all ranks: short texts and checksums by name."""
+        """Return what must be equal on all ranks: short texts and checksums by name."""
         return {}
 
     @abstractmethod
     def free_validation(self) -> None:
-        """Free validation-only objects, before anything is timed."""
+        """Free objects that only the proof needs, before timing."""
 
     def once(self, name: str, checks: Callable[[], Iterator[Check]]) -> Iterable[Check]:
-        """Make checks that several measurements need, once.
+        """Make checks only once that several measurements need.
 
         Parameters
         ----------
         name : str
-            Of the proof.
+            Identifies the checks.
         checks : callable
-            Makes them.
+            Makes the checks.
         """
         if name not in self._proofs:
             self._proofs[name] = Once(checks())
@@ -108,7 +108,7 @@ class Workload(ABC):
 
 
 class Once:
-    """An iterable that computes its items once; iterating again repeats them, and its exception."""
+    """An iterable that computes its items once and repeats them, or its exception, afterwards."""
 
     def __init__(self, items: Iterator[Check]) -> None:
         self._items = items

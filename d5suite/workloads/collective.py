@@ -1,7 +1,7 @@
-"""A collective at several sizes: what each rank gives, what it must get, and how it is timed.
+"""A collective at several sizes: the arrays of each rank, the expected answers, and the timing.
 
-Every array holds small whole numbers, drawn per rank, so that any order of additions gives the same
-sum to the last bit.
+Arrays hold small whole numbers, drawn per rank, so that sums are the same to the last bit in any
+order of additions.
 """
 
 from __future__ import annotations
@@ -26,30 +26,30 @@ from d5suite.network.operation import PRECISIONS
 from d5suite.workloads.base import Workload
 
 PERIOD = 8191
-"""Length of the drawn numbers that arrays repeat: a prime, so that no two segments begin alike."""
+"""Count of drawn numbers, which arrays repeat: a prime, so that no two segments start alike."""
 
 LARGEST = 4
-"""Largest magnitude of the drawn numbers; sums over 64 ranks are exact in bfloat16."""
+"""Largest magnitude of drawn numbers: sums over 64 ranks are exact in bfloat16."""
 
 NOTHING = -77
-"""Content of an array where a rank gives nothing."""
+"""Content of an array to which a rank contributes nothing."""
 
 SAMPLE_S = 2e-3
-"""Least duration of a sample: short calls are made many times, each on an array of its own."""
+"""Shortest sample, in seconds: short calls are repeated, each on its own array."""
 
 MOST_CALLS = 1000
 MOST_BYTES = 64 << 20
-"""Calls of a sample, and bytes of their arrays, unless one array is larger."""
+"""Most calls in a sample, and most bytes of their arrays, unless one array is larger."""
 
 
 def rounded(name: str, size: int, itemsize: int, ranks: int) -> int:
-    """Round a size in bytes to whole elements; for all_to_all, to equally many per rank."""
+    """Round a size in bytes to whole elements; for all_to_all, to the same number per rank."""
     count = max(1, size // itemsize)
     return itemsize * (-(-count // ranks) * ranks if name == "all_to_all" else count)
 
 
 class Messages:
-    """Arrays for one collective at one size, refilled for every call.
+    """Arrays for one collective at one size; they are refilled before every call.
 
     Parameters
     ----------
@@ -57,7 +57,7 @@ class Messages:
     name : str
         A key of `d5suite.distributed.calls.CALLS`.
     size : int
-        Bytes of an array, as `rounded` gives them.
+        Bytes of an array, from `rounded`.
     dtype : numpy.dtype
     seed : int
     """
@@ -71,14 +71,14 @@ class Messages:
         self.allocate(1)
 
     def allocate(self, copies: int) -> None:
-        """Make arrays for `copies` calls; keep them if their number is the same."""
+        """Allocate arrays for this many calls, unless they exist already."""
         if copies != self.copies:
             self.copies = copies
             self._given = np.empty((copies, self.count), self.dtype)
             self._taken = np.empty((copies if self.call.apart else 1, self.count), self.dtype)
 
     def free(self) -> None:
-        """Release the arrays; their number of copies is kept."""
+        """Release the arrays but remember their number."""
         self._given = self._taken = np.empty((0, 0), self.dtype)
 
     def fill(self) -> None:
@@ -100,7 +100,7 @@ class Messages:
             run(communicator, given, taken)
 
     def wrong(self) -> float:
-        """Return the largest share, over ranks, of wrong elements in the answers."""
+        """Return the fraction of wrong elements on the rank with the most."""
         place, expected = self._expected()
         if expected is None:
             part = 0.0
@@ -112,7 +112,7 @@ class Messages:
         return float(gathered(self.communicator, [part]).max())
 
     def differing(self) -> int:
-        """Return how many ranks differ from rank 0 in an all_reduce of sums that round."""
+        """Count the ranks that differ from rank 0 after an all_reduce whose sums round."""
         given = self._given[0]
         given[:] = np.random.default_rng([self.seed, self.communicator.rank]).standard_normal(self.count)
         self.call.run(self.communicator, given, given)
@@ -120,7 +120,7 @@ class Messages:
         return int((digests != digests[0]).sum())
 
     def traffic(self) -> dict[str, int]:
-        """Return bytes, messages and opaque calls of one call on the rank that sends the most."""
+        """Return bytes, messages and opaque calls of one call on the rank that sends most."""
         kinds = ("bytes_sent", "messages_sent", "opaque_calls")
 
         def total() -> list[int]:
@@ -132,14 +132,14 @@ class Messages:
         return dict(zip(kinds, gathered(self.communicator, counted).max(0).astype(int).tolist(), strict=True))
 
     def time(self, settings: SamplingSettings) -> Samples:
-        """Sample the seconds of a call on the slowest rank; all ranks take equally many samples."""
+        """Sample a call's seconds on the slowest rank; all ranks take equally many samples."""
         communicator = self.communicator
         clock = AgreedClock(lambda seconds: float(gathered(communicator, [seconds]).max()))
         ended = now()
 
         def prepare() -> None:
             self.fill()
-            clock.advance(now() - ended)  # the budget counts what lies between samples
+            clock.advance(now() - ended)  # time between samples counts in the budget
 
         def step() -> None:
             nonlocal ended
@@ -178,7 +178,7 @@ class Messages:
         return drawn.astype(self.dtype)
 
     def _expected(self) -> tuple[slice, np.ndarray | None]:
-        """Return this rank's answer and its expected value; None if it gets none."""
+        """Return where this rank's answer lies and its expected value; None without an answer."""
         rank, ranks, everything = self.communicator.rank, self.communicator.size, slice(None)
         if self.name in ("all_reduce", "reduce", "reduce_scatter"):
             if self.name == "reduce" and rank != 0:
@@ -193,7 +193,7 @@ class Messages:
 
 
 class CollectiveWorkload(Workload):
-    """One collective on one communicator, by one algorithm.
+    """One collective on one communicator, with one algorithm.
 
     Parameters
     ----------
@@ -215,7 +215,7 @@ class CollectiveWorkload(Workload):
         self.case = case
 
     def require_memory(self) -> None:
-        """Raise `JobError` if the largest size does not fit into memory for all ranks here."""
+        """Raise `JobError` if this host's ranks have no memory for the largest size."""
         largest, hosts = self.sizes[-1], self.communicator.hosts
         here = hosts.count(hosts[self.communicator.rank])
         needed, free = 5 * largest * here, free_memory("cpu")
@@ -229,21 +229,21 @@ class CollectiveWorkload(Workload):
 
     @cached_property
     def dtype(self) -> np.dtype[Any]:
-        """Type of all arrays."""
+        """Element type of all arrays."""
         return np.dtype(PRECISIONS[self.job.precision])
 
     @cached_property
     def sizes(self) -> list[int]:
-        """Bytes of the arrays, each once."""
+        """The sizes in bytes, smallest first, without duplicates."""
         itemsize, ranks = self.dtype.itemsize, self.communicator.size
         return sorted({rounded(self.case.collective, size, itemsize, ranks) for size in self.case.sizes})
 
     def messages(self, size: int) -> Messages:
-        """Return arrays of this many bytes."""
+        """Return arrays of this size in bytes."""
         return Messages(self.communicator, self.case.collective, size, self.dtype, self.job.seed)
 
     def facts(self) -> dict[str, Any]:
         return {}
 
     def free_validation(self) -> None:
-        """Do nothing: arrays live only while they are used."""
+        """Do nothing: arrays exist only while they are used."""

@@ -1,4 +1,4 @@
-"""A network on a dataset: the data, executors and trainer that its measurements share."""
+"""A network on a dataset: data, executors and trainer that its measurements share."""
 
 from __future__ import annotations
 
@@ -40,15 +40,14 @@ from d5suite.validate.training.amplification import ProvedRun
 from d5suite.workloads.base import Workload
 
 ORACLE_BATCH = 8
-"""Most images per batch of ONNX's reference evaluator and of validating training: in float64 they
-are slow."""
+"""Most images per batch in ONNX's reference evaluator and in float64 training, which are slow."""
 
 FEWEST = 4
-"""Fewest images of such a batch, unless the whole batch has fewer: the statistics of one or two are
-hardly any."""
+"""Fewest images of such a batch, unless the whole batch has fewer: one or two images give no useful
+batch statistics."""
 
 FEEDS = 4
-"""Batches that a timed step takes in turn, so that training does not depend on one batch."""
+"""Batches that a timed training step takes in turn, so that it does not overfit one batch."""
 
 Batch = tuple[np.ndarray, np.ndarray]
 """Images, float32 (N, C, H, W), and labels."""
@@ -61,14 +60,14 @@ def load_network(case: NetworkCase, seed: int) -> Network:
     ----------
     case : NetworkCase
     seed : int
-        Of the weights of a network of the zoo.
+        Draws the weights of a network from the zoo.
 
     Raises
     ------
     NetworkError
-        If it cannot be read.
+        If the network cannot be read.
     JobError
-        If it does not fit the case's image size or batch size.
+        If the network does not fit the case's image size or batch size.
     """
     settings = case.network
     several = bool(settings.get("several_labels"))
@@ -99,7 +98,7 @@ def load_network(case: NetworkCase, seed: int) -> Network:
 
 
 def turned(images: np.ndarray, quarters: int) -> np.ndarray:
-    """Turn square images by quarter turns, which makes other valid inputs."""
+    """Rotate square images by quarter turns, which gives other valid inputs."""
     return np.ascontiguousarray(np.rot90(images, quarters, axes=(2, 3)))
 
 
@@ -160,13 +159,13 @@ class NetworkWorkload(Workload):
 
     @cached_property
     def plain_network(self) -> Network:
-        """The network without Dropout, which no two frameworks draw alike."""
+        """The network without Dropout: no two frameworks draw the same values."""
         if "given" in self.case.network:
             self._prove_reading()
         return self.network.without_dropout()
 
     def _prove_reading(self) -> None:
-        """Hold the graph to its file, once for all backends."""
+        """Compare the graph with its file, once for all backends."""
         done = Path(self.reference).with_suffix(".json") if self.reference else None
         key = self.fingerprint()["network"]
         if done is not None and done.exists() and read_json(done)["reading"] == key:
@@ -180,7 +179,7 @@ class NetworkWorkload(Workload):
 
     @cached_property
     def generic_network(self) -> Network:
-        """The plain network with noise on its weights, for the checks of outputs and gradients."""
+        """The plain network with noise on its weights, for checks of outputs and gradients."""
         return self.plain_network.at_generic_point()
 
     @cached_property
@@ -216,12 +215,12 @@ class NetworkWorkload(Workload):
 
     @property
     def is_drawn(self) -> bool:
-        """Whether the inputs are drawn, batch by batch."""
+        """Whether inputs are drawn at random, batch by batch."""
         return self.case.dataset["kind"] == "inputs"
 
     @cached_property
     def stored_as(self) -> str | None:
-        """The dataset's storage format; None where it comes with a library."""
+        """The dataset's storage format; None if a library brings the dataset."""
         return stored_as(self.source.training_set) if isinstance(self.source, ImageNetSource) else None
 
     def facts(self) -> dict[str, Any]:
@@ -230,7 +229,7 @@ class NetworkWorkload(Workload):
 
     @cached_property
     def dataset(self) -> dict[str, Any]:
-        """Which data this is: see ``results/schema.json``. Holds no path of this machine."""
+        """Describe the data, as in ``results/schema.json``, without a path of this machine."""
         source, kind = self.source, self.case.dataset["kind"]
         digest = hashlib.sha256()
         if isinstance(source, RandomSource):
@@ -268,7 +267,7 @@ class NetworkWorkload(Workload):
         }
 
     def loader(self, workers: int | None = None, *, seed: int | None = None) -> Stream:
-        """Return the neutral input pipeline for training."""
+        """Return d5suite's input pipeline for training."""
         return self.source.training(
             batch_size=self.case.batch_size,
             workers=self.job.loader_workers if workers is None else workers,
@@ -277,13 +276,13 @@ class NetworkWorkload(Workload):
 
     @cached_property
     def batches(self) -> list[Batch]:
-        """The first training batches, one per validation step, decoded from files."""
+        """The first training batches, at least one per validation step, decoded from files."""
         with self.loader() as loader:
             count = max(self.case.validation_steps, FEEDS) + self.is_drawn  # one is fed after timing
             return [(images.copy(), labels.copy()) for images, labels in itertools.islice(loader.batches(), count)]
 
     def batches_of(self, shard: int, shards: int) -> list[Batch]:
-        """Return the first training batches of one rank's part of the data."""
+        """Return the first training batches of one rank's shard of the data."""
         known = self._shards.setdefault((shard, shards), [])
         if not known:
             with self.source.training(
@@ -296,13 +295,13 @@ class NetworkWorkload(Workload):
 
     @cached_property
     def evaluation_images(self) -> np.ndarray:
-        """One batch of validation images as evaluation sees them: float32 (N, C, H, W)."""
+        """One batch of validation images as evaluation gets them: float32 (N, C, H, W)."""
         with self.source.evaluation(batch_size=self.case.batch_size, workers=0) as stream:
             images = next(stream.epoch(0))[0]
         return np.resize(images, (self.case.batch_size, *images.shape[1:]))
 
     def evaluation_batch(self, number: int) -> np.ndarray:
-        """Return another evaluation batch."""
+        """Return the evaluation batch of this number; each number gives another batch."""
         if self.is_drawn:
             with self.source.evaluation(batch_size=self.case.batch_size, workers=0) as stream:
                 return next(stream.epoch(number))[0]
@@ -314,18 +313,18 @@ class NetworkWorkload(Workload):
         return {**self.network.arrays(batch[0]), label: batch[1]}
 
     def fed(self, index: int) -> Batch:
-        """Return a training batch as steps take it: its first images, repeated until it is full.
+        """Return a training batch as steps take it: its first images, repeated to fill the batch.
 
-        Loss and gradients are those of the few images (a mean over the batch, and so are
-        BatchNormalization's statistics), so that float64 answers for few hold for a large batch.
+        Loss, gradients and BatchNormalization's statistics are means over the batch, so they equal
+        those of the few images: float64 references of a few images hold for a large batch.
         """
         return self.repeated(*self.batches[index])
 
     @property
     def unseen(self) -> Batch:
-        """A batch that is never fed before timing: the first one, turned, under other labels.
+        """A batch that is never fed before timing.
 
-        The last one, if they are drawn.
+        It is the first batch with rotated images and other labels; of drawn inputs, the last batch.
         """
         if self.is_drawn:
             return self.repeated(*self.batches[-1])
@@ -334,7 +333,7 @@ class NetworkWorkload(Workload):
         return self.repeated(turned(images[:count], 1), labels[:count][::-1])
 
     def repeated(self, images: np.ndarray, labels: np.ndarray) -> Batch:
-        """Repeat a batch's first few images until the batch is full."""
+        """Repeat a batch's first few images to fill the batch."""
         count = self.oracle_batch
         if count == len(images) == self.case.batch_size:
             return images, labels
@@ -352,7 +351,7 @@ class NetworkWorkload(Workload):
 
     @cached_property
     def executor(self) -> Executor:
-        """The network as it is timed: the very object that is proved is timed afterwards."""
+        """The network as it is timed. The object that is proved is the one that is timed."""
         return self.backend.executor(
             self.network, mode=self.selection.mode, device=self.job.device, precision=self.job.precision
         )
@@ -364,7 +363,7 @@ class NetworkWorkload(Workload):
 
     @cached_property
     def comparable(self) -> Executor:
-        """`executor`, or its twin without Dropout if it drops values at random; for proofs only."""
+        """`executor`, or its twin without Dropout if it has any; for proofs only."""
         if self.plain_network is self.network:
             return self.executor
         timed = self.executor
@@ -374,39 +373,39 @@ class NetworkWorkload(Workload):
 
     @cached_property
     def exact(self) -> Executor:
-        """The plain network in float64 and the backend's plainest mode; for proofs only."""
+        """The plain network in float64, in the backend's proving mode; for proofs only."""
         mode = self.backend.proving_mode(self.selection.mode)
         return self.backend.executor(self.plain_network, mode=mode, device=self.job.device, precision="fp64")
 
     @property
     def oracle_batch(self) -> int:
-        """Images per batch where float64 is involved, which is slow; they divide the batch."""
+        """Images per float64 batch, which is slow; a divisor of the batch size."""
         size = self.case.batch_size
         few = (n for n in range(min(ORACLE_BATCH, size), FEWEST - 1, -1) if size % n == 0)
         return self.network.batch_size or next(few, size)
 
     def to_generic_point(self, *executors: Executor) -> None:
-        """Give executors the generic network's weights."""
+        """Load the generic network's weights into executors."""
         names = (*self.network.parameters, *self.network.statistics)
         for executor in executors:
             executor.load_parameters({name: self.generic_network.initializers[name] for name in names})
 
     @contextlib.contextmanager
     def at_generic_point(self, *executors: Executor) -> Iterator[None]:
-        """Give executors the generic network's weights for a while."""
+        """Load the generic network's weights for a while; restore the initial ones at the end."""
         self.to_generic_point(*executors)
         yield
         for executor in executors:
             self.restore(executor)
 
     def restore(self, executor: Executor, initializers: dict[str, np.ndarray] | None = None) -> None:
-        """Give an executor the initial parameters and statistics, its own or another seed's."""
+        """Load the initial parameters and statistics into an executor, or another seed's."""
         values = self.network.initializers if initializers is None else initializers
         names = (*self.network.parameters, *self.network.statistics)
         executor.load_parameters({name: values[name] for name in names})
 
     def restart(self, initializers: dict[str, np.ndarray] | None = None) -> None:
-        """Restore `executor`, as `restore` does, and `trainer` to their initial state."""
+        """Restore `executor`, as `restore` does, and `trainer` to the initial state."""
         self.restore(self.executor, initializers)
         self.trainer.load_state(self.trainer.initial_state())
 
@@ -416,12 +415,12 @@ class NetworkWorkload(Workload):
         gc.collect()  # executors hold large arrays in reference cycles
 
     def memory_by_definition(self, *, gradients: bool = False, optimizer: bool = False) -> dict[str, int]:
-        """Return the bytes that a step must hold: see ``results/schema.json``.
+        """Return the bytes a step must hold, as in ``results/schema.json``.
 
         Parameters
         ----------
         gradients, optimizer : bool
-            Whether it has gradients, and the optimizer's state.
+            Whether the step holds gradients and the optimizer's state.
         """
         width = 8 if self.job.precision == "fp64" else 4  # bf16 and fp16 keep their parameters in float32
         activation = 2 if self.job.precision in ("bf16", "fp16") else width

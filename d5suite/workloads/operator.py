@@ -1,4 +1,4 @@
-"""One ONNX node: its native operators and reference, which both directions share."""
+"""One ONNX node: its native operators and its reference, shared by both directions."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from d5suite.validate.operator.reference import Reference, exact_part, reference
 from d5suite.workloads.base import Workload
 
 COPIES = 8
-"""Copies of an operation's tensors that a proof may hold at a time: as timed, in float64, and in
-the reference; inputs, outputs and gradients."""
+"""Copies of an operation's tensors that a proof may hold at once: inputs, outputs and gradients, as
+timed, in float64 and in the reference."""
 
 FURTHER = 2
-"""Inputs beside the proof's: one takes turns with it while timed, one is fed after timing."""
+"""Further inputs: one takes turns with the proof's while timed, one is fed after timing."""
 
 INTERMEDIATE_COPIES = 4
-"""The same for intermediate values: scores of attention come unmasked, masked, as softmax, and
+"""Copies of intermediate values: attention's scores exist unmasked, masked, as softmax and
 backward."""
 
 CEILING_GEMM = 2048
@@ -40,24 +40,24 @@ CEILING_GEMM = 2048
 libraries to reach their best, and a fifth of a second on a laptop."""
 
 CEILING_COPY = {"cpu": 30 << 20, "cuda": 256 << 20}
-"""Bytes whose copy sets the ceiling of memory, by device. Read and written, 60 MiB are beyond most
-processors' caches. For results above 32 MiB the C library takes every page anew from the system: on
-a virtual machine that took five times as long as copying, and PyTorch reached 1.7 of 10 GB/s. A
-GPU's allocator keeps what it has."""
+"""Bytes whose copy sets the ceiling of memory, by device. Read and written, 60 MiB exceed most
+processors' caches. For results above 32 MiB the C library requests every page anew from the system:
+on a virtual machine that took five times as long as copying, and PyTorch reached 1.7 of 10 GB/s. A
+GPU's allocator reuses memory."""
 
 CEILING_ROW = 1024
-"""Elements of a row of the copy. Of vectors, ONNX's shape inference takes seconds to follow the
+"""Elements per row of the copy. For vectors, ONNX's shape inference spends seconds following the
 values, and MXNet copies one value at a time: 0.9 of 23 GB/s."""
 
 CEILING_TIME_S = 0.5
 """Sampling budget of each ceiling, in seconds."""
 
 CEILING_BUDGETS = 10
-"""Limit of a ceiling's time, in sampling budgets of a measurement; its `CEILING_ROUNDS` are always
+"""Limit of a ceiling's time, in a measurement's sampling budgets; `CEILING_ROUNDS` are always
 made."""
 
 CEILING_ROUNDS = 2
-"""Fewest samples of a ceiling, after the first call and one that counts the calls of a sample."""
+"""Fewest samples of a ceiling, after the first call and the one that counts calls per sample."""
 
 
 class OperatorWorkload(Workload):
@@ -86,7 +86,7 @@ class OperatorWorkload(Workload):
 
     @classmethod
     def ceilings(cls, job: Job, selection: Selection, tell: Callable[[str], None]) -> dict[str, float]:
-        """Measure what this backend reaches with a large matrix product and a large copy.
+        """Measure the rates this backend reaches in a large matrix product and a large copy.
 
         Returns
         -------
@@ -105,7 +105,7 @@ class OperatorWorkload(Workload):
 
     @cached_property
     def operator(self) -> Operator:
-        """The operator as it is timed: the very object that is proved is timed afterwards."""
+        """The operator as it is timed. The object that is proved is the one that is timed."""
         return self.backend.operator(self.operation, mode=self.selection.mode, device=self.job.device)
 
     @cached_property
@@ -116,7 +116,7 @@ class OperatorWorkload(Workload):
 
     @cached_property
     def known(self) -> Reference:
-        """The recorded reference, or a new one when a job is run by hand."""
+        """The recorded reference, or a new one if the job runs by hand."""
         backward = "backward" in self.case.measurements
         recorded = Reference.load(Path(self.reference), self.operation.name) if self.reference else None
         if recorded is not None and (recorded.derivatives or not backward):
@@ -130,12 +130,12 @@ class OperatorWorkload(Workload):
 
 
 def operation_from_dict(content: Mapping[str, Any], precision: str) -> Operation:
-    """Rebuild a job's operation, with its custom operator imported from the file in the job.
+    """Rebuild a job's operation; import its custom operator from the file the job names.
 
     Raises
     ------
     DataError
-        If the file describes no such operator.
+        If the file does not describe that operator.
     """
     custom = content.get("custom")
     found = _custom_operator(custom["file"], custom["name"]) if custom else None
@@ -143,7 +143,7 @@ def operation_from_dict(content: Mapping[str, Any], precision: str) -> Operation
 
 
 def _custom_operator(file: str, name: str) -> CustomOperator:
-    """Return the custom operator of this name in a user's file."""
+    """Return the custom operator of this name from a user's file."""
     for value in vars(import_file(file)).values():
         described = [value] if isinstance(value, CustomOperator) else ()
         if not described and callable(getattr(type(value), "custom_operators", None)):
@@ -160,7 +160,7 @@ def _ceilings(job: Job, selection: Selection) -> dict[str, float]:
     settings = SamplingSettings(
         max_time_s=min(CEILING_TIME_S, CEILING_BUDGETS * budget), min_rounds=CEILING_ROUNDS, warmup="off"
     )
-    # Two halves put together can only be copied: no view will do.
+    # Concatenating two halves needs a copy: no view will do.
     half = (CEILING_COPY[job.device] // 2 // PRECISIONS[job.precision].itemsize // CEILING_ROW, CEILING_ROW)
     square = (CEILING_GEMM, CEILING_GEMM)
     found = {}
@@ -181,7 +181,7 @@ def _ceilings(job: Job, selection: Selection) -> dict[str, float]:
 def require_memory(operation: Operation, device: str = "cpu") -> None:
     """Raise `JobError` if an operation's proof does not fit into free memory.
 
-    That of the machine, the job or the device; nothing has been allocated for it yet.
+    The memory of machine, job and device counts. Nothing has been allocated for the proof yet.
     """
     kept = _intermediates(operation)
     part = exact_part(operation)
@@ -199,7 +199,7 @@ def require_memory(operation: Operation, device: str = "cpu") -> None:
 
 
 def _intermediates(operation: Operation) -> int:
-    """Return the number of intermediate values: scores or gates; 0 for other operators."""
+    """Count intermediate values: attention's scores or a recurrence's gates; 0 for others."""
     node, shapes = operation.node, operation.shapes
     if node.op_type == "Attention":
         q, k = (shapes[name] for name in node.inputs[:2])
@@ -211,12 +211,12 @@ def _intermediates(operation: Operation) -> int:
 
 
 def compute_reference(job: Job, case: OperationCase) -> str:
-    """Add one operation's reference to the case's file, and return whose gradient it holds.
+    """Add one operation's reference to the case's file; return whose gradient the file holds.
 
     Raises
     ------
     JobError
-        If the case names no file, or the computation does not fit into memory.
+        If the case names no file, or the reference does not fit into memory.
     """
     if case.reference is None:
         raise JobError("a job for references must say where they go")
@@ -230,7 +230,7 @@ def compute_reference(job: Job, case: OperationCase) -> str:
 
 
 def _trusted(exact: Operation) -> Operator | None:
-    """Return the float64 operator of an installed backend with the right gradient."""
+    """Return the float64 operator of an installed backend whose gradient is known to be right."""
     for backend in discover()[0].values():
         if exact.node.op_type in backend.right_gradients and backend.problem() is None:
             return backend.operator(exact)

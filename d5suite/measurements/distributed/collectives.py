@@ -1,4 +1,4 @@
-"""Latency and bus bandwidth of a collective by size, and the line through its times."""
+"""Latency and bus bandwidth of a collective by size, and a line fitted to its times."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from d5suite.validate.check import Check
 from d5suite.workloads.collective import CollectiveWorkload, Messages
 
 LEAST_SHARE = 0.01
-"""Least share of the bandwidth term in the largest size's time; below it, beta is meaningless."""
+"""Smallest fraction of the largest size's time that the bandwidth term must explain; with less,
+beta means nothing."""
 
 SCHEMA = record(
     {
@@ -60,7 +61,7 @@ SCHEMA = record(
 
 
 class CollectiveStep(Step):
-    """All sizes of a collective, each proved, timed, and proved again."""
+    """All sizes of a collective; each is proved, timed and proved again."""
 
     def __init__(self, workload: CollectiveWorkload) -> None:
         self.workload = workload
@@ -72,7 +73,7 @@ class CollectiveStep(Step):
         """Do nothing: the proof makes the first call."""
 
     def prove(self, size: int) -> Iterator[Check]:
-        """Check one call against the known sums."""
+        """Check one call against known sums."""
         messages = self.workload.messages(size)
         messages.fill()
         messages.run()
@@ -101,13 +102,13 @@ class CollectiveStep(Step):
         sizes = [_size(*each) for each in self._found]
         line = fit_line([each["bytes"] for each in sizes], [each["median_s"] for each in sizes])
         beta = line.beta_s_per_byte
-        told = beta * sizes[-1]["bytes"] > LEAST_SHARE * sizes[-1]["median_s"]
+        meaningful = beta * sizes[-1]["bytes"] > LEAST_SHARE * sizes[-1]["median_s"]
         return {
             "communicator": communicator.name,
             "algorithm": communicator.algorithm,
             "hosts": list(communicator.hosts),
             "sizes": sizes,
-            "line": {**line.to_dict(), "bytes_per_s": 1 / beta if told else None},
+            "line": {**line.to_dict(), "bytes_per_s": 1 / beta if meaningful else None},
             "latency_s": sizes[0]["median_s"],
             "bus_bytes_per_s": max(each["bus_bytes_per_s"] for each in sizes),
         }
@@ -139,7 +140,7 @@ def _size(messages: Messages, samples: Samples, traffic: dict[str, int]) -> dict
 
 
 class Collectives(Measurement):
-    """A collective at several sizes, on one communicator and by one algorithm."""
+    """A collective at several sizes, with one communicator and one algorithm."""
 
     name = "collectives"
     level = 3
@@ -157,6 +158,6 @@ class Collectives(Measurement):
         return CollectiveStep(workload)
 
     def prove(self, workload: CollectiveWorkload, step: CollectiveStep) -> Iterator[Check]:
-        """Check every size against known sums; ranks must agree bit for bit."""
+        """Check all sizes against known sums; ranks must agree bit by bit."""
         for size in workload.sizes:
             yield from step.prove(size)

@@ -40,23 +40,23 @@ DISTRIBUTED = mapping(
         **FACTS,
         "straggler_ratio": or_null(
             number(
-                "computing of the slowest rank over that of the median rank; null of a framework's own scheme, whose parts "
-                "are not known",
+                "computing of the slowest rank over that of the median rank; null of a framework's own scheme, whose "
+                "parts are not known",
                 minimum=1,
             )
         ),
         "spread": {
             "type": "object",
-            "description": "over_steps: 5th to 95th percentile over the median; over_ranks: fastest to slowest rank of a "
-            "step over their median",
+            "description": "over_steps: 5th to 95th percentile over the median; over_ranks: fastest to slowest rank "
+            "of a step over their median",
             "additionalProperties": number(minimum=0),
         },
         "parts": {**_PARTS_OR_NULL, "description": "mean of the ranks that train; null of a framework's own scheme"},
         "ranks": {
             "type": "array",
             "minItems": 1,
-            "description": "by rank; traffic is per step, and what a transport does by itself is not counted as bytes and "
-            "messages, but as opaque calls; null of a framework's own scheme",
+            "description": "by rank; traffic is per step, and what a transport does by itself is not counted as bytes "
+            "and messages, but as opaque calls; null of a framework's own scheme",
             "items": mapping(
                 {
                     "rank": integer(minimum=0),

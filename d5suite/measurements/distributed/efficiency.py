@@ -1,4 +1,4 @@
-"""How results of several ranks scale: speed-up and efficiency.
+"""Scaling of results of several ranks: speed-up and efficiency.
 
 Imports the standard library and `d5suite.measurements.base`.
 """
@@ -12,7 +12,7 @@ from d5suite.measurements.base import Measurement
 
 
 class MeasurementOfRanks(Measurement):
-    """A measurement of several ranks, compared with fewer ranks of the same run."""
+    """A measurement of several ranks, compared with fewer ranks in the same run."""
 
     level = 3
     derived = ("scaling",)
@@ -23,11 +23,11 @@ class MeasurementOfRanks(Measurement):
 
 
 def add_efficiency(records: Sequence[dict[str, Any]]) -> None:
-    """Give each result of several ranks its speed-up and efficiency over fewest ranks of its run.
+    """Add speed-up and efficiency to each result with more ranks than the fewest in its run.
 
-    The baseline is a result of the same case and backend with the same threads per rank, of the
-    same scheme if there is one. Weak scaling has the same batch per rank, strong scaling the same
-    batch in all; a result that has neither gets nothing.
+    The baseline has the same case, backend and threads per rank, and the same scheme if there is
+    such a result. Weak scaling keeps the batch per rank, strong scaling the total batch. A result
+    of neither kind gets no scaling.
     """
     for each in records:
         each.pop("scaling", None)

@@ -1,4 +1,4 @@
-"""Facts about ranks in results, as JSON schema. Imports the standard library only."""
+"""JSON schema of the facts about ranks in results. Imports the standard library only."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FACTS: dict[str, Any] = {
         "description": "sent by all ranks, by the scheme's definition; collectives as a ring; null: it is not known",
     },
 }  # fmt: skip
-"""JSON schema of how the ranks of a result train together."""
+"""How the ranks of a result train together."""
 
 REQUIRED = [name for name in FACTS if name != "synchronous"]  # earlier results do not have it
 
@@ -40,4 +40,4 @@ SCALING: dict[str, Any] = {
         "efficiency": {"type": "number", "minimum": 0, "description": "speed-up over the ratio of ranks"},
     },
 }  # fmt: skip
-"""JSON schema of what `efficiency` adds to a result of several ranks."""
+"""What `efficiency` adds to a result of several ranks."""

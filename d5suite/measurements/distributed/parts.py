@@ -1,7 +1,7 @@
-"""Parts of a step of several ranks: computing, communicating and waiting for others.
+"""Parts of a step of several ranks: computing, communicating and waiting for other ranks.
 
-The steps are made after the timed ones, which nothing disturbs: before each collective a barrier
-waits for the slowest rank, so that the time of waiting is known apart.
+These steps come after the timed ones, so that they do not disturb them: a barrier before each
+collective waits for the slowest rank, which separates waiting from communicating.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from d5suite.levels.distributed import Communicator, Scheme
 
 STEPS = (3, 30)
-"""Fewest and most steps, about a third of the timed ones."""
+"""Fewest and most steps whose parts are clocked; in between, a third of the timed steps."""
 
 COLLECTIVES = ("broadcast", "reduce", "all_reduce", "reduce_scatter", "all_gather", "all_to_all")
 
@@ -39,21 +39,21 @@ SCHEMA: dict[str, Any] = {
 
 
 def steps_of(timed: int) -> int:
-    """Return the number of steps to make after `timed` timed ones."""
+    """Return the number of steps to clock after this many timed ones."""
     return max(STEPS[0], min(STEPS[1], timed // 3))
 
 
 def take_parts(scheme: Scheme, step: Callable[[], float], steps: int) -> dict[str, float | None]:
     """Make steps, and return the means of their parts on this rank, in seconds.
 
-    Means, because some schemes communicate in some steps only.
+    Medians would hide communication that happens in some steps only.
 
     Parameters
     ----------
     scheme : Scheme
-        It clocks when it does nothing but communicate.
+        It clocks the time in which it only communicates.
     step : callable
-        Makes a step of it, and returns its seconds.
+        Makes a step and returns its seconds.
     steps : int
         The same on all ranks.
     """
@@ -84,7 +84,7 @@ def take_parts(scheme: Scheme, step: Callable[[], float], steps: int) -> dict[st
 
 @contextmanager
 def _paced(communicator: Communicator) -> Iterator[None]:
-    """Let each collective of a communicator wait in a barrier first."""
+    """Put a barrier before each collective of a communicator."""
 
     def after_a_barrier(call: Callable[..., Any]) -> Callable[..., Any]:
         def paced(*given: Any, **more: Any) -> Any:

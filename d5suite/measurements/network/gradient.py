@@ -1,4 +1,4 @@
-"""Forward and backward in training mode, proved through float64 and central differences."""
+"""Forward and backward in training mode, against float64 gradients proved by differences."""
 
 from __future__ import annotations
 
@@ -50,12 +50,12 @@ class Gradient(Measurement):
         return GradientStep(workload)
 
     def prove(self, workload: NetworkWorkload, step: Step) -> Iterable[Check]:
-        """Prove every gradient, through float64 gradients and central differences."""
+        """Prove all gradients with float64 gradients and central differences."""
         return prove_gradient(workload)
 
 
 def prove_gradient(workload: NetworkWorkload) -> Iterable[Check]:
-    """Make the checks of every gradient, once per case."""
+    """Check all gradients, once per case."""
     return workload.once("gradient", lambda: _checks(workload))
 
 

@@ -1,4 +1,4 @@
-"""The backward pass of one operator, through float64 gradients proved by differences."""
+"""The backward pass of one operator, against float64 gradients proved by differences."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from d5suite.workloads.operator import OperatorWorkload
 
 
 class Backward(Kernel):
-    """The backward pass of one operator, its forward pass made before."""
+    """The backward pass of one operator; the forward pass is made before timing."""
 
     name = "backward"
     backward = True

@@ -1,4 +1,4 @@
-"""One direction of an operator as a step: many calls in a sample, and what they achieve."""
+"""One direction of an operator: many calls per sample, and the rates they achieve."""
 
 from __future__ import annotations
 
@@ -69,23 +69,34 @@ SCHEMA = record(
     },
     optional=["views"],
 )
-"""The part of the record that both directions have."""
+"""The part of the record that both directions share."""
 
 
 class KernelStep(Step):
-    """Calls of one direction; the proof makes the first one and says what is called.
+    """Calls of one direction, forward or backward.
 
-    Samples take turns between two inputs, or two gradients of the outputs.
+    The proof makes the first call. Samples take two inputs in turn, or two gradients of the
+    outputs.
 
     Parameters
     ----------
     workload : OperatorWorkload
     backward : bool
+
+    Attributes
+    ----------
+    findings : Findings
+        The proof's, with the call to time.
+    others : sequence of Another
+        The second input, and one that is fed after timing.
+    answers : dict of int to list of numpy.ndarray
+        The last timed answer to each input.
+    median_s : float
+        Median of the samples, in seconds.
     """
 
     findings: Findings
     others: Sequence[Another]
-    """The input that takes turns with the proof's, and one that is fed after timing."""
 
     evidence: Callable[[], Evidence | None] = staticmethod(lambda: None)
 
@@ -188,7 +199,7 @@ class Kernel(Measurement):
 
     @classmethod
     def derive(cls, records: Sequence[dict[str, Any]]) -> None:
-        """Add each result's part of the ceilings: the best of all backends in the run."""
+        """Relate each result to the ceilings: the best rates of all backends in the run."""
         measured = [info for info in records if "ceilings" in info]
         best: dict[str, tuple[float, str]] = {}
         for info in measured:
@@ -214,15 +225,15 @@ class Kernel(Measurement):
         step.others = [found.another(number) for number in range(1, FURTHER + 1)]
 
     def prove_first(self, workload: OperatorWorkload, step: KernelStep) -> Iterable[Check]:
-        """Make the checks that precede `check`."""
+        """Make the checks that come before `check`."""
         return ()
 
     @abstractmethod
     def check(self, workload: OperatorWorkload) -> Findings:
-        """Compare the answers, as timed, with what is known to be right."""
+        """Compare the answers, as timed, with their reference."""
 
     def explain(self, workload: OperatorWorkload, step: KernelStep, error: ValidationError) -> ValidationError:
-        """Return the error, with a picture of the wrong answer beside the reference."""
+        """Return the error with a picture of the wrong answer and its reference."""
         name = f"{workload.operation.name}/{self.name}"
         where, hint = f"{workload.selection}, {name}", error.hint
         evidence = step.evidence() if workload.reference is not None else None

@@ -33,7 +33,7 @@ KEPT = (1, 3)
 """Numbers of the first steps whose losses `KeptAnswers` keeps: the last of each doubling."""
 
 SUM_TOLERANCE = 0.02
-"""Accepted distance of the sum of the parts from the whole step."""
+"""Accepted difference between the sum of the parts and the whole step."""
 
 
 class BreakdownStep(TrainerStep):
@@ -221,9 +221,7 @@ class Breakdown(Measurement):
                 "additionalProperties": number(),
                 "description": "medians in seconds",
             },
-            "sum_over_step": number(
-                "the sum of breakdown_s over the median of whole steps; marked if more than 2% off"
-            ),
+            "sum_over_step": number("sum of the parts over the median of whole steps; marked if more than 2% off"),
         }
     )
 
@@ -231,7 +229,7 @@ class Breakdown(Measurement):
         return BreakdownStep(workload)
 
     def prove(self, workload: NetworkWorkload, step: BreakdownStep) -> Iterable[Check]:
-        """Prove the training step, and the output of the forward pass against an evaluator."""
+        """Prove the training step, and the forward pass's output against an evaluator."""
         yield from prove_training(workload)
         yield from check_inference(
             workload.executor,

@@ -22,15 +22,15 @@ from d5suite.validate.norms import relative_l2
 from d5suite.workloads.network import NetworkWorkload
 
 LOADER_BATCHES = 8
-"""Batches per sample of a loader: several, because loaders deliver in bursts."""
+"""Batches per sample of a loader: several, because loaders deliver batches in bursts."""
 
 LOADER_IMAGES = 128
-"""Least images per sample of a loader, for small batches."""
+"""Fewest images per sample of a loader; more than `LOADER_BATCHES` if batches are small."""
 
 LOADER_SPREAD = 0.5
-"""Accepted relative difference of the standard deviations of the framework's own loader's first
-batch and of the neutral one's, which holds other images in another order: a forgotten normalisation
-is off by a factor of four."""
+"""Accepted relative difference between the standard deviations of a batch from the framework's own
+loader and one from d5suite's. They hold different images; a forgotten normalisation is off by a
+factor of four."""
 
 
 FORMAT = {"enum": ["folder", "hdf5", "tfrecord", "recordio"], "description": "how the images are stored"}
@@ -46,7 +46,7 @@ SCHEMA = record(
     },
     optional=["format"],
 )
-"""The part of the record that all of them have."""
+"""The part of the record that all loaders share."""
 
 
 def batches_per_sample(workload: NetworkWorkload) -> int:
@@ -119,7 +119,7 @@ class LoadingStep(Step):
         self.last = None
 
     def use(self, batch: Any) -> None:
-        """Use a batch as training would."""
+        """Use a batch as training does."""
 
     def run(self) -> object:
         for _ in range(self.count):
@@ -132,7 +132,7 @@ class LoadingStep(Step):
         return None
 
     def call_first(self) -> None:
-        """Do nothing: the sampler makes the first call of a loader that has just started."""
+        """Do nothing: a loader has not started yet, and the sampler makes the first call."""
 
     def _sampled_waits(self, samples: int) -> list[float]:
         return self._waits[-self.count * samples :]  # without those of the warm-up
@@ -160,12 +160,12 @@ def native_batches(workload: NetworkWorkload) -> contextlib.AbstractContextManag
 
 
 def native_loader(workload: NetworkWorkload) -> Any:
-    """Return the framework's own loader on the same files and transform; the caller closes it.
+    """Return the framework's own loader of the same files and transform; the caller closes it.
 
     Raises
     ------
     ConfigurationError
-        If there is none for this dataset and its storage format.
+        If there is no such loader for the dataset and its storage format.
     """
     if workload.job.loader_workers < 1:
         raise ConfigurationError("comparing loaders needs at least one loader worker", hint="Use --loader-workers.")
@@ -193,24 +193,24 @@ def native_loader(workload: NetworkWorkload) -> Any:
 
 
 def native_loader_name(workload: NetworkWorkload) -> str:
-    """Name of the framework's own loader of the dataset's format."""
+    """Return the name of the framework's own loader for the dataset's format."""
     name: str = workload.backend.load("loader").NAMES[workload.stored_as]
     return name
 
 
 def copied(batch: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Return a native batch's images and labels as arrays of their own."""
+    """Copy a native batch's images and labels to arrays."""
     images, labels = (np.array(part) for part in batch)
     return images, labels
 
 
 def prove_neutral_loader(workload: NetworkWorkload) -> Iterator[Check]:
-    """Compare pixels from the worker processes with the same images decoded in this process."""
+    """Compare pixels from loader processes with the same images decoded in this process."""
     return check_neutral_batch(workload, workload.batches[0], 0, "")
 
 
 def check_neutral_batch(workload: NetworkWorkload, batch: Any, number: int, name: str) -> Iterator[Check]:
-    """Compare a batch of the neutral loader with the same images decoded in this process.
+    """Compare a batch of d5suite's loader with the same images decoded in this process.
 
     Parameters
     ----------
@@ -218,9 +218,9 @@ def check_neutral_batch(workload: NetworkWorkload, batch: Any, number: int, name
     batch : tuple
         Images and labels.
     number : int
-        Of the batch, from 0, since the loader started.
+        The batch's number since the loader started, from 0.
     name : str
-        Of the batch, such as " of the last timed batch".
+        The batch in words, such as " of the last timed batch".
     """
     with workload.loader(workers=0) as inline:
         epoch, start = divmod(number, len(inline))
@@ -230,15 +230,15 @@ def check_neutral_batch(workload: NetworkWorkload, batch: Any, number: int, name
 
 
 def prove_native_loader(workload: NetworkWorkload) -> Iterator[Check]:
-    """Check shape, range and labels of the framework's own batches."""
+    """Check shape, range and labels of a batch of the framework's own loader."""
     with native_batches(workload) as native:
         return check_native_batch(workload, copied(next(native)), "")
 
 
 def check_native_batch(workload: NetworkWorkload, batch: Any, name: str, before: Any = None) -> Iterator[Check]:
-    """Compare shape, labels and spread of a batch of the framework's own loader.
+    """Check shape, labels and spread of a batch of the framework's own loader.
 
-    Its order and crops are its own, so that no pixel is known.
+    The loader chooses order and crops, so no pixel is known.
 
     Parameters
     ----------
@@ -246,9 +246,9 @@ def check_native_batch(workload: NetworkWorkload, batch: Any, name: str, before:
     batch : tuple
         Native images and labels.
     name : str
-        Of the batch, such as "the last timed batch of ".
+        The batch in words, such as "the last timed batch of ".
     before : tuple, optional
-        An earlier batch, which must be another one.
+        An earlier batch, which must differ.
     """
     images, labels = copied(batch)
     expected, classes = workload.batches[0][0], workload.case.network["classes"]

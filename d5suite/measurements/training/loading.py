@@ -46,7 +46,7 @@ class CostOfLoadingStep(ratios.RatioStep):
 
     def __enter__(self) -> Step:
         """Start both loaders."""
-        with contextlib.ExitStack() as started:  # one that fails to start stops the other
+        with contextlib.ExitStack() as started:  # if one fails to start, the other stops
             self._streams = {
                 "native": started.enter_context(native_batches(self.workload)),
                 "d5suite": started.enter_context(neutral_batches(self.workload)),
@@ -55,7 +55,7 @@ class CostOfLoadingStep(ratios.RatioStep):
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Stop them."""
+        """Stop both loaders."""
         self.last = {name: copied(batch) for name, batch in self.last.items()}
         self._running.close()
 
@@ -71,7 +71,7 @@ class CostOfLoadingStep(ratios.RatioStep):
         return run
 
     def call_first(self) -> None:
-        """Do nothing: the sampler makes the first calls of loaders that have just started."""
+        """Do nothing: the loaders have not started yet, and the sampler makes the first calls."""
 
     def sample_both(self, settings: SamplingSettings) -> dict[str, Samples]:
         names = ("d5suite", "native")
@@ -79,8 +79,8 @@ class CostOfLoadingStep(ratios.RatioStep):
             {name: self._consume(name, self.count) for name in names},
             dict.fromkeys(names, lambda: None),
             settings,
-            # Untimed batches let this loader reach its pace and the other one fill its buffers, of
-            # up to ten batches, and rest.
+            # Untimed batches let this loader reach its pace, while the other fills its buffers, of
+            # up to ten batches, and comes to rest.
             before_sample={name: self._consume(name, 2 + self.count // 2) for name in names},
         )
 

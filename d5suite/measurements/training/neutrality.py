@@ -1,4 +1,4 @@
-"""The cost of neutrality: d5suite's training step over one written by hand, in turn."""
+"""The cost of neutrality: d5suite's training step over a hand-written one, timed in turn."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from d5suite.validate.norms import relative_l2
 from d5suite.workloads.network import NetworkWorkload
 
 BASELINE_STEPS = 3
-"""Steps over which the hand-written step must agree with d5suite's before both are timed."""
+"""Steps over which both training steps must agree before they are timed."""
 
 
 class NeutralityStep(RatioStep):
-    """A training step and the same one written by hand in the framework's own style."""
+    """A training step of d5suite, and one written by hand in the framework's own style."""
 
     other = "hand_written"
 
@@ -50,7 +50,7 @@ class NeutralityStep(RatioStep):
         self.losses: list[float] = []
 
     def call_first(self) -> None:
-        """Do nothing: the proof makes the first calls; both ways must make equally many."""
+        """Do nothing: the proof makes the first calls, equally many of both steps."""
 
     def sample_both(self, settings: SamplingSettings) -> dict[str, Samples]:
         return sample_alternating(
@@ -79,7 +79,7 @@ def first_losses(workload: NetworkWorkload, step: NeutralityStep) -> Iterator[Ch
 
 
 class CostOfNeutrality(Measurement):
-    """d5suite's training step over one written by hand."""
+    """d5suite's training step over a hand-written one."""
 
     name = "cost_of_neutrality"
     level = 2
@@ -93,7 +93,7 @@ class CostOfNeutrality(Measurement):
         return NeutralityStep(workload)
 
     def prove(self, workload: NetworkWorkload, step: NeutralityStep) -> Iterable[Check]:
-        """Compare the losses of both steps, from the same weights on the same batch."""
+        """Compare the losses of both steps from the same weights, on the same batch."""
         executor = workload.executor
         _, loss = workload.network.require_loss()
         for number in range(1, BASELINE_STEPS + 1):

@@ -1,4 +1,4 @@
-"""Steps that are timed in turn with the framework's own way, for their ratio."""
+"""Steps timed in turn with the framework's own way of doing the same, for their ratio."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ SCHEMA = record(
         "compared_median_s": number(exclusiveMinimum=0),
     }
 )
-"""The part of the record that all of them have."""
+"""The part of the record that all such measurements share."""
 
 
 class RatioStep(Step):
-    """A step of d5suite's and another way to do the same, in turn.
+    """A step of d5suite and another way of doing the same, timed in turn.
 
     Attributes
     ----------
     other : str
-        What it is compared with.
+        The other way's name.
     """
 
     other: str

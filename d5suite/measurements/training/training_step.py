@@ -1,4 +1,4 @@
-"""The training step: forward, backward and update, through a float64 run proved by the formula."""
+"""The training step (forward, backward, update), against a float64 run proved by the formula."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from d5suite.measurements.training.steps import TrainingStep
 from d5suite.validate.check import Check
 from d5suite.validate.network.gradient_references import sampled
 from d5suite.validate.norms import FLOAT64
-from d5suite.validate.training.amplification import ProvedRun, Runs
+from d5suite.validate.training.amplification import ProvedRun, RunComparison
 from d5suite.validate.training.trajectory import Trajectory, check_trajectory, train, train_by_formula
 from d5suite.workloads.network import FEEDS, NetworkWorkload
 
@@ -52,12 +52,12 @@ class TrainingStepTime(Measurement):
         return TrainingStep(workload)
 
     def prove(self, workload: NetworkWorkload, step: Step) -> Iterable[Check]:
-        """Prove a short run through a float64 run, which the formula and other backends prove."""
+        """Prove a short run with a float64 run, which the formula or other backends prove."""
         return prove_training(workload)
 
 
 def prove_training(workload: NetworkWorkload) -> Iterator[Check]:
-    """Make the checks of every gradient and of a short training run, each once per case."""
+    """Check all gradients and a short training run, each once per case."""
     yield from prove_gradient(workload)
     yield from workload.once("training", lambda: _checks(workload))
 
@@ -71,7 +71,7 @@ def _checks(workload: NetworkWorkload) -> Iterator[Check]:
     early = min(FORMULA_STEPS, len(steps))
     native = workload.backend.trainer(exact, workload.optimizer)
     recorded = train(native, steps, early=(min(FIRST_STEPS, early), early))
-    runs = Runs(native, steps, recorded, workload.backend.tolerances)
+    runs = RunComparison(native, steps, recorded, workload.backend.tolerances)
     short, found = runs.runs[early], recorded[-1]
     peers = {f"{label} vs {name} fp64": peer for peer, name in (Trajectory.load(Path(path)) for path in case.peers)}
     agreements = [
@@ -79,7 +79,7 @@ def _checks(workload: NetworkWorkload) -> Iterator[Check]:
         for name, peer in peers.items()
         for check in check_trajectory(name, found, peer, tolerance=FLOAT64, parameters=True)
     ]
-    if not agreements or not all(check.passed for check in agreements):  # a peer's run is proved by the formula
+    if not agreements or not all(check.passed for check in agreements):  # peers that agree were proved by the formula
         expected = train_by_formula(exact, workload.optimizer, steps[:early])
         yield from runs.compare(f"{label} vs the update formula", native, short, expected, FLOAT64, parameters=True)
     for name, peer in peers.items():

@@ -1,8 +1,8 @@
-"""The schemes' update rules in NumPy, the reference of every scheme.
+"""The schemes' update rules in NumPy: the reference of every scheme.
 
-They say what the weights of all ranks are after each step, without messages, from gradients and the
-optimizers' formulas. Written from the papers that `d5suite.distributed.schemes` names; this module
-imports none of it. Imports NumPy, the contract, `d5suite.optimizers` and the formulas.
+A rule computes the weights of all ranks after each step from gradients and the optimizers'
+formulas, without messages. The rules follow the papers that `d5suite.distributed.schemes` names and
+import nothing from it. Imports NumPy, the contract, `d5suite.optimizers` and the formulas.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from d5suite.validate.check import Check
 from d5suite.validate.norms import relative_l2
 from d5suite.validate.training.formulas import State, update
 
-Gradient = Callable[[Arrays, Any], Arrays]
-"""Function of weights and one rank's batch: the gradients of its mean loss; float64, not kept."""
+GradientFunction = Callable[[Arrays, Any], Arrays]
+"""From weights and one rank's batch to the gradients of its mean loss, in float64; the caller does
+not keep them."""
 
 ROUNDING = 1e-6
-"""A tensor's error is relative to its norm, or to this part of all weights' norm if larger."""
-
+"""A tensor's error is relative to its norm, or to this fraction of all weights' norm if larger."""
 
 IN_TURN = "in_turn"
-"""The rule of frameworks' own asynchronous schemes, and the setting that makes them keep to it."""
+"""The rule of frameworks' own asynchronous schemes, and the setting that makes them follow it."""
 
 
 @dataclass
 class _Rank:
-    """Weights and optimizer of one rank, or of a server."""
+    """Weights and optimizer of a rank or a server."""
 
     optimizer: Optimizer
     weights: dict[str, np.ndarray]
@@ -46,9 +46,11 @@ class _Rank:
 
 
 @dataclass(frozen=True)
-class _Run:
+class _Training:
+    """What a rule computes from; see `expected`."""
+
     settings: Mapping[str, Any]
-    gradient: Gradient
+    gradient: GradientFunction
     start: Arrays
     batches: Sequence[Sequence[Any]]
     optimizer: Optimizer
@@ -68,38 +70,38 @@ Weights = list[dict[str, np.ndarray]]
 def expected(
     scheme: str,
     settings: Mapping[str, Any],
-    gradient: Gradient,
+    gradient: GradientFunction,
     start: Arrays,
     batches: Sequence[Sequence[Any]],
     optimizer: Optimizer,
 ) -> list[Weights]:
-    """Return the weights of all ranks after each step, and last those after the run has finished.
+    """Return the weights of all ranks after each step, and after the end of the run.
 
     Parameters
     ----------
     scheme : str
-        Or `IN_TURN`.
+        A scheme's name, or `IN_TURN`.
     settings : mapping
-        Complete, as `SchemeSettings.to_dict` returns them. Schemes with a server need a schedule.
-    gradient : Gradient
+        All settings, from `SchemeSettings.to_dict`. Schemes with a server need a schedule.
+    gradient : GradientFunction
     start : mapping of str to numpy.ndarray
-        All ranks' initial weights. Top-k and quantisation take elements in their order.
+        All ranks' initial weights. Top-k and quantisation depend on their order.
     batches : sequence
-        By step, by rank. A rank that serves takes none of them.
+        Batches by step and rank. A server uses none.
     optimizer : Optimizer
 
     Returns
     -------
     list
-        One entry more than steps. The weights of a rank that serves are those that it has when the
-        last worker has made this step.
+        One entry per step and one for the end. A server's weights are its weights when the last
+        worker has made the step.
     """
-    run = _Run(settings, gradient, start, batches, optimizer)
+    run = _Training(settings, gradient, start, batches, optimizer)
     return list((_RULES[scheme] if run.size > 1 else _synchronous)(run))
 
 
 def check_weights(name: str, found: Sequence[Arrays], reference: Sequence[Arrays], tolerance: float) -> list[Check]:
-    """Compare a rank's weights after each step, and at the end, with `expected` of this rank."""
+    """Compare one rank's weights after each step and at the end with those from `expected`."""
     checks = []
     for step, (own, right) in enumerate(zip(found, reference, strict=True), start=1):
         whole = math.sqrt(sum(float(np.vdot(v, v)) for v in right.values()))
@@ -117,7 +119,7 @@ def _copies(weights: Sequence[Arrays]) -> Weights:
     return [{name: value.copy() for name, value in each.items()} for each in weights]
 
 
-def _synchronous(run: _Run, sent: Callable[[Arrays, int, int], Arrays] = lambda g, *_: g) -> Iterator[Weights]:
+def _synchronous(run: _Training, sent: Callable[[Arrays, int, int], Arrays] = lambda g, *_: g) -> Iterator[Weights]:
     """``w <- update(w, mean of what the ranks send of their gradients at w)``."""
     one = run.rank()
     for step, batches in enumerate(run.batches):
@@ -126,7 +128,7 @@ def _synchronous(run: _Run, sent: Callable[[Arrays, int, int], Arrays] = lambda 
     yield _copies([one.weights] * run.size)
 
 
-def _model_averaging(run: _Run) -> Iterator[Weights]:
+def _model_averaging(run: _Training) -> Iterator[Weights]:
     """``w_i <- update(w_i, g_i(w_i))``; after every k-th step ``w_i <- mean of all w_j``."""
     ranks = [run.rank() for _ in range(run.size)]
 
@@ -145,8 +147,8 @@ def _model_averaging(run: _Run) -> Iterator[Weights]:
     yield _copies([each.weights for each in ranks])
 
 
-def _gossip(run: _Run) -> Iterator[Weights]:
-    """``w_i <- update(sum over j of W_ij w_j, g_i(w_i))``; in the end the mean of all."""
+def _gossip(run: _Training) -> Iterator[Weights]:
+    """``w_i <- update(sum over j of W_ij w_j, g_i(w_i))``; at the end the mean of all."""
     ranks, size, own = [run.rank() for _ in range(run.size)], run.size, run.settings["own"]
     mixing = own * np.eye(size)
     for rank in range(size):
@@ -172,8 +174,8 @@ def _shaped(flat: np.ndarray, like: Arrays) -> dict[str, np.ndarray]:
     return {name: part.reshape(value.shape) for part, (name, value) in zip(parts, like.items(), strict=True)}
 
 
-def _top_k(run: _Run) -> Iterator[Weights]:
-    """``u = g_i + m_i``; rank i sends the k largest of u, and ``m_i <- u`` without these."""
+def _top_k(run: _Training) -> Iterator[Weights]:
+    """``u = g_i + m_i``; rank i sends the k largest elements of u; ``m_i <- u`` without these."""
     memory = [np.zeros_like(_flat(run.start)) for _ in range(run.size)]
     count = math.ceil(run.settings["density"] * memory[0].size)
 
@@ -188,10 +190,10 @@ def _top_k(run: _Run) -> Iterator[Weights]:
     return _synchronous(run, sent)
 
 
-def _quantised(run: _Run) -> Iterator[Weights]:
+def _quantised(run: _Training) -> Iterator[Weights]:
     """``Q(v) = |v|_2 sign(v) l / s`` of each bucket v; the mean of l is ``s |v_i| / |v|_2``."""
     levels, bucket, seed = (run.settings[key] for key in ("levels", "bucket", "seed"))
-    dtype = next(iter(run.start.values())).dtype.type  # ranks draw numbers of their gradients' type
+    dtype = next(iter(run.start.values())).dtype.type  # ranks draw numbers in their gradients' type
 
     def sent(gradient: Arrays, rank: int, step: int) -> Arrays:
         flat = _flat({name: gradient[name] for name in run.start})
@@ -208,16 +210,15 @@ def _quantised(run: _Run) -> Iterator[Weights]:
     return _synchronous(run, sent)
 
 
-def _served(run: _Run) -> Iterator[Weights]:
+def _served(run: _Training) -> Iterator[Weights]:
     """``w <- update(w, g_i(x_i))`` for worker i in the schedule's order, then ``x_i <- w``.
 
-    A worker that has made more than ``bound`` steps more than the slowest gets its ``x_i`` when it
-    no longer has.
+    A worker more than ``bound`` steps ahead of the slowest gets its ``x_i`` when it no longer is.
     """
     schedule, bound = run.settings["schedule"], run.settings.get("bound", math.inf)
     if not schedule:
         raise ConfigurationError(
-            "the order of the workers' steps is not known without a schedule",
+            "the order of the workers' steps is unknown without a schedule",
             hint=f"Schedule the workers: {run.size - 1} ranks.",
         )
     server, turns = run.rank(), itertools.cycle(schedule)
@@ -243,8 +244,8 @@ def _served(run: _Run) -> Iterator[Weights]:
     yield _copies([server.weights] * run.size)
 
 
-def _in_turn(run: _Run) -> Iterator[Weights]:
-    """``w <- update(w, g_i(x_i))`` for each rank i in order, then ``x_i <- w``; none serves."""
+def _in_turn(run: _Training) -> Iterator[Weights]:
+    """``w <- update(w, g_i(x_i))`` for each rank i in order, then ``x_i <- w``; no server."""
     server = run.rank()
     ranks = _copies([server.weights] * run.size)
     for batches in run.batches:
@@ -255,7 +256,7 @@ def _in_turn(run: _Run) -> Iterator[Weights]:
     yield _copies([server.weights] * run.size)
 
 
-_RULES: Mapping[str, Callable[[_Run], Iterator[Weights]]] = {
+_RULES: Mapping[str, Callable[[_Training], Iterator[Weights]]] = {
     "all_reduce": _synchronous,
     "parameter_server": _synchronous,
     "asynchronous": _served,
@@ -266,4 +267,4 @@ _RULES: Mapping[str, Callable[[_Run], Iterator[Weights]]] = {
     "quantised": _quantised,
     IN_TURN: _in_turn,
 }
-"""Rules by the scheme's name."""
+"""Rules by name of the scheme."""

@@ -1,4 +1,4 @@
-"""The loss and its gradients against an independent evaluator, and as timed against float64.
+"""Loss and gradients: in float64 against an independent evaluator, as timed against float64.
 
 ======================  ============================================================================
 gradient (float64)      loss and running statistics with ONNX's reference evaluator, the gradient
@@ -36,30 +36,32 @@ differences themselves are good to about 1e-6; a tensor whose gradient is off by
 as about 1e-3."""
 
 ROUGH = 1e-2
-"""No sensitivity and no doubt widens the tolerance of a loss or a derivative beyond this."""
+"""Largest tolerance of a loss or a derivative, however sensitive the network or uncertain the
+difference."""
 
 DOUBTS = 3.0
-"""Accepted distance from a central difference, in distances of that from its neighbours."""
+"""Accepted distance from a central difference, relative to that difference's distance from its
+neighbours."""
 
 SENSITIVITY_NOISE = 32.0
-"""Relative noise on the weights, in units of roundoff, that stands for all roundings of a pass. It
+"""Relative noise on the weights, in units of roundoff, that represents all roundings of a pass. It
 must be large enough to flip some ReLUs in every layer: a float32 pass flips about one in a million,
-and a single flip in ResNet-18's last stage (8 images of 64 px) moves a gradient by 2%, where noise
-of one unit often flips none."""
+and a single flip in ResNet-18's last stage (8 images of 64 px) moves a gradient by 2%. Noise of one
+unit often flips none."""
 
 SENSITIVITY_DRAWS = 2
-"""Draws of that noise; the one that moves the gradient most counts, as flips are rare and vary in
-size."""
+"""Draws of that noise. The draw that moves the gradient most counts, because flips are rare and
+vary in size."""
 
 CANCELLED = 4
 """Roundoffs of the whole gradient that may remain where large terms cancel, as in a bias before
 BatchNormalization. MXNet left 3.3 in float32."""
 
 CANCELLED_16 = 2
-"""The same in 16 bits, where one is up to 0.4% of the whole; no framework needed more."""
+"""The same in 16 bits, where one roundoff is up to 0.4% of the whole; no framework needed more."""
 
 SATURATION = 0.9
-"""No gradient error above this is accepted, however sensitive the network: at 1 a gradient of zero
+"""Largest accepted error of a gradient, however sensitive the network: at 1, a gradient of zero
 would pass."""
 
 
@@ -127,7 +129,7 @@ def check_gradient_without_float64(
 
 
 def _answer(executor: Executor, images: np.ndarray, labels: np.ndarray) -> tuple[dict[str, np.ndarray], Arrays]:
-    """Return loss and gradients, and all parameters after the pass, which is undone."""
+    """Return loss and gradients, and all parameters after the pass; restore the parameters."""
     network = executor.network
     label, loss = network.require_loss()
     start = executor.parameters()
@@ -150,9 +152,9 @@ def _compare(
     close: float,
     slope: float,
 ) -> tuple[list[Check], Reference]:
-    """Hold loss and statistics to the tolerance ``close``, derivatives to ``slope``.
+    """Check loss and statistics with tolerance ``close``, derivatives with ``slope``.
 
-    Return the derivatives that were taken, too: `settled` ones, where the first did not agree.
+    Also return the reference that was used: `settled`, if the first differences did not agree.
     """
     loss = network.require_loss()[1]
     label = f"{executor.mode} {executor.precision}"
@@ -184,7 +186,7 @@ def _compare(
 
 
 def _slope_error(network: Network, gradients: Arrays, along: Arrays, derivative: float) -> float:
-    """Return the error of gradients along a direction, per root of the number of tensors."""
+    """Return the error of gradients along a direction, over the root of the number of tensors."""
     claimed = sum(float(np.vdot(gradients[name], d)) for name, d in along.items())
     return abs(claimed - derivative) / math.sqrt(len(network.parameters))
 
@@ -192,7 +194,7 @@ def _slope_error(network: Network, gradients: Arrays, along: Arrays, derivative:
 def _sensitivity(
     network: Network, expected: Reference, images: np.ndarray, labels: np.ndarray, precision: str
 ) -> float:
-    """Return how far roundoff on the weights moves the derivatives, as `_slope_error` counts."""
+    """Return how far roundoff on the weights moves the derivatives, in units of `_slope_error`."""
     noise = SENSITIVITY_NOISE * UNIT_ROUNDOFF[precision]
     generator = np.random.default_rng(0xD5)
     found = noise
@@ -217,7 +219,7 @@ def _first_wrong(
     tolerance: float,
     step: float,
 ) -> str:
-    """Name the first tensor without which the gradient would pass, by bisection over prefixes."""
+    """Name the first tensor that makes the gradient fail, by bisection over prefixes."""
     oracle = Oracle(network, training=True)
 
     def passes(names: Sequence[str]) -> bool:
@@ -246,16 +248,17 @@ def check_gradient(
     repeats: int | None = None,
     recorded: Path | None = None,
 ) -> list[Check]:
-    """Compare loss and gradients, as timed, with a float64 executor's that are already proved.
+    """Compare loss and gradients, as timed, with those of a float64 executor already proved.
 
-    Both are held to the network's sensitivity: how far noise of roundoff on the weights moves them.
+    The tolerance depends on the network's sensitivity: how far roundoff noise on the weights moves
+    loss and gradients.
 
     Parameters
     ----------
     executor : Executor
-        To be timed; keeps its weights.
+        The executor to be timed; it keeps its weights.
     proved : Executor
-        Of the same network, in float64, from the same weights; keeps its weights.
+        The same network in float64, with the same weights, which it keeps.
     images, labels : numpy.ndarray
         The batch to be timed: float32 (N, C, H, W) and int64 (N,).
     tolerance : Tolerance
@@ -263,7 +266,7 @@ def check_gradient(
     reference : mapping, optional
         The answer of ``proved``, if already known.
     repeats : int, optional
-        How many images the batch repeats: the float64 executor takes these alone.
+        How many images the batch repeats; the float64 executor takes only these.
     recorded : Path, optional
         A JSON file that keeps the network's sensitivity for the next backend.
     """
@@ -302,14 +305,14 @@ def check_gradient(
 
 
 def gradient_errors(found: Arrays, expected: Arrays, roundoff: float) -> dict[str, float]:
-    """Return each gradient's error, relative to its norm or a small part of all gradients'.
+    """Return each gradient's error, relative to its norm or a small fraction of the whole norm.
 
     Parameters
     ----------
     found, expected : mapping of str to numpy.ndarray
         By parameter.
     roundoff : float
-        Of the precision of ``found``.
+        Unit roundoff of the precision of ``found``.
     """
     whole = math.sqrt(sum(float(np.vdot(value, value)) for value in expected.values()))
     remainder = (CANCELLED if roundoff < UNIT_ROUNDOFF["fp16"] else CANCELLED_16) * roundoff * whole
@@ -322,10 +325,10 @@ def gradient_errors(found: Arrays, expected: Arrays, roundoff: float) -> dict[st
 
 
 def check_dropout(executor: Executor, feed: Native) -> Check:
-    """Check that Dropout drops: the losses of two passes over one batch differ.
+    """Check that Dropout draws: the losses of two passes over one batch differ.
 
-    Everything else of such a network is checked on its twin without Dropout. Running statistics
-    move.
+    The rest of such a network is checked on its twin without Dropout. This moves running
+    statistics.
     """
     loss = executor.network.require_loss()[1]
     first, second = (float(executor.fetch(executor.forward_backward(feed))[loss]) for _ in range(2))
@@ -337,7 +340,7 @@ def check_dropout(executor: Executor, feed: Native) -> Check:
 
 
 def disturbed(proved: Executor, noise: float) -> Iterator[Arrays]:
-    """Put draws of relative noise on an executor's weights, one by one; restore them at the end.
+    """Put relative noise on an executor's weights, one draw after another; restore them at the end.
 
     Yields
     ------

@@ -1,4 +1,4 @@
-"""The output in inference mode, as timed, against an independent evaluator.
+"""Outputs in inference mode, as timed, against an independent evaluator.
 
 Imports the contract, ONNX and NumPy; no framework.
 """
@@ -21,7 +21,7 @@ from d5suite.validate.network.oracle import EVALUATOR, Oracle, inferences, origi
 from d5suite.validate.norms import relative_l2
 
 FEW = 4
-"""Images that ONNX's reference evaluator, which is slow, checks of a float64 batch."""
+"""Images of a float64 batch that are checked: ONNX's reference evaluator is slow."""
 
 
 def expected_outputs(
@@ -29,24 +29,25 @@ def expected_outputs(
 ) -> tuple[list[dict[str, np.ndarray]], str]:
     """Return an independent evaluator's outputs for batches, and its name.
 
-    It is ONNX's reference evaluator for float64, as onnxruntime has no float64 convolution, and for
-    onnxruntime itself; then for the first samples only, if the batch is the outputs' first axis.
+    The evaluator is onnxruntime; for float64, where onnxruntime has no convolution, and for
+    onnxruntime itself it is ONNX's reference evaluator. The latter evaluates the first samples
+    only, if the batch is the outputs' first axis.
 
     Parameters
     ----------
     executor : Executor
-        To be proved.
+        The executor to be proved.
     network : Network
-        Its network, with the weights that were loaded.
+        The executor's network, with the weights that were loaded.
     batches : sequence of numpy.ndarray
         See `Network.arrays`.
     threads : int
-        For onnxruntime.
+        Threads of onnxruntime.
 
     Returns
     -------
     outputs : list of dict of str to numpy.ndarray
-        Of each batch, or of its first samples.
+        One per batch, or for its first samples.
     evaluator : str
 
     Raises
@@ -64,7 +65,7 @@ def expected_outputs(
 def check_output(
     name: str, executor: Executor, answer: Arrays, expected: Arrays, images: int, tolerance: float
 ) -> Check:
-    """Compare the fetched outputs for a batch of `images` images with the evaluator's."""
+    """Compare fetched outputs for a batch of this many images with the evaluator's."""
     _require_finite(executor.network, expected)
     open_batch = executor.network.batch_size is None
     shapes = {
@@ -83,12 +84,12 @@ def check_output(
 
 
 READING = 1e-5
-"""Relative L2 error from which a graph as d5suite reads it is another than that in its file. On
-onnxruntime, which optimizes neither, only folding moves roundings."""
+"""Largest accepted relative L2 error between the graph d5suite reads and the file's. Both run on
+onnxruntime without optimization, so only constant folding changes roundings."""
 
 
 def check_reading(path: Path, network: Network, batch: np.ndarray, *, threads: int) -> str:
-    """Compare a file's answer on onnxruntime with that of the graph that backends are given.
+    """Compare a file's answer on onnxruntime with the answer of the graph that backends get.
 
     Parameters
     ----------
@@ -122,7 +123,7 @@ def check_reading(path: Path, network: Network, batch: np.ndarray, *, threads: i
     (ours,), _ = inferences(network, [batch], threads=threads)
     _require_finite(network, theirs)
     floating = {name: value for name, value in theirs.items() if value.dtype.kind == "f"}
-    for name, value in (floating or theirs).items():  # beside scores, ranks are the same or a matter of rounding
+    for name, value in (floating or theirs).items():  # integers beside scores, such as ranks, depend on rounding
         error = relative_l2(ours[name], value) if ours[name].shape == value.shape else np.inf
         if not error <= READING:
             raise ValidationError(
@@ -135,7 +136,7 @@ def check_reading(path: Path, network: Network, batch: np.ndarray, *, threads: i
 
 
 def _incomparable(path: Path) -> str:
-    """Return why a file's own answer is another than that of its graph in float32 inference."""
+    """Return why a file's own answer differs from float32 inference of its graph, if it does."""
     model = onnx.load(path, load_external_data=False)
     narrow = {TensorProto.FLOAT16, TensorProto.BFLOAT16}
     kinds = {tensor.data_type for tensor in model.graph.initializer}

@@ -22,19 +22,19 @@ from d5suite.network.operation import is_floating
 from d5suite.validate.oracle import evaluator
 
 EVALUATOR = "onnxruntime"
-"""Evaluator of `inferences`. As a backend, it is proved against ONNX's reference evaluator."""
+"""The evaluator of `inferences`. As a backend, it is proved against ONNX's reference evaluator."""
 
 _LARGE = 1 << 30
-"""Bytes of weights from which onnxruntime is fed them: it reads models of 2 GiB at most."""
+"""Bytes of weights above which they are fed to onnxruntime: its models have at most 2 GiB."""
 
 
 class Oracle:
-    """A network in float64 under ONNX's reference evaluator, with weights given at each call.
+    """A network in float64 under ONNX's reference evaluator; each call may set the weights.
 
     Parameters
     ----------
     network : Network
-        Its Dropout nodes act as the identity, in training mode too.
+        Its Dropout nodes act as the identity, even in training mode.
     training : bool
         Whether BatchNormalization uses the batch's statistics, and the loss is computed.
 
@@ -197,10 +197,10 @@ def inferences(
 
 
 def _session(model: bytes | str, threads: int) -> Any:
-    """Return onnxruntime's session over a model or file; None if it is missing or cannot read.
+    """Return an onnxruntime session of a model or file; None without onnxruntime or if it fails.
 
-    It optimizes nothing: its fusions have changed answers (docs/findings.md), and a batch of
-    ResNet-50 takes at most a third longer.
+    Optimization is off: fusions have changed answers (docs/findings.md), and a batch of ResNet-50
+    takes at most a third longer.
     """
     try:
         import onnxruntime
@@ -218,14 +218,14 @@ def _session(model: bytes | str, threads: int) -> Any:
 
 
 def original(path: Path, network: Network, batch: np.ndarray, *, threads: int) -> dict[str, np.ndarray] | None:
-    """Return the outputs of a network's file as onnxruntime reads it, without d5suite.
+    """Return the outputs of a network's file as onnxruntime itself reads it.
 
     Parameters
     ----------
     path : Path
-        The file that ``network`` was read from.
+        The file from which ``network`` was read.
     network : Network
-        It names inputs and outputs.
+        Names inputs and outputs.
     batch : numpy.ndarray
         See `Network.arrays`.
     threads : int

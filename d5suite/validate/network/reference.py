@@ -1,6 +1,6 @@
-"""Answers of ONNX's reference evaluator for a network and a batch, and the file that keeps them.
+"""Answers of ONNX's reference evaluator to a network and a batch, and the file that keeps them.
 
-The evaluator is slow and its answers do not depend on the backend: the first backend's worker
+The evaluator is slow, and its answers do not depend on the backend: the first backend's worker
 records them, the others read them. Imports ONNX, h5py and NumPy; no framework.
 """
 
@@ -21,29 +21,29 @@ from d5suite.validate.arrays import read_arrays, write_arrays
 from d5suite.validate.network.oracle import Oracle
 
 DIRECTIONS = 2
-"""Random directions; each weighs every parameter tensor, the second guards against a chance
-cancellation."""
+"""Random directions. Each weights every parameter tensor; the second guards against errors that
+cancel by chance."""
 
 STEP = 5e-11
 """Step of the central difference along a direction whose derivative is about the root of the number
 of tensors. Larger steps cross kinks of ReLU and max-pooling: on ResNet-50 with 8 images of 64 px
-that costs 8e-4 at 2e-9, and nothing at 2e-10. Smaller ones lose digits of the loss: the differences
-are good to 1e-7 here and to 9e-7 at 1e-11."""
+the error is 8e-4 at 2e-9 and none at 2e-10. Smaller steps lose digits of the loss: differences are
+accurate to 1e-7 here and to 9e-7 at 1e-11."""
 
 STEPS = tuple(STEP * 5.0**power for power in range(-1, 6))
-"""Steps tried where the differences at `STEP` do not show a gradient to be right. Where
-BatchNormalization divides by nearly nothing (two values of a batch), roundings of the loss cost
-1e-4 at `STEP` and nothing at 1000 times it."""
+"""Steps tried if differences at `STEP` do not confirm a gradient. Where BatchNormalization divides
+by nearly zero (two values in a batch), rounding of the loss costs 1e-4 at `STEP` and nothing at
+1000 times `STEP`."""
 
 NEGLIGIBLE = 1e-3
-"""A tensor's gradient error is measured against its own norm, or this part of the whole gradient's
-if its own is smaller: a convolution bias before BatchNormalization has a gradient of rounding
-alone."""
+"""A tensor's gradient error is relative to its own norm, or to this fraction of the whole
+gradient's norm if its own is smaller: the gradient of a convolution bias before BatchNormalization
+is mere rounding."""
 
 
 @dataclass(frozen=True)
 class Reference:
-    """The reference evaluator's answers for a network and a batch.
+    """The reference evaluator's answers to a network and a batch.
 
     Attributes
     ----------
@@ -52,13 +52,13 @@ class Reference:
     statistics : mapping of str to numpy.ndarray
         Running statistics after one pass.
     scales : mapping of str to float
-        By parameter: the deviation of the directions' noise.
+        By parameter: standard deviation of the directions' noise.
     derivatives : sequence of float
         The loss's derivative along each direction.
     steps : sequence of float
         The step of each central difference.
     doubts : sequence of float
-        How far differences at neighbouring steps are from each; 0 if none was made.
+        How far each derivative is from those at neighbouring steps; 0 if only one step was tried.
     """
 
     loss: np.ndarray
@@ -74,7 +74,7 @@ class Reference:
         return any(self.doubts)
 
     def save(self, path: Path, key: str) -> None:
-        """Write it atomically, under the `key` of its network and batch."""
+        """Write it atomically; `key` identifies network and batch."""
         with atomic_hdf5(path) as file:
             file.attrs["key"] = key
             file["loss"] = self.loss
@@ -85,7 +85,7 @@ class Reference:
 
     @classmethod
     def load(cls, path: Path, key: str) -> Reference | None:
-        """Read what `save` wrote; None without a file, or for another key."""
+        """Read what `save` wrote; None without a file or with another key."""
         if not path.exists():
             return None
         with h5py.File(path, "r") as file:
@@ -106,7 +106,7 @@ def key(network: Network, images: np.ndarray, labels: np.ndarray) -> str:
 
 
 def reference(network: Network, images: np.ndarray, labels: np.ndarray, gradients: Arrays) -> Reference:
-    """Ask the evaluator about a network and a batch.
+    """Evaluate a network on a batch.
 
     Parameters
     ----------
@@ -124,15 +124,15 @@ def reference(network: Network, images: np.ndarray, labels: np.ndarray, gradient
 
 
 def settled(expected: Reference, network: Network, images: np.ndarray, labels: np.ndarray) -> Reference:
-    """Return the answers with each difference at the step that its two neighbours agree with best.
+    """Return the answers with each difference at the step whose two neighbours agree best with it.
 
-    Small steps suffer from roundings of the loss, large ones from its curvature and kinks; in
-    between the step does not matter. No backend's answer has a say.
+    Small steps suffer from rounding of the loss, large ones from its curvature and kinks; in
+    between, the step does not matter. No backend's answer takes part.
 
     Parameters
     ----------
     expected : Reference
-        Of one step; its scales stay.
+        Differences at `STEP`; the scales are kept.
     network : Network
     images, labels : numpy.ndarray
         As in `reference`.
@@ -150,14 +150,14 @@ def settled(expected: Reference, network: Network, images: np.ndarray, labels: n
 
 
 def direction(network: Network, scales: Mapping[str, float], index: int) -> dict[str, np.ndarray]:
-    """Return normal noise of these deviations, by parameter; the same in every process."""
+    """Draw normal noise with these deviations, by parameter; the same in every process."""
     generator = np.random.default_rng([0xD5, index])
     shapes = {name: network.initializers[name].shape for name in network.parameters}
     return {name: generator.standard_normal(shape) * scales[name] for name, shape in shapes.items()}
 
 
 def _scales(gradients: Arrays) -> dict[str, float]:
-    """Return the inverse of each gradient's norm, so that tensors weigh alike."""
+    """Return the inverse of each gradient's norm, so that all tensors have equal weight."""
     norms = {name: float(np.linalg.norm(gradient.ravel())) for name, gradient in gradients.items()}
     floor = NEGLIGIBLE * max(norms.values())
     return {name: 1.0 / max(norm, floor or 1.0) for name, norm in norms.items()}

@@ -37,14 +37,14 @@ DIFFERENCES = 1e-6
 norm; about 1e-8 is observed."""
 
 DEVIATIONS = 4.0
-"""Widens `DIFFERENCES` for a custom operator proved in less than float64: roundings of a gradient
-along a standard normal direction, in standard deviations. Differences are always in float64."""
+"""Widens `DIFFERENCES` for a custom operator proved in less than float64, in standard deviations of
+a gradient's rounding along a standard normal direction. Differences are always in float64."""
 
 FLOAT64_GRADIENTS = 1e-10
 """Accepted relative L2 error between two float64 gradients of one operator."""
 
 GRID = 48
-"""Evenly spread elements of a wrong gradient whose central differences are drawn."""
+"""Evenly spread elements of a wrong gradient whose central differences are plotted."""
 
 
 def _widened(arrays: Sequence[np.ndarray | None], exact: Operation) -> list[np.ndarray | None]:
@@ -132,7 +132,7 @@ def check_backward(operator: Operator, exact: Operator, seed: int, reruns: int =
         return tolerance(operation, backward=True, dtype=dtype)
 
     def another(number: int) -> Another:
-        """First other gradients of the outputs, for the same call; then other inputs too."""
+        """Make other gradients of the outputs; from number 2 on, other inputs too."""
         same = number == 1
         inputs, above = arrays if same else operation.draw(seed + number), operation.draw_gradients(seed + number)
         wanted = rounded_as(answer, _expected(operation, exact, inputs, above))
@@ -152,7 +152,7 @@ def check_backward(operator: Operator, exact: Operator, seed: int, reruns: int =
 def _expected(
     operation: Operation, exact: Operator, arrays: Sequence[np.ndarray | None], gradients: Sequence[np.ndarray]
 ) -> Sequence[np.ndarray | Product]:
-    """Return the gradients at these inputs in float64; the operator is for the whole or a piece."""
+    """Return the float64 gradients at these inputs, from an operator for the whole or a piece."""
     proved, pieces = exact.operation, in_pieces(operation)
     if is_product(operation):
         return product_gradients(operation, arrays, gradients[0])
@@ -166,9 +166,9 @@ def _expected(
 
 
 def gradient_evidence(exact: Operator, known: Reference, seed: int) -> Evidence:
-    """Return evidence of the worst float64 gradient that failed `check_backward_float64`.
+    """Return the worst float64 gradient that failed `check_backward_float64`.
 
-    All of it if a trusted gradient is known; otherwise `GRID` evenly spread elements with their
+    The whole gradient if a trusted one is known, else `GRID` evenly spread elements with their
     central differences.
     """
     operation = exact.operation
@@ -194,7 +194,7 @@ def gradient_evidence(exact: Operator, known: Reference, seed: int) -> Evidence:
 
 
 def _spread(shape: tuple[int, ...]) -> list[np.ndarray]:
-    """Return evenly spread indices per axis, at most `GRID` combinations, the last axes densest."""
+    """Return evenly spread indices per axis: at most `GRID` combinations, densest on last axes."""
     counts = [1] * len(shape)
     while True:
         longer = [i for i, n in enumerate(counts) if n < shape[i] and math.prod(counts) // n * (n + 1) <= GRID]

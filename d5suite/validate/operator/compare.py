@@ -1,4 +1,4 @@
-"""Compare one operator's native answer with its reference: tolerance, repeatability, findings.
+"""Compare an operator's native answer with its reference: tolerance, repeatability, findings.
 
 Imports NumPy and the contract; no framework.
 """
@@ -23,27 +23,27 @@ from d5suite.validate.operator.evidence import Evidence
 from d5suite.validate.operator.products import Product
 
 ROUNDINGS = 4.0
-"""Allowed roundings to the tensors' own type, in units of roundoff: of the answer and of the inputs
-of its last steps. A recurrence is allowed √steps times as many."""
+"""Allowance for rounding to the tensors' own type, in units of roundoff: rounding of the answer and
+of intermediate values in the last steps. A recurrence is allowed √steps times as much."""
 
 ACCUMULATION = 16.0
 """Allowance for sums, in units of float32's or float64's roundoff times √terms, the growth of
 rounding errors of random sign (Higham, "Accuracy and Stability of Numerical Algorithms", section
-2.8). Fast convolution algorithms need the factor; sums in float16 or bfloat16, or inputs cut to
-TF32, exceed it many times."""
+2.8). Fast convolution algorithms need the factor. Sums in float16 or bfloat16, or inputs truncated
+to TF32, exceed it many times."""
 
 RERUNS = 4
-"""Repeated calls on the same inputs, which test determinism."""
+"""Repeated calls on the same inputs, to test determinism."""
 
 RERUN_TIME_S = 1.0
-"""Time after which no further one starts."""
+"""Seconds after which no further repetition starts."""
 
 
 def tolerance(operation: Operation, *, backward: bool = False, dtype: np.dtype | None = None) -> float:
     """Return the accepted relative L2 error of an operation; see `ROUNDINGS` and `ACCUMULATION`.
 
-    ``dtype`` is the tensor's type if it is not the operation's precision: some statistics are
-    always float32.
+    ``dtype`` is the tensor's type if it differs from the operation's precision: some statistics
+    are always float32.
     """
     cost = work(operation)
     precision = operation.precision
@@ -57,14 +57,14 @@ def tolerance(operation: Operation, *, backward: bool = False, dtype: np.dtype |
 
 @dataclass(frozen=True)
 class Another:
-    """Other inputs and what they give, for the proof of what was timed.
+    """Other inputs and the expected answer, for the checks after timing.
 
     Attributes
     ----------
     feed : callable
         Makes the native call and its arguments.
     expected : sequence
-        Arrays in the answer's types, or products.
+        The expected answer: arrays in the answer's types, or products.
     """
 
     feed: Callable[[], tuple[Callable[..., Any], Sequence[Any]]]
@@ -73,37 +73,37 @@ class Another:
 
 @dataclass
 class Findings:
-    """Checks and by-products of checking an operator.
+    """The checks of an operator, and what they leave for timing and for later checks.
 
     Attributes
     ----------
     checks : list of Check
     accuracy : Accuracy
-        Of the worst tensor.
+        Errors of the worst tensor.
     repeatability : dict
-        ``reruns``, ``identical``, the largest ``variance`` of an element over the runs, and how far
-        ``apart`` the farthest run is from the first, as a relative L2 error.
+        ``reruns``, ``identical``, the largest ``variance`` of an element over the runs, and
+        ``apart``, the largest relative L2 error of a run against the first.
     call : callable
         The checked native call, which is timed.
     arguments : sequence
         Its native arguments.
     first_call_s : float
-        Time of the first call, with tracing and compilation; backward, with the recorded forward
-        pass too.
+        Seconds of the first call, with tracing and compilation; backward also with the recorded
+        forward pass.
     names : sequence of str
-        Of the tensors.
+        Names of the answer's tensors.
     answer : list of numpy.ndarray
-        The tensors.
+        The checked answer.
     what : str
-        What they were compared with.
+        What the answer was compared with.
     limit : callable
-        The tolerance by type.
+        Returns the tolerance of a type.
     feed : callable
         Makes other arguments of the call by number.
     another : callable
-        Makes other inputs by number, from 1, and computes what they give with the float64 operator.
+        Makes other inputs by number, from 1, and computes the expected answer in float64.
     evidence : Evidence or None
-        Of the first wrong tensor.
+        The first wrong tensor.
     """
 
     checks: list[Check]
@@ -127,14 +127,14 @@ class Findings:
         expected: Sequence[np.ndarray | Product],
         limit: Callable[[np.dtype], float] | None = None,
     ) -> Check:
-        """Hold an answer to other inputs to the same tolerance; the worst tensor's check."""
+        """Check an answer to other inputs, with the same tolerance; return the worst check."""
         checks, _, _ = compare(f"of {of} {self.what}", self.names, answer, expected, limit or self.limit)
         return max(checks, key=lambda check: (not check.passed, check.error - check.tolerance))
 
     def check_repeated(self, of: str, answer: list[np.ndarray], repeats: float = 0.0) -> Check:
-        """Compare an answer to the same inputs with the one proved, and count it as a rerun.
+        """Compare an answer to the same inputs with the proved one, and count it as a rerun.
 
-        ``repeats`` is the backend's own `Tolerance.repeats`, if that is larger than the limit.
+        ``repeats`` is the backend's `Tolerance.repeats`; it applies if it exceeds the limit.
         """
         again, before = self.repeatability, self.answer
         if not all(np.array_equal(a, b, equal_nan=True) for a, b in zip(before, answer, strict=True)):
@@ -148,7 +148,7 @@ class Findings:
 
 
 def rounded_as(answer: Sequence[np.ndarray], expected: Sequence[np.ndarray | Product]) -> list[np.ndarray | Product]:
-    """Round expected tensors to the answer's types, to hold them for long."""
+    """Round expected tensors to the answer's types, which saves memory until they are needed."""
     return [
         wanted if isinstance(wanted, Product) else wanted.astype(got.dtype)
         for got, wanted in zip(answer, expected, strict=True)
@@ -156,7 +156,7 @@ def rounded_as(answer: Sequence[np.ndarray], expected: Sequence[np.ndarray | Pro
 
 
 def require_types(operator: Operator, clause: str, names: Sequence[str], answer: Sequence[np.ndarray]) -> None:
-    """Raise `ContractError` unless the tensors have the shapes and types of the operation."""
+    """Raise `ContractError` unless the tensors have the operation's shapes and types."""
     operation = operator.operation
     if len(answer) != len(names):
         raise ContractError(operator.backend, clause, f"{len(answer)} tensors where {len(names)} are wanted")
@@ -195,13 +195,13 @@ def compare(
     expected: Iterable[np.ndarray | Product],
     limit: Callable[[np.dtype], float],
 ) -> tuple[list[Check], Accuracy, Evidence | None]:
-    """Compare tensors one by one, large products by some rows and along random directions."""
+    """Compare tensors one by one; large products by some rows and along random directions."""
     checks, evidence = [], None
     worst = Accuracy(-1.0, 0.0, 0.0, 0.0)
     compared: list[tuple[str, np.ndarray, np.ndarray]] = []
     for name, got, wanted in zip(names, answer, expected, strict=True):
         if isinstance(wanted, Product):
-            compared.append((f"{name}, random rows of it,", *wanted.rows(got)))
+            compared.append((f"{name}, random rows,", *wanted.rows(got)))
             along, right = wanted.projected(got)
             checks.append(Check(f"{name} along random directions {what}", relative_l2(along, right), limit(got.dtype)))
             if not checks[-1].passed and evidence is None:

@@ -11,7 +11,7 @@ from d5suite.files import atomic_path
 
 
 class Evidence(NamedTuple):
-    """A wrong tensor, for a picture."""
+    """A wrong tensor and its expected value."""
 
     name: str
     answer: np.ndarray
@@ -19,7 +19,7 @@ class Evidence(NamedTuple):
 
 
 def save_heat_map(path: Path, title: str, answer: np.ndarray, expected: np.ndarray) -> None:
-    """Draw the absolute error of an answer as a plane, with all leading axes stacked.
+    """Draw an answer's absolute error as a plane, with all leading axes stacked.
 
     Parameters
     ----------
@@ -27,7 +27,7 @@ def save_heat_map(path: Path, title: str, answer: np.ndarray, expected: np.ndarr
         A PNG file.
     title : str
     answer, expected : numpy.ndarray
-        Of any number of axes.
+        Of the same shape, with any number of axes.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

@@ -40,7 +40,7 @@ def check_forward(
     known : Reference
     seed : int
     exact : Operator, optional
-        The same backend's operator for `exact_part`; required if the reference is of a piece.
+        The same backend's operator for `exact_part`; required if the reference covers a piece.
     reruns : int
     """
     operation = operator.operation

@@ -16,20 +16,20 @@ from d5suite.network.operation import PRECISIONS, Operation
 from d5suite.validate.oracle import evaluator
 
 DIFFERENCE_STEP = 2.0**-24
-"""Step of central differences in float64 for inputs of about 1; accurate to about 1e-8."""
+"""Step of central differences in float64 for inputs of magnitude 1; accurate to about 1e-8."""
 
 KINKED_STEP = 2.0**-30
-"""The step for operators with kinks, which longer steps cross: at 2**-24 the maxima of 8 images of
-112 px and 64 channels were off by 1.1e-4. Rounding costs 1e-7 here."""
+"""Step for operators with kinks, which longer steps cross: at 2**-24, max-pooling of 8 images of
+112 px and 64 channels was off by 1.1e-4. Rounding costs 1e-7 here."""
 
 KINKED = frozenset({
     "Clip", "GlobalMaxPool", "LeakyRelu", "Max", "MaxPool", "Min", "PRelu", "ReduceMax", "Relu", "ThresholdedRelu",
 })  # fmt: skip
-"""Operators whose slope jumps."""
+"""Operators whose derivative jumps."""
 
 
 class Oracle:
-    """ONNX's reference evaluator of one operation in float64.
+    """One operation in float64 under ONNX's reference evaluator.
 
     Raises
     ------
@@ -57,7 +57,7 @@ class Oracle:
         Parameters
         ----------
         arrays : sequence of numpy.ndarray or None
-            The inputs, as from `Operation.draw`; floating-point ones are converted to float64.
+            The inputs, from `Operation.draw`; floating-point ones are converted to float64.
 
         Raises
         ------
@@ -96,7 +96,7 @@ class Oracle:
         gradients : sequence of numpy.ndarray
             For the outputs in `Operation.differentiated`.
         directions : mapping of int to numpy.ndarray
-            By number of each input that moves: float64, in its shape.
+            By number of an input: its direction, float64, in the input's shape.
         """
         operation = self.operation
         step = KINKED_STEP if operation.kinds & KINKED else DIFFERENCE_STEP

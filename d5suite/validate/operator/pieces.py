@@ -1,11 +1,11 @@
-"""Large operations in independent pieces, and the whole assembled from them.
+"""Large operations cut into pieces, and the whole assembled from the pieces' answers.
 
 Images of a batch, rows and columns of a product, heads of attention and sequences of a batch are
-independent. Cut along such an axis, an operation's outputs and the gradients of the cut inputs are
-the concatenated pieces'; the gradient of a shared input is the sum over pieces. Bands of a
-convolution's image overlap by a few rows, whose gradients add up. Steps of a recurrence form a
-chain: a piece starts from the final state of the previous one and returns that state's gradient. So
-one small float64 operator, once proved, answers for the whole.
+independent. If an operation is cut along such an axis, its outputs and the gradients of the cut
+inputs are concatenations of the pieces'; the gradient of a shared input is the sum over pieces.
+Bands of a convolution's image overlap by a few rows, whose gradients are added. Steps of a
+recurrence form a chain: a piece starts from the previous piece's final state and returns that
+state's gradient. So one small float64 operator, once proved, computes the whole.
 
 Imports NumPy, `d5suite.levels.operator` and `d5suite.network`.
 """
@@ -30,13 +30,13 @@ LIMITS = {
     "Attention": 1e9, "GRU": 2e9, "Gemm": 1e9, "LSTM": 2e9, "MatMul": 1e9,
 }  # fmt: skip
 """`size` above which an operation is cut: about 0.1 s of ONNX's evaluator in float64 on one core.
-It pools in a Python loop over windows and leaves products to BLAS."""
+The evaluator pools in a Python loop over windows and computes products with BLAS."""
 
 OTHERS_LIMIT = 2e6
 """Limit for all other operators."""
 
 GATHERING = 100
-"""The evaluator's cost of gathering one value of a window, in multiply-accumulates."""
+"""Cost of gathering one value of a window in the evaluator, in multiply-accumulates."""
 
 _ELEMENTWISE = frozenset(
     {"Add", "Div", "Elu", "Exp", "Gelu", "HardSwish", "LeakyRelu", "Mul", "Relu", "Sigmoid", "Sqrt", "Sub", "Sum",
@@ -47,12 +47,12 @@ _ALONG_AN_AXIS = frozenset({"LayerNormalization", "LogSoftmax", "Softmax"})
 
 
 class Bands(NamedTuple):
-    """A convolution's window along an axis, where bands of the first input overlap.
+    """A convolution's window along an axis; bands of the first input overlap there.
 
     Attributes
     ----------
     outputs : int
-        Number of positions.
+        Number of window positions.
     stride, span : int
         Distance between positions, and length of the window.
     """
@@ -62,16 +62,16 @@ class Bands(NamedTuple):
     span: int
 
     def slice(self, pieces: int, at: int) -> slice:
-        """Return the part of the padded axis that a piece needs."""
+        """Return the range of the padded axis that a piece needs."""
         places = self.outputs // pieces
         start = at * places * self.stride
         return slice(start, start + (places - 1) * self.stride + self.span)
 
 
 PIECES_OF_A_RECURRENCE = 16
-"""Most pieces of a GRU or LSTM, however large they are: every piece moves the weights and their
-gradient again, and the evaluator's five passes over one take about as long as a kernel's over
-all."""
+"""Most pieces of a GRU or LSTM, however large they are: every piece copies the weights and their
+gradient again, and the evaluator's five passes over one piece take about as long as a kernel's pass
+over all."""
 
 
 @dataclass(frozen=True)
@@ -81,12 +81,12 @@ class Cut:
     Attributes
     ----------
     inputs, outputs : mapping of int to int
-        By number of an input or output: the cut axis. Pieces share the other inputs.
+        By number of an input or output: the axis that is cut. Pieces share all other inputs.
     pieces : int
         Number of equal pieces, a divisor of every length along the axis.
     states : mapping of int to int
         For a recurrence's steps: by number of a state's input, the output of the previous piece
-        that it continues.
+        from which it continues.
     reverse : bool
         Whether the last piece comes first.
     bands : Bands, optional
@@ -114,7 +114,7 @@ AXES: Mapping[str, tuple[Cut, ...]] = {
     "LRN": (_IMAGES,),
     "MaxPool": (_IMAGES, _CHANNELS),
 }
-"""Independent axes by operator; for others they depend on attributes or shapes."""
+"""Independent axes by operator; those of other operators depend on attributes or shapes."""
 
 
 def size(operation: Operation) -> float:
@@ -136,12 +136,12 @@ def gathered(operation: Operation) -> int:
 
 
 def is_large(operation: Operation) -> bool:
-    """Tell whether an operation is cut, or differentiated along fewer directions, to save time."""
+    """Tell whether to cut an operation, or differentiate along fewer directions, to save time."""
     return size(operation) > LIMITS.get(operation.node.op_type, OTHERS_LIMIT)
 
 
 def independent(operation: Operation) -> list[Cut]:
-    """Return the axes along which an operation can be cut, with the most pieces possible."""
+    """Return the axes along which an operation can be cut, each with its most pieces."""
     node = operation.node
     shapes = [operation.shapes.get(name, ()) for name in node.inputs]
     given = [index for index, name in enumerate(node.inputs) if name]
@@ -180,7 +180,7 @@ def independent(operation: Operation) -> list[Cut]:
 
 
 def _aligned(shapes: Sequence[tuple[int, ...]], axis: int, operation: Operation, first: int = 0) -> dict[int, int]:
-    """Return the inputs that extend along an output axis, without broadcasting, and their axes."""
+    """Return inputs that extend along an output axis without broadcasting, and their axes."""
     output = operation.shapes[operation.outputs[0]]
     places = ((number, axis - len(output) + len(shape), shape) for number, shape in enumerate(shapes, first))
     return {number: place for number, place, shape in places if place >= 0 and shape[place] == output[axis] != 1}
@@ -232,11 +232,11 @@ class Pieces:
     ----------
     whole : Operation
     part : Operation
-        A piece, in float64. A piece of a recurrence's steps has inputs and outputs for all states.
+        One piece, in float64. For a recurrence's steps it has inputs and outputs for all states.
     cuts : tuple of Cut
-        A recurrence's steps come last.
+        The cuts; a recurrence's steps come last.
     pads : tuple of (int, int)
-        Zero padding of the first input, by axis, before it is cut into bands; empty without bands.
+        Zero padding of the first input by axis, added before cutting bands; empty without bands.
     """
 
     whole: Operation
@@ -250,12 +250,12 @@ class Pieces:
         return math.prod(cut.pieces for cut in self.cuts)
 
     def outputs(self, exact: Operator, arrays: Sequence[np.ndarray | None]) -> list[np.ndarray]:
-        """Return the whole operation's wanted outputs in float64, from a piece's native operator.
+        """Return the whole operation's wanted outputs in float64, computed piece by piece.
 
         Parameters
         ----------
         exact : Operator
-            For `part`.
+            Native operator for `part`.
         arrays : sequence of numpy.ndarray or None
             The whole operation's inputs.
         """
@@ -276,11 +276,11 @@ class Pieces:
         Parameters
         ----------
         exact : Operator
-            For `part`.
+            Native operator for `part`.
         arrays : sequence of numpy.ndarray or None
             The whole operation's inputs.
         gradients : sequence of numpy.ndarray
-            For the outputs in `Operation.differentiated`.
+            Gradients of the outputs in `Operation.differentiated`.
         """
         arrays = self._padded(arrays)
         part, states = self.part, self.cuts[-1].states
@@ -319,7 +319,7 @@ class Pieces:
         return [np.pad(first, self.pads), *arrays[1:]] if self.pads and first is not None else list(arrays)
 
     def _chains(self) -> Iterator[list[tuple[int, ...]]]:
-        """Yield lists of pieces' places; each list is a chain."""
+        """Yield chains: lists of the positions of consecutive pieces."""
         last = self.cuts[-1]
         if not last.states:
             yield from ([place] for place in itertools.product(*(range(cut.pieces) for cut in self.cuts)))
@@ -331,7 +331,7 @@ class Pieces:
     def _cut(
         self, arrays: Sequence[np.ndarray | None], chain: list[tuple[int, ...]]
     ) -> Iterator[tuple[tuple[int, ...], list[np.ndarray | None], dict[int, np.ndarray]]]:
-        """Yield each place of a chain with its float64 inputs, initial states, and no outputs."""
+        """Yield a chain's positions with float64 inputs and initial states, without outputs."""
         names = self.part.node.inputs
         for place in chain:
             values: list[np.ndarray | None] = []
@@ -347,7 +347,7 @@ class Pieces:
     def _forward(
         self, exact: Operator, arrays: Sequence[np.ndarray | None], chain: list[tuple[int, ...]]
     ) -> Iterator[tuple[tuple[int, ...], list[np.ndarray | None], dict[int, np.ndarray]]]:
-        """Yield each place of a chain with its float64 inputs, states and outputs."""
+        """Yield a chain's positions with float64 inputs, states and outputs."""
         numbers = [number for number, name in enumerate(self.part.node.outputs) if name]
         answer: dict[int, np.ndarray] = {}
         for place, values, _ in self._cut(arrays, chain):
@@ -372,10 +372,10 @@ class Pieces:
 
 
 def in_pieces(operation: Operation) -> Pieces | None:
-    """Cut a large operation into pieces that suit ONNX's evaluator, or as small as possible.
+    """Cut a large operation into pieces small enough for ONNX's evaluator, if possible.
 
-    A recurrence is cut along its steps first, others along their first axis. None if the operation
-    is small or cannot be cut.
+    A recurrence is cut along its steps first, other operations along their first axis. None if the
+    operation is small or cannot be cut.
     """
     axes = independent(operation) if is_large(operation) else []
     if not axes:

@@ -2,9 +2,9 @@
 
 T = L R takes m k n multiply-accumulates, but T v and L (R v) only m n + k n + m k (Freivalds,
 "Probabilistic machines can use less running time", IFIP 1977). For standard normal v the mean of
-‖(T - L R) v‖² is ‖T - L R‖², so the projections are held to the same tolerance. With two directions
-the error comes out below a tenth of the true one in at most 1% of cases, for an error of rank one.
-A few rows are computed in full, for accuracy by element.
+‖(T - L R) v‖² is ‖T - L R‖², so the projections have the same tolerance. With two directions, an
+error of rank one is underestimated by more than a factor of ten in at most 1% of cases. A few rows
+are computed in full, for accuracy by element.
 
 Imports NumPy and `d5suite.network.operation`.
 """
@@ -20,13 +20,13 @@ from d5suite.network.operation import Operation
 from d5suite.network.work import multiply_accumulates
 
 PROJECTED_FROM = 1e10
-"""Multiply-accumulates from which a Gemm is checked this way: about 1 s in float64 on two cores."""
+"""Multiply-accumulates from which a Gemm is checked so: about 1 s in float64 on two cores."""
 
 DIRECTIONS = 2
 """Random directions."""
 
 ROWS = 8
-"""Random rows that are computed in full."""
+"""Random rows computed in full."""
 
 
 class Product(NamedTuple):
@@ -38,7 +38,7 @@ class Product(NamedTuple):
         Matrices.
     scale : float
     addend : numpy.ndarray or None
-        Like the tensor.
+        In the tensor's shape.
     """
 
     left: np.ndarray
@@ -47,7 +47,7 @@ class Product(NamedTuple):
     addend: np.ndarray | None = None
 
     def projected(self, tensor: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return a tensor and its expected value along random directions."""
+        """Project a tensor and its expected value on random directions."""
         along = np.random.default_rng(0xF5).standard_normal((tensor.shape[1], DIRECTIONS))
         wanted = self.scale * (self.left @ (self.right @ along))
         if self.addend is not None:

@@ -1,4 +1,4 @@
-"""Reference answers of one operator, and the file that keeps them.
+"""Reference answers of one operator, and the file that stores them.
 
 Imports h5py, NumPy and the contract; no framework.
 """
@@ -18,11 +18,11 @@ from d5suite.validate.operator.oracle import Oracle, direction
 from d5suite.validate.operator.pieces import in_pieces, is_large
 
 DIRECTIONS = 2
-"""Random directions per input, or for all inputs of a large operation; the second guards against a
-chance cancellation."""
+"""Random directions per input, or for all inputs of a large operation together. The second guards
+against errors that cancel by chance."""
 
 TOGETHER = -1
-"""Key for all differentiable inputs, in place of an input's number."""
+"""Key of all differentiable inputs together, instead of an input's number."""
 
 
 @dataclass
@@ -32,18 +32,18 @@ class Reference:
     Attributes
     ----------
     whole : bool
-        Whether it is for the whole operation; otherwise for one piece, in float64.
+        Whether the reference covers the whole operation, or one piece in float64.
     outputs : list of numpy.ndarray
-        The wanted outputs in float64; for a whole operation at inputs rounded to the timed
+        The wanted outputs in float64. Inputs of a whole operation are rounded to the timed
         precision.
     derivatives : dict of (int, int) to float
-        By input, or `TOGETHER`, and draw: the central difference, at float64 inputs.
+        Central differences at float64 inputs, by input (or `TOGETHER`) and draw.
     gradients : dict of int to numpy.ndarray
-        By input: the gradient of a trusted backend at float64 inputs; empty without one.
+        Gradients of a trusted backend at float64 inputs, by input; empty without such a backend.
     source : str
         The trusted backend.
     further : list of list of numpy.ndarray
-        The wanted outputs of a whole operation at inputs of the next seeds.
+        Wanted outputs of a whole operation for inputs drawn from the next seeds.
     """
 
     whole: bool
@@ -54,7 +54,7 @@ class Reference:
     further: list[list[np.ndarray]] = field(default_factory=list)
 
     def save(self, path: Path, name: str) -> None:
-        """Add it to an HDF5 file under an operation's name."""
+        """Add the reference to an HDF5 file under the operation's name."""
         key = name.replace("/", "|")
         with h5py.File(path, "a") as file:
             if key in file:
@@ -73,7 +73,7 @@ class Reference:
 
     @classmethod
     def load(cls, path: Path, name: str) -> Reference | None:
-        """Read what `save` wrote; None if missing."""
+        """Read what `save` wrote; None if it is missing."""
         if not path.exists():
             return None
         with h5py.File(path, "r") as file:
@@ -110,13 +110,13 @@ def reference(
     operation : Operation
         In the precision to be timed.
     seed : int
-        Of the inputs.
+        Draws the inputs.
     backward : bool
         Whether to include gradients.
     further : int
-        How many further seeds' outputs to include.
+        Number of further seeds whose outputs to include.
     trusted : Operator, optional
-        The float64 operator of a trusted backend, for the operation's `exact_part`.
+        A trusted backend's float64 operator for the operation's `exact_part`.
     """
     pieces = in_pieces(operation)
     oracle = Oracle(operation if pieces is None else pieces.part)
@@ -141,9 +141,9 @@ def reference(
 
 
 def exact_part(operation: Operation) -> Operation:
-    """Return the float64 operation whose gradient is in `reference`: the whole or a piece.
+    """Return the float64 operation, whole or a piece, whose gradient `reference` holds.
 
-    For a custom operator without float64 it has the widest precision.
+    A custom operator without float64 has its widest precision.
     """
     pieces = in_pieces(operation)
     return operation.exact if pieces is None else pieces.part

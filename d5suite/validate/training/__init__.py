@@ -1,1 +1,1 @@
-"""Level 2: the loss and the parameters over several steps. Imports no framework."""
+"""Level 2: losses and parameters over several steps. Imports no framework."""

@@ -1,9 +1,9 @@
-"""Training that amplifies roundings: how much, and the proof of its steps one at a time.
+"""Training that amplifies rounding errors: how much, and a proof of its steps one by one.
 
-After some steps of a deep network on a small batch two float64 runs, whose weights differed by
-roundings, may have nothing in common; so a run in float32 proves nothing there. Each of its steps
-does, if it starts where the float64 run is. Both are measured only where a run differs by more than
-its plain tolerance.
+Two float64 runs of a deep network on a small batch, whose weights differed by rounding, may diverge
+completely after some steps. A whole float32 run proves nothing then, but a single step does if it
+starts from the float64 run's state. Divergence and single steps are computed only if a run differs
+by more than its plain tolerance.
 
 Imports NumPy and the contract; no framework.
 """
@@ -107,17 +107,17 @@ class Divergence:
         return float(self.losses[-1]) / self.noise
 
 
-class Runs:
-    """Compares short training runs, and falls back to single steps where roundings are amplified.
+class RunComparison:
+    """Compares short training runs; compares single steps where rounding errors are amplified.
 
     Parameters
     ----------
     exact : Trainer
         In float64.
     batches : sequence
-        Of all steps.
+        The batches of all steps.
     runs : sequence of Trajectory
-        Its runs of the first few and of all batches, from the initial state, the shortest first.
+        Runs of ``exact`` over the first few and over all batches, from the initial state.
     tolerances : mapping of str to Tolerance
         The backend's, by precision.
     """
@@ -144,23 +144,23 @@ class Runs:
         *,
         parameters: bool,
     ) -> Iterator[Check]:
-        """Compare two runs, where the plain criterion may be too strict.
+        """Compare two runs; if the plain tolerance fails, allow for amplified rounding errors.
 
         Parameters
         ----------
         name : str
             What is compared with what.
         trainer : Trainer
-            That made ``found``, in the precision under test.
+            The trainer that made ``found``, in the precision under test.
         found, expected : Trajectory
-            From the initial state.
+            Runs from the initial state.
         tolerance : float
-            The plain criterion.
+            The plain tolerance.
         parameters : bool
             Whether to compare the final parameters and statistics too.
         """
         for check in self._checks(name, trainer, found, expected, tolerance, parameters):
-            yield replace(check, proof=self.said)
+            yield replace(check, proof=self.method)
 
     def _checks(
         self, name: str, trainer: Trainer, found: Trajectory, expected: Trajectory, tolerance: float, parameters: bool
@@ -184,7 +184,7 @@ class Runs:
             yield from check_steps(name, trainer, self.exact.executor, self.batches, self.tolerances[precision])
 
     def drift(self, precision: str) -> Divergence:
-        """Return the drift under noise of a precision; measured once."""
+        """Return the divergence under noise of this precision; computed once."""
         if precision not in self.drifts:
             self.drifts[precision] = self._measured(SENSITIVITY_NOISE * UNIT_ROUNDOFF[precision])
         return self.drifts[precision]
@@ -207,28 +207,28 @@ class Runs:
         return train(self.exact, batches, early=early, rates=rates)
 
     def limits(self, precision: str, least: float) -> np.ndarray:
-        """Return what is accepted of each loss: ``least``, or more where a drift was measured."""
+        """Return each loss's tolerance: ``least``, or more where runs diverge."""
         drift = self.drifts.get(precision)
         losses = np.zeros(len(self.batches)) if drift is None else drift.losses
         return np.array([self._limit(precision, float(each), least) for each in losses])
 
     def again(self, trainer: Trainer, found: Trajectory, least: float, steps: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return what the losses of the first timed steps are compared with, and what is accepted.
+        """Return the references and tolerances of the first timed steps' losses.
 
-        That is the float64 run; where it tells nothing, the trainer's own run, whose single steps
-        were proved. A framework that is not deterministic may differ from it by a multiple of what
-        it differs from itself.
+        The reference is the float64 run. If runs diverge, it is the trainer's own run, whose single
+        steps were proved; a framework that is not deterministic may then differ by a multiple of
+        the difference between two of its own runs.
 
         Parameters
         ----------
         trainer : Trainer
-            It is left in another state.
+            Its state changes.
         found : Trajectory
-            Its own run over all batches.
+            The trainer's run over all batches.
         least : float
-            The least tolerance.
+            The smallest tolerance.
         steps : int
-            How many of the first steps count.
+            Number of first steps to return.
         """
         if (precision := trainer.executor.precision) not in self.drifts:
             return self.runs[len(self.batches)].losses[:steps], self.limits(precision, least)[:steps]
@@ -239,7 +239,7 @@ class Runs:
         return own, np.array([self._limit(precision, each, least) for each in differences])
 
     def first(self, precision: str, least: float) -> FirstSteps:
-        """Return the first few steps, at a lower learning rate if their end is useful only so."""
+        """Return the first few steps, with a lower learning rate if runs diverge too much."""
         executor, steps = self.exact.executor, self.batches[: self.fewest]
         if precision not in self.drifts:
             return FirstSteps(self.runs[self.fewest], (), least, 0.0)
@@ -247,12 +247,12 @@ class Runs:
         for part in SLOWER:
             rates = (part * self.exact.optimizer.learning_rate,)
             (run,) = self._train(steps, rates=rates)
-            losses, ways = [0.0], [0.0]
+            losses, apart = [0.0], [0.0]
             for moved in disturbed(executor, self.drifts[precision].noise):
                 (other,) = self._train(steps, rates=rates)
                 losses.append(max(relative_l2(a, b) for a, b in zip(other.losses, run.losses, strict=True)))
-                ways.append(_apart(executor, start, run.parameters, moved, other.parameters))
-            if (limit := self._limit(precision, max(ways), 0.0)) <= SHOWS_AN_UPDATE:
+                apart.append(_apart(executor, start, run.parameters, moved, other.parameters))
+            if (limit := self._limit(precision, max(apart), 0.0)) <= SHOWS_AN_UPDATE:
                 break
         return FirstSteps(run, rates, self._limit(precision, max(losses), least), limit)
 
@@ -260,8 +260,8 @@ class Runs:
         return _limit(self.tolerances[precision], drift, least)
 
     @property
-    def said(self) -> dict[str, object]:
-        """Method by which runs were proved, for the record."""
+    def method(self) -> dict[str, object]:
+        """How runs were proved, for the record."""
         by = {precision: drift.amplification for precision, drift in self.drifts.items()}
         how = {"proof": "one step at a time", "amplification": by} if by else {"proof": "whole run"}
         return {"training": how}
@@ -272,11 +272,11 @@ def _limit(tolerance: Tolerance, drift: float, least: float = 0.0) -> float:
 
 
 def _apart(executor: Executor, start: Arrays, end: Arrays, other_start: Arrays, other_end: Arrays) -> float:
-    """Return how far two ways of the parameters differ, in parts of the first."""
-    way = {name: end[name] - start[name] for name in other_start}
-    found = {name: start[name] + (other_end[name] - other_start[name]) for name in way}
-    wanted = {name: end[name] for name in way}
-    return check_parameters("", executor, found, wanted, way, start, 0.0).error
+    """Return how much the movements of two runs' parameters differ, relative to the first."""
+    moved = {name: end[name] - start[name] for name in other_start}
+    found = {name: start[name] + (other_end[name] - other_start[name]) for name in moved}
+    wanted = {name: end[name] for name in moved}
+    return check_parameters("", executor, found, wanted, moved, start, 0.0).error
 
 
 def check_steps(
@@ -284,18 +284,18 @@ def check_steps(
 ) -> Iterator[Check]:
     """Compare each of several native steps with the formula's float64 step from the same state.
 
-    The states are those of a float64 run by the formula, rounded to what the trainer's parameters
-    can hold. A step may differ by a multiple of its own sensitivity: how far the formula's step
-    goes astray under noise of this precision's roundoff on the weights.
+    The states are those of a float64 run by the formula, rounded to the precision of the trainer's
+    parameters. A step may differ by a multiple of its own sensitivity: how much roundoff noise on
+    the weights changes the formula's step.
 
     Parameters
     ----------
     name : str
         What is compared with what.
     trainer : Trainer
-        In any state; it is left in another. Its executor keeps its parameters.
+        In any state, which changes. Its executor keeps its parameters.
     exact : Executor
-        In float64, with the initial weights, which it keeps; its gradients are proved.
+        In float64, with the initial weights, which it keeps; its gradients are proved already.
     batches : sequence
         One per step.
     tolerance : Tolerance
@@ -317,13 +317,13 @@ def check_steps(
         exact.load_parameters(parameters)
         before, batch = dict(state), [(images, labels)]
         wanted = train_by_formula(exact, optimizer, batch, state=state)
-        drifts, ways = [0.0], {kind: [noise] for kind in tensors}
+        loss_drift, drift = [0.0], {kind: [noise] for kind in tensors}
         for moved in disturbed(exact, noise):
             other = train_by_formula(exact, optimizer, batch, state=dict(before))
-            drifts.append(relative_l2(other.losses, wanted.losses))
+            loss_drift.append(relative_l2(other.losses, wanted.losses))
             for kind, names in tensors.items():
                 start = {key: moved.get(key, parameters[key]) for key in names}
-                ways[kind].append(_apart(executor, parameters, wanted.parameters, start, other.parameters))
+                drift[kind].append(_apart(executor, parameters, wanted.parameters, start, other.parameters))
         executor.load_parameters(parameters)
         trainer.load_state(before)
         feed = executor.feed({**network.arrays(images), label: labels})
@@ -333,16 +333,16 @@ def check_steps(
             repeat_until_updated(trainer, [feed], step)
             state.update({key: trainer.state()[key] for key in trainer.scaling_at_start})
         error = relative_l2(np.array([loss_of(executor, native, loss)]), wanted.losses)
-        limit = _limit(tolerance, max(drifts), max(least, tolerance.outputs))
+        limit = _limit(tolerance, max(loss_drift), max(least, tolerance.outputs))
         found.setdefault("loss", []).append(Check("", error, limit, f"step {step}"))
         after = executor.parameters()
         for kind, names in tensors.items():
             if kind == "running statistics" and precision == "fp16":  # repeated steps move them, too
                 continue
             there = {key: wanted.parameters[key] for key in names}
-            way = {key: value - parameters[key] for key, value in there.items()}
-            limit = _limit(tolerance, max(ways[kind]), least)
-            check = check_parameters("", executor, after, there, way, parameters, limit)
+            moved = {key: value - parameters[key] for key, value in there.items()}
+            limit = _limit(tolerance, max(drift[kind]), least)
+            check = check_parameters("", executor, after, there, moved, parameters, limit)
             found.setdefault(kind, []).append(replace(check, detail=f"step {step}, {check.detail}"))
         parameters = dict(wanted.parameters)
     executor.load_parameters(kept)
@@ -353,5 +353,5 @@ def check_steps(
 
 
 def _held(value: np.ndarray, precision: str) -> np.ndarray:
-    """Round values to what parameters of a precision hold: all but float64's are float32."""
+    """Round values to the type of a precision's parameters: float32, unless it is float64."""
     return value.astype(np.float64 if precision == "fp64" else np.float32).astype(np.float64)

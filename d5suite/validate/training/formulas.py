@@ -1,4 +1,4 @@
-"""The optimizers' formulas in NumPy, the reference of every native optimizer.
+"""The optimizers' formulas in NumPy: the reference of every native optimizer.
 
 `d5suite.optimizers.settings` states them. Imports NumPy, the contract and `d5suite.optimizers`.
 """
@@ -34,7 +34,7 @@ def update(
     parameters : dict of str to numpy.ndarray
         float64; updated.
     gradients : mapping of str to numpy.ndarray
-        Of the mean loss over all batches of the step, by parameter.
+        Gradients of the mean loss over all batches of the step, by parameter.
     state : dict of str to numpy.ndarray
         The optimizer's state; updated.
     learning_rate : float, optional
@@ -107,5 +107,4 @@ _DIRECTIONS: dict[type[Optimizer], Callable[[Any, np.ndarray, State, int], np.nd
     Adam: _adam,
     AdamW: _adam,
 }
-"""By optimizer: from the gradient to the direction that the learning rate multiplies; updates the
-slots."""
+"""By optimizer: computes the direction that the learning rate multiplies, and updates the slots."""

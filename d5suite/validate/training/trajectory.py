@@ -1,4 +1,4 @@
-"""Short training runs: the native optimizer's, the update formula's, and how they compare.
+"""Short training runs, by a native optimizer and by the update formula, and their comparison.
 
 Imports h5py, NumPy and the contract; no framework.
 """
@@ -25,9 +25,9 @@ from d5suite.validate.norms import relative_l2
 from d5suite.validate.training.formulas import update
 
 ROUNDING = 1e-6
-"""A tensor's error after training is relative to its own norm, or to this part of all tensors' norm
-if that is larger: a convolution bias before BatchNormalization is mere rounding, of 1e-16 of its
-surroundings."""
+"""A tensor's error after training is relative to its own norm, or to this fraction of all tensors'
+norm if that is larger: a convolution bias before BatchNormalization is mere rounding, about 1e-16
+of the other tensors."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Trajectory:
 
     @classmethod
     def load(cls, path: Path) -> tuple[Trajectory, str]:
-        """Read a trajectory and the name of the backend that made it.
+        """Read a trajectory, and the name of the backend that made it.
 
         Raises
         ------
@@ -84,7 +84,7 @@ def train(
 ) -> list[Trajectory]:
     """Run the native optimizer over the batches, and restore the initial weights.
 
-    In ``fp16`` a step without an update, because the loss scale was too large, is repeated.
+    In ``fp16``, a step that makes no update because the loss scale is too large is repeated.
 
     Parameters
     ----------
@@ -93,20 +93,21 @@ def train(
     batches : sequence
         See `Batches`.
     early : collection of int
-        Numbers of steps after which to record the run too.
+        Numbers of steps after which the run is recorded, too.
     rates : sequence of float
-        Learning rates of the first steps; the last one stays. By default the optimizer's own.
+        Learning rates of the first steps; the last one applies to all later steps. By default the
+        optimizer's own.
     accumulate : int
         Batches per step.
     back_to_back : bool
         Whether to issue steps without synchronizing and fetch losses at the end; not in ``fp16``.
     restore : bool
-        Whether the initial weights are wanted afterwards: two copies of all of them.
+        Whether to restore the initial weights, which copies all of them twice.
 
     Returns
     -------
     list of Trajectory
-        The run after each number of ``early`` steps, from the smallest on, and the whole run.
+        The run after each number of steps in ``early``, the smallest first, and the whole run.
     """
     executor = trainer.executor
     network = executor.network
@@ -141,14 +142,14 @@ def train(
 
 
 def loss_of(executor: Executor, native: Native, loss: str) -> float:
-    """Return a step's loss, of this name, once it is there."""
+    """Fetch a step's loss, which has this name."""
     answer = executor.fetch(native)
     require_answer(executor, "trainer.loss", answer, {loss: ()})
     return float(answer[loss])
 
 
 def repeat_until_updated(trainer: Trainer, feeds: Sequence[Native], updates: int) -> None:
-    """Repeat a step, whose loss does not change, until the trainer has made `updates` updates."""
+    """Repeat a step until the trainer has made this many updates; the loss stays the same."""
     while int((state := trainer.state())[STEPS]) < updates:
         if state[LOSS_SCALE] < 1:
             raise ValidationError("the gradients are not finite in fp16, even with a loss scale below 1")
@@ -168,9 +169,9 @@ def train_by_formula(
     accumulate: int = 1,
     state: dict[str, np.ndarray] | None = None,
 ) -> Trajectory:
-    """Make the same run with the executor's gradients and the update formula in NumPy.
+    """Make the same run as `train` with the executor's gradients and the update formula in NumPy.
 
-    ``state`` receives the optimizer's final state; the other arguments are as in `train`.
+    ``state`` receives the optimizer's final state; the other arguments are those of `train`.
     """
     network = executor.network
     label, loss = network.require_loss()
@@ -207,10 +208,9 @@ def check_trajectory(
         What is compared with what.
     found, expected : Trajectory
     tolerance : float or numpy.ndarray
-        Relative, for each loss, of all steps or (steps,) of each.
+        Relative tolerance of the losses: one for all steps, or (steps,).
     parameters : bool or float
-        Whether to compare the final parameters and statistics too, each tensor to the same
-        tolerance or to this one.
+        Whether to compare the final parameters and statistics too; a number is their tolerance.
     """
     if len(found.losses) != len(expected.losses):
         raise ValidationError(f"{name}: {len(found.losses)} steps against {len(expected.losses)}")
@@ -228,7 +228,7 @@ def check_trajectory(
 
 
 def parameter_errors(found: Trajectory, expected: Trajectory) -> dict[str, float]:
-    """Return each tensor's error after two runs, relative to its norm or `ROUNDING` of all."""
+    """Return each tensor's error after two runs, relative to its norm or to `ROUNDING`."""
     whole = math.sqrt(sum(float(np.vdot(v, v)) for v in expected.parameters.values()))
     return {
         key: relative_l2(found.parameters[key], value, floor=ROUNDING * whole)
