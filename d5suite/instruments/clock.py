@@ -20,14 +20,14 @@ now: Clock = time.perf_counter
 
 
 class AgreedClock:
-    """A clock that all ranks read alike, so that they take the same decisions.
+    """A clock with the same reading on all ranks, so that all take the same decisions.
 
-    It stands still until it is advanced.
+    It stands still until `advance` is called.
 
     Parameters
     ----------
     agree : callable
-        Collective: makes one duration, the longest, of those of all processes.
+        Collective: returns the longest of the durations that all processes give.
     """
 
     def __init__(self, agree: Callable[[float], float]) -> None:
@@ -38,7 +38,7 @@ class AgreedClock:
         return self._seconds
 
     def advance(self, seconds: float) -> None:
-        """Advance by the agreed duration of what each process has done. Collective."""
+        """Advance by the longest of the durations of all processes. Collective."""
         self._seconds += self._agree(seconds)
 
 

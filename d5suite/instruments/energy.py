@@ -1,10 +1,10 @@
 """Energy per step, of a GPU by NVML or of CPUs by RAPL, with its error.
 
-A pass of its own runs the step again and again, each time to its end, and reads a meter between
-two steps. A counter of energy moves in ticks: NVML's about ten times a second, RAPL's a thousand
-times. So the energy between its first and its last tick is divided by the steps between, and each
-of these ends may be off by one tick. Where a GPU counts no energy, its power is read by a thread
-and integrated. The energy is that of the whole GPU, or of whole CPU packages, idle or not.
+A pass of its own repeats the step, waits for each step to finish, and reads a meter between two
+steps. An energy counter moves in ticks: NVML's about ten times a second, RAPL's a thousand times.
+So the energy between the first and the last tick is divided by the steps between them, and each end
+may be off by one tick. If a GPU has no energy counter, a thread reads its power, which is then
+integrated. The energy is what the whole GPU, or whole CPU packages, used, idle or not.
 
 Imports the standard library, `d5suite.errors` and its neighbours.
 """
@@ -26,10 +26,10 @@ from d5suite.instruments.gpus import Sensors
 from d5suite.instruments.nvml import Gpu, used_gpu
 
 ENERGY_S = 2.0
-"""Longest time for the energy of one measurement: 20 ticks of NVML's counter."""
+"""Longest time to measure the energy of one step: 20 ticks of NVML's counter."""
 
 PRECISION = 0.02
-"""Relative error of the energy that is enough, as for the samples."""
+"""Relative error at which measuring ends; the same as for samples."""
 
 POWER_PERIOD_S = 0.02
 """Seconds between two readings of the power: NVML updates its own every 20 to 100 ms."""
@@ -52,17 +52,18 @@ class Energy:
 
     Attributes
     ----------
-    joules_per_step, error_j : float
-        And by how much it may be off.
+    joules_per_step : float
+    error_j : float
+        Largest error of ``joules_per_step``.
     steps : int
-        That were measured.
+        Number of steps between the first and the last reading.
     seconds : float
-        How long these took.
+        Duration of these steps.
     mean_power_w : float
-        Meanwhile.
+        Mean power during these steps.
     method : {"counter", "sampled power"}
     of : str
-        What has used it.
+        What used the energy.
     """
 
     joules_per_step: float
@@ -98,7 +99,7 @@ class Meter(ABC):
         step : callable
             Does all of its work before it returns.
         longest_s : float
-            Seconds after which no further step begins.
+            No step begins after this many seconds.
         clock : callable
             Seconds, monotonic.
 
@@ -123,7 +124,7 @@ class Counter(Meter):
         self._read, self.of = read, of
 
     def measure(self, step: Callable[[], object], *, longest_s: float = ENERGY_S, clock: Clock = now) -> Energy:
-        """See `Meter.measure`; it ends sooner once the energy is known to `PRECISION`."""
+        """See `Meter.measure`; it ends early once the error is at most `PRECISION`."""
         step()  # wakes threads and clocks
         start, last, count = clock(), self._joules(), 0
         ticks: list[tuple[int, float, float]] = []
@@ -175,7 +176,7 @@ class Power(Meter):
         self._read, self.of = read, of
 
     def measure(self, step: Callable[[], object], *, longest_s: float = ENERGY_S, clock: Clock = now) -> Energy:
-        """See `Meter.measure`; it takes all of the time."""
+        """See `Meter.measure`; it always takes ``longest_s``."""
         step()
         readings: list[tuple[float, float | None]] = []
         finished = threading.Event()
@@ -210,7 +211,7 @@ class Power(Meter):
 
 
 class _Zone:
-    """One counter of RAPL, in µJ, which begins anew at its end."""
+    """One counter of RAPL, in µJ, which wraps around."""
 
     def __init__(self, folder: Path) -> None:
         self._file = folder / "energy_uj"
@@ -219,7 +220,7 @@ class _Zone:
         self._joules = 0.0
 
     def joules(self) -> float | None:
-        """Return the joules since the counter was found."""
+        """Return the joules since this object was made."""
         counted = self._counted()
         if counted is None or self._last is None:
             return None

@@ -1,12 +1,12 @@
 """Two clocks on one step: the host's, and the device's own events.
 
-Events are recorded before and after each step, between the host's two readings, and read when the
-host's clock has stopped. Both series are kept. On an idle device the first event is reached at
-once, so that a step takes as long on both clocks, less the launch overhead: what an empty step
-takes on the host. `EMPTY` empty steps measure it: their 95th percentile counts.
+Events are recorded before and after each step, between the two readings of the host's clock. They
+are read after the host's clock has stopped. Both series are kept. An idle device reaches the first
+event at once, so both clocks show the same time, except for the launch overhead: the time of an
+empty step on the host, measured as the 95th percentile of `EMPTY` empty steps.
 
-Less on the device than that: some of the step is not on the queue of the events, but work of the
-host in waiting, or on another stream. More on the device: the host's clock stopped too early.
+If the device's time is shorter than that, some of the step runs on the host or on another stream.
+If it is longer, the host's clock stopped too early.
 
 Imports the standard library and its neighbours.
 """
@@ -29,8 +29,8 @@ RESOLUTION_S = 1e-6
 cudaEventElapsedTime)."""
 
 SLACK = 0.01
-"""Part of a step by which both clocks may differ beside the overhead: half the precision to which
-medians are sampled. Quartz clocks differ by less than a part in 1,000."""
+"""Largest difference of the clocks besides the overhead, as a fraction of the step: half the
+precision to which medians are sampled. Quartz clocks differ by less than a part in 1,000."""
 
 
 class Timer(Protocol):

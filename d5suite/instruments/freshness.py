@@ -1,6 +1,6 @@
 """Detection of remembered answers: a step must not take far longer on new input.
 
-Answers that are remembered by their input are right, so no comparison of answers finds them.
+A step that looks its answers up by the input gives right answers, so comparing them finds nothing.
 Imports its neighbours in ``d5suite.instruments``.
 """
 
@@ -14,10 +14,10 @@ from typing import Any
 from d5suite.instruments.clock import Clock, now
 
 LONGER = 2.0
-"""Largest accepted ratio of times on new and on fed input: caches are cold, threads asleep."""
+"""Largest accepted ratio of the times on new and on old input; on new input caches are cold."""
 
 LEAST = 3
-"""Fewest rounds: one disturbed call on fed input must not hide a remembered answer."""
+"""Fewest rounds: one disturbed call on old input must not hide a remembered answer."""
 
 ROUNDS = 8
 """Most new inputs before a step counts as remembering. One fast call on new input clears it, so
@@ -27,9 +27,9 @@ that a busy machine causes no false alarm."""
 def timed(
     step: Callable[[], Any], synchronize: Callable[..., None], clock: Clock = now, *, hand_over: bool = False
 ) -> tuple[Any, float]:
-    """Call a step once, and return its result and how long it took in seconds.
+    """Call a step once; return its result and its duration in seconds.
 
-    ``hand_over`` gives the result to ``synchronize``.
+    With ``hand_over``, ``synchronize`` is given the result.
     """
     synchronize()
     start = clock()
@@ -62,18 +62,18 @@ class Durations:
 def compare_durations(
     again: Callable[[], float], fresh: Callable[[int], Callable[[], float]], first: Durations | None = None
 ) -> Durations:
-    """Call a step in turn on input that it was fed before and on new input, until it computes.
+    """Call a step alternately on old and on new input, until it is clear that it computes.
 
-    New input is made before both calls: threads that fell asleep meanwhile are woken by the first.
+    New input is made before both calls, so that the call on old input wakes sleeping threads.
 
     Parameters
     ----------
     again : callable
-        Calls the step on input that was fed before, and returns how long it took, in seconds.
+        Calls the step on input that it was given before; returns the duration in seconds.
     fresh : callable
-        Makes new input, given a number from 0, and returns the same call of the step on it.
+        Makes new input, given a number from 0; returns a function that does the same with it.
     first : Durations, optional
-        What is known; if it computes, nothing is called.
+        Durations known already; if they show that the step computes, nothing is called.
 
     Returns
     -------

@@ -1,8 +1,8 @@
-"""The GPUs of this machine: through NVML, else through nvidia-smi, else as the framework says.
+"""The GPUs of this machine, as NVML, nvidia-smi or the framework reports them, in this order.
 
-Without nvidia-ml-py, which is optional, nvidia-smi still names GPUs, drivers, users and slowdowns:
-it comes with every driver. Energy, memory by process and the time spent slowed down need NVML. Of
-AMD's GPUs a framework reads power, temperature, clock and used memory.
+nvidia-ml-py is optional. Without it nvidia-smi, which comes with every driver, still names GPUs,
+drivers, processes and slowdowns. Energy, memory by process and the time spent slowed down need
+NVML. For AMD's GPUs the framework reads power, temperature, clock and used memory.
 
 Imports the standard library and its neighbours.
 """
@@ -34,7 +34,7 @@ def describe_gpus() -> list[dict[str, str]]:
 
 
 class Sensors(Protocol):
-    """A GPU as a framework reads it: see `d5suite.levels.device.Sensors`."""
+    """Readings of a GPU by the framework: see `d5suite.levels.device.Sensors`."""
 
     name: str
 
@@ -52,7 +52,7 @@ class Sensors(Protocol):
 
 
 def gpu_states(sensors: Sensors | None = None) -> tuple[GpuState, ...]:
-    """Return the state of each GPU that this run can use, or of the one that ``sensors`` know."""
+    """Return the state of each GPU that this run can use, or of the one that ``sensors`` read."""
     found = _listed_states()
     if found or sensors is None:
         return found

@@ -1,6 +1,6 @@
-"""Free memory, and the peak memory of a function, in a pass of its own.
+"""Free memory, and the peak memory of a function call.
 
-Host memory is the resident set of this process without child processes. On Linux the kernel tracks
+Host memory is the resident set of this process, without child processes. On Linux the kernel tracks
 the peak exactly (``VmHWM`` in ``/proc/self/status``, reset by writing 5 to
 ``/proc/self/clear_refs``; proc(5)). Elsewhere, or if a sandbox forbids the reset, a thread samples
 every 2 ms and may miss a short peak; the result names the method. An adapter reports device memory
@@ -26,10 +26,10 @@ from d5suite.instruments.nvml import used_gpu
 T = TypeVar("T")
 
 SAMPLING_PERIOD_S = 0.002
-"""Sampling period of the fallback; reading the resident set costs 20 µs, 1% of it."""
+"""Period at which the fallback samples; one reading costs 20 µs, 1% of the period."""
 
 GPU_PERIOD_S = 0.02
-"""The same for a GPU: frameworks keep what they took, and drivers may take long to answer."""
+"""The same for a GPU: frameworks hold on to their memory, and drivers may answer slowly."""
 
 MEMORY_LIMIT = "D5SUITE_MEMORY_LIMIT"
 """Environment variable: bytes that this process and its children may use together."""
@@ -109,8 +109,8 @@ def peak_memory(
 def gpu_memory(function: Callable[[], T], name: str = "") -> tuple[T, dict[str, Any]]:
     """Call the function once, and report the first visible GPU's memory as the driver counts it.
 
-    It counts what the framework's own figure leaves out: the context, libraries and their
-    workspaces, and what the allocator keeps.
+    The driver also counts what the framework's own figure leaves out: the context, libraries and
+    their workspaces, and what the allocator keeps.
 
     Parameters
     ----------
@@ -147,7 +147,7 @@ def gpu_memory(function: Callable[[], T], name: str = "") -> tuple[T, dict[str, 
 
 
 def return_freed_memory() -> None:
-    """Return freed memory to the system: reused, it hides in a baseline; kept, others lack it."""
+    """Return freed memory to the system: baselines then exclude it, and others can use it."""
     gc.collect()
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # GNU's C library only
     if trim is not None:

@@ -93,12 +93,12 @@ def await_quiet(
     probe: Callable[[], Noise] = probe_noise,
     clock: Clock = now,
 ) -> str:
-    """Wait until the machine is quiet, and return what still disturbs it at the limit.
+    """Wait until the machine is quiet; return what still disturbs it after the limit.
 
     Parameters
     ----------
     limit_s : float
-        In seconds; one probe is made in any case.
+        In seconds; at least one probe is made.
     tell : callable, optional
         Receives what is being waited for.
     probe : callable

@@ -31,8 +31,8 @@ Synchronize = Callable[[], None]
 StopReason = Literal["precision", "time", "rounds"]
 
 KERNEL_SAMPLE_S = 5e-3
-"""Least duration of a kernel's sample, to hide effects between samples, such as threads going to
-sleep: at 0.5 ms a product was reported 2.7% too long, at 5 ms 1% too short."""
+"""Least duration of a kernel's sample, so that effects between samples, such as threads going to
+sleep, hardly count: with 0.5 ms a product was reported 2.7% too long, with 5 ms 1% too short."""
 
 KERNEL_MAX_ITERATIONS = 10_000
 """Most calls per sample of a kernel."""
@@ -41,8 +41,8 @@ CHECK_GROWTH = 1.1
 """Growth of the number of samples between checks of the precision, to keep checking cheap."""
 
 WAKE_S = 0.02
-"""Least duration of the calls at the beginning of a turn, which do not count: caches are the other
-worker's, and threads sleep."""
+"""Least duration of the uncounted calls at the beginning of a turn: the caches still hold the other
+worker's data, and threads are asleep."""
 
 
 @dataclass(frozen=True)
@@ -204,8 +204,8 @@ def sample_kernel(
     """Time a native call that may be much shorter than a clock reading.
 
     One sample is a bare loop over the call with one `synchronize` at its end, divided by the number
-    of iterations. On an asynchronous device calls overlap with the issuing of later ones, so the
-    sample is the inverse of the completion rate.
+    of iterations. On an asynchronous device a call runs while later calls are issued, so the sample
+    is the inverse of the rate at which calls complete.
 
     Parameters
     ----------
@@ -301,8 +301,8 @@ def sample_alternating(
     """Time several steps in turn, so that disturbances affect them alike; for ratios.
 
     Each step has its own first call and warm-up. Every round then calls each step once, in a new
-    random order, so that none always follows the same other one. Sample i of one step pairs with
-    sample i of the others: see `d5suite.statistics.ratios.paired_ratio`.
+    random order, so that no step always follows the same other step. Sample i of one step pairs
+    with sample i of the others: see `d5suite.statistics.ratios.paired_ratio`.
 
     Parameters
     ----------
@@ -451,10 +451,11 @@ def quiet_interpreter(settings: SamplingSettings) -> Iterator[None]:
 
 
 def _collect_before_warming_up() -> None:
-    """Collect the garbage of first calls.
+    """Collect the garbage of first calls, before the warm-up.
 
-    Not after the warm-up: a collection can take 0.2 s in one thread, after which a sleeping thread
-    pool runs on one core for 40 ms (a 512 x 512 product took 2.7 ms instead of 1.5 ms).
+    After the warm-up it would disturb the samples: a collection can take 0.2 s in one thread, and
+    the thread pool, asleep meanwhile, then runs on one core for 40 ms (a 512 x 512 product took
+    2.7 ms instead of 1.5 ms).
     """
     gc.collect()
 

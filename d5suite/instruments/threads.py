@@ -79,16 +79,16 @@ def choose_cpus(threads: int, allowed: Iterable[int] | None = None) -> list[int]
 
 
 def share_cpus(threads: int, ranks: int, rank: int, allowed: Iterable[int] | None = None) -> list[int]:
-    """Choose one rank's CPUs: disjoint from those of the others, whole cores as far as possible.
+    """Choose the CPUs of one rank: no other rank's, and whole cores where possible.
 
-    Ranks share CPUs only if there are more ranks than CPUs; each then has one.
+    Only if there are more ranks than CPUs do ranks share CPUs; each rank then has one.
 
     Parameters
     ----------
     threads : int
-        Of all ranks of this machine together.
+        Budget of all ranks on this machine together.
     ranks, rank : int
-        How many there are, and which one, from 0.
+        Number of ranks, and the rank, counted from 0.
     allowed : iterable of int, optional
         As for `choose_cpus`.
     """

@@ -1,7 +1,7 @@
-"""The files between processes: what a worker is asked (`Job`) and what it answers (`Result`).
+"""The files between processes: what a worker has to do (`Job`) and what it found (`Result`).
 
-Both sides import this room. It imports the standard library, jsonschema (late), `d5suite.errors`
-and `d5suite.files`.
+The session and the worker both import this package. It imports the standard library, jsonschema
+(late), `d5suite.errors` and `d5suite.files`.
 """
 
 from d5suite.job.job import (

@@ -1,9 +1,9 @@
 """A job: one worker's measurements, as names and numbers.
 
-It holds no code, but may name Python files that the worker imports: those that define a measurement
-or describe a custom operator. It states their SHA-256, and the worker runs no other content. So a
-job from elsewhere is to be trusted as far as the files it names. What it writes lies in its own
-folder.
+A job holds no code, but may name Python files that the worker imports: files that define a
+measurement or a pass, or describe a custom operator. The job states their SHA-256, and the worker
+runs no other content. So trust a job from elsewhere as far as the files that it names. A job writes
+only into its own folder.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ TIME = "time"
 """The pass that every job has."""
 
 LONGEST_NAME = 100
-"""Bytes of a case's or preset's name: two of them and an ending make the name of a file."""
+"""Most bytes in the name of a case or preset: a file name consists of two names and a suffix."""
 
 
 @dataclass(frozen=True)
@@ -56,32 +56,32 @@ class CaseJob:
     kind: ClassVar[str] = ""
 
     def keys(self) -> list[str]:
-        """Return the names of its measurements within the job: ``case/measurement``."""
+        """Return the keys of the case's measurements: ``case/measurement``."""
         return [key_of(self.name, each) for each in self.measurements]
 
     def imports(self) -> list[str]:
-        """Return the Python files that the worker imports for it."""
+        """Return the Python files that the worker imports for the case."""
         return list(self.files.values())
 
     def with_places(self, change: Callable[[str], str]) -> CaseJob:
-        """Return the case with new paths for what it shares with other jobs of its session."""
+        """Return the case with changed paths of the files that jobs of a session share."""
         return replace(self, reference=self.reference and change(self.reference))
 
     def alone(self) -> CaseJob:
-        """Return the case without what only one job at a time may write."""
+        """Return the case without files that only one job at a time may write."""
         return self
 
     def as_later_rank(self) -> CaseJob:
-        """Return the case of a rank after the first, which leaves what is shared to that one."""
+        """Return the case for a rank other than 0, which writes no shared file."""
         return self
 
     def divided(self, ranks: int) -> CaseJob:
-        """Return the case with its batch divided among ranks; by itself if it has none.
+        """Return the case with its batch divided among ranks; unchanged without a batch.
 
         Raises
         ------
         ConfigurationError
-            The batch is not a multiple of them.
+            The batch size is not a multiple of the number of ranks.
         """
         return self
 
@@ -142,7 +142,7 @@ class NetworkCase(CaseJob):
         return replace(self, trajectory=None)
 
     def divided(self, ranks: int) -> NetworkCase:
-        """See `CaseJob.divided`. Other batches share no proof."""
+        """See `CaseJob.divided`. Batches of another size share no proof, hence `alone`."""
         batch, left = divmod(self.batch_size, ranks)
         if left or not batch:
             raise ConfigurationError(
@@ -201,20 +201,21 @@ class Distributed:
     Attributes
     ----------
     scheme : str
-        A key of `d5suite.distributed.schemes.SCHEMES`, or of a backend's ``schemes``; empty of
+        A key of `d5suite.distributed.schemes.SCHEMES`, or of a backend's ``schemes``; empty for
         collectives, which train nothing.
     settings : dict
-        Of the scheme.
+        Settings of the scheme.
     communicator : str
         A key of `d5suite.distributed.communicators.COMMUNICATORS`.
     algorithm : str
-        Of its collectives: a key of `d5suite.distributed.algorithms.ALGORITHMS`.
+        Algorithm of the collectives: a key of `d5suite.distributed.algorithms.ALGORITHMS`.
     launcher : {"none", "process", "mpi"}
-        Who starts the ranks; none if there is only one.
+        What starts the ranks; none if there is only one.
     oversubscribe : bool
         Whether ranks may share cores and GPUs.
     native : bool
-        Whether the scheme is the framework's own: the communicator then only lets ranks agree.
+        Whether the scheme is the framework's own; the communicator is then only used for decisions
+        that all ranks must take alike.
     """
 
     scheme: str = "all_reduce"
@@ -233,7 +234,7 @@ class Ranks(NamedTuple):
     distributed: Distributed
 
     def __str__(self) -> str:
-        """Return its name in results, such as ``all_reduce-gloo-2``; without a scheme, ``2``."""
+        """Return the name in results, such as ``all_reduce-gloo-2``; without a scheme, ``2``."""
         how = self.distributed
         if not how.scheme:
             return str(self.size)
@@ -253,7 +254,7 @@ class Job:
         ``name`` and ``mode``.
     device, precision : str
     threads, seed, loader_workers, ranks : int
-        The threads are those of all ranks together.
+        The threads are shared by all ranks.
     cases : list of CaseJob
     passes : list of str
         Names of the passes over each prepared step; ``time`` is one of them.
@@ -262,7 +263,7 @@ class Job:
     references_only : bool
         Compute the reference answers of operations, which needs no backend, and measure nothing.
     digests : dict of str to str
-        By Python file that the worker imports: its SHA-256, which `save` adds.
+        By Python file that the worker imports: the SHA-256, which `save` adds.
     distributed : Distributed or None
         How the ranks train together, at level 3.
     """
@@ -291,12 +292,12 @@ class Job:
         return list(dict.fromkeys([*files, *self.pass_files.values()]))
 
     def require_code(self) -> None:
-        """Check that the files the worker imports are those that the job was written for.
+        """Check that the Python files have not changed since the job was written.
 
         Raises
         ------
         JobError
-            If a file is missing, or its content has not the SHA-256 that the job states.
+            If a file is missing, or its SHA-256 is not the one that the job states.
         """
         for file in self.imports():
             found = _sha256(file)
@@ -360,7 +361,7 @@ def is_plain_name(name: object) -> bool:
 
 
 def _with_places(job: Job, change: Callable[[str], str]) -> Job:
-    """Return the job with new paths for what it writes or reads from other jobs of its session."""
+    """Return the job with changed paths of the files that jobs of a session share."""
     return replace(job, cases=[case.with_places(change) for case in job.cases])
 
 
@@ -408,7 +409,7 @@ def reason_path(job_path: Path) -> Path:
 def results_of(job_path: Path) -> list[Path]:
     """Return the results of a job that ran elsewhere, the latest last.
 
-    One that started again keeps those before as ``name.start1.result.json``, and so on.
+    A job that was restarted keeps its earlier results as ``name.start1.result.json``, and so on.
     """
     before = result_path(job_path).name.removesuffix(".result.json") + ".start"
     found: dict[int, Path] = {}
@@ -421,7 +422,7 @@ def results_of(job_path: Path) -> list[Path]:
 
 
 def of_rank(path: Path, rank: int) -> Path:
-    """Return a rank's own file: ``name.rank1.log`` for ``name.log``; rank 0 uses the job's."""
+    """Return the file of a rank: ``name.rank1.log`` for ``name.log``; rank 0 has the job's file."""
     if rank == 0:
         return path
     suffix = next(each for each in (".result.json", path.suffix) if path.name.endswith(each))

@@ -1,4 +1,4 @@
-"""A result: what a worker answers; written anew after every step."""
+"""A result: what a worker has found so far; the file is replaced whenever something is added."""
 
 from __future__ import annotations
 
@@ -79,28 +79,28 @@ class Measured:
 
 @dataclass
 class Result:
-    """A worker's answers so far; ``result.json`` is its schema.
+    """What a worker has found so far; ``result.json`` is its schema.
 
     Attributes
     ----------
     status : {"running", "done", "failed"}
         ``failed``: nothing could run, and ``error`` says why.
     phase : str
-        What the worker is doing, for people.
+        What the worker is doing, for people to read.
     measurement : str or None
-        The key of the measurement it is doing it for.
+        The key of the measurement that the worker is busy with.
     backend, device, threads, environment : dict
-        What ran, on what.
+        What ran, and on which machine.
     ceilings : dict of str to float
-        FLOP/s of a large matrix product and bytes/s of a large copy; of a job of operations.
+        FLOP/s of a large matrix product and bytes/s of a large copy; only for operations.
     facts : dict of str to dict
-        By case: what holds for all its measurements, such as the dataset's digest.
+        By case: facts common to all its measurements, such as the dataset's digest.
     validation : dict of str to dict
-        By key: the checks made so far, those of a failed measurement too.
+        By key: the checks made so far, also of a measurement that failed.
     measurements : dict of str to Measured
         By key.
     references : dict of str to str
-        By key: which backend's gradient the reference holds; of a job with ``references_only``.
+        By key: which backend's gradient the reference holds; only with `Job.references_only`.
     failures : dict of str to Failure
         By key.
     kept : dict of str to dict

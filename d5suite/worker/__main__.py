@@ -32,17 +32,17 @@ PR_SET_PDEATHSIG = 1
 
 
 LATE_S, LOOK_S = 60.0, 0.1
-"""Seconds for which files of other hosts are waited for, and between two looks."""
+"""Longest wait for files of other hosts, and the time between two looks, in seconds."""
 
 
 def end_with(session: int, job: Path, meeting: Path | None = None) -> None:
     """Make the system kill this process when its session ends.
 
-    A session that is killed cannot end its workers, and a worker left over would disturb what is
-    measured next. The session holds a lock on the job file, which the system releases with it; a
-    thread waits for that, whatever processes `--wrap` has put between the two. Where there is none,
-    the kernel kills the worker (Linux: prctl(2)) even if native code never lets a thread run. Ranks
-    take the folder along in which they met.
+    A killed session cannot end its workers, and a worker left over would disturb the next
+    measurement. The session holds a lock on the job file, and the system releases the lock when the
+    session ends. A thread waits for that, so it works through any processes of ``--wrap``. On
+    Linux, a direct child is also killed by the kernel (prctl(2)), even if native code never lets
+    the thread run. Ranks also remove the folder in which they met.
     """
     if sys.platform == "linux" and os.getppid() == session and meeting is None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -60,7 +60,7 @@ def end_with(session: int, job: Path, meeting: Path | None = None) -> None:
 def await_shared(*paths: Path) -> None:
     """Wait until a shared file system shows what another host has just written.
 
-    To list a folder makes a client of such a file system ask its server.
+    Listing a folder makes the client of such a file system ask the server again.
     """
     deadline = time.monotonic() + LATE_S
     for path in paths:
@@ -81,9 +81,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m d5suite.worker", description="Run one d5suite job file.")
     parser.add_argument("job", type=Path, help="the job file")
     parser.add_argument("--result", type=Path, help="the result file (default: beside the job file)")
-    parser.add_argument("--session", type=int, help=argparse.SUPPRESS)  # its process; it locks the job file
-    parser.add_argument("--turns", type=int, help=argparse.SUPPRESS)  # the socket over which the session gives turns
-    parser.add_argument("--trust", action="store_true", help="run its Python files even if they have changed")
+    parser.add_argument(
+        "--session", type=int, help=argparse.SUPPRESS
+    )  # process id of the session, which locks the job file
+    parser.add_argument("--turns", type=int, help=argparse.SUPPRESS)  # file descriptor of the socket to the session
+    parser.add_argument("--trust", action="store_true", help="run the job's Python files even if they have changed")
     options = parser.parse_args(arguments)
     rank_info = RankInfo.from_environment(os.environ)
     if options.session is not None:
@@ -118,7 +120,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _start_ranks(job: Job, path: Path, *, trust: bool) -> int:
-    """Run a job of several ranks by hand."""
+    """Start all ranks of a job that was run by hand."""
     limits = Limits(float("inf"), sys.maxsize)
     outcome = run_job(job, path, Launch(limits, options=["--trust"] * trust))
     if outcome.interrupt is not None:
@@ -129,8 +131,8 @@ def _start_ranks(job: Job, path: Path, *, trust: bool) -> int:
 
 
 def _run_rank(job: Job, path: Path, result: Path, rank_info: RankInfo, *, trust: bool) -> int:
-    """Run this rank's part of a job; any failure ends all ranks."""
-    if rank_info.meeting is not None and RANK not in os.environ:  # mpiexec has one output for all
+    """Run the part of this rank; any failure ends all ranks."""
+    if rank_info.meeting is not None and RANK not in os.environ:  # mpiexec has one output for all ranks
         restore_environment()
         log = os.open(of_rank(log_path(path), rank_info.rank), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
         os.dup2(log, 1)

@@ -27,22 +27,22 @@ from d5suite.launch.ranks import describe_failed
 from d5suite.worker.writer import ResultWriter
 
 LOOK_S = 1.0
-"""Seconds between two checks of a rank on the others."""
+"""Seconds between two checks for hanging ranks."""
 
 DEPUTY_S = 4.0
-"""Seconds after which rank 1 reports what rank 0 has not reported."""
+"""Seconds that rank 1 waits for rank 0 to report a hang before it does so itself."""
 
 _LAUNCHERS = (
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
     ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
     ("HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE"),
 )
-"""Variables of Open MPI's and MPICH's mpiexec and of horovodrun: rank, size, and both among those
-of one host."""
+"""Environment variables of Open MPI's and MPICH's mpiexec and of horovodrun: rank, number of ranks,
+rank on this host, number of ranks on this host."""
 
 _SLURM = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_NUM_NODES")
-"""Variables of srun: rank, size, rank among those of one node, number of nodes, which have equally
-many."""
+"""Environment variables of srun: rank, number of ranks, rank on this node, number of nodes. All
+nodes have equally many ranks."""
 
 
 @dataclass(frozen=True)
@@ -53,11 +53,11 @@ class RankInfo:
     ----------
     rank, ranks : int
     local_rank, local_ranks : int
-        Among those of this host.
+        The same, counted on this host only.
     meeting : Path or None
         The folder that all ranks see.
     bound : bool
-        Whether the launcher has bound this rank to its CPUs, and its GPU.
+        Whether the launcher has already bound this rank to its CPUs and its GPU.
     """
 
     rank: int = 0
@@ -86,7 +86,7 @@ class RankInfo:
 
 
 def share_resources(job: Job, rank_info: RankInfo, notes: list[str]) -> tuple[Job, list[int] | None]:
-    """Give one rank its part of the job's threads and loader workers, its CPUs, and its GPU.
+    """Divide threads, loader workers, CPUs and GPUs among the ranks; return this rank's share.
 
     Parameters
     ----------
@@ -131,10 +131,11 @@ def share_resources(job: Job, rank_info: RankInfo, notes: list[str]) -> tuple[Jo
 
 
 def watch_ranks(rank_info: RankInfo, heartbeat: HeartbeatWriter, writer: ResultWriter) -> Callable[[], None]:
-    """Let a rank watch the others under a foreign launcher; return a function that stops it.
+    """Watch for hanging ranks under a foreign launcher; return a function that stops watching.
 
-    A thread of rank 0 does so, and a thread of rank 1 for rank 0. It says in its own result which
-    rank hangs, and ends its process; the launcher, srun or mpiexec, then ends all others.
+    A thread of rank 0 watches all ranks, and a thread of rank 1 watches rank 0. On a hang the
+    watching rank writes into its own result which rank hangs, and ends its process. The launcher,
+    srun or mpiexec, then ends all others.
     """
     if rank_info.meeting is None or WATCHED in os.environ or rank_info.ranks == 1 or rank_info.rank > 1:
         return lambda: None
@@ -165,7 +166,7 @@ def _watch(
 
 
 def _end_all(message: str, heartbeat: HeartbeatWriter, writer: ResultWriter) -> None:
-    """Write the reason where the session looks for it, and end this process."""
+    """Write the reason into the result, where the session reads it, and end this process."""
     result = writer.result
     result.error = Failure(JobError.__name__, message)
     if result.measurement is not None:

@@ -32,7 +32,6 @@ from d5suite.instruments.threads import set_affinity, thread_environment
 from d5suite.job import TIME, CaseJob, Job, Measured, key_of
 from d5suite.launch.heartbeat import HeartbeatWriter
 from d5suite.measurements import find as find_measurement
-from d5suite.measurements.base import Measurement, Step
 from d5suite.passes import find as find_pass
 from d5suite.passes.base import Pass, PreparedStep, take
 from d5suite.passes.time import Time
@@ -66,28 +65,13 @@ class Trial:
     parts: dict[str, dict[str, Any]] = field(default_factory=dict)
     validation: Validation = field(default_factory=Validation)
 
-    @property
-    def workload(self) -> Workload:
-        """What the measurements of the case share."""
-        return self.prepared.workload
-
-    @property
-    def measurement(self) -> Measurement:
-        """The measurement."""
-        return self.prepared.measurement
-
-    @property
-    def step(self) -> Step:
-        """Its step."""
-        return self.prepared.step
-
     def take_passes(self, writer: ResultWriter, *, disturbing: bool) -> None:
         """Take the passes that disturb timing, or the others."""
         for each in self.passes:
             if each.disturbs == disturbing:
                 writer.phase(f"taking the {each.name} pass of {self.key}", self.key)
                 if disturbing:
-                    self.step.reset()
+                    self.prepared.step.reset()
                 self.parts[each.name] = take(each, self.prepared)
 
 
@@ -98,14 +82,23 @@ def run(
     heartbeat: HeartbeatWriter | None = None,
     channel: Channel | None = None,
 ) -> None:
-    """Carry out a job, or one rank's part, recording into ``writer`` as it goes.
+    """Carry out a job, or one rank's part of it, and write the results as they come.
 
-    With a channel, samples are taken in turn with other workers', where that can be done.
+    Parameters
+    ----------
+    job : Job
+    writer : ResultWriter
+    rank_info : RankInfo, optional
+        Without it, this process is the only rank.
+    heartbeat : HeartbeatWriter, optional
+        Where a watcher sees that this rank is alive.
+    channel : Channel, optional
+        To the session, for samples that are taken in turn with other workers'.
 
     Raises
     ------
     D5Error
-        If nothing of the job can run. A measurement that fails is recorded and costs only itself.
+        If nothing in the job can run. A measurement that fails is recorded, and the others go on.
     """
     notes: list[str] = []
     rank_info = rank_info or RankInfo()
@@ -124,7 +117,7 @@ def run(
                 _agree(job, workload, writer)
                 _measure(job, case, workload, writer, channel)
         except BaseException:
-            communicating.pop_all()  # to close waits for the other ranks, and this one has failed
+            communicating.pop_all()  # closing would wait for the other ranks, and this one has failed
             raise
 
 
@@ -175,7 +168,7 @@ def _workloads(
     }
     result.device = {"kind": job.device, "name": runtime.device_name(job.device)}
     gc.collect()
-    gc.freeze()  # else each collection, several per measurement, takes up to 0.2 s for the framework's objects
+    gc.freeze()  # otherwise every collection walks the framework's objects, for up to 0.2 s
     result.environment = describe(["d5suite", "numpy", "onnx", "onnxruntime", "pillow", "h5py"])
     writer.write()
     for kind in dict.fromkeys(case.kind for case in job.cases):
@@ -199,12 +192,12 @@ def _workloads(
 
 
 def _agree(job: Job, workload: Workload, writer: ResultWriter) -> None:
-    """Compare what all ranks must have in common, before anything is trained.
+    """Check, before any training, that all ranks have the same network, data and code.
 
     Raises
     ------
     JobError
-        If they disagree.
+        If they do not.
     """
     if job.ranks == 1:
         return
@@ -228,17 +221,17 @@ def _agree(job: Job, workload: Workload, writer: ResultWriter) -> None:
 
 
 def _measure(job: Job, case: CaseJob, workload: Workload, writer: ResultWriter, channel: Channel | None) -> None:
-    """Do everything for one case: prove all, then time, because measurements share executors."""
+    """Run one case: prove all measurements first, then time them, because they share executors."""
     prepared = [_prepare(job, case, name, workload, writer) for name in case.measurements]
     proved = [each for each in prepared if each is not None and _prove(each, writer)]
     workload.free_validation()
-    if channel is not None:  # others live beside this worker
+    if channel is not None:  # other workers need the memory
         return_freed_memory()
     if proved:
         writer.result.facts[case.name] = workload.facts()
     for each in proved:
         workload.tell = lambda where, kept, key=each.key: writer.tell(key, where, kept)  # type: ignore[misc]
-        turns = MeasurementTurns(channel, each.key) if channel and each.measurement.takes_turns else None
+        turns = MeasurementTurns(channel, each.key) if channel and each.prepared.measurement.takes_turns else None
         writer.attempt(each.key, "measuring", lambda each=each, turns=turns: _time(each, writer, turns))  # type: ignore[misc]
         writer.write()
 
@@ -262,12 +255,13 @@ def _prepare(job: Job, case: CaseJob, name: str, workload: Workload, writer: Res
 
 def _prove(trial: Trial, writer: ResultWriter) -> bool:
     """Compare the answers of a step with an independent reference; return whether they agree."""
+    workload, measurement, step, _ = trial.prepared
 
     def prove() -> bool:
         try:
-            trial.validation.require(trial.measurement.prove(trial.workload, trial.step))
+            trial.validation.require(measurement.prove(workload, step))
         except ValidationError as error:
-            raise trial.measurement.explain(trial.workload, trial.step, error) from error
+            raise measurement.explain(workload, step, error) from error
         finally:
             writer.result.validation[trial.key] = trial.validation.to_dict()
         return True
@@ -277,13 +271,15 @@ def _prove(trial: Trial, writer: ResultWriter) -> bool:
 
 def _time(trial: Trial, writer: ResultWriter, turns: MeasurementTurns | None) -> None:
     """Sample a step, prove what was timed, take the passes that disturb, and record all of it."""
-    workload, step, timing = trial.workload, trial.step, Time()
-    settings = workload.settings if turns is None else InTurns(**workload.settings.to_dict(), turns=turns)
+    workload, measurement, step, settings = trial.prepared
+    timing = Time()
+    if turns is not None:
+        settings = InTurns(**settings.to_dict(), turns=turns)
     part = timing.take(trial.prepared._replace(settings=settings))
     part["proof_after_s"] = _prove_timed(trial, timing, writer)
     if not (turns is None or turns.taken):
         raise JobError(
-            f"{trial.measurement.name} has taken no turns",
+            f"{measurement.name} has taken no turns",
             hint="Sample its step with d5suite.instruments.sampling, or set takes_turns = False.",
         )
     extra, series = step.record(timing.samples), step.series()
@@ -291,7 +287,7 @@ def _time(trial: Trial, writer: ResultWriter, turns: MeasurementTurns | None) ->
         workload.communicator.barrier()  # what one rank could not prove is a result of none
     trial.take_passes(writer, disturbing=True)
     writer.result.measurements[trial.key] = Measured(
-        trial.measurement.level, step.items, step.macs, series, extra, {**trial.parts, TIME: part}
+        measurement.level, step.items, step.macs, series, extra, {**trial.parts, TIME: part}
     )
     writer.result.kept.pop(trial.key, None)
     low, high = part["samples"]["median_ci_s"]
@@ -309,11 +305,11 @@ def _prove_timed(trial: Trial, timing: Time, writer: ResultWriter) -> float:
     If a check fails, the samples and series are kept beside the result.
     """
     writer.phase(f"proving what was timed of {trial.key}", trial.key)
-    start = now()
-    samples = timing.samples.to_dict()
+    workload, measurement, step, _ = trial.prepared
+    start, samples = now(), timing.samples.to_dict()
     try:
         trial.validation.require(
-            itertools.chain(timing.check(), trial.measurement.check_timed(trial.workload, trial.step)),
+            itertools.chain(timing.check(), measurement.check_timed(workload, step)),
             hint=f"So what was timed is wrong. Its {len(samples['samples_s'])} samples (median "
             f"{samples['median_s'] * 1e3:.4g} ms) are set aside under 'kept' in the worker's result file.",
         )

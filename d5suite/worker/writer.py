@@ -1,4 +1,4 @@
-"""The result file that a worker writes anew, atomically, at each change of phase."""
+"""The result file, which a worker replaces atomically whenever its phase changes."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class ResultWriter:
     Parameters
     ----------
     path : Path
-        The result file; it is written at once.
+        The result file; a first version is written at once.
     together : bool
-        Whether a failure ends the whole job: other ranks would wait for this one forever.
+        Whether a failure ends the whole job, because other ranks would wait for this one forever.
     """
 
     def __init__(self, path: Path, *, together: bool = False) -> None:
@@ -37,13 +37,13 @@ class ResultWriter:
         self.result.save(self.path)
 
     def phase(self, text: str, key: str | None = None) -> None:
-        """Record the current phase and its measurement."""
+        """Record and print what the worker is doing, and for which measurement."""
         self.result.phase, self.result.measurement = text, key
         self.write()
         print(f"d5suite: {time.monotonic() - self._start:6.1f} s  {text}", flush=True)
 
     def tell(self, key: str, where: str, kept: dict[str, Any]) -> None:
-        """Report the progress of a long measurement; keep its partial results if it fails."""
+        """Report the progress of a long measurement; its partial results survive a failure."""
         self.result.kept[key] = kept
         self.phase(f"measuring {key}: {where}", key)
 
@@ -53,8 +53,12 @@ class ResultWriter:
         Returns
         -------
         object
-            What it gives; None if it failed, which is recorded. Raised, too, if ranks work
-            together.
+            The result of ``work``; None if it failed and the failure was recorded.
+
+        Raises
+        ------
+        Exception
+            The failure, after it was recorded, if ranks work ``together``.
         """
         self.phase(f"{doing} {key}", key)
         try:
