@@ -32,17 +32,17 @@ COMPETING_SHARE = 0.05
 median by more than the sampling precision."""
 
 CROWDED_SHARE = 0.25
-"""Share of the machine that others may use on CPUs that the run does not need: they take memory
+"""Share of the machine that other processes may use on CPUs outside the run: they reduce memory
 bandwidth and clock frequency."""
 
 COMPETING_CPU_S = 0.05
 """CPU time of others below this is ignored: the kernel counts in ticks of 10 ms per CPU."""
 
 NAMED_SHARE = 0.02
-"""Share of one CPU from which a process is named."""
+"""Processes that use at least this share of a CPU are named."""
 
 NAMED_PROCESSES = 5
-"""Most competitors named."""
+"""Largest number of competing processes that are named."""
 
 STEAL_SHARE = 0.01
 """Share of CPU time taken by the hypervisor, when nothing can run: half the sampling precision."""
@@ -55,15 +55,15 @@ MEMORY_STALL_SHARE = 0.01
 half the sampling precision."""
 
 SWAPPED_BYTES = 1 << 20
-"""Bytes swapped during a run; less is a stray page."""
+"""Bytes swapped during a run that count as a disturbance; less may be a stray page."""
 
 GPU_LIMITS = ("heat", "the board's limit", "reliability")
-"""Disturbing limits of a GPU's clocks; the power limit is none: any full load reaches it."""
+"""Limits of a GPU's clocks that disturb. The power limit does not: any full load reaches it."""
 
 
 @dataclass(frozen=True)
 class ProcessTimes:
-    """CPU time of one process: its own and that of children it has waited for."""
+    """CPU time of one process, and of the children that it has waited for."""
 
     name: str
     parent: int
@@ -161,7 +161,7 @@ def snapshot(*, gpu: bool = False, sensors: Sensors | None = None) -> MachineSta
     Parameters
     ----------
     gpu : bool
-        Whether to ask for GPUs, too, for which nvidia-smi may take a second; for runs on a GPU.
+        Whether to read the state of GPUs, too, for runs on a GPU; nvidia-smi may take a second.
     sensors : Sensors, optional
         Of the GPU in use, where the driver's tools list none.
     """
@@ -313,7 +313,7 @@ def _own_processes(before: MachineState, after: MachineState, own_pids: Iterable
 
 
 def _own_cpu_time(before: MachineState, after: MachineState, own: set[int]) -> float:
-    """Sum the own processes' CPU seconds; ended children count in their parents."""
+    """Sum the CPU seconds of the run's processes; ended children count with their parents."""
     used = sum(process.own_s + process.children_s for pid, process in after.processes.items() if pid in own)
     for pid, process in before.processes.items():
         if pid in own and (pid in after.processes or process.parent in own):
@@ -324,7 +324,7 @@ def _own_cpu_time(before: MachineState, after: MachineState, own: set[int]) -> f
 def _competitors(
     before: MachineState, after: MachineState, own: set[int], elapsed: float
 ) -> list[tuple[int, str, float]]:
-    """Return (pid, name, CPUs used) of the busiest others; children count for themselves."""
+    """Return (pid, name, CPUs used) of the busiest other processes, without their children."""
     used: list[tuple[int, str, float]] = []
     for pid, process in after.processes.items():
         earlier = before.processes.get(pid)
@@ -351,7 +351,7 @@ def _gpu_reasons(state: MachineState, own: set[int]) -> list[str]:
 
 
 def _gpu_details(before: GpuState | None, after: GpuState, elapsed: float) -> dict[str, Any]:
-    """Record of a GPU; with an earlier state of the same GPU, what changed since."""
+    """Return the record of a GPU, with the changes since an earlier state of the same GPU."""
     earlier = before.limited_s if before is not None else {}
     shares = {name: (now - earlier[name]) / elapsed for name, now in after.limited_s.items() if name in earlier}
     return {
@@ -403,7 +403,7 @@ def _process_group(pid: int) -> int:
 
 
 def _online_cpus() -> list[int]:
-    """Return the CPUs' numbers in the order of /proc/stat; elsewhere from 0."""
+    """Return the numbers of the CPUs in the order of /proc/stat; without it, from 0 on."""
     lines = (read_text("/proc/stat") or "").splitlines()
     listed = [line.split()[0][3:] for line in lines if line.startswith("cpu")]
     return [int(number) for number in listed if number] or list(range(os.cpu_count() or 1))
@@ -427,7 +427,7 @@ def _pressure_total(resource: str) -> float | None:
 
 
 def _throttled_seconds() -> float | None:
-    """Return the longest stop by a control group's quota (version 2 counts µs, version 1 ns)."""
+    """Return the longest time that a quota stopped a control group (v2 counts µs, v1 ns)."""
     seconds: list[float] = []
     for folder in cpu_control_groups():
         for line in (read_text(folder / "cpu.stat") or "").splitlines():

@@ -1,9 +1,9 @@
-"""NVIDIA's GPUs through NVML: what they are, how they are, and who uses them.
+"""NVIDIA's GPUs through NVML: their properties, their state, and the processes on them.
 
-NVML is the driver's library (NVIDIA's "NVML API Reference Guide", from which the meaning and the
-unit of each answer here are taken). nvidia-ml-py binds it (module ``pynvml``), and is optional:
-without it, or without a driver, there is one reason. A driver may refuse any question, such as
-``Not Supported`` or ``GPU is lost``. Then the answer is missing, and the refusal is kept.
+NVML is the driver's library. Meanings and units here are those of NVIDIA's "NVML API Reference
+Guide". The Python binding, nvidia-ml-py (module ``pynvml``), is optional: without it, or without a
+driver, `open_gpus` gives the reason. A driver may refuse any query, for example with ``Not
+Supported`` or ``GPU is lost``. The answer is then missing, and the reason is kept.
 
 Imports the standard library, and pynvml and psutil lazily.
 """
@@ -30,7 +30,7 @@ SLOWDOWNS = {
     0x040: "hardware thermal slowdown",
     0x080: "power brake",
 }
-"""Why clocks are low, where that disturbs a measurement (nvmlClocksEventReasons)."""
+"""Reasons for low clocks that disturb a measurement (nvmlClocksEventReasons)."""
 
 CLOCK_REASONS = {
     0x001: "idle",
@@ -40,7 +40,8 @@ CLOCK_REASONS = {
     0x100: "display clocks",
     **SLOWDOWNS,
 }
-"""All reasons. The power cap is how a GPU runs under full load, and application clocks are set."""
+"""All reasons for low clocks. Neither the power cap, which any full load reaches, nor application
+clocks, which are set on purpose, disturb a measurement."""
 
 POLICIES = {"power": 0, "heat": 1, "sync boost": 2, "the board's limit": 3, "reliability": 5}
 """Counters of the time in which clocks were held down (nvmlPerfPolicyType_t)."""
@@ -51,7 +52,7 @@ _SM, _MEMORY = 1, 2
 
 @dataclass(frozen=True)
 class GpuState:
-    """One GPU at one moment; None or empty where the driver does not say.
+    """The state of a GPU at one moment; None or empty where the driver reports nothing.
 
     Attributes
     ----------
@@ -90,12 +91,12 @@ class GpuState:
 
     @property
     def clock_reasons(self) -> list[str]:
-        """Reasons for its low clocks, in words."""
+        """Reasons for low clocks, in words."""
         return [text for bit, text in sorted(CLOCK_REASONS.items()) if self.slowdown & bit]
 
 
 class Gpu:
-    """One GPU, or a part of one (MIG), that answers questions.
+    """A GPU, or an instance of a divided GPU (MIG), that can be queried.
 
     Parameters
     ----------
@@ -120,7 +121,7 @@ class Gpu:
         self.parts: list[Gpu] = []
 
     def ask(self, function: str, *arguments: Any) -> Any:
-        """Call one of NVML's functions; None if it is refused, and `refused` says why."""
+        """Call an NVML function; None if the driver refuses, with the reason in `refused`."""
         if self.handle is None:
             return None
         try:
@@ -136,22 +137,22 @@ class Gpu:
 
     @property
     def name(self) -> str:
-        """The vendor's name; its number if it has none."""
+        """The vendor's name, or the GPU's number if it has none."""
         return _text(self.ask("nvmlDeviceGetName")) or f"GPU {self.number}"
 
     @property
     def uuid(self) -> str:
-        """What identifies it permanently: not to be published; empty if unknown."""
+        """The permanent identifier, which must not be published; empty if unknown."""
         return _text(self.ask("nvmlDeviceGetUUID")) or ""
 
     @property
     def is_divided(self) -> bool:
-        """Whether it is divided into instances (MIG), or is one of them."""
+        """Whether this is a GPU divided into instances (MIG), or one of the instances."""
         return bool(self.is_part or (self.ask("nvmlDeviceGetMigMode") or [0])[0])
 
     @property
     def is_part(self) -> bool:
-        """Whether it is an instance of a divided GPU (MIG)."""
+        """Whether this is an instance of a divided GPU (MIG)."""
         return bool(self.ask("nvmlDeviceIsMigDeviceHandle"))
 
     def energy_j(self) -> float | None:
@@ -165,12 +166,12 @@ class Gpu:
         return None if drawn is None else drawn / 1e3
 
     def memory_bytes(self) -> tuple[int, int] | None:
-        """Return the used and the total bytes of its memory."""
+        """Return used and total memory in bytes."""
         found = self.ask("nvmlDeviceGetMemoryInfo")
         return None if found is None else (int(found.used), int(found.total))
 
     def process_bytes(self) -> dict[int, int | None]:
-        """Return its memory in bytes by computing process; None where the driver hides it."""
+        """Return the bytes that each computing process uses; None where the driver hides them."""
         asked = [gpu.ask("nvmlDeviceGetComputeRunningProcesses") for gpu in self.parts or [self]]
         found = [each for processes in asked for each in processes or []]
         return {int(each.pid): each.usedGpuMemory and int(each.usedGpuMemory) for each in found}
@@ -202,7 +203,7 @@ class Gpu:
         return {key: str(value) for key, value in named.items() if value is not None}
 
     def state(self) -> GpuState:
-        """Return its current state."""
+        """Return the current state."""
         reasons = self.ask("nvmlDeviceGetCurrentClocksEventReasons")
         if reasons is None:  # its name before CUDA 12
             reasons = self.ask("nvmlDeviceGetCurrentClocksThrottleReasons")
@@ -226,14 +227,14 @@ class Gpu:
 
 
 class Gpus(NamedTuple):
-    """The GPUs that NVML lists; if it lists none, why."""
+    """The GPUs that NVML lists, or the reason why it lists none."""
 
     found: list[Gpu]
     problem: str = ""
 
 
 def open_gpus() -> Gpus:
-    """Start NVML, and list its GPUs. It stays open until the process ends."""
+    """Start NVML, which stays open until the process ends, and list the GPUs."""
     try:
         import pynvml as api
     except (ImportError, OSError):
@@ -255,10 +256,10 @@ def open_gpus() -> Gpus:
 
 
 def used_gpu(name: str = "") -> tuple[Gpu | None, str]:
-    """Return the GPU of a process's first CUDA device; or None, and why it is unknown.
+    """Return the GPU that CUDA calls device 0; or None, and why it is unknown.
 
-    It is the first one of ``CUDA_VISIBLE_DEVICES``: a number, or the beginning of a UUID. NVML
-    counts in the order of the PCI bus, and CUDA does only with ``CUDA_DEVICE_ORDER=PCI_BUS_ID``.
+    ``CUDA_VISIBLE_DEVICES`` lists it first, by number or by the beginning of a UUID. NVML numbers
+    GPUs in the order of the PCI bus; CUDA does so only with ``CUDA_DEVICE_ORDER=PCI_BUS_ID``.
 
     Parameters
     ----------
@@ -294,7 +295,7 @@ def _instance(api: Any, uuid: str) -> tuple[Gpu | None, str]:
 
 
 def visible_gpus() -> list[Gpu]:
-    """List the GPUs that this run can use: `visible`, or the GPU whose instance (MIG) is."""
+    """List the GPUs that this run can use; for an instance (MIG), the GPU that it belongs to."""
     found, entries = open_gpus().found, visible_entries()
     if not found or entries is None:
         return found
@@ -315,18 +316,18 @@ def visible_gpus() -> list[Gpu]:
 
 
 def visible_entries() -> list[str] | None:
-    """Return the GPUs in ``CUDA_VISIBLE_DEVICES``, of all ranks; None if it is unset."""
+    """Return the entries of ``CUDA_VISIBLE_DEVICES`` for all ranks; None if it is unset."""
     listed = os.environ.get(RUN_GPUS, os.environ.get("CUDA_VISIBLE_DEVICES"))
     return None if listed is None else [entry.strip() for entry in listed.split(",")]
 
 
 def visible(entries: Sequence[str] | None, uuids: Sequence[str], names: Sequence[str]) -> list[int]:
-    """Return which GPUs a run can use; all of them where that is unknown.
+    """Return the indices of the GPUs that a run can use; of all GPUs if that is unknown.
 
     Parameters
     ----------
     entries : sequence of str or None
-        Numbers, or beginnings of UUIDs. As CUDA does, those up to the first that is neither count.
+        Numbers, or beginnings of UUIDs. As in CUDA, the first invalid entry ends the list.
     uuids, names : sequence of str
         Of all GPUs, in the order of the PCI bus.
     """
@@ -350,12 +351,12 @@ def visible(entries: Sequence[str] | None, uuids: Sequence[str], names: Sequence
 
 
 def _counts_as_cuda(names: Sequence[str]) -> bool:
-    """Whether CUDA counts GPUs in NVML's order: by default it counts the fastest one first."""
+    """Whether CUDA numbers GPUs in NVML's order: by default it puts the fastest GPU first."""
     return len(set(names)) < 2 or os.environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
 
 
 def hash_uuid(uuid: str) -> str:
-    """Return 16 digits of a UUID's hash: itself, it would identify a machine permanently."""
+    """Return 16 digits of a UUID's hash; the UUID would identify the machine permanently."""
     return hashlib.sha256(uuid.encode()).hexdigest()[:16]
 
 
@@ -382,7 +383,7 @@ def _asked(api: Any, function: str) -> Any:
 
 
 def _text(value: Any) -> str | None:
-    """Return the text of an answer, which older versions of nvidia-ml-py give as bytes."""
+    """Return an answer as text; older versions of nvidia-ml-py return bytes."""
     return value.decode(errors="replace") if isinstance(value, bytes) else value
 
 
@@ -392,5 +393,5 @@ def _cuda_version(number: int | None) -> str | None:
 
 
 def _switch(modes: Any) -> str | None:
-    """Return the current of a pair of modes; the other holds after a restart."""
+    """Return the current one of two modes; the other takes effect after a restart."""
     return None if modes is None else ("Disabled", "Enabled")[bool(modes[0])]
