@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Container, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -247,8 +248,9 @@ def _drawn(table: Table, chosen: Sequence[TableRow], console: Console, *, severa
         room = max(longest, table.width) - (_width(drawn, console) - console.width)
         if room >= table.width:
             break
-    if room < longest:
-        return _filled(table, rows, [_divided(name, room) for name in names], ratios, fit, several=several)
+    if room < max(longest, table.width):  # passes may add columns
+        narrow = replace(table, width=min(longest, room))
+        return _filled(narrow, rows, [_divided(name, room) for name in names], ratios, fit, several=several)
     return drawn
 
 

@@ -87,6 +87,10 @@ def test_one_file_brings_a_pass(tmp_path: Path) -> None:
     assert re.search(r"torch\*? \(1\) +.* – +1\.000 ", shown.stdout)
     assert re.search(r"torch\*? \(2\) +.* [\d.]+ +1\.000 ", shown.stdout)
     assert run(tmp_path, "d5suite.cli", "compare", "out.json", "out.json").returncode in (0, 6)
+    page = run(tmp_path, "d5suite.cli", "report", "out.json", "-o", "page.html", "--csv", "numbers")
+    assert page.returncode == 0, page.stderr
+    assert "faults" in (tmp_path / "page.html").read_text()
+    assert "page_faults.per_step" in (tmp_path / "numbers" / "results.csv").read_text().splitlines()[0]
 
 
 @needs_torch
