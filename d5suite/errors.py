@@ -43,7 +43,7 @@ class UnsupportedOperatorError(NetworkError):
 
 
 class BackendError(D5Error):
-    """A backend is unknown, not installed, or cannot do what was asked."""
+    """A backend is unknown, not installed, or cannot do what is requested."""
 
 
 class DataError(D5Error):
@@ -67,11 +67,11 @@ class TraceError(D5Error):
 
 
 TRACEBACK_ENTRIES = 6
-"""Last entries of the traceback that a message shows."""
+"""Number of last traceback entries in a message."""
 
 
 def describe_error(error: Exception) -> str:
-    """Format an exception for the user; add the traceback if it is not one of d5suite's."""
+    """Format an exception for the user; add the traceback if it is not a `D5Error`."""
     if isinstance(error, D5Error):
         return str(error)
     if isinstance(error, MemoryError):
@@ -81,7 +81,7 @@ def describe_error(error: Exception) -> str:
 
 
 def calling_file(own: str) -> Path:
-    """Return the file, to name in errors, of the code that called into a file or folder ``own``."""
+    """Return the file of the code that called into a file or folder ``own``, for errors."""
     frame = sys._getframe(1)
     while frame.f_code.co_filename.startswith((own, "<string>")) and frame.f_back is not None:
         frame = frame.f_back

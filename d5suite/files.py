@@ -1,4 +1,4 @@
-"""Files that are never seen half-written, and files that several processes make only once.
+"""Atomic files, and files in the cache that several processes make only once.
 
 May import the standard library and `d5suite.errors`, and h5py inside functions.
 """
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     import h5py
 
 LARGEST_JSON = 256 << 20
-"""Bytes of the largest JSON file that is read; results of a whole run have less than 1 MB."""
+"""Limit of a JSON file in bytes; results of a whole run have less than 1 MB."""
 
 _LONGEST_INTEGER = 22  # characters of 2**64 - 1 and a sign
 
@@ -38,11 +38,11 @@ PATIENCE_S = 1.0
 """Seconds to wait for a lock before printing a note."""
 
 ABANDONED_S = 3600.0
-"""Age in seconds at which a temporary file is one that a killed process left: writing one takes
-seconds, and changes it."""
+"""Age in seconds from which a temporary file counts as abandoned by a killed process; writing takes
+seconds, and updates the time."""
 
 PARTIAL = ".partial"
-"""The suffix of a folder that is being made."""
+"""The suffix of an unfinished folder."""
 
 
 def cache_folder() -> Path:
@@ -58,18 +58,18 @@ def cache_folder() -> Path:
 class PendingFile:
     """A temporary file beside ``path`` that replaces it on `commit`.
 
-    What killed processes have left there, an hour ago or earlier, is removed.
+    Temporary files of killed processes older than `ABANDONED_S` are removed.
 
     Parameters
     ----------
     path : Path
-        The final path; a symbolic link is followed. Until `commit`, a file already there stays
-        untouched.
+        The final path; a symbolic link is followed. An existing file stays unchanged until
+        `commit`.
 
     Attributes
     ----------
     path, temporary : Path
-        The final path, and the one to write to.
+        The final path, and the path to write to.
 
     Raises
     ------
@@ -104,12 +104,12 @@ class PendingFile:
 
 
 def commit_all(files: Sequence[PendingFile]) -> None:
-    """Put several files in place: all, or after an error none.
+    """Put several files in place: all of them, or none after an error.
 
     Raises
     ------
     OSError
-        If one cannot be written; what was at any of the paths is there again.
+        If a file cannot be written; earlier files at the paths are restored.
     """
     mask = os.umask(0)
     os.umask(mask)
@@ -181,7 +181,7 @@ def atomic_folder(path: Path) -> Iterator[Path]:
 def locked(file: Path, *, wait: bool = True) -> Iterator[None]:
     """Hold an exclusive lock on ``file``; the system releases it if the process dies.
 
-    After `PATIENCE_S` seconds of waiting it prints a note on standard error.
+    After waiting for `PATIENCE_S`, print a note on standard error.
 
     Raises
     ------
@@ -208,9 +208,9 @@ def locked(file: Path, *, wait: bool = True) -> Iterator[None]:
 
 
 def made_once(name: str, make: Callable[[Path], object]) -> Path:
-    """Return ``name`` in the cache folder; the first process to ask makes it while others wait.
+    """Return ``name`` in the cache folder; the first process makes it while others wait.
 
-    Checksums are kept beside it: what is damaged or incomplete is made again.
+    Checksums are kept beside it; a damaged or incomplete file or folder is made again.
 
     Parameters
     ----------
@@ -250,7 +250,7 @@ def made_once(name: str, make: Callable[[Path], object]) -> Path:
 
 
 _whole: dict[Path, dict[str, tuple[int, int]]] = {}
-"""Sizes and times of files with verified checksums, by path; they are not read again."""
+"""Sizes and times of files whose checksums were verified, by path; these are not read again."""
 
 
 def _is_whole(target: Path, sums: Path) -> bool:
@@ -271,7 +271,7 @@ def _sha256(file: Path) -> str:
 
 
 def is_special(path: Path) -> bool:
-    """Return whether the path is a special file, which must not be replaced."""
+    """Return whether the path is a special file, such as a pipe, which must not be replaced."""
     try:
         return not stat.S_ISREG(os.stat(path).st_mode)
     except OSError:
@@ -279,12 +279,12 @@ def is_special(path: Path) -> bool:
 
 
 def write_bytes(path: Path, content: bytes | memoryview) -> None:
-    """Write a file atomically; a pipe, a terminal and the like are written to as they are.
+    """Write a file atomically; write directly to a special file such as a pipe or terminal.
 
     Raises
     ------
     OSError
-        As `atomic_path`, with the number of bytes needed; or if nobody reads the pipe.
+        As `atomic_path`, with the number of bytes needed; or if the pipe has no reader.
     """
     if is_special(path):
         _write_special(path, content)
@@ -302,7 +302,7 @@ def _write_special(path: Path, content: bytes | memoryview) -> None:
     if not (stat.S_ISFIFO(mode) or stat.S_ISCHR(mode)):
         what = os.strerror(errno.EISDIR) if stat.S_ISDIR(mode) else "this is not a regular file"
         raise OSError(errno.EISDIR, what, str(path))
-    try:  # not to wait for ever for one who reads
+    try:  # without O_NONBLOCK, a pipe without a reader would block forever
         handle = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     except OSError as error:
         what = "nobody reads this pipe" if error.errno == errno.ENXIO else str(error.strerror)
@@ -314,7 +314,7 @@ def _write_special(path: Path, content: bytes | memoryview) -> None:
 
 @contextlib.contextmanager
 def atomic_hdf5(path: Path) -> Iterator[h5py.File]:
-    """Yield an HDF5 file to fill, which is written to ``path`` on success.
+    """Yield a new HDF5 file; write it to ``path`` on success.
 
     It is built in memory, because a full disk crashes the HDF5 library (segmentation fault).
 
@@ -333,13 +333,13 @@ def atomic_hdf5(path: Path) -> Iterator[h5py.File]:
 
 @contextlib.contextmanager
 def declared(path: Path, what: str) -> Iterator[None]:
-    """Turn an `OSError` from writing ``path`` into a `DataError` that says what to do.
+    """Turn an `OSError` from writing ``path`` into a `DataError` with a hint.
 
     Parameters
     ----------
     path : Path
     what : str
-        What is written there, for example ``"the checkpoint"``.
+        What is written, for example ``"the checkpoint"``.
 
     Raises
     ------
@@ -385,19 +385,19 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_json(path: Path, *, nan: bool = False) -> Any:
-    """Read a JSON file strictly: it may come from outside.
+    """Read a JSON file strictly, because it may come from an untrusted source.
 
     Parameters
     ----------
     path : Path
     nan : bool
-        Whether ``NaN`` may stand for a number, as in files of asv.
+        Whether ``NaN`` is allowed as a number, as in asv's files.
 
     Raises
     ------
     JobError
-        If it is missing, no regular file, larger than `LARGEST_JSON`, nested too deeply or not
-        JSON; or holds a number that is not finite or beyond 64 bits, or one name twice.
+        If it is missing, not a regular file, larger than `LARGEST_JSON`, nested too deeply or not
+        JSON; or if it holds a duplicate name, or a number that is not finite or exceeds 64 bits.
     """
     try:
         with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:  # a FIFO would block

@@ -1,6 +1,6 @@
 """A recipe: a network on a dataset, described once for every backend.
 
-A recipe file declares one `Recipe`; the tests come from the library (`d5suite.pytest_plugin`).
+A recipe file declares one `Recipe`; `d5suite.pytest_plugin` makes the tests.
 Imports neutral settings, jobs and measurements.
 """
 
@@ -31,11 +31,10 @@ REDUCED = "reduced"
 """The preset for backends that are much slower than the others."""
 
 DATASETS = ("imagenet", "openimages", "digits", "inputs")
-"""Datasets that a recipe can name; ``inputs`` are drawn, for a `UserNetworkRecipe`."""
+"""Datasets of recipes; ``inputs`` are random, for a `UserNetworkRecipe`."""
 
 SYNTHETIC_IMAGES = 320
-"""Training images of the small set that is drawn for a recipe, but at least `LEAST_PER_CLASS` of
-each class."""
+"""Training images in a recipe's synthetic dataset, but at least `LEAST_PER_CLASS` per class."""
 
 LEAST_PER_CLASS = 2
 """See `SYNTHETIC_IMAGES`."""
@@ -48,23 +47,23 @@ class Training:
     Attributes
     ----------
     target : float
-        What the metric must reach.
+        Value that the metric must reach.
     epochs : int
-        Epochs in which it must be reached.
+        Number of epochs in which the target must be reached.
     schedule : Schedule
-        Of the learning rate.
+        Schedule of the learning rate.
     metric : str
         A key of `d5suite.validate.metrics.METRICS`.
     runs : int
-        How many runs, each with weights and image order of a seed of its own.
+        Number of runs; each has its own seed for weights and image order.
     accumulate : int
         Batches per update.
     source : str
-        Where the target is published, and with what settings it was reached, or whose it is. A
-        target with a source means the real dataset: it is not asked for on drawn images.
+        Where the target is published and with which settings it was reached, or who set it. A
+        target with a source is for the real dataset; it is not measured on synthetic images.
     time_limit_s : float or None
-        Limit of the worker that trains, in seconds; None if its duration is unknown.
-        ``--job-timeout`` goes before it.
+        Limit of the worker that trains, in seconds; None if the duration is unknown.
+        ``--job-timeout`` overrides it.
     """
 
     target: float
@@ -77,13 +76,13 @@ class Training:
     time_limit_s: float | None = TIME_LIMIT_S
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the settings as JSON-able values, without the limit, which the parent enforces."""
+        """Return the settings in JSON's types, without the limit, which the parent enforces."""
         plain = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "time_limit_s"}
         return {**plain, "schedule": self.schedule.to_dict()}
 
 
 SIZES = {"image_size": (0, 2**16), "batch_size": (1, 2**31 - 1), "classes": (0, 2**31 - 1)}
-"""The least and the most of a preset's numbers."""
+"""Ranges of a preset's numbers."""
 
 
 @dataclass(frozen=True)
@@ -93,20 +92,20 @@ class Preset:
     Attributes
     ----------
     image_size : int
-        Pixels; 0 in a `UserNetworkRecipe`, whose file says it, as of ``classes``.
+        Height and width in pixels; 0 in a `UserNetworkRecipe`, whose file determines it.
     batch_size : int
     classes : int
-        Number of classes: the dataset's first ones, and the network's outputs.
+        Number of classes: the first ones of the dataset, and the network's outputs; 0 as above.
     optimizer : Optimizer, optional
-        In place of the recipe's own.
+        Replaces the recipe's optimizer.
     max_time_s : float
-        Sampling budget of each measurement, unless ``--benchmark-max-time`` is given.
+        Sampling budget of a measurement in seconds; ``--benchmark-max-time`` overrides it.
     note : str
-        Where the setting comes from.
+        Where the settings come from.
     training : Training, optional
-        How ``time_to_accuracy`` is measured; without it, it is not.
+        Settings of ``time_to_accuracy``; without them it is not measured.
     leaves_out : mapping of str to str
-        Measurements of the recipe that this size does without, each with the reason.
+        Measurements of the recipe that this preset leaves out, with the reasons.
     """
 
     image_size: int
@@ -151,7 +150,7 @@ class Recipe(Case, Declaration):
     Attributes
     ----------
     name : str
-        As reports call it.
+        Name in reports.
     network : str
         A network of the zoo, or the path of an ``.onnx`` file.
     dataset : str
@@ -159,18 +158,18 @@ class Recipe(Case, Declaration):
     optimizer : Optimizer
         Neutral settings; ``--optimizer`` changes them.
     presets : mapping of str to Preset
-        The first is the default. Backends that are too slow for any of them are measured at
-        ``reduced``, if there is one, whatever preset is asked for.
+        The first is the default. Backends that are too slow are measured at ``reduced``, if there
+        is one, whichever preset is requested.
     measurements : sequence of str or type of Measurement
-        Names of known measurements, or measurements of the recipe file's own.
+        Names of known measurements, or classes that the recipe file defines.
     acceptance : Acceptance
     label_smoothing : float
-        Of the loss; see `d5suite.network.Network.with_label_smoothing`.
+        Label smoothing of the loss; see `d5suite.network.Network.with_label_smoothing`.
     formats : sequence of str
-        Storage formats, keys of `d5suite.data.formats.KINDS`: the recipe is then one of each, see
-        `variants`. Without any it takes the dataset as it is stored.
+        Storage formats, of `d5suite.data.formats.KINDS`; the recipe is measured once per format,
+        see `variants`. Without any, the dataset is used as it is stored.
     on_request : bool
-        Whether it is measured only if its file is named on the command line.
+        Whether the recipe is measured only if the command line names its file.
     file : Path
         The Python file that declares it, for messages.
     """
@@ -207,7 +206,7 @@ class Recipe(Case, Declaration):
 
     @property
     def batch(self) -> str:
-        """A recipe is a job of its own on each backend."""
+        """A recipe has its own job on every backend."""
         return self.name
 
     @property
@@ -222,12 +221,12 @@ class Recipe(Case, Declaration):
         return [replace(self, name=f"{self.name}-{each}", formats=(each,)) for each in self.formats]
 
     def kinds(self) -> list[type[Measurement]]:
-        """Return its measurements, including those made with ranks.
+        """Return its measurements, including those with several ranks.
 
         Raises
         ------
         ConfigurationError
-            If there is none of such a name.
+            If a name is unknown.
         """
         own = [find(each) if isinstance(each, str) else each for each in self.measurements]
         names = {each.name for each in own}
@@ -254,7 +253,7 @@ class Recipe(Case, Declaration):
 
         try:
             stored = kind_of(given)
-        except D5Error:  # the job says what is wrong
+        except D5Error:  # the job will report it
             return None
         if stored in self.formats:
             return None
@@ -304,7 +303,7 @@ class Recipe(Case, Declaration):
             )
 
     def _require_memory(self, settings: Settings, batch: int, sample_bytes: int) -> None:
-        """Raise `ConfigurationError` if a batch alone is more than the memory that is free here."""
+        """Raise `ConfigurationError` if the inputs of one batch exceed the free memory."""
         if settings.elsewhere is not None:
             return
         import psutil
@@ -353,7 +352,7 @@ class Recipe(Case, Declaration):
         )
 
     def _root(self, settings: Settings, classes: int) -> str:
-        """Return its dataset's path; empty if it comes with a library."""
+        """Return the dataset's path; empty for a dataset that comes with a library."""
         if self.dataset == "digits":
             return ""
         given = settings.datasets.get(self.dataset)
@@ -361,7 +360,7 @@ class Recipe(Case, Declaration):
             return str(given.resolve())
         from d5suite.data.synthesis import cached_conversion, cached_imagenet, cached_openimages
 
-        # Speed is measured, and a thousand classes take long to draw: few images of each.
+        # A thousand classes take long to draw, and only speed is measured: few images per class.
         train = max(LEAST_PER_CLASS, SYNTHETIC_IMAGES // classes)
         if self.dataset == "openimages":
             root = cached_openimages(classes)
@@ -391,7 +390,7 @@ class Recipe(Case, Declaration):
         return math.inf if preset.training.time_limit_s is None else preset.training.time_limit_s
 
     def preset_for(self, backend: Backend, name: str | None) -> tuple[str, Preset]:
-        """Return the preset at which a backend runs when this one, or the default, is requested."""
+        """Return the preset at which a backend runs if this one, or the default, is requested."""
         return self.preset(REDUCED if self._is_reduced(backend) else name)
 
     def _is_reduced(self, backend: Backend) -> bool:
@@ -399,12 +398,12 @@ class Recipe(Case, Declaration):
         return bool(backend.reduced) and any(each.runs_network for each in self.kinds())
 
     def preset(self, name: str | None) -> tuple[str, Preset]:
-        """Return the preset of this name, or the default one.
+        """Return the preset with this name; None is the default.
 
         Raises
         ------
         ConfigurationError
-            If there is none of this name.
+            If there is no such preset.
         """
         if name is None:
             name = next(iter(self.presets))

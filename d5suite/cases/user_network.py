@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class UserNetworkRecipe(Recipe):
-    """Any network, on inputs that are drawn; `Recipe.network` is its file.
+    """Any network, on random inputs; `Recipe.network` is its file.
 
     Attributes
     ----------
@@ -44,13 +44,13 @@ class UserNetworkRecipe(Recipe):
             yield Test(f"test_{measurement.name}", measurement, lambda settings: [self._of(settings)])
 
     def _of(self, settings: Settings) -> UserNetworkRecipe:
-        """The recipe of the network that the options name, under its file's name."""
+        """Return the recipe of the network in the options, named after its file."""
         path = settings.network
         if path is None:
             return self
         name = path.stem if is_plain_name(path.stem) else self.name
         case = replace(self, name=name, network=str(path.resolve()), shapes=settings.shapes)
-        case._loaded(settings, self.preset(settings.preset)[1].batch_size)  # report its faults at once
+        case._loaded(settings, self.preset(settings.preset)[1].batch_size)  # report errors at once
         return case
 
     def _loaded(self, settings: Settings, batch_size: int) -> UserNetwork:

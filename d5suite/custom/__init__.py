@@ -1,7 +1,7 @@
 """Custom operators: one C++ source or two Python functions, native in every framework.
 
-`d5suite.network.custom` describes one; `build` compiles and caches C++ and CUDA sources;
-`interface` is the C interface for Python. A backend's ``custom`` module holds its glue code. May
+`d5suite.network.custom` describes an operator; `build` compiles and caches C++ and CUDA sources;
+`interface` is the C interface in Python. A backend's ``custom`` module holds its glue code. May
 import, from d5suite, `network`, `files` and `errors`.
 """
 

@@ -1,9 +1,10 @@
 """Compile custom operators, cached by content; errors carry the compiler's message.
 
-A library consists of the user's source and a backend's glue, compiled separately so that a change
-of one does not recompile the other. The cache key of a source is the preprocessor's output, which
-includes headers; that of glue, whose framework's headers take seconds to preprocess, is its text
-and the framework's version. May import, from d5suite, `network.custom`, `files` and `errors`.
+A library consists of the user's source and a backend's glue. They are compiled separately, so that
+a change of one does not recompile the other. The cache key of a source is the preprocessor's
+output, which includes headers. The key of glue is its text and the framework's version, because the
+framework's headers take seconds to preprocess. May import, from d5suite, `network.custom`, `files`
+and `errors`.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ FUNCTIONS = {
     "d5_output_shape": "D5_OUTPUTS_LIKE_FIRST_INPUT defines it for outputs of the first input's shape.",
     "d5_backward": "Define it, or give the CustomOperator has_backward=False.",
 }
-"""The functions of the C interface, each with the hint if it is missing."""
+"""The functions of the C interface, with the hint for a missing one."""
 
 
 class CompileError(ConfigurationError):
@@ -67,7 +68,7 @@ class Glue:
 
 
 def compiler_problem(source: Path) -> str | None:
-    """Return why no compiler is here for a source, or None."""
+    """Return why there is no compiler for a source, or None."""
     try:
         _nvcc() if source.suffix == ".cu" else _compiler()
     except BackendError as error:
@@ -113,14 +114,14 @@ def compile_library(
     source : Path
         ``.cc``, ``.cpp`` or ``.cu``.
     glue : Glue, optional
-        Without it the library has only the C interface.
+        Without glue the library has only the C interface.
     identifier : str, optional
-        The name to register it under, compiled in as ``d5_operator_name``: one glue serves all
-        operators.
+        The name to register the operator under, compiled in as ``d5_operator_name``, so that one
+        glue serves all operators.
     attributes : mapping
         Compiled in as ``d5_attributes`` and ``d5_attribute_count``.
     flags : sequence of str
-        Further compiler flags for the source.
+        Additional compiler flags for the source.
     functions : sequence of str
         Keys of `FUNCTIONS` that the source must define.
 
@@ -158,7 +159,7 @@ def compile_library(
 
 
 def _made(name: str, command: list[str], where: str) -> Path:
-    """Return what a command makes, from the cache if it is there and whole."""
+    """Return the output of a command, from the cache if possible."""
 
     def make(target: Path) -> None:
         with atomic_path(target) as temporary:
@@ -168,9 +169,9 @@ def _made(name: str, command: list[str], where: str) -> Path:
 
 
 def _object(source: Path, flags: Sequence[str], where: str, version: str | None = None) -> Path:
-    """Return an object file, compiled if the content, flags, compiler or processor are new.
+    """Return an object file; compile it if content, flags, compiler or processor are new.
 
-    A version stands for the headers that the source includes.
+    If given, a version identifies the headers that the source includes.
     """
     compiler = _nvcc() if source.suffix == ".cu" else _compiler()
     if source.suffix == ".cu":
@@ -187,9 +188,9 @@ def _object(source: Path, flags: Sequence[str], where: str, version: str | None 
 
 
 def _preprocessed(compiler: str, source: Path, options: list[str], where: str) -> list[bytes]:
-    """Return what the compiler reads of a source.
+    """Return what a compiler reads for a source.
 
-    nvcc preprocesses for the device and omits host code, so the files it reads stand for that.
+    That is the preprocessor's output. nvcc's omits host code, so for nvcc it is all files it reads.
     """
     if source.suffix != ".cu":
         return [_output([compiler, "-E", "-P", str(source), *options], where).encode()]
@@ -266,7 +267,7 @@ def _nvcc() -> str:
 
 @lru_cache
 def _cuda_folder() -> Path:
-    """Return the toolkit's folder as nvcc reports it; the nvcc on PATH may be a script."""
+    """Return the toolkit's folder, as nvcc reports it: the nvcc on PATH may be a script."""
     said = subprocess.run([_nvcc(), "--dryrun", "-c", "-x", "cu", os.devnull], capture_output=True, text=True).stderr
     top = re.search(r"^#\$ TOP=(.+)$", said, re.MULTILINE)
     return Path(top[1]).resolve() if top else Path(_nvcc()).resolve().parent.parent

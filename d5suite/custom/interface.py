@@ -1,4 +1,4 @@
-"""The C interface ``d5suite_operator.h`` in Python: its structures, to call a library without glue.
+"""The structures of ``d5suite_operator.h`` in Python, to call a library without glue.
 
 May import NumPy, ONNX and, from d5suite, `network` and `errors`.
 """
@@ -60,11 +60,11 @@ def require_output_shapes(
     Parameters
     ----------
     library : Path
-        From `d5suite.custom.compile_operator`, the one that the framework loads.
+        The library that the framework loads, from `d5suite.custom.compile_operator`.
     custom : CustomOperator
     node : Node
     shapes, dtypes : mapping
-        By input and output of the node, the outputs' from the meaning.
+        By input and output of the node; those of outputs come from the meaning.
     device : str
         The source's device.
 

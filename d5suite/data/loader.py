@@ -1,17 +1,18 @@
 """Batches of transformed images from worker processes, in order and reproducibly.
 
-The loader keeps `prefetch` batches ahead of the consumer in flight. Each batch is cut into tasks of
-a few images in one queue that all workers read, so a slow image delays no other. Workers write rows
-directly into the batch's slot of shared memory; a batch is yielded, in order, when it is complete.
+The loader prepares `prefetch` batches ahead of the consumer. A batch is cut into tasks of a few
+images, in one queue for all workers, so a slow image delays no other. Workers write images directly
+into the batch's slot of shared memory. Batches are yielded in order, when they are complete.
 
-**A batch's arrays stay valid as long as you keep them.** They lie in shared memory, uncopied, which
-is reused only after the last reference to them (or to a view, or a tensor that shares their memory)
-is gone. A consumer that keeps more than a few batches gets copies, so that the shared memory stays
+**A batch's arrays stay valid as long as you keep them.** They are views of shared memory, which is
+reused only after the last reference to them (or to a view, or a tensor that shares the memory) is
+gone. A consumer that keeps more than a few batches gets copies, so that the shared memory stays
 small.
 
-Workers are fresh interpreters of one thread each (neither fork nor multiprocessing's spawn, so they
-import neither the parent's frameworks nor its main module) and live until the loader is closed. The
-shared memory and the sockets are unnamed, so nothing is left behind, not even after ``kill -9``.
+Workers are fresh single-threaded interpreters (neither forks nor spawned by multiprocessing, so
+they import neither the parent's frameworks nor its main module) and live until the loader is
+closed. The shared memory and the sockets are unnamed, so nothing is left behind, even after ``kill
+-9``.
 
 May import NumPy and, from d5suite, `data` and `errors`. Worker processes need Linux; ``workers=0``
 runs anywhere.
@@ -61,17 +62,17 @@ _START = (
 
 
 class Labels(Protocol):
-    """The labels of a dataset: an array, or an object that returns the rows of one."""
+    """The labels of a dataset: an array, or an object that is indexed like one."""
 
     def __getitem__(self, indices: np.ndarray, /) -> np.ndarray: ...
 
 
 class ImageFiles(Protocol):
-    """A dataset for the loader, like `ImageNet` or `Store`: the images' places and their labels."""
+    """A dataset for the loader, such as `ImageNet` or `Store`: locations of images, and labels."""
 
     @property
     def files(self) -> Sequence[Location]:
-        """The place of each image: its path, or pieces of a file that holds many."""
+        """The location of every image: its path, or pieces of a larger file."""
 
     @property
     def labels(self) -> Labels:
@@ -90,7 +91,7 @@ class _InFlight:
 
 
 def check_workers(workers: int, cores: int) -> None:
-    """Refuse more worker processes than cores: they would slow each other down.
+    """Refuse more worker processes than cores, because they would slow each other down.
 
     Raises
     ------
@@ -111,7 +112,7 @@ class Loader(Stream):
     Parameters
     ----------
     dataset : ImageFiles
-        For example `ImageNet`, or what `d5suite.data.formats.open_store` returns.
+        For example `ImageNet`, or the result of `d5suite.data.formats.open_store`.
     transform : Transform
         For example `TrainTransform(224)`.
     batch_size : int
@@ -120,31 +121,29 @@ class Loader(Stream):
         Worker processes; 0 does the work in the calling thread.
     seed : int
         Seed of the order and of the transform. Pixels depend only on (seed, epoch, index) and on
-        how often the image came before in the epoch.
+        how often the image occurred before in the epoch.
     shuffle : bool
-        A new random order in every epoch; otherwise the dataset's own order.
+        Use a new random order in every epoch; otherwise the dataset's own order.
     sampler : Sampler, optional
-        The images and the order of an epoch, for example `ClassBalanced`; replaces ``shuffle``.
+        The images and their order in an epoch, for example `ClassBalanced`; replaces ``shuffle``.
     drop_last : bool
         Drop a last batch that is not full.
     prefetch : int
-        Batches in flight while the consumer works on one.
+        Batches to prepare while the consumer works on one.
     cores : int, optional
-        The most workers allowed; by default the CPUs of this process. More help only if workers
-        wait for a slow disk or network.
+        Limit of workers; by default the CPUs of this process. More workers help only if they wait
+        for a slow disk or network.
 
     Raises
     ------
     ConfigurationError
-        If a setting is out of range, no batch is full, or the transform cannot be sent to workers;
-        while iterating, if the sampler takes an image that the dataset lacks.
+        If a setting is out of range, there is no full batch, or the transform cannot be sent to
+        workers; while iterating, if the sampler takes an image that the dataset lacks.
 
-    Notes
-    -----
-    A file that cannot be decoded raises one `DataError` that names it when its batch is due;
-    earlier batches are delivered, and the loader stays usable. A dead worker raises one `DataError`
-    that names its file, and closes the loader. Use the loader in a ``with`` statement, or call
-    `close`; garbage collection closes it, too.
+    Notes ----- A file that cannot be decoded raises a `DataError` with its name when its batch is
+    due; earlier batches are delivered, and the loader stays usable. A dead worker raises a
+    `DataError` with the name of its file, and closes the loader. Use the loader in a ``with``
+    statement, or call `close`; garbage collection closes it, too.
     """
 
     def __init__(
@@ -200,7 +199,7 @@ class Loader(Stream):
         return whole + (1 if rest and not self.drop_last else 0)
 
     def epoch(self, number: int, *, start: int = 0) -> Iterator[Batch]:
-        """Iterate over epoch `number` from batch `start`, both from 0; end earlier iterators."""
+        """Iterate over epoch `number` from batch `start`, both from 0; ends earlier iterators."""
         return self._run(itertools.islice(self._plan(number), start, None))
 
     def batches(self, first_epoch: int = 0) -> Iterator[Batch]:
@@ -221,7 +220,7 @@ class Loader(Stream):
                 f"the sampler takes images {order.min()} to {order.max()} of a dataset of {length}",
                 hint="Make it for this dataset.",
             )
-        # A repeated image gets an epoch of its own for its random numbers, so a new crop.
+        # A repeated image uses the random numbers of a made-up epoch, so it gets a new crop.
         epochs = number + (_times_before(order) << 32)
         for batch in range(len(self)):
             chosen = slice(batch * self.batch_size, (batch + 1) * self.batch_size)
@@ -259,7 +258,7 @@ class Loader(Stream):
                     return
                 yield pool.wait(window.popleft())
                 self._check(turn)
-        except KeyboardInterrupt:  # it may fall between a reply and its booking
+        except KeyboardInterrupt:  # it may arrive after a reply is read and before it is recorded
             self.close()
             raise
         finally:
@@ -268,7 +267,7 @@ class Loader(Stream):
 
 
 def _times_before(order: np.ndarray) -> np.ndarray:
-    """Return how often each entry came before."""
+    """Return how often every entry occurred before."""
     by_image = np.argsort(order, kind="stable")
     places = np.arange(len(order))
     first = np.append(True, np.diff(order[by_image]) != 0)[: len(order)]
@@ -319,7 +318,7 @@ class _Pool:
         threads = {f"{name}_NUM_THREADS": "1" for name in ("OMP", "OPENBLAS", "MKL", "NUMEXPR", "VECLIB")}
         inherited = (self._memory, worker_tasks.fileno(), theirs.fileno())
         command = [sys.executable, "-I", "-c", _START, *map(str, inherited), *_import_path()]
-        # Ctrl-C goes to the whole process group; the parent handles it, so block it in workers.
+        # Ctrl-C goes to the whole process group; the parent handles it, so workers block it.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             process = subprocess.Popen(
@@ -364,7 +363,7 @@ class _Pool:
         return batch.images.copy() if crowded else batch.images, batch.labels
 
     def abandon(self) -> None:
-        """Drop all batches in flight; those being written keep their memory until done."""
+        """Drop all batches in flight; a batch that is being written keeps its memory until done."""
         for number, batch in list(self._in_flight.items()):
             batch.wanted = False
             self._book(number, 0)
@@ -388,7 +387,7 @@ class _Pool:
             os.ftruncate(self._memory, offset + self._slot_bytes)
             self._slots.append(mmap.mmap(self._memory, self._slot_bytes, offset=offset))
         # Every view of a batch keeps `whole` alive, because NumPy's chains of views end at the
-        # array made from the buffer. Its end means that the slot has no user.
+        # array made from the buffer. When `whole` is freed, the slot has no user.
         whole = np.frombuffer(self._slots[slot], np.float32, int(np.prod(self._shape)))
         weakref.finalize(whole, self._free.append, slot).atexit = False
         return slot, whole.reshape(self._shape)
@@ -399,7 +398,7 @@ class _Pool:
                 self._tasks.send(self._queue[0][2])
             except BlockingIOError:  # the queue is full
                 return
-            except OSError:  # all workers are dead; `_receive` says so
+            except OSError:  # all workers are dead; `_receive` raises the error
                 return
             self._queue.popleft()
 
@@ -407,7 +406,7 @@ class _Pool:
         poll = select.poll()
         for replies in self._replies:
             poll.register(replies, select.POLLIN)
-        # With tasks left, also wake up when the queue has room: no message announces that.
+        # With tasks left, also wake up when the queue has room; there is no message for that.
         if self._queue:
             poll.register(self._tasks, select.POLLOUT)
         ready = {descriptor for descriptor, _ in poll.poll()}
@@ -458,7 +457,7 @@ def _close(
     memory: int,
 ) -> None:
     """Stop a pool's workers; a function, so that the finaliser does not reference the pool."""
-    forked = os.getpid() != owner  # a fork closes its copies and leaves the workers to their owner
+    forked = os.getpid() != owner  # a fork closes its copies, and leaves the workers to their owner
     for end in (*tasks, *replies):
         if not forked:
             with contextlib.suppress(OSError):

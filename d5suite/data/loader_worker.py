@@ -1,7 +1,7 @@
 """A loader's worker process: decode and transform images into shared memory.
 
-`d5suite.data.loader` starts it. May import NumPy, Pillow and the transform's module only, so that a
-worker starts quickly. The protocol:
+`d5suite.data.loader` starts it. It may import only NumPy, Pillow and the transform's module, so
+that it starts quickly. The protocol:
 
 - Inherited file descriptors: the shared memory, the task socket that all workers read (a free
   worker takes the next message whole), and this worker's own reply socket.
@@ -34,7 +34,7 @@ HEADER_BYTES = 1 << 16
 
 
 class Setup(NamedTuple):
-    """The settings that a worker gets before its first task."""
+    """The settings that a worker receives before its first task."""
 
     transform: dict[str, Any]
     seed: int

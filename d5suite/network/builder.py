@@ -24,7 +24,7 @@ Pair = int | tuple[int, int]
 
 
 class Builder:
-    """Collect layers; each method appends one and returns its output's tensor name.
+    """Collect layers; a method appends a layer and returns the name of its output.
 
     Parameters
     ----------
@@ -84,7 +84,7 @@ class Builder:
         return name
 
     def parameter(self, name: str, value: np.ndarray) -> str:
-        """Add a float32 initializer; it is trained if it has an axis."""
+        """Add a float32 initializer; it is a parameter if it has an axis."""
         self._initializers.append(numpy_helper.from_array(value.astype(np.float32, copy=False), name))
         return name
 
@@ -172,7 +172,7 @@ class Builder:
         return self.node("Clip", f"{x}.relu6", [x, *bounds], self._channels[x])
 
     def scalar(self, name: str, value: float) -> str:
-        """Add a float32 constant without axes, which is not trained; once per name."""
+        """Add a scalar float32 constant, which is not trained; once per name."""
         if all(name != tensor.name for tensor in self._initializers):
             self.constant(name, np.array(value, np.float32))
         return name
@@ -214,7 +214,7 @@ class Builder:
         return self.node("LayerNormalization", name, [x, *weights], self._channels[x], axis=-1, epsilon=epsilon)
 
     def dropout(self, x: str, name: str, *, ratio: float = 0.5) -> str:
-        """Dropout: in training zero a share ``ratio`` of the values and scale up the others."""
+        """Dropout: in training, zero a fraction ``ratio`` of the values and scale up the others."""
         return self.node("Dropout", name, [x, self.scalar(f"{name}.ratio", ratio)], self._channels[x])
 
     def average_pool(self, x: str, name: str, kernel: int, *, stride: int, padding: int = 0) -> str:
@@ -249,8 +249,8 @@ class Builder:
 
         It adapts a network made for one image size to others. Window ``i`` of an image of ``n``
         pixels runs from ``⌊i n / size⌋`` to ``⌈(i + 1) n / size⌉``. ONNX can express it if all
-        windows have one size and step; an image of one pixel is repeated; an image of ``size``
-        pixels is passed on.
+        windows have the same size and step. An image of one pixel is repeated; an image of ``size``
+        pixels is returned unchanged.
 
         Parameters
         ----------
@@ -264,7 +264,7 @@ class Builder:
         Raises
         ------
         NetworkError
-            If the windows differ; the error names the nearest image sizes that fit.
+            If the windows differ; the message names the nearest image sizes that fit.
         """
         given = side(self.image_size)
         windows = _even_windows(given, size)
@@ -354,7 +354,7 @@ class Builder:
         return self.node("Add", name, [product, self.draw(f"{name}.bias", (features,), bias)], self._channels[x])
 
     def classifier(self, logits: str, *, auxiliary: str | None = None, weight: float = 0.0) -> Network:
-        """Finish the network: these logits are its output, mean softmax cross-entropy its loss.
+        """Finish the network, with these logits as output and mean softmax cross-entropy as loss.
 
         The cross-entropy of ``auxiliary`` logits, times ``weight``, is added to the loss.
         """
@@ -381,7 +381,7 @@ class Builder:
 
 
 def _even_windows(given: int, size: int) -> tuple[int, int] | None:
-    """Return kernel and stride of ``size`` adaptive windows over ``given`` pixels if alike."""
+    """Return kernel and stride of ``size`` equal windows over ``given`` pixels, or None."""
     starts = [i * given // size for i in range(size)]
     kernels = {-(-(i + 1) * given // size) - start for i, start in enumerate(starts)}
     strides = {after - before for before, after in itertools.pairwise(starts)}

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import numpy as np
 import onnx
 from onnx import numpy_helper
 
-from d5suite.network.folding import Shape, shapes_of, tensor_of
-from d5suite.network.graph_edits import attributes_of, set_attributes
+from d5suite.network.folding import Shape, shapes_of
+from d5suite.network.graph_edits import NodeWriter, attributes_of, rewrite_nodes, set_attributes
 
 _INTEGERS = frozenset(getattr(onnx.TensorProto, f"{sign}INT{bits}") for sign in ("", "U") for bits in (8, 16, 32, 64))
 
@@ -30,69 +29,33 @@ def expand(model: onnx.ModelProto) -> bool:
     graph, shapes = model.graph, shapes_of(model)
     types = {v.name: v.type.tensor_type.elem_type for v in (*graph.input, *graph.value_info)}
     fixed = {tensor.name: tensor for tensor in graph.initializer}
-    nodes, changed = list(graph.node), False
-    read = {name for node in nodes for name in node.input} | {output.name for output in graph.output}
-    graph.ClearField("node")
-    for node in nodes:
+    read = {name for node in graph.node for name in node.input} | {output.name for output in graph.output}
+
+    def rewrite(node: onnx.NodeProto, write: NodeWriter) -> bool:
         kind = "" if node.domain else node.op_type
         if kind == "BatchNormalization" and _has_computed_statistics(node, graph):
-            changed = True
-            _write_batch_norm(node, _NodeWriter(graph, node.output[0]), shapes)
+            _write_batch_norm(node, write, shapes)
         elif kind == "AffineGrid" and node.input[1] in fixed:
-            changed = True
-            _write_affine_grid(node, _NodeWriter(graph, node.output[0]), numpy_helper.to_array(fixed[node.input[1]]))
+            _write_affine_grid(node, write, numpy_helper.to_array(fixed[node.input[1]]))
         elif kind == "Clip" and not fixed.keys() >= {name for name in node.input[1:] if name}:
-            changed = True
-            _write_clip(node, _NodeWriter(graph, node.output[0]))
+            _write_clip(node, write)
         elif kind == "Pad" and _crops(node, fixed):
-            changed = True
-            _write_crop(node, _NodeWriter(graph, node.output[0]), fixed)
+            _write_crop(node, write, fixed)
         elif kind == "ReduceMean" and types.get(node.input[0]) in _INTEGERS and None not in shapes[node.input[0]]:
-            changed = True
             dtype = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(types[node.input[0]]))
-            _write_integer_mean(node, _NodeWriter(graph, node.output[0]), shapes, dtype)
+            _write_integer_mean(node, write, shapes, dtype)
         elif kind == "RNN" and (plan := _Rnn.read(node, graph, shapes)) is not None:
-            changed = True
-            plan.write(_NodeWriter(graph, next(filter(None, node.output))))
+            plan.write(write)
+        elif kind == "LayerNormalization" and read.intersection(node.output[1:]):
+            _write_moments(node, write, len(shapes[node.input[0]]))
+            graph.node.append(node)
         else:
             if kind in ("AveragePool", "MaxPool"):
                 _fit_window(node, shapes)
-            if kind == "LayerNormalization" and read.intersection(node.output[1:]):
-                changed = True
-                _write_moments(node, _NodeWriter(graph, node.output[0]), len(shapes[node.input[0]]))
-            graph.node.append(node)
-    return changed
+            return False
+        return True
 
-
-class _NodeWriter:
-    """Adds nodes and constants to a graph; their names begin with that of a tensor."""
-
-    def __init__(self, graph: onnx.GraphProto, prefix: str) -> None:
-        self._graph, self._prefix, self._count = graph, prefix, 0
-
-    def _name(self, kind: str) -> str:
-        self._count += 1
-        return f"{self._prefix}.d5suite.{kind}{self._count}"
-
-    def constant(self, value: Any) -> str:
-        name = self._name("constant")
-        self._graph.initializer.append(tensor_of(np.asarray(value), name))
-        return name
-
-    def node(self, operator: str, *inputs: str, output: str = "", **attributes: Any) -> str:
-        name = output or self._name(operator)
-        self._graph.node.append(onnx.helper.make_node(operator, inputs, [name], f"{name}.d5suite", **attributes))
-        return name
-
-    def row(self, x: str, index: int, axis: int) -> str:
-        """Take one row of an axis, and drop the axis."""
-        bounds = [self.constant(np.array([value])) for value in (index, index + 1, axis)]
-        return self.node("Squeeze", self.node("Slice", x, *bounds), bounds[2])
-
-    def stack(self, tensors: list[str], axis: int, output: str = "") -> str:
-        """Join tensors along a new axis."""
-        place = self.constant(np.array([axis]))
-        return self.node("Concat", *(self.node("Unsqueeze", x, place) for x in tensors), output=output, axis=axis)
+    return rewrite_nodes(graph, rewrite)
 
 
 def _fit_window(node: onnx.NodeProto, shapes: Mapping[str, Shape]) -> None:
@@ -117,7 +80,7 @@ def _has_computed_statistics(node: onnx.NodeProto, graph: onnx.GraphProto) -> bo
     return not given.issuperset(node.input[3:5]) and not attributes_of(node).get("training_mode")
 
 
-def _write_batch_norm(node: onnx.NodeProto, write: _NodeWriter, shapes: Mapping[str, Shape]) -> None:
+def _write_batch_norm(node: onnx.NodeProto, write: NodeWriter, shapes: Mapping[str, Shape]) -> None:
     """Write y = scale (x - mean) / √(variance + ε) + bias.
 
     Exporters write a layer without running statistics as a node with computed statistics.
@@ -130,7 +93,7 @@ def _write_batch_norm(node: onnx.NodeProto, write: _NodeWriter, shapes: Mapping[
     write.node("Add", write.node("Mul", normal, scale), bias, output=node.output[0])
 
 
-def _write_moments(node: onnx.NodeProto, write: _NodeWriter, rank: int) -> None:
+def _write_moments(node: onnx.NodeProto, write: NodeWriter, rank: int) -> None:
     """Compute the mean and inverse deviation, the further outputs of a LayerNormalization."""
     settings, x = attributes_of(node), node.input[0]
     axes = write.constant(np.arange(settings.get("axis", -1) % rank, rank))
@@ -144,7 +107,7 @@ def _write_moments(node: onnx.NodeProto, write: _NodeWriter, rank: int) -> None:
         write.node("Reciprocal", write.node("Sqrt", write.node("Add", variance, epsilon)), output=inverse)
 
 
-def _write_affine_grid(node: onnx.NodeProto, write: _NodeWriter, size: np.ndarray) -> None:
+def _write_affine_grid(node: onnx.NodeProto, write: NodeWriter, size: np.ndarray) -> None:
     """Write each point of a grid, (x, y, 1) or (x, y, z, 1), times the matrix theta.
 
     With ``align_corners`` the outermost points are -1 and 1, otherwise half a pixel inside. Points
@@ -165,7 +128,7 @@ def _write_affine_grid(node: onnx.NodeProto, write: _NodeWriter, size: np.ndarra
     write.node("Reshape", grid, write.constant(np.array([0, *image, len(image)])), output=node.output[0])
 
 
-def _write_clip(node: onnx.NodeProto, write: _NodeWriter) -> None:
+def _write_clip(node: onnx.NodeProto, write: NodeWriter) -> None:
     """Write min(max(x, low), high), because frameworks clip by constant bounds only."""
     x, low, high = [*node.input, "", ""][:3]
     if low:
@@ -179,7 +142,7 @@ def _crops(node: onnx.NodeProto, fixed: Mapping[str, onnx.TensorProto]) -> bool:
     return not plain and node.input[1] in fixed and bool((numpy_helper.to_array(fixed[node.input[1]]) < 0).any())
 
 
-def _write_crop(node: onnx.NodeProto, write: _NodeWriter, fixed: Mapping[str, onnx.TensorProto]) -> None:
+def _write_crop(node: onnx.NodeProto, write: NodeWriter, fixed: Mapping[str, onnx.TensorProto]) -> None:
     """Write a Pad that both repeats cells and crops as a Slice and a Pad."""
     pads = numpy_helper.to_array(fixed[node.input[1]]).reshape(2, -1)
     axes = numpy_helper.to_array(fixed[node.input[3]]) if len(node.input) > 3 else np.arange(pads.shape[1])
@@ -190,7 +153,7 @@ def _write_crop(node: onnx.NodeProto, write: _NodeWriter, fixed: Mapping[str, on
                mode=attributes_of(node)["mode"])  # fmt: skip
 
 
-def _write_integer_mean(node: onnx.NodeProto, write: _NodeWriter, shapes: Mapping[str, Shape], dtype: np.dtype) -> None:
+def _write_integer_mean(node: onnx.NodeProto, write: NodeWriter, shapes: Mapping[str, Shape], dtype: np.dtype) -> None:
     """Write a mean of integers as a sum and an integer division; frameworks return fractions."""
     sizes = [math.prod(size or 0 for size in shapes[name]) for name in (node.input[0], node.output[0])]
     total = write.node("ReduceSum", *node.input, **attributes_of(node))
@@ -224,7 +187,7 @@ class _Rnn:
             return None
         return cls(node, steps, [_ACTIVATIONS[name] for name in names])
 
-    def write(self, write: _NodeWriter) -> None:
+    def write(self, write: NodeWriter) -> None:
         every, last = zip(*(self._direction(write, d) for d in range(len(self._activations))), strict=True)
         y, y_h = self._outputs
         if y:
@@ -233,7 +196,7 @@ class _Rnn:
         if y_h:
             write.stack(list(last), self._state_axis, output=y_h)
 
-    def _direction(self, write: _NodeWriter, d: int) -> tuple[list[str], str]:
+    def _direction(self, write: NodeWriter, d: int) -> tuple[list[str], str]:
         """Return the states of all steps, and the final state."""
         x, w, r, b, _, start = self._inputs
         w, r = (write.node("Transpose", write.row(each, d, 0), perm=[1, 0]) for each in (w, r))
@@ -253,6 +216,6 @@ class _Rnn:
         steps = range(self._steps)
         return iter(reversed(steps) if self._reverse or d == 1 else steps)
 
-    def _halves(self, write: _NodeWriter, b: str) -> list[str]:
+    def _halves(self, write: NodeWriter, b: str) -> list[str]:
         two = write.node("Reshape", b, write.constant(np.array([2, -1])))
         return [write.row(two, half, 0) for half in (0, 1)]

@@ -16,7 +16,7 @@ import onnx
 from onnx import TensorProto, numpy_helper
 
 from d5suite.errors import NetworkError
-from d5suite.network.graph_edits import attributes_of, remove_items, replace_items
+from d5suite.network.graph_edits import attributes_of, remove_items, replace_items, tensor_of
 
 MAX_CONSTANT_BYTES = 4 << 30
 """The largest constant that is folded; AlexNet's largest weight has 151 MB."""
@@ -151,11 +151,6 @@ def gathered(data: np.ndarray, indices: np.ndarray, *, axis: int) -> np.ndarray:
     places: list[Any] = list(np.indices(indices.shape, sparse=True))
     places[axis] = indices
     return np.asarray(data[tuple(places)])
-
-
-def tensor_of(array: np.ndarray, name: str) -> onnx.TensorProto:
-    """Return an array as an initializer."""
-    return numpy_helper.from_array(np.asarray(array, order="C"), name)
 
 
 _MOVES = frozenset({"Cast", "Concat", "Gather", "Identity", "Reshape", "Slice", "Squeeze", "Unsqueeze",

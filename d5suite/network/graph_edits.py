@@ -1,11 +1,13 @@
-"""Small edits of ONNX graphs, in place. May import ONNX only."""
+"""Small edits of ONNX graphs, in place. May import ONNX and NumPy only."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
+import numpy as np
 import onnx
+from onnx import numpy_helper
 
 Message = TypeVar("Message", onnx.ModelProto, onnx.NodeProto)
 
@@ -41,6 +43,76 @@ def set_attributes(node: onnx.NodeProto, **attributes: Any) -> None:
     """Set some attributes of a node."""
     remove_items(node.attribute, lambda attribute: attribute.name in attributes)
     node.attribute.extend(onnx.helper.make_attribute(*pair) for pair in attributes.items())
+
+
+def tensor_of(array: np.ndarray, name: str) -> onnx.TensorProto:
+    """Return an array as an initializer."""
+    return numpy_helper.from_array(np.asarray(array, order="C"), name)
+
+
+class NodeWriter:
+    """Adds nodes and constants to a graph; their names begin with that of a tensor."""
+
+    def __init__(self, graph: onnx.GraphProto, prefix: str) -> None:
+        self._graph, self._prefix, self._count = graph, prefix, 0
+
+    def _name(self, kind: str) -> str:
+        self._count += 1
+        return f"{self._prefix}.d5suite.{kind}{self._count}"
+
+    def constant(self, value: Any) -> str:
+        """Add an initializer; return its name."""
+        name = self._name("constant")
+        self._graph.initializer.append(tensor_of(np.asarray(value), name))
+        return name
+
+    def node(self, operator: str, *inputs: str, output: str = "", name: str = "", **attributes: Any) -> str:
+        """Add a node; return the name of its output."""
+        output = output or self._name(operator)
+        name = name or f"{output}.d5suite"
+        self._graph.node.append(onnx.helper.make_node(operator, inputs, [output], name, **attributes))
+        return output
+
+    def cut(self, x: str, axis: int, start: int, stop: int, *, squeeze: bool = False, output: str = "") -> str:
+        """Cut an axis from ``start`` to ``stop``; ``squeeze`` drops an axis of length one."""
+        bounds = [self.constant(np.array([value])) for value in (start, stop, axis)]
+        if not squeeze:
+            return self.node("Slice", x, *bounds, output=output)
+        return self.node("Squeeze", self.node("Slice", x, *bounds), bounds[2], output=output)
+
+    def row(self, x: str, index: int, axis: int) -> str:
+        """Take one row of an axis, and drop the axis."""
+        return self.cut(x, axis, index, index + 1, squeeze=True)
+
+    def stack(self, tensors: list[str], axis: int, output: str = "") -> str:
+        """Join tensors along a new axis."""
+        place = self.constant(np.array([axis]))
+        return self.node("Concat", *(self.node("Unsqueeze", x, place) for x in tensors), output=output, axis=axis)
+
+
+def rewrite_nodes(graph: onnx.GraphProto, rewrite: Callable[[onnx.NodeProto, NodeWriter], bool]) -> bool:
+    """Replace nodes of a graph.
+
+    Parameters
+    ----------
+    graph : onnx.GraphProto
+    rewrite : callable
+        Gets a node and a `NodeWriter`. It writes what replaces the node and returns True, or
+        returns False to keep the node.
+
+    Returns
+    -------
+    bool
+        Whether any node was replaced.
+    """
+    nodes, changed = list(graph.node), False
+    del graph.node[:]
+    for node in nodes:
+        if rewrite(node, NodeWriter(graph, next(filter(None, node.output), ""))):
+            changed = True
+        else:
+            graph.node.append(node)
+    return changed
 
 
 def copy_of(message: Message) -> Message:

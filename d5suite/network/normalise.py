@@ -19,8 +19,17 @@ from d5suite.errors import NetworkError
 from d5suite.network import parameters, repairs
 from d5suite.network.conditionals import without_conditionals
 from d5suite.network.expansions import expand
-from d5suite.network.folding import fold, shapes_of, tensor_of
-from d5suite.network.graph_edits import attributes_of, remove_items, rename_inputs, replace_items
+from d5suite.network.folding import fold, shapes_of
+from d5suite.network.graph_edits import (
+    NodeWriter,
+    attributes_of,
+    is_operator,
+    remove_items,
+    rename_inputs,
+    replace_items,
+    rewrite_nodes,
+    tensor_of,
+)
 from d5suite.network.onnx_file import MOST, check_data, check_graph, check_kinds, opset
 
 OPSET = 21
@@ -400,42 +409,26 @@ def _split_into_slices(model: onnx.ModelProto, weights: set[str]) -> None:
     """
     graph, shapes = model.graph, shapes_of(model)
     constants = {t.name: t for t in graph.initializer if math.prod(t.dims) == 1}
-    nodes = list(graph.node)
-    graph.ClearField("node")
 
-    def add(operator: str, inputs: list[str], output: str) -> None:
-        graph.node.append(onnx.helper.make_node(operator, inputs, [output], f"{output}.d5suite.{operator}"))
-
-    def cut(node: onnx.NodeProto, axis: int, start: int, stop: int, output: str) -> str:
-        """Add a Slice; return the name of its axis tensor."""
-        names = [f"{output}.d5suite.{kind}" for kind in ("start", "stop", "axis")]
-        for name, value in zip(names, (start, stop, axis), strict=True):
-            graph.initializer.append(tensor_of(np.array([value], np.int64), name))
-        add("Slice", [node.input[0], *names], output)
-        return names[-1]
-
-    for node in nodes:
-        axis = attributes_of(node).get("axis", 0)
-        splits = node.op_type == "Split" and not node.domain
-        sizes = [shapes[output][axis] if splits and output in shapes else None for output in node.output]
-        index = constants.get(node.input[1]) if node.op_type == "Gather" and not node.domain else None
-        size = shapes.get(node.input[0], ())[axis] if index is not None and node.input[0] in shapes else None
-        if splits and None not in sizes:
+    def rewrite(node: onnx.NodeProto, write: NodeWriter) -> bool:
+        x, axis = next(iter(node.input), ""), attributes_of(node).get("axis", 0)
+        if is_operator(node, "Split"):
+            sizes = [shapes[output][axis] if output in shapes else None for output in node.output]
+            if None in sizes:
+                return False
             ends = np.cumsum([0, *(n or 0 for n in sizes)])
             for output, start, stop in zip(node.output, ends[:-1], ends[1:], strict=True):
-                cut(node, axis, start, stop, output)
-        elif index is not None and size is not None and len(index.dims) < 2:
-            row = int(numpy_helper.to_array(index).item()) % size
-            output = node.output[0]
-            if index.dims:
-                cut(node, axis, row, row + 1, output)
-            else:
-                add(
-                    "Squeeze", [f"{output}.d5suite.row", cut(node, axis, row, row + 1, f"{output}.d5suite.row")], output
-                )
-        else:
-            graph.node.append(node)
-    if len(nodes) != len(graph.node):
+                write.cut(x, axis, start, stop, output=output)
+            return True
+        index = constants.get(node.input[1]) if is_operator(node, "Gather") else None
+        size = shapes[x][axis] if index is not None and x in shapes else None
+        if index is None or size is None or len(index.dims) > 1:
+            return False
+        row = int(numpy_helper.to_array(index).item()) % size
+        write.cut(x, axis, row, row + 1, squeeze=not index.dims, output=node.output[0])
+        return True
+
+    if rewrite_nodes(graph, rewrite):
         _infer_shapes(model)
         fold(model, graph.name, weights)
 

@@ -59,7 +59,7 @@ LACKING = {
 _FOREIGN = {
     "ai.onnx.ml": "it is of ONNX's set for classical machine learning, such as trees, and not of that for networks",
     "com.microsoft": (
-        "it is not ONNX's own: the optimizer of ONNX Runtime wrote it. Give the original file, before optimization"
+        "it is not ONNX's own: ONNX Runtime's optimizer wrote it, so give the original file, before optimization"
     ),
 }
 

@@ -14,8 +14,8 @@ import numpy as np
 import onnx
 from onnx import TensorProto, numpy_helper
 
-from d5suite.network.folding import NUMBER, shapes_of, tensor_of
-from d5suite.network.graph_edits import remove_items, rename_inputs, replace_items
+from d5suite.network.folding import NUMBER, shapes_of
+from d5suite.network.graph_edits import NodeWriter, remove_items, rename_inputs, replace_items, rewrite_nodes
 
 _FLOATS = (TensorProto.BFLOAT16, TensorProto.DOUBLE, TensorProto.FLOAT, TensorProto.FLOAT16)
 
@@ -209,22 +209,20 @@ def _is_telling(array: np.ndarray) -> bool:
 
 def share(model: onnx.ModelProto, tied: Mapping[str, str]) -> bool:
     """Let products read shared matrices directly; a folded transpose would be a second weight."""
-    graph, shapes = model.graph, shapes_of(model)
-    fixed, nodes, changed = {tensor.name for tensor in graph.initializer}, list(graph.node), False
-    graph.ClearField("node")
-    for node in nodes:
+    shapes, fixed = shapes_of(model), {tensor.name for tensor in model.graph.initializer}
+
+    def rewrite(node: onnx.NodeProto, write: NodeWriter) -> bool:
         y = node.output[0]
         sizes = [-1 if size is None else size for size in shapes.get(y, ())]
         if tied.get(y) not in fixed or node.op_type != "MatMul" or len(sizes) < 2 or sizes.count(-1) > 1:
-            graph.node.append(node)
-            continue
-        changed, make, x, product = True, onnx.helper.make_node, node.input[0], y
-        if len(sizes) > 2:
-            x, product = f"{y}.d5suite.rows", f"{y}.d5suite.product"
-            wanted = {f"{x}.shape": [-1, shapes[node.input[0]][-1] or -1], f"{y}.d5suite.sizes": sizes}
-            graph.initializer.extend(tensor_of(np.array(value, np.int64), name) for name, value in wanted.items())
-            graph.node.append(make("Reshape", [node.input[0], f"{x}.shape"], [x], x))
-        graph.node.append(make("Gemm", [x, tied[y]], [product], node.name, transB=1))
-        if product != y:
-            graph.node.append(make("Reshape", [product, f"{y}.d5suite.sizes"], [y], f"{y}.d5suite.reshape"))
-    return changed
+            return False
+        rows = node.input[0]
+        if len(sizes) == 2:
+            write.node("Gemm", rows, tied[y], output=y, name=node.name, transB=1)
+            return True
+        rows = write.node("Reshape", rows, write.constant(np.array([-1, shapes[rows][-1] or -1])))
+        product = write.node("Gemm", rows, tied[y], name=node.name, transB=1)
+        write.node("Reshape", product, write.constant(np.array(sizes)), output=y)
+        return True
+
+    return rewrite_nodes(model.graph, rewrite)

@@ -10,8 +10,17 @@ import onnx
 from onnx import numpy_helper
 
 from d5suite.errors import NetworkError
-from d5suite.network.folding import shapes_of, tensor_of
-from d5suite.network.graph_edits import attributes_of, is_operator, remove_items, replace_items, set_attributes
+from d5suite.network.folding import shapes_of
+from d5suite.network.graph_edits import (
+    NodeWriter,
+    attributes_of,
+    is_operator,
+    remove_items,
+    replace_items,
+    rewrite_nodes,
+    set_attributes,
+    tensor_of,
+)
 from d5suite.network.operators import REDUCTIONS
 
 
@@ -21,23 +30,18 @@ def flatten_for_hardmax(model: onnx.ModelProto) -> None:
     Before 13, Hardmax flattened all axes from ``axis`` on into one. ONNX's converter (1.23) ignores
     that.
     """
-    graph, nodes = model.graph, list(model.graph.node)
-    graph.ClearField("node")
-    for node in nodes:
+
+    def rewrite(node: onnx.NodeProto, write: NodeWriter) -> bool:
         axis = attributes_of(node).get("axis", 1)
-        if node.op_type != "Hardmax" or node.domain or axis == -1:
-            graph.node.append(node)
-            continue
-        x, y, make = node.input[0], node.output[0], onnx.helper.make_node
-        shape, rows, hard = (f"{y}.d5suite.{kind}" for kind in ("sizes", "rows", "hard"))
-        graph.node.extend(
-            [
-                make("Shape", [x], [shape], shape),
-                make("Flatten", [x], [rows], rows, axis=axis),
-                make("Hardmax", [rows], [hard], node.name, axis=1),
-                make("Reshape", [hard, shape], [y], f"{y}.d5suite.unflattened"),
-            ]
-        )
+        if not is_operator(node, "Hardmax") or axis == -1:
+            return False
+        shape = write.node("Shape", node.input[0])
+        rows = write.node("Flatten", node.input[0], axis=axis)
+        hard = write.node("Hardmax", rows, name=node.name, axis=1)
+        write.node("Reshape", hard, shape, output=node.output[0])
+        return True
+
+    rewrite_nodes(model.graph, rewrite)
 
 
 def write_group_norms(model: onnx.ModelProto) -> None:
@@ -46,24 +50,19 @@ def write_group_norms(model: onnx.ModelProto) -> None:
     Scale and bias were per group; since 21 they are per channel. ONNX's checker refuses the old
     form.
     """
-    graph, nodes, make = model.graph, list(model.graph.node), onnx.helper.make_node
-    graph.ClearField("node")
-    for node in nodes:
-        if node.op_type != "GroupNormalization" or node.domain or len(node.input) != 3:
-            graph.node.append(node)
-            continue
-        x, y = node.input[0], node.output[0]
+
+    def rewrite(node: onnx.NodeProto, write: NodeWriter) -> bool:
+        if not is_operator(node, "GroupNormalization") or len(node.input) != 3:
+            return False
         settings = {"num_groups": 0, "epsilon": 1e-5, **attributes_of(node)}
-        sizes, wanted, apart, same = (f"{y}.d5suite.{kind}" for kind in ("sizes", "groups", "apart", "same"))
-        graph.initializer.append(tensor_of(np.array([0, settings["num_groups"], -1]), wanted))
-        graph.node.extend(
-            [
-                make("Shape", [x], [sizes], sizes),
-                make("Reshape", [x, wanted], [apart], apart),
-                make("InstanceNormalization", [apart, *node.input[1:]], [same], node.name, epsilon=settings["epsilon"]),
-                make("Reshape", [same, sizes], [y], f"{y}.d5suite.together"),
-            ]
-        )
+        shape = write.node("Shape", node.input[0])
+        groups = write.node("Reshape", node.input[0], write.constant(np.array([0, settings["num_groups"], -1])))
+        inputs = (groups, *node.input[1:])
+        normal = write.node("InstanceNormalization", *inputs, name=node.name, epsilon=settings["epsilon"])
+        write.node("Reshape", normal, shape, output=node.output[0])
+        return True
+
+    rewrite_nodes(model.graph, rewrite)
 
 
 def end_training(model: onnx.ModelProto) -> None:

@@ -249,7 +249,7 @@ def test_what_has_the_name_of_an_image_and_is_none_is_an_error(
 @pytest.mark.parametrize(("kind", "name"), [("a FIFO", "n03"), ("a dangling link", "n03"), ("a folder", "a.JPEG")])
 def test_what_looks_like_a_class_folder_and_is_none_is_an_error(tree: Path, kind: str, name: str) -> None:
     LOOK_ALIKES[kind](tree / "train" / name)
-    with pytest.raises(DataError, match=f"{name}: this is among the class folders"):
+    with pytest.raises(DataError, match=f"{name}: this entry among the class folders"):
         ImageNet(tree, "train")
 
 

@@ -1,8 +1,8 @@
-"""The storage formats of image datasets, all read into one `Store`; `d5suite.data.convert` writes.
+"""The storage formats of image datasets, which are all read as a `Store`.
 
-One module per format, with the same names in each: ``splits(path)``, ``read(path, split)`` and
-``Writer``. Those of record files, which have an index, also have ``scan(path, split)``, which
-ignores it.
+Every format has a module with the same names: ``splits(path)``, ``read(path, split)`` and
+``Writer``. The formats of record files, which have an index, also have ``scan(path, split)``, which
+reads all records. `d5suite.data.convert` converts between formats.
 
 - `folder`: ImageNet's and Open Images' folders of JPEG files;
 - `hdf5`: one HDF5 file;
@@ -51,7 +51,7 @@ def kind_of(path: str | os.PathLike[str]) -> str:
     Raises
     ------
     DataError
-        If there is nothing, or a file that is not HDF5.
+        If the path does not exist, or is a file other than HDF5.
     """
     where = Path(path)
     if where.is_dir():
@@ -74,12 +74,12 @@ def stored_as(dataset: ImageNet | OpenImages | Store) -> str:
 
 
 def splits_of(path: str | os.PathLike[str]) -> list[str]:
-    """Return the splits of a dataset, some of ``train, val, validation, test``.
+    """Return the splits of a dataset, of ``train, val, validation, test``.
 
     Raises
     ------
     DataError
-        As `kind_of`, or if there is none.
+        As `kind_of`, or if there are no splits.
     """
     found: list[str] = format_module(kind_of(path)).splits(Path(os.path.abspath(path)))
     if not found:
@@ -95,7 +95,7 @@ def read_split(path: str | os.PathLike[str], split: str) -> Store:
     DataError
         If there is no such split, or its files are damaged, unsafe or inconsistent.
     ConfigurationError
-        If no dataset has a split of this name.
+        If ``split`` is not the name of a split.
     """
     module = format_module(kind_of(path))
     root = Path(os.path.abspath(path))
@@ -104,9 +104,9 @@ def read_split(path: str | os.PathLike[str], split: str) -> Store:
 
 
 def scan_split(path: str | os.PathLike[str], split: str) -> Store:
-    """Read one split of a dataset as frameworks' own readers do: record files, not their index.
+    """Read one split of a dataset as frameworks' own readers do: all records, not the index.
 
-    `read_split` trusts an index of the right size; here it is compared with the records.
+    `read_split` trusts an index if the file sizes fit; here the index is compared with the records.
 
     Raises
     ------
@@ -120,7 +120,7 @@ def scan_split(path: str | os.PathLike[str], split: str) -> Store:
 
 
 def _split_there(root: Path, found: list[str], split: str) -> str:
-    """Return the name of the split there; ``val`` and ``validation`` are the same."""
+    """Return the name of a split on disk; ``val`` and ``validation`` mean the same."""
     if split not in SPLITS:
         raise ConfigurationError(f"unknown split {split!r}", hint=f"The splits are {', '.join(SPLITS)}.")
     for name in (split, _OTHER_NAMES.get(split)):
@@ -146,14 +146,15 @@ def open_store(
     Returns
     -------
     ImageNet, OpenImages or Store
-        The first two for folders of images; all have ``files``, ``labels`` and ``class_names``.
+        For a folder of images one of the first two. All have ``files``, ``labels`` and
+        ``class_names``.
 
     Raises
     ------
     DataError
         As `read_split`, or if there are fewer classes.
     ConfigurationError
-        If `classes` is less than 1, or no dataset has a split of this name.
+        If `classes` is less than 1, or ``split`` is not the name of a split.
     """
     check_classes(classes)
     if kind_of(path) == "folder":

@@ -1,4 +1,4 @@
-"""Folders of JPEG files: Open Images' if there is a ``class-descriptions.csv``, else ImageNet's."""
+"""Folders of JPEG files: Open Images' layout with ``class-descriptions.csv``, else ImageNet's."""
 
 from __future__ import annotations
 
@@ -82,12 +82,12 @@ class Writer(StoreWriter):
             file.write(content)
 
     def sync(self) -> dict[str, int]:
-        """Flush all files of the system: one call for a file per image."""
+        """Flush all files of the system, in one call instead of one per image."""
         os.sync()
         return {}
 
     def finish(self) -> None:
-        """Write the files that hold the labels."""
+        """Write the label files."""
         first = next(iter(self.stores.values()))
         if first.several:
             with open(self.target / DESCRIPTIONS_FILE, "w", encoding="utf-8", newline="") as file:

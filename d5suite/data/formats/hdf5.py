@@ -1,8 +1,8 @@
-"""One HDF5 file for all splits: per split a group with the encoded images in one array of bytes.
+"""One HDF5 file for all splits: a group per split, with all encoded images in one array of bytes.
 
-The array has chunks of 1 MiB that are allocated when the file is made, so the place of every byte
-is known: images are read and written there directly, without the HDF5 library, and an interrupted
-conversion resumes in a sound file. ``docs/datasets.md`` describes the layout.
+The array has chunks of 1 MiB that are allocated when the file is made, so the offset of every byte
+is known. Images are read and written directly, without the HDF5 library, and an interrupted
+conversion leaves a valid file. ``docs/datasets.md`` describes the layout.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from d5suite.files import atomic_path
 
 _FORMAT = "d5suite images"
 _CHUNK_BYTES = 1 << 20
-_NUMBERS_BYTES = 64  # at most, in the table per image or class, without names
+_NUMBERS_BYTES = 64  # limit of the table's bytes per image or class, without names
 
 
 def splits(path: Path) -> list[str]:
@@ -61,7 +61,7 @@ def read(path: Path, split: str) -> Store:
 
 
 def _places(images: h5py.Dataset, offset: np.ndarray, length: np.ndarray, path: str) -> FilePieces:
-    """Return the images' places in the file, from those in the array."""
+    """Return the images' locations in the file, from their positions in the array."""
     file, record = np.zeros(len(offset), np.int32), np.full(len(offset), -1, np.int64)
     each = np.arange(len(offset) + 1)
     if images.chunks is None:
@@ -108,7 +108,7 @@ class Writer(StoreWriter):
                 at, offset, length = at + written, offset + written, length - written
 
     def sync(self) -> dict[str, int]:
-        """Flush to disk what was written; images have fixed places, so nothing else is needed."""
+        """Flush written data to disk; images have fixed positions, so there is no other state."""
         os.fsync(self._file)
         return {}
 
@@ -137,9 +137,9 @@ def _make(target: Path, stores: Mapping[str, Store], image_sizes: Mapping[str, n
 
 
 def _probe(path: Path, stores: Mapping[str, Store], image_sizes: Mapping[str, np.ndarray]) -> None:
-    """Write and delete a file as large as the new one: a full disk crashes the HDF5 library.
+    """Write and delete a file as large as the new one, because a full disk crashes HDF5.
 
-    The images' place stays a hole, as in the new file.
+    The space for images stays a hole, as in the new file.
 
     Raises
     ------

@@ -1,9 +1,9 @@
 """MXNet's record files: ``train.rec``, ``train.idx`` (offsets) and ``train.lst`` (labels, name).
 
-A record is a magic number, a word with its length, a header (``IRHeader``: flag, label, two ids;
-then `flag` numbers if it is not 0), and the encoded image. Like MXNet's own writer, ours splits a
-record that contains the magic number at a multiple of four bytes. An image with several labels has,
-as its `flag` numbers: how many are present, which, and then which are verified as absent.
+A record is a magic number, a word with its length, a header (``IRHeader``: flag, label, two ids,
+then `flag` numbers), and the encoded image. Like MXNet's own writer, ours splits a record that
+contains the magic number at a multiple of four bytes. The `flag` numbers of an image with several
+labels are the count of present labels, these labels, and the labels verified as absent.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def read(path: Path, split: str) -> Store:
     Raises
     ------
     DataError
-        If the file is truncated or damaged, or does not fit its index or the classes.
+        If the file is truncated or damaged, or contradicts its index or the classes.
     """
     file = path / f"{split}.rec"
     store = tables.indexed(path, split, [file]) or tables.index(_scan(file, split)[0])
@@ -60,14 +60,14 @@ def scan(path: Path, split: str) -> Store:
     Raises
     ------
     DataError
-        As `read`, or an index disagrees with the records.
+        As `read`, or if an index contradicts the records.
     """
     file = path / f"{split}.rec"
     index = tables.indexed(path, split, [file])
     store, ids = _scan(file, split)
     if index is not None:
         if not file.with_suffix(".lst").exists() and len(index) == len(store):
-            store = dataclasses.replace(store, names=index.names)  # records have none
+            store = dataclasses.replace(store, names=index.names)  # records hold no names
         tables.check_same(store, index)
     return _checked(store, file, ids)
 
@@ -81,7 +81,7 @@ def _checked(store: Store, file: Path, ids: np.ndarray | None) -> Store:
 
 
 def _check_idx(file: Path, records: np.ndarray, ids: np.ndarray | None) -> None:
-    """Compare MXNet's index, if there is one, with the records' offsets and any given ids."""
+    """Compare MXNet's index, if there is one, with the offsets and optionally ids of records."""
     if not file.exists():
         return
     try:
@@ -105,10 +105,10 @@ def _check_idx(file: Path, records: np.ndarray, ids: np.ndarray | None) -> None:
 
 
 def _check_keys(file: Path, keys: np.ndarray, offsets: np.ndarray, numbers: np.ndarray, ids: np.ndarray) -> None:
-    """Check that MXNet finds the right image by its key; line i names record ``numbers[i]``.
+    """Check that MXNet finds the right image by its key; line i is for record ``numbers[i]``.
 
-    A key is the id of its record, as in `im2rec`. Without a list of labels by id, keys in the order
-    of the records suffice, because MXNet then takes the label from the record.
+    A key must be the id of its record, as in `im2rec`. Without a list of labels by id, keys in the
+    order of the records suffice, because MXNet then reads the label from the record.
     """
     in_order = (np.diff(numbers[np.argsort(keys, kind="stable")]) > 0).all() and len(np.unique(keys)) == len(keys)
     wrong = ids[numbers] != keys.astype(np.uint64)
@@ -123,7 +123,7 @@ def _check_keys(file: Path, keys: np.ndarray, offsets: np.ndarray, numbers: np.n
 
 
 def _scan(file: Path, split: str) -> tuple[Store, np.ndarray]:
-    """Find all images and their ids, reading only the beginning of each record."""
+    """Find all images and their ids; read only the beginning of every record."""
     labels = LabelReader(file.parent)
     listed = _read_list(file.with_suffix(".lst"))
     names: list[str] = []
@@ -160,7 +160,7 @@ def _scan(file: Path, split: str) -> tuple[Store, np.ndarray]:
 
 
 def _records(content: mmap.mmap, file: Path) -> Iterator[tuple[int, Parts]]:
-    """Yield where each record begins, and its parts."""
+    """Yield where every record begins, and its parts."""
     at, size = 0, len(content)
     begin, parts = 0, Parts()
     while at < size:
@@ -183,7 +183,7 @@ def _records(content: mmap.mmap, file: Path) -> Iterator[tuple[int, Parts]]:
             raise DataError("the parts of a split record are not in order", where=where)
         if not parts:
             begin = at
-        # The magic number before the second part was cut out of the data between the two.
+        # The writer removed a magic number from the data between two parts; the header has it.
         glue = 4 if flag in (_FIRST, _MIDDLE) else 0
         if glue and length % 4:
             raise DataError("a part of a split record does not end at a multiple of four bytes", where=where)
@@ -220,7 +220,7 @@ def _header(content: mmap.mmap, parts: Parts, several: bool, where: str) -> tupl
 
 
 def _take(numbers: list[int], labels: LabelReader, where: str) -> str:
-    """Add an image's labels; return its label's name if it has exactly one."""
+    """Add an image's labels; return the label's name if there is one label per image."""
     if not labels.several:
         return labels.add(numbers[0], where)
     labels.add_several(numbers[1 : numbers[0] + 1], numbers[numbers[0] + 1 :], where)
@@ -237,7 +237,7 @@ def _first_bytes(content: mmap.mmap, parts: Parts, size: int) -> bytes:
 
 
 def _without(parts: Parts, size: int) -> Parts:
-    """Return the parts without the first bytes of the record; at least one."""
+    """Return the parts, at least one, without the first bytes of the record."""
     rest: Parts = []
     for number, (offset, length) in enumerate(parts, start=1):
         cut = min(size, length)
@@ -248,7 +248,7 @@ def _without(parts: Parts, size: int) -> Parts:
 
 
 def _same_numbers(written: list[str], numbers: list[int]) -> bool:
-    """Return whether a list's labels match a record's, which may hold only the first of several."""
+    """Return whether the list's labels match a record, which may hold only the first label."""
     try:
         return [float(text) for text in written[: len(numbers)]] == numbers
     except ValueError:
@@ -298,7 +298,7 @@ class Writer(RecordWriter):
 
 
 def _labels(store: Store, number: int) -> list[int]:
-    """Return the numbers that encode an image's labels in a record and in the list."""
+    """Return the numbers for an image's labels in a record and in the list."""
     labels = store.labels
     if not isinstance(labels, SparseLabels):
         return [int(labels[number])]

@@ -1,4 +1,4 @@
-"""`Store`, one split of a dataset in any format, and what formats share: names, classes, labels."""
+"""`Store`, one split of a dataset in any format, and shared code for names, classes and labels."""
 
 from __future__ import annotations
 
@@ -34,25 +34,25 @@ Labels = np.ndarray | SparseLabels
 
 @dataclass(frozen=True)
 class Store:
-    """One split of an image dataset: its images' places, labels, names and classes.
+    """One split of an image dataset: locations, labels and names of its images, and classes.
 
     Attributes
     ----------
     path : pathlib.Path
-        Of the dataset, absolute.
+        Absolute path of the dataset.
     split : str
         ``train``, ``val``, ``validation`` or ``test``.
     label_names : list of str
         WordNet identifier or LabelName of every class; a label is a position in this list.
     class_names : dict of str to str
-        Display names by label name, where there are any.
+        Display names by label name, if there are any.
     names : sequence of str
-        Path of every image in its original folder, like ``train/n01440764/n01440764_18.JPEG``.
+        Path of every image in its original folder, such as ``train/n01440764/n01440764_18.JPEG``.
     labels : numpy.ndarray or SparseLabels
         int64 (images,). With several per image ``labels[indices]`` is int64 (n, classes): 1
         present, 0 verified as absent, -1 unknown.
     files : sequence of Location
-        The place of every image.
+        The location of every image.
     """
 
     path: Path
@@ -76,7 +76,7 @@ class Store:
 
     @property
     def label_arrays(self) -> tuple[np.ndarray, ...]:
-        """The labels as plain arrays: one, or three if an image has several."""
+        """The labels as plain arrays: one array, or three for several labels per image."""
         labels = self.labels
         return (labels.starts, labels.classes, labels.values) if isinstance(labels, SparseLabels) else (labels,)
 
@@ -96,7 +96,7 @@ class Store:
             raise DataError(f"cannot be read: {error.strerror}", where=str(error.filename)) from None
 
     def label_text(self, number: int) -> str:
-        """Return an image's label name, or its verified ones, like ``+/m/01yrx -/m/0bt9lr``."""
+        """Return an image's label name, or verified labels such as ``+/m/01yrx -/m/0bt9lr``."""
         if not isinstance(self.labels, SparseLabels):
             return self.label_names[int(self.labels[number])]
         row = slice(*self.labels.starts[number : number + 2].tolist())
@@ -104,7 +104,7 @@ class Store:
         return " ".join(sorted("-+"[value] + self.label_names[label] for label, value in verified)) or "none"
 
     def first_classes(self, count: int) -> Store:
-        """Keep the first classes, and the images with a label among them.
+        """Return the store with the first classes, and images with a label among these.
 
         Raises
         ------
@@ -136,12 +136,12 @@ class Store:
 
 
 def check_name(name: str, where: str) -> str:
-    """Return the name of an image if it is safe as a path below a folder and a line of a list.
+    """Return the name of an image.
 
     Raises
     ------
     DataError
-        If it is not.
+        If the name is unsafe as a path below a folder, or as a line of a list.
     """
     parts = name.split("/")
     if not name.isprintable() or len(name) > 4096 or any(p in ("", ".", "..") or len(p.encode()) > 255 for p in parts):
@@ -150,7 +150,7 @@ def check_name(name: str, where: str) -> str:
 
 
 def full_name(split: str, label: str, name: str, where: str) -> str:
-    """Return the name of an image from its name in a record, which may lack the folders."""
+    """Return the full name of an image from a name in a record, which may lack the folders."""
     if not name.startswith(f"{split}/"):
         name = f"{split}/{label}/{name.rsplit('/', 1)[-1]}" if label else f"{split}/{name}"
     return check_name(name, where)
@@ -162,7 +162,7 @@ def sniff(path: Path) -> str:
     Raises
     ------
     DataError
-        If it cannot be read.
+        If the file cannot be read.
     """
     try:
         with open(path, "rb") as file:
@@ -189,7 +189,7 @@ def write_classes(folder: Path, store: Store) -> None:
 def read_classes(folder: Path) -> tuple[list[str], dict[str, str], bool] | None:
     """Read label names, class names and whether images have several labels; None without a list.
 
-    ImageNet's own list of classes is accepted, too.
+    ImageNet's own list of classes is also accepted.
 
     Raises
     ------
@@ -214,13 +214,13 @@ def read_classes(folder: Path) -> tuple[list[str], dict[str, str], bool] | None:
 
 
 class LabelReader:
-    """Collect the labels of records one by one, checked against their folder's classes.
+    """Collect the labels of records one by one, and check them against the folder's classes.
 
     Parameters
     ----------
     folder : pathlib.Path
-        It may hold a list of classes. Without one, the classes are those that records name,
-        sorted, as numbers if all are numbers.
+        Folder of the records. If it has no list of classes, the classes are the labels in the
+        records, sorted; numerically if all are numbers.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -228,8 +228,8 @@ class LabelReader:
         self.known = known is not None
         self.label_names, self.class_names, self.several = known or ([], {}, False)
         self._number = {name: number for number, name in enumerate(self.label_names)}
-        # Our list also fixes the classes' numbers in records; with others, records must only be
-        # consistent.
+        # Our own list also determines the numbers of classes in records. Without it, the records
+        # only need to be consistent.
         self._called = dict(self._number) if (folder / CLASSES_FILE).exists() else {}
         self._named = {number: name for name, number in self._called.items()}
         self._labels: list[int] = []
@@ -237,7 +237,7 @@ class LabelReader:
         self._values: list[int] = []
 
     def add(self, label: int | str, where: str) -> str:
-        """Add the one label of an image, by number or name; return its name."""
+        """Add the only label of an image, by number or name; return the name."""
         if isinstance(label, int):
             if not self.known:
                 label = str(label)
@@ -253,7 +253,7 @@ class LabelReader:
         return label
 
     def add_both(self, label: str, number: int, where: str) -> str:
-        """Add the one label of an image, whose name and number must match in all records."""
+        """Add the only label of an image; name and number must match in all records."""
         record = len(self._labels)
         self.add(label, where)
         if (other := self._called.setdefault(label, number)) != number:
@@ -267,7 +267,7 @@ class LabelReader:
         return label
 
     def add_several(self, positive: Sequence[int], negative: Sequence[int], where: str) -> None:
-        """Add the verified labels of an image: those present, and those absent."""
+        """Add the verified labels of an image: present ones and absent ones."""
         values = sorted([(label, 1) for label in positive] + [(label, 0) for label in negative])
         labels = [label for label, _ in values]
         if labels and not 0 <= labels[0] <= labels[-1] < len(self.label_names):

@@ -1,8 +1,8 @@
-"""The table of a split in an HDF5 group: names, labels and places, as plain arrays.
+"""The table of a split in an HDF5 group: names, labels and locations, as plain arrays.
 
-HDF5 image stores hold such a table beside the images; folders of record files have one as
-``SPLIT.index.h5``, which saves scanning them. Lists of strings are UTF-8, one per line, in an array
-of bytes. A file is untrusted: everything read is checked.
+An HDF5 dataset holds such a table beside the images. A folder of record files holds it as
+``SPLIT.index.h5``, so that the files need not be scanned. Lists of strings are UTF-8, one per line,
+in an array of bytes. A file is untrusted: everything that is read is checked.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _INDEX_FORMAT = "d5suite image index"
 
 @contextlib.contextmanager
 def opened(path: Path, form: str) -> Iterator[h5py.File]:
-    """Open an HDF5 file of d5suite for reading, and turn HDF5's errors into a `DataError`.
+    """Open an HDF5 file of d5suite for reading; turn HDF5's errors into a `DataError`.
 
     Raises
     ------
@@ -57,7 +57,7 @@ def opened(path: Path, form: str) -> Iterator[h5py.File]:
 
 
 def dataset(group: h5py.Group, name: str, dtype: type) -> h5py.Dataset:
-    """Return a one-dimensional uncompressed array in this file, so it is no larger than the file.
+    """Return a one-dimensional uncompressed array in this file; it cannot exceed the file.
 
     Raises
     ------
@@ -114,7 +114,7 @@ def write_classes(group: h5py.Group, store: Store) -> None:
 def read_classes(group: h5py.Group) -> tuple[list[str], dict[str, str]]:
     """Read what `write_classes` wrote."""
     labels = strings(group, "label_names")
-    # One empty string reads as no string.
+    # A list of one empty string is read as an empty list.
     names = strings(group, "class_names") or [""] * len(labels)
     if not labels or len(names) != len(labels) or len(set(labels)) < len(labels):
         raise DataError("the list of classes does not match their names", where=group.file.filename)
@@ -195,7 +195,7 @@ def read_index(files: Sequence[Path], split: str) -> Store:
     Raises
     ------
     DataError
-        If it is damaged, or does not fit the files.
+        If the index is damaged or does not fit the files.
     """
     path = index_file(files[0].parent, split)
     with opened(path, _INDEX_FORMAT) as file:
@@ -261,7 +261,7 @@ def indexed(folder: Path, split: str, files: Sequence[Path]) -> Store | None:
     Raises
     ------
     DataError
-        As `read_index`, or its classes differ from the folder's list.
+        As `read_index`, or if its classes differ from the folder's list.
     """
     path = index_file(folder, split)
     if not path.exists():

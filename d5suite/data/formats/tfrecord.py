@@ -1,11 +1,11 @@
-"""TensorFlow's record files ``train-00000-of-00004``: per image a checked ``tf.train.Example``.
+"""TensorFlow's record files ``train-00000-of-00004``: a ``tf.train.Example`` per image.
 
-The framing is TensorFlow's
+The framing with checksums is TensorFlow's
 (https://www.tensorflow.org/tutorials/load_data/tfrecord#tfrecords_format_details). The features are
 named as in the scripts that prepare ImageNet for it (``build_imagenet_data.py``), so their files
-are read as well. ``image/class/synset`` names the class where there is one, because those scripts
-count ``image/class/label`` from 1; ours count from 0. The few protocol-buffer messages are encoded
-and decoded here.
+can be read, too. ``image/class/synset`` determines the class if it exists, because those scripts
+count ``image/class/label`` from 1; we count from 0. The few protocol-buffer messages are encoded
+and decoded here, which does not read the images.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _FILE = re.compile(rf"({'|'.join(SPLITS)})(?:-(\d{{5}})-of-(\d{{5}}))?(\.tfrecor
 _LONGEST_NAME = 4096
 
 Features = dict[str, tuple[int, int] | list[int]]
-"""By name: begin and end of the first value's bytes, or the integers."""
+"""Features by name: begin and end of the first value's bytes, or a list of integers."""
 
 
 def splits(path: Path) -> list[str]:
@@ -50,7 +50,7 @@ def read(path: Path, split: str) -> Store:
     Raises
     ------
     DataError
-        If a file is missing, truncated or damaged, or does not fit the index or the classes.
+        If a file is missing, truncated or damaged, or contradicts the index or the classes.
     """
     files = _shards(path, split)
     return tables.indexed(path, split, files) or tables.index(_scan(path, split, files))
@@ -62,7 +62,7 @@ def scan(path: Path, split: str) -> Store:
     Raises
     ------
     DataError
-        As `read`, or the index disagrees with the records.
+        As `read`, or if the index contradicts the records.
     """
     files = _shards(path, split)
     index = tables.indexed(path, split, files)
@@ -95,10 +95,10 @@ def _shards(path: Path, split: str) -> list[Path]:
 
 
 def _scan(path: Path, split: str, files: Sequence[Path]) -> Store:
-    """Find all images, reading only the beginning of each record."""
+    """Find all images; read only the beginning of every record."""
     labels = LabelReader(path)
     names: list[str] = []
-    rows = array("q")  # numbers of 8 bytes: lists of a million images would need gigabytes
+    rows = array("q")  # 8 bytes per number; lists for a million images would need gigabytes
     for number, file in enumerate(files):
         with open(file, "rb") as opened:
             if not os.fstat(opened.fileno()).st_size:
@@ -163,7 +163,7 @@ def _text(content: mmap.mmap, features: Features, name: str, where: str) -> str:
 
 
 def _records(content: mmap.mmap, file: Path) -> Iterator[tuple[int, int, int]]:
-    """Yield where each record begins, and where its data begin and end."""
+    """Yield where every record begins, and where its data begin and end."""
     at, size = 0, len(content)
     while at < size:
         where = f"{file}, byte {at}"
@@ -185,7 +185,7 @@ def _records(content: mmap.mmap, file: Path) -> Iterator[tuple[int, int, int]]:
 
 
 def _example(content: mmap.mmap, begin: int, end: int, where: str) -> Features:
-    """Read a ``tf.train.Example``: each feature's place of its first bytes, or its integers."""
+    """Read the features of a ``tf.train.Example``."""
     features: Features = {}
     try:
         for _, a, b in _fields(content, begin, end, {1}):  # Example.features

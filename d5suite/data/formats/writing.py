@@ -1,4 +1,4 @@
-"""Writers of all formats: their interface, and record files that only grow.
+"""Writers of all formats: the interface, and a base class for record files.
 
 May import NumPy and, from d5suite, `data` and `errors`.
 """
@@ -25,11 +25,11 @@ class StoreWriter(ABC):
     target : pathlib.Path
         The file or folder.
     stores : mapping of str to Store
-        What to write, by split.
+        The data to write, by split.
     image_sizes : mapping of str to numpy.ndarray
-        Bytes of each image.
+        Bytes of every image.
     kept : mapping of str to int, optional
-        What `sync` returned before the interruption; without it the target is new.
+        The result of the last `sync` before an interruption; None for a new target.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class StoreWriter(ABC):
 
     @abstractmethod
     def sync(self) -> dict[str, int]:
-        """Flush to disk what was written; return what is needed to resume from here."""
+        """Flush written data to disk; return the state that is needed to resume from here."""
 
     def finish(self) -> None:
         """Complete the store."""
@@ -68,7 +68,7 @@ class RecordWriter(StoreWriter):
     """Write record files, one after another, and their indexes. Only the last file is open."""
 
     def open(self, kept: Mapping[str, int] | None) -> None:
-        """Cut files back to the sizes in ``kept``, and delete all others."""
+        """Truncate files to the sizes in ``kept``, and delete all other files."""
         self._sizes = dict(kept or {})
         self._name = ""
         self._file: BinaryIO | None = None
@@ -99,7 +99,7 @@ class RecordWriter(StoreWriter):
         self._sizes[name] += len(record)
 
     def sync(self) -> dict[str, int]:
-        """Flush to disk what was written; return the sizes of all files by name."""
+        """Flush written data to disk; return the sizes of all files by name."""
         if self._file is not None:
             self._file.flush()
             os.fsync(self._file.fileno())
