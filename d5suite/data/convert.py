@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from d5suite.data.formats import format_module, read_split, scan_split, splits_of
+from d5suite.data.formats import format_module, read_split, splits_of
 from d5suite.data.formats.store import Store, check_name
 from d5suite.data.reading import Reader, name_of
 from d5suite.errors import DataError
@@ -76,7 +76,7 @@ def convert(
     work = work_folder(target)
     if target.exists() and not work.exists():
         raise DataError("exists already; nothing was changed", where=str(target), hint="Name a new one.")
-    stores = {split: scan_split(source, split) for split in splits_of(source)}
+    stores = {split: read_split(source, split, scan=True) for split in splits_of(source)}
     sizes = {split: store.sizes() for split, store in stores.items()}
     _check(stores)
     try:
@@ -176,14 +176,14 @@ def _write(
     if left > (free := shutil.disk_usage(target.parent).free):
         raise OSError(errno.ENOSPC, f"{left:,} bytes are needed and {free:,} are free")
     writer = writer_of(target, stores, sizes, notes.kept)
+    readers = {split: Reader() for split in stores}
     try:
         rest = {split: range(notes.done[split], len(store)) for split, store in stores.items()}
         work = ((split, number) for split, numbers in rest.items() for number in numbers)
-        reader = Reader()
         unnoted, noted = 0, time.monotonic()
         for split, number in shown(work, sum(map(len, rest.values())), "Converting", progress):
             location = stores[split].files[number]
-            content = reader.read(location, _place(stores, split, number))
+            content = readers[split].read(location, number)
             if len(content) != sizes[split][number]:
                 raise DataError(f"changed: it had {sizes[split][number]:,} bytes", where=name_of(location))
             writer.write(split, number, content)
@@ -199,16 +199,8 @@ def _write(
     finally:
         with contextlib.suppress(OSError):  # an earlier error is already raised
             writer.close()
-        reader.close()
-
-
-def _place(stores: Mapping[str, Store], split: str, number: int) -> int:
-    """Return a number that is unique to an image among all splits."""
-    for name, store in stores.items():
-        if name == split:
-            break
-        number += len(store)
-    return number
+        for reader in readers.values():
+            reader.close()
 
 
 def _check_read_back(path: Path, to: str, stores: Mapping[str, Store], sizes: Mapping[str, np.ndarray]) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from d5suite.data.convert import shown
-from d5suite.data.formats import scan_split, splits_of
+from d5suite.data.formats import read_split, splits_of
 from d5suite.data.formats.store import Store
 from d5suite.data.reading import Reader
 from d5suite.errors import DataError
@@ -71,8 +71,8 @@ def compare(
     splits = [_splits(path) for path in (first, second)]
     for split in sorted(splits[0].keys() | splits[1].keys()):
         if split in splits[0] and split in splits[1]:
-            stores = scan_split(first, splits[0][split]), scan_split(second, splits[1][split])
-            yield _compare(split, *stores, progress)
+            one = read_split(first, splits[0][split], scan=True)
+            yield _compare(split, one, read_split(second, splits[1][split], scan=True), progress)
         else:
             present, missing = (first, second) if split in splits[0] else (second, first)
             yield SplitComparison(split, 0, 0, "", 1, [f"in {present}, not in {missing}"])

@@ -36,6 +36,14 @@ _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*["<]([^">]+)[">]', re.MULTILI
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 
 
+def checker_context(opset: int) -> Any:
+    """Return the context in which ONNX's checker judges a node of an operator set."""
+    context = onnx.checker.C.CheckerContext()
+    context.ir_version = IR_VERSION
+    context.opset_imports = {"": opset}
+    return context
+
+
 @dataclass(frozen=True)
 class CustomOperator:
     """An operator that no framework has.
@@ -247,14 +255,11 @@ class CustomOperator:
         ConfigurationError
             If a node is not valid in this operator set.
         """
-        context = onnx.checker.C.CheckerContext()
-        context.ir_version = IR_VERSION
-        context.opset_imports = {"": opset}
         nodes = []
         for kind, inputs, outputs, attributes in self.meaning:
             try:
                 node = helper.make_node(kind, list(inputs), list(outputs), **dict(attributes))
-                onnx.checker.check_node(node, context)
+                onnx.checker.check_node(node, checker_context(opset))
             except (onnx.checker.ValidationError, TypeError, ValueError) as error:
                 line = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
                 raise ConfigurationError(

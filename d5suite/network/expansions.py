@@ -6,7 +6,7 @@ May import ONNX and NumPy and, from d5suite, `network.folding`.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 import onnx
@@ -202,20 +202,14 @@ class _Rnn:
         w, r = (write.node("Transpose", write.row(each, d, 0), perm=[1, 0]) for each in (w, r))
         given = write.node("MatMul", x, w)
         if b:
-            given = write.node("Add", given, write.node("Add", *self._halves(write, write.row(b, d, 0))))
+            halves = write.node("Reshape", write.row(b, d, 0), write.constant(np.array([2, -1])))
+            given = write.node("Add", given, write.node("Add", *(write.row(halves, half, 0) for half in (0, 1))))
         h = write.row(start, d, self._state_axis) if start else ""
         states = {}
-        for t in self._order(d):
+        order = reversed(range(self._steps)) if self._reverse or d == 1 else range(self._steps)
+        for t in order:
             total = write.row(given, t, self._time)
             h = states[t] = write.node(
                 self._activations[d], write.node("Add", total, write.node("MatMul", h, r)) if h else total
             )
         return [states[t] for t in range(self._steps)], h
-
-    def _order(self, d: int) -> Iterator[int]:
-        steps = range(self._steps)
-        return iter(reversed(steps) if self._reverse or d == 1 else steps)
-
-    def _halves(self, write: NodeWriter, b: str) -> list[str]:
-        two = write.node("Reshape", b, write.constant(np.array([2, -1])))
-        return [write.row(two, half, 0) for half in (0, 1)]

@@ -152,7 +152,7 @@ class Graph:
             return bool(np.isinf(value).all())
         if np.isnan(value).any() or not np.isneginf(value).any() or np.isposinf(value).any():
             return False
-        return self._only_in(name, _MASKED)
+        return all(node.op_type in _MASKED for node in self.nodes if name in node.inputs)
 
     def _changes_nothing(self, name: str) -> bool:
         """Return whether a tensor is a neutral scale or bias of an exporter, or a scatter's base.
@@ -171,10 +171,6 @@ class Graph:
             before, after = {y for _, y in around}, {x for x, _ in around}
             return all(node.inputs[0] in before and node.outputs[0] in after for node, _ in readers)
         return {(operator, i) for operator, i, _ in places} <= {("ScatterND", 0), ("ScatterElements", 0)}
-
-    def _only_in(self, name: str, operators: frozenset[str]) -> bool:
-        """Return whether only nodes of these operators read a tensor."""
-        return all(node.op_type in operators for node in self.nodes if name in node.inputs)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.name!r}, {len(self.nodes)} nodes, {len(self.parameters)} parameters)"

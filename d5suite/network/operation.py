@@ -16,7 +16,7 @@ import onnx
 from onnx import helper, numpy_helper, shape_inference
 
 from d5suite.errors import NetworkError
-from d5suite.network.custom import CustomOperator
+from d5suite.network.custom import CustomOperator, checker_context
 from d5suite.network.folding import Shape, fold, shapes_of
 from d5suite.network.graph import Node, node_of
 from d5suite.network.graph_edits import attributes_of, copy_of, remove_items, replace_items
@@ -125,7 +125,7 @@ class Operation:
             raise NetworkError("no output is wanted", where=where)
         self.precision = precision
         self.opset = opset
-        self._asked = dict(inputs)
+        self._given = dict(inputs)
         self._attributes = {key: plain(value) for key, value in (attributes or {}).items()}
         self._outputs = tuple(bool(wanted) for wanted in outputs)
         self.custom = custom
@@ -180,7 +180,7 @@ class Operation:
                 full.graph.output.append(helper.make_empty_tensor_value_info(output))
         try:
             if schema is not None:
-                onnx.checker.check_node(node, _checker_context(self.opset))
+                onnx.checker.check_node(node, checker_context(self.opset))
             inferred = infer(_with_constants(full, self.inputs))
         except (onnx.checker.ValidationError, shape_inference.InferenceError, RuntimeError, ValueError) as error:
             lines = [line for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
@@ -271,7 +271,12 @@ class Operation:
 
     def with_precision(self, precision: str) -> Operation:
         """Return the operation with its floating-point inputs in another type."""
-        return self if precision == self.precision else self._variant(self._asked, precision)
+        if precision == self.precision:
+            return self
+        return Operation(
+            self.node.op_type, self._given, self._attributes, name=self.name, outputs=self._outputs,
+            precision=precision, opset=self.opset, custom=self.custom,
+        )  # fmt: skip
 
     @property
     def exact(self) -> Operation:
@@ -282,12 +287,6 @@ class Operation:
     def kinds(self) -> frozenset[str]:
         """The ONNX operator, or the operators in the meaning of a custom operator."""
         return frozenset({self.node.op_type} if self.custom is None else {step[0] for step in self.custom.meaning})
-
-    def _variant(self, inputs: Mapping[str, Any], precision: str) -> Operation:
-        return Operation(
-            self.node.op_type, inputs, self._attributes, name=self.name, outputs=self._outputs, precision=precision,
-            opset=self.opset, custom=self.custom,
-        )  # fmt: skip
 
     @property
     def outputs(self) -> tuple[str, ...]:
@@ -412,13 +411,6 @@ def _onnx_type(key: str, dtype: np.dtype, *, where: str) -> int:
         return int(helper.np_dtype_to_tensor_dtype(dtype))
     except (TypeError, ValueError, KeyError) as error:
         raise NetworkError(f"input {key!r}: ONNX has no tensors of {dtype}", where=where) from error
-
-
-def _checker_context(opset: int) -> Any:
-    context = onnx.checker.C.CheckerContext()
-    context.ir_version = IR_VERSION
-    context.opset_imports = {"": opset}
-    return context
 
 
 def _with_constants(model: onnx.ModelProto, inputs: Mapping[str, Any]) -> onnx.ModelProto:

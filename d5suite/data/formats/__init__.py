@@ -87,8 +87,16 @@ def splits_of(path: str | os.PathLike[str]) -> list[str]:
     return found
 
 
-def read_split(path: str | os.PathLike[str], split: str) -> Store:
+def read_split(path: str | os.PathLike[str], split: str, *, scan: bool = False) -> Store:
     """Read one split of a dataset in any format, including a folder of images.
+
+    Parameters
+    ----------
+    path : path
+    split : str
+    scan : bool
+        Read all records, as frameworks' own readers do, and compare them with the index. Otherwise
+        an index is trusted if the file sizes fit.
 
     Raises
     ------
@@ -99,23 +107,8 @@ def read_split(path: str | os.PathLike[str], split: str) -> Store:
     """
     module = format_module(kind_of(path))
     root = Path(os.path.abspath(path))
-    store: Store = module.read(root, _split_there(root, module.splits(root), split))
-    return store
-
-
-def scan_split(path: str | os.PathLike[str], split: str) -> Store:
-    """Read one split of a dataset as frameworks' own readers do: all records, not the index.
-
-    `read_split` trusts an index if the file sizes fit; here the index is compared with the records.
-
-    Raises
-    ------
-    DataError, ConfigurationError
-        As `read_split`, or if an index disagrees with the records.
-    """
-    module = format_module(kind_of(path))
-    root = Path(os.path.abspath(path))
-    store: Store = getattr(module, "scan", module.read)(root, _split_there(root, module.splits(root), split))
+    read = getattr(module, "scan", module.read) if scan else module.read
+    store: Store = read(root, _split_there(root, module.splits(root), split))
     return store
 
 

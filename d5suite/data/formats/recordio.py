@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 import mmap
-import os
 import struct
 from array import array
 from collections.abc import Iterator
@@ -20,7 +19,7 @@ import numpy as np
 
 from d5suite.data.formats import tables
 from d5suite.data.formats.store import RECORDIO_MAGIC, SPLITS, LabelReader, Store, full_name, sniff
-from d5suite.data.formats.writing import RecordWriter
+from d5suite.data.formats.writing import RecordWriter, mapped
 from d5suite.data.openimages import SparseLabels
 from d5suite.data.reading import FilePieces
 from d5suite.errors import DataError
@@ -129,28 +128,26 @@ def _scan(file: Path, split: str) -> tuple[Store, np.ndarray]:
     names: list[str] = []
     records, starts, pieces = array("q"), array("q", [0]), array("q")  # numbers of 8 bytes
     ids = array("Q")
-    with open(file, "rb") as opened:
-        if not os.fstat(opened.fileno()).st_size:
-            raise DataError("no images", where=str(file))
-        with mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as content:
-            content.madvise(mmap.MADV_RANDOM)
-            for record, parts in _records(content, file):
-                where = f"{file}, byte {record}"
-                image_id, numbers, size = _header(content, parts, labels.several, where)
-                label = _take(numbers, labels, where)
-                *written, name = listed.get(image_id, f"{len(names):08}.JPEG").split("\t")
-                if written and not _same_numbers(written, numbers):
-                    raise DataError(
-                        f"record {len(names)} has label {' '.join(map(str, numbers))}, and {file.stem}.lst says "
-                        f"{' '.join(written)} of its id {image_id}",
-                        where=where,
-                    )
-                ids.append(image_id)
-                names.append(full_name(split, label, name, where))
-                records.append(record)
-                for piece in _without(parts, size):
-                    pieces.extend(piece)
-                starts.append(len(pieces) // 2)
+    with mapped(file) as content:
+        for record, parts in _records(content, file):
+            where = f"{file}, byte {record}"
+            image_id, numbers, size = _header(content, parts, labels.several, where)
+            label = _take(numbers, labels, where)
+            *written, name = listed.get(image_id, f"{len(names):08}.JPEG").split("\t")
+            if written and not _same_numbers(written, numbers):
+                raise DataError(
+                    f"record {len(names)} has label {' '.join(map(str, numbers))}, and {file.stem}.lst says "
+                    f"{' '.join(written)} of its id {image_id}",
+                    where=where,
+                )
+            ids.append(image_id)
+            names.append(full_name(split, label, name, where))
+            records.append(record)
+            for piece in _without(parts, size):
+                pieces.extend(piece)
+            starts.append(len(pieces) // 2)
+    if not names:
+        raise DataError("no images", where=str(file))
     offset, length = np.array(pieces).reshape(-1, 2).T
     places = FilePieces(
         [str(file)], np.zeros(len(names), np.int32), np.array(records), np.array(starts), offset.copy(), length.copy()
@@ -159,7 +156,7 @@ def _scan(file: Path, split: str) -> tuple[Store, np.ndarray]:
     return Store(file.parent, split, label_names, class_names, names, values, places), np.array(ids)
 
 
-def _records(content: mmap.mmap, file: Path) -> Iterator[tuple[int, Parts]]:
+def _records(content: mmap.mmap | bytes, file: Path) -> Iterator[tuple[int, Parts]]:
     """Yield where every record begins, and its parts."""
     at, size = 0, len(content)
     begin, parts = 0, Parts()
@@ -198,7 +195,7 @@ def _records(content: mmap.mmap, file: Path) -> Iterator[tuple[int, Parts]]:
         raise DataError("the file ends inside this record", where=f"{file}, byte {begin}", hint="It was cut short.")
 
 
-def _header(content: mmap.mmap, parts: Parts, several: bool, where: str) -> tuple[int, list[int], int]:
+def _header(content: mmap.mmap | bytes, parts: Parts, several: bool, where: str) -> tuple[int, list[int], int]:
     """Return an image's id, the numbers of its labels, and the size of the header."""
     size = _HEADER.size
     head = _first_bytes(content, parts, size)
@@ -227,7 +224,7 @@ def _take(numbers: list[int], labels: LabelReader, where: str) -> str:
     return ""
 
 
-def _first_bytes(content: mmap.mmap, parts: Parts, size: int) -> bytes:
+def _first_bytes(content: mmap.mmap | bytes, parts: Parts, size: int) -> bytes:
     found = b""
     for offset, length in parts:
         if len(found) >= size:

@@ -23,7 +23,7 @@ import numpy as np
 from d5suite.data.decode import header
 from d5suite.data.formats import tables
 from d5suite.data.formats.store import SPLITS, LabelReader, Store, full_name, sniff
-from d5suite.data.formats.writing import RecordWriter
+from d5suite.data.formats.writing import RecordWriter, mapped
 from d5suite.data.openimages import SparseLabels
 from d5suite.data.reading import FilePieces, masked_crc32c_bytes
 from d5suite.errors import DataError
@@ -100,17 +100,13 @@ def _scan(path: Path, split: str, files: Sequence[Path]) -> Store:
     names: list[str] = []
     rows = array("q")  # 8 bytes per number; lists for a million images would need gigabytes
     for number, file in enumerate(files):
-        with open(file, "rb") as opened:
-            if not os.fstat(opened.fileno()).st_size:
-                continue
-            with mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as content:
-                content.madvise(mmap.MADV_RANDOM)
-                for record, begin, end in _records(content, file):
-                    where = f"{file}, byte {record}"
-                    features = _example(content, begin, end, where)
-                    image = _bytes_feature(features, "image/encoded", where)
-                    rows.extend((number, record, image[0], image[1] - image[0]))
-                    names.append(_image(content, features, labels, split, len(names), where))
+        with mapped(file) as content:
+            for record, begin, end in _records(content, file):
+                where = f"{file}, byte {record}"
+                features = _example(content, begin, end, where)
+                image = _bytes_feature(features, "image/encoded", where)
+                rows.extend((number, record, image[0], image[1] - image[0]))
+                names.append(_image(content, features, labels, split, len(names), where))
     if not names:
         raise DataError("no images", where=str(files[0]))
     file_number, records, offset, length = np.array(rows).reshape(-1, 4).T
@@ -126,7 +122,9 @@ def _scan(path: Path, split: str, files: Sequence[Path]) -> Store:
     return Store(path, split, label_names, class_names, names, values, places)
 
 
-def _image(content: mmap.mmap, features: Features, labels: LabelReader, split: str, count: int, where: str) -> str:
+def _image(
+    content: mmap.mmap | bytes, features: Features, labels: LabelReader, split: str, count: int, where: str
+) -> str:
     """Add an image's labels; return its name."""
     label = ""
     if labels.several:
@@ -155,14 +153,14 @@ def _bytes_feature(features: Features, name: str, where: str) -> tuple[int, int]
     return value
 
 
-def _text(content: mmap.mmap, features: Features, name: str, where: str) -> str:
+def _text(content: mmap.mmap | bytes, features: Features, name: str, where: str) -> str:
     begin, end = _bytes_feature(features, name, where)
     if end - begin > _LONGEST_NAME:
         raise DataError(f"{name} is {end - begin:,} bytes long", where=where)
     return content[begin:end].decode("utf-8", "backslashreplace")
 
 
-def _records(content: mmap.mmap, file: Path) -> Iterator[tuple[int, int, int]]:
+def _records(content: mmap.mmap | bytes, file: Path) -> Iterator[tuple[int, int, int]]:
     """Yield where every record begins, and where its data begin and end."""
     at, size = 0, len(content)
     while at < size:
@@ -184,7 +182,7 @@ def _records(content: mmap.mmap, file: Path) -> Iterator[tuple[int, int, int]]:
         at += length + 16
 
 
-def _example(content: mmap.mmap, begin: int, end: int, where: str) -> Features:
+def _example(content: mmap.mmap | bytes, begin: int, end: int, where: str) -> Features:
     """Read the features of a ``tf.train.Example``."""
     features: Features = {}
     try:
@@ -208,7 +206,7 @@ def _example(content: mmap.mmap, begin: int, end: int, where: str) -> Features:
     return features
 
 
-def _fields(content: mmap.mmap, at: int, end: int, wanted: set[int]) -> Iterator[tuple[int, int, int]]:
+def _fields(content: mmap.mmap | bytes, at: int, end: int, wanted: set[int]) -> Iterator[tuple[int, int, int]]:
     """Yield the wanted length-delimited fields of a message: number, begin, end.
 
     Raises
@@ -234,7 +232,7 @@ def _fields(content: mmap.mmap, at: int, end: int, wanted: set[int]) -> Iterator
             yield key >> 3, begin, at
 
 
-def _whole_numbers(content: mmap.mmap, at: int, end: int) -> list[int]:
+def _whole_numbers(content: mmap.mmap | bytes, at: int, end: int) -> list[int]:
     """Read the values of an ``Int64List``, packed or not."""
     values = []
     while at < end:
@@ -253,7 +251,7 @@ def _whole_numbers(content: mmap.mmap, at: int, end: int) -> list[int]:
     return values
 
 
-def _varint(content: mmap.mmap, at: int, end: int) -> tuple[int, int]:
+def _varint(content: mmap.mmap | bytes, at: int, end: int) -> tuple[int, int]:
     value = shift = 0
     while True:
         if at >= end or shift > 63:

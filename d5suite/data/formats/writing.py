@@ -5,9 +5,11 @@ May import NumPy and, from d5suite, `data` and `errors`.
 
 from __future__ import annotations
 
+import contextlib
+import mmap
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import BinaryIO
 
@@ -15,6 +17,18 @@ import numpy as np
 
 from d5suite.data.formats import tables
 from d5suite.data.formats.store import Store, write_classes
+
+
+@contextlib.contextmanager
+def mapped(file: Path) -> Iterator[mmap.mmap | bytes]:
+    """Map a record file into memory, to read parts of it."""
+    with open(file, "rb") as opened:
+        if not os.fstat(opened.fileno()).st_size:  # cannot be mapped
+            yield b""
+            return
+        with mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            content.madvise(mmap.MADV_RANDOM)
+            yield content
 
 
 class StoreWriter(ABC):

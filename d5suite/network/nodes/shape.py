@@ -281,24 +281,19 @@ def read_blocks(node: Node, context: NodeContext, *, last: bool = False) -> Bloc
         raise NetworkError(f"{node.op_type} of an unknown size is not implemented", where=node.name)
     depth, height, width = (n or 0 for n in sizes)
     depth_first = node.attributes.get("mode", "DCR") == "DCR"
+    blocks = "yxc" if depth_first else "cyx"  # rows and columns of a block, and channels
     if node.op_type == "DepthToSpace":
         depth //= b * b
-        blocks = (b, b, depth) if depth_first else (depth, b, b)
-        merged = (depth, height * b, width * b)
-        split = (height, width, *blocks) if last else (*blocks, height, width)
-        order = (1, 3, 2, 4, 5) if depth_first else (1, 4, 2, 5, 3)
-        if not last:
-            order = (3, 4, 1, 5, 2) if depth_first else (1, 4, 2, 5, 3)
+        split, merged = f"hw{blocks}" if last else f"{blocks}hw", ["c", "hy", "wx"]
     else:
         height, width = height // b, width // b
-        merged = (depth * b * b, height, width)
-        split = (height, b, width, b, depth) if last else (depth, height, b, width, b)
-        order = (1, 3, 2, 4, 5) if depth_first else (1, 3, 5, 2, 4)
-        if not last:
-            order = (3, 5, 1, 2, 4) if depth_first else (1, 3, 5, 2, 4)
+        split, merged = "hywxc" if last else "chywx", [blocks, "h", "w"]
     if last:
-        merged = (*merged[1:], merged[0])
-    return Blocks(b, depth_first, (-1, *split), (0, *order), (-1, *merged))
+        merged = [*merged[1:], merged[0]]
+    lengths = {"c": depth, "h": height, "w": width, "y": b, "x": b}
+    order = (split.index(axis) + 1 for axis in "".join(merged))
+    wanted = (math.prod(lengths[axis] for axis in axes) for axes in merged)
+    return Blocks(b, depth_first, (-1, *(lengths[axis] for axis in split)), (0, *order), (-1, *wanted))
 
 
 @dataclass(frozen=True)

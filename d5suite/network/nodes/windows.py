@@ -77,11 +77,8 @@ class Window(_Sliding):
     @property
     def same(self) -> bool:
         """Whether `pads` equals ``SAME_UPPER``: the least for ⌈size / stride⌉ outputs."""
-        for size, stride, span, pair in zip(self.image, self.strides, self.spans, self.pads, strict=True):
-            total = max((-(-size // stride) - 1) * stride + span - size, 0)
-            if pair != (total // 2, total - total // 2):
-                return False
-        return True
+        totals = _same_totals(self.image, self.strides, self.spans)
+        return self.pads == tuple((total // 2, total - total // 2) for total in totals)
 
     def counts(self, *, include_pad: bool) -> np.ndarray:
         """Return the divisor of every window of an AveragePool: int64, shape `outputs`.
@@ -175,8 +172,7 @@ def window(node: Node, image: Shape, kernel: Shape = ()) -> Window:
     spans = [(k - 1) * d + 1 for k, d in zip(sizes, dilations, strict=True)]
     automatic = a.get("auto_pad", "NOTSET")
     if automatic in ("SAME_UPPER", "SAME_LOWER"):
-        totals = [max((-(-n // s) - 1) * s + span - n, 0) for n, s, span in zip(inputs, strides, spans, strict=True)]
-        begin, end = _halves(totals, automatic)
+        begin, end = _halves(_same_totals(inputs, strides, spans), automatic)
     else:
         begin, end = _given_pads(node, len(sizes))
     if min((*begin, *end), default=0) < 0:
@@ -238,6 +234,11 @@ def _sizes(node: Node, image: Shape, kernel: Shape) -> tuple[tuple[int, ...], ..
     if not rank == len(inputs) == len(image) == len(sizes):
         raise NetworkError(f"the image size at this node is not known: {list(image)}", where=node.name)
     return inputs, sizes, tuple(a.get("strides") or (1,) * rank), tuple(a.get("dilations") or (1,) * rank)
+
+
+def _same_totals(image: Sequence[int], strides: Sequence[int], spans: Sequence[int]) -> list[int]:
+    """Return the least padding for ⌈size / stride⌉ outputs, by axis."""
+    return [max((-(-n // s) - 1) * s + span - n, 0) for n, s, span in zip(image, strides, spans, strict=True)]
 
 
 def _halves(totals: Sequence[int], automatic: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
