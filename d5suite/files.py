@@ -305,7 +305,7 @@ def _write_special(path: Path, content: bytes | memoryview) -> None:
     try:  # without O_NONBLOCK, a pipe without a reader would block forever
         handle = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     except OSError as error:
-        what = "nobody reads this pipe" if error.errno == errno.ENXIO else str(error.strerror)
+        what = "this pipe has no reader" if error.errno == errno.ENXIO else str(error.strerror)
         raise OSError(error.errno, what, str(path)) from error
     with open(handle, "wb") as file:
         os.set_blocking(handle, True)

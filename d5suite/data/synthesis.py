@@ -159,7 +159,7 @@ class SyntheticImageNet(ImageSet):
 
     Notes
     -----
-    The others are those of `ImageSet`.
+    `ImageSet` describes the other parameters.
     """
 
     layout: ClassVar[str] = "imagenet"
@@ -204,7 +204,7 @@ class SyntheticOpenImages(ImageSet):
 
     Notes
     -----
-    The others are those of `ImageSet`.
+    `ImageSet` describes the other parameters.
     """
 
     layout: ClassVar[str] = "openimages"

@@ -279,7 +279,7 @@ class CustomOperator:
         ConfigurationError
             If the number of arrays or a shape differs from the outputs'.
         """
-        assert self.forward is not None  # not asked of a source
+        assert self.forward is not None  # a source has no Python function
         found = self.forward(*inputs, **self.attributes)
         arrays = found if isinstance(found, tuple) else (found,)
         self._check_count("forward", len(arrays), "outputs", self.outputs)

@@ -136,7 +136,7 @@ def opset(model: onnx.ModelProto, name: str) -> int:
     for what, found, known in (("opset", least, newest), ("ir_version", model.ir_version, newest_file)):
         if found > known:
             raise NetworkError(
-                f"{what} {found} is newer than the installed onnx {onnx.__version__} knows: up to {known}",
+                f"{what} {found} is newer than the installed onnx {onnx.__version__} supports: up to {known}",
                 where=name,
                 hint="Export the model again with an older one, or install a newer onnx.",
             )

@@ -309,9 +309,11 @@ def _unpool(case: _NodeCheck) -> None:
     image = [(n - 1) * s + k for n, s, k in zip(pooled[2:], strides, kernel, strict=True)]
     sizes = [n - a - b for n, a, b in zip(image, pads[:rank], pads[rank:], strict=True)]
     name = case.given(2)
-    asked = case.values.get(name or "")
-    if min(sizes, default=1) < 1 or (asked is not None and (len(asked) != rank + 2 or (asked[2:] < sizes).any())):
-        case.refuse(f"an image of {sizes} does not fit output_shape {asked}")
+    requested = case.values.get(name or "")
+    if min(sizes, default=1) < 1 or (
+        requested is not None and (len(requested) != rank + 2 or (requested[2:] < sizes).any())
+    ):
+        case.refuse(f"an image of {sizes} does not fit output_shape {requested}")
     case.expect_within(1, 0, math.prod(pooled[:2]) * math.prod(sizes) - 1)
 
 
@@ -545,7 +547,7 @@ def _recurrent(case: _NodeCheck) -> None:
     case.expect(7, directions, 3 * hidden)
     named = attributes.get("activations") or []
     if len(named) not in (0, directions * functions) or {name.lower() for name in named} - ACTIVATIONS:
-        case.refuse(f"activations {list(named)} are not {directions * functions} functions that ONNX knows")
+        case.refuse(f"activations {list(named)} are not {directions * functions} ONNX functions")
 
 
 @_rule("Attention")

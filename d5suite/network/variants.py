@@ -121,7 +121,7 @@ ON_NO_ADAPTER: tuple[Variant, ...] = (
         ("Resize",),
         "coordinate_transformation_mode",
         ("tf_crop_and_resize",),
-        "no exporter of networks writes regions, and no adapter has them",
+        "no exporter writes regions, and no adapter supports them",
     ),
 )
 """Variants that none of d5suite's adapters supports."""

@@ -119,7 +119,7 @@ INVALID: list[tuple[str, Any, dict[str, Any], str]] = [
     ("LSTM", {**LSTM, "B": (1, 16)}, {"hidden_size": 4}, "input 'B' has shape [1, 16], not [1, 32]"),
     ("LSTM", {**LSTM, "B": None, "l": np.array([7, 8], np.int32)}, {"hidden_size": 4}, "range from 0 to 7"),
     ("LSTM", {**LSTM, "B": None, "l": None, "h": (1, 3, 4)}, {"hidden_size": 4}, "'h' has shape [1, 3, 4]"),
-    ("LSTM", LSTM, {"hidden_size": 4, "activations": ["A", "Tanh", "Tanh"]}, "not 3 functions that ONNX knows"),
+    ("LSTM", LSTM, {"hidden_size": 4, "activations": ["A", "Tanh", "Tanh"]}, "not 3 ONNX functions"),
     ("GRU", {"X": (7, 2, 3), "W": (1, 16, 3), "R": (1, 12, 4)}, {"hidden_size": 4}, "'W' has shape [1, 16, 3]"),
     ("Attention", {"Q": (1, 4, 3, 8), "K": (1, 4, 5, 7), "V": (1, 4, 5, 8)}, {}, "'K' has shape [1, 4, 5, 7]"),
     ("Attention", {"Q": (1, 4, 3, 8), "K": (1, 3, 5, 8), "V": (1, 3, 5, 8)}, {}, "4 heads of queries cannot share 3"),

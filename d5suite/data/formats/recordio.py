@@ -210,7 +210,7 @@ def _header(content: mmap.mmap | bytes, parts: Parts, several: bool, where: str)
     if numbers != list(values):
         raise DataError(f"a label is not a whole number: {label if not flag else values}", where=where)
     if not several and len(numbers) != 1:
-        raise DataError(f"the record has {len(numbers)} labels, and no list of classes says so", where=where)
+        raise DataError(f"the record has {len(numbers)} labels, but no list of classes allows several", where=where)
     if several and (not flag or not 0 <= numbers[0] < len(numbers)):
         raise DataError("the labels do not begin with how many of them are present", where=where)
     return image_id, numbers, size

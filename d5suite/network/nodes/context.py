@@ -158,4 +158,4 @@ def select(results: Sequence[Any], wanted: Sequence[bool]) -> Any:
     """Return the first result if only that is wanted, else a tuple with None for the unwanted."""
     if not any(wanted[1:]):
         return results[0]
-    return tuple(result if asked else None for result, asked in zip(results, wanted, strict=False))
+    return tuple(result if is_wanted else None for result, is_wanted in zip(results, wanted, strict=False))

@@ -211,11 +211,11 @@ def transposed_window(node: Node, image: Shape, kernel: Shape) -> TransposedWind
     ]
     automatic, wanted = a.get("auto_pad", "NOTSET"), a.get("output_shape")
     if wanted or automatic in ("SAME_UPPER", "SAME_LOWER"):
-        asked = list(wanted)[-rank:] if wanted else [n * s for n, s in zip(inputs, strides, strict=True)]
+        requested = list(wanted)[-rank:] if wanted else [n * s for n, s in zip(inputs, strides, strict=True)]
         # Missing rows and columns are added at the end.
-        more = [max(n - w, 0) for n, w in zip(asked, whole, strict=True)]
+        more = [max(n - w, 0) for n, w in zip(requested, whole, strict=True)]
         extra = tuple(e + m for e, m in zip(extra, more, strict=True))
-        begin, end = _halves([max(w - n, 0) for n, w in zip(asked, whole, strict=True)], automatic)
+        begin, end = _halves([max(w - n, 0) for n, w in zip(requested, whole, strict=True)], automatic)
         whole = [w + m for w, m in zip(whole, more, strict=True)]
     else:
         begin, end = _given_pads(node, rank)
