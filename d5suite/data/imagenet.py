@@ -37,15 +37,7 @@ from typing import Literal
 
 import numpy as np
 
-from d5suite.data.reading import (
-    check_classes,
-    check_split,
-    describe_left_out,
-    first_classes,
-    nor_others,
-    reading,
-    refuse_look_alikes,
-)
+from d5suite.data import reading
 from d5suite.errors import DataError
 
 MAPPING_FILE = "LOC_synset_mapping.txt"
@@ -95,8 +87,8 @@ class ImageNet:
     def __init__(
         self, root: str | os.PathLike[str], split: Literal["train", "val"], *, classes: int | None = None
     ) -> None:
-        check_split(split, ("train", "val"))
-        check_classes(classes)
+        reading.check_split(split, ("train", "val"))
+        reading.check_classes(classes)
         self.root = Path(os.path.abspath(root))
         self.split = split
         folder = self._folder(split)
@@ -112,11 +104,11 @@ class ImageNet:
         unnamed = sorted(set(known) - self.class_names.keys()) if self.class_names else []
         if unnamed:
             raise DataError(
-                f"class {unnamed[0]} is not in this list{nor_others(len(unnamed))}",
+                f"class {unnamed[0]} is not in this list{reading.nor_others(len(unnamed))}",
                 where=str(self.root / MAPPING_FILE),
                 hint="Complete the list, or remove it: class names are optional.",
             )
-        self.wnids = first_classes(known, classes, self.root)
+        self.wnids = reading.first_classes(known, classes, self.root)
         class_folders = _class_folders(folder)
         self._left_out: list[str] = []
         self.left_out = ""
@@ -127,7 +119,7 @@ class ImageNet:
         if not self.files:
             raise DataError("no images", where=str(folder), hint=_MAKE_ONE)
         if self._left_out:
-            self.left_out = describe_left_out(self._left_out)
+            self.left_out = reading.describe_left_out(self._left_out)
             warnings.warn(f"{folder}: {self.left_out}", stacklevel=2)
         self.labels = np.array(labels, np.int64)
 
@@ -207,7 +199,7 @@ class ImageNet:
 
 
 def _class_folders(folder: Path) -> list[str]:
-    with reading(folder), os.scandir(folder) as entries:
+    with reading.naming_errors(folder), os.scandir(folder) as entries:
         return sorted(
             entry.name
             for entry in entries
@@ -217,7 +209,7 @@ def _class_folders(folder: Path) -> list[str]:
 
 def _beside(folder: Path) -> list[str]:
     """Return the files beside class folders; raise for anything else."""
-    with reading(folder), os.scandir(folder) as entries:
+    with reading.naming_errors(folder), os.scandir(folder) as entries:
         # A hidden folder may be a misnamed class; hidden files belong to the system.
         names = [
             entry.name
@@ -237,7 +229,7 @@ def _beside(folder: Path) -> list[str]:
 def _images(folder: Path) -> tuple[list[str], list[str]]:
     """Return a folder's images, and the names of other files that are not hidden."""
     names, others, odd = [], [], []
-    with reading(folder), os.scandir(folder) as entries:
+    with reading.naming_errors(folder), os.scandir(folder) as entries:
         for entry in entries:
             image, hidden = entry.name.lower().endswith(_SUFFIXES), entry.name.startswith(".")
             if not image or hidden:
@@ -246,7 +238,7 @@ def _images(folder: Path) -> tuple[list[str], list[str]]:
                 names.append(entry.name)
             else:
                 odd.append(entry.name)
-    refuse_look_alikes(folder, odd)
+    reading.refuse_look_alikes(folder, odd)
     return sorted(names), others
 
 
@@ -261,7 +253,7 @@ def read_mapping(file: Path) -> dict[str, str]:
     names: dict[str, str] = {}
     if not file.exists():
         return names
-    with reading(file), open(file, encoding="utf-8") as lines:
+    with reading.naming_errors(file), open(file, encoding="utf-8") as lines:
         for number, line in enumerate(lines, start=1):
             wnid, _, name = line.strip().partition(" ")
             if wnid and names.setdefault(wnid, name.strip()) != name.strip():
@@ -278,7 +270,7 @@ def _read_val_labels(file: Path) -> dict[str, tuple[str, int]]:
             hint="Copy it from the ILSVRC2012 CLS-LOC archive, or sort the images into val/<wnid>/.",
         )
     row_of: dict[str, tuple[str, int]] = {}
-    with reading(file), open(file, encoding="utf-8", newline="") as lines:
+    with reading.naming_errors(file), open(file, encoding="utf-8", newline="") as lines:
         rows = csv.reader(lines)
         if next(rows, None) != ["ImageId", "PredictionString"]:
             raise DataError("the first line is not 'ImageId,PredictionString'", where=str(file))
@@ -306,7 +298,7 @@ def _check_rows(
     if absent:
         line, image = absent[0]
         raise DataError(
-            f"line {line}: image {image} is not in {folder}{nor_others(len(absent))}",
+            f"line {line}: image {image} is not in {folder}{reading.nor_others(len(absent))}",
             where=str(file),
             hint="Add the missing images, or remove their rows.",
         )

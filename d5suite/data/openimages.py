@@ -40,16 +40,7 @@ from typing import Literal, overload
 
 import numpy as np
 
-from d5suite.data.reading import (
-    check_classes,
-    check_split,
-    describe_left_out,
-    first_classes,
-    nor_others,
-    reading,
-    refuse_look_alikes,
-    take_runs,
-)
+from d5suite.data import reading
 from d5suite.errors import DataError
 
 SPLITS = ("train", "validation", "test")
@@ -117,7 +108,7 @@ class SparseLabels:
             If there is no such image.
         """
         rows = np.arange(len(self))[indices]
-        start, chosen = take_runs(self.starts, rows.reshape(-1))
+        start, chosen = reading.take_runs(self.starts, rows.reshape(-1))
         dense = np.full((rows.size, self.shape[1]), -1, np.int64)
         dense[np.repeat(np.arange(rows.size), np.diff(start)), self.classes[chosen]] = self.values[chosen]
         return dense if rows.ndim else dense[0]
@@ -165,8 +156,8 @@ class OpenImages:
     def __init__(
         self, root: str | os.PathLike[str], split: Literal["train", "validation", "test"], *, classes: int | None = None
     ) -> None:
-        check_split(split, SPLITS)
-        check_classes(classes)
+        reading.check_split(split, SPLITS)
+        reading.check_classes(classes)
         self.root = Path(os.path.abspath(root))
         self.split = split
         folder = self.root / split
@@ -174,7 +165,7 @@ class OpenImages:
             what = f"no {split!r} folder in this directory" if self.root.is_dir() else "the directory does not exist"
             raise DataError(what, where=str(self.root), hint=_MAKE_ONE)
         self.class_names = _read_descriptions(self.root / DESCRIPTIONS_FILE)
-        self.label_names = first_classes(self._known(), classes, self.root)
+        self.label_names = reading.first_classes(self._known(), classes, self.root)
 
         file = self._labels_file(split)
         if file is None:
@@ -247,7 +238,7 @@ def _read_descriptions(file: Path) -> dict[str, str]:
     if not file.exists():
         raise DataError("the file with the names of the labels is missing", where=str(file), hint=_MAKE_ONE)
     names: dict[str, str] = {}
-    with reading(file), open(file, encoding="utf-8", newline="") as lines:
+    with reading.naming_errors(file), open(file, encoding="utf-8", newline="") as lines:
         rows = csv.reader(lines)
         for row in rows:
             if rows.line_num == 1 and row == _DESCRIPTIONS_HEADER:
@@ -262,7 +253,7 @@ def _read_descriptions(file: Path) -> dict[str, str]:
 
 def _read_trainable(file: Path, described: Mapping[str, str]) -> list[str]:
     names: dict[str, None] = {}
-    with reading(file), open(file, encoding="utf-8") as lines:
+    with reading.naming_errors(file), open(file, encoding="utf-8") as lines:
         for number, line in enumerate(lines, start=1):
             name = line.strip()
             if name in names:
@@ -279,7 +270,7 @@ def _read_trainable(file: Path, described: Mapping[str, str]) -> list[str]:
 def _pieces(file: Path) -> Iterator[tuple[int, list[list[str]]]]:
     """Yield pieces of a label file: the first line's number (from 1), and the four columns."""
     header = ",".join(LABELS_HEADER)
-    with reading(file), open(file, "rb") as content:
+    with reading.naming_errors(file), open(file, "rb") as content:
         if content.readline(_BYTES_AT_ONCE).rstrip(b"\r\n") != header.encode():
             raise DataError(f"the first line is not '{header}'", where=str(file))
         line = 2
@@ -352,18 +343,18 @@ def _images(folder: Path, entries: Iterable[os.DirEntry[str]], left_out: list[st
             yield entry.name
         else:
             odd.append(entry.name)
-    refuse_look_alikes(folder, odd)
+    reading.refuse_look_alikes(folder, odd)
 
 
 def _count_others(folder: Path, ids: np.ndarray, file: Path) -> tuple[int, str]:
     """Check that all `ids` are in a folder; count its other images, and describe other files."""
     left_out: list[str] = []
-    with reading(folder), os.scandir(folder) as entries:
+    with reading.naming_errors(folder), os.scandir(folder) as entries:
         names = (os.fsencode(name.removesuffix(_SUFFIX)) for name in _images(folder, entries, left_out))
         pieces = [np.empty(0, "S1")]
         while piece := list(itertools.islice(names, _NAMES_AT_ONCE)):
             pieces.append(np.array(piece, "S"))
-    message = describe_left_out(left_out)
+    message = reading.describe_left_out(left_out)
     if message:
         warnings.warn(f"{folder}: {message}", stacklevel=3)
     on_disk = np.concatenate(pieces)
@@ -375,7 +366,7 @@ def _count_others(folder: Path, ids: np.ndarray, file: Path) -> tuple[int, str]:
             raise DataError(f"line {line}: {image!r} is not an ImageID", where=str(file))
         absent = len(ids) - int(present.sum())
         raise DataError(
-            f"line {line}: image {image} is not in {folder}{nor_others(absent)}",
+            f"line {line}: image {image} is not in {folder}{reading.nor_others(absent)}",
             where=str(file),
             hint="Add the missing images, or remove their rows.",
         )

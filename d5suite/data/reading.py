@@ -97,7 +97,7 @@ def name_of(location: Location) -> str:
 
 
 @contextmanager
-def reading(file: Path) -> Iterator[None]:
+def naming_errors(file: Path) -> Iterator[None]:
     """Turn errors from reading a text file or folder into a `DataError` that names it."""
     try:
         yield

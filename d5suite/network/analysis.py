@@ -16,7 +16,7 @@ from d5suite.errors import NetworkError
 from d5suite.network.folding import Shape, shapes_of
 from d5suite.network.graph import Node
 from d5suite.network.model import Network
-from d5suite.network.normalise import infer, without_weights
+from d5suite.network.normalise import forget_shapes, infer, without_weights
 from d5suite.network.work import node_macs
 
 IN_PLACE = frozenset(
@@ -141,9 +141,7 @@ def _shapes(network: Network, batch_size: int) -> Mapping[str, Shape]:
         for size in value.type.tensor_type.shape.dim:
             if not size.HasField("dim_value"):
                 size.dim_value = batch_size
-    for name in ("value_info", "output"):
-        for value in getattr(light.graph, name):
-            value.type.tensor_type.ClearField("shape")
+    forget_shapes(light)
     try:
         inferred = infer(light)
     except onnx.shape_inference.InferenceError:

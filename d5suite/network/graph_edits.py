@@ -115,6 +115,12 @@ def rewrite_nodes(graph: onnx.GraphProto, rewrite: Callable[[onnx.NodeProto, Nod
     return changed
 
 
+def state_defaults(node: onnx.NodeProto, defaults: Iterable[onnx.AttributeProto]) -> None:
+    """State the defaults of attributes that a node omits."""
+    stated = {attribute.name for attribute in node.attribute}
+    node.attribute.extend(default for default in defaults if default.name not in ("", *stated))
+
+
 def copy_of(message: Message) -> Message:
     """Return a copy of a model or a node."""
     other = type(message)()

@@ -16,20 +16,11 @@ import onnx
 from onnx import TensorProto, numpy_helper, shape_inference
 
 from d5suite.errors import NetworkError
+from d5suite.network import graph_edits as edits
 from d5suite.network import parameters, repairs
 from d5suite.network.conditionals import without_conditionals
 from d5suite.network.expansions import expand
 from d5suite.network.folding import fold, shapes_of
-from d5suite.network.graph_edits import (
-    NodeWriter,
-    attributes_of,
-    is_operator,
-    remove_items,
-    rename_inputs,
-    replace_items,
-    rewrite_nodes,
-    tensor_of,
-)
 from d5suite.network.onnx_file import MOST, check_data, check_graph, check_kinds, opset
 
 OPSET = 21
@@ -138,9 +129,7 @@ def _inlined(model: onnx.ModelProto) -> onnx.ModelProto:
     defaults = {(function.domain, function.name): function.attribute_proto for function in model.functions}
     for nodes in (model.graph.node, *(function.node for function in model.functions)):
         for node in nodes:  # ONNX (1.23) inlines functions without these defaults
-            stated = {attribute.name for attribute in node.attribute}
-            known = defaults.get((node.domain, node.op_type), ())
-            node.attribute.extend(attribute for attribute in known if attribute.name not in stated)
+            edits.state_defaults(node, defaults.get((node.domain, node.op_type), ()))
     return inliner.inline_local_functions(model, convert_version=True)
 
 
@@ -188,9 +177,8 @@ def _expand_operators(model: onnx.ModelProto) -> onnx.ModelProto:
     version = opset(model, model.graph.name)
     for node in model.graph.node:
         if node.op_type in found and not node.domain:  # ONNX (1.23) expands them without defaults
-            stated = {attribute.name for attribute in node.attribute}
             known = onnx.defs.get_schema(node.op_type, version).attributes
-            node.attribute.extend(a.default_value for a in known.values() if a.default_value.name not in ("", *stated))
+            edits.state_defaults(node, (attribute.default_value for attribute in known.values()))
     typed = {value.name for value in (*model.graph.input, *model.graph.value_info)}
     model.graph.value_info.extend(
         onnx.helper.make_tensor_value_info(t.name, t.data_type, t.dims)
@@ -241,13 +229,13 @@ def _set_shapes(model: onnx.ModelProto, name: str, shapes: Mapping[str, Sequence
             raise NetworkError(f"input {key!r} cannot have shape {list(wanted)}", where=name)
         for dimension, size in zip(dimensions, wanted, strict=True):
             dimension.dim_value = size
-    model.graph.ClearField("value_info")  # outdated if the batch was opened after the export
-    _forget_outputs(model)
+    forget_shapes(model)  # they are outdated if the batch was opened after the export
 
 
-def _forget_outputs(model: onnx.ModelProto) -> None:
-    """Clear the shapes of outputs that nodes write; shape inference sets them again."""
+def forget_shapes(model: onnx.ModelProto) -> None:
+    """Clear the shapes of all tensors that nodes write; shape inference sets them again."""
     graph = model.graph
+    graph.ClearField("value_info")
     fixed = {tensor.name for tensor in graph.initializer} | {value.name for value in graph.input}
     for value in graph.output:
         if value.name not in fixed:
@@ -265,7 +253,7 @@ def _compute_outputs(model: onnx.ModelProto, weights: set[str]) -> None:
         tensor.name = f"{value.name}.d5suite.value"
         if value.name in weights:
             weights.add(tensor.name)
-        rename_inputs(graph.node, {value.name: tensor.name})
+        edits.rename_inputs(graph.node, {value.name: tensor.name})
         graph.node.append(onnx.helper.make_node("Identity", [tensor.name], [value.name], f"{value.name}.d5suite"))
 
 
@@ -320,16 +308,15 @@ def _restore_weights(model: onnx.ModelProto, given: onnx.ModelProto) -> None:
             model.graph.initializer.append(kept.pop(tensor.name))
     model.graph.initializer.extend(kept.values())
     names = {t.name for t in model.graph.initializer}
-    remove_items(model.graph.input, lambda value: value.name in names)
+    edits.remove_items(model.graph.input, lambda value: value.name in names)
 
 
 def _infer_shapes(model: onnx.ModelProto) -> None:
     light = without_weights(model)
-    light.graph.ClearField("value_info")
-    _forget_outputs(light)
+    forget_shapes(light)
     inferred = infer(light).graph
     for field_name in ("value_info", "output"):
-        replace_items(getattr(model.graph, field_name), getattr(inferred, field_name))
+        edits.replace_items(getattr(model.graph, field_name), getattr(inferred, field_name))
 
 
 _LIKE_INPUT = frozenset({"GroupNormalization", "MeanVarianceNormalization"})
@@ -349,12 +336,11 @@ def infer(model: onnx.ModelProto) -> onnx.ModelProto:
             )  # ONNX (1.23) infers as if the default were 0
         if node.op_type == "MaxUnpool" and not node.domain and len(node.input) > 2:
             node.op_type = "Resize"  # ONNX (1.23) infers no shape from output_shape, but from Resize's sizes
-            replace_items(node.input, (node.input[0], "", "", node.input[2]))
+            edits.replace_items(node.input, (node.input[0], "", "", node.input[2]))
             del node.attribute[:]
     found = _inferred(model)
     while repairs.repair_scales(found):
-        found.graph.ClearField("value_info")
-        _forget_outputs(found)
+        forget_shapes(found)
         found = _inferred(found)
     return found
 
@@ -380,7 +366,7 @@ def _widen(model: onnx.ModelProto) -> None:
             if tensor.data_type == TensorProto.DOUBLE:  # a mask of the least float64 must stay finite
                 bound = float(np.finfo(np.float32).max)
                 array = np.where(np.isfinite(array), np.clip(array, -bound, bound), array)
-            tensor.CopyFrom(tensor_of(array.astype(np.float32), tensor.name))
+            tensor.CopyFrom(edits.tensor_of(array.astype(np.float32), tensor.name))
 
     for tensor in graph.initializer:
         widened(tensor)
@@ -410,9 +396,9 @@ def _split_into_slices(model: onnx.ModelProto, weights: set[str]) -> None:
     graph, shapes = model.graph, shapes_of(model)
     constants = {t.name: t for t in graph.initializer if math.prod(t.dims) == 1}
 
-    def rewrite(node: onnx.NodeProto, write: NodeWriter) -> bool:
-        x, axis = next(iter(node.input), ""), attributes_of(node).get("axis", 0)
-        if is_operator(node, "Split"):
+    def rewrite(node: onnx.NodeProto, write: edits.NodeWriter) -> bool:
+        x, axis = next(iter(node.input), ""), edits.attributes_of(node).get("axis", 0)
+        if edits.is_operator(node, "Split"):
             sizes = [shapes[output][axis] if output in shapes else None for output in node.output]
             if None in sizes:
                 return False
@@ -420,7 +406,7 @@ def _split_into_slices(model: onnx.ModelProto, weights: set[str]) -> None:
             for output, start, stop in zip(node.output, ends[:-1], ends[1:], strict=True):
                 write.cut(x, axis, start, stop, output=output)
             return True
-        index = constants.get(node.input[1]) if is_operator(node, "Gather") else None
+        index = constants.get(node.input[1]) if edits.is_operator(node, "Gather") else None
         size = shapes[x][axis] if index is not None and x in shapes else None
         if index is None or size is None or len(index.dims) > 1:
             return False
@@ -428,7 +414,7 @@ def _split_into_slices(model: onnx.ModelProto, weights: set[str]) -> None:
         write.cut(x, axis, row, row + 1, squeeze=not index.dims, output=node.output[0])
         return True
 
-    if rewrite_nodes(graph, rewrite):
+    if edits.rewrite_nodes(graph, rewrite):
         _infer_shapes(model)
         fold(model, graph.name, weights)
 
@@ -450,4 +436,4 @@ def _separate_statistics(model: onnx.ModelProto) -> None:
             if uses[name] > 1 and name in values:
                 uses[name] -= 1
                 node.input[index] = f"{name}.d5suite.{node.output[0]}.{index}"
-                graph.initializer.append(tensor_of(numpy_helper.to_array(values[name]), node.input[index]))
+                graph.initializer.append(edits.tensor_of(numpy_helper.to_array(values[name]), node.input[index]))

@@ -10,17 +10,8 @@ import onnx
 from onnx import numpy_helper
 
 from d5suite.errors import NetworkError
+from d5suite.network import graph_edits as edits
 from d5suite.network.folding import shapes_of
-from d5suite.network.graph_edits import (
-    NodeWriter,
-    attributes_of,
-    is_operator,
-    remove_items,
-    replace_items,
-    rewrite_nodes,
-    set_attributes,
-    tensor_of,
-)
 from d5suite.network.operators import REDUCTIONS
 
 
@@ -31,9 +22,9 @@ def flatten_for_hardmax(model: onnx.ModelProto) -> None:
     that.
     """
 
-    def rewrite(node: onnx.NodeProto, write: NodeWriter) -> bool:
-        axis = attributes_of(node).get("axis", 1)
-        if not is_operator(node, "Hardmax") or axis == -1:
+    def rewrite(node: onnx.NodeProto, write: edits.NodeWriter) -> bool:
+        axis = edits.attributes_of(node).get("axis", 1)
+        if not edits.is_operator(node, "Hardmax") or axis == -1:
             return False
         shape = write.node("Shape", node.input[0])
         rows = write.node("Flatten", node.input[0], axis=axis)
@@ -41,7 +32,7 @@ def flatten_for_hardmax(model: onnx.ModelProto) -> None:
         write.node("Reshape", hard, shape, output=node.output[0])
         return True
 
-    rewrite_nodes(model.graph, rewrite)
+    edits.rewrite_nodes(model.graph, rewrite)
 
 
 def write_group_norms(model: onnx.ModelProto) -> None:
@@ -51,10 +42,10 @@ def write_group_norms(model: onnx.ModelProto) -> None:
     form.
     """
 
-    def rewrite(node: onnx.NodeProto, write: NodeWriter) -> bool:
-        if not is_operator(node, "GroupNormalization") or len(node.input) != 3:
+    def rewrite(node: onnx.NodeProto, write: edits.NodeWriter) -> bool:
+        if not edits.is_operator(node, "GroupNormalization") or len(node.input) != 3:
             return False
-        settings = {"num_groups": 0, "epsilon": 1e-5, **attributes_of(node)}
+        settings = {"num_groups": 0, "epsilon": 1e-5, **edits.attributes_of(node)}
         shape = write.node("Shape", node.input[0])
         groups = write.node("Reshape", node.input[0], write.constant(np.array([0, settings["num_groups"], -1])))
         inputs = (groups, *node.input[1:])
@@ -62,7 +53,7 @@ def write_group_norms(model: onnx.ModelProto) -> None:
         write.node("Reshape", normal, shape, output=node.output[0])
         return True
 
-    rewrite_nodes(model.graph, rewrite)
+    edits.rewrite_nodes(model.graph, rewrite)
 
 
 def end_training(model: onnx.ModelProto) -> None:
@@ -86,7 +77,7 @@ def end_training(model: onnx.ModelProto) -> None:
                     hint="Export the network in evaluation mode.",
                 )
             del node.output[1:]
-            remove_items(node.attribute, lambda attribute: attribute.name == "training_mode")
+            edits.remove_items(node.attribute, lambda attribute: attribute.name == "training_mode")
         elif node.op_type == "Dropout" and len(node.input) > 2 and node.input[2] in fixed:
             del node.input[2]
 
@@ -103,7 +94,7 @@ def repair_resizes(model: onnx.ModelProto) -> None:
             scales = next((constants[name] for name in reversed(node.input) if name in constants), None)
             smaller = scales is not None and bool((numpy_helper.to_array(scales) < 1).any())
             rounding = "ceil" if smaller else "floor"
-            set_attributes(node, coordinate_transformation_mode="asymmetric", nearest_mode=rounding)
+            edits.set_attributes(node, coordinate_transformation_mode="asymmetric", nearest_mode=rounding)
 
 
 def repair_pixels(model: onnx.ModelProto) -> None:
@@ -113,12 +104,12 @@ def repair_pixels(model: onnx.ModelProto) -> None:
     the nearest integer, ties up.
     """
     for node in model.graph.node:
-        stated = {"mode": b"nearest", **attributes_of(node)}
+        stated = {"mode": b"nearest", **edits.attributes_of(node)}
         wanted = {
             "coordinate_transformation_mode": b"tf_half_pixel_for_nn", "mode": b"nearest", "nearest_mode": b"floor",
         }  # fmt: skip
-        if is_operator(node, "Resize") and stated.items() >= wanted.items():
-            set_attributes(node, coordinate_transformation_mode="half_pixel", nearest_mode="round_prefer_ceil")
+        if edits.is_operator(node, "Resize") and stated.items() >= wanted.items():
+            edits.set_attributes(node, coordinate_transformation_mode="half_pixel", nearest_mode="round_prefer_ceil")
 
 
 def repair_scales(model: onnx.ModelProto) -> bool:
@@ -134,7 +125,7 @@ def repair_scales(model: onnx.ModelProto) -> bool:
             continue
         scales = numpy_helper.to_array(constants[given[2]]).astype(np.float32)
         shape = shapes.get(given[0], ())
-        axes = attributes_of(node).get("axes", range(len(shape)))
+        axes = edits.attributes_of(node).get("axes", range(len(shape)))
         if len(scales) != len(axes) or not all(-len(shape) <= axis < len(shape) for axis in axes):
             continue
         sizes = np.array([shape[axis] or 1 for axis in axes], np.float32)
@@ -142,7 +133,7 @@ def repair_scales(model: onnx.ModelProto) -> bool:
         if short.any():
             changed, name = True, f"{node.output[0]}.d5suite.scales{len(graph.initializer)}"
             raised = np.where(short, np.nextafter(scales, np.float32(np.inf)), scales)
-            graph.initializer.append(tensor_of(raised, name))
+            graph.initializer.append(edits.tensor_of(raised, name))
             node.input[2] = name
     return changed
 
@@ -154,8 +145,8 @@ def count_windows(model: onnx.ModelProto) -> None:
     counts them. Otherwise 22 adds only types to 21.
     """
     for node in model.graph.node:
-        a = attributes_of(node)
-        if not is_operator(node, "AveragePool", "LpPool", "MaxPool") or not a.get("ceil_mode"):
+        a = edits.attributes_of(node)
+        if not edits.is_operator(node, "AveragePool", "LpPool", "MaxPool") or not a.get("ceil_mode"):
             continue
         rank = len(a["kernel_shape"])
         ones, zeros = [1] * rank, [0] * 2 * rank
@@ -181,7 +172,7 @@ def clear_domains(model: onnx.ModelProto) -> None:
     for stated in (model.opset_import, *(function.opset_import for function in model.functions)):
         own = [each.version for each in stated if each.domain in ("", "ai.onnx")]
         rest = [(each.domain, each.version) for each in stated if each.domain not in ("", "ai.onnx")]
-        replace_items(stated, (onnx.helper.make_opsetid(*each) for each in [*(("", v) for v in own[:1]), *rest]))
+        edits.replace_items(stated, (onnx.helper.make_opsetid(*each) for each in [*(("", v) for v in own[:1]), *rest]))
 
 
 def repair_ranks(model: onnx.ModelProto) -> None:
@@ -202,7 +193,7 @@ def repair_ranks(model: onnx.ModelProto) -> None:
                 name = f"{node.input[place]}.d5suite.{kind}"
                 if name not in added:
                     array = numpy_helper.to_array(tensor).reshape(() if kind == "scalar" else (1,))
-                    graph.initializer.append(tensor_of(array, name))
+                    graph.initializer.append(edits.tensor_of(array, name))
                 added.add(name)
                 node.input[place] = name
 
@@ -230,7 +221,7 @@ def drop_zero_states(model: onnx.ModelProto) -> None:
 
 def _drop_unused_initializers(model: onnx.ModelProto) -> None:
     used = {name for node in model.graph.node for name in node.input} | {o.name for o in model.graph.output}
-    remove_items(model.graph.initializer, lambda tensor: tensor.name not in used)
+    edits.remove_items(model.graph.initializer, lambda tensor: tensor.name not in used)
 
 
 def drop_empty_parts(model: onnx.ModelProto) -> None:
@@ -239,7 +230,7 @@ def drop_empty_parts(model: onnx.ModelProto) -> None:
     for node in graph.node:
         filled = [name for name in node.input if 0 not in shapes.get(name, ())]
         if node.op_type == "Concat" and not node.domain and 0 < len(filled) < len(node.input):
-            replace_items(node.input, filled)
+            edits.replace_items(node.input, filled)
     used = {output.name for output in graph.output}
     for place in reversed(range(len(graph.node))):
         node = graph.node[place]

@@ -9,17 +9,10 @@ from pathlib import Path
 
 import numpy as np
 
+from d5suite.data import openimages
 from d5suite.data.formats.store import SPLITS, Store
 from d5suite.data.formats.writing import StoreWriter
 from d5suite.data.imagenet import MAPPING_FILE, VAL_LABELS_FILE, ImageNet
-from d5suite.data.openimages import (
-    DESCRIPTIONS_FILE,
-    LABELS_HEADER,
-    TRAINABLE_FILE,
-    OpenImages,
-    SparseLabels,
-    labels_file,
-)
 from d5suite.data.reading import Location
 from d5suite.errors import DataError
 
@@ -31,7 +24,7 @@ def splits(path: Path) -> list[str]:
     return [split for split in SPLITS if (path / split).is_dir() or (path / _KAGGLE / split).is_dir()]
 
 
-def dataset(path: Path, split: str, classes: int | None = None) -> ImageNet | OpenImages:
+def dataset(path: Path, split: str, classes: int | None = None) -> ImageNet | openimages.OpenImages:
     """Open a split as `ImageNet` or `OpenImages`.
 
     Raises
@@ -39,8 +32,8 @@ def dataset(path: Path, split: str, classes: int | None = None) -> ImageNet | Op
     DataError
         As `ImageNet` or `OpenImages`.
     """
-    if (path / DESCRIPTIONS_FILE).exists():
-        return OpenImages(path, split, classes=classes)  # type: ignore[arg-type]
+    if (path / openimages.DESCRIPTIONS_FILE).exists():
+        return openimages.OpenImages(path, split, classes=classes)  # type: ignore[arg-type]
     return ImageNet(path, split, classes=classes)  # type: ignore[arg-type]
 
 
@@ -90,12 +83,12 @@ class Writer(StoreWriter):
         """Write the label files."""
         first = next(iter(self.stores.values()))
         if first.several:
-            with open(self.target / DESCRIPTIONS_FILE, "w", encoding="utf-8", newline="") as file:
+            with open(self.target / openimages.DESCRIPTIONS_FILE, "w", encoding="utf-8", newline="") as file:
                 described = [(label, first.class_names.get(label, "")) for label in first.label_names]
                 csv.writer(file, lineterminator="\n").writerows(described)
-            (self.target / TRAINABLE_FILE).write_text("".join(f"{label}\n" for label in first.label_names))
+            (self.target / openimages.TRAINABLE_FILE).write_text("".join(f"{label}\n" for label in first.label_names))
             for split, store in self.stores.items():
-                _write_verified(self.target / labels_file(split), store)
+                _write_verified(self.target / openimages.labels_file(split), store)
         else:
             if first.class_names:
                 lines = (f"{label} {first.class_names.get(label, '')}".rstrip() + "\n" for label in first.label_names)
@@ -107,9 +100,9 @@ class Writer(StoreWriter):
 
 def _write_verified(file: Path, store: Store) -> None:
     labels = store.labels
-    assert isinstance(labels, SparseLabels)
+    assert isinstance(labels, openimages.SparseLabels)
     with open(file, "w", encoding="ascii") as lines:
-        lines.write(",".join(LABELS_HEADER) + "\n")
+        lines.write(",".join(openimages.LABELS_HEADER) + "\n")
         for number, name in enumerate(store.names):
             image = os.path.splitext(os.path.basename(name))[0]
             for place in range(labels.starts[number], labels.starts[number + 1]):

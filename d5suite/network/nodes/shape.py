@@ -14,15 +14,8 @@ import numpy as np
 from d5suite.errors import NetworkError
 from d5suite.network import Node
 from d5suite.network.graph import Shape
+from d5suite.network.nodes import layouts
 from d5suite.network.nodes.context import NodeContext
-from d5suite.network.nodes.layouts import (
-    Layout,
-    LayoutContext,
-    channels_last,
-    grouped_channels_last,
-    identity,
-    splits_channels,
-)
 
 
 def read_axis(node: Node, context: NodeContext) -> int:
@@ -114,20 +107,20 @@ def read_reshape(node: Node, context: NodeContext) -> Reshape:
     if target.count(-1) > 1:
         raise NetworkError(f"Reshape of shape {list(shape)} to {wanted.tolist()} is not implemented", where=node.name)
     found: Shape = context.shapes.get(node.outputs[0], tuple(sizes))
-    return Reshape(target, splits_channels(shape, found), splits_channels(found, shape))
+    return Reshape(target, layouts.splits_channels(shape, found), layouts.splits_channels(found, shape))
 
 
-def read_stored_reshape(node: Node, context: LayoutContext) -> tuple[Layout, tuple[int, ...]]:
+def read_stored_reshape(node: Node, context: layouts.LayoutContext) -> tuple[layouts.Layout, tuple[int, ...]]:
     """Return the layout in which a Reshape takes its input, and its target shape as stored.
 
     Splitting or merging the channels leaves them last (ShuffleNet). Sets the output's layout.
     """
     plan, rank, layout = read_reshape(node, context), context.rank(node.inputs[0]), context.layout(node.inputs[0])
-    entered, stored = identity(rank), identity(len(plan.sizes))
-    if plan.splits and layout == channels_last(rank):
-        entered, stored = layout, grouped_channels_last(rank + 1)
+    entered, stored = layouts.identity(rank), layouts.identity(len(plan.sizes))
+    if plan.splits and layout == layouts.channels_last(rank):
+        entered, stored = layout, layouts.grouped_channels_last(rank + 1)
     elif plan.merges and layout != entered:
-        entered, stored = grouped_channels_last(rank), channels_last(rank - 1)
+        entered, stored = layouts.grouped_channels_last(rank), layouts.channels_last(rank - 1)
     context.layouts[node.outputs[0]] = stored
     return entered, tuple(plan.sizes[axis] for axis in stored)
 
