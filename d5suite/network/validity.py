@@ -325,16 +325,19 @@ def _scalar(case: _NodeCheck, index: int) -> int | None:
 
 @_rule("DFT")
 def _dft(case: _NodeCheck) -> None:
-    shape, (length, axis), a = case.shape(0), (_scalar(case, index) for index in (1, 2)), case.node.attributes
-    rank = len(shape)
-    if rank < 2 or shape[-1] not in (1, 2):
+    shape, length, a = case.shape(0), _scalar(case, 1), case.node.attributes
+    if length == 0:
+        case.refuse("a length of 0")
+    if len(shape) < 2 or shape[-1] not in (1, 2):
         case.refuse(f"input {case.node.inputs[0]!r} of shape {list(shape)} does not end in real and imaginary parts")
-    if axis is not None and (not -rank <= axis < rank or axis % rank == rank - 1):
-        case.refuse(f"axis {axis} of {rank}; the last one holds real and imaginary parts")
-    if length is not None and length < 1:
-        case.refuse(f"a length of {length}")
     if a["onesided"] and (shape[-1] == 1) == bool(a["inverse"]):
         case.refuse("onesided requires real input, or complex input for the inverse")
+
+
+@_rule("Slice")
+def _slice(case: _NodeCheck) -> None:
+    if len(case.shape(1)) != 1:
+        case.refuse(f"input {case.node.inputs[1]!r} of shape {list(case.shape(1))} is not a vector")
 
 
 @_rule("STFT")
@@ -347,10 +350,8 @@ def _stft(case: _NodeCheck) -> None:
     window = case.given(2)
     if length is None and window is not None:
         length = case.shapes[window][0]
-    if length is not None:
-        case.expect(2, length)
-        if not 1 <= length <= shape[1]:
-            case.refuse(f"frames of {length} of a signal of {shape[1]}")
+    if length is not None and not 1 <= length <= shape[1]:
+        case.refuse(f"frames of {length} of a signal of {shape[1]}")
     if case.node.attributes["onesided"] and shape[-1] == 2:
         case.refuse("onesided wants a signal of real numbers")
 
