@@ -16,7 +16,7 @@ import onnx
 from onnx import TensorProto, numpy_helper
 
 from d5suite.errors import NetworkError
-from d5suite.network.graph_edits import attributes_of, remove_items, replace_items, tensor_of
+from d5suite.network.graph_edits import NodeWriter, attributes_of, remove_items, replace_items, tensor_of
 
 MAX_CONSTANT_BYTES = 4 << 30
 """The largest constant that is folded; AlexNet's largest weight has 151 MB."""
@@ -309,43 +309,34 @@ class _Dimensions:
         places = [axis for axis, (have, want) in enumerate(zip(*sizes, strict=True)) if want <= _OPEN and have != want]
         if len(places) > 1 or any(sizes[0][axis] != 1 for axis in places):
             return [node]
-        made: list[onnx.NodeProto] = []
-
-        def add(operator: str, inputs: list[str], output: str = "", **attributes: Any) -> str:
-            name = output or f"{y}.d5suite.{operator}{len(made)}"
-            made.append(onnx.helper.make_node(operator, inputs, [name], name, **attributes))
-            return name
-
-        def constant(value: object, kind: type = np.int64) -> str:
-            name = f"{y}.d5suite.constant{len(made)}.{len(constants)}"
-            constants[name] = tensor_of(np.array(value, kind), name)
-            return name
-
-        fixed = constant([1 if size <= _OPEN else size for size in sizes[1]])
+        part = onnx.GraphProto()
+        write = NodeWriter(part, y)
+        fixed = write.constant(np.array([1 if size <= _OPEN else size for size in sizes[1]], np.int64))
         if not places:
-            add("Expand", [x, fixed], y)
-            return made
-        mark, kind = sizes[1][places[0]], self._types[x]
-        source, axis = next(
-            ((i, self._shapes[i].index(mark)) for i in self._inputs if mark in self._shapes.get(i, [])), ("", 0)
-        )
-        if not source:
-            return [node]
-        others = [a for a in range(len(self._shapes[source])) if a != axis]
-        row = source
-        if others:
-            row = add("Slice", [row, constant([0] * len(others)), constant([1] * len(others)), constant(others)])
-            row = add("Squeeze", [row, constant(others)])
-        row = add("Cast", [row], to=TensorProto.FLOAT)
-        row = add("Greater", [row, constant(np.inf, np.float32)])
-        if rank > 1:
-            row = add("Unsqueeze", [row, constant([a for a in range(rank) if a != places[0]])])
-        whole = add("Expand", [x, fixed])
-        if kind == TensorProto.BOOL:
-            add("Or", [whole, row], y)
+            write.node("Expand", x, fixed, output=y)
         else:
-            add("Add", [whole, add("Cast", [row], to=kind)], y)
-        return made
+            mark, kind = sizes[1][places[0]], self._types[x]
+            row = next((i for i in self._inputs if mark in self._shapes.get(i, [])), "")
+            if not row:
+                return [node]
+            shape = self._shapes[row]
+            others = np.array([a for a in range(len(shape)) if a != shape.index(mark)], np.int64)
+            if len(others):
+                axes = write.constant(others)
+                row = write.node("Slice", row, write.constant(others * 0), write.constant(others * 0 + 1), axes)
+                row = write.node("Squeeze", row, axes)
+            row = write.node("Cast", row, to=TensorProto.FLOAT)
+            row = write.node("Greater", row, write.constant(np.float32(np.inf)))
+            if rank > 1:
+                added = np.array([a for a in range(rank) if a != places[0]], np.int64)
+                row = write.node("Unsqueeze", row, write.constant(added))
+            whole = write.node("Expand", x, fixed)
+            if kind == TensorProto.BOOL:
+                write.node("Or", whole, row, output=y)
+            else:
+                write.node("Add", whole, write.node("Cast", row, to=kind), output=y)
+        constants.update({tensor.name: tensor for tensor in part.initializer})
+        return list(part.node)
 
 
 _BOUNDED = frozenset({"Compress", "Constant", "NonZero", "Unique"})

@@ -13,7 +13,7 @@ from onnx.helper import make_node, make_tensor_value_info
 
 from d5suite.errors import NetworkError
 from d5suite.network.graph import Graph
-from d5suite.network.graph_edits import attributes_of, copy_of, rename_inputs, replace_items
+from d5suite.network.graph_edits import NodeWriter, attributes_of, copy_of, rename_inputs, replace_items, rewrite_nodes
 
 _VIEWS = frozenset({"Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity"})
 
@@ -28,16 +28,12 @@ def with_classification_loss(network: Graph, axis: int | None = None) -> onnx.Mo
     rank, label_shape = len(network.shapes[logits]), [network.batch_size or "N"]
     if axis is not None:
         label_shape += [n or "?" for place, n in enumerate(cells) if place not in (0, axis)]
+    write = NodeWriter(model.graph, loss)
     if rank > 2 and axis != 1:
-        model.graph.node.append(make_node("Flatten", [logits], ["d5suite.logits"], "d5suite.flatten", axis=axis or 1))
-        logits = "d5suite.logits"
+        logits = write.node("Flatten", logits, axis=axis or 1)
     if rank > 2 and axis is not None and axis != 1:
-        _add_initializers(model, {"d5suite.rows": np.array([-1])})
-        model.graph.node.append(make_node("Reshape", [label, "d5suite.rows"], ["d5suite.labels"], "d5suite.labels"))
-        labels = "d5suite.labels"
-    model.graph.node.append(
-        make_node("SoftmaxCrossEntropyLoss", [logits, labels], [loss], "d5suite.loss", reduction="mean")
-    )
+        labels = write.node("Reshape", label, write.constant(np.array([-1])))
+    write.node("SoftmaxCrossEntropyLoss", logits, labels, output=loss, reduction="mean")
     return _with_label_and_loss(model, label, label_shape, loss)
 
 
@@ -53,21 +49,10 @@ def with_multilabel_loss(network: Graph) -> onnx.ModelProto:
         raise NetworkError(f"a multi-label loss needs an output of shape (N, classes), not {shape}", where=network.name)
     model = _without_loss(network)
     label, loss = _free_names(model)
-    _add_initializers(model, {"d5suite.axis": np.array([1]), "d5suite.pads": np.array([0, 1, 0, 0, 0, 0])})
-    model.graph.node.extend(
-        [
-            make_node("Unsqueeze", [logits, "d5suite.axis"], ["d5suite.present"], "d5suite.present"),
-            make_node("Pad", ["d5suite.present", "d5suite.pads"], ["d5suite.pair"], "d5suite.pair"),
-            make_node(
-                "SoftmaxCrossEntropyLoss",
-                ["d5suite.pair", label],
-                [loss],
-                "d5suite.loss",
-                reduction="mean",
-                ignore_index=-1,
-            ),
-        ]
-    )
+    write = NodeWriter(model.graph, loss)
+    present = write.node("Unsqueeze", logits, write.constant(np.array([1])))
+    pair = write.node("Pad", present, write.constant(np.array([0, 1, 0, 0, 0, 0])))
+    write.node("SoftmaxCrossEntropyLoss", pair, label, output=loss, reduction="mean", ignore_index=-1)
     return _with_label_and_loss(model, label, [network.batch_size or "N", shape[1]], loss)
 
 
@@ -75,38 +60,24 @@ def with_label_smoothing(network: Graph, smoothing: float) -> onnx.ModelProto:
     """Smooth the labels of every cross-entropy; see `Network.with_label_smoothing`."""
     label, _ = network.require_loss()
     model = copy_of(network.model)
-    graph = model.graph
-    nodes = list(graph.node)
-    graph.ClearField("node")
-    smoothed = 0
-    for node in nodes:
-        graph.node.append(node)
+
+    def rewrite(node: onnx.NodeProto, write: NodeWriter) -> bool:
         if node.op_type != "SoftmaxCrossEntropyLoss":
-            continue
-        if (
-            attributes_of(node).get("reduction", b"mean") != b"mean"
-            or len(node.input) > 2
-            or len(network.shapes[label]) != 1
-        ):
+            return False
+        settings = attributes_of(node)
+        if settings.get("reduction", b"mean") != b"mean" or len(node.input) > 2 or len(network.shapes[label]) != 1:
             raise NetworkError("labels can be smoothed only in a mean over one label per image", where=network.name)
-        smoothed += 1
-        logits, result, prefix = node.input[0], node.output[0], f"d5suite.smoothing.{smoothed}"
-        graph.node[-1].output[0] = f"{prefix}.hard"
-        graph.node.extend(
-            [
-                make_node("LogSoftmax", [logits], [f"{prefix}.log"], f"{prefix}.log", axis=1),
-                make_node("ReduceMean", [f"{prefix}.log"], [f"{prefix}.mean"], f"{prefix}.mean", keepdims=0),
-                make_node("Mul", [f"{prefix}.hard", "d5suite.certain"], [f"{prefix}.own"], f"{prefix}.own"),
-                make_node("Mul", [f"{prefix}.mean", "d5suite.uniform"], [f"{prefix}.others"], f"{prefix}.others"),
-                make_node("Add", [f"{prefix}.own", f"{prefix}.others"], [result], f"{prefix}.sum"),
-            ]
-        )
-    if not smoothed:
+        hard = write.node(node.op_type, *node.input, name=node.name, **settings)
+        mean = write.node("ReduceMean", write.node("LogSoftmax", node.input[0], axis=1), keepdims=0)
+        own = write.node("Mul", hard, write.constant(np.float32(1 - smoothing)))
+        others = write.node("Mul", mean, write.constant(np.float32(-smoothing)))
+        write.node("Add", own, others, output=node.output[0])
+        return True
+
+    if not rewrite_nodes(model.graph, rewrite):
         raise NetworkError(
             "the network has no softmax cross-entropy whose labels could be smoothed", where=network.name
         )
-    weights = {"d5suite.certain": 1 - smoothing, "d5suite.uniform": -smoothing}
-    _add_initializers(model, {name: np.array(value, np.float32) for name, value in weights.items()})
     return model
 
 
