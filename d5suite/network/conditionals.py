@@ -47,29 +47,22 @@ def _up_to(model: onnx.ModelProto, conditions: list[str]) -> onnx.ModelProto:
     """Return a copy that computes only these conditions."""
     part = copy_of(model)
     graph = part.graph
-    types = {value.name: value.type.tensor_type.elem_type for value in _inferred(model)}
-    for name in (output for node in graph.node if is_operator(node, "If") for output in node.output if output):
-        graph.input.append(onnx.helper.make_tensor_value_info(name, types.get(name, TensorProto.FLOAT), None))
+    for node in graph.node:
+        if is_operator(node, "If"):
+            for name, value in zip(node.output, _branch(node, True).output, strict=True):
+                kind = value.type.tensor_type.elem_type
+                graph.input.append(onnx.helper.make_tensor_value_info(name, kind, None))
     nodes, wanted = [], set(conditions)
     for node in reversed(graph.node):
         if wanted.intersection(node.output) and not is_operator(node, "If"):
             nodes.append(node)
-            wanted.update(_read(node))
+            wanted.update(filter(None, _read(node)))
     replace_items(graph.node, reversed(nodes))
     named = dict.fromkeys(conditions)
     replace_items(graph.output, (onnx.helper.make_tensor_value_info(name, TensorProto.BOOL, None) for name in named))
     for field in (graph.input, graph.initializer):
         remove_items(field, lambda each: each.name not in wanted)
     return part
-
-
-def _inferred(model: onnx.ModelProto) -> Iterator[onnx.ValueInfoProto]:
-    yield from model.graph.value_info
-    yield from model.graph.output
-    for node in model.graph.node:
-        if is_operator(node, "If"):
-            for output, value in zip(node.output, _branch(node, True).output, strict=True):
-                yield onnx.helper.make_tensor_value_info(output, value.type.tensor_type.elem_type, None)
 
 
 def _branch(node: onnx.NodeProto, condition: bool) -> onnx.GraphProto:
