@@ -1,4 +1,4 @@
-"""onnxruntime as a backend: the reference of the others is not its own."""
+"""onnxruntime as a backend: it is the others' reference, but not its own."""
 
 from __future__ import annotations
 

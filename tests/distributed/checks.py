@@ -105,7 +105,7 @@ def check_arrays_again(c: Communicator) -> None:
 
 
 def check_costs(c: Communicator, length: int, dtype: np.dtype, root: int) -> None:
-    """Messages and bytes are counted, and are those of the formulas."""
+    """Messages and bytes are counted, and equal those of the formulas."""
     calls: dict[str, tuple[int, dict[str, Any]]] = {
         "all_reduce": (length, {}),
         "reduce": (length, {"root": root}),
@@ -145,7 +145,7 @@ def check_messages(c: Communicator) -> None:
         assert c.isend(given, to).wait() == to
         assert receipt.wait() == source
         same(taken, values(source, 7, dtype), "ireceive")
-    # Two messages with one tag keep their order; those with another one do not meet them.
+    # Two messages with one tag keep their order; a message with another tag does not get in between.
     pair = [np.empty(3), np.empty(3)]
     requests = [c.isend(np.full(3, number), to, tag) for number, tag in ((1.0, 5), (2.0, 5), (3.0, 6))]
     other = np.empty(3)

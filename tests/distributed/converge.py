@@ -40,7 +40,7 @@ def accuracy(executor: Any) -> float:
 
 
 def reach(name: str, communicator: Communicator) -> float:
-    """Train all ranks that train, each on its own images, and return a rank's accuracy."""
+    """Train every rank that trains on its own images, and return this rank's accuracy."""
     backend = discover()[0]["torch"]
     network = build("lenet5", classes=10, image_size=32, seed=1).with_label_smoothing(0.1)
     executor = backend.executor(network)

@@ -1,4 +1,4 @@
-"""What ranks tell each other, and in what they disagree."""
+"""Values that ranks exchange, and facts on which they disagree."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ print(json.dumps([len(called), moved, float(np.array(model.layers[0].kernel)[0, 
 
 @pytest.mark.slow
 def test_horovods_optimizer_for_keras_3_reduces_nothing() -> None:
-    """Its way to the all-reduce is never taken, whatever updates the variable."""
+    """Its call of the all-reduce is never reached, whatever updates the variable."""
     lacking = discover()[0]["keras"].lacks_scheme("horovod", mode="tensorflow", device="cpu", precision="fp32")
     if find_spec("keras") is None or lacking:
         pytest.skip(lacking or "needs Keras")
