@@ -145,7 +145,7 @@ def check_messages(c: Communicator) -> None:
         assert c.isend(given, to).wait() == to
         assert receipt.wait() == source
         same(taken, values(source, 7, dtype), "ireceive")
-    # Two messages with one tag keep their order; a message with another tag does not get in between.
+    # Messages with one tag keep their order; one with another tag does not get in between.
     pair = [np.empty(3), np.empty(3)]
     requests = [c.isend(np.full(3, number), to, tag) for number, tag in ((1.0, 5), (2.0, 5), (3.0, 6))]
     other = np.empty(3)

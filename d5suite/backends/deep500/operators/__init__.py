@@ -1,5 +1,8 @@
 """ONNX operators as deep500's NumPy operators, by family, and level 0 on them.
 
+A factory has the name of its operator, such as ``conv_transpose``, or stands in the dict
+``OPERATORS`` of its family's module.
+
 A factory ``(node, context)`` reads a node's attributes once and returns a deep500 operator. Its
 ``forward`` takes the inputs that `operands` names; its ``backward`` returns their gradients. An
 operator with several outputs returns a list: ONNX's first and then, as in deep500's

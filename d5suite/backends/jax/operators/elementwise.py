@@ -1,4 +1,7 @@
-"""ONNX on JAX: element-wise operators. Imports JAX, `d5suite.network` and `context`."""
+"""ONNX on JAX: element-wise operators.
+
+Imports JAX, `d5suite.levels`, `d5suite.network` and `context`.
+"""
 
 from __future__ import annotations
 

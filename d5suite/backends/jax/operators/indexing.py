@@ -1,6 +1,6 @@
 """ONNX on JAX: operators that look up, rank, count and generate values.
 
-Imports JAX, `d5suite.network` and `context`.
+Imports JAX, `d5suite.levels`, `d5suite.network` and `context`.
 """
 
 from __future__ import annotations

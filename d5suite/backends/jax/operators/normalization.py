@@ -1,4 +1,4 @@
-"""ONNX on JAX: normalization. Imports JAX, `d5suite.network` and `context`."""
+"""ONNX on JAX: normalization. Imports JAX, `d5suite.levels`, `d5suite.network` and `context`."""
 
 from __future__ import annotations
 

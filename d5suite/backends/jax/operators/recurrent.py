@@ -1,4 +1,4 @@
-"""ONNX on JAX: LSTM and GRU. Imports JAX, `d5suite.network` and `context`."""
+"""ONNX on JAX: LSTM and GRU. Imports JAX, `d5suite.levels`, `d5suite.network` and `context`."""
 
 from __future__ import annotations
 

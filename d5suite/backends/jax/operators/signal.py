@@ -1,4 +1,7 @@
-"""ONNX on JAX: Fourier transforms. Imports JAX, `d5suite.network` and `context`."""
+"""ONNX on JAX: Fourier transforms.
+
+Imports JAX, `d5suite.levels`, `d5suite.network` and `context`.
+"""
 
 from __future__ import annotations
 

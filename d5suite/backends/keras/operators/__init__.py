@@ -1,5 +1,8 @@
 """ONNX operators as layers of a functional Keras model, one file per family, and Level 0 in Keras.
 
+A factory has the name of its operator, such as ``conv_transpose``, or stands in the dict
+``OPERATORS`` of its family's module.
+
 A factory ``(node, context)`` calls the matching Keras layer on the symbolic tensors of the node's
 inputs and returns the symbolic output, or a tuple where several are wanted. Where Keras has no such
 layer, `Calculation` wraps a function of `keras.ops`; at level 0 the factory returns the function

@@ -1,4 +1,7 @@
-"""ONNX in Keras: LSTM and GRU. Imports Keras, NumPy, `d5suite.network` and `context`."""
+"""ONNX in Keras: LSTM and GRU.
+
+Imports Keras, NumPy, `d5suite.levels`, `d5suite.network` and `context`.
+"""
 
 from __future__ import annotations
 

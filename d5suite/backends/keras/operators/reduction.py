@@ -1,4 +1,7 @@
-"""ONNX in Keras: reductions and softmax. Imports Keras, `d5suite.network` and `context`."""
+"""ONNX in Keras: reductions and softmax.
+
+Imports Keras, `d5suite.levels`, `d5suite.network` and `context`.
+"""
 
 from __future__ import annotations
 

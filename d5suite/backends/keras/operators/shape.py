@@ -1,6 +1,6 @@
 """ONNX in Keras: operators that only move data.
 
-Imports Keras, NumPy, `d5suite.network` and `context`.
+Imports Keras, NumPy, `d5suite.levels`, `d5suite.network` and `context`.
 """
 
 from __future__ import annotations

@@ -1,5 +1,8 @@
 """ONNX operators as native MXNet calls, by family, and level 0 on MXNet.
 
+A factory has the name of its operator, such as ``conv_transpose``, or stands in the dict
+``OPERATORS`` of its family's module.
+
 A factory ``(node, context)`` reads a node's attributes once and returns a callable ``(F,
 *inputs)``. ``F`` is ``mx.nd`` (arrays, at once) or ``mx.sym`` (symbols, for a graph). The callable
 returns the first output or, if `Context.wanted` names more, a tuple with None for unwanted ones.

@@ -1,5 +1,8 @@
 """ONNX operators as native TensorFlow code, one file per family, and Level 0 in TensorFlow.
 
+A factory has the name of its operator, such as ``conv_transpose``, or stands in the dict
+``OPERATORS`` of its family's module.
+
 A factory ``(node, context)`` resolves a node's attributes once and returns a callable on native
 tensors. The callable returns the node's first output or, if the node names others, a tuple of all
 with None for those without a name.

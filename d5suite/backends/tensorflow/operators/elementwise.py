@@ -1,6 +1,6 @@
 """ONNX in TensorFlow: element-wise operators.
 
-Imports TensorFlow, `d5suite.network` and `context`.
+Imports TensorFlow, `d5suite.levels`, `d5suite.network` and `context`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """ONNX in TensorFlow: operators that look up, rank, count and generate values.
 
-Imports TensorFlow, `d5suite.network` and `context`.
+Imports TensorFlow, `d5suite.levels`, `d5suite.network` and `context`.
 """
 
 from __future__ import annotations

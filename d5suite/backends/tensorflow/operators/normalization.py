@@ -1,4 +1,7 @@
-"""ONNX in TensorFlow: normalization. Imports TensorFlow, `d5suite.network` and `context`."""
+"""ONNX in TensorFlow: normalization.
+
+Imports TensorFlow, `d5suite.levels`, `d5suite.network` and `context`.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """ONNX in TensorFlow: pooling.
 
-Imports TensorFlow, NumPy, `d5suite.network` and `context`.
+Imports TensorFlow, NumPy, `d5suite.levels`, `d5suite.network` and `context`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The operators of all families on TensorFlow, by ONNX name. Imports the families beside it."""
+"""The operators of all families on TensorFlow, by ONNX name.
+
+Imports the families beside it.
+"""
 
 from d5suite.backends.tensorflow.operators.context import Factory
 from d5suite.levels.operator import operator_table
