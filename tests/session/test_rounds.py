@@ -108,7 +108,7 @@ class Worker:
 class Pretender:
     """A session whose workers pretend."""
 
-    progress = None
+    progress = provisional = None
 
     def __init__(self, machine: Machine, memory: int) -> None:
         self.machine, self.settings = machine, Settings(memory_bytes=memory)
