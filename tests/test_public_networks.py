@@ -3,8 +3,8 @@
 Two processes write the files, one per backend runs them: inference in float32, gradients in float64
 and float32. PyTorch runs every file. The others run each network as one exporter writes it, in turn
 the older and the newer one, so that every backend runs every operator of both; ``EVERY_FILE=1``
-adds the rest, which takes twice as long. Batches are open; some files have a fixed one, and text
-has two inputs, tokens and their mask. JAX compiles without optimization, which takes half the time.
+adds the rest. Batches are open; some files have a fixed one, and text has two inputs, tokens and
+their mask. JAX compiles without optimization, which takes half the time.
 ``pytest -s tests/test_public_networks.py`` prints the table.
 """
 
