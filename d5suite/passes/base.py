@@ -107,10 +107,15 @@ class Pass(ABC):
 
 
 def take(one: Pass, prepared: PreparedStep) -> dict[str, Any]:
-    """Take a pass, if it can be taken; else return why it is ``missing``."""
+    """Take a pass, if it can be taken; else return why it is ``missing``.
+
+    A pass that disturbs follows the samples, so the step is first reset.
+    """
     problem = one.problem(prepared)
     if problem:
         return {"missing": problem}
+    if one.disturbs:
+        prepared.step.reset()
     try:
         return one.take(prepared)
     except PassError as error:

@@ -70,8 +70,6 @@ class Trial:
         for each in self.passes:
             if each.disturbs == disturbing:
                 writer.phase(f"taking the {each.name} pass of {self.key}", self.key)
-                if disturbing:
-                    self.prepared.step.reset()
                 self.parts[each.name] = take(each, self.prepared)
 
 
