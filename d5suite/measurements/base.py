@@ -38,7 +38,7 @@ class Step:
     first_call_s : float or None
         Duration of the very first call, with compilation; None before it.
     memory : mapping
-        The step's peak memory after it was taken: `d5suite.job.Measured.memory`.
+        The step's peak memory after the pass ``memory``, if that was taken.
     events : EventLog or None
         Receives each call's time on the device's clock, if the backend can read one.
     calls_per_sample : int
@@ -145,8 +145,8 @@ class Measurement(ABC):
     without_memory : str
         If not, the reason.
     takes_energy : bool
-        Whether to take the step's energy. The step must be able to run any number of times before
-        timing, and `Step.time` must start from the initial state.
+        Whether to take the step's energy. The step must be able to run any number of times after
+        `Step.reset`, which follows the proof of what was timed.
     without_energy : str
         If not, the reason.
     takes_cold : bool
