@@ -15,7 +15,7 @@ from onnx import TensorProto, helper
 
 from d5suite.network import Network, Node
 from d5suite.validate.check import Check
-from d5suite.validate.network.oracle import Oracle, inference
+from d5suite.validate.network.oracle import NetworkOracle, inference
 from d5suite.validate.norms import relative_l2
 
 LARGEST = 64
@@ -41,7 +41,7 @@ def node_of_output(
     def error(node: Node) -> float:
         part = upto(network, node)
         small = max(images.shape[2:], default=1) <= LARGEST
-        expected, _ = Oracle(part, training=False).run(images) if small else inference(part, images, threads=1)
+        expected, _ = NetworkOracle(part, training=False).run(images) if small else inference(part, images, threads=1)
         found = relative_l2(answer(part, images), expected)
         return 0.0 if found <= tolerance else found
 

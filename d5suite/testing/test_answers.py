@@ -19,7 +19,7 @@ from d5suite.optimizers.settings import SGD
 from d5suite.testing.networks import Batch, classifier, random_batch
 from d5suite.testing.subject import Subject, copied
 from d5suite.validate.check import Check
-from d5suite.validate.network.oracle import Oracle
+from d5suite.validate.network.oracle import NetworkOracle
 from d5suite.validate.norms import FLOAT64, relative_l2
 from d5suite.validate.training.trajectory import train_by_formula
 
@@ -151,7 +151,7 @@ def _checks(
         yield Check(f"the parameters' change in {CALLS} steps in {precision} vs the formula", error, WHOLE[precision])
         return
     name = NETWORK.output if kind == "forward" else "loss"
-    oracle = Oracle(NETWORK, training=kind == "gradients")
+    oracle = NetworkOracle(NETWORK, training=kind == "gradients")
     for number, (answer, (images, labels)) in enumerate(zip(answers, batches, strict=True), start=1):
         what = f"of call {number} of one shape in {precision}"
         error = relative_l2(answer[name], oracle.run(images, labels)[0])

@@ -29,7 +29,7 @@ from d5suite.testing.networks import (
 from d5suite.testing.subject import Subject, difference, output
 from d5suite.validate.check import Check
 from d5suite.validate.network.gradient import check_gradient, check_gradient_float64, check_gradient_without_float64
-from d5suite.validate.network.oracle import Oracle
+from d5suite.validate.network.oracle import NetworkOracle
 
 MEANING = "gradient.meaning"
 
@@ -147,7 +147,7 @@ def test_running_statistics_are_the_neutral_ones_over_batches_of_changing_size(s
     subject.require(network, gradient=True)
     executor = subject.executor(network)
     statistics = {name: network.initializers[name].astype(np.float64) for name in network.statistics}
-    oracle = Oracle(network, training=True)
+    oracle = NetworkOracle(network, training=True)
     for step, size in enumerate((6, 6, 2)):
         images, labels = random_batch(network, size, seed=step)
         difference(executor, images, labels)
@@ -167,7 +167,7 @@ def test_dropout_drops_in_training_only(subject: Subject) -> None:
     one, two = (float(difference(executor, images, labels)["loss"]) for _ in range(2))
     drawn = subject.apart([one], [two], subject.exact)
     subject.hold("operators.meaning", drawn, f"Dropout does not drop in training: the loss stays {one:.6g}")
-    expected, _ = Oracle(network, training=False).run(images)
+    expected, _ = NetworkOracle(network, training=False).run(images)
     answer = output(executor, images)
     subject.close("operators.meaning", "the output with a Dropout", answer, expected, subject.rounding)
 

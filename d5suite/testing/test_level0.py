@@ -17,8 +17,8 @@ from d5suite.testing.subject import Subject
 from d5suite.testing.waiting import ENOUGH_S, LEAST_S, elapsed, lasting, require_waiting
 from d5suite.validate.operator.backward import check_backward, check_backward_float64
 from d5suite.validate.operator.forward import check_forward
-from d5suite.validate.operator.oracle import Oracle, direction
-from d5suite.validate.operator.reference import DIRECTIONS, Reference, reference
+from d5suite.validate.operator.oracle import OperatorOracle, direction
+from d5suite.validate.operator.reference import DIRECTIONS, OperatorReference, reference
 
 SEED = 1
 
@@ -95,12 +95,12 @@ def test_backward(
         subject.prove("operator.backward", check_backward_float64(operator, _known(timed, SEED), SEED))
 
 
-def _known(operation: Operation, seed: int) -> Reference:
+def _known(operation: Operation, seed: int) -> OperatorReference:
     """Return central differences, at inputs rounded to the operation's precision."""
     if operation.precision == "fp64":
         return reference(operation, seed, backward=True)
-    oracle, arrays, heads = Oracle(operation), operation.draw(seed), operation.draw_gradients(seed)
-    return Reference(
+    oracle, arrays, heads = OperatorOracle(operation), operation.draw(seed), operation.draw_gradients(seed)
+    return OperatorReference(
         whole=True,
         outputs=[],
         derivatives={

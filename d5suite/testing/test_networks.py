@@ -15,7 +15,7 @@ from d5suite.testing.cases import values
 from d5suite.testing.fault import node_of_output
 from d5suite.testing.networks import GRAPHS, LIGHT, classifier, every_operator, random_batch, sharing, today
 from d5suite.testing.subject import Subject, copied, difference, output, overwrite
-from d5suite.validate.network.oracle import Oracle, inference
+from d5suite.validate.network.oracle import NetworkOracle, inference
 
 LIGHTEST = ("light_shufflenet", "light_squeezenet")
 """The short form runs these; the others have up to 61 million weights."""
@@ -81,7 +81,7 @@ def test_output_equals_the_reference_at_any_batch_size(subject: Subject, network
     executor = subject.executor(network)
     for size in (4, 3, 1):
         images, _ = random_batch(network, size)
-        expected, _ = Oracle(network, training=False).run(images)
+        expected, _ = NetworkOracle(network, training=False).run(images)
         what, tolerance = f"the output for {size} images", max(subject.rounding, 1e-8)
         fault = _fault(subject, network, images, subject.exact, tolerance)
         subject.close("executor.forward", what, output(executor, images), expected, tolerance, fault)
@@ -111,9 +111,9 @@ def test_every_precision_is_within_its_tolerance(subject: Subject) -> None:
     network = classifier().at_generic_point()
     subject.require(network)
     images, _ = random_batch(network)
-    expected, _ = Oracle(network, training=False).run(images)
+    expected, _ = NetworkOracle(network, training=False).run(images)
     negated = {name: -network.initializers[name] for name in network.parameters}
-    expected_then, _ = Oracle(network.with_weights(negated), training=False).run(images)
+    expected_then, _ = NetworkOracle(network.with_weights(negated), training=False).run(images)
     for precision in subject.backend.precisions:
         executor = subject.executor(network, precision)
         tolerance = subject.backend.tolerances[precision].outputs
@@ -160,7 +160,7 @@ def test_new_parameters_are_used(subject: Subject) -> None:
     executor = subject.executor(network)
     output(executor, images)
     executor.load_parameters({name: other.initializers[name] for name in (*network.parameters, *network.statistics)})
-    expected, _ = Oracle(other, training=False).run(images)
+    expected, _ = NetworkOracle(other, training=False).run(images)
     answer = output(executor, images)
     subject.close("executor.parameters", "the output after load_parameters", answer, expected, subject.rounding)
 

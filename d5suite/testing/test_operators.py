@@ -9,7 +9,7 @@ from d5suite.network.operation import Operation
 from d5suite.testing.cases import CASES, OperatorCase, all_fed, fed_inputs, one_operator, values
 from d5suite.testing.operations import OPERATIONS
 from d5suite.testing.subject import Subject, output
-from d5suite.validate.network.oracle import Oracle
+from d5suite.validate.network.oracle import NetworkOracle
 from d5suite.validate.operator.reference import reference
 
 SEED = 1
@@ -23,7 +23,7 @@ def test_operator_means_what_onnx_says(subject: Subject, case: OperatorCase) -> 
     network = one_operator(case.operator, case.shape, case.inputs, **case.attributes)
     subject.require(network)
     x = values(*case.shape, seed=7)
-    expected, _ = Oracle(network, training=False).run(x)
+    expected, _ = NetworkOracle(network, training=False).run(x)
     answer = output(subject.executor(network), x)
     subject.close("operators.meaning", str(case), answer, expected, subject.rounding)
 

@@ -21,7 +21,7 @@ from d5suite.levels.operator import Operator
 from d5suite.network.operation import PRECISIONS, Operation
 from d5suite.network.work import work
 from d5suite.validate.operator.pieces import gathered
-from d5suite.validate.operator.reference import Reference, exact_part, reference
+from d5suite.validate.operator.reference import OperatorReference, exact_part, reference
 from d5suite.workloads.base import Workload
 
 COPIES = 8
@@ -115,10 +115,10 @@ class OperatorWorkload(Workload):
         return self.backend.operator(exact_part(self.operation), mode=mode, device=self.job.device)
 
     @cached_property
-    def known(self) -> Reference:
+    def known(self) -> OperatorReference:
         """The recorded reference, or a new one if the job runs by hand."""
         backward = "backward" in self.case.measurements
-        recorded = Reference.load(Path(self.reference), self.operation.name) if self.reference else None
+        recorded = OperatorReference.load(Path(self.reference), self.operation.name) if self.reference else None
         if recorded is not None and (recorded.derivatives or not backward):
             return recorded
         return reference(self.operation, self.job.seed, backward=backward, further=FURTHER)

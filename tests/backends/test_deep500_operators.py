@@ -19,7 +19,7 @@ from d5suite.testing.networks import random_batch
 from d5suite.testing.operations import OPERATIONS
 from d5suite.validate.check import Validation
 from d5suite.validate.network.gradient import check_gradient_float64
-from d5suite.validate.network.oracle import Oracle
+from d5suite.validate.network.oracle import NetworkOracle
 from d5suite.validate.norms import relative_l2
 from d5suite.validate.operator.backward import check_backward, check_backward_float64
 from d5suite.validate.operator.forward import check_forward
@@ -179,7 +179,7 @@ def test_the_further_operators_work_in_a_network() -> None:
     network = further()
     images, labels = random_batch(network, 4)
     executor = BACKEND.executor(network, precision="fp64")
-    expected, _ = Oracle(network, training=False).run(images)
+    expected, _ = NetworkOracle(network, training=False).run(images)
     found = executor.fetch(executor.forward(executor.feed({"image": images})))["fc"]
     assert relative_l2(found, expected) < 1e-13
     required(check_gradient_float64(executor, images, labels))

@@ -20,7 +20,7 @@ from d5suite.network.builder import Builder
 from d5suite.network.zoo import build
 from d5suite.optimizers.settings import SGD, AdamW
 from d5suite.validate.network.gradient import check_gradient_float64
-from d5suite.validate.network.oracle import Oracle
+from d5suite.validate.network.oracle import NetworkOracle
 from d5suite.validate.norms import relative_l2
 from d5suite.validate.training.formulas import update
 
@@ -77,7 +77,7 @@ def test_step_follows_the_formulas(mode: str) -> None:
     p = {name: value for name, value in reference.parameters().items() if name in network.parameters}
     statistics = {name: network.initializers[name].astype(np.float64) for name in network.statistics}
     state: dict[str, np.ndarray] = {}
-    oracle = Oracle(network, training=True)
+    oracle = NetworkOracle(network, training=True)
     for step in range(3):
         arrays = batch(step)
         loss = executor.fetch(trainer.step(executor.feed(arrays)))["loss"]

@@ -23,7 +23,7 @@ from d5suite.network.zoo import build
 from d5suite.optimizers.settings import SGD, Adagrad, Adam, AdamW, Optimizer, RMSProp
 from d5suite.testing.cases import f32
 from d5suite.testing.networks import classifier, every_operator, random_batch, with_idle_parameter
-from d5suite.validate.network.oracle import Oracle
+from d5suite.validate.network.oracle import NetworkOracle
 from d5suite.validate.norms import relative_l2
 from d5suite.validate.training.trajectory import check_trajectory, train, train_by_formula
 
@@ -117,7 +117,7 @@ def test_running_statistics_are_biased_over_steps_and_batch_sizes(mode: str) -> 
     network = classifier()
     executor = BACKEND.executor(network, mode=mode, precision="fp64")
     statistics = {name: network.initializers[name].astype(np.float64) for name in network.statistics}
-    oracle = Oracle(network, training=True)
+    oracle = NetworkOracle(network, training=True)
     for step, size in enumerate((6, 6, 3, 2)):
         batch = arrays(network, size, step)
         executor.forward_backward(executor.feed(batch))

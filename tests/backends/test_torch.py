@@ -19,7 +19,7 @@ from d5suite.network.zoo import build
 from d5suite.optimizers.settings import SGD, Adagrad, Adam, AdamW, Optimizer, RMSProp
 from d5suite.testing.cases import CASES, OperatorCase, one_operator, values
 from d5suite.validate.network.gradient import check_gradient_float64
-from d5suite.validate.network.oracle import Oracle
+from d5suite.validate.network.oracle import NetworkOracle
 from d5suite.validate.norms import relative_l2
 
 torch = pytest.importorskip("torch")
@@ -36,7 +36,7 @@ def test_operator_equals_onnx_in_channels_last(case: OperatorCase) -> None:
     operator, shape, inputs, attributes = case
     network = one_operator(operator, shape, inputs, **attributes)
     x = values(*shape, seed=7)
-    expected, _ = Oracle(network, training=False).run(x)
+    expected, _ = NetworkOracle(network, training=False).run(x)
     executor = BACKEND.executor(network, mode="channels_last", precision="fp64")
     answer = executor.fetch(executor.forward(executor.feed({"x": x})))["y"]
     assert relative_l2(answer, expected) < 1e-13

@@ -12,7 +12,7 @@ from d5suite.levels.distributed import Buffers, Communicator, Replica, Scheme
 from d5suite.levels.network import Native
 from d5suite.levels.training import LEARNING_RATE, STEPS
 from d5suite.optimizers.settings import Optimizer
-from d5suite.validate.training.formulas import State, update
+from d5suite.validate.training.formulas import OptimizerState, update
 
 
 def start(seed: int = 0, inputs: int = 5, classes: int = 3) -> Buffers:
@@ -59,7 +59,7 @@ class ToyTrainer:
         self.optimizer, self.learning_rate = optimizer, optimizer.learning_rate
         self.weights = {name: value.copy() for name, value in weights.items()}
         self.statistics = {"seen": np.zeros(1)}
-        self.held: State = {}
+        self.held: OptimizerState = {}
         network = SimpleNamespace(
             parameters=tuple(weights), statistics=("seen",), require_loss=lambda: ("y", "loss"), initializers=weights
         )
@@ -87,12 +87,12 @@ class ToyTrainer:
         update(self.optimizer, self.weights, gradients, self.held, learning_rate=self.learning_rate)
         self.weights = {name: value.astype(dtypes[name]) for name, value in self.weights.items()}
 
-    def state(self) -> State:
+    def state(self) -> OptimizerState:
         start = {f"{slot}/{name}": v * 0 for slot in self.optimizer.slots for name, v in self.weights.items()}
         empty = {**start, STEPS: np.array(0), LEARNING_RATE: np.array(self.learning_rate)}
         return {name: value.copy() for name, value in (self.held or empty).items()}
 
-    def load_state(self, values: State) -> None:
+    def load_state(self, values: OptimizerState) -> None:
         self.held = {name: value.copy() for name, value in values.items()}
 
     def step(self, feed: Native, *more: Native) -> Native:

@@ -16,7 +16,7 @@ from onnx.reference import ReferenceEvaluator
 from d5suite.errors import NetworkError
 from d5suite.network import Network
 from d5suite.network.operators import MORE_OPERATORS, ZOO_OPERATORS
-from d5suite.validate.network.oracle import Oracle, inference
+from d5suite.validate.network.oracle import NetworkOracle, inference
 
 SIZE = (3, 8, 8)
 
@@ -291,7 +291,7 @@ def test_an_operator_that_no_framework_has_becomes_onnxs_function(
     network = Network(model)
     assert {node.op_type for node in network.nodes} <= ZOO_OPERATORS | MORE_OPERATORS
     x = np.abs(np.random.default_rng(0).standard_normal((2, *SIZE))).astype(np.float32)
-    answer, _ = Oracle(network, training=False).run(x)
+    answer, _ = NetworkOracle(network, training=False).run(x)
     expected = ReferenceEvaluator(model).run(None, {"x": x})
     np.testing.assert_allclose(answer, np.asarray(expected)[0], rtol=1e-5, atol=1e-6)
 

@@ -42,7 +42,7 @@ from d5suite.network.nodes.shape import (
 from d5suite.network.nodes.sliding import read_conv, read_conv_transpose, read_global_pool, read_pool
 from d5suite.network.operation import Operation
 from d5suite.network.zoo import build
-from d5suite.validate.operator.oracle import Oracle
+from d5suite.validate.operator.oracle import OperatorOracle
 
 
 def _operation(op: str, inputs: Mapping[str, Any], attributes: Mapping[str, Any] | None = None, **more: Any) -> Any:
@@ -59,7 +59,7 @@ def _context(operation: Operation, **more: Any) -> NodeContext:
 def _run(operation: Operation) -> tuple[list[Any], list[np.ndarray]]:
     """Drawn inputs, and the reference's outputs."""
     drawn = operation.draw(0)
-    return drawn, Oracle(operation).run(drawn)
+    return drawn, OperatorOracle(operation).run(drawn)
 
 
 def _ints(*values: int) -> np.ndarray:
@@ -382,7 +382,7 @@ def test_aligned_corners_are_those_of_the_whole_number_of_cells(mode: str, scale
     for axis, matrix in plan.weights.items():
         y = np.moveaxis(np.tensordot(y, matrix, ([axis], [1])), -1, axis)
     np.testing.assert_allclose(y, _run_onnxruntime(operation, drawn), rtol=1e-4, atol=1e-5)
-    np.testing.assert_allclose(y, Oracle(operation).run(drawn)[0], rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(y, OperatorOracle(operation).run(drawn)[0], rtol=1e-12, atol=1e-12)
 
 
 _NUMPY = SamplingFunctions(np.floor, np.rint, np.abs, np.clip, lambda x: x.astype(np.int64))
@@ -413,7 +413,7 @@ def test_points_beyond_an_image_have_the_samples_of_pytorch_and_onnxruntime(
     sampled = torch.nn.functional.grid_sample(*map(torch.tensor, drawn), named, padding, align_corners=bool(aligned))
     np.testing.assert_allclose(y, sampled, rtol=1e-4, atol=2e-5)
     np.testing.assert_allclose(y, _run_onnxruntime(operation, drawn), rtol=1e-4, atol=2e-5)
-    np.testing.assert_allclose(y, Oracle(operation).run(drawn)[0], rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(y, OperatorOracle(operation).run(drawn)[0], rtol=1e-12, atol=1e-12)
 
 
 # Normalization and losses.

@@ -15,7 +15,7 @@ from d5suite.network import Network
 from d5suite.network.analysis import analyse
 from d5suite.network.user_network import input_ranges, load_user_network, parse_shapes
 from d5suite.validate.network.inference import check_inference, check_reading
-from d5suite.validate.network.oracle import Oracle, inferences
+from d5suite.validate.network.oracle import NetworkOracle, inferences
 
 FLOAT, INT64, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
 
@@ -140,10 +140,12 @@ def test_an_output_that_scores_every_token_or_pixel_has_a_label_for_each(
     drawn = generator.integers(0, 11, (2, 7)) if inputs[0] == "ids" else generator.standard_normal((2, *inputs[2][1:]))
     arrays = drawn if inputs[0] == "ids" else drawn.astype(np.float32)
     labels = generator.integers(0, 5, (2, *cells))
-    scores = np.moveaxis(Oracle(network, training=False).run(arrays)[0], axis, -1)
+    scores = np.moveaxis(NetworkOracle(network, training=False).run(arrays)[0], axis, -1)
     chosen = np.take_along_axis(scores, labels[..., None], -1)[..., 0]
     expected = np.mean(np.log(np.exp(scores).sum(-1)) - chosen)
-    assert float(Oracle(network, training=True).run(arrays, labels)[0]) == pytest.approx(float(expected), rel=1e-12)
+    assert float(NetworkOracle(network, training=True).run(arrays, labels)[0]) == pytest.approx(
+        float(expected), rel=1e-12
+    )
 
 
 HEAD = np.random.default_rng(0).standard_normal((4, 3), np.float32)

@@ -32,8 +32,8 @@ from d5suite.testing.operations import OPERATIONS
 from d5suite.testing.subject import Subject
 from d5suite.validate.norms import accuracy
 from d5suite.validate.operator.compare import tolerance
-from d5suite.validate.operator.oracle import Oracle
-from d5suite.validate.operator.reference import Reference, reference
+from d5suite.validate.operator.oracle import OperatorOracle
+from d5suite.validate.operator.reference import OperatorReference, reference
 from d5suite.workloads.operator import require_memory
 from tests.conftest import plugin_environment
 
@@ -210,7 +210,7 @@ def test_the_evaluator_runs_what_is_not_refused(operation: Operation, random: Ra
         changed = Operation.from_dict(content)
     except NetworkError:
         return
-    found = Oracle(changed).run(changed.draw(1))
+    found = OperatorOracle(changed).run(changed.draw(1))
     assert [value.shape for value in found] == [changed.shapes[output] for output in changed.outputs]
 
 
@@ -306,14 +306,14 @@ def test_differences_give_the_gradient_of_a_product(seed: int) -> None:
     (dy,) = operation.draw_gradients(seed)
     assert a is not None and b is not None
     along = np.random.default_rng(seed).standard_normal((3, 4))
-    found = Oracle(operation).derivative([a, b], [dy], {0: along})
+    found = OperatorOracle(operation).derivative([a, b], [dy], {0: along})
     assert found == pytest.approx(float((along * (dy @ b.T)).sum()), abs=1e-6)
 
 
 def test_a_failure_of_the_evaluator_is_one_line() -> None:
     operation = Operation("Gemm", {"A": (2, 3), "B": (3, 4)}, name="the problem")
     with pytest.raises(NetworkError, match=r"the problem: .* fails on Gemm\(.*ValueError") as caught:
-        Oracle(operation).run([np.ones((2, 3)), np.ones((5, 16))])
+        OperatorOracle(operation).run([np.ones((2, 3)), np.ones((5, 16))])
     assert len(str(caught.value).splitlines()) == 1
 
 
@@ -321,10 +321,10 @@ def test_a_reference_survives_its_file(tmp_path: Path) -> None:
     operation = Operation("Softmax", {"X": (3, 4)}, name="family.softmax")
     made = reference(operation, 5, backward=True)
     made.save(tmp_path / "r.h5", operation.name)
-    found = Reference.load(tmp_path / "r.h5", operation.name)
+    found = OperatorReference.load(tmp_path / "r.h5", operation.name)
     assert found is not None and found.derivatives == made.derivatives and found.whole
     np.testing.assert_array_equal(found.outputs[0], made.outputs[0])
-    assert Reference.load(tmp_path / "r.h5", "another") is None
+    assert OperatorReference.load(tmp_path / "r.h5", "another") is None
 
 
 def test_tolerances_tell_float16_sums_from_float32_ones() -> None:

@@ -23,7 +23,7 @@ from d5suite.validate.check import Validation
 from d5suite.validate.network.gradient import check_gradient, check_gradient_float64, gradient_errors
 from d5suite.validate.network.gradient_references import GradientReference, sampled
 from d5suite.validate.network.inference import check_inference
-from d5suite.validate.network.oracle import Oracle, inference
+from d5suite.validate.network.oracle import NetworkOracle, inference
 from d5suite.validate.norms import UNIT_ROUNDOFF, relative_l2
 from d5suite.validate.training.formulas import update
 from d5suite.validate.training.trajectory import Trajectory, check_trajectory, train, train_by_formula
@@ -294,8 +294,8 @@ def test_the_oracle_agrees_with_onnxruntime_and_with_itself() -> None:
     labels = generator.integers(0, 4, 4)
     output, evaluator = inference(network, images, threads=1)
     assert evaluator == "onnxruntime"
-    assert relative_l2(output, Oracle(network, training=False).run(images)[0]) < 1e-6
-    oracle = Oracle(network, training=True)
+    assert relative_l2(output, NetworkOracle(network, training=False).run(images)[0]) < 1e-6
+    oracle = NetworkOracle(network, training=True)
     loss, statistics = oracle.run(images, labels)
     assert loss.shape == ()
     assert set(statistics) == set(network.statistics)
@@ -346,7 +346,7 @@ def test_the_oracle_normalises_over_channels_as_onnxruntime_does(size: int, chan
     network = Network(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10))
     images = np.random.default_rng(0).standard_normal((2, channels, 4, 4)).astype(np.float32)
     output, _ = inference(network, images, threads=1)
-    assert relative_l2(Oracle(network, training=False).run(images)[0], output) < 1e-6
+    assert relative_l2(NetworkOracle(network, training=False).run(images)[0], output) < 1e-6
 
 
 finite = st.floats(-1e3, 1e3)

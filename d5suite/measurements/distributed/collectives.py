@@ -139,7 +139,7 @@ def _size(messages: Messages, samples: Samples, traffic: dict[str, int]) -> dict
     }
 
 
-class Collectives(Measurement):
+class CollectiveTimes(Measurement):
     """A collective at several sizes, with one communicator and one algorithm."""
 
     name = "collectives"

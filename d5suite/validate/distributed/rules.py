@@ -20,7 +20,7 @@ from d5suite.levels.network import Arrays
 from d5suite.optimizers.settings import Optimizer
 from d5suite.validate.check import Check
 from d5suite.validate.norms import relative_l2
-from d5suite.validate.training.formulas import State, update
+from d5suite.validate.training.formulas import OptimizerState, update
 
 GradientFunction = Callable[[Arrays, Any], Arrays]
 """From weights and one rank's batch to the gradients of its mean loss, in float64; the caller does
@@ -39,7 +39,7 @@ class _Rank:
 
     optimizer: Optimizer
     weights: dict[str, np.ndarray]
-    state: State
+    state: OptimizerState
 
     def apply(self, gradients: Arrays) -> None:
         update(self.optimizer, self.weights, gradients, self.state)

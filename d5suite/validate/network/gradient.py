@@ -26,8 +26,8 @@ from d5suite.levels.description import Tolerance
 from d5suite.levels.network import Arrays, Executor, Native
 from d5suite.network import Network
 from d5suite.validate.check import Check
-from d5suite.validate.network.oracle import Oracle
-from d5suite.validate.network.reference import NEGLIGIBLE, Reference, direction, key, reference, settled
+from d5suite.validate.network.oracle import NetworkOracle
+from d5suite.validate.network.reference import NEGLIGIBLE, NetworkReference, direction, key, reference, settled
 from d5suite.validate.norms import FLOAT64, UNIT_ROUNDOFF, relative_l2
 
 DIFFERENCES = 1e-4
@@ -94,7 +94,7 @@ def check_gradient_float64(
     if keep is not None:
         keep.update(answer)
     digest = key(network, images, labels) if recorded is not None else ""
-    known = Reference.load(recorded, digest) if recorded is not None else None
+    known = NetworkReference.load(recorded, digest) if recorded is not None else None
     found = known or reference(network, images, labels, answer)
     checks, expected = _compare(executor, network, images, labels, answer, after, found, FLOAT64, DIFFERENCES)
     if recorded is not None and expected is not known and all(check.passed for check in checks):
@@ -148,10 +148,10 @@ def _compare(
     labels: np.ndarray,
     answer: Arrays,
     after: Arrays,
-    expected: Reference,
+    expected: NetworkReference,
     close: float,
     slope: float,
-) -> tuple[list[Check], Reference]:
+) -> tuple[list[Check], NetworkReference]:
     """Check loss and statistics with tolerance ``close``, derivatives with ``slope``.
 
     Also return the reference that was used: `settled`, if the first differences did not agree.
@@ -192,14 +192,14 @@ def _slope_error(network: Network, gradients: Arrays, along: Arrays, derivative:
 
 
 def _sensitivity(
-    network: Network, expected: Reference, images: np.ndarray, labels: np.ndarray, precision: str
+    network: Network, expected: NetworkReference, images: np.ndarray, labels: np.ndarray, precision: str
 ) -> float:
     """Return how far roundoff on the weights moves the derivatives, in units of `_slope_error`."""
     noise = SENSITIVITY_NOISE * UNIT_ROUNDOFF[precision]
     generator = np.random.default_rng(0xD5)
     found = noise
     for _ in range(SENSITIVITY_DRAWS):
-        oracle = Oracle(network, training=True)
+        oracle = NetworkOracle(network, training=True)
         for name in network.parameters:
             oracle.weights[name] = oracle.weights[name] * (
                 1 + noise * generator.uniform(-1, 1, oracle.weights[name].shape)
@@ -220,7 +220,7 @@ def _first_wrong(
     step: float,
 ) -> str:
     """Name the first tensor that makes the gradient fail, by bisection over prefixes."""
-    oracle = Oracle(network, training=True)
+    oracle = NetworkOracle(network, training=True)
 
     def passes(names: Sequence[str]) -> bool:
         part = {name: along[name] for name in names}

@@ -17,7 +17,7 @@ from d5suite.levels.contract import require_answer
 from d5suite.levels.network import Arrays, Executor
 from d5suite.network import Network
 from d5suite.validate.check import Check
-from d5suite.validate.network.oracle import EVALUATOR, Oracle, inferences, original
+from d5suite.validate.network.oracle import EVALUATOR, NetworkOracle, inferences, original
 from d5suite.validate.norms import relative_l2
 
 FEW = 4
@@ -57,7 +57,7 @@ def expected_outputs(
     """
     if executor.precision == "fp64" or executor.backend == EVALUATOR:
         separate = all(network.shapes.get(name, ())[:1] == (None,) for name in network.outputs)
-        some, oracle = FEW if separate else None, Oracle(network, training=False)
+        some, oracle = FEW if separate else None, NetworkOracle(network, training=False)
         return [oracle.outputs(images[:some]) for images in batches], "onnx.reference"
     return inferences(network, batches, threads=threads)
 

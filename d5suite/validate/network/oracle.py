@@ -1,6 +1,6 @@
 """The independent reference of a network: its own ONNX graph under ONNX's reference evaluator.
 
-`Oracle` answers in float64 for a small batch: output, loss, the running statistics after one
+`NetworkOracle` answers in float64 for a small batch: output, loss, the running statistics after one
 training pass, and the loss's derivative along any direction in parameter space. `inference` answers
 for a batch of any size, with onnxruntime if it is installed. Imports ONNX and NumPy, and
 onnxruntime lazily; no framework.
@@ -28,7 +28,7 @@ _LARGE = 1 << 30
 """Bytes of weights above which they are fed to onnxruntime: its models have at most 2 GiB."""
 
 
-class Oracle:
+class NetworkOracle:
     """A network in float64 under ONNX's reference evaluator; each call may set the weights.
 
     Parameters
@@ -184,7 +184,7 @@ def inferences(
                    if value.name in network.initializers}  # fmt: skip
     session = _session(model.SerializeToString(), threads)
     if session is None:
-        oracle = Oracle(network, training=False)
+        oracle = NetworkOracle(network, training=False)
         return [oracle.outputs(images) for images in batches], "onnx.reference"
     outputs = []
     for images in batches:

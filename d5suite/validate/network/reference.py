@@ -18,7 +18,7 @@ from d5suite.files import atomic_hdf5
 from d5suite.levels.network import Arrays
 from d5suite.network import Network
 from d5suite.validate.arrays import read_arrays, write_arrays
-from d5suite.validate.network.oracle import Oracle
+from d5suite.validate.network.oracle import NetworkOracle
 
 DIRECTIONS = 2
 """Random directions. Each weights every parameter tensor; the second guards against errors that
@@ -42,7 +42,7 @@ is mere rounding."""
 
 
 @dataclass(frozen=True)
-class Reference:
+class NetworkReference:
     """The reference evaluator's answers to a network and a batch.
 
     Attributes
@@ -84,7 +84,7 @@ class Reference:
                 file[name] = np.array(getattr(self, name))
 
     @classmethod
-    def load(cls, path: Path, key: str) -> Reference | None:
+    def load(cls, path: Path, key: str) -> NetworkReference | None:
         """Read what `save` wrote; None without a file or with another key."""
         if not path.exists():
             return None
@@ -105,7 +105,7 @@ def key(network: Network, images: np.ndarray, labels: np.ndarray) -> str:
     return digest.hexdigest()
 
 
-def reference(network: Network, images: np.ndarray, labels: np.ndarray, gradients: Arrays) -> Reference:
+def reference(network: Network, images: np.ndarray, labels: np.ndarray, gradients: Arrays) -> NetworkReference:
     """Evaluate a network on a batch.
 
     Parameters
@@ -116,14 +116,14 @@ def reference(network: Network, images: np.ndarray, labels: np.ndarray, gradient
     gradients : mapping of str to numpy.ndarray
         By parameter; their norms scale the directions.
     """
-    oracle = Oracle(network, training=True)
+    oracle = NetworkOracle(network, training=True)
     scales = _scales({name: gradients[name] for name in network.parameters})
     loss, statistics = oracle.run(images, labels)
     along = (direction(network, scales, index) for index in range(DIRECTIONS))
-    return Reference(loss, statistics, scales, [oracle.derivative(images, labels, d, STEP) for d in along])
+    return NetworkReference(loss, statistics, scales, [oracle.derivative(images, labels, d, STEP) for d in along])
 
 
-def settled(expected: Reference, network: Network, images: np.ndarray, labels: np.ndarray) -> Reference:
+def settled(expected: NetworkReference, network: Network, images: np.ndarray, labels: np.ndarray) -> NetworkReference:
     """Return the answers with each difference at the step whose two neighbours agree best with it.
 
     Small steps suffer from rounding of the loss, large ones from its curvature and kinks; in
@@ -131,13 +131,13 @@ def settled(expected: Reference, network: Network, images: np.ndarray, labels: n
 
     Parameters
     ----------
-    expected : Reference
+    expected : NetworkReference
         Differences at `STEP`; the scales are kept.
     network : Network
     images, labels : numpy.ndarray
         As in `reference`.
     """
-    oracle, found = Oracle(network, training=True), []
+    oracle, found = NetworkOracle(network, training=True), []
     for index in range(DIRECTIONS):
         along = direction(network, expected.scales, index)
         slopes = [oracle.derivative(images, labels, along, step) for step in STEPS]

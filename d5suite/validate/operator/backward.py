@@ -27,10 +27,10 @@ from d5suite.validate.operator.compare import (
     tolerance,
 )
 from d5suite.validate.operator.evidence import Evidence
-from d5suite.validate.operator.oracle import Oracle, direction
+from d5suite.validate.operator.oracle import OperatorOracle, direction
 from d5suite.validate.operator.pieces import in_pieces
 from d5suite.validate.operator.products import Product, is_product, product_gradients
-from d5suite.validate.operator.reference import DIRECTIONS, TOGETHER, Reference
+from d5suite.validate.operator.reference import DIRECTIONS, TOGETHER, OperatorReference
 
 DIFFERENCES = 1e-6
 """Accepted error of a float64 gradient against central differences, relative to the gradient's
@@ -66,14 +66,14 @@ def _gradients64(exact: Operator, seed: int) -> list[np.ndarray]:
     return answer
 
 
-def check_backward_float64(exact: Operator, known: Reference, seed: int) -> list[Check]:
+def check_backward_float64(exact: Operator, known: OperatorReference, seed: int) -> list[Check]:
     """Compare float64 gradients with central differences and a trusted gradient, if known.
 
     Parameters
     ----------
     exact : Operator
         The float64 operator for `exact_part`.
-    known : Reference
+    known : OperatorReference
     seed : int
     """
     operation = exact.operation
@@ -165,7 +165,7 @@ def _expected(
     return exact.fetch_gradients(native)
 
 
-def gradient_evidence(exact: Operator, known: Reference, seed: int) -> Evidence:
+def gradient_evidence(exact: Operator, known: OperatorReference, seed: int) -> Evidence:
     """Return the worst float64 gradient that failed `check_backward_float64`.
 
     The whole gradient if a trusted one is known, else `GRID` evenly spread elements with their
@@ -174,7 +174,7 @@ def gradient_evidence(exact: Operator, known: Reference, seed: int) -> Evidence:
     operation = exact.operation
     found = dict(zip(operation.differentiable, _gradients64(exact, seed), strict=True))
     arrays, gradients = operation.draw(seed), operation.draw_gradients(seed)
-    oracle = Oracle(operation)
+    oracle = OperatorOracle(operation)
     candidates = []
     for index, gradient in found.items():
         name = f"gradient of {operation.node.inputs[index]} ({operation.precision})"

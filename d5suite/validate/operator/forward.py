@@ -25,11 +25,11 @@ from d5suite.validate.operator.compare import (
 )
 from d5suite.validate.operator.pieces import in_pieces
 from d5suite.validate.operator.products import Product, is_product, product
-from d5suite.validate.operator.reference import Reference
+from d5suite.validate.operator.reference import OperatorReference
 
 
 def check_forward(
-    operator: Operator, known: Reference, seed: int, exact: Operator | None = None, reruns: int = RERUNS
+    operator: Operator, known: OperatorReference, seed: int, exact: Operator | None = None, reruns: int = RERUNS
 ) -> Findings:
     """Compare the wanted outputs with the reference.
 
@@ -37,7 +37,7 @@ def check_forward(
     ----------
     operator : Operator
         As timed.
-    known : Reference
+    known : OperatorReference
     seed : int
     exact : Operator, optional
         The same backend's operator for `exact_part`; required if the reference covers a piece.

@@ -28,7 +28,7 @@ KINKED = frozenset({
 """Operators whose derivative jumps."""
 
 
-class Oracle:
+class OperatorOracle:
     """One operation in float64 under ONNX's reference evaluator.
 
     Raises

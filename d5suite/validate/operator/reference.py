@@ -14,7 +14,7 @@ import numpy as np
 
 from d5suite.levels.operator import Operator
 from d5suite.network.operation import Operation
-from d5suite.validate.operator.oracle import Oracle, direction
+from d5suite.validate.operator.oracle import OperatorOracle, direction
 from d5suite.validate.operator.pieces import in_pieces, is_large
 
 DIRECTIONS = 2
@@ -26,7 +26,7 @@ TOGETHER = -1
 
 
 @dataclass
-class Reference:
+class OperatorReference:
     """The reference of one operation's answers.
 
     Attributes
@@ -72,7 +72,7 @@ class Reference:
                 group[f"gradient/{index}"] = gradient
 
     @classmethod
-    def load(cls, path: Path, name: str) -> Reference | None:
+    def load(cls, path: Path, name: str) -> OperatorReference | None:
         """Read what `save` wrote; None if it is missing."""
         if not path.exists():
             return None
@@ -102,7 +102,7 @@ def _in_order(group: Mapping[str, h5py.Dataset]) -> list[np.ndarray]:
 
 def reference(
     operation: Operation, seed: int, *, backward: bool, further: int = 0, trusted: Operator | None = None
-) -> Reference:
+) -> OperatorReference:
     """Compute an operation's reference.
 
     Parameters
@@ -119,8 +119,8 @@ def reference(
         A trusted backend's float64 operator for the operation's `exact_part`.
     """
     pieces = in_pieces(operation)
-    oracle = Oracle(operation if pieces is None else pieces.part)
-    found = Reference(pieces is None, oracle.run(oracle.operation.draw(seed)))
+    oracle = OperatorOracle(operation if pieces is None else pieces.part)
+    found = OperatorReference(pieces is None, oracle.run(oracle.operation.draw(seed)))
     if pieces is None:
         found.further = [oracle.run(operation.draw(seed + number)) for number in range(1, further + 1)]
     if not backward:

@@ -22,7 +22,7 @@ from d5suite.validate.check import Check
 from d5suite.validate.network.gradient import SATURATION, SENSITIVITY_NOISE, disturbed
 from d5suite.validate.norms import FLOAT64, UNIT_ROUNDOFF, relative_l2
 from d5suite.validate.training.trajectory import (
-    Batches,
+    BatchList,
     Trajectory,
     check_trajectory,
     loss_of,
@@ -125,7 +125,7 @@ class RunComparison:
     def __init__(
         self,
         exact: Trainer,
-        batches: Batches,
+        batches: BatchList,
         runs: Sequence[Trajectory],
         tolerances: Mapping[str, Tolerance],
     ) -> None:
@@ -202,7 +202,9 @@ class RunComparison:
                     losses = np.maximum(losses, found)
         return Divergence(noise, np.maximum.accumulate(losses), parameters)
 
-    def _train(self, batches: Batches, *, early: Collection[int] = (), rates: Sequence[float] = ()) -> list[Trajectory]:
+    def _train(
+        self, batches: BatchList, *, early: Collection[int] = (), rates: Sequence[float] = ()
+    ) -> list[Trajectory]:
         self.exact.load_state(self.exact.initial_state())
         return train(self.exact, batches, early=early, rates=rates)
 
@@ -280,7 +282,7 @@ def _apart(executor: Executor, start: Arrays, end: Arrays, other_start: Arrays, 
 
 
 def check_steps(
-    name: str, trainer: Trainer, exact: Executor, batches: Batches, tolerance: Tolerance
+    name: str, trainer: Trainer, exact: Executor, batches: BatchList, tolerance: Tolerance
 ) -> Iterator[Check]:
     """Compare each of several native steps with the formula's float64 step from the same state.
 

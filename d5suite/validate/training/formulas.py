@@ -14,7 +14,7 @@ import numpy as np
 from d5suite.levels.training import LEARNING_RATE, STEPS
 from d5suite.optimizers.settings import SGD, Adagrad, Adam, AdamW, Optimizer, RMSProp
 
-State = dict[str, np.ndarray]
+OptimizerState = dict[str, np.ndarray]
 """As in `d5suite.levels.training.Trainer.state`; empty before the first step."""
 
 
@@ -22,7 +22,7 @@ def update(
     optimizer: Optimizer,
     parameters: dict[str, np.ndarray],
     gradients: Mapping[str, np.ndarray],
-    state: State,
+    state: OptimizerState,
     *,
     learning_rate: float | None = None,
 ) -> None:
@@ -71,14 +71,14 @@ def _clip(optimizer: Optimizer, gradients: dict[str, np.ndarray]) -> dict[str, n
     return gradients
 
 
-def _sgd(optimizer: SGD, gradient: np.ndarray, slots: State, step: int) -> np.ndarray:
+def _sgd(optimizer: SGD, gradient: np.ndarray, slots: OptimizerState, step: int) -> np.ndarray:
     if not optimizer.momentum:
         return gradient
     slots["velocity"] = optimizer.momentum * slots["velocity"] + gradient
     return gradient + optimizer.momentum * slots["velocity"] if optimizer.nesterov else slots["velocity"]
 
 
-def _rmsprop(optimizer: RMSProp, gradient: np.ndarray, slots: State, step: int) -> np.ndarray:
+def _rmsprop(optimizer: RMSProp, gradient: np.ndarray, slots: OptimizerState, step: int) -> np.ndarray:
     slots["square"] = optimizer.decay * slots["square"] + (1 - optimizer.decay) * gradient**2
     direction: np.ndarray = gradient / np.sqrt(slots["square"] + optimizer.epsilon)
     if optimizer.momentum:
@@ -86,13 +86,13 @@ def _rmsprop(optimizer: RMSProp, gradient: np.ndarray, slots: State, step: int) 
     return direction
 
 
-def _adagrad(optimizer: Adagrad, gradient: np.ndarray, slots: State, step: int) -> np.ndarray:
+def _adagrad(optimizer: Adagrad, gradient: np.ndarray, slots: OptimizerState, step: int) -> np.ndarray:
     slots["square"] = slots["square"] + gradient**2
     direction: np.ndarray = gradient / (np.sqrt(slots["square"]) + optimizer.epsilon)
     return direction
 
 
-def _adam(optimizer: Adam, gradient: np.ndarray, slots: State, step: int) -> np.ndarray:
+def _adam(optimizer: Adam, gradient: np.ndarray, slots: OptimizerState, step: int) -> np.ndarray:
     slots["moment"] = optimizer.beta1 * slots["moment"] + (1 - optimizer.beta1) * gradient
     slots["square"] = optimizer.beta2 * slots["square"] + (1 - optimizer.beta2) * gradient**2
     moment = slots["moment"] / (1 - optimizer.beta1**step)
@@ -100,7 +100,7 @@ def _adam(optimizer: Adam, gradient: np.ndarray, slots: State, step: int) -> np.
     return direction
 
 
-_DIRECTIONS: dict[type[Optimizer], Callable[[Any, np.ndarray, State, int], np.ndarray]] = {
+_DIRECTIONS: dict[type[Optimizer], Callable[[Any, np.ndarray, OptimizerState, int], np.ndarray]] = {
     SGD: _sgd,
     RMSProp: _rmsprop,
     Adagrad: _adagrad,

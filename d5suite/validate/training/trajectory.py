@@ -68,13 +68,13 @@ class Trajectory:
             raise JobError(f"cannot read the trajectory: {error}", where=str(path)) from error
 
 
-Batches = Sequence[tuple[np.ndarray, np.ndarray]]
+BatchList = Sequence[tuple[np.ndarray, np.ndarray]]
 """Pairs of images and labels, one per batch."""
 
 
 def train(
     trainer: Trainer,
-    batches: Batches,
+    batches: BatchList,
     *,
     early: Collection[int] = (),
     rates: Sequence[float] = (),
@@ -91,14 +91,14 @@ def train(
     trainer : Trainer
         In its initial state.
     batches : sequence
-        See `Batches`.
+        See `BatchList`.
     early : collection of int
         Numbers of steps after which the run is recorded, too.
     rates : sequence of float
         Learning rates of the first steps; the last one applies to all later steps. By default the
         optimizer's own.
     accumulate : int
-        Batches per step.
+        BatchList per step.
     back_to_back : bool
         Whether to issue steps without synchronizing and fetch losses at the end; not in ``fp16``.
     restore : bool
@@ -156,14 +156,14 @@ def repeat_until_updated(trainer: Trainer, feeds: Sequence[Native], updates: int
         trainer.step(*feeds)
 
 
-def _steps(batches: Batches, accumulate: int) -> list[Batches]:
+def _steps(batches: BatchList, accumulate: int) -> list[BatchList]:
     return [batches[start : start + accumulate] for start in range(0, len(batches), accumulate)]
 
 
 def train_by_formula(
     executor: Executor,
     optimizer: Optimizer,
-    batches: Batches,
+    batches: BatchList,
     *,
     rates: Sequence[float] = (),
     accumulate: int = 1,

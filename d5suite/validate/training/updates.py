@@ -19,7 +19,7 @@ from d5suite.validate.check import Check
 from d5suite.validate.network.gradient_references import GradientReference, sampled, scaled
 from d5suite.validate.network.reference import NEGLIGIBLE
 from d5suite.validate.norms import UNIT_ROUNDOFF
-from d5suite.validate.training.formulas import State, update
+from d5suite.validate.training.formulas import OptimizerState, update
 
 LEAST_MOVED = 0.5
 """Fraction of the float64 run's distance that the parameters of a network with Dropout must move.
@@ -30,7 +30,7 @@ def check_update(
     name: str,
     trainer: Trainer,
     start: Arrays,
-    state: State,
+    state: OptimizerState,
     after: Arrays,
     reference: GradientReference,
     limit: float,
@@ -75,7 +75,7 @@ def check_update(
     yield check_parameters(name, executor, after, expected, distance, magnitudes, limit)
 
 
-def sampled_state(trainer: Trainer) -> State:
+def sampled_state(trainer: Trainer) -> OptimizerState:
     """Return the optimizer's state with its tensors `sampled`."""
     return {key: sampled({key: value})[key] if "/" in key else value for key, value in trainer.state().items()}
 
