@@ -41,9 +41,9 @@ def pytest_pycollect_makeitem(
         tests = list(declaration.tests())
     except D5Error as error:
         raise collector.CollectError(str(error)) from error
-    asked = collector.config.getoption("ranks") is not None
+    has_ranks = collector.config.getoption("ranks") is not None
     for each in tests:
-        if (each.measurement.level == 3) != asked:
+        if (each.measurement.level == 3) != has_ranks:
             continue
         if hasattr(collector.obj, each.function):
             raise collector.CollectError(f"{name}: there is already a {each.function} here; one recipe per file")
@@ -86,12 +86,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         return
     parameters = []
     for case in cases:
-        unasked = case.why_excluded(described.measurement, chosen, metafunc.definition.path)
+        deselected = case.why_excluded(described.measurement, chosen, metafunc.definition.path)
         for selection, ranks, reason in _runners(config, case, chosen):
             why = reason or case.why_unsupported(selection.backend, described.measurement, chosen)
             why = why or _stays_warm(selection, described, chosen)
-            marks = [pytest.mark.d5suite_not_asked(unasked)] if unasked else []
-            marks += [pytest.mark.skip(reason=why)] if why and not unasked else []
+            marks = [pytest.mark.d5suite_deselected(deselected)] if deselected else []
+            marks += [pytest.mark.skip(reason=why)] if why and not deselected else []
             target = _target(case, described, selection, ranks)
             parameters.append(pytest.param(target, marks=marks, id=str(target)))
     metafunc.parametrize(stash.FIXTURE, parameters)
@@ -115,7 +115,7 @@ def _runners(config: pytest.Config, case: Case, chosen: Settings) -> Iterator[Ru
 def _lacks_scheme(config: pytest.Config, selection: Selection, ranks: Ranks | None, chosen: Settings) -> str | None:
     """Return why a backend lacks the requested native scheme, or None.
 
-    What the scheme needs is asked of the workers' environment, which may be another.
+    Requirements of a scheme are checked in the workers' environment, which may be another one.
     """
     if ranks is None or not ranks.distributed.native:
         return None
@@ -168,11 +168,11 @@ def _choices(config: pytest.Config) -> Iterator[tuple[Selection, str | None]]:
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Deselect what the options exclude, and group the tests by job."""
-    marks = ((item, item.get_closest_marker("d5suite_not_asked")) for item in items)
-    unasked = config.stash[stash.UNASKED] = {item: mark.args[0] for item, mark in marks if mark is not None}
-    if unasked:
-        config.hook.pytest_deselected(items=list(unasked))
-        items[:] = [item for item in items if item not in unasked]
+    marks = ((item, item.get_closest_marker("d5suite_deselected")) for item in items)
+    deselected = config.stash[stash.DESELECTED] = {item: mark.args[0] for item, mark in marks if mark is not None}
+    if deselected:
+        config.hook.pytest_deselected(items=list(deselected))
+        items[:] = [item for item in items if item not in deselected]
     places = [index for index, item in enumerate(items) if stash.target(item) is not None]
     jobs: dict[tuple[str, str], list[pytest.Item]] = {}
     for index in places:

@@ -19,7 +19,7 @@ MOST_NAMED = 2
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """End with an error if nothing was measured, or not what was asked for by name."""
+    """End with an error if nothing was measured, or if something requested by name was not."""
     config, option = session.config, session.config.option
     if (
         option.collectonly
@@ -28,35 +28,35 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         or (option.benchmark_skip and not option.benchmark_only)
     ):
         return
-    unasked = config.stash[stash.UNASKED]
-    absent = {**unasked}
+    deselected = config.stash[stash.DESELECTED]
+    absent = {**deselected}
     for item in session.items:
         mark = item.get_closest_marker("skip")
         if stash.target(item) is not None and mark is not None:
             absent[item] = str(mark.kwargs.get("reason", "skipped"))
-    _say_lacking(config, absent)
-    _say_unused(config, session.items)
+    _report_lacking(config, absent)
+    _report_unused(config, session.items)
     nothing = absent and not config.stash[stash.RESULTS] and not session.testsfailed
     idle = _idle_backends(session, absent)
     missed = {item: why for item, why in absent.items() if nothing or _backend_of(item) in idle or _is_named(item)}
-    if "s" not in config.option.reportchars:  # pytest's own list of them
-        _say_skipped(config, {item: why for item, why in absent.items() if item not in {**unasked, **missed}})
+    if "s" not in config.option.reportchars:  # pytest lists them itself
+        _report_skipped(config, {item: why for item, why in absent.items() if item not in {**deselected, **missed}})
     if not missed:
         return
     reasons = list(dict.fromkeys(f"{item.name}: {why}" for item, why in missed.items()))
-    title = "nothing was measured" if nothing else "not measured, though asked for by name"
+    title = "nothing was measured" if nothing else "not measured, though requested by name"
     more = [f"and {len(reasons) - MOST_REASONS} more"] if len(reasons) > MOST_REASONS else []
     config.stash[stash.REMARKS].append("\n  ".join([f"{title}:", *reasons[:MOST_REASONS], *more]))
     if session.exitstatus == pytest.ExitCode.OK:
         session.exitstatus = pytest.ExitCode.NO_TESTS_COLLECTED if nothing else pytest.ExitCode.TESTS_FAILED
 
 
-def _say_skipped(config: pytest.Config, skipped: dict[pytest.Item, str]) -> None:
+def _report_skipped(config: pytest.Config, skipped: dict[pytest.Item, str]) -> None:
     """Report why tests were skipped, a line for each reason."""
     by_reason: dict[str, list[stash.Target]] = {}
     for item, why in skipped.items():
         target = stash.target(item)
-        if target is not None and not (config.getoption("network") and target.case.every_backend):  # `_say_lacking`
+        if target is not None and not (config.getoption("network") and target.case.every_backend):  # `_report_lacking`
             by_reason.setdefault(why.partition("\n")[0], []).append(target)
     lines = []
     for why, targets in by_reason.items():
@@ -70,7 +70,7 @@ def _say_skipped(config: pytest.Config, skipped: dict[pytest.Item, str]) -> None
         config.stash[stash.REMARKS].append("\n  ".join([title, *lines[:MOST_REASONS], *more]))
 
 
-def _say_lacking(config: pytest.Config, absent: dict[pytest.Item, str]) -> None:
+def _report_lacking(config: pytest.Config, absent: dict[pytest.Item, str]) -> None:
     """Report why backends cannot run the user's own network."""
     results: list[dict[str, Any]] = config.stash[stash.RESULTS]
     targets = ((stash.target(item), why) for item, why in absent.items())
@@ -79,7 +79,7 @@ def _say_lacking(config: pytest.Config, absent: dict[pytest.Item, str]) -> None:
         config.stash[stash.REMARKS].append("\n  ".join(["not measured:", *reasons]))
 
 
-def _say_unused(config: pytest.Config, items: list[pytest.Item]) -> None:
+def _report_unused(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Report datasets or networks that no selected test uses."""
     cases = [target.case for target in map(stash.target, items) if target is not None]
     for option in ("imagenet", "openimages", "network"):

@@ -148,7 +148,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Validate the options, and make pytest-benchmark's JSON file atomic."""
     config.addinivalue_line("markers", "gpu: needs a GPU")
     config.addinivalue_line("markers", "slurm: needs a Slurm cluster")
-    config.addinivalue_line("markers", "d5suite_not_asked(reason): deselected, because the options do not ask for it")
+    config.addinivalue_line("markers", "d5suite_deselected(reason): excluded by the options")
     # Checked now: while a test runs, pytest captures standard error.
     config.stash[stash.TERMINAL] = sys.__stderr__ is not None and sys.__stderr__.isatty()
     config.stash[stash.RECORDS] = {}
@@ -156,7 +156,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[stash.FAILURES] = []
     config.stash[stash.RESULTS] = []
     config.stash[stash.REMARKS] = []
-    config.stash[stash.UNASKED] = {}
+    config.stash[stash.DESELECTED] = {}
     config.stash[stash.SIGNALS] = contextlib.ExitStack()
     # Registered after pytest-benchmark, whose saving it wraps, and before pytest's reporter.
     config.pluginmanager.register(saving, "d5suite-saving")
@@ -166,13 +166,13 @@ def pytest_configure(config: pytest.Config) -> None:
             _keep_inputs(config, Path(path))
             config.option.benchmark_json = config.stash[saving.DESTINATION] = saving.AtomicDestination(Path(path))
         if config.getoption("backend") is not None:
-            config.stash[stash.SELECTIONS] = _asked_selections(config)
+            config.stash[stash.SELECTIONS] = _requested_backends(config)
         _check(config)
     except D5Error as error:
         raise pytest.UsageError(str(error)) from error
 
 
-def _asked_selections(config: pytest.Config) -> list[Selection]:
+def _requested_backends(config: pytest.Config) -> list[Selection]:
     from d5suite.backends import select
     from d5suite.launch.base import interpreter
 

@@ -2,10 +2,10 @@
 
     python -m d5suite.pytest_plugin.preload FD ARGUMENT…
 
-Importing what gathers results takes longer than gathering them. So ``d5suite slurm run`` starts
-this while its jobs run, and starts pytest when the last one has ended: it writes a byte into
-the pipe whose reading end is FD. If nobody holds the other end any more, nothing is run. ``-`` for
-FD begins at once, and imports only what is needed. Arguments, output and exit codes are pytest's.
+Importing the modules that gather results takes longer than gathering them. So ``d5suite slurm run``
+starts this process while its jobs run. When the last job has ended, it writes a byte into the pipe
+whose reading end is FD, and pytest starts. If the other end is closed, nothing runs. With ``-`` for
+FD pytest starts at once, without early imports. Arguments, output and exit codes are pytest's.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MODULES = (
     "d5suite.report.scaling", "d5suite.report.plots", "d5suite.report.compare", "pytest_benchmark.plugin", "jsonschema",
     "psutil", "scipy.special", "d5suite.cases.recipe",
 )  # fmt: skip
-"""Slow imports of gathering, beside pytest and the measurements."""
+"""Slow imports of gathering, apart from pytest and the measurements."""
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -41,18 +41,18 @@ def main(arguments: Sequence[str]) -> None:
     SystemExit
         With pytest's exit code.
     """
-    told, *words = arguments
-    if told != "-":
+    descriptor, *words = arguments
+    if descriptor != "-":
         # Ctrl-C is for the process that waits for the jobs; its end closes the pipe.
         before = signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-        with contextlib.suppress(Exception):  # pytest will say what is wrong
+        with contextlib.suppress(Exception):  # pytest will report it
             _prepare()
-        with open(int(told), "rb", buffering=0) as pipe:
+        with open(int(descriptor), "rb", buffering=0) as pipe:
             if not pipe.read(1):
                 return
         signal.signal(signal.SIGINT, before)
-        words = ["--assert=plain", *words]  # what is imported cannot be rewritten
+        words = ["--assert=plain", *words]  # modules that are imported already cannot be rewritten
     import pytest
 
     sys.argv = [str(Path(pytest.__file__).with_name("__main__.py")), *words]

@@ -65,8 +65,9 @@ class RunProgress:
         if slug:
             job = self._slugs[slug]
             beside = [each for each in self.jobs if each[0] == job[0]]
-            place = f" (backend {beside.index(job) + 1} of {len(beside)})" if len(beside) > 1 else ""
-            self._what = f"{job[1]}: {phase.replace(f'{job[0]}/', '')}{place}"
+            place = f" ({beside.index(job) + 1} of {len(beside)})" if len(beside) > 1 else ""
+            shown = phase.replace(f"{job[0]}/", "").replace("taking the ", "").replace("what was timed of", "timed")
+            self._what = f"{job[1]}{place}: {shown}"
             self._estimate.begin(job, phase)
         else:
             self._what = f"{measurement or name}: {phase}"

@@ -305,7 +305,7 @@ def _save_failures(config: pytest.Config) -> None:
 
 
 def _tell_of_older(session: pytest.Session, destination: AtomicDestination) -> None:
-    ours = session.config.stash[stash.UNASKED] or any(stash.target(item) for item in session.items)
+    ours = session.config.stash[stash.DESELECTED] or any(stash.target(item) for item in session.items)
     if ours and destination.path.exists() and not session.config.option.collectonly:
         session.config.stash[stash.REMARKS].append(
             f"{destination} is of an earlier run: this one has nothing to save there"

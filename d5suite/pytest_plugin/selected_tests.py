@@ -50,9 +50,9 @@ class SelectedTests:
     ----------
     settings : Settings or None
     targets : list of Target
-        In the order in which they would be measured, jobs together.
+        In the order of measuring, grouped by job.
     skipped : list of (Target, str)
-        Others, with the reasons why they cannot be measured.
+        Tests that cannot be measured, with the reasons.
     named : list of str
         Backends that ``--backend`` names.
     problem : str or None
@@ -102,8 +102,8 @@ def select_tests(arguments: Sequence[str]) -> SelectedTests:
     Raises
     ------
     ConfigurationError
-        If they make no sense, or ask for nothing that can be measured; but that backends which are
-        named can measure nothing is an answer.
+        If the arguments make no sense, or select nothing that can be measured. It is no error if a
+        named backend can measure nothing.
     """
     selected = SelectedTests()
     said = io.StringIO()
@@ -114,7 +114,7 @@ def select_tests(arguments: Sequence[str]) -> SelectedTests:
     if selected.problem is not None:
         raise ConfigurationError(selected.problem)
     if code not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED) or selected.settings is None:
-        raise ConfigurationError("pytest cannot collect what is asked for", hint=said.getvalue().strip())
+        raise ConfigurationError("pytest cannot collect the tests", hint=said.getvalue().strip())
     if not selected.targets and not selected.lacking:
         reasons = [f"{name_of(each)}: {why}" for each, why in selected.skipped]
         hint = "\n  ".join(reasons[:8]) or "Give recipes, such as recipes/test_imagenet_resnet50.py."
@@ -134,7 +134,7 @@ class BenchmarkSelection:
     Attributes
     ----------
     recipes, options : list of str
-        Of pytest.
+        Arguments of pytest.
     """
 
     recipes: list[str]
@@ -146,13 +146,13 @@ class BenchmarkSelection:
         return select_tests([*self.recipes, *self.options])
 
     def names(self, side: Side, option: str) -> list[str]:
-        """Return what can be measured in turn, by name, as a side's own recipes have it.
+        """Return the names of the benchmarks that can take turns, from a side's own recipes.
 
         Parameters
         ----------
         side : Side
         option : str
-            Where it was given, for messages.
+            The option that names the side, for messages.
 
         Raises
         ------

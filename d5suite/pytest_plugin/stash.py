@@ -1,4 +1,4 @@
-"""State that the plug-in's parts keep in pytest's configuration."""
+"""State that the plug-in keeps in pytest's configuration."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Target(str):
 
 
 FIXTURE = "d5suite_backend"
-"""The name of that parameter."""
+"""Name of that parameter."""
 
 SESSION = pytest.StashKey["Session"]()
 SCHEDULE = pytest.StashKey["Schedule"]()
@@ -59,8 +59,8 @@ RECORDS = pytest.StashKey["dict[str, dict[str, Any]]"]()
 RESULTS = pytest.StashKey["list[dict[str, Any]]"]()
 """Results, as the benchmarks of a result file."""
 
-UNASKED = pytest.StashKey["dict[pytest.Item, str]"]()
-"""Tests that were deselected because the options do not ask for them, with reasons."""
+DESELECTED = pytest.StashKey["dict[pytest.Item, str]"]()
+"""Tests that the options exclude, with reasons."""
 
 WRONG = pytest.StashKey[str]()
 """Error in the options that collection has revealed."""
@@ -69,7 +69,7 @@ REMARKS = pytest.StashKey["list[str]"]()
 """Remarks at the end of the run, beside its results."""
 
 SIGNALS = pytest.StashKey[contextlib.ExitStack]()
-"""Puts the handlers of signals back, once results are saved."""
+"""Restores the signal handlers once results are saved."""
 
 KEPT = pytest.StashKey["dict[str, Kept]"]()
 

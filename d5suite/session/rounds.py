@@ -226,7 +226,7 @@ class RoundScheduler(TurnScheduler):
         spent, number, last = 0.0, 0, ""
         while rounds:
             if self._session.progress is not None:
-                self._session.progress(key, f"{', '.join(rounds)} take turns, round {number + 1}")
+                self._session.progress(key, f"{len(rounds)} backends take turns, round {number + 1}")
             for name in list(rounds) if number % 2 == 0 else list(reversed(rounds)):
                 worker = workers[name]
                 count = samples_of_turn(worker.sample_s, sampling)

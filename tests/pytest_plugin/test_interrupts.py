@@ -210,16 +210,16 @@ def test_what_is_asked_for_by_name_is_not_absent_without_a_word(run_pytest: Run,
     done = run_pytest(f"{file}::test_inference[faulty]", f"{file}::test_gradient[faulty]")
     assert done.returncode == 1, done.stdout
     assert "1 passed, 1 skipped" in done.stdout
-    assert "not measured, though asked for by name:\n  test_gradient[faulty]: faulty has no gradient" in done.stdout
+    assert "not measured, though requested by name:\n  test_gradient[faulty]: faulty has no gradient" in done.stdout
     done = run_pytest(str(recipe_folder), "--backend", "faulty", "-k", "not step and not input")
     assert done.returncode == 0, done.stdout
-    assert "1 passed, 1 skipped" in done.stdout and "asked for by name" not in done.stdout
+    assert "1 passed, 1 skipped" in done.stdout and "requested by name" not in done.stdout
     assert "d5suite: 1 skipped:\n  1 gradient on faulty: faulty has no gradient" in done.stdout
     if discover()[0]["torch"].problem() is None:
         done = run_pytest(str(recipe_folder), "--backend", "faulty,torch", "-k", "gradient")
         assert done.returncode == 1, done.stdout
         assert "1 passed, 1 skipped" in done.stdout
-        assert "asked for by name:\n  test_gradient[faulty]: faulty has no gradient" in done.stdout
+        assert "requested by name:\n  test_gradient[faulty]: faulty has no gradient" in done.stdout
 
 
 def test_failures_are_saved_where_nothing_else_is(
