@@ -2,7 +2,8 @@
 
 The official library does both. Its Python package handles definitions; events go through the same
 library with the types of the arguments set once, which is five times as fast (a million a second
-written). Imports otf2, which is imported late, and its neighbours.
+written). One file, because writer and reader share the library's types and the order of the events'
+columns. Imports otf2, which is imported late, and its neighbours.
 """
 
 from __future__ import annotations
