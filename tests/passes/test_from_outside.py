@@ -33,6 +33,12 @@ RECIPE = Recipe(
 )
 """
 
+ORDER = (
+    "taking the memory pass of", "validating", "measuring", "proving what was timed of",
+    "taking the page_faults pass of",
+)  # fmt: skip
+"""Phases of a measurement in the worker's log: a pass that disturbs follows the second proof."""
+
 
 def run(tmp_path: Path, module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
@@ -72,6 +78,9 @@ def test_one_file_brings_a_pass(tmp_path: Path) -> None:
     file = str(tmp_path / "page_faults.py")
     assert content["passes"] == ["memory", "time", "page_faults"]
     assert content["pass_files"] == {"page_faults": file} and set(content["digests"]) == {file}
+    log = job.with_name(job.name.replace(".job.json", ".log")).read_text()
+    order = [log.index(f"{what} small/inference") for what in ORDER]
+    assert order == sorted(order), log
     assert re.search(r"images/s .*faults +err/tol", done.stdout)  # shown after the run
 
     # shown and compared where nobody knows the class
