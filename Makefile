@@ -16,7 +16,7 @@ SAY := printf 'd5suite: %s\n'
 .PHONY: help bench horovod test test-all lint clean
 
 help:
-	@echo "make bench      measure the recipes on the CPU frameworks and print a table ($(RESULT))"
+	@echo "make bench      measure the recipes on the CPU frameworks (5 to 7 minutes on 2 cores); $(RESULT)"
 	@echo "make horovod    build Horovod for the frameworks (12 minutes on 2 cores, once on a machine)"
 	@echo "make test       test every behaviour and every adapter, on fewer cases (11 minutes on 2 cores)"
 	@echo "make test-all   run every test, those of make test among them (43 minutes)"

@@ -254,7 +254,7 @@ def _drawn(table: Table, chosen: Sequence[TableRow], console: Console, *, severa
     return drawn
 
 
-class _Rank(NamedTuple):
+class _RatioToFastest(NamedTuple):
     """A row's ratio to the fastest of those it competes with, if there are others."""
 
     ratio: Ratio | None = None
@@ -262,9 +262,9 @@ class _Rank(NamedTuple):
     took_turns: bool = False
 
 
-def _ranked(chosen: Sequence[TableRow]) -> dict[int, tuple[TableRow, _Rank]]:
+def _ranked(chosen: Sequence[TableRow]) -> dict[int, tuple[TableRow, _RatioToFastest]]:
     """Sort rows by time within each measurement, the unranked last; the keys are their `id`."""
-    ranked: dict[int, tuple[TableRow, _Rank]] = {}
+    ranked: dict[int, tuple[TableRow, _RatioToFastest]] = {}
     for measurement in dict.fromkeys(row.measurement for row in chosen):
         own = [row for row in chosen if row.measurement == measurement]
         competing = [row for row in own if not failures(row.record) and not is_reduced(row.record)]
@@ -272,14 +272,14 @@ def _ranked(chosen: Sequence[TableRow]) -> dict[int, tuple[TableRow, _Rank]]:
             for contest in contests_of((row for row in competing if id(row) not in ranked), in_turn=in_turn):
                 alone = len(contest.results) == 1
                 for place, (row, ratio) in enumerate(contest.standing):
-                    ranked[id(row)] = row, _Rank() if alone else _Rank(ratio, place == 0, in_turn)
+                    ranked[id(row)] = row, _RatioToFastest() if alone else _RatioToFastest(ratio, place == 0, in_turn)
         others = [row for row in own if id(row) not in ranked]
         others.sort(key=lambda row: (bool(failures(row.record)), row.record["median_s"]))
-        ranked |= {id(row): (row, _Rank()) for row in others}
+        ranked |= {id(row): (row, _RatioToFastest()) for row in others}
     return ranked
 
 
-def _ratio_text(rank: _Rank, *, intervals: bool) -> str:
+def _ratio_text(rank: _RatioToFastest, *, intervals: bool) -> str:
     if rank.ratio is None or rank.is_fastest:
         return "1" if rank.is_fastest else "–"
     value, low, high = (f"{each:.2f}" if each < 10 else figure(each) for each in rank.ratio[:3])
