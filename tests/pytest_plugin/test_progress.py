@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from d5suite.pytest_plugin import estimate
 from d5suite.pytest_plugin.estimate import TimeEstimate
 from d5suite.pytest_plugin.live import clock, left
 from tests.conftest import Run, plugin_environment
@@ -74,7 +73,7 @@ def test_a_pipe_gets_rows_at_the_end_only(run_pytest: Run, recipe_folder: Path) 
 @pytest.fixture
 def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     time = [0.0]
-    monkeypatch.setattr(estimate.time, "monotonic", lambda: time[0])
+    monkeypatch.setattr("time.monotonic", lambda: time[0])
     return time
 
 
