@@ -48,6 +48,7 @@ class Ranking:
 
     def __init__(self, competitors: Sequence[Competitor], between_runs: float) -> None:
         self._between_runs, places = between_runs, range(len(competitors))
+        self._ratios: dict[tuple[int, int], Ratio] = {}
         self._rounds = [each.rounds for each in competitors] if all(each.rounds for each in competitors) else []
         self._summaries = [] if self._rounds else [summarize(each.samples) for each in competitors]
         if self._rounds:  # medians of ratios do not multiply: the fastest is the one that others beat least
@@ -58,10 +59,15 @@ class Ranking:
 
     def ratio(self, a: int, b: int) -> Ratio:
         """Return how many times as long the competitor at place b takes as the one at place a."""
+        if (a, b) in self._ratios:
+            return self._ratios[a, b]
         if self._rounds:
-            return ratio_of_rounds(self._rounds[a], self._rounds[b])
-        sides = self._summaries[a], self._summaries[b]
-        return ratio_of_medians(*sides, between_runs=self._between_runs, confidence=CONFIDENCE)
+            ratio = ratio_of_rounds(self._rounds[a], self._rounds[b])
+        else:
+            sides = self._summaries[a], self._summaries[b]
+            ratio = ratio_of_medians(*sides, between_runs=self._between_runs, confidence=CONFIDENCE)
+        self._ratios[a, b] = ratio
+        return ratio
 
     def is_tie(self, a: int, b: int) -> bool:
         """Return whether either competitor may be the faster one.

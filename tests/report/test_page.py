@@ -461,7 +461,7 @@ def test_energy_clocks_and_caches_are_among_the_facts_and_energy_is_in_the_csv(t
 
 def test_a_page_says_nothing_of_terminals(tmp_path: Path) -> None:
     page = page_of(tmp_path, SMOKE)
-    assert "MiB: peak memory; needed: by definition</p>" in page and "100 columns" not in page
+    assert "MiB: peak memory; needed: what the step must hold at least</p>" in page and "100 columns" not in page
 
 
 def test_declared_pictures_are_drawn_from_the_series(tmp_path: Path) -> None:
