@@ -337,7 +337,7 @@ from d5suite.distributed.schemes import settings_from_dict
 from d5suite.levels.native import Meeting
 
 meeting = Meeting(0, 1, 0, ["here"], "cpu", 1, None, lambda value: [value])
-native.Synchronous.meet(meeting, settings_from_dict({"name": "dist_sync"}, BACKEND))
+native.DistSync.meet(meeting, settings_from_dict({"name": "dist_sync"}, BACKEND))
 print("met", flush=True)
 signal.pause()
 """
