@@ -7,7 +7,8 @@ object, with the same names in every backend:
 ===============  ===================================================================================
 ``runtime``      ``configure``, ``versions``, ``device_problem``, ``device_name``, ``device_memory``
                  and, for ``cuda``, ``event_timer`` and ``l2_flush``; perhaps ``sensors``
-                 (`d5suite.levels.device`)
+                 (`d5suite.levels.device`). ``mode_problem``, where the environment can switch off
+                 what a mode is named after: ``mode_problem(mode)`` returns how, or None
 ``operators``    ``OPERATORS``: ONNX operator name -> native implementation; ``Operator``, a
                  `d5suite.levels.operator.Operator` (level 0)
 ``custom``       ``factory``: a `d5suite.custom.CustomOperator` -> native implementation
@@ -71,6 +72,16 @@ class Backend(Description):
                     self.name, "backend.operators", f"declared but not implemented: {', '.join(sorted(hollow))}"
                 )
 
+    def check_mode(self, mode: str) -> None:
+        """Raise `BackendError` if the environment switches off what a mode is named after."""
+        find_problem = getattr(self.load("runtime", mode), "mode_problem", None)
+        problem = None if find_problem is None else find_problem(mode)
+        if problem:
+            raise BackendError(
+                f"mode {self.name}:{mode} is not what it is called: {problem}",
+                hint="Unset the variable, or measure another mode (`d5suite backends` lists them).",
+            )
+
     def load(self, module: str, mode: str | None = None) -> ModuleType:
         """Import a module of the adapter, and the framework with it.
 
@@ -130,6 +141,7 @@ class Backend(Description):
                 lacking, where=operation.name, hint="`d5suite operators` lists what each backend implements."
             )
         self.check_implemented(mode)
+        self.check_mode(mode)
         from d5suite.levels.operator import Operator
 
         made = self.load("operators", mode).Operator(operation, mode=mode, device=device)
@@ -146,6 +158,7 @@ class Backend(Description):
         self.check(mode=mode, device=device, precision=precision)
         self.check_operators(network)
         self.check_implemented(mode)
+        self.check_mode(mode)
         from d5suite.levels.network import Executor
 
         made = self.load("network", mode).Executor(network, mode=mode, device=device, precision=precision)

@@ -140,6 +140,9 @@ class Description:
     environment : mapping of str to mapping of str to str
         By mode: environment variables to set before the framework is imported. Modes that differ
         here exclude each other within one process.
+    variables : sequence of str
+        The framework's own environment variables that change its speed or its answers. Results
+        record those that the user has set. Exact names: results are published.
     mode_requires : mapping of str to mapping of str to str
         By mode: further modules that must be importable, each with the command that installs it.
     absent : mapping of str to str
@@ -183,6 +186,7 @@ class Description:
     right_gradients: frozenset[str] = frozenset()
     tolerances: Mapping[str, Tolerance] = field(default_factory=dict)
     environment: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    variables: Sequence[str] = ()
     mode_requires: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     absent: Mapping[str, str] = field(default_factory=dict)
     mode_absent: Mapping[str, Mapping[str, str]] = field(default_factory=dict)

@@ -36,7 +36,8 @@ def record(
     measured : Measured
         The result of this measurement.
     """
-    notes = [measured.extra, *measured.passes.values()]
+    facts = case.facts(part, result)
+    notes = [facts, measured.extra, *measured.passes.values()]
     warnings = [*result.threads["notes"], *(each for part in notes for each in part.get("warnings", []))]
     found = {
         "schema": SCHEMA,
@@ -50,7 +51,7 @@ def record(
         "threads": job.threads,
         "cpus": result.threads["cpus"],
         "ranks": job.ranks,
-        **case.facts(part, result),
+        **facts,
         "preset": part.preset,
         "seed": job.seed,
         "throughput": {"value": measured.items / measured.samples["median_s"], "unit": measurement.unit},

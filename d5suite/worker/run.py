@@ -42,6 +42,9 @@ from d5suite.worker.turns import Channel, MeasurementTurns
 from d5suite.worker.writer import ResultWriter
 from d5suite.workloads.base import Workload
 
+INHERITED = frozenset(os.environ)
+"""Names of the environment variables that this process was started with."""
+
 
 @dataclass
 class Trial:
@@ -136,6 +139,7 @@ def _workloads(
     backend = selection.backend
     backend.check(device=job.device, precision=job.precision)
     runtime = backend.load("runtime", selection.mode)
+    backend.check_mode(selection.mode)
     runtime.configure(threads=job.threads, seed=job.seed, device=job.device)
     communicator = None
     if job.distributed is not None:
@@ -167,7 +171,9 @@ def _workloads(
     result.device = {"kind": job.device, "name": runtime.device_name(job.device)}
     gc.collect()
     gc.freeze()  # otherwise every collection walks the framework's objects, for up to 0.2 s
-    result.environment = describe(["d5suite", "numpy", "onnx", "onnxruntime", "pillow", "h5py"])
+    result.environment = describe(
+        ["d5suite", "numpy", "onnx", "onnxruntime", "pillow", "h5py"], INHERITED.intersection(backend.variables)
+    )
     writer.write()
     for kind in dict.fromkeys(case.kind for case in job.cases):
         result.ceilings.update(kinds[kind].ceilings(job, selection, writer.phase))

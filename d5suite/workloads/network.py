@@ -131,6 +131,8 @@ class NetworkWorkload(Workload):
     proved_losses : tuple
         With several ranks: this rank's losses of the float64 run, and what made them; set when the
         scheme is proved.
+    warnings : list of str
+        What readers of the results should know about the network.
     """
 
     kind = "network"
@@ -148,6 +150,7 @@ class NetworkWorkload(Workload):
         self.optimizer: Optimizer = optimizer_from_dict(case.optimizer)
         self.tolerance = self.backend.tolerances[job.precision]
         self._shards: dict[tuple[int, int], list[Batch]] = {}
+        self.warnings: list[str] = []
         check_workers(job.loader_workers, len(allowed_cpus()))
 
     @cached_property
@@ -168,14 +171,19 @@ class NetworkWorkload(Workload):
         """Compare the graph with its file, once for all backends."""
         done = Path(self.reference).with_suffix(".json") if self.reference else None
         key = self.fingerprint()["network"]
-        if done is not None and done.exists() and read_json(done)["reading"] == key:
+        if done is not None and done.exists() and (known := read_json(done))["reading"] == key:
+            self._note_reading(known["skipped"])
             return
         file = Path(self.case.network["given"])
         skipped = check_reading(file, self.network, self.evaluation_batch(0), threads=self.job.threads)
-        if skipped:
-            print(f"{file}: what d5suite reads is not compared with the file: {skipped}")
+        self._note_reading(skipped)
         if done is not None:
             write_json(done, {"reading": key, "skipped": skipped})
+
+    def _note_reading(self, skipped: str) -> None:
+        if skipped:
+            self.warnings.append(f"what is measured was not compared with the file's own answer: {skipped}")
+            print(f"{self.case.network['given']}: {self.warnings[-1]}")
 
     @cached_property
     def generic_network(self) -> Network:
@@ -225,7 +233,8 @@ class NetworkWorkload(Workload):
 
     def facts(self) -> dict[str, Any]:
         left_out = self.source.left_out() if isinstance(self.source, ImageNetSource) else []
-        return {"dataset": {**self.dataset, **({"left_out": left_out} if left_out else {})}}
+        dataset = {**self.dataset, **({"left_out": left_out} if left_out else {})}
+        return {"dataset": dataset, **({"warnings": self.warnings} if self.warnings else {})}
 
     @cached_property
     def dataset(self) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -96,10 +97,69 @@ def test_a_file_that_is_not_compared_with_what_is_read_of_it_is_noted(tmp_path: 
     graph = helper.make_graph(nodes, "half", [info("x", kind, ["N", 4])], [info("y", kind, ["N", 4])])
     path = tmp_path / "half.onnx"
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10), path)
-    done = _measure(tmp_path, "--network", str(path), "--backend", "torch", "-k", "inference")
+    _is_warned_of(path, tmp_path, "the file computes in 16 bits")
+
+
+def _is_warned_of(path: Path, folder: Path, reason: str) -> None:
+    """In the record, and in the table as well."""
+    done = _measure(folder, "--network", str(path), "--backend", "torch", "-k", "inference", "--benchmark-json=o.json")
     assert done.returncode == 0, done.stdout + done.stderr
-    (log,) = (tmp_path / "jobs").rglob("*.log")
-    assert "is not compared with the file: the file computes in 16 bits" in log.read_text()
+    (bench,) = json.loads((folder / "o.json").read_text())["benchmarks"]
+    (warning,) = bench["extra_info"]["d5suite"]["warnings"]
+    assert f"was not compared with the file's own answer: {reason}" in warning
+    assert re.search(r"torch\S*!", done.stdout) and reason in " ".join(done.stdout.split())
+
+
+def test_statistics_of_the_batch_are_warned_of(tmp_path: Path) -> None:
+    """Inference takes the running statistics, which is another network than the file's."""
+    info, kind = helper.make_tensor_value_info, TensorProto.FLOAT
+    inputs = ["x", *"sbmv"]
+    node = helper.make_node("BatchNormalization", inputs, ["y", "m2", "v2"], training_mode=1)
+    weights = [
+        numpy_helper.from_array(np.full(3, value, np.float32), name)
+        for name, value in zip("sbmv", (1, 0, 0, 1), strict=True)
+    ]
+    graph = helper.make_graph(
+        [node], "batch", [info("x", kind, ["N", 3, 4, 4])], [info("y", kind, ["N", 3, 4, 4])], weights
+    )
+    path = tmp_path / "batch.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10), path)
+    _is_warned_of(path, tmp_path, "the file is in training mode, where BatchNormalization uses the batch's statistics")
+
+
+@pytest.mark.parametrize(
+    ("backend", "variable"),
+    [
+        ("jax", "JAX_DISABLE_JIT"),
+        ("torch:compile", "TORCHDYNAMO_DISABLE"),
+        pytest.param("keras:jax", "JAX_DISABLE_JIT", marks=pytest.mark.slow),
+        pytest.param("torch:compile", "TORCHDYNAMO_SUPPRESS_ERRORS", marks=pytest.mark.slow),
+    ],
+)
+def test_a_mode_whose_compiler_is_switched_off_is_refused(
+    backend: str, variable: str, pair: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(variable, "1")
+    done = _measure(tmp_path, "--network", str(pair), "--backend", backend, "-k", "inference")
+    assert done.returncode == 1
+    said = " ".join((done.stdout + done.stderr).split())
+    assert f"mode {backend if ':' in backend else backend + ':jit'} is not what it is called: " in said
+    assert variable in said
+
+
+def test_variables_of_a_framework_are_recorded_where_the_user_sets_them(
+    pair: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ATEN_CPU_CAPABILITY", "default")
+    monkeypatch.setenv("TORCH_TOKEN", "secret")
+    done = _measure(
+        tmp_path, "--network", str(pair), "--backend", "torch", "-k", "inference", "--benchmark-json=o.json"
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    (bench,) = json.loads((tmp_path / "o.json").read_text())["benchmarks"]
+    recorded = bench["extra_info"]["d5suite"]["environment"]["environment_variables"]
+    assert recorded["ATEN_CPU_CAPABILITY"] == "default"
+    assert "secret" not in str(recorded) and "TORCHINDUCTOR_COMPILE_THREADS" not in recorded
 
 
 def test_an_operator_that_a_backend_lacks_is_a_line_with_its_node(lacking: Path, tmp_path: Path) -> None:

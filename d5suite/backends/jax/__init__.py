@@ -13,6 +13,13 @@ BACKEND = Backend(
     requires=("jax", "optax"),
     distributions=("jax",),
     install="pip install 'd5suite[jax]'",
+    variables=(
+        *("XLA_FLAGS", "JAX_DISABLE_JIT", "JAX_DEFAULT_MATMUL_PRECISION", "JAX_ENABLE_X64"),
+        *("JAX_NUMPY_DTYPE_PROMOTION", "JAX_ENABLE_COMPILATION_CACHE"),
+        *("JAX_CPU_ENABLE_ASYNC_DISPATCH", "JAX_COMPILATION_CACHE_DIR"),
+        *("JAX_DISABLE_MOST_OPTIMIZATIONS", "JAX_DEBUG_NANS", "JAX_CHECK_TRACER_LEAKS", "JAX_PLATFORMS"),
+        *("XLA_PYTHON_CLIENT_PREALLOCATE", "XLA_PYTHON_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_ALLOCATOR"),
+    ),
     modes={
         "jit": "jax.jit: one XLA program per forward pass, gradient or training step, which reuses donated memory",
         "eager": "operator by operator, each its own XLA program",

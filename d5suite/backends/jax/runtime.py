@@ -83,6 +83,13 @@ def versions() -> dict[str, str]:
     return found
 
 
+def mode_problem(mode: str) -> str | None:
+    """Return how the environment switches off `jax.jit` in the modes that use it, or None."""
+    if mode != "eager" and jax.config.jax_disable_jit:
+        return "JAX_DISABLE_JIT switches jax.jit off"
+    return None
+
+
 def device_problem(device: str) -> str | None:
     """Return why a device cannot be used, or None."""
     try:

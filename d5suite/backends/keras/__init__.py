@@ -16,6 +16,11 @@ BACKEND = Backend(
     requires=("keras",),
     distributions=("keras",),
     install="pip install 'd5suite[keras]'",
+    variables=(
+        *("XLA_FLAGS", "TF_XLA_FLAGS", "TF_ENABLE_ONEDNN_OPTS", "JAX_DISABLE_JIT"),
+        *("JAX_DEFAULT_MATMUL_PRECISION", "JAX_ENABLE_X64", "TORCHDYNAMO_DISABLE", "ATEN_CPU_CAPABILITY"),
+        *("TF_GPU_ALLOCATOR", "TF_FORCE_GPU_ALLOW_GROWTH", "XLA_PYTHON_CLIENT_PREALLOCATE", "PYTORCH_CUDA_ALLOC_CONF"),
+    ),
     modes={
         "tensorflow": "Keras on TensorFlow, compiled as Keras chooses: graph on the CPU, XLA on a GPU; channels last",
         "torch": "Keras on PyTorch, one operator at a time; channels first",

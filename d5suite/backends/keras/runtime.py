@@ -101,6 +101,15 @@ def versions() -> dict[str, str]:
     return found
 
 
+def mode_problem(mode: str) -> str | None:
+    """Return how the environment switches off JAX's compiler, which Keras uses there, or None."""
+    if mode != "jax":
+        return None
+    import jax
+
+    return "JAX_DISABLE_JIT switches jax.jit off" if jax.config.jax_disable_jit else None
+
+
 def device_problem(device: str) -> str | None:
     """Return why this device cannot be used, or None."""
     if device == "cpu":

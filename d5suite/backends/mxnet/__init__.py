@@ -48,6 +48,14 @@ BACKEND = Backend(
     requires=("mxnet",),
     distributions=("mxnet",),
     install="pip install --no-deps mxnet==1.9.1 && pip install requests graphviz setuptools",
+    variables=(
+        *("MXNET_ENGINE_TYPE", "MXNET_CPU_WORKER_NTHREADS", "MXNET_CPU_PRIORITY_NTHREADS", "MXNET_OMP_MAX_THREADS"),
+        *("MXNET_EXEC_BULK_EXEC_INFERENCE", "MXNET_EXEC_BULK_EXEC_TRAIN", "MXNET_EXEC_BULK_EXEC_MAX_NODE_TRAIN"),
+        *("MXNET_MKLDNN_ENABLED", "MXNET_MKLDNN_CACHE_NUM", "MXNET_SUBGRAPH_BACKEND", "MXNET_USE_FUSION"),
+        *("MXNET_OPTIMIZER_AGGREGATION_SIZE", "MXNET_BACKWARD_DO_MIRROR"),
+        *("MXNET_SAFE_ACCUMULATION", "MXNET_CUDNN_AUTOTUNE_DEFAULT"),
+        *("MXNET_KVSTORE_BIGARRAY_BOUND", "MXNET_KVSTORE_REDUCTION_NTHREADS"),
+    ),
     modes={
         "hybrid": "a hybridized Gluon block: one cached graph with static memory and shapes",
         "imperative": "the same Gluon block, run operator by operator",

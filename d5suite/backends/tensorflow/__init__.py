@@ -16,6 +16,13 @@ BACKEND = Backend(
     requires=("tensorflow",),
     distributions=("tensorflow", "tensorflow-cpu", "tensorflow-rocm"),
     install="pip install 'd5suite[tensorflow]'",
+    variables=(
+        *("TF_ENABLE_ONEDNN_OPTS", "TF_XLA_FLAGS", "XLA_FLAGS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS"),
+        *("TF_ONEDNN_ASSUME_FROZEN_WEIGHTS", "TF_ONEDNN_USE_SYSTEM_ALLOCATOR"),
+        *("TF_MKL_ALLOC_MAX_BYTES", "TF_MKL_OPTIMIZE_PRIMITIVE_MEMUSE", "TF_GPU_ALLOCATOR", "TF_GPU_THREAD_MODE"),
+        *("TF_GPU_THREAD_COUNT", "TF_FORCE_GPU_ALLOW_GROWTH", "TF_DETERMINISTIC_OPS"),
+        *("TF_CUDNN_USE_AUTOTUNE", "TF_USE_LEGACY_KERAS"),
+    ),
     modes={
         "graph": "tf.function: one traced graph per forward pass, gradient or training step",
         "xla": "tf.function with jit_compile=True: the same graphs compiled by XLA",

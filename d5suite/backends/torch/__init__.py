@@ -14,6 +14,15 @@ BACKEND = Backend(
     requires=("torch",),
     distributions=("torch",),
     install="pip install 'd5suite[torch]'",
+    variables=(
+        *("TORCHDYNAMO_DISABLE", "TORCH_COMPILE_DISABLE", "TORCHDYNAMO_SUPPRESS_ERRORS", "TORCH_COMPILE_DEBUG"),
+        *("TORCHINDUCTOR_FREEZING", "TORCHINDUCTOR_MAX_AUTOTUNE", "TORCHINDUCTOR_CPP_WRAPPER"),
+        *("TORCHINDUCTOR_COMPILE_THREADS", "TORCHINDUCTOR_FX_GRAPH_CACHE", "TORCH_COMPILE_BACKEND"),
+        *("ATEN_CPU_CAPABILITY", "PYTORCH_JIT", "PYTORCH_TUNABLEOP_ENABLED"),
+        *("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "PYTORCH_NO_CUDA_MEMORY_CACHING"),
+        *("TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "TORCH_BLAS_PREFER_CUBLASLT", "TORCH_CUDNN_V8_API_DISABLED"),
+        *("TORCH_MKLDNN_MATMUL_MIN_DIM", "TORCH_NCCL_BLOCKING_WAIT", "GLOO_SOCKET_IFNAME"),
+    ),
     modes={
         "eager": "native calls one by one, images stored N, C, H, W",
         "channels_last": "native calls one by one, images stored N, H, W, C",

@@ -58,6 +58,19 @@ def versions() -> dict[str, str]:
     return found
 
 
+def mode_problem(mode: str) -> str | None:
+    """Return how the environment switches off `torch.compile` in the mode that uses it, or None."""
+    if mode != "compile":
+        return None
+    import torch._dynamo.config as settings
+
+    if settings.disable or os.environ.get("TORCHDYNAMO_DISABLE") == "1":
+        return "TORCHDYNAMO_DISABLE or TORCH_COMPILE_DISABLE switches torch.compile off"
+    if settings.suppress_errors:
+        return "TORCHDYNAMO_SUPPRESS_ERRORS lets torch.compile fall back to eager execution"
+    return None
+
+
 def device_problem(device: str) -> str | None:
     """Return why a device cannot be used, or None."""
     if device == "cpu":

@@ -146,8 +146,12 @@ def _incomparable(path: Path) -> str:
     if narrow & kinds:
         return "the file computes in 16 bits"
     for node in model.graph.node:
-        training = any(a.name == "training_mode" and a.i for a in node.attribute)
-        if training or node.op_type.startswith("Random") or (node.op_type == "Dropout" and len(node.input) > 2):
+        if node.op_type == "BatchNormalization" and any(a.name == "training_mode" and a.i for a in node.attribute):
+            return (
+                "the file is in training mode, where BatchNormalization uses the batch's statistics; inference here "
+                "uses the running statistics in the file"
+            )
+        if node.op_type.startswith("Random") or (node.op_type == "Dropout" and len(node.input) > 2):
             return "the file is in training mode, or draws numbers"
     return ""
 
