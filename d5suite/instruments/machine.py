@@ -292,10 +292,23 @@ def disturbance(
         earlier = before.gpus if len(before.gpus) == len(after.gpus) else ()  # else which is which is unknown
         details["gpus"] = [_gpu_details(*pair, elapsed) for pair in zip_longest(earlier, after.gpus) if pair[1]]
         reasons += [reason for each in details["gpus"] for reason in _limit_reasons(each)]
+    details["taken_share"] = _taken_share(details)
     details["load_average_1min"] = [state.load_average[0] if state.load_average else None for state in (before, after)]
     for state in (before, after):
         reasons += [reason for reason in _gpu_reasons(state, own) if reason not in reasons]
     return Disturbance(bool(reasons), reasons, details)
+
+
+def _taken_share(details: Mapping[str, Any]) -> float:
+    """Return the largest share of the run's CPU time that something else took or stopped."""
+    own, others = details.get("own_cpus", 0.0), details.get("others_on_our_cpus", 0.0)
+    shares = (
+        others / (own + others) if others else 0.0,
+        details.get("steal_share", 0.0),
+        details.get("throttled_share", 0.0),
+        details["pressure_share"].get("memory", 0.0),
+    )
+    return float(max(shares))
 
 
 def _own_processes(before: MachineState, after: MachineState, own_pids: Iterable[int]) -> set[int]:

@@ -86,6 +86,7 @@ class Time(Pass):
             "machine": {
                 "disturbed": machine["disturbed"],
                 "reasons": machine["reasons"],
+                "taken_share": machine["details"]["taken_share"],
                 **({"gpus": gpus} if gpus else {}),
             },
             **{key: part[key] for key in ("device_events", "l2_cold", "proof_after_s") if key in part},

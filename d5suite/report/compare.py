@@ -260,6 +260,7 @@ class _RatioToFastest(NamedTuple):
     ratio: Ratio | None = None
     is_fastest: bool = False
     took_turns: bool = False
+    undecided: bool = False
 
 
 def _ranked(chosen: Sequence[TableRow]) -> dict[int, tuple[TableRow, _RatioToFastest]]:
@@ -271,8 +272,11 @@ def _ranked(chosen: Sequence[TableRow]) -> dict[int, tuple[TableRow, _RatioToFas
         for in_turn in (True, False):
             for contest in contests_of((row for row in competing if id(row) not in ranked), in_turn=in_turn):
                 alone = len(contest.results) == 1
+                fastest = contest.standing[0][0].backend
                 for place, (row, ratio) in enumerate(contest.standing):
-                    ranked[id(row)] = row, _RatioToFastest() if alone else _RatioToFastest(ratio, place == 0, in_turn)
+                    undecided = row.backend in contest.vetoes or fastest in contest.vetoes
+                    rank = _RatioToFastest(ratio, place == 0, in_turn, undecided)
+                    ranked[id(row)] = row, _RatioToFastest() if alone else rank
         others = [row for row in own if id(row) not in ranked]
         others.sort(key=lambda row: (bool(failures(row.record)), row.record["median_s"]))
         ranked |= {id(row): (row, _RatioToFastest()) for row in others}
@@ -280,6 +284,8 @@ def _ranked(chosen: Sequence[TableRow]) -> dict[int, tuple[TableRow, _RatioToFas
 
 
 def _ratio_text(rank: _RatioToFastest, *, intervals: bool) -> str:
+    if rank.undecided:
+        return "?"
     if rank.ratio is None or rank.is_fastest:
         return "1" if rank.is_fastest else "–"
     value, low, high = (f"{each:.2f}" if each < 10 else figure(each) for each in rank.ratio[:3])

@@ -15,7 +15,7 @@ from functools import cached_property
 from typing import Any, Generic, Protocol, TypeVar
 
 from d5suite.errors import JobError
-from d5suite.statistics.contests import Competitor, Ranking
+from d5suite.statistics.contests import Competitor, Ranking, veto_of
 from d5suite.statistics.decisions import Threshold
 from d5suite.statistics.ratios import Ratio
 from d5suite.statistics.rounds import LAUNCH_SD
@@ -89,6 +89,12 @@ class Contest(Generic[R]):
         for one, other in itertools.combinations(self._ranking.order, 2):
             if self._ranking.is_tie(one, other):
                 yield self.results[one], self.results[other]
+
+    @cached_property
+    def vetoes(self) -> dict[str, str]:
+        """By backend: why its times decide nothing. Pairs with such a backend are ties."""
+        found = {result.backend: veto_of(result.record.get("machine") or {}) for result in self.results}
+        return {backend: veto for backend, veto in found.items() if veto}
 
     @property
     def notes(self) -> list[str]:
@@ -173,17 +179,24 @@ def ranks_of(record: Mapping[str, Any]) -> str:
 
 
 def _competitor(record: Mapping[str, Any], in_turn: bool) -> Competitor:
+    veto = veto_of(record.get("machine") or {})
     if in_turn and (rounds := rounds_of(record)):
-        return Competitor((), rounds)
+        return Competitor((), rounds, veto)
     items = record["throughput"]["value"] * record["median_s"]
-    return Competitor([seconds / items for seconds in record["data"]])
+    return Competitor([seconds / items for seconds in record["data"]], veto=veto)
 
 
 def notes_on(contests: Sequence[Contest[Any]]) -> list[str]:
     """Return what a table of backends that took turns does not show; empty if none did."""
     compared = [contest for contest in contests if len(contest.results) > 1]
-    ties = {contest.name: [f"{one.backend} and {other.backend}" for one, other in contest.ties] for contest in compared}
-    lines = [f"{name}, within noise: {', '.join(pairs)}" for name, pairs in ties.items() if pairs]
+    lines = [
+        f"{contest.name} is not decided (?), because the machine was disturbed: {', '.join(contest.vetoes)}"
+        for contest in compared
+        if contest.vetoes
+    ]
+    calm = [contest for contest in compared if not contest.vetoes]
+    ties = {contest.name: [f"{one.backend} and {other.backend}" for one, other in contest.ties] for contest in calm}
+    lines += [f"{name}, within noise: {', '.join(pairs)}" for name, pairs in ties.items() if pairs]
     if any(ratio.method == "rounds" for contest in compared for _, ratio in contest.standing):
         lines.append(f"one launch: {LAUNCH_SD:.0%} variation between launches is assumed; --launches 3 measures it")
     return lines + [f"! {note}" for note in dict.fromkeys(note for contest in contests for note in contest.notes)]

@@ -67,7 +67,7 @@ def add_nodes(record: dict[str, Any], key: str, job: Job, first: Result, path: P
     for node in nodes[1:]:
         reasons += [f"{node['name']}: {reason}" for reason in node["reasons"]]
     record["nodes"] = nodes
-    record["machine"] = {"disturbed": bool(reasons), "reasons": reasons}
+    record["machine"] = {"disturbed": bool(reasons), "reasons": reasons}  # no share: others' jobs have none
     slow = slow_nodes(nodes)
     if slow:
         record["warnings"] = [*record.get("warnings", []), *slow]

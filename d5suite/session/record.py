@@ -103,7 +103,12 @@ def with_samples(
         "steady": first["steady"] and later["steady"],
         "peak_memory_bytes": max(peaks, default=None),
         "validation": {**first["validation"], "checks": _worst(first["validation"], later["validation"])},
-        "machine": {**first["machine"], "disturbed": bool(reasons), "reasons": reasons},
+        "machine": {
+            **first["machine"],
+            "disturbed": bool(reasons),
+            "reasons": reasons,
+            "taken_share": max(each["machine"]["taken_share"] for each in (first, later)),
+        },
         **({"warnings": warnings} if warnings else {}),
     }
 

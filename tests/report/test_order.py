@@ -4,6 +4,7 @@ are not what they say."""
 from __future__ import annotations
 
 import copy
+import csv
 import json
 import re
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 from d5suite.cli import main
 from d5suite.report.compare import contests_in_turn
 from d5suite.report.reading import load_results
-from tests.report.pages import settle
+from tests.report.pages import content, record, settle
 
 REFERENCE = Path(__file__).parents[2] / "results" / "reference-2core-cpu-smoke.json"
 ROUNDS = [2] * 6
@@ -107,3 +108,44 @@ def test_rounds_that_are_not_what_they_say_are_one_error(
     assert main(["compare", str(write(tmp_path / "out.json", made))]) == 2
     shown = capsys.readouterr()
     assert shown.out == "" and said in shown.err and "\x1b" not in shown.err
+
+
+def disturb(bench: dict[str, Any], share: float) -> None:
+    record(bench)["machine"] = {
+        "disturbed": True,
+        "reasons": ["other processes used 1.6 of 2 CPUs"],
+        "taken_share": share,
+    }
+
+
+@pytest.mark.parametrize(("share", "decided"), [(0.05, True), (0.4, False), (None, False)])
+def test_a_disturbed_run_decides_no_contest(
+    share: float | None, decided: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Beside a program that used 1.6 of 2 CPUs, a lead of 54.8 was called clear."""
+    found = content()
+    for bench in found["benchmarks"]:
+        disturb(bench, share if share is not None else 1.0)
+        if share is None:  # a file of an earlier version
+            del record(bench)["machine"]["taken_share"]
+    file = tmp_path / "out.json"
+    file.write_text(json.dumps(found))
+    assert main(["compare", "--tables", str(file)]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert ("is not decided (?), because the machine was disturbed" in shown) is not decided
+    assert (" ? " in shown) is not decided
+    page = tmp_path / "page.html"
+    assert main(["report", str(file), "-o", str(page), "--csv", str(tmp_path / "csv")]) == 0
+    text = page.read_text()
+    assert ("comparisons are not decided, because the machine was disturbed" in text) is not decided
+    assert ("clearly" in text.partition('class="headline"')[2].partition("</p>")[0]) is decided
+    rows = list(csv.DictReader((tmp_path / "csv" / "fastest.csv").open()))
+    assert any(not row["close"] and row["next"] for row in rows) is decided
+
+
+def test_one_disturbed_backend_ties_with_all_and_the_others_are_decided() -> None:
+    from d5suite.statistics.contests import Competitor, Ranking
+
+    samples = [[value * (1 + 0.001 * place) for place in range(30)] for value in (1.0, 2.0, 4.0)]
+    ranking = Ranking([Competitor(samples[0]), Competitor(samples[1], veto="busy"), Competitor(samples[2])], 0.01)
+    assert [ranking.is_tie(a, b) for a, b in ((0, 1), (1, 2), (0, 2))] == [True, True, False]

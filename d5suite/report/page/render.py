@@ -321,16 +321,24 @@ def _headline(leads: Sequence[LeadRow]) -> str:
         return "Nothing to compare: no case was measured on two backends under equal conditions."
     wins: dict[str, list[bool]] = {}
     for each in contests:
-        wins.setdefault(each.first.record["backend"]["name"], []).append(not each.contest.rivals)
+        if not each.contest.vetoes:
+            wins.setdefault(each.first.record["backend"]["name"], []).append(not each.contest.rivals)
     sentences = []
     for name, clear in sorted(wins.items(), key=lambda item: (-len(item[1]), item[0]))[:5]:
         how = "all" if all(clear) else f"{sum(clear)}" if any(clear) else "none"
         sure = f"{how} of them clearly" if len(clear) > 1 else "clearly" if clear[0] else "not clearly"
         sentences.append(f"{shortened(name, 30)} is fastest in {len(clear)} of {len(contests)} comparisons ({sure})")
+    disturbed = sum(bool(each.contest.vetoes) for each in contests)
+    if disturbed:
+        sentences.append(
+            f"{disturbed} of {len(contests)} comparisons are not decided, because the machine was disturbed"
+        )
     close = sum(bool(each.contest.rivals) for each in contests)
-    end = " Clearly: the 95% interval of the lead excludes 1." if close < len(contests) else (
-        " No lead is certain: each 95% interval includes 1."
-    )  # fmt: skip
+    end = ""
+    if close < len(contests):
+        end = " Clearly: the 95% interval of the lead excludes 1."
+    elif disturbed < len(contests):
+        end = " No lead is certain: each 95% interval includes 1."
     return "; ".join(sentences) + "." + end
 
 
