@@ -163,7 +163,8 @@ def _record(samples: list[float], launch: int) -> dict[str, Any]:
     checks = [{"name": "outputs", "error": 0.5 if launch == 2 else 0.1, "tolerance": 1.0}]
     return {
         "median_s": statistics.median(samples), "throughput": {"value": 1.0}, "steady": True,
-        "machine": {"disturbed": False, "reasons": [], "taken_share": 0.0}, "peak_memory_bytes": 200 if launch == 2 else 100,
+        "machine": {"disturbed": False, "reasons": [], "taken_share": 0.0},
+        "peak_memory_bytes": 200 if launch == 2 else 100,
         "validation": {"passed": True, "checks": checks},
     }  # fmt: skip
 
