@@ -150,7 +150,7 @@ class HeartbeatWriter:
 
 
 class FailedRank(NamedTuple):
-    """The rank that ended a job, and how: the rest of a sentence about it."""
+    """The rank that ended a job; ``how`` completes the sentence "rank N …"."""
 
     rank: int
     how: str

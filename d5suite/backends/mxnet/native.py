@@ -32,10 +32,10 @@ _ROLE = "DMLC_ROLE"
 
 
 class KVStore(FrameworkScheme):
-    """Base of MXNet's distributed stores: the meeting, keys, and where parameters end.
+    """Base of MXNet's distributed stores: how ranks meet, which keys arrays have, how a run ends.
 
-    A key is an array's number. The same arrays have the same keys each time that a scheme is made,
-    so that servers hold them once.
+    A key is an array's number. An array keeps its key whenever a scheme is made anew, so that
+    servers store it once.
     """
 
     kind: ClassVar[str]

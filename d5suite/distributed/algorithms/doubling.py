@@ -1,7 +1,8 @@
-"""Recursive doubling and halving: in each round a rank meets the one whose number differs in a bit.
+"""Recursive doubling and halving: in each round, ranks that differ in one bit exchange data.
 
-Of p ranks that are no power of two, the surplus r = p - 2^⌊lg p⌋ are folded in first: of the first
-2r ranks, each even one gives its array to the next, and takes the result from it in the end.
+If the number of ranks p is not a power of two, the surplus r = p - 2^⌊lg p⌋ is folded in first:
+among the first 2r ranks, every even rank sends its array to the next rank, and receives the result
+from it at the end.
 
 Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in MPICH",
 Int. J. High Perform. Comput. Appl. 19(1), 2005, sections 4.4 and 4.5; Rabenseifner, "Optimization
