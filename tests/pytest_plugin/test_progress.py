@@ -49,7 +49,7 @@ def test_a_terminal_shows_what_runs_and_provisional_medians(recipe_folder: Path,
     live, _, end = written.partition("= d5suite =")
     lines = [CODES.sub("", line).rstrip() for line in re.split(r"[\r\n]+", live)]
     running = [line for line in lines if re.search(r" \d+:\d\d(, about \d+ (s|min) left)?$", line)]
-    # Which phases are seen depends on how fast the machine is: the display looks four times a second.
+    # Which phases are seen depends on how fast the machine is.
     assert any(re.search(r"faulty \(1 of 2\): [a-z]+", line) for line in running)
     assert any("inference: 2 backends take turns, round " in line for line in running)
     assert any(" left" in line for line in running)
