@@ -32,6 +32,9 @@ LIGHT = [
 
 Batch = tuple[np.ndarray, np.ndarray]
 
+LARGER = 17
+"""Images of a batch that fills no vector, tile or thread evenly, and is larger than the others."""
+
 
 def classifier() -> Network:
     """Build a small residual network that uses a shortcut twice; 3×10×10 pixels, 5 classes."""

@@ -17,6 +17,7 @@ from d5suite.testing.cases import one_operator, values
 from d5suite.testing.fault import node_of_gradient
 from d5suite.testing.networks import (
     GRAPHS,
+    LARGER,
     THROUGH,
     classifier,
     dropping,
@@ -82,6 +83,10 @@ SLOW = ("classifier, generic", "every_operator", "today, generic")
 )
 def test_gradient_of_network(subject: Subject, network: Network) -> None:
     _prove(subject, network)
+
+
+def test_gradient_of_a_larger_batch(subject: Subject) -> None:
+    _prove(subject, classifier().at_generic_point(), LARGER)
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from onnx import numpy_helper
 from d5suite.network import Network
 from d5suite.testing.cases import values
 from d5suite.testing.fault import node_of_output
-from d5suite.testing.networks import GRAPHS, LIGHT, classifier, every_operator, random_batch, sharing, today
+from d5suite.testing.networks import GRAPHS, LARGER, LIGHT, classifier, every_operator, random_batch, sharing, today
 from d5suite.testing.subject import Subject, copied, difference, output, overwrite
 from d5suite.validate.network.oracle import NetworkOracle, inference
 
@@ -85,6 +85,22 @@ def test_output_equals_the_reference_at_any_batch_size(subject: Subject, network
         what, tolerance = f"the output for {size} images", max(subject.rounding, 1e-8)
         fault = _fault(subject, network, images, subject.exact, tolerance)
         subject.close("executor.forward", what, output(executor, images), expected, tolerance, fault)
+
+
+@pytest.mark.parametrize("size", [LARGER, pytest.param(2 * LARGER - 1, marks=pytest.mark.slow)])
+def test_every_image_of_a_larger_batch_is_answered(subject: Subject, size: int) -> None:
+    """Compare image by image: one wrong image of many is a small part of the whole."""
+    network = classifier().at_generic_point()
+    subject.require(network)
+    images, _ = random_batch(network, size)
+    expected, _ = NetworkOracle(network, training=False).run(images)
+    for precision in dict.fromkeys((subject.exact, "fp32")):
+        if precision in subject.backend.precisions:
+            answer = output(subject.executor(network, precision), images)
+            tolerance = max(subject.backend.tolerances[precision].outputs, 1e-8)
+            for number, (one, wanted) in enumerate(zip(answer, expected, strict=True), start=1):
+                what = f"the output for image {number} of {size} in {precision}"
+                subject.close("executor.forward", what, one, wanted, tolerance)
 
 
 def test_an_output_may_be_constant(subject: Subject) -> None:

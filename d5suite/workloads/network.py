@@ -304,10 +304,15 @@ class NetworkWorkload(Workload):
 
     @cached_property
     def evaluation_images(self) -> np.ndarray:
-        """One batch of validation images as evaluation gets them: float32 (N, C, H, W)."""
+        """One batch of validation images as evaluation gets them: float32 (N, C, H, W).
+
+        If there are fewer images than a batch has, each repetition is shifted by one more column:
+        equal images could be computed once.
+        """
         with self.source.evaluation(batch_size=self.case.batch_size, workers=0) as stream:
             images = next(stream.epoch(0))[0]
-        return np.resize(images, (self.case.batch_size, *images.shape[1:]))
+        copies = [np.roll(images, number, axis=-1) for number in range(-(-self.case.batch_size // len(images)))]
+        return np.concatenate(copies)[: self.case.batch_size]
 
     def evaluation_batch(self, number: int) -> np.ndarray:
         """Return the evaluation batch of this number; each number gives another batch."""
@@ -351,6 +356,10 @@ class NetworkWorkload(Workload):
     def feed(self, index: int = 0) -> Native:
         """Feed a training batch to the device."""
         return self.executor.feed(self.arrays(self.fed(index % FEEDS)))
+
+    def feed_whole(self, index: int) -> Native:
+        """Feed a training batch whose images all differ to the device."""
+        return self.executor.feed(self.arrays(self.batches[index % FEEDS]))
 
     def feed_evaluation(self, number: int) -> Native:
         """Feed an evaluation batch to the device."""

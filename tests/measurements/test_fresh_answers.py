@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from d5suite.measurements.network.checks import call_fresh
+from d5suite.measurements.network.gradient import GradientStep
 from d5suite.measurements.network.steps import NetworkStep
 from d5suite.measurements.operator.kernel import KernelStep, unseen_answer
 
@@ -59,3 +60,24 @@ def test_of_an_operator() -> None:
     )
     list(unseen_answer(workload, step))
     assert adapter.calls > 1 and (compared["inputs never fed before"] == FRESH).all()
+
+
+def test_images_of_timed_training_batches_all_differ_after_the_first_turn() -> None:
+    """Images that repeat could be computed once; the first turn repeats those of the proof."""
+    images = np.random.default_rng(0).standard_normal((4, 16, 3)).astype(np.float32)
+    workload: Any = SimpleNamespace(
+        case=SimpleNamespace(batch_size=16),
+        oracle_batch=8,
+        macs=0,
+        executor=SimpleNamespace(forward_backward=None),
+        network=SimpleNamespace(require_loss=lambda: ("label", "loss")),
+        feed=lambda number: np.resize(images[number, :8], images[number].shape),
+        feed_whole=lambda number: images[number],
+    )
+    step = GradientStep(workload)
+    different = []
+    for _ in range(8):
+        step.next_input()
+        fed: Any = step.feed
+        different.append(len(np.unique(fed, axis=0)))
+    assert different == [8, 8, 16, 16, 16, 16, 16, 16]

@@ -59,9 +59,10 @@ DROPOUT_FAULTS: dict[str, dict[str, str]] = {
 LARGE_FAULTS: dict[str, dict[str, str]] = {
     "right": {},
     "few": {
-        "gradient": "loss of forward and backward on a batch in reverse",
-        "training_step": "of a step on a batch in",
+        "gradient": "loss of forward and backward on a batch (few fp32) vs the batch in reverse",
+        "training_step": "of a step on a batch (few fp32) vs the batch in reverse",
     },
+    "timed_few": {"gradient": "loss of timed forward and backward on whole batch 1 (timed_few fp32) vs the batch in"},
 }
 
 ACCURACY = "time_to_accuracy"

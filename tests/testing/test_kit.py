@@ -124,6 +124,8 @@ MISTAKES = [
     ("unbiased", "test_gradients", "test_running_statistics_are_the_neutral_ones", "executor.statistics"),
     ("inside", "test_training", "test_optimizer_follows_its_formula[rates-fp64]", "trainer.meaning"),
     ("detached", "test_gradients", "test_gradient_of_network[classifier", "gradient.meaning"),
+    ("tail", "test_networks", "test_every_image_of_a_larger_batch_is_answered[17]", "executor.forward"),
+    ("tail", "test_gradients", "test_gradient_of_a_larger_batch", "gradient.meaning"),
     ("clipped", "test_answers", f"{FED}[forward-fp32]", "executor.copy"),
     ("view", "test_answers", f"{FED}[forward-fp32]", "executor.copy"),
     ("view", "test_answers", f"{FED}[steps-fp64]", "executor.copy"),

@@ -7,6 +7,7 @@ of a measurement's `checks_after`: the first ones use the weights of the timed c
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -28,6 +29,9 @@ from d5suite.validate.network.gradient_references import (
 from d5suite.validate.network.inference import check_output
 from d5suite.validate.norms import UNIT_ROUNDOFF, relative_l2
 from d5suite.workloads.network import Batch, NetworkWorkload
+
+if TYPE_CHECKING:
+    from d5suite.measurements.network.gradient import GradientStep
 
 UNSEEN = "a batch never fed before"
 
@@ -66,15 +70,19 @@ def timed_losses(workload: NetworkWorkload, step: NetworkStep) -> Iterator[Check
     if executor.drops:  # no reference drops the same values
         yield check_finite(losses)
     else:
-        yield check_losses(f"({executor.mode} {executor.precision})", losses, workload.references)
+        proved = {turn: found for turn, found in losses.items() if turn < step.proved}
+        yield check_losses(f"({executor.mode} {executor.precision})", proved, workload.references)
 
 
-def last_gradient(workload: NetworkWorkload, step: NetworkStep) -> Iterator[Check]:
+def last_gradient(workload: NetworkWorkload, step: GradientStep) -> Iterator[Check]:
     """Every gradient of the last timed call: the loss may be right and the gradients stale."""
     executor, answer, step.answer = workload.executor, step.answer, None
     if not executor.drops:
         values = fetch_sampled(executor, answer or {})
-        yield from check_answer("the last timed call", executor, values, workload.references, step.turn)
+        if step.turn < step.proved:
+            yield from check_answer("the last timed call", executor, values, workload.references, step.turn)
+        else:
+            step.last_whole = {step.turn - step.proved: values}  # for `whole_batch_gradient`
 
 
 def unseen_gradient(workload: NetworkWorkload, step: NetworkStep) -> Iterator[Check]:
@@ -96,12 +104,28 @@ def dropped_gradient(workload: NetworkWorkload, step: NetworkStep) -> Iterator[C
         yield from check_same_draws(workload, "forward and backward", executor.forward_backward)
 
 
-def whole_batch_gradient(workload: NetworkWorkload, step: NetworkStep) -> Iterator[Check]:
+def whole_batch_gradient(workload: NetworkWorkload, step: GradientStep) -> Iterator[Check]:
     """Code may take only the few images of a large batch that the reference covers."""
-    executor = workload.executor
-    if not executor.drops:
-        name = "forward and backward"
-        yield from check_whole_batch(workload, name, lambda feed: executor.fetch(executor.forward_backward(feed)))
+    executor, name = workload.executor, "forward and backward"
+    if executor.drops:
+        return
+
+    def call(feed: Native) -> dict[str, np.ndarray]:
+        return executor.fetch(executor.forward_backward(feed))
+
+    yield from check_whole_batch(workload, name, call)
+    losses, loss = step.answers.losses(executor), workload.network.require_loss()[1]
+    timed: dict[int, list[Arrays]] = {
+        turn - step.proved: [{loss: np.array(each)} for each in found]
+        for turn, found in losses.items()
+        if turn >= step.proved
+    }
+    for number, values in step.last_whole.items():
+        timed[number].append(values)
+    for number, answers in timed.items():
+        other = sampled(call(executor.feed(workload.arrays(_reversed(workload, number)))))
+        for answer in answers:
+            yield from _compare_whole(workload, f"of timed {name} on whole batch {number + 1}", answer, other)
 
 
 # What several checks share.
@@ -202,19 +226,29 @@ def check_whole_batch(workload: NetworkWorkload, name: str, call: Callable[[Nati
     call : callable
         Takes a native feed at the generic point; returns loss and gradients.
     """
-    executor, known = workload.executor, workload.references
+    executor = workload.executor
     if workload.oracle_batch == workload.case.batch_size:
         return
-    images, labels = workload.batches[0]
     forward, backward = (
-        sampled(call(executor.feed(workload.arrays(each))))
-        for each in ((images, labels), (np.ascontiguousarray(images[::-1]), labels[::-1].copy()))
+        sampled(call(executor.feed(workload.arrays(each)))) for each in (workload.batches[0], _reversed(workload, 0))
     )
-    loss = workload.network.require_loss()[1]
-    text = f"of {name} on a batch in reverse ({executor.mode} {executor.precision}) vs in order"
-    yield Check(f"loss {text}", relative_l2(backward[loss], forward[loss]), 2 * known.loss_limit)
-    if len(forward) > 1:
-        yield _sampled_gradients(f"gradient {text}", workload, backward, forward)
+    yield from _compare_whole(workload, f"of {name} on a batch", forward, backward)
+
+
+def _reversed(workload: NetworkWorkload, number: int) -> Batch:
+    """Return a whole batch with its images in reverse."""
+    images, labels = workload.batches[number]
+    return np.ascontiguousarray(images[::-1]), labels[::-1].copy()
+
+
+def _compare_whole(workload: NetworkWorkload, what: str, answer: Arrays, other: Arrays) -> Iterator[Check]:
+    """Compare the `sampled` answer to a whole batch with the answer to its reverse."""
+    executor, loss = workload.executor, workload.network.require_loss()[1]
+    text = f"{what} ({executor.mode} {executor.precision}) vs the batch in reverse"
+    error = relative_l2(np.ravel(answer[loss]), np.ravel(other[loss]))
+    yield Check(f"loss {text}", error, 2 * workload.references.loss_limit)
+    if len(answer) > 1:
+        yield _sampled_gradients(f"gradient {text}", workload, answer, other)
 
 
 def _sampled_gradients(name: str, workload: NetworkWorkload, found: Arrays, expected: Arrays) -> Check:

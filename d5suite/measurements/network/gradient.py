@@ -7,9 +7,10 @@ from pathlib import Path
 
 import numpy as np
 
+from d5suite.levels.network import Arrays
 from d5suite.measurements.base import Measurement, Step
 from d5suite.measurements.network import checks
-from d5suite.measurements.network.steps import TURNS, NetworkStep, training_feeds
+from d5suite.measurements.network.steps import TURNS, NetworkStep, training_feeds, whole_feeds
 from d5suite.measurements.tables import TIMES
 from d5suite.validate.check import Check
 from d5suite.validate.network.gradient import ROUGH, check_dropout, check_gradient, check_gradient_float64
@@ -18,10 +19,18 @@ from d5suite.workloads.network import NetworkWorkload
 
 
 class GradientStep(NetworkStep):
-    """Forward and backward of training batches in turn."""
+    """Forward and backward of training batches in turn.
+
+    Attributes
+    ----------
+    last_whole : dict of int to mapping
+        Loss and gradients of the last timed call, `sampled`, by the number of its whole batch.
+    """
 
     def __init__(self, workload: NetworkWorkload) -> None:
-        super().__init__(workload, workload.executor.forward_backward, training_feeds(workload, TURNS))
+        feeds, whole = training_feeds(workload, TURNS), whole_feeds(workload, TURNS)
+        super().__init__(workload, workload.executor.forward_backward, feeds, whole=whole)
+        self.last_whole: dict[int, Arrays] = {}
 
     def memory_by_definition(self) -> dict[str, int]:
         return self.workload.memory_by_definition(gradients=True)

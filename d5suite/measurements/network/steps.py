@@ -66,6 +66,9 @@ class NetworkStep(Step):
         Takes a native feed.
     feeds : sequence of callable
         Each makes the feed of one batch when it is first needed; samples take the batches in turn.
+    whole : sequence of callable, optional
+        The same for batches whose images all differ. Samples take these in turn once they have
+        taken each of `feeds`: images that repeat could be computed once.
     kept : sequence of str, optional
         Tensors of an answer to keep for the checks; by default the loss.
 
@@ -78,7 +81,9 @@ class NetworkStep(Step):
     feed : mapping
         The last call's native feed.
     turn : int
-        Number of its batch; -1 before timing.
+        Number of its batch; -1 before timing. Those of `whole` follow those of `feeds`.
+    proved : int
+        Number of the batches that have a reference: the first ones.
     median_s : float
         Median of the samples, in seconds.
     """
@@ -89,6 +94,7 @@ class NetworkStep(Step):
         call: Callable[[Native], Native],
         feeds: Sequence[Callable[[], Native]],
         kept: Sequence[str] = (),
+        whole: Sequence[Callable[[], Native]] = (),
     ) -> None:
         self.workload = workload
         self.call = call
@@ -96,8 +102,9 @@ class NetworkStep(Step):
         self.macs = workload.macs
         self.feed = feeds[0]()
         self.median_s = 0.0
-        self._made = [self.feed]
-        self._feeds = feeds
+        self.proved = len(feeds)
+        self._made = {0: self.feed}
+        self._feeds = [*feeds, *whole]
         self._kept = kept
         self._forget()
 
@@ -117,9 +124,13 @@ class NetworkStep(Step):
 
     def next_input(self) -> None:
         self.keep_answer()
-        self.turn = (self.turn + 1) % len(self._feeds)
-        if self.turn == len(self._made):
-            self._made.append(self._feeds[self.turn]())
+        self.turn += 1
+        if self.turn == len(self._feeds):
+            self.turn = self.proved % len(self._feeds)
+        if self.turn in (0, self.proved) and self.turn not in self._made:
+            self._made.clear()  # before the others are made, which take as much memory
+        if self.turn not in self._made:
+            self._made[self.turn] = self._feeds[self.turn]()
         self.feed = self._made[self.turn]
 
     def keep_answer(self) -> None:
@@ -147,3 +158,10 @@ class NetworkStep(Step):
 def training_feeds(workload: NetworkWorkload, count: int = FEEDS) -> list[Callable[[], Native]]:
     """Return functions that feed the batches a training step takes in turn."""
     return [lambda index=index: workload.feed(index) for index in range(count)]  # type: ignore[misc]
+
+
+def whole_feeds(workload: NetworkWorkload, count: int = FEEDS) -> list[Callable[[], Native]]:
+    """Return functions that feed whole batches; none if those of `training_feeds` are whole."""
+    if workload.oracle_batch == workload.case.batch_size:
+        return []
+    return [lambda index=index: workload.feed_whole(index) for index in range(count)]  # type: ignore[misc]

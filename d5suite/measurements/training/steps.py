@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from d5suite.levels.network import Arrays
 from d5suite.measurements.base import Step
-from d5suite.measurements.network.steps import KeptAnswers, NetworkStep, training_feeds
+from d5suite.measurements.network.steps import KeptAnswers, NetworkStep, training_feeds, whole_feeds
 from d5suite.validate.training.updates import sampled_parameters
 from d5suite.workloads.network import NetworkWorkload
 
@@ -51,7 +51,7 @@ class TrainingStep(NetworkStep):
     """
 
     def __init__(self, workload: NetworkWorkload) -> None:
-        super().__init__(workload, workload.trainer.step, training_feeds(workload))
+        super().__init__(workload, workload.trainer.step, training_feeds(workload), whole=whole_feeds(workload))
         self.random: Arrays = {}
         self.early: Arrays | None = None
 

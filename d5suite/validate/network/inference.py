@@ -30,8 +30,8 @@ def expected_outputs(
     """Return an independent evaluator's outputs for batches, and its name.
 
     The evaluator is onnxruntime; for float64, where onnxruntime has no convolution, and for
-    onnxruntime itself it is ONNX's reference evaluator. The latter evaluates the first samples
-    only, if the batch is the outputs' first axis.
+    onnxruntime itself it is ONNX's reference evaluator. The latter evaluates `FEW` samples only,
+    from the first to the last, if the batch is the outputs' first axis.
 
     Parameters
     ----------
@@ -47,7 +47,7 @@ def expected_outputs(
     Returns
     -------
     outputs : list of dict of str to numpy.ndarray
-        One per batch, or for its first samples.
+        One per batch, or for some of its samples; see `spread`.
     evaluator : str
 
     Raises
@@ -57,9 +57,15 @@ def expected_outputs(
     """
     if executor.precision == "fp64" or executor.backend == EVALUATOR:
         separate = all(network.shapes.get(name, ())[:1] == (None,) for name in network.outputs)
-        some, oracle = FEW if separate else None, NetworkOracle(network, training=False)
-        return [oracle.outputs(images[:some]) for images in batches], "onnx.reference"
+        oracle = NetworkOracle(network, training=False)
+        few = [images[spread(len(images), FEW)] if separate else images for images in batches]
+        return [oracle.outputs(images) for images in few], "onnx.reference"
     return inferences(network, batches, threads=threads)
+
+
+def spread(count: int, few: int) -> np.ndarray:
+    """Return numbers of up to `few` of `count` rows, evenly spread, the first and last included."""
+    return np.linspace(0, count - 1, min(few, count)).round().astype(np.intp)
 
 
 def check_output(
@@ -74,7 +80,7 @@ def check_output(
     }
     require_answer(executor, "executor.forward", answer, shapes)
     errors = {
-        key: relative_l2(answer[key][: len(value)] if value.ndim else answer[key], value)
+        key: relative_l2(answer[key][spread(len(answer[key]), len(value))] if value.ndim else answer[key], value)
         for key, value in expected.items()
     }
     if len(errors) > 1:

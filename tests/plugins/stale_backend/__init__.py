@@ -29,6 +29,7 @@ BACKEND = replace(
         "remembers": "right answers are remembered by the input's values, until weights are loaded",
         "recognizes": "right answers are remembered by the input's object, until weights are loaded",
         "few": "of a batch it takes the first eight images only",
+        "timed_few": "the same of forward and backward, but only while it is timed",
         "stops": "updates stop after fifteen",
         "overflows": "momentum is infinite after fifteen updates",
     },

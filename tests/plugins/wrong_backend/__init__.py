@@ -38,6 +38,7 @@ BACKEND = replace(
         "detached": "the gradient lacks the term of a sum's second operand",
         "thousandth": "all gradients lack a term of one part in a thousand",
         "clipped": "feed clips the array that it is given",
+        "tail": "the last image of a batch of more than 16 is taken for the first",
         "view": "feed keeps a view of the array that it is given",
         "loaded_view": "loading keeps views of the arrays that it is given",
         "wide": "float32 answers are fetched as float64",

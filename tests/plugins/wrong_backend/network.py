@@ -49,6 +49,9 @@ class Executor(right.Executor):
         if self.mode == "clipped":
             image = arrays[self.network.input]
             np.clip(image, -2, 2, out=image)
+        if self.mode == "tail" and len(arrays[self.network.input]) > 16:
+            for tensor in fed.values():
+                tensor[-1] = tensor[0]
         if self.mode == "view":
             views = {name: torch.from_numpy(array) for name, array in arrays.items()}
             fed = {name: view if view.dtype == fed[name].dtype else fed[name] for name, view in views.items()}
