@@ -13,6 +13,7 @@ object, with the same names in every backend:
                  `d5suite.levels.operator.Operator` (level 0)
 ``custom``       ``factory``: a `d5suite.custom.CustomOperator` -> native implementation
 ``network``      ``Executor``, a `d5suite.levels.network.Executor` (level 1)
+``profile``      ``profile``: how long each node takes within a step (`d5suite.levels.profile`)
 ``training``     ``Trainer``, a `d5suite.levels.training.Trainer` (level 2)
 ``distributed``  ``Replica``, a `d5suite.levels.distributed.Replica` (level 3)
 ``native``       where `Backend.schemes` has any: ``SCHEMES``, the framework's own schemes by name,
@@ -54,9 +55,9 @@ if TYPE_CHECKING:
 _chosen_modes: dict[str, str] = {}
 """The mode of this process's first import, by backend."""
 
-MODULES = ("runtime", "operators", "custom", "network", "training", "distributed", "baseline", "loader")
-"""The modules of an adapter. ``custom``, ``baseline`` and ``loader`` are optional; ``training`` is
-needed for level 2 only, ``distributed`` for level 3 only."""
+MODULES = ("runtime", "operators", "custom", "network", "profile", "training", "distributed", "baseline", "loader")
+"""The modules of an adapter. ``custom``, ``profile``, ``baseline`` and ``loader`` are optional;
+``training`` is needed for level 2 only, ``distributed`` for level 3 only."""
 
 
 @dataclass(frozen=True)

@@ -76,6 +76,10 @@ CLAUSES: Mapping[str, str] = {
     "executor.synchronize": "synchronize returns only after all issued work has finished",
     "executor.quiet": "running a network prints nothing",
     "gradient.meaning": "the gradient is the derivative of the mean loss over the batch",
+    "profile.nodes": "profile gives times to nodes of the network only, to several together where they ran as one, and "
+    "at most once in each direction",
+    "profile.times": "times are wall time per step and not negative; with those of what belongs to no node they add up "
+    "to the profiled step's time or less",
     # Level 2, training: ``training``
     "trainer.class": "training.Trainer is a d5suite.levels.training.Trainer",
     "trainer.loss": "step returns the loss before the update as a scalar",

@@ -20,6 +20,7 @@ OFFERED = {
     "operators": ("OPERATORS",),
     "custom": ("factory",),
     "network": ("Executor",),
+    "profile": ("profile",),
     "training": ("Trainer",),
     "distributed": ("Replica",),
     "baseline": ("resnet50_training_step",),

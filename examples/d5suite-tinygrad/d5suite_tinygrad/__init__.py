@@ -44,6 +44,7 @@ BACKEND = Backend(
         "custom": SHORT,
         "baseline": SHORT,
         "loader": "tinygrad has no image loader",
+        "profile": "tinygrad's kernels are fused across nodes, and nothing maps them back to these",
     },
     expected_failures={
         **dict.fromkeys(

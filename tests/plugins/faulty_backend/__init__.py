@@ -16,6 +16,7 @@ _ABSENT = dict.fromkeys(
         "training",
         "baseline",
         "loader",
+        "profile",
         "cuda",
         "bf16",
         "fp16",

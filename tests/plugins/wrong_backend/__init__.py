@@ -102,5 +102,5 @@ PARTIAL = replace(
     operators=frozenset({"Softmax"}),
     single_operators=frozenset(),
     expected_failures={},
-    absent={**RIGHT.absent, **dict.fromkeys(("level 0", "operators", "custom", "baseline", "loader"), _NO)},
+    absent={**RIGHT.absent, **dict.fromkeys(("level 0", "operators", "custom", "profile", "baseline", "loader"), _NO)},
 )
