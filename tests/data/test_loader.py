@@ -54,6 +54,15 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Files:
     return Files(files, np.arange(100, 100 + IMAGES))
 
 
+OTHER_CHILDREN: list[psutil.Process] = []
+"""This process's children before the test: another file's fixture may have started daemons."""
+
+
+def worker_processes() -> list[psutil.Process]:
+    """Return the processes that the test has started."""
+    return [child for child in psutil.Process().children() if child not in OTHER_CHILDREN]
+
+
 def own_shared_memory() -> set[str]:
     """Shared memory that this process maps, or whose name holds its number."""
     mapped = {line.split(maxsplit=5)[-1] for line in Path("/proc/self/maps").read_text().splitlines() if SHARED in line}
@@ -64,10 +73,11 @@ def own_shared_memory() -> set[str]:
 def nothing_left_behind() -> Iterator[None]:
     """Every test must leave no process, no shared memory and no open file descriptor behind."""
     gc.collect()
+    OTHER_CHILDREN[:] = psutil.Process().children()
     descriptors, memory = len(os.listdir("/proc/self/fd")), own_shared_memory()
     yield
     gc.collect()
-    assert psutil.Process().children() == []
+    assert worker_processes() == []
     assert own_shared_memory() <= memory
     assert len(os.listdir("/proc/self/fd")) <= descriptors
 
@@ -103,7 +113,7 @@ def when_opened(fifo: str, action: Callable[[], object]) -> threading.Thread:
 
 
 def kill_workers(signal_number: int = signal.SIGKILL) -> None:
-    for child in psutil.Process().children():
+    for child in worker_processes():
         child.send_signal(signal_number)
 
 
@@ -203,11 +213,11 @@ def test_endless_batches_are_the_epochs_one_after_another(dataset: Files) -> Non
 def test_workers_live_through_epochs_and_abandoned_iterators(dataset: Files) -> None:
     with Loader(dataset, TrainTransform(SIZE), batch_size=2, workers=2, cores=2) as loader:
         expected = collect(loader)
-        workers = psutil.Process().children()
+        workers = worker_processes()
         for epoch in range(4):
             next(loader.epoch(epoch))
         np.testing.assert_array_equal(collect(loader)[0], expected[0])
-        assert psutil.Process().children() == workers
+        assert worker_processes() == workers
 
 
 def test_a_batch_stays_valid_as_long_as_it_is_kept(dataset: Files) -> None:
@@ -282,7 +292,7 @@ def test_an_interrupt_stops_the_workers(dataset: Files, tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         collect(loader)
     thread.join()
-    assert psutil.Process().children() == []
+    assert worker_processes() == []
 
 
 def test_garbage_collection_stops_the_workers(dataset: Files) -> None:
@@ -290,7 +300,7 @@ def test_garbage_collection_stops_the_workers(dataset: Files) -> None:
     iterator = loader.epoch(0)
     images, _ = next(iterator)
     expected = images.copy()
-    workers = psutil.Process().children()
+    workers = worker_processes()
     assert len(workers) == 2
     del loader, iterator
     gc.collect()
@@ -397,7 +407,7 @@ def test_one_iterator_at_a_time(dataset: Files) -> None:
 def test_workers_import_no_framework_and_use_one_thread(dataset: Files) -> None:
     with Loader(dataset, TrainTransform(SIZE), batch_size=5, workers=1) as loader:
         collect(loader)
-        (worker,) = psutil.Process().children()
+        (worker,) = worker_processes()
         assert worker.num_threads() == 1
         libraries = {Path(mapping.path).name for mapping in worker.memory_maps()}
     assert not any(name.startswith(("libtorch", "libtensorflow", "libjax", "cv2")) for name in libraries)
