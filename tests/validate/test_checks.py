@@ -26,7 +26,7 @@ from d5suite.validate.network.inference import check_inference
 from d5suite.validate.network.oracle import NetworkOracle, inference
 from d5suite.validate.norms import UNIT_ROUNDOFF, relative_l2
 from d5suite.validate.training.formulas import update
-from d5suite.validate.training.trajectory import Trajectory, check_trajectory, train, train_by_formula
+from d5suite.validate.training.trajectory import check_trajectory, load_runs, save_runs, train, train_by_formula
 from d5suite.validate.training.updates import check_update
 from tests.conftest import small_network
 
@@ -275,12 +275,13 @@ def test_training_puts_the_weights_back(batch: tuple[np.ndarray, np.ndarray]) ->
     assert all(np.array_equal(before[name], after[name]) for name in before)
 
 
-def test_a_trajectory_survives_the_disk(tmp_path: Path, batch: tuple[np.ndarray, np.ndarray]) -> None:
+def test_training_runs_survive_the_disk(tmp_path: Path, batch: tuple[np.ndarray, np.ndarray]) -> None:
     executor = HandExecutor()
-    (found,) = train(HandTrainer(executor, SGD(0.5)), [batch] * 3)
-    found.save(tmp_path / "t.h5", "hand")
-    again, name = Trajectory.load(tmp_path / "t.h5")
-    assert name == "hand"
+    early, found = train(HandTrainer(executor, SGD(0.5)), [batch] * 3, early=[2])
+    save_runs(tmp_path / "t.h5", "hand", [early, found])
+    runs, name = load_runs(tmp_path / "t.h5")
+    assert name == "hand" and sorted(runs) == [2, 3]
+    again = runs[3]
     assert np.array_equal(again.losses, found.losses)
     assert list(again.parameters) == list(found.parameters)
     assert all(np.array_equal(again.parameters[k], found.parameters[k]) for k in found.parameters)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from d5suite.levels.training import Trainer
 from d5suite.measurements.base import Measurement, Step
 from d5suite.measurements.network.gradient import prove_gradient
 from d5suite.measurements.tables import TIMES
@@ -15,7 +16,15 @@ from d5suite.validate.check import Check
 from d5suite.validate.network.gradient_references import sampled
 from d5suite.validate.norms import FLOAT64
 from d5suite.validate.training.amplification import ProvedRun, RunComparison
-from d5suite.validate.training.trajectory import Trajectory, check_trajectory, train, train_by_formula
+from d5suite.validate.training.trajectory import (
+    BatchList,
+    Trajectory,
+    check_trajectory,
+    load_runs,
+    save_runs,
+    train,
+    train_by_formula,
+)
 from d5suite.workloads.network import FEEDS, NetworkWorkload
 
 FORMULA_STEPS = 3
@@ -65,35 +74,88 @@ def prove_training(workload: NetworkWorkload) -> Iterator[Check]:
 def _checks(workload: NetworkWorkload) -> Iterator[Check]:
     case, count = workload.case, workload.oracle_batch
     steps = [(images[:count], labels[:count]) for images, labels in workload.batches[: case.validation_steps]]
+    peers = {name: runs for runs, name in (load_runs(Path(path)) for path in case.peers)}
     exact = workload.exact
     workload.restore(exact)
-    label = f"{exact.mode} fp64"
-    early = min(FORMULA_STEPS, len(steps))
     native = workload.backend.trainer(exact, workload.optimizer)
-    recorded = train(native, steps, early=(min(FIRST_STEPS, early), early))
-    runs = RunComparison(native, steps, recorded, workload.backend.tolerances)
-    short, found = runs.runs[early], recorded[-1]
-    peers = {f"{label} vs {name} fp64": peer for peer, name in (Trajectory.load(Path(path)) for path in case.peers)}
-    agreements = [
-        check
-        for name, peer in peers.items()
-        for check in check_trajectory(name, found, peer, tolerance=FLOAT64, parameters=True)
-    ]
-    if not agreements or not all(check.passed for check in agreements):  # peers that agree were proved by the formula
-        expected = train_by_formula(exact, workload.optimizer, steps[:early])
-        yield from runs.compare(f"{label} vs the update formula", native, short, expected, FLOAT64, parameters=True)
-    for name, peer in peers.items():
-        yield from runs.compare(name, native, found, peer, FLOAT64, parameters=True)
-    if case.trajectory:
-        found.save(Path(case.trajectory), str(workload.selection))
-    executor, tolerance = workload.comparable, workload.tolerance.trajectory
+    early = min(FORMULA_STEPS, len(steps))
+    marks = (min(FIRST_STEPS, early), early)
+    executor, timed = workload.comparable, None
     same = executor is workload.executor
     trainer = workload.trainer if same else workload.backend.trainer(executor, workload.optimizer)
-    (timed,) = train(trainer, steps, back_to_back=True)  # the sampler synchronizes, and its steps are checked too
-    yield from runs.compare(
-        f"{executor.mode} {executor.precision} vs {label}", trainer, timed, found, tolerance, parameters=False
-    )
+    if source := next((name for name, runs in peers.items() if len(steps) in runs), ""):
+        recorded = train(native, steps[:early], early=marks)
+        agreements = list(_agreements(workload, recorded[-1], peers))
+        if all(check.passed for check in agreements):
+            timed = _run_as_timed(trainer, steps)
+            runs = RunComparison(native, steps, [*recorded, peers[source][len(steps)]], workload.backend.tolerances)
+            if runs.is_plain(timed, workload.tolerance.trajectory):
+                yield from agreements
+                _save(workload, recorded)
+                yield from _compare_timed(workload, runs, trainer, timed, f"{source} fp64")
+                return
+        native = workload.backend.trainer(exact, workload.optimizer)  # a fresh state may differ from a loaded one
+    runs = yield from _own_run(workload, native, steps, peers, marks)
+    timed = timed or _run_as_timed(trainer, steps)
+    yield from _compare_timed(workload, runs, trainer, timed, f"{exact.mode} fp64")
+
+
+def _own_run(
+    workload: NetworkWorkload,
+    native: Trainer,
+    steps: BatchList,
+    peers: Mapping[str, Mapping[int, Trajectory]],
+    marks: tuple[int, int],
+) -> Generator[Check, None, RunComparison]:
+    """Make all steps in float64, and prove them by the update formula, or by peers that agree."""
+    exact = native.executor
+    label = f"{exact.mode} fp64"
+    recorded = train(native, steps, early=marks)
+    runs = RunComparison(native, steps, recorded, workload.backend.tolerances)
+    short = runs.runs[marks[1]]
+    agreements = [check for run in (short, recorded[-1]) for check in _agreements(workload, run, peers)]
+    if not agreements or not all(check.passed for check in agreements):  # peers that agree were proved by the formula
+        expected = train_by_formula(exact, workload.optimizer, steps[: marks[1]])
+        yield from runs.compare(f"{label} vs the update formula", native, short, expected, FLOAT64, parameters=True)
+    for name, known in peers.items():
+        if common := runs.runs.keys() & known.keys():
+            found, peer = runs.runs[max(common)], known[max(common)]
+            yield from runs.compare(f"{label} vs {name} fp64", native, found, peer, FLOAT64, parameters=True)
+    _save(workload, recorded)
+    return runs
+
+
+def _agreements(
+    workload: NetworkWorkload, found: Trajectory, peers: Mapping[str, Mapping[int, Trajectory]]
+) -> Iterator[Check]:
+    """Compare a float64 run with the runs of other backends over as many steps."""
+    steps = len(found.losses)
+    for name, known in peers.items():
+        if steps in known:
+            what = f"{workload.exact.mode} fp64 vs {name} fp64"
+            yield from check_trajectory(what, found, known[steps], tolerance=FLOAT64, parameters=True)
+
+
+def _save(workload: NetworkWorkload, recorded: Sequence[Trajectory]) -> None:
+    if workload.case.trajectory:
+        save_runs(Path(workload.case.trajectory), str(workload.selection), recorded)
+
+
+def _run_as_timed(trainer: Trainer, steps: BatchList) -> Trajectory:
+    """Train in the mode and precision under test; the sampler synchronizes, this does not."""
+    (timed,) = train(trainer, steps, back_to_back=True)
+    return timed
+
+
+def _compare_timed(
+    workload: NetworkWorkload, runs: RunComparison, trainer: Trainer, timed: Trajectory, source: str
+) -> Iterator[Check]:
+    """Compare the run in the precision under test with the float64 run, and keep what is proved."""
+    executor, tolerance = trainer.executor, workload.tolerance.trajectory
+    found = runs.runs[len(timed.losses)]
+    name = f"{executor.mode} {executor.precision} vs {source}"
+    yield from runs.compare(name, trainer, timed, found, tolerance, parameters=False)
     first = runs.first(executor.precision, tolerance)
     end = sampled({name: first.run.parameters[name] for name in workload.network.parameters})
     first = replace(first, run=replace(first.run, parameters=end))
-    workload.proved_run = ProvedRun(label, *runs.again(trainer, timed, tolerance, FEEDS), first)
+    workload.proved_run = ProvedRun(source, *runs.again(trainer, timed, tolerance, FEEDS), first)

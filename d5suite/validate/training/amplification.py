@@ -183,6 +183,11 @@ class RunComparison:
         if new:
             yield from check_steps(name, trainer, self.exact.executor, self.batches, self.tolerances[precision])
 
+    def is_plain(self, found: Trajectory, tolerance: float) -> bool:
+        """Return whether a run is within its plain tolerance."""
+        known = self.runs[len(found.losses)]
+        return all(check.passed for check in check_trajectory("", found, known, tolerance=tolerance, parameters=False))
+
     def drift(self, precision: str) -> Divergence:
         """Return the divergence under noise of this precision; computed once."""
         if precision not in self.drifts:

@@ -45,27 +45,34 @@ class Trajectory:
     losses: np.ndarray
     parameters: Arrays
 
-    def save(self, path: Path, backend: str) -> None:
-        """Write it atomically, with the name of the backend that made it."""
-        with atomic_hdf5(path) as file:
-            file.attrs["backend"] = backend
-            file["losses"] = self.losses
-            write_arrays(file.create_group("parameters"), self.parameters)
 
-    @classmethod
-    def load(cls, path: Path) -> tuple[Trajectory, str]:
-        """Read a trajectory, and the name of the backend that made it.
+def save_runs(path: Path, backend: str, runs: Sequence[Trajectory]) -> None:
+    """Write runs of different lengths atomically, with the name of the backend that made them."""
+    with atomic_hdf5(path) as file:
+        file.attrs["backend"] = backend
+        for run in {len(each.losses): each for each in runs}.values():
+            group = file.create_group(str(len(run.losses)))
+            group["losses"] = run.losses
+            write_arrays(group.create_group("parameters"), run.parameters)
 
-        Raises
-        ------
-        JobError
-            If the file is missing or is not a trajectory.
-        """
-        try:
-            with h5py.File(path, "r") as file:
-                return cls(file["losses"][()], read_arrays(file["parameters"])), str(file.attrs["backend"])
-        except (OSError, KeyError) as error:
-            raise JobError(f"cannot read the trajectory: {error}", where=str(path)) from error
+
+def load_runs(path: Path) -> tuple[dict[int, Trajectory], str]:
+    """Read runs by their number of steps, and the name of the backend that made them.
+
+    Raises
+    ------
+    JobError
+        If the file is missing or holds no such runs.
+    """
+    try:
+        with h5py.File(path, "r") as file:
+            runs = {
+                int(steps): Trajectory(group["losses"][()], read_arrays(group["parameters"]))
+                for steps, group in file.items()
+            }
+            return runs, str(file.attrs["backend"])
+    except (OSError, KeyError, ValueError) as error:
+        raise JobError(f"cannot read the training run: {error}", where=str(path)) from error
 
 
 BatchList = Sequence[tuple[np.ndarray, np.ndarray]]
