@@ -19,11 +19,10 @@ from rich.table import Table as RichTable
 
 from d5suite.files import read_json
 from d5suite.measurements.tables import Column, Table
-from d5suite.report.contests import Contest, contests_of, notes_on
-from d5suite.report.formats import figure, text_of, with_passes
+from d5suite.report.contests import Competing, Contest, RatioToFastest, contests_of, is_view, notes_on, ranked
+from d5suite.report.formats import text_of, with_passes
 from d5suite.report.reading import Conditions, Key, data_of, failures_in, load_results, printable
 from d5suite.report.reading import read_benchmarks as read_benchmarks
-from d5suite.statistics.ratios import Ratio
 
 
 class TableRow(NamedTuple):
@@ -60,7 +59,8 @@ FITS = (_Fit(True, True, True), _Fit(False, True, True), _Fit(False, False, True
         _Fit(False, False, False))  # fmt: skip
 """From the widest to the narrowest; the first is for wide terminals."""
 
-_TIMES_FASTEST = Column("× fastest", "times_fastest", "text")
+TIMES_FASTEST = Column("× fastest", "times_fastest", "text")
+"""A row's `d5suite.report.contests.RatioToFastest`."""
 
 _SHOWN = {
     "always": lambda wide, several: True,
@@ -73,7 +73,9 @@ _SHOWN = {
 
 
 LEGEND = {
-    _TIMES_FASTEST.heading: "time divided by the fastest backend's (95% interval for a repeat run)",
+    TIMES_FASTEST.heading: "time divided by the fastest backend's (95% interval for a repeat run); of backends that "
+    "took turns round by round, so it is not the ratio of the medians",
+    "view": "every answer is a view of memory that was there: nothing is computed or moved, so it is not ranked",
     "interval": "95% interval of the median; of 5 samples 94%, of 4 88%, of 3 75%",
     "err/tol": "largest validation error divided by its tolerance",
 }
@@ -122,7 +124,7 @@ def show_results(files: Sequence[tuple[str, dict[Key, dict[str, Any]]]], console
     several, headings = len(files) > 1, set()
     tables = grouped(files)
     for (title, conditions), rows in tables.items():
-        console.print(f"{title}  ({_setting(rows[0].record)})", style="bold", highlight=False)
+        console.print(f"{title}  ({setting(rows[0].record)})", style="bold", highlight=False)
         differences = apart(dict(conditions), [dict(other) for its_title, other in tables if its_title == title])
         if differences:
             console.print(f"apart from others by: {', '.join(differences)}", highlight=False)
@@ -131,13 +133,19 @@ def show_results(files: Sequence[tuple[str, dict[Key, dict[str, Any]]]], console
             table = with_passes(table, [info for *_, info in chosen])
             drawn = _drawn(table, chosen, console, several=several)
             headings |= {str(column.header) for column in drawn.columns}
+            headings |= {"view"} if any(is_view(row.record) for row in chosen) else set()
             console.print(drawn, highlight=False)
             console.print()
     _show_notes(files, headings, console)
 
 
-def _setting(info: Mapping[str, Any]) -> str:
+def setting(info: Mapping[str, Any]) -> str:
     """Return the conditions that a reader needs to know, the most important ones first."""
+    return ", ".join(setting_parts(info))
+
+
+def setting_parts(info: Mapping[str, Any]) -> list[str]:
+    """Return the parts of `setting`."""
     each = info["threads"] // info["ranks"]
     facts = [
         info["preset"],
@@ -148,7 +156,7 @@ def _setting(info: Mapping[str, Any]) -> str:
         info["device"],
         data_of(info, 6),
     ]
-    return ", ".join(filter(None, facts))
+    return list(filter(None, facts))
 
 
 def contests_in_turn(found: Mapping[Key, dict[str, Any]]) -> list[Contest[TableRow]]:
@@ -238,58 +246,36 @@ def _drawn(table: Table, chosen: Sequence[TableRow], console: Console, *, severa
 
     It drops a wide terminal's columns first, then intervals, and wraps names last.
     """
-    ranked = _ranked(chosen)
-    rows = chosen if several else [row for row, _ in ranked.values()]
+    order = _order(chosen)
+    rows = chosen if several else [row for row, _ in order]
+    to_fastest = {id(row): ratio for row, ratio in order}
     names = [_name(row, several) for row in rows]
     longest = max(map(len, names))
     for fit in FITS[console.width < WIDE :]:
-        ratios = [_ratio_text(ranked[id(row)][1], intervals=fit.of_ratios) for row in rows]
-        drawn = _filled(table, rows, names, ratios, fit, several=several)
+        ratios = [to_fastest[id(row)].text(interval=fit.of_ratios) for row in rows]
+        drawn = _filled(table, rows, names, ratios, fit, 0, several=several)
         room = max(longest, table.width) - (_width(drawn, console) - console.width)
         if room >= table.width:
             break
     if room < max(longest, table.width):  # passes may add columns
-        narrow = replace(table, width=min(longest, room))
-        return _filled(narrow, rows, [_divided(name, room) for name in names], ratios, fit, several=several)
-    return drawn
+        table = replace(table, width=min(longest, room))
+        names = [_divided(name, room, _IN_BACKENDS) for name in names]
+    return _filled(table, rows, names, ratios, fit, room, several=several)
 
 
-class _RatioToFastest(NamedTuple):
-    """A row's ratio to the fastest of those it competes with, if there are others."""
-
-    ratio: Ratio | None = None
-    is_fastest: bool = False
-    took_turns: bool = False
-    undecided: bool = False
-
-
-def _ranked(chosen: Sequence[TableRow]) -> dict[int, tuple[TableRow, _RatioToFastest]]:
-    """Sort rows by time within each measurement, the unranked last; the keys are their `id`."""
-    ranked: dict[int, tuple[TableRow, _RatioToFastest]] = {}
-    for measurement in dict.fromkeys(row.measurement for row in chosen):
-        own = [row for row in chosen if row.measurement == measurement]
-        competing = [row for row in own if not failures(row.record) and not is_reduced(row.record)]
-        for in_turn in (True, False):
-            for contest in contests_of((row for row in competing if id(row) not in ranked), in_turn=in_turn):
-                alone = len(contest.results) == 1
-                fastest = contest.standing[0][0].backend
-                for place, (row, ratio) in enumerate(contest.standing):
-                    undecided = row.backend in contest.vetoes or fastest in contest.vetoes
-                    rank = _RatioToFastest(ratio, place == 0, in_turn, undecided)
-                    ranked[id(row)] = row, _RatioToFastest() if alone else rank
-        others = [row for row in own if id(row) not in ranked]
-        others.sort(key=lambda row: (bool(failures(row.record)), row.record["median_s"]))
-        ranked |= {id(row): (row, _RatioToFastest()) for row in others}
-    return ranked
+def _order(chosen: Sequence[TableRow]) -> list[tuple[TableRow, RatioToFastest]]:
+    """Sort rows by time within each measurement, the failed ones last."""
+    measurements = dict.fromkeys(row.measurement for row in chosen)
+    return [
+        each
+        for measurement in measurements
+        for each in ranked([row for row in chosen if row.measurement == measurement], not_ranked)
+    ]
 
 
-def _ratio_text(rank: _RatioToFastest, *, intervals: bool) -> str:
-    if rank.undecided:
-        return "?"
-    if rank.ratio is None or rank.is_fastest:
-        return "1" if rank.is_fastest else "–"
-    value, low, high = (f"{each:.2f}" if each < 10 else figure(each) for each in rank.ratio[:3])
-    return f"{value} ({low}–{high})" if intervals and rank.took_turns else value
+def not_ranked(row: Competing) -> int:
+    """Return 2 for a result that failed its proof, 1 for one of reduced size, 0 for any other."""
+    return 2 if failures(row.record) else int(is_reduced(row.record))
 
 
 def _name(row: TableRow, several: bool) -> str:
@@ -299,10 +285,14 @@ def _name(row: TableRow, several: bool) -> str:
     return f"  {backend}{mark}" + (f" {file}" if several else "")
 
 
-def _divided(name: str, room: int) -> str:
-    """Wrap a name into lines, at its hyphens or spaces where possible."""
+_IN_BACKENDS, _IN_MEASUREMENTS = re.compile(r"(?<=[^- ])(?=[- ])"), re.compile(r"(?<=[/_])(?=.)")
+"""Where names may be wrapped."""
+
+
+def _divided(name: str, room: int, places: re.Pattern[str]) -> str:
+    """Wrap a name into lines, at these places where possible."""
     lines = [""]
-    for part in re.split(r"(?<=[^- ])(?=[- ])", name):
+    for part in places.split(name):
         if lines[-1] and len(lines[-1] + part) > room:
             lines.append(f"    {part.strip()}")
         else:
@@ -316,8 +306,10 @@ def _width(drawn: RichTable, console: Console) -> int:
 
 
 def _filled(
-    table: Table, chosen: Sequence[TableRow], names: Sequence[str], ratios: Sequence[str], fit: _Fit, *, several: bool
-) -> RichTable:
+    table: Table, chosen: Sequence[TableRow], names: Sequence[str], ratios: Sequence[str], fit: _Fit, room: int, *,
+    several: bool,
+) -> RichTable:  # fmt: skip
+    """Return a table whose measurements take ``room`` columns; 0 leaves them out, to find out."""
     columns = [
         column
         for column in table.columns
@@ -325,7 +317,7 @@ def _filled(
     ]
     if set(ratios) - {"–"} and (fit.wide or not several):
         times = [place for place, column in enumerate(columns, 1) if column.value in ("median_s", "median_ci95")]
-        columns.insert(max(times, default=len(columns)), _TIMES_FASTEST)
+        columns.insert(max(times, default=len(columns)), TIMES_FASTEST)
     if several:  # before the column of errors, which is the last
         place = len(columns) - (columns[-1].value == "validation.checks")
         columns.insert(place, Column("÷ first", "over_first", "thousandths"))
@@ -336,7 +328,7 @@ def _filled(
         drawn.add_column(column.heading, justify="right", no_wrap=True)
     first: dict[tuple[str, str], float] = {}
     for measurement in dict.fromkeys(measurement for measurement, *_ in chosen):
-        drawn.add_row(measurement, style="bold")
+        drawn.add_row(_divided(measurement, room, _IN_MEASUREMENTS) if room else "", style="bold")
         for name, (its_measurement, backend, _, info), ratio in zip(names, chosen, ratios, strict=True):
             if its_measurement != measurement:
                 continue

@@ -9,12 +9,13 @@ from __future__ import annotations
 import itertools
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from d5suite.errors import JobError
+from d5suite.report.formats import times
 from d5suite.statistics.contests import Competitor, Ranking, veto_of
 from d5suite.statistics.decisions import Threshold
 from d5suite.statistics.ratios import Ratio
@@ -67,9 +68,7 @@ class Contest(Generic[R]):
 
     @cached_property
     def _ranking(self) -> Ranking:
-        records = [result.record for result in self.results]
-        in_turn = len({turns_of(record) for record in records}) == 1
-        return Ranking([_competitor(record, in_turn) for record in records], self.between_runs)
+        return Ranking([_competitor(result.record) for result in self.results], self.between_runs)
 
     @cached_property
     def standing(self) -> list[tuple[R, Ratio]]:
@@ -109,7 +108,7 @@ def contests_of(
     """Group results of one case and measurement under equal conditions into contests.
 
     A backend that several files measured does not compete with itself: then each file has contests
-    of its own.
+    of its own. Results that only return views compute nothing and compete with none.
 
     Parameters
     ----------
@@ -122,7 +121,7 @@ def contests_of(
     """
     by_ranks: dict[tuple[int, str], list[R]] = defaultdict(list)
     for result in results:
-        if turns_of(result.record) or not in_turn:
+        if (turns_of(result.record) or not in_turn) and not is_view(result.record):
             by_ranks[result.record["ranks"], ranks_of(result.record)].append(result)
     contests = []
     for (_, ranks), own in sorted(by_ranks.items()):
@@ -178,12 +177,79 @@ def ranks_of(record: Mapping[str, Any]) -> str:
     return f"{ranks} rank{'s' * (ranks > 1)}" + (f", {scheme}" if scheme and ranks > 1 else "")
 
 
-def _competitor(record: Mapping[str, Any], in_turn: bool) -> Competitor:
-    veto = veto_of(record.get("machine") or {})
-    if in_turn and (rounds := rounds_of(record)):
-        return Competitor((), rounds, veto)
+def is_view(record: Mapping[str, Any]) -> bool:
+    """Return whether all answers of an operator are views, so that nothing is computed or moved."""
+    return bool(record.get("views")) and (record.get("work") or {}).get("bytes") == 0
+
+
+class RatioToFastest(NamedTuple):
+    """How a result compares with the fastest of those that it competes with.
+
+    Attributes
+    ----------
+    ratio : Ratio or None
+        None if it competes with no other result.
+    is_fastest : bool
+    undecided : bool
+        Whether nothing follows, because one of the two was disturbed.
+    is_view : bool
+        See `is_view`.
+    """
+
+    ratio: Ratio | None = None
+    is_fastest: bool = False
+    undecided: bool = False
+    is_view: bool = False
+
+    @property
+    def value(self) -> float | None:
+        """The ratio; None if there is none, or none that is decided."""
+        return None if self.undecided or self.ratio is None else self.ratio.value
+
+    def text(self, *, interval: bool = False) -> str:
+        """Format it, with its interval if wanted and if the two took turns."""
+        if self.undecided or self.is_view:
+            return "?" if self.undecided else "view"
+        if self.ratio is None or self.is_fastest:
+            return "1" if self.is_fastest else "–"
+        value, low, high = map(times, self.ratio[:3])
+        return f"{value} ({low}–{high})" if interval and self.ratio.method in IN_TURN else value
+
+
+IN_TURN = ("rounds", "launches")
+"""Methods of `Ratio` for results that took turns with each other."""
+
+
+def ranked(
+    results: Sequence[R], unranked: Callable[[R], object], between_runs: float = Threshold().between_runs
+) -> list[tuple[R, RatioToFastest]]:
+    """Sort results of one measurement: the fastest first, then views, then the unranked ones.
+
+    Parameters
+    ----------
+    results : sequence of Competing
+    unranked : callable
+        Returns a key to sort by, empty or zero for results that are ranked.
+    between_runs : float
+        See `d5suite.statistics.contests.Ranking`.
+    """
+    found: list[tuple[R, RatioToFastest]] = []
+    for contest in contests_of((each for each in results if not unranked(each)), between_runs=between_runs):
+        fastest = contest.standing[0][0]
+        for place, (row, ratio) in enumerate(contest.standing):
+            undecided = row.backend in contest.vetoes or fastest.backend in contest.vetoes
+            alone = len(contest.results) == 1
+            found.append((row, RatioToFastest() if alone else RatioToFastest(ratio, place == 0, undecided)))
+    placed = {id(row) for row, _ in found}
+    others = [each for each in results if id(each) not in placed]
+    others.sort(key=lambda each: (unranked(each), each.record["median_s"]))
+    return found + [(each, RatioToFastest(is_view=is_view(each.record))) for each in others]
+
+
+def _competitor(record: Mapping[str, Any]) -> Competitor:
     items = record["throughput"]["value"] * record["median_s"]
-    return Competitor([seconds / items for seconds in record["data"]], veto=veto)
+    samples = [seconds / items for seconds in record["data"]]
+    return Competitor(samples, rounds_of(record), veto_of(record.get("machine") or {}), turns_of(record))
 
 
 def notes_on(contests: Sequence[Contest[Any]]) -> list[str]:

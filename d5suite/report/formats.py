@@ -5,6 +5,7 @@ Imports `d5suite.measurements.tables`.
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -39,7 +40,13 @@ class CellInput(NamedTuple):
 
 def figure(value: float) -> str:
     """Format four significant digits without an exponent."""
-    return f"{value:.0f}" if value >= 1000 else f"{value:.4g}"
+    rounded = float(f"{value:.4g}")
+    return f"{rounded:.0f}" if rounded >= 1000 else f"{rounded:.4g}"
+
+
+def times(ratio: float) -> str:
+    """Format a ratio."""
+    return f"{ratio:.2f}" if ratio < 10 else "∞" if math.isinf(ratio) else figure(ratio)
 
 
 def _interval(cell: CellInput) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from d5suite.statistics.decisions import CONFIDENCE
-from d5suite.statistics.medians import ratio_of_medians, summarize
+from d5suite.statistics.medians import Summary, ratio_of_medians, summarize
 from d5suite.statistics.ratios import Ratio
 from d5suite.statistics.rounds import ratio_of_rounds
 
@@ -20,20 +20,25 @@ class Competitor(NamedTuple):
     Attributes
     ----------
     samples : sequence of float
-        Seconds per item, so that results of different sizes compare; empty if there are rounds.
+        Seconds per item, so that results of different sizes compare.
     rounds : sequence of sequences of float
-        By launch, the median time of each round; empty if it did not take turns with all others.
+        By launch, the median time of each round; empty if it took no turns.
     veto : str
         Why nothing follows from its times; empty if something does.
+    turns : tuple of str
+        By launch, the group that it took turns in; empty if it took no turns.
     """
 
     samples: Sequence[float]
     rounds: Sequence[Sequence[float]] = ()
     veto: str = ""
+    turns: tuple[str, ...] = ()
 
 
 class Ranking:
-    """Competitors in order, by their rounds if all of them took turns.
+    """Competitors in order.
+
+    Two that took turns with each other are compared by their rounds; any others by their medians.
 
     Parameters
     ----------
@@ -41,7 +46,7 @@ class Ranking:
         At least one.
     between_runs : float
         Standard deviation of a median's logarithm from process to process. It counts for those
-        that took no turns: each ran in a process of its own.
+        that took no turns with each other: each ran in a process of its own.
 
     Attributes
     ----------
@@ -50,28 +55,34 @@ class Ranking:
     """
 
     def __init__(self, competitors: Sequence[Competitor], between_runs: float) -> None:
-        self._between_runs, places = between_runs, range(len(competitors))
+        self._between_runs, self._competitors, places = between_runs, competitors, range(len(competitors))
         self._vetoes = [each.veto for each in competitors]
         self._ratios: dict[tuple[int, int], Ratio] = {}
-        self._rounds = [each.rounds for each in competitors] if all(each.rounds for each in competitors) else []
-        self._summaries = [] if self._rounds else [summarize(each.samples) for each in competitors]
-        if self._rounds:  # medians of ratios do not multiply: the fastest is the one that others beat least
+        self._summaries: dict[int, Summary] = {}
+        groups = [each.turns for each in competitors if each.turns]
+        if len(set(groups)) < len(groups):  # ratios of rounds do not multiply: the fastest is who is beaten least
             fastest = max(places, key=lambda one: min(self.ratio(one, other).value for other in places))
             self.order = sorted(places, key=lambda one: (one != fastest, self.ratio(fastest, one).value))
         else:
-            self.order = sorted(places, key=lambda one: self._summaries[one].median)
+            self.order = sorted(places, key=lambda one: self._summary(one).median)
 
     def ratio(self, a: int, b: int) -> Ratio:
         """Return how many times as long the competitor at place b takes as the one at place a."""
         if (a, b) in self._ratios:
             return self._ratios[a, b]
-        if self._rounds:
-            ratio = ratio_of_rounds(self._rounds[a], self._rounds[b])
+        one, other = self._competitors[a], self._competitors[b]
+        if one.turns and one.turns == other.turns:
+            ratio = ratio_of_rounds(one.rounds, other.rounds)
         else:
-            sides = self._summaries[a], self._summaries[b]
+            sides = self._summary(a), self._summary(b)
             ratio = ratio_of_medians(*sides, between_runs=self._between_runs, confidence=CONFIDENCE)
         self._ratios[a, b] = ratio
         return ratio
+
+    def _summary(self, place: int) -> Summary:
+        if place not in self._summaries:
+            self._summaries[place] = summarize(self._competitors[place].samples)
+        return self._summaries[place]
 
     def is_tie(self, a: int, b: int) -> bool:
         """Return whether either competitor may be the faster one, or a veto forbids to say."""

@@ -10,6 +10,7 @@ import io
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from d5suite.report.contests import RatioToFastest
 from d5suite.report.formats import at
 from d5suite.report.page.gather import Page, Row
 from d5suite.report.page.history import BenchmarkHistory
@@ -90,6 +91,8 @@ def _named(row: Row) -> list[str]:
 
 
 def _plain(value: Any) -> Any:
+    if isinstance(value, RatioToFastest):
+        return value.text() if value.is_view else value.value
     if isinstance(value, dict):
         return "; ".join(f"{name}={_plain(each)}" for name, each in value.items())
     return "; ".join(str(_plain(each)) for each in value) if isinstance(value, list) else value

@@ -15,6 +15,7 @@ from d5suite.errors import D5Error, describe_error
 from d5suite.measurements import discover
 from d5suite.report.colours import PALETTE
 from d5suite.report.formats import figure as digits
+from d5suite.report.formats import times
 from d5suite.report.page.gather import Group, Page, Row, Section
 from d5suite.report.page.svg import drawing
 from d5suite.report.plots import PLOTS, Plotted, draw_plot
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
 
 MOST_BARS = 48
 """Most rows of one picture."""
+
+LONGEST_BAR = 2.0
+"""Where the interval of a speed is cut."""
 
 LONGEST_NAME = 34
 """Most characters of a name in a picture."""
@@ -72,15 +76,14 @@ def pictures(page: Page, failed: list[str]) -> Iterator[Picture]:
         groups = [group for shown in section.tables for group in shown.groups]
         rows = [row for group in groups for row in group.rows if not row.failed and not row.reduced]
         if section.level in (1, 2) and rows:
-            label = f"{title}: throughput with its interval, memory measured and by definition, first call"
-            fastest = _fastest(rows)
+            label = f"{title}: speed with its interval, memory measured and by definition, first call"
             for start in range(0, len(rows), MOST_BARS):
                 own = rows[start : start + MOST_BARS]
                 number = [str(start // MOST_BARS + 1)] if start else []
                 span = f"; rows {start + 1} to {start + len(own)} of {len(rows)}" * (len(rows) > MOST_BARS)
                 yield Picture(
                     name_of(title, "overview", *number), section, label + span,
-                    partial(_overview, title, own, fastest),
+                    partial(_overview, title, own),
                 )  # fmt: skip
         together: dict[str, list[Group]] = {}
         for group in groups:
@@ -195,20 +198,19 @@ def _named(row: Row) -> str:
     return f"{_short(row.measurement)}, {_short(row.backend)}"
 
 
-def _fastest(rows: Sequence[Row]) -> dict[str, float]:
-    """Return the largest throughput of each measurement."""
-    fastest: dict[str, float] = {}
-    for row in rows:
-        fastest[row.measurement] = max(fastest.get(row.measurement, 0.0), row.record["throughput"]["value"])
-    return fastest
-
-
-def _throughput(row: Row, share: float) -> str:
-    info = row.record
+def _throughput(row: Row) -> str:
+    info, found = row.record, row.to_fastest
     value, unit = info["throughput"]["value"], _short(info["throughput"]["unit"])
     high, low = (digits(value * info["median_s"] / bound) for bound in info["median_ci95"])
     sure = f"{info['median_ci_confidence']:.0%}"
-    return f"{digits(value)} {unit} ({low} to {high}, {sure}), {share:.3g} of the fastest"
+    share = f", {times(found.value)} times the fastest one's time" if found.value else ""
+    return f"{digits(value)} {unit} ({low} to {high}, {sure}){share}"
+
+
+def _speed(row: Row) -> tuple[float, float, float]:
+    """Return a row's speed as a part of the fastest one's, with the interval of their ratio."""
+    ratio = row.to_fastest.ratio
+    return (1.0, 1.0, 1.0) if ratio is None else (1 / ratio.value, 1 / ratio.high, 1 / max(ratio.low, 1e-9))
 
 
 def _peak(row: Row) -> str:
@@ -216,18 +218,17 @@ def _peak(row: Row) -> str:
     return "peak memory not taken" if peak is None else f"peak memory {digits(peak / 2**20)} MiB"
 
 
-def _overview(title: str, rows: Sequence[Row], fastest: Mapping[str, float]) -> Figure:
+def _overview(title: str, rows: Sequence[Row]) -> Figure:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 0.9 + 0.2 * len(rows)), layout="constrained")
     panels = figure.subplots(1, 3, sharey=True)
-    rates = [row.record["throughput"]["value"] / fastest[row.measurement] for row in rows]
-    medians = [row.record["median_s"] for row in rows]
-    low, high = ([row.record["median_ci95"][side] for row in rows] for side in (0, 1))
-    less = [max(rate - rate * median / bound, 0) for rate, median, bound in zip(rates, medians, high, strict=True)]
-    more = [max(rate * median / bound - rate, 0) for rate, median, bound in zip(rates, medians, low, strict=True)]
-    tips = [_throughput(row, rate) for row, rate in zip(rows, rates, strict=True)]
-    _bars(panels[0], rows, rates, "throughput; fastest of each measurement: 1", tips, [less, more])
+    speeds = [_speed(row) for row in rows]
+    rates = [speed for speed, _, _ in speeds]
+    less = [max(speed - low, 0) for speed, low, _ in speeds]
+    more = [max(min(high, LONGEST_BAR) - speed, 0) for speed, _, high in speeds]
+    tips = [_throughput(row) for row in rows]
+    _bars(panels[0], rows, rates, "speed; fastest of each measurement: 1", tips, [less, more])
     _bars(
         panels[1],
         rows,

@@ -11,7 +11,7 @@ import re
 import shlex
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +19,21 @@ from d5suite.errors import ConfigurationError, D5Error
 from d5suite.files import read_json
 from d5suite.measurements.tables import Column, Table
 from d5suite.report.colours import places
-from d5suite.report.compare import TableKey, TableRow, apart, differing, failures, grouped, is_reduced
-from d5suite.report.contests import Contest, contests_of
+from d5suite.report.compare import (
+    TIMES_FASTEST,
+    TableKey,
+    TableRow,
+    apart,
+    differing,
+    failures,
+    grouped,
+    is_reduced,
+    not_ranked,
+    setting_parts,
+)  # fmt: skip
+from d5suite.report.contests import Contest, RatioToFastest, contests_of, ranked
 from d5suite.report.formats import at, text_of, with_passes
-from d5suite.report.reading import data_of, printable, results_of
+from d5suite.report.reading import printable, results_of
 from d5suite.report.runs import machine_of
 
 MOST_ROWS = 80
@@ -66,6 +77,7 @@ class Row:
         Text and sort key of each declared column.
     longest : float
         Seconds at which the axis of the samples ends.
+    to_fastest : RatioToFastest
     """
 
     id: str
@@ -78,6 +90,7 @@ class Row:
     file: str
     cells: list[tuple[str, float | None]] = field(default_factory=list)
     longest: float = 0.0
+    to_fastest: RatioToFastest = field(default_factory=RatioToFastest)
 
     @property
     def failed(self) -> bool:
@@ -99,7 +112,7 @@ class Group:
     measurement : str
     rows : list of Row
     contests : list of Contest
-        Contests of the rows that passed their proof and have the usual size.
+        Contests of the rows that passed their proof, have the usual size and compute something.
     """
 
     measurement: str
@@ -317,23 +330,29 @@ def _section(
     """Return a section; ``alike`` are the conditions of all sections of its title."""
     title, conditions = key
     info = rows[0].record
-    setting = [info["preset"], info["device"], info["precision"]]
-    if "batch_size" in info:
-        setting += [f"batch {info['batch_size']}", *filter(None, [data_of(info, 6)])]
-    setting += [f"{info['threads']} threads" if info["level"] < 3 else "several ranks", f"seed {info['seed']}"]
     own, tables = dict(conditions), []
     for declared in dict.fromkeys(row.record["table"] for row in rows):
         chosen = [row for row in rows if row.record["table"] == declared]
-        table = with_passes(declared, [row.record for row in chosen])
+        table = _with_ratios(with_passes(declared, [row.record for row in chosen]))
         groups: dict[str, list[Row]] = defaultdict(list)
         for measurement, backend, file, info in chosen:
             row_id = f"r-{_digest(title, measurement, backend, file, conditions, info['preset'])}"
-            cells = [_cell(column, info) for column in table.columns]
             colour = colours[info["backend"]["name"]]
-            row = Row(row_id, title, measurement, backend, colour, info, _marks(info), file, cells)
+            row = Row(row_id, title, measurement, backend, colour, info, _marks(info), file)
             groups[measurement].append(row)
         tables.append(PageTable(table, [_group(name, group, between_runs) for name, group in groups.items()]))
-    return Section(f"s-{_digest(title, conditions)}", title, setting, apart(own, alike), own, tables)
+        for row in (row for group in tables[-1].groups for row in group.rows):
+            row.cells = [_cell(column, row.record) for column in table.columns]
+    known = setting_parts(rows[0].record)
+    return Section(f"s-{_digest(title, conditions)}", title, known, apart(own, alike), own, tables)
+
+
+def _with_ratios(table: Table) -> Table:
+    """Return a table with the column of ratios to the fastest, after the one of medians."""
+    columns = list(table.columns)
+    medians = [place for place, column in enumerate(columns, 1) if column.value == "median_s"]
+    columns.insert(min(medians, default=len(columns)), TIMES_FASTEST)
+    return replace(table, columns=tuple(columns))
 
 
 def _digest(*parts: Any) -> str:
@@ -342,6 +361,8 @@ def _digest(*parts: Any) -> str:
 
 def _cell(column: Column, info: Mapping[str, Any]) -> tuple[str, float | None]:
     value = at(info, column.value)
+    if isinstance(value, RatioToFastest):
+        return value.text(), value.value
     if column.format == "worst share":
         value = max(each["error"] / each["tolerance"] if each["tolerance"] else each["error"] for each in value)
     while isinstance(value, list) and value:
@@ -369,7 +390,10 @@ def _group(measurement: str, rows: list[Row], between_runs: float) -> Group:
     typical = max((row.record["median_s"] for row in sound), default=0.0)
     for row in sound:
         row.longest = min(longest, 1.3 * typical)
-    return Group(measurement, rows, contests_of(sound, between_runs=between_runs))
+    order = ranked(rows, not_ranked, between_runs)
+    for row, row.to_fastest in order:
+        row.record = {**row.record, TIMES_FASTEST.value: row.to_fastest}
+    return Group(measurement, [row for row, _ in order], contests_of(sound, between_runs=between_runs))
 
 
 def command_of(info: Mapping[str, Any], given: Sequence[str] = ()) -> str:

@@ -10,6 +10,8 @@
     return made;
   };
 
+  const digits = (value) => String(Number(value.toPrecision(3)));
+
   // Theme: as the system, light, dark. Storage may be forbidden in a frame.
   const themes = [["", "as the system"], ["light", "light"], ["dark", "dark"]];
   let theme = "";
@@ -123,7 +125,7 @@
     const rows = table.createTBody();
     for (const [name, error, tolerance] of found.checks) {
       const line = rows.insertRow();
-      line.append(make("td", name), make("td", String(error)), make("td", String(tolerance)));
+      line.append(make("td", name), make("td", digits(error)), make("td", digits(tolerance)));
       line.firstChild.style.whiteSpace = "normal";
     }
     body.append(table);
@@ -147,7 +149,7 @@
     head.append(make("td", pinned.length < 2 ? "Pin another row to compare." : ""));
     for (const each of found) { const th = make("th", each.title); th.scope = "col"; head.append(th); }
     const alike = new Set(found.map((each) => each.group)).size === 1;
-    if (found.length > 1) { const th = make("th", alike ? "second over first" : "different workloads, no ratio"); th.scope = "col"; th.className = "n"; head.append(th); }
+    if (found.length > 1) { const th = make("th", alike ? "second over first, of these figures" : "different workloads, no ratio"); th.scope = "col"; th.className = "n"; head.append(th); }
     const body = table.createTBody();
     const values = found.map((each) => new Map(each.figures.map(([name, text, value]) => [name, [text, value]])));
     for (const name of new Set(values.flatMap((each) => [...each.keys()]))) {
@@ -157,7 +159,7 @@
       for (const each of values) line.append(make("td", (each.get(name) || ["–"])[0]));
       if (values.length > 1) {
         const [first, second] = values.map((each) => (each.get(name) || [])[1]);
-        line.append(make("td", alike && first > 0 && second > 0 ? `${(second / first).toPrecision(4)}×` : "–", "n"));
+        line.append(make("td", alike && name !== "× fastest" && first > 0 && second > 0 ? `${(second / first).toPrecision(4)}×` : "–", "n"));
       }
     }
     const button = aside.appendChild(make("button", "Unpin"));

@@ -21,7 +21,7 @@ from markupsafe import Markup
 
 from d5suite.measurements.tables import IN_WIDE_TERMINAL
 from d5suite.report.contests import Contest, ranks_of
-from d5suite.report.formats import CONFIDENCE, figure
+from d5suite.report.formats import CONFIDENCE, times
 from d5suite.report.history import dated, figures_of
 from d5suite.report.page.facts import facts_of, rate, seconds, shortened
 from d5suite.report.page.figures import draw, pictures
@@ -41,6 +41,9 @@ MOST_PICTURES = 40
 
 MOST_TRENDS = 12
 """Most pictures of a history on a page; changed benchmarks come first."""
+
+MOST_CONDITIONS = 6
+"""Most lines of conditions beside the verdict."""
 
 MOST_CHECKS = 60
 """Most checks among a row's details."""
@@ -140,6 +143,7 @@ def render(page: Page, title: str, histories: Sequence[BenchmarkHistory] = ()) -
         summary=_summary(page, leads, wrong),
         leads=list(_divided(leads)),
         headline=_headline(leads),
+        conditions=_conditions(page),
         noise=_noise(page),
         wrong=wrong,
         grid=list(_divided(list(_grid(page)))),
@@ -147,11 +151,6 @@ def render(page: Page, title: str, histories: Sequence[BenchmarkHistory] = ()) -
         version=__version__,
     )
     return re.sub(r">\n\s*<", "><", content)  # each gap would become a node in the browser
-
-
-def times(ratio: float) -> str:
-    """Format a ratio with its significant digits."""
-    return f"{ratio:.2f}" if ratio < 10 else "∞" if math.isinf(ratio) else figure(ratio)
 
 
 def _stripped(text: str) -> str:
@@ -290,16 +289,21 @@ def _cell_of(rows: Sequence[Row], backend: str) -> GridCell | None:
     own = [row for row in rows if row.record["backend"]["name"] == backend]
     if not own:
         return None
-    comparable = [row for row in rows if not row.failed and not row.reduced]
-    row = min(own, key=lambda each: (each.failed, each.reduced, -each.record["throughput"]["value"]))
+
+    def order(row: Row) -> tuple[bool, bool, bool, float]:
+        ratio = row.to_fastest.ratio
+        return row.failed, row.reduced, row.to_fastest.is_view, ratio.value if ratio else 0.0
+
+    row = min(own, key=order)
     if row.failed:
         return GridCell(row, "failed", f"{row.backend}: failed its proof", False, True)
     more = f"; best of {len(own)}" if len(own) > 1 else ""
     tip = f"{row.backend}: {_told_samples(row)}{more}"
-    if row.reduced or not comparable:
+    if row.reduced:
         return GridCell(row, "other size", tip, False, False)
-    ratio = max(each.record["throughput"]["value"] for each in comparable) / row.record["throughput"]["value"]
-    return GridCell(row, times(ratio), tip, ratio == 1, False)
+    found = row.to_fastest
+    text = times(found.ratio.value) if found.ratio and not found.undecided else found.text()
+    return GridCell(row, text, tip, found.is_fastest and not found.undecided, False)
 
 
 def _summary(page: Page, leads: Sequence[LeadRow], wrong: Sequence[Row]) -> list[tuple[str, str]]:
@@ -342,11 +346,30 @@ def _headline(leads: Sequence[LeadRow]) -> str:
     return "; ".join(sentences) + "." + end
 
 
+def _conditions(page: Page) -> list[str]:
+    """Return under which conditions the verdict holds, with the cases if they differ."""
+    titles: dict[str, dict[str, None]] = {}
+    for section in page.sections:
+        device = section.conditions.get("device name", "")
+        told = ", ".join(section.setting) + (f" ({shortened(device, 60)})" if device else "")
+        titles.setdefault(told, {})[section.title] = None
+    if len(titles) == 1:
+        return list(titles)
+    lines = []
+    for told, cases in list(titles.items())[:MOST_CONDITIONS]:
+        more = f" and {len(cases) - 3} more" if len(cases) > 3 else ""
+        lines.append(f"{', '.join(shortened(case, 40) for case in list(cases)[:3])}{more}: {told}")
+    if left_out := len(titles) - len(lines):
+        lines.append(f"{left_out} more in the headings of the results")
+    return lines
+
+
 def _noise(page: Page) -> str:
     text = f"The 95% interval includes the spread of samples and {page.between_runs:.0%} from process to process"
     text += " (--between-runs): the median of one program varies that much between two launches."
     if any(row.record.get("turns") for row in page.rows):
-        text += " Backends that took turns are compared round by round instead, as in the terminal's ranking."
+        text += " Backends that took turns are compared round by round instead, as in the terminal's tables, so their"
+        text += " ratio is not that of the medians."
     spreads = sorted(
         (info["median_ci95"][1] - info["median_ci95"][0]) / 2 / info["median_s"]
         for info in (row.record for row in page.rows)
@@ -376,6 +399,12 @@ def _notices(page: Page) -> list[str]:
             "These results differ in " + shortened(", ".join(page.apart), 400)
             + ": they stand in tables of their own and are not compared with each other."
         )  # fmt: skip
+    if views := sum(row.to_fastest.is_view for row in page.rows):
+        one = views == 1
+        notices.append(
+            f"{views} result{'' if one else 's'} only return{'s' if one else ''} a view of memory that was there: "
+            f"nothing is computed, so {'it is' if one else 'they are'} shown as view and compared with none."
+        )
     if any(row.reduced for row in page.rows):
         names = dict.fromkeys(row.record["backend"]["name"] for row in page.rows if row.reduced)
         notices.append(f"† {', '.join(names)}: results at a reduced size are not compared with the others.")
