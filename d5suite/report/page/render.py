@@ -21,13 +21,14 @@ from markupsafe import Markup
 
 from d5suite.measurements.tables import IN_WIDE_TERMINAL
 from d5suite.report.contests import Contest, ranks_of
-from d5suite.report.formats import CONFIDENCE, times
+from d5suite.report.formats import times
 from d5suite.report.history import dated, figures_of
 from d5suite.report.page.facts import facts_of, rate, seconds, shortened
 from d5suite.report.page.figures import draw, pictures
 from d5suite.report.page.gather import MOST_ROWS, Group, Page, Row, Section, command_of
 from d5suite.report.page.history import BenchmarkHistory
 from d5suite.report.page.history_charts import history_charts
+from d5suite.report.page.sentences import conditions, headline, noise, notices, subtitle, summary
 from d5suite.report.page.sparklines import history_strip, lead_strip, samples_strip
 from d5suite.report.page.svg import inline
 from d5suite.report.runs import machine_of
@@ -41,9 +42,6 @@ MOST_PICTURES = 40
 
 MOST_TRENDS = 12
 """Most pictures of a history on a page; changed benchmarks come first."""
-
-MOST_CONDITIONS = 6
-"""Most lines of conditions beside the verdict."""
 
 MOST_CHECKS = 60
 """Most checks among a row's details."""
@@ -125,13 +123,12 @@ def render(page: Page, title: str, histories: Sequence[BenchmarkHistory] = ()) -
         told_samples=_told_samples,
         sum_rows=lambda groups: sum(len(group.rows) + 1 for group in groups),
     )
-    leads = list(_leads(page))
     drawn, undrawn = _pictures(page, histories)
     wrong = [row for row in page.rows if row.failed]
     content = environment.get_template("page.html").render(
         page=page,
         title=title,
-        subtitle=_subtitle(page),
+        subtitle=subtitle(page),
         parts=[part for part in PARTS if histories or part[0] != "history"],
         pictures=drawn,
         histories=list(_divided([_history_row(each) for each in histories])),
@@ -139,12 +136,12 @@ def render(page: Page, title: str, histories: Sequence[BenchmarkHistory] = ()) -
         script=Markup(script),  # noqa: S704
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
         data=Markup(_embedded(_details(page))),  # noqa: S704  JSON without <, > and &
-        notices=[*_notices(page), *undrawn],
-        summary=_summary(page, leads, wrong),
-        leads=list(_divided(leads)),
-        headline=_headline(leads),
-        conditions=_conditions(page),
-        noise=_noise(page),
+        notices=[*notices(page), *undrawn],
+        summary=summary(page),
+        leads=list(_divided(list(_leads(page)))),
+        headline=headline(page),
+        conditions=conditions(page),
+        noise=noise(page),
         wrong=wrong,
         grid=list(_divided(list(_grid(page)))),
         environments=list(_environments(page)),
@@ -304,112 +301,6 @@ def _cell_of(rows: Sequence[Row], backend: str) -> GridCell | None:
     found = row.to_fastest
     text = times(found.ratio.value) if found.ratio and not found.undecided else found.text()
     return GridCell(row, text, tip, found.is_fastest and not found.undecided, False)
-
-
-def _summary(page: Page, leads: Sequence[LeadRow], wrong: Sequence[Row]) -> list[tuple[str, str]]:
-    contests = [each for each in leads if each.second]
-    rows = list(page.rows)
-    clear = sum(not each.contest.rivals for each in contests)
-    figures = [(f"{clear} of {len(contests)}", "comparisons with a clear winner")] if contests else []
-    figures.append((f"{len(rows) - len(wrong)} of {len(rows)}", "passed their proof"))
-    if wrong or page.missed:
-        figures.append((f"{len(wrong) + len(page.missed)}", "failed"))
-    figures.append((str(sum(any(m.sign == "*" for m in row.marks) for row in rows)), "disturbed"))
-    return figures
-
-
-def _headline(leads: Sequence[LeadRow]) -> str:
-    """Return sentences on the fastest backends."""
-    contests = [each for each in leads if each.second]
-    if not contests:
-        return "Nothing to compare: no case was measured on two backends under equal conditions."
-    wins: dict[str, list[bool]] = {}
-    for each in contests:
-        if not each.contest.vetoes:
-            wins.setdefault(each.first.record["backend"]["name"], []).append(not each.contest.rivals)
-    sentences = []
-    for name, clear in sorted(wins.items(), key=lambda item: (-len(item[1]), item[0]))[:5]:
-        how = "all" if all(clear) else f"{sum(clear)}" if any(clear) else "none"
-        sure = f"{how} of them clearly" if len(clear) > 1 else "clearly" if clear[0] else "not clearly"
-        sentences.append(f"{shortened(name, 30)} is fastest in {len(clear)} of {len(contests)} comparisons ({sure})")
-    disturbed = sum(bool(each.contest.vetoes) for each in contests)
-    if disturbed:
-        sentences.append(
-            f"{disturbed} of {len(contests)} comparisons are not decided, because the machine was disturbed"
-        )
-    close = sum(bool(each.contest.rivals) for each in contests)
-    end = ""
-    if close < len(contests):
-        end = " Clearly: the 95% interval of the lead excludes 1."
-    elif disturbed < len(contests):
-        end = " No lead is certain: each 95% interval includes 1."
-    return "; ".join(sentences) + "." + end
-
-
-def _conditions(page: Page) -> list[str]:
-    """Return under which conditions the verdict holds, with the cases if they differ."""
-    titles: dict[str, dict[str, None]] = {}
-    for section in page.sections:
-        device = section.conditions.get("device name", "")
-        told = ", ".join(section.setting) + (f" ({shortened(device, 60)})" if device else "")
-        titles.setdefault(told, {})[section.title] = None
-    if len(titles) == 1:
-        return list(titles)
-    lines = []
-    for told, cases in list(titles.items())[:MOST_CONDITIONS]:
-        more = f" and {len(cases) - 3} more" if len(cases) > 3 else ""
-        lines.append(f"{', '.join(shortened(case, 40) for case in list(cases)[:3])}{more}: {told}")
-    if left_out := len(titles) - len(lines):
-        lines.append(f"{left_out} more in the headings of the results")
-    return lines
-
-
-def _noise(page: Page) -> str:
-    text = f"The 95% interval includes the spread of samples and {page.between_runs:.0%} from process to process"
-    text += " (--between-runs): the median of one program varies that much between two launches."
-    if any(row.record.get("turns") for row in page.rows):
-        text += " Backends that took turns are compared round by round instead, as in the terminal's tables, so their"
-        text += " ratio is not that of the medians."
-    spreads = sorted(
-        (info["median_ci95"][1] - info["median_ci95"][0]) / 2 / info["median_s"]
-        for info in (row.record for row in page.rows)
-        if info["median_ci_confidence"] >= CONFIDENCE - 0.06
-    )
-    if spreads:
-        text += f" Within a process medians are known to ±{spreads[len(spreads) // 2]:.1%} in half of the results,"
-        text += f" to ±{spreads[int(len(spreads) * 0.95)]:.1%} in 95%."
-    return text
-
-
-def _subtitle(page: Page) -> str:
-    rows = list(page.rows)
-    devices = dict.fromkeys(section.conditions.get("device name", "") for section in page.sections)
-    dates = sorted({str(source.content.get("datetime", ""))[:10] for source in page.sources if source.results} - {""})
-    when = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}" if dates else "date unknown"
-    what = f"{len(rows):,} results of {len(page.backends)} backend{'s' * (len(page.backends) > 1)}"
-    return f"{what} on {shortened(', '.join(devices), 120)}, {when}"
-
-
-def _notices(page: Page) -> list[str]:
-    notices = [
-        f"{source.name} is left out: {shortened(source.left_out, 400)}" for source in page.sources if source.left_out
-    ]
-    if page.apart:
-        notices.append(
-            "These results differ in " + shortened(", ".join(page.apart), 400)
-            + ": they stand in tables of their own and are not compared with each other."
-        )  # fmt: skip
-    if views := sum(row.to_fastest.is_view for row in page.rows):
-        one = views == 1
-        notices.append(
-            f"{views} result{'' if one else 's'} only return{'s' if one else ''} a view of memory that was there: "
-            f"nothing is computed, so {'it is' if one else 'they are'} shown as view and compared with none."
-        )
-    if any(row.reduced for row in page.rows):
-        names = dict.fromkeys(row.record["backend"]["name"] for row in page.rows if row.reduced)
-        notices.append(f"† {', '.join(names)}: results at a reduced size are not compared with the others.")
-    lacking = [source for source in page.sources if "not beside" in source.series]
-    return notices + [f"{each.mark} {each.series[0].upper()}{each.series[1:]}".lstrip() for each in lacking]
 
 
 def _details(page: Page) -> dict[str, Any]:
