@@ -22,7 +22,7 @@ from typing import Any, Literal
 from d5suite.errors import D5Error
 from d5suite.instruments.clock import Clock, now
 from d5suite.instruments.environment import read_text
-from d5suite.instruments.gpus import Sensors
+from d5suite.instruments.gpus import GpuSensors
 from d5suite.instruments.nvml import Gpu, used_gpu
 
 ENERGY_S = 2.0
@@ -47,7 +47,7 @@ class EnergyError(D5Error):
 
 
 @dataclass(frozen=True)
-class Energy:
+class EnergyReading:
     """The energy of a step.
 
     Attributes
@@ -91,7 +91,7 @@ class Meter(ABC):
     of: str
 
     @abstractmethod
-    def measure(self, step: Callable[[], object], *, longest_s: float = ENERGY_S, clock: Clock = now) -> Energy:
+    def measure(self, step: Callable[[], object], *, longest_s: float = ENERGY_S, clock: Clock = now) -> EnergyReading:
         """Run a step repeatedly and return its energy.
 
         Parameters
@@ -123,7 +123,7 @@ class Counter(Meter):
     def __init__(self, read: Callable[[], float | None], of: str) -> None:
         self._read, self.of = read, of
 
-    def measure(self, step: Callable[[], object], *, longest_s: float = ENERGY_S, clock: Clock = now) -> Energy:
+    def measure(self, step: Callable[[], object], *, longest_s: float = ENERGY_S, clock: Clock = now) -> EnergyReading:
         """See `Meter.measure`; it ends early once the error is at most `PRECISION`."""
         step()  # wakes threads and clocks
         start, last, count = clock(), self._joules(), 0
@@ -144,7 +144,7 @@ class Counter(Meter):
         (first, begin, before), (final, end, after) = ticks[0], ticks[-1]
         steps, energy = final - first, after - before
         error = self._error(ticks) * energy / steps
-        return Energy(energy / steps, error, steps, end - begin, energy / (end - begin), "counter", self.of)
+        return EnergyReading(energy / steps, error, steps, end - begin, energy / (end - begin), "counter", self.of)
 
     def _joules(self) -> float:
         found = self._read()
@@ -175,7 +175,7 @@ class Power(Meter):
     def __init__(self, read: Callable[[], float | None], of: str) -> None:
         self._read, self.of = read, of
 
-    def measure(self, step: Callable[[], object], *, longest_s: float = ENERGY_S, clock: Clock = now) -> Energy:
+    def measure(self, step: Callable[[], object], *, longest_s: float = ENERGY_S, clock: Clock = now) -> EnergyReading:
         """See `Meter.measure`; it always takes ``longest_s``."""
         step()
         readings: list[tuple[float, float | None]] = []
@@ -207,7 +207,7 @@ class Power(Meter):
         energy = sum((q + p) / 2 * (t - s) for (s, p), (t, q) in pairwise(known))
         between = sum(abs(q - p) / 2 * (t - s) for (s, p), (t, q) in pairwise(known))
         error = (SENSOR_ERROR * energy + between) / count
-        return Energy(energy / count, error, count, seconds, energy / seconds, "sampled power", self.of)
+        return EnergyReading(energy / count, error, count, seconds, energy / seconds, "sampled power", self.of)
 
 
 class _Zone:
@@ -233,7 +233,7 @@ class _Zone:
         return int(text) if text and text.isdecimal() else None
 
 
-def meter_of(device: str, name: str = "", sensors: Sensors | None = None) -> Meter:
+def meter_of(device: str, name: str = "", sensors: GpuSensors | None = None) -> Meter:
     """Return the meter of a device.
 
     Parameters
@@ -241,7 +241,7 @@ def meter_of(device: str, name: str = "", sensors: Sensors | None = None) -> Met
     device : {"cpu", "cuda"}
     name : str
         The device's, as the framework calls it.
-    sensors : Sensors, optional
+    sensors : GpuSensors, optional
         Of the GPU in use, where NVML lists none.
 
     Raises
@@ -252,7 +252,7 @@ def meter_of(device: str, name: str = "", sensors: Sensors | None = None) -> Met
     return _meter_of_cpus() if device == "cpu" else _meter_of_gpu(*used_gpu(name), sensors)
 
 
-def _meter_of_gpu(gpu: Gpu | None, problem: str, sensors: Sensors | None) -> Meter:
+def _meter_of_gpu(gpu: Gpu | None, problem: str, sensors: GpuSensors | None) -> Meter:
     if gpu is None and sensors is not None:
         if sensors.power_w() is None:
             raise EnergyError(f"{sensors.name} does not report its power")

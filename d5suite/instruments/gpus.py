@@ -33,7 +33,7 @@ def describe_gpus() -> list[dict[str, str]]:
     return [{key.replace(".", "_"): value for key, value in row.items() if value[:1] != "["} for row in rows]
 
 
-class Sensors(Protocol):
+class GpuSensors(Protocol):
     """Readings of a GPU by the framework: see `d5suite.levels.device.Sensors`."""
 
     name: str
@@ -51,7 +51,7 @@ class Sensors(Protocol):
         """Return bytes."""
 
 
-def gpu_states(sensors: Sensors | None = None) -> tuple[GpuState, ...]:
+def gpu_states(sensors: GpuSensors | None = None) -> tuple[GpuState, ...]:
     """Return the state of each GPU that this run can use, or of the one that ``sensors`` read."""
     found = _listed_states()
     if found or sensors is None:

@@ -23,7 +23,7 @@ from typing import Any
 
 from d5suite.instruments.clock import now
 from d5suite.instruments.environment import cpu_control_groups, current_frequency_mhz, read_text
-from d5suite.instruments.gpus import Sensors, gpu_states
+from d5suite.instruments.gpus import GpuSensors, gpu_states
 from d5suite.instruments.nvml import SLOWDOWNS, GpuState
 from d5suite.instruments.threads import allowed_cpus
 
@@ -155,14 +155,14 @@ class Disturbance:
         return asdict(self)
 
 
-def snapshot(*, gpu: bool = False, sensors: Sensors | None = None) -> MachineState:
+def snapshot(*, gpu: bool = False, sensors: GpuSensors | None = None) -> MachineState:
     """Read the machine's state (about 10 ms for 100 processes; never while timing).
 
     Parameters
     ----------
     gpu : bool
         Whether to read the state of GPUs, too, for runs on a GPU; nvidia-smi may take a second.
-    sensors : Sensors, optional
+    sensors : GpuSensors, optional
         Of the GPU in use, where the driver's tools list none.
     """
     import psutil

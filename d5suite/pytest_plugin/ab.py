@@ -125,7 +125,7 @@ def _lost(sides: tuple[Side, Side], selection: BenchmarkSelection) -> dict[str, 
     return found
 
 
-def _in_turns(selected: SelectedTests, lost: Collection[str]) -> tuple[list[stash.Target], list[str]]:
+def _in_turns(selected: SelectedTests, lost: Collection[str]) -> tuple[list[stash.BenchmarkTarget], list[str]]:
     """Return what can be measured in turns, and notes on what cannot."""
     targets = [each for each in selected.targets if each.measurement.takes_turns]
     left_out = dict.fromkeys(each.measurement.name for each in selected.targets if each not in targets)
@@ -139,9 +139,9 @@ def _in_turns(selected: SelectedTests, lost: Collection[str]) -> tuple[list[stas
     return targets, notes + [f"skipped on {where}: {', '.join(keys)}: {why}" for (where, why), keys in skipped.items()]
 
 
-def _jobs(targets: Sequence[stash.Target]) -> Iterator[list[stash.Target]]:
+def _jobs(targets: Sequence[stash.BenchmarkTarget]) -> Iterator[list[stash.BenchmarkTarget]]:
     """Group measurements by job."""
-    jobs: dict[tuple[str, str], list[stash.Target]] = {}
+    jobs: dict[tuple[str, str], list[stash.BenchmarkTarget]] = {}
     for each in targets:
         jobs.setdefault(each.job, []).append(each)
     yield from jobs.values()

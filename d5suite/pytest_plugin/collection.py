@@ -60,7 +60,7 @@ def _test_function(declaration: Declaration, described: Test) -> Callable[..., N
 
     @pytest.mark.benchmark(group=f"{declaration.name}/{measurement}", timer=timer)
     @pytest.mark.filterwarnings("ignore:Benchmark fixture was not used")
-    def test(request: pytest.FixtureRequest, benchmark: Any, d5suite_backend: stash.Target) -> None:
+    def test(request: pytest.FixtureRequest, benchmark: Any, d5suite_backend: stash.BenchmarkTarget) -> None:
         benchmark.group = f"{d5suite_backend.case.name}/{measurement}"
         result = measured(request.config, d5suite_backend)
         replay(request, benchmark, d5suite_backend, timer, result)
@@ -138,8 +138,8 @@ def _stays_warm(selection: Selection, described: Test, chosen: Settings) -> str 
     return f"{selection.backend.name} has no L2 flush: {lacking}" if lacking else None
 
 
-def _target(case: Case, described: Test, selection: Selection, ranks: Ranks | None) -> stash.Target:
-    target = stash.Target("-".join(str(each) for each in (case.label, selection, ranks) if each))
+def _target(case: Case, described: Test, selection: Selection, ranks: Ranks | None) -> stash.BenchmarkTarget:
+    target = stash.BenchmarkTarget("-".join(str(each) for each in (case.label, selection, ranks) if each))
     target.case, target.measurement, target.selection, target.ranks = case, described.measurement, selection, ranks
     return target
 

@@ -15,14 +15,14 @@ backends' together."""
 PHASE = re.compile(rf"\b({'|'.join(GUESSES_S)})\b(?:.* (\S+/\S+))?")
 """A phase that a step begins with, and the measurement."""
 
-Job = tuple[str, str]
+JobName = tuple[str, str]
 """Batch of cases and what runs them."""
 
 
-class Step(NamedTuple):
+class EstimatedStep(NamedTuple):
     """A step of a run: of a job, or of all backends in turn, whose job has no runner."""
 
-    job: Job
+    job: JobName
     verb: str
     key: str
 
@@ -40,23 +40,23 @@ class TimeEstimate:
         Distinguishes them from runs of other sizes.
     """
 
-    def __init__(self, jobs: Mapping[Job, Sequence[str]], known: dict[str, float], conditions: str = "") -> None:
+    def __init__(self, jobs: Mapping[JobName, Sequence[str]], known: dict[str, float], conditions: str = "") -> None:
         self._known, self._conditions = known, conditions
-        self._own: dict[Step, float] = {}
-        self._steps: dict[Job, list[Step]] = {}
+        self._own: dict[EstimatedStep, float] = {}
+        self._steps: dict[JobName, list[EstimatedStep]] = {}
         for job, keys in jobs.items():
             steps = [("starting", ""), *((verb, key) for verb in ("preparing", "validating") for key in keys)]
             steps += [(verb, key) for key in keys for verb in ("measuring", "proving")]
-            self._steps[job] = [Step(job, *step) for step in steps]
+            self._steps[job] = [EstimatedStep(job, *step) for step in steps]
             if sum(batch == job[0] for batch, _ in jobs) > 1:
                 turns = (job[0], "")
-                self._steps[turns] = [Step(turns, "turns", key) for key in keys]
-        self._active: tuple[Step, float] | None = None
+                self._steps[turns] = [EstimatedStep(turns, "turns", key) for key in keys]
+        self._active: tuple[EstimatedStep, float] | None = None
 
-    def begin(self, job: Job, phase: str) -> None:
+    def begin(self, job: JobName, phase: str) -> None:
         """Note that a job, or backends in turn, have begun a phase; the steps before are done."""
         found = PHASE.search(phase)
-        step = Step(job, found[1], found[2] or "") if found else None
+        step = EstimatedStep(job, found[1], found[2] or "") if found else None
         if step is None or step not in self._steps.get(job, ()):
             return
         now = time.monotonic()
@@ -67,7 +67,7 @@ class TimeEstimate:
         self._steps[job] = steps[steps.index(step) + 1 :]
         self._active = step, now
 
-    def end(self, job: Job) -> None:
+    def end(self, job: JobName) -> None:
         """Note that a job has ended."""
         self._steps.pop(job, None)
         if not any(batch == job[0] and runner for batch, runner in self._steps):
@@ -81,7 +81,7 @@ class TimeEstimate:
             left += max(self._expected(step) - (time.monotonic() - start), 0.0)
         return left
 
-    def _expected(self, step: Step) -> float:
+    def _expected(self, step: EstimatedStep) -> float:
         """Return a step's duration in an earlier run, or how long such steps of this run took."""
         if self._name(step) in self._known:
             return self._known[self._name(step)]
@@ -95,5 +95,5 @@ class TimeEstimate:
                 return statistics.mean(took)
         return GUESSES_S[step.verb]
 
-    def _name(self, step: Step) -> str:
+    def _name(self, step: EstimatedStep) -> str:
         return " ".join((*step.job, step.verb, step.key, self._conditions))

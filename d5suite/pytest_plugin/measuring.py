@@ -27,7 +27,7 @@ def schedule(session: pytest.Session) -> None:
         If the folder for job files cannot be made.
     """
     from d5suite.session import Session
-    from d5suite.session.schedule import Schedule
+    from d5suite.session.schedule import MeasurementSchedule
 
     config, option = session.config, session.config.option
     config.stash[stash.SESSION] = jobs = Session(settings(config))
@@ -35,7 +35,7 @@ def schedule(session: pytest.Session) -> None:
         jobs.progress, jobs.provisional = progress_of(config).tell, progress_of(config).add_median
     targets = (stash.target(item) for item in session.items if item.get_closest_marker("skip") is None)
     is_disabled = option.benchmark_disable and not option.benchmark_enable
-    config.stash[stash.SCHEDULE] = Schedule(
+    config.stash[stash.SCHEDULE] = MeasurementSchedule(
         config.stash[stash.SESSION],
         [each.wanted for each in targets if each is not None],
         turns=not option.one_by_one and not is_disabled,
@@ -44,7 +44,7 @@ def schedule(session: pytest.Session) -> None:
     )
 
 
-def measured(config: pytest.Config, target: stash.Target) -> MeasurementResult:
+def measured(config: pytest.Config, target: stash.BenchmarkTarget) -> MeasurementResult:
     """Return the result of a test's measurement; the session measures it unless its job has run."""
     if hasattr(config, "workerinput"):
         pytest.fail("measurements run one at a time: leave out pytest-xdist's -n", pytrace=False)

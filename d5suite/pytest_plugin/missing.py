@@ -53,7 +53,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 def _report_skipped(config: pytest.Config, skipped: dict[pytest.Item, str]) -> None:
     """Report why tests were skipped, a line for each reason."""
-    by_reason: dict[str, list[stash.Target]] = {}
+    by_reason: dict[str, list[stash.BenchmarkTarget]] = {}
     for item, why in skipped.items():
         target = stash.target(item)
         if target is not None and not (config.getoption("network") and target.case.every_backend):  # `_report_lacking`

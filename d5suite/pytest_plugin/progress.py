@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from d5suite.pytest_plugin import stash
-from d5suite.pytest_plugin.estimate import Job, TimeEstimate
+from d5suite.pytest_plugin.estimate import JobName, TimeEstimate
 from d5suite.pytest_plugin.live import LiveLines
 from d5suite.pytest_plugin.settings import benchmark_options
 
@@ -43,12 +43,12 @@ class RunProgress:
         Tests that have run, by node ID.
     """
 
-    def __init__(self, config: pytest.Config, jobs: Mapping[Job, Mapping[str, str]]) -> None:
+    def __init__(self, config: pytest.Config, jobs: Mapping[JobName, Mapping[str, str]]) -> None:
         self.jobs = jobs
         self.finished: set[str] = set()
         self._rows: list[str] = []
         self._failed = 0
-        self._started: dict[Job, float] = {}
+        self._started: dict[JobName, float] = {}
         self._cache = getattr(config, "cache", None)
         self._known: dict[str, float] = self._cache.get(CACHE_KEY, {}) if self._cache is not None else {}
         conditions = " ".join(str(config.getoption(name)) for name in ("preset", "device", "precision", "threads"))
@@ -100,11 +100,11 @@ class RunProgress:
         """Remove what `tell` shows."""
         self._lines.clear()
 
-    def start(self, job: Job) -> None:
+    def start(self, job: JobName) -> None:
         """Start timing a job at its first test."""
         self._started.setdefault(job, time.monotonic())
 
-    def add(self, job: Job, nodeid: str, row: str, *, failed: bool) -> str | None:
+    def add(self, job: JobName, nodeid: str, row: str, *, failed: bool) -> str | None:
         """Add a finished test; return its job's rows after the last one."""
         self.finished.add(nodeid)
         self._rows.append(row)
@@ -134,7 +134,7 @@ def progress_of(config: pytest.Config) -> RunProgress:
 
 def begin(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Prepare for the tests that will run."""
-    jobs: dict[Job, dict[str, str]] = {}
+    jobs: dict[JobName, dict[str, str]] = {}
     for item in items:
         target = stash.target(item)
         if target is not None and item.get_closest_marker("skip") is None:
@@ -169,7 +169,7 @@ def pytest_runtest_makereport(
     return report
 
 
-def _row(target: stash.Target, info: Mapping[str, Any] | None, outcome: str) -> str:
+def _row(target: stash.BenchmarkTarget, info: Mapping[str, Any] | None, outcome: str) -> str:
     start = f"  {target.job[1]:<18} {target.measurement.name:<21}"
     if info is None:
         return f"{start} {outcome}"

@@ -32,7 +32,11 @@ class ReplayTimer:
 
 
 def replay(
-    request: pytest.FixtureRequest, benchmark: Any, target: stash.Target, timer: ReplayTimer, result: MeasurementResult
+    request: pytest.FixtureRequest,
+    benchmark: Any,
+    target: stash.BenchmarkTarget,
+    timer: ReplayTimer,
+    result: MeasurementResult,
 ) -> None:
     """Repeat the samples of a measurement in pytest-benchmark, or fail as the measurement did."""
     from d5suite.report.schema import check_record
@@ -55,7 +59,9 @@ def replay(
     })  # fmt: skip
 
 
-def _fail(request: pytest.FixtureRequest, benchmark: Any, target: stash.Target, result: MeasurementResult) -> None:
+def _fail(
+    request: pytest.FixtureRequest, benchmark: Any, target: stash.BenchmarkTarget, result: MeasurementResult
+) -> None:
     failure = result.failure or "no result"
     request.config.stash[stash.FAILURES].append(
         {"group": benchmark.group, "backend": target.wanted.runner, "wrong": result.wrong, "message": failure}

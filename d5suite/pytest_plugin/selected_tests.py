@@ -49,9 +49,9 @@ class SelectedTests:
     Attributes
     ----------
     settings : Settings or None
-    targets : list of Target
+    targets : list of BenchmarkTarget
         In the order of measuring, grouped by job.
-    skipped : list of (Target, str)
+    skipped : list of (BenchmarkTarget, str)
         Tests that cannot be measured, with the reasons.
     named : list of str
         Backends that ``--backend`` names.
@@ -60,13 +60,13 @@ class SelectedTests:
     """
 
     settings: Settings | None = None
-    targets: list[stash.Target] = field(default_factory=list)
-    skipped: list[tuple[stash.Target, str]] = field(default_factory=list)
+    targets: list[stash.BenchmarkTarget] = field(default_factory=list)
+    skipped: list[tuple[stash.BenchmarkTarget, str]] = field(default_factory=list)
     named: list[str] = field(default_factory=list)
     problem: str | None = None
 
     @property
-    def lacking(self) -> list[tuple[stash.Target, str]]:
+    def lacking(self) -> list[tuple[stash.BenchmarkTarget, str]]:
         """Skipped tests of named backends that can measure nothing in turn."""
         able = {str(each.selection) for each in self.targets if each.measurement.takes_turns}
         lost = {each for each in self.named if each not in able}
@@ -122,7 +122,7 @@ def select_tests(arguments: Sequence[str]) -> SelectedTests:
     return selected
 
 
-def name_of(target: stash.Target) -> str:
+def name_of(target: stash.BenchmarkTarget) -> str:
     """Return a benchmark's name: ``case/measurement backend``."""
     return f"{target.wanted.key} {target.selection}"
 

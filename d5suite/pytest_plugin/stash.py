@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from d5suite.measurements.base import Measurement
     from d5suite.session import Session  # noqa: F401
     from d5suite.session.results import Wanted
-    from d5suite.session.schedule import Schedule  # noqa: F401
+    from d5suite.session.schedule import MeasurementSchedule  # noqa: F401
 
 
 class Kept(NamedTuple):
@@ -26,7 +26,7 @@ class Kept(NamedTuple):
     facts: dict[str, Any]
 
 
-class Target(str):
+class BenchmarkTarget(str):
     """A test's parameter: its identifier, with the case, measurement and backend."""
 
     case: Case
@@ -51,7 +51,7 @@ FIXTURE = "d5suite_backend"
 """Name of that parameter."""
 
 SESSION = pytest.StashKey["Session"]()
-SCHEDULE = pytest.StashKey["Schedule"]()
+SCHEDULE = pytest.StashKey["MeasurementSchedule"]()
 SETTINGS = pytest.StashKey["Settings"]()
 SELECTIONS = pytest.StashKey["list[Selection]"]()
 TERMINAL = pytest.StashKey[bool]()
@@ -78,8 +78,8 @@ FAILURES = pytest.StashKey["list[dict[str, Any]]"]()
 wrong."""
 
 
-def target(item: pytest.Item) -> Target | None:
+def target(item: pytest.Item) -> BenchmarkTarget | None:
     """Return the target of a test item; None if it is not one of d5suite's."""
     callspec = getattr(item, "callspec", None)
     found = callspec.params.get(FIXTURE) if callspec is not None else None
-    return found if isinstance(found, Target) else None
+    return found if isinstance(found, BenchmarkTarget) else None

@@ -9,7 +9,7 @@ from d5suite.session.rounds import can_take_turns, measure_in_turns
 from d5suite.session.session import Session
 
 
-class Schedule:
+class MeasurementSchedule:
     """Measures what a run wants. A job runs when the first of its results is requested.
 
     Parameters

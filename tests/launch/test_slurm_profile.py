@@ -15,7 +15,7 @@ from d5suite.errors import ConfigurationError
 from d5suite.job import Distributed, Job, reason_path, results_of
 from d5suite.launch.slurm.client import likely_cause
 from d5suite.launch.slurm.draft import Partition, drafted
-from d5suite.launch.slurm.profile import Profile, read_profile
+from d5suite.launch.slurm.profile import ClusterProfile, read_profile
 from d5suite.launch.slurm.script import batch_script
 from d5suite.session.nodes import slow_nodes
 from d5suite.worker.__main__ import await_shared
@@ -64,7 +64,7 @@ def test_the_documented_profiles_are_read(tmp_path: Path) -> None:
         subprocess.run(["bash", "-n"], input=script(each, "/jobs/a.job.json"), text=True, check=True)
 
 
-def script(profile: Profile, *jobs: str, device: str = "cpu") -> str:
+def script(profile: ClusterProfile, *jobs: str, device: str = "cpu") -> str:
     return batch_script(
         [Path(each) for each in jobs], name="d5", profile=profile, nodes=2, device=device, folder=Path("/a b"),
         output=Path("/runs/01"), pythons={},
@@ -72,7 +72,7 @@ def script(profile: Profile, *jobs: str, device: str = "cpu") -> str:
 
 
 def test_a_script_asks_for_what_the_profile_says_and_is_valid_bash() -> None:
-    profile = Profile(
+    profile = ClusterProfile(
         40, ranks_per_node=4, partition="gpu", gres="gpu:v100:4", modules=["a; rm -r /"], scratch='/scratch/$USER`x`"',
         container="apptainer exec x.sif", gpu_bind="single:1", options=["--comment=two words"],
     )  # fmt: skip
@@ -87,7 +87,7 @@ def test_a_script_asks_for_what_the_profile_says_and_is_valid_bash() -> None:
     assert "CUDA_VISIBLE_DEVICES" not in text
     assert " --gpu-bind=single:1 apptainer exec x.sif " in text
     subprocess.run(["bash", "-n"], input=text, text=True, check=True)
-    alone = script(Profile(4, exclusive=False), "/jobs/a.job.json")
+    alone = script(ClusterProfile(4, exclusive=False), "/jobs/a.job.json")
     assert "--array" not in alone and "--exclusive" not in alone and "export CUDA_VISIBLE_DEVICES=''" in alone
     subprocess.run(["bash", "-n"], input=alone, text=True, check=True)
 

@@ -27,7 +27,7 @@ TIME = re.compile(r"(\d+-)?\d+(:\d+){0,2}|(?i:unlimited)")
 
 
 @dataclass(frozen=True)
-class Profile:
+class ClusterProfile:
     """A site's settings; docs/slurm.md has two examples.
 
     Attributes
@@ -104,13 +104,13 @@ class ProfileFile:
 
     Attributes
     ----------
-    profile : Profile
+    profile : ClusterProfile
     path : str
     lines : mapping of str to int
         By key: the line that sets it, from 1.
     """
 
-    profile: Profile
+    profile: ClusterProfile
     path: str
     lines: Mapping[str, int]
 
@@ -156,7 +156,7 @@ def read_profile(path: Path) -> ProfileFile:
     except ValueError as error:
         raise ConfigurationError(f"not valid TOML: {error}", where=str(path)) from error
     lines = _lines(text)
-    known = {each.name: each for each in dataclasses.fields(Profile)}
+    known = {each.name: each for each in dataclasses.fields(ClusterProfile)}
     for key, value in content.items():
         where = f"{path}:{lines.get(key, 1)}"
         if key not in known:
@@ -164,7 +164,7 @@ def read_profile(path: Path) -> ProfileFile:
         _check(key, value, str(known[key].type), where)
     if "cores_per_node" not in content:
         raise ConfigurationError("cores_per_node is not given", where=str(path), hint="See: sinfo --format='%P %c'")
-    profile = Profile(**content)
+    profile = ClusterProfile(**content)
     if profile.ranks_per_node > profile.cores_per_node:
         what = f"{profile.ranks_per_node} ranks share {profile.cores_per_node} cores"
         raise ConfigurationError(what, where=f"{path}:{lines['ranks_per_node']}")

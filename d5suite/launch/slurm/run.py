@@ -18,7 +18,7 @@ from d5suite.files import locked, read_json, write_json
 from d5suite.job import Job
 from d5suite.launch.base import interpreter
 from d5suite.launch.slurm import client
-from d5suite.launch.slurm.profile import Profile, ProfileFile
+from d5suite.launch.slurm.profile import ClusterProfile, ProfileFile
 from d5suite.launch.slurm.script import batch_script, write_script
 
 SCHEMA = "d5suite-slurm-1"
@@ -147,7 +147,7 @@ class SlurmRun:
             if content.pop("schema") != SCHEMA:
                 raise ValueError("another version of d5suite wrote it")
             profile = content.pop("profile")
-            source = ProfileFile(Profile(**profile["keys"]), profile["path"], profile["lines"])
+            source = ProfileFile(ClusterProfile(**profile["keys"]), profile["path"], profile["lines"])
             starts = content.pop("jobs")
             jobs = {name: [Submission(**each) for each in own] for name, own in starts.items()}
             return cls(folder=folder.absolute(), profile=source, jobs=jobs, **content)

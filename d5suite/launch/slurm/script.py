@@ -11,7 +11,7 @@ from pathlib import Path
 from d5suite.instruments.threads import thread_environment
 from d5suite.launch.base import MEETING, STARTED_BY_SRUN
 from d5suite.launch.command import command
-from d5suite.launch.slurm.profile import Profile
+from d5suite.launch.slurm.profile import ClusterProfile
 
 OPTIONS = {
     "partition": "--partition", "account": "--account", "qos": "--qos", "reservation": "--reservation",
@@ -43,7 +43,7 @@ exit $status
 
 
 def batch_script(
-    jobs: Sequence[Path], *, name: str, profile: Profile, nodes: int, device: str, folder: Path, output: Path,
+    jobs: Sequence[Path], *, name: str, profile: ClusterProfile, nodes: int, device: str, folder: Path, output: Path,
     pythons: Mapping[str, str],
 ) -> str:  # fmt: skip
     """Return the text of a batch script.
@@ -54,7 +54,7 @@ def batch_script(
         Job files ``NAME.job.json`` with the same needs. Several become a job array.
     name : str
         The job's name in Slurm.
-    profile : Profile
+    profile : ClusterProfile
     nodes : int
     device : str
         ``cpu`` hides GPUs from the workers.
@@ -96,7 +96,7 @@ def batch_script(
     return "\n".join(head) + BODY.format(meeting=MEETING, srun=" ".join(line))
 
 
-def _options(profile: Profile, nodes: int, name: str, folder: Path, output: Path, count: int) -> list[str]:
+def _options(profile: ClusterProfile, nodes: int, name: str, folder: Path, output: Path, count: int) -> list[str]:
     """Return sbatch's options."""
     found = [
         f"--job-name={name}",
@@ -117,7 +117,7 @@ def _word(option: str) -> str:
     return option if re.fullmatch(r"[\w%@+=:,./\[\]*&|()-]+", option) else shlex.quote(option)
 
 
-def srun(profile: Profile, nodes: int) -> list[str]:
+def srun(profile: ClusterProfile, nodes: int) -> list[str]:
     """Return the launcher of the workers; if one worker fails, srun ends all."""
     options = [
         f"--nodes={nodes}", f"--ntasks={profile.ranks(nodes)}", f"--cpus-per-task={profile.threads_per_rank}",
@@ -127,7 +127,7 @@ def srun(profile: Profile, nodes: int) -> list[str]:
     return ["srun", *options, *shlex.split(profile.container)]
 
 
-def _exports(profile: Profile, device: str) -> list[str]:
+def _exports(profile: ClusterProfile, device: str) -> list[str]:
     """Return the workers' variables, as `d5suite.launch.base.worker_environment` gives them."""
     own = {**thread_environment(profile.threads_per_rank), "PYTHONHASHSEED": "0", "PYTHONUNBUFFERED": "1"}
     own[STARTED_BY_SRUN] = "free" if profile.cpu_bind == "none" and not profile.gpu_bind else "bound"
@@ -139,7 +139,7 @@ def _exports(profile: Profile, device: str) -> list[str]:
     return lines
 
 
-def _python(profile: Profile) -> str:
+def _python(profile: ClusterProfile) -> str:
     return profile.python or ("python3" if profile.environment or profile.container else sys.executable)
 
 

@@ -15,7 +15,7 @@ from d5suite.measurements.training.steps import TrainingStep
 from d5suite.validate.check import Check
 from d5suite.validate.network.gradient_references import sampled
 from d5suite.validate.norms import FLOAT64
-from d5suite.validate.training.amplification import ProvedRun, RunComparison
+from d5suite.validate.training.amplification import ProvedRun, TrainingComparison
 from d5suite.validate.training.trajectory import (
     BatchList,
     Trajectory,
@@ -88,7 +88,9 @@ def _checks(workload: NetworkWorkload) -> Iterator[Check]:
         agreements = list(_agreements(workload, recorded[-1], peers))
         if all(check.passed for check in agreements):
             timed = _run_as_timed(trainer, steps)
-            runs = RunComparison(native, steps, [*recorded, peers[source][len(steps)]], workload.backend.tolerances)
+            runs = TrainingComparison(
+                native, steps, [*recorded, peers[source][len(steps)]], workload.backend.tolerances
+            )
             if runs.is_plain(timed, workload.tolerance.trajectory):
                 yield from agreements
                 _save(workload, recorded)
@@ -106,12 +108,12 @@ def _own_run(
     steps: BatchList,
     peers: Mapping[str, Mapping[int, Trajectory]],
     marks: tuple[int, int],
-) -> Generator[Check, None, RunComparison]:
+) -> Generator[Check, None, TrainingComparison]:
     """Make all steps in float64, and prove them by the update formula, or by peers that agree."""
     exact = native.executor
     label = f"{exact.mode} fp64"
     recorded = train(native, steps, early=marks)
-    runs = RunComparison(native, steps, recorded, workload.backend.tolerances)
+    runs = TrainingComparison(native, steps, recorded, workload.backend.tolerances)
     short = runs.runs[marks[1]]
     agreements = [check for run in (short, recorded[-1]) for check in _agreements(workload, run, peers)]
     if not agreements or not all(check.passed for check in agreements):  # peers that agree were proved by the formula
@@ -148,7 +150,7 @@ def _run_as_timed(trainer: Trainer, steps: BatchList) -> Trajectory:
 
 
 def _compare_timed(
-    workload: NetworkWorkload, runs: RunComparison, trainer: Trainer, timed: Trajectory, source: str
+    workload: NetworkWorkload, runs: TrainingComparison, trainer: Trainer, timed: Trajectory, source: str
 ) -> Iterator[Check]:
     """Compare the run in the precision under test with the float64 run, and keep what is proved."""
     executor, tolerance = trainer.executor, workload.tolerance.trajectory

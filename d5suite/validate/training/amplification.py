@@ -107,7 +107,7 @@ class Divergence:
         return float(self.losses[-1]) / self.noise
 
 
-class RunComparison:
+class TrainingComparison:
     """Compares short training runs; compares single steps where rounding errors are amplified.
 
     Parameters
