@@ -244,6 +244,38 @@ def test_the_last_batch_of_records_says_that_it_is_full(mx: Any, tmp_path: Path)
     require(pads == [0, 0], "mxnet", "d5suite/backends/mxnet/loader.py (_records)")  # 5 of 6 images: [0, 1]
 
 
+def _crops(mx: Any, folder: Path, size: int, **settings: Any) -> np.ndarray:
+    """Return 24 random crops of an image whose red grows from left to right."""
+    file, index, encoded = folder / f"ramp{size}.rec", folder / f"ramp{size}.idx", io.BytesIO()
+    records = mx.recordio.MXIndexedRecordIO(str(index), str(file), "w")
+    ramp = np.zeros((size, size, 3), np.uint8)
+    ramp[..., 0] = np.linspace(0, 255, size)
+    Image.fromarray(ramp).save(encoded, "PNG")
+    for number in range(24):
+        records.write_idx(number, mx.recordio.pack(mx.recordio.IRHeader(0, number, number, 0), encoded.getvalue()))
+    records.close()
+    batches = mx.io.ImageRecordIter(
+        path_imgrec=str(file), path_imgidx=str(index), shuffle=True, data_shape=(3, 32, 32), batch_size=4,
+        random_resized_crop=True, min_random_area=0.1, min_aspect_ratio=1.0, max_aspect_ratio=1.0,
+        preprocess_threads=1, verbose=False, **settings,
+    )  # fmt: skip
+    found: np.ndarray = np.concatenate([batch.data[0].asnumpy() for batch in batches])[:, 0]
+    return found
+
+
+def test_crops_of_images_of_the_outputs_size_are_torn(mx: Any, tmp_path: Path) -> None:
+    torn, whole = (float(_crops(mx, tmp_path, size).std(axis=1).max()) for size in (32, 33))
+    require(torn > 20 and whole < 2, "mxnet", "d5suite/data/known_images.py (MARGIN)")
+
+
+def test_a_seed_of_the_augmentation_repeats_its_crops(mx: Any, tmp_path: Path) -> None:
+    seeded, other = (
+        len(np.unique(_crops(mx, tmp_path, 48, **settings)[:, 0, [0, -1]].round(), axis=0))
+        for settings in ({"seed_aug": 0}, {})
+    )
+    require(seeded <= 4 and other > 12, "mxnet", "d5suite/backends/mxnet/loader.py (_records)")
+
+
 def test_a_fused_convolution_keeps_the_weight_of_its_first_call(mx: Any) -> None:
     net = mx.gluon.nn.Conv2D(4, 3, in_channels=2)
     net.initialize()

@@ -211,7 +211,6 @@ def _records(
         preprocess_threads=max(workers, 1),
         shuffle=True,
         seed=seed,
-        seed_aug=seed,
         verbose=False,
         inter_method=_AUTOMATIC,
         **{f"mean_{colour}": 255 * value for colour, value in zip(colours, MEAN, strict=True)},

@@ -17,6 +17,7 @@ from d5suite.instruments.settings import SamplingSettings
 from d5suite.instruments.threads import allowed_cpus
 from d5suite.measurements.base import Step
 from d5suite.measurements.schemas import integer, number, record, text
+from d5suite.measurements.training.loader_proof import prove_known_images
 from d5suite.validate.check import Check
 from d5suite.validate.norms import relative_l2
 from d5suite.workloads.network import NetworkWorkload
@@ -230,9 +231,19 @@ def check_neutral_batch(workload: NetworkWorkload, batch: Any, number: int, name
 
 
 def prove_native_loader(workload: NetworkWorkload) -> Iterator[Check]:
-    """Check shape, range and labels of a batch of the framework's own loader."""
+    """Check a batch of the framework's own loader, and once what it makes of known images."""
     with native_batches(workload) as native:
-        return check_native_batch(workload, copied(next(native)), "")
+        yield from check_native_batch(workload, copied(next(native)), "")
+    yield from workload.once(
+        "known images",
+        lambda: prove_known_images(
+            workload.backend.load("loader").native_loader,
+            stored=workload.stored_as or "folder",
+            size=workload.batches[0][0].shape[-1],
+            workers=workload.job.loader_workers,
+            seed=workload.job.seed,
+        ),
+    )
 
 
 def check_native_batch(workload: NetworkWorkload, batch: Any, name: str, before: Any = None) -> Iterator[Check]:
