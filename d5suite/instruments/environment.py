@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
+import re
 from collections.abc import Iterable
 from datetime import datetime, timezone
 from pathlib import Path
@@ -167,8 +168,30 @@ def _describe_cpu() -> dict[str, Any]:
         "quota_cpus": cpu_quota(),
         "frequency_mhz": {name: value for name, value in frequency.items() if value is not None},
         "governor": read_text(cpufreq / "scaling_governor"),
+        "cache_bytes": last_level_cache(allowed),
         "vector_extensions": [flag for flag in flags if flag.startswith(("avx", "amx", "sse4_2", "sve", "asimd"))],
     }
+
+
+def last_level_cache(cpus: Iterable[int], root: Path = Path("/sys/devices/system/cpu")) -> int | None:
+    """Return the bytes of the last caches of data that these CPUs use; None if unknown.
+
+    Parameters
+    ----------
+    cpus : iterable of int
+    root : Path
+        Holds ``cpuN/cache/index*``: Linux, Documentation/ABI/testing/sysfs-devices-system-cpu.
+    """
+    found: dict[tuple[int, str], int] = {}
+    for cpu in cpus:
+        for cache in (root / f"cpu{cpu}" / "cache").glob("index*"):
+            size = re.fullmatch(r"(\d+)([KM])", read_text(cache / "size") or "")
+            level, kind = read_text(cache / "level"), read_text(cache / "type")
+            if size and level and kind != "Instruction":
+                shared = read_text(cache / "shared_cpu_list") or str(cpu)
+                found[int(level), shared] = int(size[1]) << (10 if size[2] == "K" else 20)
+    last = max((level for level, _ in found), default=0)
+    return sum(size for (level, _), size in found.items() if level == last) or None
 
 
 def _first_processor() -> dict[str, str]:

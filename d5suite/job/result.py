@@ -91,8 +91,9 @@ class Result:
         The key of the measurement that the worker is busy with.
     backend, device, threads, environment : dict
         What ran, and on which machine.
-    ceilings : dict of str to float
-        FLOP/s of a large matrix product and bytes/s of a large copy; only for operations.
+    ceilings : dict of str to float or None
+        FLOP/s of a large matrix product and bytes/s of a large copy; only for operations. None if
+        its answer was not right.
     facts : dict of str to dict
         By case: facts common to all its measurements, such as the dataset's digest.
     validation : dict of str to dict
@@ -115,7 +116,7 @@ class Result:
     device: dict[str, str] = field(default_factory=dict)
     threads: dict[str, Any] = field(default_factory=dict)
     environment: dict[str, Any] = field(default_factory=dict)
-    ceilings: dict[str, float] = field(default_factory=dict)
+    ceilings: dict[str, float | None] = field(default_factory=dict)
     facts: dict[str, dict[str, Any]] = field(default_factory=dict)
     validation: dict[str, dict[str, Any]] = field(default_factory=dict)
     measurements: dict[str, Measured] = field(default_factory=dict)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import builtins
 import importlib
 import keyword
+import math
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -22,7 +23,7 @@ import numpy as np
 
 from d5suite.errors import NetworkError
 from d5suite.network.nodes.context import Packing
-from d5suite.network.operation import STATIC_INPUTS, Operation
+from d5suite.network.operation import STATIC_INPUTS, Operation, is_floating
 
 FAMILIES: Mapping[str, Sequence[str]] = {
     "attention": ("Attention",),
@@ -212,7 +213,10 @@ class Operator(ABC):
         return None
 
     def views(self, results: Any, arguments: Sequence[Any], *, backward: bool) -> list[str]:
-        """Return the names of results that are views of an argument or of another result.
+        """Return the names of results that are views: of an argument, or of another result.
+
+        A tensor whose memory is smaller than its elements repeats them by strides of zero, as a
+        broadcast does, and counts as a view, too: most of it was never written.
 
         Parameters
         ----------
@@ -238,7 +242,14 @@ class Operator(ABC):
             extent = self.extent(value) if name else None
             if extent is not None:
                 start, size = extent
-                if any(start < other + length and other < start + size for other, length in seen):
+                overlaps = any(start < other + length and other < start + size for other, length in seen)
+                if overlaps or size < self._least_bytes(name):
                     shared.append(name)
                 seen.append(extent)
         return shared
+
+    def _least_bytes(self, name: str) -> int:
+        """Return the fewest bytes that hold a tensor; adapters may narrow integers."""
+        dtype = self.operation.dtypes[name]
+        each = dtype.itemsize if is_floating(dtype) else 1
+        return 0 if name in self.packing else math.prod(self.operation.shapes[name]) * each

@@ -112,7 +112,7 @@ KERNELS = Table(
         Column("median µs", "median_s", scale=1e6),
         Column("interval", "median_ci95", "interval", scale=1e6),
         Column("GFLOP/s", "achieved.flops_per_s", scale=1e-9),
-        Column("of peak", "fraction_of_ceiling.flops_per_s", "percent"),
+        Column("of peak", "fraction_of_ceiling.flops_per_s", "part of the arithmetic ceiling"),
         Column("GB/s", "achieved.bytes_per_s", scale=1e-9),
         WORST_ERROR,
     ),

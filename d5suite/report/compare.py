@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,6 +19,7 @@ from rich.table import Table as RichTable
 
 from d5suite.files import read_json
 from d5suite.measurements.tables import Column, Table
+from d5suite.report.ceilings import RATES, not_believed, share_of_ceiling
 from d5suite.report.contests import Competing, Contest, RatioToFastest, contests_of, is_view, notes_on, ranked
 from d5suite.report.formats import text_of, with_passes
 from d5suite.report.reading import Conditions, Key, data_of, failures_in, load_results, printable
@@ -193,11 +194,13 @@ def _show_notes(
     for heading, reasons in (
         ("✗ failed validation, so its times mean nothing:", failures),
         ("* disturbed while measured; compare with care:", lambda info: info["machine"]["reasons"]),
-        ("! measured, with a reason to doubt it:", lambda info: info.get("warnings", [])),
+        ("! measured, with a reason to doubt it:", reasons_to_doubt),
     ):
         notes = dict.fromkeys(f"  {name}: {reason}" for name, info in shown for reason in reasons(info))
         if notes:
             console.print("\n".join([heading, *notes]), highlight=False)
+    for line in _above_ceilings(shown):
+        console.print(line, highlight=False)
     for heading, meaning in LEGEND.items():
         if heading in headings:
             console.print(f"{heading}: {meaning}", style="dim")
@@ -214,6 +217,21 @@ def failures(info: Mapping[str, Any]) -> list[str]:
         if not each.get("passed", True) or each["error"] > each["tolerance"]
     ]
     return wrong or ([] if validation["passed"] else ["it says so itself"])
+
+
+def reasons_to_doubt(info: Mapping[str, Any]) -> list[str]:
+    """Return the warnings of a result, and why its rates are not believed."""
+    return [*info.get("warnings", []), *not_believed(info)]
+
+
+def _above_ceilings(shown: Sequence[tuple[str, Mapping[str, Any]]]) -> Iterator[str]:
+    """Yield a line for each ceiling that results exceed for a known reason, with an example."""
+    for rate, (kind, _) in RATES.items():
+        above = [(name, share) for name, info in shown if (share := share_of_ceiling(info, rate)).why]
+        if explained := [(name, share) for name, share in above if share.believed]:
+            name, share = max(explained, key=lambda each: each[1].value or 0.0)
+            count = f"{len(explained)} result{'s' * (len(explained) > 1)}"
+            yield f"above 100% of the ceiling of {kind}: {count}; {name} ({100 * (share.value or 0):.0f}%): {share.why}"
 
 
 def grouped(files: Sequence[tuple[str, dict[Key, dict[str, Any]]]]) -> dict[TableKey, list[TableRow]]:
@@ -281,7 +299,7 @@ def not_ranked(row: Competing) -> int:
 def _name(row: TableRow, several: bool) -> str:
     _, backend, file, info = row
     mark = "✗" * bool(failures(info)) + "†" * is_reduced(info) + "*" * info["machine"]["disturbed"]
-    mark += "!" * bool(info.get("warnings"))
+    mark += "!" * bool(reasons_to_doubt(info))
     return f"  {backend}{mark}" + (f" {file}" if several else "")
 
 

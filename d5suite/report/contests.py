@@ -15,6 +15,7 @@ from functools import cached_property
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from d5suite.errors import JobError
+from d5suite.report.ceilings import not_believed
 from d5suite.report.formats import times
 from d5suite.statistics.contests import Competitor, Ranking, veto_of
 from d5suite.statistics.decisions import Threshold
@@ -108,7 +109,8 @@ def contests_of(
     """Group results of one case and measurement under equal conditions into contests.
 
     A backend that several files measured does not compete with itself: then each file has contests
-    of its own. Results that only return views compute nothing and compete with none.
+    of its own. Results that only return views compute nothing, and rates above a ceiling that
+    nothing explains are not believed: both compete with none.
 
     Parameters
     ----------
@@ -121,7 +123,9 @@ def contests_of(
     """
     by_ranks: dict[tuple[int, str], list[R]] = defaultdict(list)
     for result in results:
-        if (turns_of(result.record) or not in_turn) and not is_view(result.record):
+        if (turns_of(result.record) or not in_turn) and not (
+            is_view(result.record) or any(not_believed(result.record))
+        ):
             by_ranks[result.record["ranks"], ranks_of(result.record)].append(result)
     contests = []
     for (_, ranks), own in sorted(by_ranks.items()):

@@ -1,6 +1,6 @@
 """Formats of the figures in tables, by the names that `d5suite.measurements.tables.Column` uses.
 
-Imports `d5suite.measurements.tables`.
+Imports `d5suite.measurements.tables` and its neighbours.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from d5suite.errors import JobError
 from d5suite.measurements.tables import Column, Table
+from d5suite.report.ceilings import share_of_ceiling
 
 CONFIDENCE = 0.95
 """Confidence of intervals with enough samples."""
@@ -72,6 +73,11 @@ def _needed(cell: CellInput) -> str:
     return f"{needed / 2**20:.0f}" if needed else "–"
 
 
+def _of_peak(cell: CellInput) -> str:
+    """Return the part of the ceiling of arithmetic; ? if it is more, and nothing explains that."""
+    return f"{100 * cell.value:.0f}%" if share_of_ceiling(cell.record, "flops_per_s").believed else "?"
+
+
 def _runs_there(cell: CellInput) -> str:
     return f"{sum('seconds' in run for run in cell.value)} of {len(cell.value)}"
 
@@ -83,6 +89,7 @@ FORMATS: Mapping[str, Callable[[CellInput], str]] = {
     "thousandths": lambda cell: f"{cell.scale * cell.value:.3f}",
     "range of thousandths": lambda cell: "–".join(f"{cell.scale * bound:.3f}" for bound in cell.value),
     "percent": lambda cell: f"{100 * cell.value:.0f}%",
+    "part of the arithmetic ceiling": _of_peak,
     "efficiency": lambda cell: f"{100 * cell.value['efficiency']:.0f}% {cell.value['mode']}",
     "mebibytes": lambda cell: f"{cell.value / 2**20:.0f}",
     "needed mebibytes": _needed,

@@ -6,9 +6,11 @@ Imports matplotlib (late) and its neighbours; knows results, never adapters.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from d5suite.report.ceilings import describe_share, share_of_ceiling
 from d5suite.report.colours import PALETTE
 from d5suite.report.formats import figure as digits
 from d5suite.report.tooltips import set_bar_tooltips, set_tooltips
@@ -21,9 +23,6 @@ COLOURS = ("#e69f00", "#56b4e9", PALETTE[0], PALETTE[1], PALETTE[2], PALETTE[7])
 
 PARTS = "parts of a training step"
 CEILINGS = "part of the ceiling that each backend reaches"
-
-RATES = {"flops_per_s": ("arithmetic", "GFLOP/s"), "bytes_per_s": ("memory traffic", "GB/s")}
-"""The quantity that a ceiling limits, and its unit."""
 
 
 def draw_parts(title: str, results: Sequence[tuple[str, Mapping[str, Any]]]) -> Figure:
@@ -73,6 +72,7 @@ def draw_ceilings(title: str, results: Sequence[tuple[str, str, Mapping[str, Any
     backends = list(dict.fromkeys(backend for _, backend, _ in results))
     table = np.full((len(lines), len(backends)), np.nan)
     tips = [[f"{line}, {backend}: no ceiling is known" for backend in backends] for line in lines]
+    refused = set()
     for measurement, backend, facts in results:
         known = facts.get("fraction_of_ceiling") or {}
         shares = {rate: each for rate, each in known.items() if isinstance(each, int | float)}
@@ -80,15 +80,17 @@ def draw_ceilings(title: str, results: Sequence[tuple[str, str, Mapping[str, Any
             rate = max(shares, key=lambda each: shares[each])
             place = lines.index(measurement), backends.index(backend)
             table[place] = shares[rate]
-            tips[place[0]][place[1]] = f"{measurement}, {backend}: {_share(rate, facts)}"
+            refused |= {place} if not share_of_ceiling(facts, rate).believed else set()
+            tips[place[0]][place[1]] = f"{measurement}, {backend}: {describe_share(facts, rate)}"
     figure = Figure(figsize=(3.2 + 1.1 * len(backends), 1.0 + 0.24 * len(lines)), layout="constrained")
     axes = figure.subplots()
     cells = axes.pcolormesh(np.nan_to_num(table), cmap="cividis", vmin=0, vmax=1, edgecolors="#ffffff", linewidth=1)
     set_tooltips(cells, [tip for line in tips for tip in line])
     for (row_place, column), value in np.ndenumerate(table):
         dark = np.isnan(value) or sum(colormaps["cividis"](min(float(value), 1.0))[:3]) < 1.5
+        label = _cell(value, refused=(row_place, column) in refused)
         text = axes.text(
-            column + 0.5, row_place + 0.5, "–" if np.isnan(value) else f"{100 * value:.0f}%", ha="center", va="center",
+            column + 0.5, row_place + 0.5, label, ha="center", va="center",
             fontsize=8, color="#fefefe" if dark else "#010101",
         )  # fmt: skip
         set_tooltips(text, [tips[row_place][column]])
@@ -105,9 +107,5 @@ def draw_ceilings(title: str, results: Sequence[tuple[str, str, Mapping[str, Any
     return figure
 
 
-def _share(rate: str, facts: Mapping[str, Any]) -> str:
-    """Name the ceiling of a rate, and the fraction of it that a result reaches."""
-    kind, unit = RATES.get(rate, (rate.replace("_", " "), ""))
-    ceiling = (facts.get("ceiling") or {}).get(rate)
-    text = f", {digits(ceiling['value'] / 1e9)} {unit} with {ceiling['backend']}" if ceiling and unit else ""
-    return f"{100 * facts['fraction_of_ceiling'][rate]:.0f}% of the ceiling of {kind}{text}"
+def _cell(value: float, *, refused: bool) -> str:
+    return "–" if math.isnan(value) else "?" if refused else f"{100 * value:.0f}%"

@@ -56,7 +56,7 @@ class Workload(ABC):
         return select(f"{job.backend['name']}:{job.backend['mode']}")
 
     @classmethod
-    def ceilings(cls, job: Job, selection: Selection, tell: Callable[[str], None]) -> dict[str, float]:
+    def ceilings(cls, job: Job, selection: Selection, tell: Callable[[str], None]) -> dict[str, float | None]:
         """Measure the ceilings of all cases of this kind, once per job.
 
         Parameters

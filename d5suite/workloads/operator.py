@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import gc
 import math
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from d5suite.backends import Selection, discover
 from d5suite.custom import CustomOperator
@@ -20,7 +23,9 @@ from d5suite.job import Job, OperationCase
 from d5suite.levels.operator import Operator
 from d5suite.network.operation import PRECISIONS, Operation
 from d5suite.network.work import work
+from d5suite.validate.operator.compare import compare, tolerance
 from d5suite.validate.operator.pieces import gathered
+from d5suite.validate.operator.products import product
 from d5suite.validate.operator.reference import OperatorReference, exact_part, reference
 from d5suite.workloads.base import Workload
 
@@ -85,13 +90,13 @@ class OperatorWorkload(Workload):
         require_memory(self.operation, job.device)
 
     @classmethod
-    def ceilings(cls, job: Job, selection: Selection, tell: Callable[[str], None]) -> dict[str, float]:
+    def ceilings(cls, job: Job, selection: Selection, tell: Callable[[str], None]) -> dict[str, float | None]:
         """Measure the rates this backend reaches in a large matrix product and a large copy.
 
         Returns
         -------
         dict
-            FLOP/s and bytes/s.
+            FLOP/s and bytes/s; None where the answer is not right or not there when a call returns.
         """
         tell("measuring the machine's ceilings")
         found = _ceilings(job, selection)
@@ -154,7 +159,7 @@ def _custom_operator(file: str, name: str) -> CustomOperator:
     raise DataError(f"it describes no custom operator {name!r}", where=file)
 
 
-def _ceilings(job: Job, selection: Selection) -> dict[str, float]:
+def _ceilings(job: Job, selection: Selection) -> dict[str, float | None]:
     budget = max(SamplingSettings.from_dict(case.sampling).max_time_s for case in job.cases)
     # The best call counts, so those that warm up do no harm.
     settings = SamplingSettings(
@@ -163,7 +168,7 @@ def _ceilings(job: Job, selection: Selection) -> dict[str, float]:
     # Concatenating two halves needs a copy: no view will do.
     half = (CEILING_COPY[job.device] // 2 // PRECISIONS[job.precision].itemsize // CEILING_ROW, CEILING_ROW)
     square = (CEILING_GEMM, CEILING_GEMM)
-    found = {}
+    found: dict[str, float | None] = {}
     for key, operator_name, shapes, attributes in (
         ("flops_per_s", "Gemm", {"A": square, "B": square}, {}),
         ("bytes_per_s", "Concat", {"A": half, "B": half}, {"axis": 0}),
@@ -171,11 +176,41 @@ def _ceilings(job: Job, selection: Selection) -> dict[str, float]:
         if selection.backend.lacks_operator(operator_name, job.precision) is None:
             operation = Operation(operator_name, shapes, attributes, name=f"large {key}", precision=job.precision)
             operator = selection.backend.operator(operation, mode=selection.mode, device=job.device)
-            feed = tuple(operator.feed(operation.draw(job.seed)))
+            arrays = operation.draw(job.seed)
+            feed = tuple(operator.feed(arrays))
             samples, _ = sample_kernel(operator.forward, feed, operator.synchronize, settings)
-            cost = work(operation)
-            found[key] = (cost.flops if key == "flops_per_s" else cost.bytes) / min(samples.samples_s)
+            cost, call_s = work(operation), min(samples.samples_s)
+            right = _is_right(operator, arrays, feed, call_s)
+            found[key] = (cost.flops if key == "flops_per_s" else cost.bytes) / call_s if right else None
     return found
+
+
+LATE = 2.0
+"""Largest accepted difference of a first and a second fetch of one answer, in times of a call."""
+
+LEAST_CALL_S = 1e-3
+"""Least time of a call in that comparison: fetching 30 MiB varies by more than short calls take."""
+
+
+def _is_right(operator: Operator, arrays: Sequence[np.ndarray | None], feed: Sequence[Any], call_s: float) -> bool:
+    """Return whether a ceiling's answer is right, and computed by the call and not when fetched."""
+    operation, firsts, seconds = operator.operation, [], []
+    for _ in range(2):
+        result = operator.forward(*feed)
+        operator.synchronize(result)
+        times = [time.perf_counter()]
+        for _ in range(2):
+            (answer,) = operator.fetch(result)
+            times.append(time.perf_counter())
+        firsts.append(times[1] - times[0])
+        seconds.append(times[2] - times[1])
+    if min(firsts) - min(seconds) > LATE * max(call_s, LEAST_CALL_S):
+        return False
+    is_product = operation.node.op_type == "Gemm"
+    whole = np.concatenate([array for array in arrays if array is not None]) if not is_product else None
+    expected = product(operation, arrays)[0] if whole is None else whole
+    checks, _, _ = compare("", operation.outputs, [answer], [expected], lambda dtype: tolerance(operation, dtype=dtype))
+    return all(check.passed for check in checks)
 
 
 def require_memory(operation: Operation, device: str = "cpu") -> None:

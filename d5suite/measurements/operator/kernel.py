@@ -203,7 +203,12 @@ class Kernel(Measurement):
         measured = [info for info in records if "ceilings" in info]
         best: dict[str, tuple[float, str]] = {}
         for info in measured:
-            for key, value in info.pop("ceilings").items():
+            own = info.pop("ceilings")
+            if wrong := [key for key, value in own.items() if value is None]:
+                info.setdefault("warnings", []).append(
+                    f"its own ceiling of {' and '.join(wrong)} counts for none: the answer was wrong, or late"
+                )
+            for key, value in ((key, value) for key, value in own.items() if value is not None):
                 best[key] = max(best.get(key, (0.0, "")), (value, info["backend"]["name"]))
         for info in measured:
             achieved = info["achieved"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from d5suite.report.ceilings import describe_share
 from d5suite.report.formats import figure
 
 _Told = Mapping[str, Callable[[Any], str]]
@@ -42,6 +43,8 @@ def facts_of(info: Mapping[str, Any]) -> list[list[str]]:
         ["steady", "yes" if info["steady"] else "no: it was still changing when sampling began"],
         ["first call", f"{seconds(info['first_call_s'])}, {seconds(info['compile_s'])} beyond the median"],
     ]
+    known = info.get("fraction_of_ceiling") or {}
+    lines += [["ceiling", describe_share(info, rate)] for rate, share in known.items() if share is not None]
     memory = info.get("memory", {})
     for name, value in memory.items():
         if name.endswith("_bytes"):

@@ -29,6 +29,7 @@ from d5suite.report.compare import (
     grouped,
     is_reduced,
     not_ranked,
+    reasons_to_doubt,
     setting_parts,
 )  # fmt: skip
 from d5suite.report.contests import Contest, RatioToFastest, contests_of, ranked
@@ -379,7 +380,7 @@ def _marks(info: Mapping[str, Any]) -> list[Mark]:
         marks.append(Mark("†", "reduced size", ["this backend is measured at a smaller size than the others"]))
     if info["machine"]["disturbed"] or info["machine"]["reasons"]:
         marks.append(Mark("*", "disturbed", info["machine"]["reasons"] or ["the machine was disturbed"]))
-    if warnings := info.get("warnings"):
+    if warnings := reasons_to_doubt(info):
         marks.append(Mark("!", "doubtful", warnings))
     return marks
 
