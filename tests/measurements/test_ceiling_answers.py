@@ -69,7 +69,8 @@ class _Later:
     """A promise that is kept at its first fetch."""
 
     def __init__(self, a: np.ndarray, b: np.ndarray) -> None:
-        self._factors, self._product = (a, b), None
+        self._factors = a, b
+        self._product: np.ndarray | None = None
 
     def __call__(self) -> np.ndarray:
         if self._product is None:
