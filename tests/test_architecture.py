@@ -82,7 +82,9 @@ MAY_IMPORT: dict[str, set[str]] = {
         "measurements", "workloads", "distributed", "levels", "network", "optimizers", "data", "statistics",
         "instruments", "training", "validate", "registry", "errors", "files",
     },
-    "passes": {"passes", "measurements", "workloads", "instruments", "validate", "job", "registry", "errors"},
+    "passes": {
+        "passes", "measurements", "workloads", "levels", "instruments", "validate", "job", "registry", "errors",
+    },
     "worker": {
         "worker", "passes", "measurements", "workloads", "distributed", "instruments", "validate", "launch", "job",
         "errors",

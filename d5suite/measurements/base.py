@@ -149,6 +149,9 @@ class Measurement(ABC):
         `Step.reset`, which follows the proof of what was timed.
     without_energy : str
         If not, the reason.
+    takes_layers : bool
+        Whether the times of the network's nodes can be taken of the step: it runs
+        ``workload.executor`` or ``workload.trainer``, and nothing else of weight.
     takes_cold : bool
         Whether samples can be taken with a cold L2 cache: `Step.time` takes them, or passes
         `Step.flush` on.
@@ -188,6 +191,7 @@ class Measurement(ABC):
     without_memory: ClassVar[str] = "not taken for this measurement"
     takes_energy: ClassVar[bool] = False
     without_energy: ClassVar[str] = "not taken for this measurement"
+    takes_layers: ClassVar[bool] = False
     takes_cold: ClassVar[bool] = False
     runs_network: ClassVar[bool] = True
     of_any_network: ClassVar[bool] = False

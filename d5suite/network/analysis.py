@@ -103,7 +103,7 @@ def analyse(network: Network, *, batch_size: int = 1, bytes_per_value: int = 4) 
         If the graph does not determine a tensor's size.
     """
     inferred = {node.name for node in network.nodes_for(network.outputs)}
-    stated = _shapes(network, batch_size)
+    stated = shapes_of_batch(network, batch_size)
     seen: set[str] = set()
     costs = []
     for node in network.nodes:
@@ -132,7 +132,7 @@ def _shape(stated: Mapping[str, Shape], network: Network, node: Node, tensor: st
     return tuple(n or 0 for n in shape)
 
 
-def _shapes(network: Network, batch_size: int) -> Mapping[str, Shape]:
+def shapes_of_batch(network: Network, batch_size: int) -> Mapping[str, Shape]:
     """Infer all shapes for one batch size; the batch may be any axis, or a factor of an axis."""
     if not network.batched or network.batch_size is not None:
         return network.shapes

@@ -31,6 +31,7 @@ from d5suite.levels.network import Arrays, Executor, Native
 from d5suite.levels.training import Trainer
 from d5suite.network import Network
 from d5suite.network.analysis import analyse
+from d5suite.network.layers import LayerFacts, layer_facts
 from d5suite.network.user_network import input_ranges, load_user_network
 from d5suite.network.zoo import build
 from d5suite.optimizers.settings import Optimizer, optimizer_from_dict
@@ -196,6 +197,12 @@ class NetworkWorkload(Workload):
         return analyse(self.network, batch_size=self.case.batch_size).macs
 
     # Data.
+
+    @cached_property
+    def layer_facts(self) -> dict[str, LayerFacts]:
+        """Counted work of each node of the network, for the batch and precision of the job."""
+        size = {"fp64": 8, "fp32": 4}.get(self.job.precision, 2)
+        return layer_facts(self.network, batch_size=self.case.batch_size, bytes_per_value=size)
 
     @cached_property
     def source(self) -> DataSource:

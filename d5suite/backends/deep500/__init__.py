@@ -44,7 +44,6 @@ BACKEND = Backend(
         ),
     },
     absent={
-        "profile": "the times of its layers cannot be taken yet",
         "stock": "deep500 has no options; the mode reference is its own code alone",
         "scheme:horovod": "Horovod has no extension for deep500",
         "cuda": "deep500 0.2.0 has no reference operators for a GPU",

@@ -53,7 +53,6 @@ BACKEND = Backend(
         )
     },
     absent={
-        "profile": "the times of its layers cannot be taken yet",
         "stock": "the mode all is ONNX Runtime with no option set",
         "cuda": "this backend is for the CPU build",
         "bf16": "the CPU build has no bfloat16 convolution",

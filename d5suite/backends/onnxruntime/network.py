@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
 import numpy as np
 import onnx
 import onnxruntime
@@ -60,8 +64,30 @@ class Executor(level.Executor):
             getattr(graph, field).extend(kept)
         return model
 
-    def _create_session(self) -> onnxruntime.InferenceSession:
+    @contextlib.contextmanager
+    def profiled(self, prefix: Path, optimized: Path) -> Iterator[onnxruntime.InferenceSession]:
+        """Run in a session that profiles itself, for as long as the context lasts.
+
+        Parameters
+        ----------
+        prefix : Path
+            How the profile's file name begins.
+        optimized : Path
+            Where the optimized graph is written.
+        """
         options = session_options()
+        options.enable_profiling = True
+        options.profile_file_prefix = str(prefix)
+        options.optimized_model_filepath = str(optimized)
+        own, fed = self._session, self._fed
+        self._session = self._create_session(options)
+        try:
+            yield self._session
+        finally:
+            self._session, self._fed = own, fed
+
+    def _create_session(self, options: onnxruntime.SessionOptions | None = None) -> onnxruntime.InferenceSession:
+        options = options or session_options()
         options.graph_optimization_level = _OPTIMIZATION[self.mode]
         model, copy = self._inference_model(), onnxruntime.OrtValue.ortvalue_from_numpy
         self._fed = {}

@@ -77,7 +77,6 @@ BACKEND = Backend(
         "horovod": horovod(any="horovod.torch.mpi_lib_v2"),
     },
     absent={
-        "profile": "the times of its layers cannot be taken yet",
         "scheme:fsdp:channels_last": "fully_shard takes parameters only whose elements lie in order",
         "loader:tfrecord": "PyTorch has no reader of TFRecord files of its own",
         "loader:recordio": "PyTorch has no reader of RecordIO files of its own",

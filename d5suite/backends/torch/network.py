@@ -9,10 +9,12 @@ Imports PyTorch, NumPy, `d5suite.levels`, `d5suite.network` and this adapter's `
 
 from __future__ import annotations
 
+import contextlib
 import math
 import operator
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,6 +31,9 @@ from d5suite.network.operation import is_floating
 
 _FRESH = frozenset({"Add", "BatchNormalization", "Concat", "Conv", "Gemm", "MatMul", "Mul", "Sub"})
 """Operators whose output may be overwritten: it is new memory, and no gradient reads it."""
+
+Wrap = Callable[[str, Callable[..., Any]], Callable[..., Any]]
+"""Takes a node's name and its native call, and returns the call to run instead."""
 
 _NARROW = {"bf16": torch.bfloat16, "fp16": torch.float16}
 """Type of activations, and of weights where they are used, if not the parameters' own type."""
@@ -74,7 +79,7 @@ class Executor(level.Executor):
             self._forward = Graphed(self._inferred)
             self._replayed = Graphed(self._trained, [self.tensors[name] for name in network.statistics])
 
-    def _plan(self, outputs: Sequence[str], *, training: bool) -> _Plan:
+    def _plan(self, outputs: Sequence[str], *, training: bool, wrap: Wrap | None = None) -> _Plan:
         return _Plan(
             self.network,
             outputs,
@@ -82,7 +87,23 @@ class Executor(level.Executor):
             device=self.device,
             dtype=self._dtype,
             precision=self.precision,
+            wrap=wrap,
         )
+
+    @contextlib.contextmanager
+    def rebuilt(self, wrap: Wrap) -> Iterator[None]:
+        """Run what ``wrap(name, call)`` returns for each node, for as long as the context lasts."""
+        network, infer = self.network, self._infer
+        train = self._train if network.loss is not None else None
+        self._infer = self._compiled(self._plan(network.outputs, training=False, wrap=wrap))
+        if network.loss is not None:
+            self._train = self._compiled(self._plan([network.loss], training=True, wrap=wrap))
+        try:
+            yield
+        finally:
+            self._infer = infer
+            if train is not None:
+                self._train = train
 
     def _compiled(self, plan: _Plan) -> Callable[..., tuple[torch.Tensor, ...]]:
         if self.mode != "compile":
@@ -247,6 +268,7 @@ class _Plan:
         device: str,
         dtype: torch.dtype,
         precision: str,
+        wrap: Wrap | None = None,
     ) -> None:
         narrow = _NARROW.get(precision)
         nodes = [step.node for step in schedule(network, outputs, training=training)]
@@ -276,7 +298,8 @@ class _Plan:
                     values[key] = graph.call_function(torch.Tensor.to, (values[key], narrow))
         for node, use in zip(nodes, uses, strict=True):
             arguments = tuple(values[key] if key[0] else None for key in use)
-            result = graph.call_function(OPERATORS[node.op_type](node, context), arguments)
+            call = OPERATORS[node.op_type](node, context)
+            result = graph.call_function(call if wrap is None else wrap(node.name, call), arguments)
             if len(node.outputs) == 1:
                 values[node.outputs[0], False] = result
                 continue

@@ -32,6 +32,7 @@ class Inference(Measurement):
     of_any_network = True
     takes_memory = True
     takes_energy = True
+    takes_layers = True
     takes_cold = True
     table = TIMES
     checks_after = (checks.timed_outputs, checks.unseen_output)

@@ -45,6 +45,7 @@ class TrainingStepTime(Measurement):
     of_any_network = True
     takes_memory = True
     takes_energy = True
+    takes_layers = True
     takes_cold = True
     table = TIMES
     checks_after = (
