@@ -56,13 +56,28 @@ def run(options: argparse.Namespace) -> int:
     found = find_culprit(options.good, options.bad, measured, _tell, repository)
     if isinstance(found, RunComparison):
         show_comparison(found, Console(markup=False))
-        print(f"no benchmark is slower at {options.bad} than at {options.good}")
+        print(_without_culprit(found, options.good, options.bad))
         return int(found.exit or Exit.TOO_NOISY)
     several = len(found.revisions) > 1
     print(f"{found.benchmark} takes {found.ratio:.3f} times as long since{' one of' * several}")
     for each in found.revisions:
         print(f"  {subject(each, repository)}")
     return int(Exit.TOO_NOISY if several else Exit.NOTHING_WRONG)
+
+
+def _without_culprit(found: RunComparison, good: str, bad: str) -> str:
+    """Say what is known where no benchmark was found slower."""
+    open_ = [each.name for each in found.verdicts if each.decision and each.decision.outcome == "uncertain"]
+    lost = [each.name for each in found.verdicts if each.verdict in ("missing", "invalid")]
+    worse = [each.name for each in found.verdicts if each.verdict == "worse"]
+    lines = [f"slower only in something other than time: {', '.join(worse)}; bisect follows times"] * bool(worse)
+    lines += [f"no time to follow: {', '.join(lost)}"] * bool(lost)
+    if open_:
+        lines.append(f"whether {bad} is slower than {good} is not decided: {', '.join(open_)}")
+        lines.append("allow more pairs and more time (--max-pairs, --max-time), or search for more (--effect)")
+    elif not lost and not found.refused:
+        lines.append(f"no benchmark takes longer at {bad} than at {good}")
+    return "\n".join(lines)
 
 
 def _tell(what: str) -> None:

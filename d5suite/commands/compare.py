@@ -32,6 +32,10 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         "--between-runs", type=float, metavar="FRACTION",
         help="standard deviation of a median from run to run (default: 0.15)",
     )  # fmt: skip
+    command.add_argument(
+        "--measure-between-runs", action="store_true",
+        help="the files are runs of one program: print how they vary, and the --between-runs to use",
+    )  # fmt: skip
     add_formats(command)
     command.set_defaults(run=_run)
 
@@ -48,6 +52,8 @@ def _run(options: argparse.Namespace) -> int:
     from d5suite.report.compare import show
 
     check_formats(options, options.results)
+    if options.measure_between_runs:
+        return _measure_between_runs(options)
     if options.history or (len(options.results) == 2 and not options.tables):
         found = _judge_by_history(options) if options.history else _judge(options)
         announce(found, options)
@@ -61,6 +67,19 @@ def _run(options: argparse.Namespace) -> int:
 
 _OF_TWO = ("force", "thresholds", "between_runs", "json", "markdown", "junit")
 """Options that only a comparison of two files has."""
+
+
+def _measure_between_runs(options: argparse.Namespace) -> int:
+    from rich.console import Console
+
+    from d5suite.report.repeats import repeats_of, show_repeats
+    from d5suite.report.runs import read_run
+
+    given = [f"--{name.replace('_', '-')}" for name in (*_OF_TWO, "history", "tables") if getattr(options, name)]
+    if given:
+        raise ConfigurationError(f"{given[0]} makes no sense with --measure-between-runs, which compares nothing")
+    show_repeats(repeats_of([read_run(path) for path in options.results]), Console(markup=False))
+    return 0
 
 
 def _judge(options: argparse.Namespace) -> RunComparison:

@@ -1,4 +1,4 @@
-"""A one-second probe of the machine's noise, for ``d5suite doctor`` and before long runs.
+"""Whether the machine is quiet: a probe for ``d5suite doctor``, and a look before long runs.
 
 Imports the standard library and its neighbours in ``d5suite.instruments``.
 """
@@ -6,12 +6,13 @@ Imports the standard library and its neighbours in ``d5suite.instruments``.
 from __future__ import annotations
 
 import statistics
+import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from d5suite.instruments.clock import Clock, now
-from d5suite.instruments.machine import disturbance, snapshot
+from d5suite.instruments.machine import Disturbance, MachineState, disturbance, snapshot
 
 PROBE_LOOPS = 20_000
 """Iterations of the busy loop per sample: about 1 ms, long against the clock and short against a
@@ -20,6 +21,10 @@ time slice."""
 QUIET_SPREAD = 1.10
 """95th percentile over median below which a machine is quiet; idle virtual machines reach 1.07. A
 median of samples moves much less than their 95th percentile."""
+
+
+WATCHED_S = 0.5
+"""Seconds over which the use of CPUs is measured: 50 of the kernel's ticks of 10 ms."""
 
 
 @dataclass(frozen=True)
@@ -86,31 +91,67 @@ def probe_noise(duration_s: float = 1.0, *, clock: Clock = now) -> Noise:
     return Noise(not causes, verdict, spread, median, len(times), found.reasons, found.details)
 
 
+def watch(threads: int | None = None, since: MachineState | None = None) -> Disturbance:
+    """Measure what else uses the machine while this process rests.
+
+    Parameters
+    ----------
+    threads : int, optional
+        CPUs that the run will need; by default all that this process may use.
+    since : MachineState, optional
+        An earlier state, so that less time or none is spent resting.
+    """
+    before = snapshot() if since is None else since
+    time.sleep(max(0.0, WATCHED_S - (now() - before.time_s)))
+    return disturbance(before, snapshot(), threads=threads)
+
+
+def taken_share(found: Disturbance, threads: int, cpus: int) -> float:
+    """Return which share of the CPU time that a run needs is not free for it.
+
+    Parameters
+    ----------
+    found : Disturbance
+        From `watch`.
+    threads, cpus : int
+        Number of CPUs that the run needs, and that it may use.
+    """
+    needed = max(1, min(threads, cpus))
+    others = max(0.0, found.details.get("others_on_our_cpus", 0.0) - (cpus - needed)) / needed
+    return float(max(others, *(found.details.get(name, 0.0) for name in ("steal_share", "throttled_share"))))
+
+
 def await_quiet(
     limit_s: float,
     tell: Callable[[str], None] | None = None,
     *,
-    probe: Callable[[], Noise] = probe_noise,
+    threads: int | None = None,
+    look: Callable[[int | None], Disturbance] = watch,
     clock: Clock = now,
 ) -> str:
     """Wait until the machine is quiet; return what still disturbs it after the limit.
 
+    It rests between two looks, so that several runs which wait do not see each other.
+
     Parameters
     ----------
     limit_s : float
-        In seconds; at least one probe is made.
+        In seconds; at least one look is taken.
     tell : callable, optional
         Receives what is being waited for.
-    probe : callable
+    threads : int, optional
+        See `watch`.
+    look : callable
+        As `watch`.
     clock : callable
         Seconds, monotonic.
     """
     end = clock() + limit_s
     while True:
-        reasons = probe().reasons
+        reasons = look(threads).reasons
         if not reasons:
             return ""
-        if clock() >= end:
+        if (left := end - clock()) <= 0:
             return "; ".join(reasons)
         if tell is not None:
-            tell(f"waiting for a quiet machine: {reasons[0]}")
+            tell(f"waiting for a quiet machine, {left:.0f} s more at most: {reasons[0]}")

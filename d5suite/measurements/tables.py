@@ -1,6 +1,6 @@
 """Tables as data: which figures of a record they show, and how.
 
-`d5suite.report.compare` draws them. Imports the standard library only.
+`d5suite.report.compare` draws them. Imports `d5suite.errors`.
 """
 
 from __future__ import annotations
@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
+
+from d5suite.errors import ConfigurationError
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,11 @@ class Column:
         Factor of the value.
     shown : {"always", "wide", "one file", "wide, one file", "wide or one file"}
         Where the column is shown: always, in a wide terminal, or in a table of one file.
+    better : {"", "lower", "higher"}
+        Which values are better, if ``d5suite compare`` is to judge the figure. It must then be a
+        number that is not negative.
+    least : float
+        Smallest difference that counts as a change, in the unit of the record.
     """
 
     heading: str
@@ -32,6 +39,14 @@ class Column:
     format: str = "figure"
     scale: float = 1.0
     shown: str = "always"
+    better: str = ""
+    least: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.better not in ("", "lower", "higher"):
+            raise ConfigurationError(
+                f"better is {self.better!r}", where=f"column {self.heading!r}", hint='Write "lower" or "higher".'
+            )
 
 
 @dataclass(frozen=True)

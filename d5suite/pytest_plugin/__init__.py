@@ -10,6 +10,7 @@ pytest-benchmark only, and imports no framework.
 `settings`       the session's `Settings` from them
 `collection`     declarations to tests, parametrised over cases and backends
 `turns`          options: backends in turn or one by one, launches, a quiet machine
+`busy`           what else uses the machine when a run starts
 `measuring`      what was collected, measured in the order that the session decides
 `replay`         a record as a benchmark
 `progress`       what is running, provisional rows, the tables at the end

@@ -24,6 +24,7 @@ from d5suite.session.sides import Side, prepared_side
 from d5suite.statistics.decisions import ALPHA
 
 if TYPE_CHECKING:
+    from d5suite.measurements.tables import Table
     from d5suite.session import MeasurementResult
 
 
@@ -161,13 +162,14 @@ def _measured(pairs: list[Pair]) -> list[Pair]:
 
 def _paired(pair: Pair) -> Paired:
     name = f"{pair.wanted.key} {pair.wanted.selection}"
-    return Paired(name, _side(name, pair.a), _side(name, pair.b), pair.decision)
+    table = pair.wanted.measurement.table
+    return Paired(name, _side(name, pair.a, table), _side(name, pair.b, table), pair.decision)
 
 
-def _side(name: str, found: MeasurementResult) -> Entry | Failed:
+def _side(name: str, found: MeasurementResult, table: Table) -> Entry | Failed:
     if found.record is None:
         return Failed(found.wrong, str(printable((found.failure or "").partition("\n")[0])))
-    return side_of(name, found.record, found.samples_s)
+    return side_of(name, found.record, found.samples_s, table)
 
 
 def _tell(what: str) -> None:

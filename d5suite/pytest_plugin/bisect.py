@@ -101,4 +101,7 @@ def _verdict(measure: Measure, good: str, revision: str, name: str) -> str:
         verdicts = measure(good, revision, name).verdicts
     except ConfigurationError as error:  # this revision cannot be made
         return error.what
-    return verdicts[0].verdict if verdicts else "not comparable"
+    if not verdicts:
+        return "not comparable"
+    found = verdicts[0]
+    return found.decision.outcome if found.decision is not None else found.verdict

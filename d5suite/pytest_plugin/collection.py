@@ -12,7 +12,7 @@ import pytest
 
 from d5suite.errors import D5Error
 from d5suite.launch.base import interpreter
-from d5suite.pytest_plugin import stash
+from d5suite.pytest_plugin import busy, stash
 from d5suite.pytest_plugin.measuring import measured, schedule
 from d5suite.pytest_plugin.progress import begin
 from d5suite.pytest_plugin.replay import ReplayTimer, replay
@@ -36,6 +36,7 @@ def pytest_pycollect_makeitem(
     declaration = _declaration(obj)
     if declaration is None:
         return None
+    busy.begin(collector.config)
     items: list[pytest.Item | pytest.Collector] = []
     try:
         tests = list(declaration.tests())
@@ -201,5 +202,6 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         for target in filter(None, targets):
             target.case.check(target.selection.backend, target.measurement, settings(config))
         schedule(session)
+        busy.tell(config)
     except D5Error as error:
         raise pytest.UsageError(str(error)) from error

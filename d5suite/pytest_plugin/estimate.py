@@ -81,6 +81,12 @@ class TimeEstimate:
             left += max(self._expected(step) - (time.monotonic() - start), 0.0)
         return left
 
+    def earlier_s(self) -> float | None:
+        """Return the seconds that earlier runs took for the steps left; None if any is new."""
+        names = [self._name(step) for steps in self._steps.values() for step in steps]
+        known = [self._known.get(name) for name in names]
+        return None if None in known or not known else sum(each for each in known if each is not None)
+
     def _expected(self, step: EstimatedStep) -> float:
         """Return a step's duration in an earlier run, or how long such steps of this run took."""
         if self._name(step) in self._known:

@@ -75,6 +75,10 @@ class RunProgress:
         self._rests = not slug or phase.startswith("measuring")
         self._show()
 
+    def earlier_s(self) -> float | None:
+        """Return the seconds that earlier runs took for all of this; None if that is not known."""
+        return self._estimate.earlier_s()
+
     def add_median(self, key: str, backend: str, median_s: float, rounds: int) -> None:
         """Show a proved backend's time as far as it is known.
 

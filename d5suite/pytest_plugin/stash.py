@@ -10,6 +10,7 @@ import pytest
 if TYPE_CHECKING:
     from d5suite.backends import Selection
     from d5suite.cases.case import Case, Settings  # noqa: F401  named in strings below
+    from d5suite.instruments.machine import MachineState  # noqa: F401
     from d5suite.job import Ranks
     from d5suite.measurements.base import Measurement
     from d5suite.session import Session  # noqa: F401
@@ -64,6 +65,9 @@ DESELECTED = pytest.StashKey["dict[pytest.Item, str]"]()
 
 WRONG = pytest.StashKey[str]()
 """Error in the options that collection has revealed."""
+
+MACHINE = pytest.StashKey["MachineState"]()
+"""The machine's state before collection."""
 
 REMARKS = pytest.StashKey["list[str]"]()
 """Remarks at the end of the run, beside its results."""

@@ -19,9 +19,9 @@ from rich.table import Table
 
 from d5suite.report.formats import figure
 from d5suite.report.runs import Entry
-from d5suite.report.verdicts import RunComparison, Verdict, summary
+from d5suite.report.verdicts import RunComparison, Verdict, found_from, summary
 
-STYLES = {"slower": "red", "invalid": "red", "missing": "red", "faster": "green", "uncertain": "yellow"}
+STYLES = {"slower": "red", "worse": "red", "invalid": "red", "missing": "red", "faster": "green", "uncertain": "yellow"}
 
 _NAMED = 3
 """Most benchmarks that are listed for one difference."""
@@ -67,22 +67,32 @@ def _is_paired(comparison: RunComparison) -> bool:
 
 def _headings(comparison: RunComparison) -> list[str]:
     if _is_paired(comparison):
-        return ["A ms", "B ms", "B ÷ A", "interval", "pairs", "verdict"]
-    return ["base ms", "new ms", "ratio", "interval", "verdict"]
+        return ["A ms", "B ms", "B ÷ A", "interval", "finds", "pairs", "verdict"]
+    return ["base ms", "new ms", "ratio", "interval", "finds", "verdict"]
 
 
 def _cells(verdict: Verdict, *, paired: bool) -> list[str]:
     ratio = interval = "–"
     if verdict.ratio is not None:
         ratio = f"{verdict.ratio.value:.3f}"
-        interval = f"{verdict.ratio.low:.2f}–{verdict.ratio.high:.2f}"
+        if math.isfinite(verdict.ratio.high):
+            interval = f"{verdict.ratio.low:.2f}–{verdict.ratio.high:.2f}"
     pairs = [str(verdict.ratio.n) if verdict.ratio else "–"] * paired
-    return [_median(verdict.base), _median(verdict.new), ratio, interval, *pairs, _said(verdict)]
+    return [_median(verdict.base), _median(verdict.new), ratio, interval, _finds(verdict), *pairs, _said(verdict)]
+
+
+def _finds(verdict: Verdict) -> str:
+    """Return the smallest slowdown that would have been found."""
+    if verdict.finds is None:
+        return "–"
+    return f"{verdict.finds:.2f}" if math.isfinite(verdict.finds) else "none"
 
 
 def _said(verdict: Verdict) -> str:
     """Return the verdict and the regressions other than time."""
-    return "; ".join([verdict.verdict, *(f"{each}!" for each in verdict.regressions if each != "time")])
+    beside = ", ".join(each for each in verdict.regressions if each != "time")
+    joint = ": " if verdict.verdict == "worse" else "; "
+    return f"{verdict.verdict}{joint}{beside}" if beside else verdict.verdict
 
 
 def _median(entry: Entry | None) -> str:
@@ -100,7 +110,7 @@ def _remarks(comparison: RunComparison) -> list[tuple[str, Sequence[str]]]:
         remarks.append((what, lines if comparison.forced else [*lines, "--force compares them anyway"]))
     for verdicts, heading in (
         (("invalid",), "invalid:"),
-        (("slower", "faster", "same", "new"), "found:"),
+        (("slower", "worse", "faster", "same", "new"), "found:"),
         (("missing",), "missing:"),
         (("uncertain",), "uncertain:"),
     ):
@@ -111,6 +121,8 @@ def _remarks(comparison: RunComparison) -> list[tuple[str, Sequence[str]]]:
     facts = _grouped([(each.name, note) for each in comparison.verdicts for note in each.notes])
     if facts:
         remarks.append(("also different:", facts))
+    if limits := found_from(comparison):
+        remarks.append(("what could be found:", [limits]))
     if comparison.notes:
         remarks.append(("note:", comparison.notes))
     return remarks
@@ -192,6 +204,7 @@ def to_json(comparison: RunComparison) -> dict[str, Any]:
             "peak_memory_bytes": _finite(entry.costs.memory_bytes),
             "first_call_s": _finite(entry.costs.first_call_s),
             "error": _finite(entry.costs.error),
+            "figures": {name: each.value for name, each in entry.figures.items()},
             "disturbed": entry.disturbed,
         }
 
@@ -204,14 +217,17 @@ def to_json(comparison: RunComparison) -> dict[str, Any]:
         "forced": comparison.forced,
         "differences": comparison.differences,
         "notes": comparison.notes,
+        "found_from": found_from(comparison),
         "benchmarks": [
             {
                 "name": each.name,
                 "verdict": each.verdict,
+                "outcome": each.decision and each.decision.outcome,
                 "reasons": each.reasons,
                 "regressions": each.regressions,
                 "ratio": _finite(each.ratio and each.ratio.value),
                 "interval": each.ratio and [*map(_finite, each.ratio.interval)],
+                "finds": _finite(each.finds),
                 "p_value": _finite(each.decision and each.decision.p_value),
                 "pairs": each.ratio.n if each.ratio and each.ratio.method == "pairs" else None,
                 "base": side(each.base),

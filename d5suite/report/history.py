@@ -31,6 +31,7 @@ from d5suite.report.reading import printable
 from d5suite.report.runs import BenchmarkRun, Entry, positive, read_run
 from d5suite.report.thresholds import Thresholds
 from d5suite.statistics.decisions import Costs, Threshold, current_level
+from d5suite.statistics.figures import Figure
 from d5suite.statistics.history import Level, LevelChange, level_changes
 from d5suite.statistics.medians import Summary
 
@@ -163,6 +164,7 @@ def _record(entry: Entry) -> dict[str, Any]:
         "median": entry.summary.median,
         "is_memory": entry.is_memory,
         **entry.costs._asdict(),
+        **({"figures": {name: each._asdict() for name, each in entry.figures.items()}} if entry.figures else {}),
     }
 
 
@@ -275,6 +277,7 @@ def _entry(given: Any, where: str) -> Entry:
         _texts(given, "conditions", where),
         _texts(given, "facts", where),
         costs=Costs(*(_figure(given, name, where) for name in Costs._fields)),
+        figures=_figures(given, where),
         is_memory=given.get("is_memory") is True,
     )
 
@@ -293,6 +296,19 @@ def _figure(given: Mapping[str, Any], name: str, where: str) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
         raise JobError(f"{name} is {str(value)[:100]!r}", where=where)
     return float(value)
+
+
+def _figures(given: Mapping[str, Any], where: str) -> dict[str, Figure]:
+    table = given.get("figures", {})
+    if not isinstance(table, dict) or not all(isinstance(each, dict) for each in table.values()):
+        raise JobError("figures is not a table of figures", where=where)
+    found = {}
+    for name, each in table.items():
+        value, least = (_figure(each, key, f"{where}.figures.{name}") for key in ("value", "least"))
+        if value is None or each.get("better") not in ("lower", "higher"):
+            raise JobError("it has no value, or does not say what is better", where=f"{where}.figures.{name}")
+        found[name] = Figure(value, each["better"], least or 0.0)
+    return found
 
 
 def _key(entry: Entry) -> Key:
@@ -343,7 +359,16 @@ def latest_level(points: Sequence[Point], threshold: Threshold, tests: int = 1) 
         costs[what] = _median(_BESIDE[what](point.entry.costs) for point in points[place:])
     error = _median(point.entry.costs.error for point in points[since:])
     summary = Summary(level.median, level.spread / math.sqrt(level.runs), level.runs)
-    return replace(points[-1].entry, summary=summary, costs=Costs(costs["memory"], costs["first call"], error)), level
+    figures = {
+        name: each._replace(value=statistics.median(_values(points[since:], name)))
+        for name, each in points[-1].entry.figures.items()
+    }
+    costs_now = Costs(costs["memory"], costs["first call"], error)
+    return replace(points[-1].entry, summary=summary, costs=costs_now, figures=figures), level
+
+
+def _values(points: Sequence[Point], name: str) -> list[float]:
+    return [point.entry.figures[name].value for point in points if name in point.entry.figures]
 
 
 def _median(values: Iterable[float | None]) -> float | None:

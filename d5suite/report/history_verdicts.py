@@ -16,6 +16,7 @@ from d5suite.report.thresholds import Thresholds
 from d5suite.report.verdicts import (
     RunComparison,
     Verdict,
+    bars,
     differ,
     disturbances,
     doubts,
@@ -89,7 +90,7 @@ def verdict_on(points: Sequence[Point], new: Entry, threshold: Threshold, tests:
         return Verdict(new.name, "invalid", new.wrong, base, new, notes=notes)
     decision = decide_history(
         figures_of(points), new.summary.median, [dated(point) for point in points], threshold, tests=tests,
-        vetoes=disturbances(base, new), memory=new.is_memory,
+        vetoes=disturbances(base, new), bars=bars(base, new), memory=new.is_memory,
     )  # fmt: skip
     return verdict_of(decision, base, new, threshold, notes, lambda cost: _began(points, base, cost, threshold))
 

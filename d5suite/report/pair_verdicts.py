@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from d5suite.measurements.tables import Table
 from d5suite.report.compare import failures
 from d5suite.report.reading import conditions, printable
 from d5suite.report.runs import BenchmarkRun, Entry, Failed, entry_of
@@ -42,7 +43,7 @@ class Paired:
     decision: Decision | None = None
 
 
-def side_of(name: str, record: Mapping[str, Any], samples_s: Sequence[float]) -> Entry:
+def side_of(name: str, record: Mapping[str, Any], samples_s: Sequence[float], table: Table) -> Entry:
     """Return a side's measurement as an entry of a run.
 
     Parameters
@@ -52,9 +53,11 @@ def side_of(name: str, record: Mapping[str, Any], samples_s: Sequence[float]) ->
         As ``extra_info["d5suite"]`` holds it.
     samples_s : sequence of float
         Seconds.
+    table : Table
+        The measurement's.
     """
     shown = printable(dict(record))
-    return entry_of(name, conditions(shown), {**shown, "data": list(samples_s)}, failures(shown))
+    return entry_of(name, conditions(shown), {**shown, "data": list(samples_s), "table": table}, failures(shown))
 
 
 def compare_pairs(

@@ -19,8 +19,11 @@ from typing import Any
 from d5suite.errors import ConfigurationError, JobError
 from d5suite.files import read_json
 from d5suite.report.compare import failures
+from d5suite.report.figures import judged_figures
 from d5suite.report.reading import Conditions, failures_in, is_ours, load_results, printable
+from d5suite.statistics.contests import veto_of
 from d5suite.statistics.decisions import Costs
+from d5suite.statistics.figures import Figure
 from d5suite.statistics.medians import Summary, summarize
 
 LARGEST = sys.float_info.max / 2
@@ -56,7 +59,11 @@ class Entry:
         Disturbances, a machine that never became quiet, and slow nodes.
     warnings : list of str
         Notes that decide nothing.
+    undecidable : str
+        Why not even "the same" follows from its times; empty if it may.
     costs : Costs
+    figures : dict of str to Figure
+        Judged figures by heading.
     is_memory : bool
     """
 
@@ -67,7 +74,9 @@ class Entry:
     wrong: list[str] = field(default_factory=list)
     disturbed: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
+    undecidable: str = ""
     costs: Costs = field(default_factory=Costs)
+    figures: dict[str, Figure] = field(default_factory=dict)
     is_memory: bool = False
 
 
@@ -169,7 +178,7 @@ def _ours(path: Path, failed: dict[str, Failed]) -> list[Entry]:
 
 
 def entry_of(name: str, conditions: Conditions, info: Mapping[str, Any], wrong: list[str]) -> Entry:
-    """Convert a record of d5suite, with its samples as ``data``, to an entry."""
+    """Convert a record of d5suite, with its samples as ``data`` and its ``table``, to an entry."""
     warnings = info.get("warnings", [])
     loud = [each for each in warnings if _LOUD.search(each)]
     return Entry(
@@ -180,7 +189,9 @@ def entry_of(name: str, conditions: Conditions, info: Mapping[str, Any], wrong: 
         wrong,
         [*(info["machine"]["reasons"] or ["disturbed"] * info["machine"]["disturbed"]), *loud],
         [each for each in warnings if each not in loud],
+        veto_of(info["machine"]),
         Costs(info["peak_memory_bytes"], info["first_call_s"], _error(info["validation"]["checks"])),
+        judged_figures(info),
     )
 
 

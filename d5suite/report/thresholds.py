@@ -28,7 +28,7 @@ PAIRED = Threshold(effect=0.02)
 """Threshold of two sides measured in turn, which share the machine's noise."""
 
 NAMES = tuple(each.name for each in fields(Threshold))
-_AT_LEAST = {"first_call": 1.0, "accuracy": 1.0}
+_AT_LEAST = {"first_call": 1.0, "accuracy": 1.0, "figure": 1.0}
 
 
 @dataclass

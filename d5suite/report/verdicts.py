@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 
+from d5suite.report.figures import said_of
 from d5suite.report.formats import figure
 from d5suite.report.reading import printable
 from d5suite.report.runs import BenchmarkRun, Entry, Failed
@@ -25,6 +26,7 @@ from d5suite.statistics.decisions import (
     decide_runs,
     grown,
 )
+from d5suite.statistics.figures import worsened
 from d5suite.statistics.ratios import Ratio
 
 
@@ -51,14 +53,15 @@ class Verdict:
     Attributes
     ----------
     name : str
-    verdict : {"faster", "slower", "same", "uncertain", "missing", "new", "invalid"}
+    verdict : {"faster", "slower", "worse", "same", "uncertain", "missing", "new", "invalid"}
+        "worse": the time is not slower, but something else is a regression.
     reasons : list of str
         Why, for people.
     base, new : Entry or None
     decision : Decision or None
         About time, or memory if the benchmark measures memory; None if it was not compared.
     regressions : list of str
-        Some of ``time``, ``memory``, ``first call``, ``accuracy``.
+        Some of ``time``, ``memory``, ``first call``, ``accuracy``, and headings of judged figures.
     notes : list of str
         Differences that do not decide, such as versions.
     """
@@ -71,6 +74,11 @@ class Verdict:
     decision: Decision | None = None
     regressions: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+
+    @property
+    def finds(self) -> float | None:
+        """Smallest ratio that would have been called slower; infinite if none, None if unknown."""
+        return self.decision.finds if self.decision else None
 
     @property
     def ratio(self) -> Ratio | None:
@@ -245,6 +253,7 @@ def _verdicts(pairs: Sequence[tuple[Entry, Entry]], thresholds: Thresholds) -> l
             [(base.summary, new.summary) for base, new in timed],
             [thresholds.of(base.name) for base, _ in timed],
             [disturbances(base, new) for base, new in timed],
+            [bars(base, new) for base, new in timed],
         )
     )
     verdicts = []
@@ -285,8 +294,23 @@ def verdict_of(
     regressions = [what] if decision.outcome == "slower" else []
     disturbed = bool(base.disturbed or new.disturbed)
     costs = grown(base.costs, new.costs, threshold, disturbed=disturbed) if decision.ratio else []
-    reasons = [*decision.reasons, *(_reason(cost, base.costs, new.costs) + began(cost) for cost in costs)]
-    return Verdict(new.name, decision.outcome, reasons, base, new, decision, regressions + costs, notes)
+    why = [_reason(cost, base.costs, new.costs) + began(cost) for cost in costs]
+    worse = worsened(base.figures, new.figures, threshold.figure)
+    said = [said_of(name, base.figures[name], new.figures[name], times) for name, times in worse.items()]
+    doubtful = [f"NEW has no {name}, which is to be judged" for name in base.figures if name not in new.figures]
+    if disturbed:
+        doubtful += [f"{each}, but the machine was disturbed" for each in said]
+    else:
+        costs, why = [*costs, *worse], [*why, *said]
+    regressions += costs
+    verdict, reasons = decision.outcome, [*decision.reasons, *why]
+    if costs and verdict != "slower":
+        about = "memory" if new.is_memory else "time"
+        reasons = [*why, *(f"{about} is {verdict}: {each}" for each in decision.reasons)]
+        verdict = "worse"
+    elif doubtful and verdict != "slower":
+        verdict, reasons = "uncertain", [*doubtful, *reasons]
+    return Verdict(new.name, verdict, reasons, base, new, decision, regressions, notes)
 
 
 def _reason(cost: str, base: Costs, new: Costs) -> str:
@@ -306,6 +330,34 @@ def disturbances(base: Entry, new: Entry) -> list[str]:
     return [f"{name} was disturbed: {reason}" for name, side in sides for reason in side.disturbed]
 
 
+def bars(base: Entry, new: Entry) -> list[str]:
+    """Return why nothing can be decided, not even that both are the same."""
+    sides = (("BASE", base), ("NEW", new))
+    return [f"{name} was disturbed: {side.undecidable}" for name, side in sides if side.undecidable]
+
+
+def found_from(comparison: RunComparison) -> str:
+    """Say which slowdowns would have been found, given the noise; empty if nothing was timed."""
+    finds = {each.name: each.finds for each in comparison.verdicts if each.decision and not _is_memory(each)}
+    able = sorted((limit, name) for name, limit in finds.items() if limit is not None and limit < math.inf)
+    unable = [name for name in finds if name not in {name for _, name in able}]
+    parts = []
+    if able:
+        (least, _), (most, where) = able[0], able[-1]
+        several = f"{least:.2f} times as long"
+        if most > 1.005 * least:
+            several += f", but only from {most:.2f} in {where}"
+        parts.append(f"slowdowns from {several}")
+    if unable:
+        more = f" and {len(unable) - 1} more" if len(unable) > 1 else ""
+        parts.append(f"no slowdown could be found, however large: {unable[0]}{more}")
+    return "; ".join(parts)
+
+
+def _is_memory(verdict: Verdict) -> bool:
+    return bool(verdict.new and verdict.new.is_memory)
+
+
 def doubts(*entries: Entry) -> list[str]:
     """Return notes on reasons to doubt a result that do not decide."""
     return [f"reason to doubt it: {warning}" for warning in dict.fromkeys(w for each in entries for w in each.warnings)]
@@ -314,10 +366,10 @@ def doubts(*entries: Entry) -> list[str]:
 def summary(comparison: RunComparison) -> str:
     """Return one line that counts the verdicts, or says why there are none."""
     counts = Counter(each.verdict for each in comparison.verdicts)
-    order = ("slower", "faster", "same", "uncertain", "missing", "new", "invalid")
+    order = ("slower", "worse", "faster", "same", "uncertain", "missing", "new", "invalid")
     parts = [f"{counts[name]} {name}" for name in order if counts[name]]
     beside = Counter(what for each in comparison.verdicts for what in each.regressions if what != "time")
-    parts += [f"{count} with more {_MORE[what]}" for what, count in beside.items()]
+    parts += [f"{count} with {_MORE.get(what, f'a worse {what}')}" for what, count in beside.items()]
     if comparison.refused:
         parts.append("not comparable: " + "; ".join(comparison.differences))
     elif not comparison.judged:
@@ -325,4 +377,4 @@ def summary(comparison: RunComparison) -> str:
     return ", ".join(parts)
 
 
-_MORE = {"memory": "memory", "first call": "time of the first call", "accuracy": "error"}
+_MORE = {"memory": "more memory", "first call": "a longer first call", "accuracy": "larger errors"}

@@ -140,7 +140,11 @@ class Session:
         if limit_s is None or self.settings.elsewhere is not None:
             return
         tell, start = self.progress, time.monotonic()
-        noise = await_quiet(limit_s - self._waited_s, None if tell is None else lambda what: tell("--wait-quiet", what))
+        noise = await_quiet(
+            limit_s - self._waited_s,
+            None if tell is None else lambda what: tell("--wait-quiet", what),
+            threads=self.settings.threads,
+        )
         self._waited_s += time.monotonic() - start
         self._noise = f"the machine was not quiet after {limit_s:g} s of --wait-quiet: {noise}" if noise else ""
 

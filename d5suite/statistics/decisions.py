@@ -14,12 +14,12 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from d5suite.statistics.history import Level, level_changes, level_of, next_run
 from d5suite.statistics.medians import Summary, holm, rank_test, ratio_of_medians, separated, smallest_p
 from d5suite.statistics.ratios import Ratio
-from d5suite.statistics.sequential import median_bounds
+from d5suite.statistics.sequential import fewest, median_bounds
 
 ALPHA = 0.01
 """Probability, over all benchmarks of a comparison, of any wrong "slower" or "faster"."""
@@ -57,6 +57,9 @@ class Threshold:
         Ratio of first calls, new over base, that is a regression.
     accuracy : float
         Ratio of errors, new over base, that is a regression even within the tolerance.
+    figure : float
+        How many times worse a judged figure must be to be a regression; see
+        `d5suite.statistics.figures`.
     """
 
     effect: float = 0.05
@@ -64,6 +67,7 @@ class Threshold:
     memory: float = 0.10
     first_call: float = 4.0
     accuracy: float = 10.0
+    figure: float = 2.0
 
 
 class Decision(NamedTuple):
@@ -78,12 +82,16 @@ class Decision(NamedTuple):
         Why, for people.
     p_value : float or None
         Of the rank test of two runs, corrected for the number of benchmarks.
+    finds : float
+        Smallest ratio that would have been called slower, given the same noise; infinite if none
+        would have been.
     """
 
     outcome: str
     ratio: Ratio | None
     reasons: tuple[str, ...] = ()
     p_value: float | None = None
+    finds: float = math.inf
 
     @property
     def changed(self) -> bool:
@@ -102,6 +110,7 @@ def decide(
     least: float | None = None,
     corrected: Ratio | None = None,
     vetoes: Sequence[str] = (),
+    bars: Sequence[str] = (),
     measure: str = TIME,
 ) -> Decision:
     """Decide from a ratio and its interval.
@@ -119,11 +128,30 @@ def decide(
         change; by default ``ratio``.
     vetoes : sequence of str
         Reasons not to trust a change, such as a disturbed machine: they make it uncertain.
+    bars : sequence of str
+        Reasons to decide nothing at all, not even that it is the same.
     measure : str
         What the ratio compares, in words.
     """
-    limit, smallest = 1 + effect, 1 + (effect if least is None else least)
-    evidence = corrected or ratio
+    if bars:
+        return Decision("uncertain", ratio, tuple(bars))
+    smallest = 1 + (effect if least is None else least)
+    decision = _decide(ratio, effect, smallest, corrected or ratio, vetoes, measure)
+    if vetoes:
+        no_change = tuple(f"no change would count: {each}" for each in vetoes)
+        return decision._replace(reasons=no_change) if decision.outcome == "same" else decision
+    return decision._replace(finds=_finds(corrected or ratio, smallest))
+
+
+def _finds(evidence: Ratio, smallest: float) -> float:
+    """Return the smallest ratio whose interval, as wide as this one, would lie above 1."""
+    return max(smallest, evidence.value / evidence.low) if evidence.low > 0 else math.inf
+
+
+def _decide(
+    ratio: Ratio, effect: float, smallest: float, evidence: Ratio, vetoes: Sequence[str], measure: str
+) -> Decision:
+    limit = 1 + effect
     changed = None
     if evidence.low > 1 and ratio.value >= smallest:
         changed = "slower"
@@ -135,7 +163,20 @@ def decide(
         return Decision(changed, ratio, (f"{ratio.value:.2f} times {measure}",))
     if 1 / limit <= ratio.low and ratio.high <= limit:
         return Decision("same", ratio)
-    return Decision("uncertain", ratio)
+    return Decision("uncertain", ratio, (_why_uncertain(ratio, effect, smallest, evidence),))
+
+
+def _why_uncertain(ratio: Ratio, effect: float, smallest: float, evidence: Ratio) -> str:
+    """Say what is missing for a decision."""
+    if not evidence.low > 0:
+        return "one sample says nothing of its own noise" if ratio.method == "medians" else "there is no interval"
+    counts = f"the {100 * effect:g}% that count"
+    if not evidence.includes_one:
+        return f"the change is less than {counts}, but may be more"
+    if not 1 / smallest < ratio.value < smallest:
+        noise = ratio.value / evidence.low - 1
+        return f"{ratio.value:.3f} times may be chance: two runs may differ by {noise:.0%} without cause"
+    return f"it may be the same, or have changed by more than {counts}"
 
 
 def decide_pairs(differences: Sequence[float], *, effect: float, alpha: float) -> Decision:
@@ -169,13 +210,21 @@ def of_pairs(decision: Decision) -> Decision:
     if decision.changed:
         return decision._replace(reasons=(f"{decision.ratio.value:.2f} times as long, in {pairs} pairs",))
     if decision.outcome == "uncertain":
-        return decision._replace(reasons=(f"{pairs} pairs do not decide it within the budget",))
+        return decision._replace(reasons=(_why_pairs_are_too_few(decision.ratio, *decision.reasons),))
     return decision
 
 
+def _why_pairs_are_too_few(ratio: Ratio, why: str) -> str:
+    if ratio.low > 0:
+        return f"{ratio.n} pairs do not decide it: {why}"
+    needed = fewest(1 - ratio.confidence)
+    return f"{ratio.n} pairs are too few for an interval: it needs {needed}; allow more pairs and more time"
+
+
 def decide_runs(
-    pairs: Sequence[tuple[Summary, Summary]], thresholds: Sequence[Threshold], vetoes: Sequence[Sequence[str]]
-) -> list[Decision]:
+    pairs: Sequence[tuple[Summary, Summary]], thresholds: Sequence[Threshold], vetoes: Sequence[Sequence[str]],
+    bars: Sequence[Sequence[str]] = (),
+) -> list[Decision]:  # fmt: skip
     """Decide on the benchmarks of two runs.
 
     Parameters
@@ -184,49 +233,44 @@ def decide_runs(
         Base and new, by benchmark.
     thresholds : sequence of Threshold
         By benchmark.
-    vetoes : sequence of sequences of str
+    vetoes, bars : sequence of sequences of str
         See `decide`, by benchmark.
     """
     p_values = [rank_test(base, new) for base, new in pairs]
     adjusted = iter(holm([p for p in p_values if p is not None]))
     corrected = [None if p is None else next(adjusted) for p in p_values]
     return [
-        _decide_run(base, new, threshold, p_value, len(pairs), reasons)
-        for (base, new), threshold, p_value, reasons in zip(pairs, thresholds, corrected, vetoes, strict=True)
+        _decide_run(base, new, threshold, p_value, len(pairs), *reasons)
+        for (base, new), threshold, p_value, *reasons in zip(
+            pairs, thresholds, corrected, vetoes, bars or [()] * len(pairs), strict=True
+        )
     ]
 
 
 def _decide_run(
-    base: Summary, new: Summary, threshold: Threshold, p_value: float | None, tests: int, vetoes: Sequence[str]
-) -> Decision:
+    base: Summary, new: Summary, threshold: Threshold, p_value: float | None, tests: int, vetoes: Sequence[str],
+    bars: Sequence[str],
+) -> Decision:  # fmt: skip
     ratio, corrected = (
         ratio_of_medians(base, new, between_runs=threshold.between_runs, confidence=confidence)
         for confidence in (CONFIDENCE, 1 - ALPHA / tests)
     )
-    if not vetoes and p_value is not None and p_value > ALPHA:
+    decision = decide(ratio, effect=threshold.effect, corrected=corrected, vetoes=vetoes, bars=bars)
+    if decision.changed and p_value is not None and p_value > ALPHA:
         # Few samples cannot reach the corrected level; then the two sides must be separated.
         too_few = tests * smallest_p(base, new) > ALPHA
         if not (too_few and separated(base, new)):
-            vetoes = [f"samples of both sides overlap (rank test, corrected: p = {p_value:.2g})"]
-    decision = decide(ratio, effect=threshold.effect, corrected=corrected, vetoes=vetoes)
-    return _with_noise(decision)._replace(p_value=p_value)
-
-
-def _with_noise(decision: Decision) -> Decision:
-    """Say why a decision is uncertain if nothing else does."""
-    if decision.outcome != "uncertain" or decision.reasons or decision.ratio is None:
-        return decision
-    if not decision.ratio.low > 0:
-        return decision._replace(reasons=("one sample says nothing of its own noise",))
-    noise = max(decision.ratio.high / decision.ratio.value, 1) - 1
-    return decision._replace(reasons=(f"two runs may differ by {noise:.0%} without cause",))
+            why = f"samples of both sides overlap (rank test, corrected: p = {p_value:.2g})"
+            decision = decision._replace(outcome="uncertain", reasons=(why,))
+    return decision._replace(p_value=p_value)
 
 
 def decide_exact(base: float, new: float, *, effect: float, least: float, measure: str) -> Decision:
     """Decide on two figures without noise, which must also differ by at least ``least``."""
     value = new / base
     ratio = Ratio(value, value, value, 1.0, "exact", 1)
-    return Decision("same", ratio) if abs(new - base) < least else decide(ratio, effect=effect, measure=measure)
+    found = decide(ratio, effect=effect, measure=measure)
+    return found if abs(new - base) >= least else Decision("same", ratio, finds=max(1 + least / base, found.finds))
 
 
 def current_level(figures: Sequence[float], threshold: Threshold, tests: int = 1) -> tuple[int, Level]:
@@ -247,7 +291,7 @@ def current_level(figures: Sequence[float], threshold: Threshold, tests: int = 1
 
 def decide_history(
     figures: Sequence[float], new: float, labels: Sequence[str], threshold: Threshold, *,
-    tests: int = 1, vetoes: Sequence[str] = (), memory: bool = False,
+    tests: int = 1, vetoes: Sequence[str] = (), bars: Sequence[str] = (), memory: bool = False,
 ) -> Decision:  # fmt: skip
     """Decide on one more run of a benchmark.
 
@@ -266,7 +310,7 @@ def decide_history(
     threshold : Threshold
     tests : int
         Benchmarks that are judged together.
-    vetoes : sequence of str
+    vetoes, bars : sequence of str
         See `decide`.
     memory : bool
         Whether the figures are bytes, which hardly vary: one run is enough.
@@ -280,22 +324,24 @@ def decide_history(
     ratio, corrected = (next_run(level, new, confidence) for confidence in (CONFIDENCE, 1 - ALPHA / tests))
     if memory and abs(new - level.median) < MEMORY_BYTES:
         return Decision("same", ratio)
-    decision = decide(ratio, effect=threshold.effect, corrected=corrected, vetoes=vetoes, measure=measure)
-    decision = _with_noise(decision)
+    how: dict[str, Any] = {"effect": threshold.effect, "vetoes": vetoes, "bars": bars, "measure": measure}
+    decision, vetoes = decide(ratio, corrected=corrected, **how), [*vetoes, *bars]
+    finds = decision.finds
     if not vetoes and (agreed := _agreed([*figures[since:], new], threshold.effect, tests)):
         outcome, runs, agreed_ratio = agreed
         reason = f"{agreed_ratio:.2f} times {measure}, as the latest {runs} runs agree"
-        decision = Decision(outcome, ratio, (reason, f"than {compared}"))
+        decision = Decision(outcome, ratio, (reason, f"than {compared}"), finds=finds)
     elif decision.changed:
         decision = decision._replace(reasons=(*decision.reasons, f"than {compared}"))
         if not memory:
             reasons = (*decision.reasons, _runs_needed(level.runs, tests))
-            decision = Decision("uncertain", ratio, reasons)
+            decision = Decision("uncertain", ratio, reasons, finds=finds)
     after = [] if vetoes else level_changes([*figures, new], effect=threshold.effect, alpha=ALPHA / tests)
     if len(after) > len(before) and decision.outcome != "slower":  # later runs may shift the other changes slightly
         place, change = after[-1]
         reason = f"{change:.2f} times {measure} since {labels[place]}"
-        decision = Decision("slower" if change > 1 else "faster", ratio, (*decision.reasons, reason))
+        outcome = "slower" if change > 1 else "faster"
+        decision = Decision(outcome, ratio, (*decision.reasons, reason), finds=finds)
     return decision
 
 

@@ -12,6 +12,7 @@ Imports NumPy and its neighbours.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -74,6 +75,15 @@ class Launches:
         self._confirmed = held >= -math.log(alpha)
         self.open = not self._confirmed and lost <= LOSSES
 
+    def _confirmable(self, middle: float, values: Sequence[float]) -> float:
+        """Return the smallest slowdown that launches which differ as these do would confirm.
+
+        All but `LOSSES` of them must be on one side of 1.
+        """
+        ordered = sorted(values if self._first.outcome == "slower" else [1 / each for each in values])
+        lowest = ordered[min(LOSSES, len(ordered) - 1)]
+        return (middle if self._first.outcome == "slower" else 1 / middle) / lowest
+
     def decision(self) -> Decision:
         """Return the decision of all launches.
 
@@ -85,13 +95,14 @@ class Launches:
         first_ratio = f"{first.ratio.value:.3f} times as long, which "
         if not self._ratios:
             reason = f"{first_ratio}no second launch of both sides has confirmed"
-            return Decision("uncertain", first.ratio, (reason,)) if self.open else first
+            return Decision("uncertain", first.ratio, (reason,), finds=first.finds) if self.open else first
         values = [ratio.value for ratio in self._ratios]
         middle = math.exp(float(np.median(np.log(values))))
         pairs = sum(ratio.n for ratio in (first.ratio, *self._ratios))
         ratio = Ratio(middle, min(values), max(values), interval_ranks(len(values)).confidence, "pairs", pairs)
         evidence = ratio._replace(low=middle, high=middle) if self._confirmed else ratio._replace(low=0, high=math.inf)
         decision = decide(ratio, effect=self._effect, least=half(self._effect), corrected=evidence)
+        decision = decision._replace(finds=max(first.finds, self._confirmable(middle, values)))
         if decision.outcome == "uncertain":
             reason = f"{first_ratio}later launches do not confirm: {ratio.low:.3f} to {ratio.high:.3f}"
             return decision._replace(reasons=(reason,))

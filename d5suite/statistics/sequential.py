@@ -15,6 +15,7 @@ Imports NumPy and, lazily, SciPy.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from functools import lru_cache
@@ -30,6 +31,11 @@ def _rank(count: int, alpha: float) -> int:
     below = np.arange(count // 2 + 1)  # the bet's gain is even about the middle, and falls towards it
     gain = count * math.log(2) + betaln(below + 0.5, count - below + 0.5) - betaln(0.5, 0.5)
     return int(np.sum(gain >= math.log(1 / alpha)))
+
+
+def fewest(alpha: float) -> int:
+    """Return the fewest differences that bound the median with probability 1 - alpha."""
+    return next(count for count in itertools.count(1) if _rank(count, alpha))
 
 
 def median_bounds(differences: Sequence[float], alpha: float) -> tuple[float, float]:

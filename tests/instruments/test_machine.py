@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +19,7 @@ import pytest
 
 from d5suite.errors import ConfigurationError
 from d5suite.instruments import environment, gpus, machine, memory, quiet, threads
-from d5suite.instruments.machine import MachineState, ProcessTimes, disturbance, snapshot
+from d5suite.instruments.machine import Disturbance, MachineState, ProcessTimes, disturbance, snapshot
 from d5suite.instruments.nvml import GpuState
 
 MEBIBYTE = 1 << 20
@@ -380,17 +381,24 @@ def test_to_wait_for_a_quiet_machine_ends_with_quiet_or_at_the_limit() -> None:
     quiet_after, clock = 3, iter(range(100))
     told: list[str] = []
 
-    def probe() -> quiet.Noise:
+    def look(threads: int | None) -> Disturbance:
         nonlocal quiet_after
         quiet_after -= 1
-        reasons = ["others are busy"] if quiet_after >= 0 else []
-        return quiet.Noise(not reasons, "", 1.0, 1.0, 2, reasons, {})
+        reasons = ["others are busy"] if quiet_after >= 0 and threads == 2 else []
+        return Disturbance(bool(reasons), reasons, {})
 
-    assert quiet.await_quiet(50, told.append, probe=probe, clock=lambda: next(clock)) == ""
-    assert told == ["waiting for a quiet machine: others are busy"] * 3
+    assert quiet.await_quiet(50, told.append, threads=2, look=look, clock=lambda: next(clock)) == ""
+    assert told == [f"waiting for a quiet machine, {left} s more at most: others are busy" for left in (49, 48, 47)]
     quiet_after = 99
-    assert quiet.await_quiet(5, probe=probe, clock=lambda: next(clock)) == "others are busy"
+    assert quiet.await_quiet(5, threads=2, look=look, clock=lambda: next(clock)) == "others are busy"
     assert 90 < quiet_after < 99
+
+
+def test_to_wait_takes_no_cpu_so_that_two_runs_that_wait_do_not_wait_for_each_other() -> None:
+    """A busy loop looked whether others are busy, and each run that waited saw the other's loop."""
+    before = time.process_time()
+    quiet.await_quiet(1.2)
+    assert time.process_time() - before < 0.5
 
 
 # Threads

@@ -69,7 +69,7 @@ def test_one_file_brings_a_measurement(tmp_path: Path) -> None:
         jsonschema.validate(broken, result_schema(described))
     with h5py.File(tmp_path / "out.h5") as file:
         assert any(group.attrs["fullname"].endswith("test_fetch[torch]") for group in file.values())
-    assert re.search(r"fetch +\n +torch\*? +[\d.]+ +[\d.]+ +0 *\n", done.stdout)  # shown after the run
+    assert re.search(r"fetch +\n +torch\*? +[\d.]+ +[\d.]+ +[\d.]+ +0 *\n", done.stdout)  # shown after the run
 
     # and compared where nobody knows the class
     (tmp_path / "test_fetched.py").unlink()
@@ -78,8 +78,23 @@ def test_one_file_brings_a_measurement(tmp_path: Path) -> None:
         cwd=tmp_path, env=plugin_environment(), capture_output=True, text=True, check=True,
     ).stdout  # fmt: skip
     heading = next(line for line in shown.splitlines() if "MB/s" in line)
-    assert heading.split() == ["median", "ms", "MB/s", "÷", "first", "err/tol"]
-    assert len(re.findall(r"torch\*? \([12]\) +[\d.]+ +[\d.]+ +1\.000 +0", shown)) == 2
+    assert heading.split() == ["median", "ms", "p99", "ms", "MB/s", "÷", "first", "err/tol"]
+    assert len(re.findall(r"torch\*? \([12]\) +[\d.]+ +[\d.]+ +[\d.]+ +1\.000 +0", shown)) == 2
+
+    # and its figure is judged there
+    quiet = result(tmp_path)
+    for bench in quiet["benchmarks"]:
+        bench["extra_info"]["d5suite"]["machine"] |= {"disturbed": False, "reasons": []}
+    (tmp_path / "quiet.json").write_text(json.dumps(quiet))
+    quiet["benchmarks"][-1]["extra_info"]["d5suite"]["p99_s"] *= 50
+    (tmp_path / "tail.json").write_text(json.dumps(quiet))
+    judged = subprocess.run(
+        [sys.executable, "-m", "d5suite.cli", "compare", "quiet.json", "tail.json", "--json", "-"],
+        cwd=tmp_path, env=plugin_environment(), capture_output=True, text=True,
+    )  # fmt: skip
+    assert judged.returncode == 1, judged.stderr
+    found = {each["name"]: each["regressions"] for each in json.loads(judged.stdout)["benchmarks"]}
+    assert found == {"fetched/inference torch": [], "fetched/fetch torch": ["p99 ms"]}
 
 
 @needs_torch
@@ -96,7 +111,7 @@ def test_it_adds_what_needs_all_results_of_a_run(tmp_path: Path) -> None:
     code = (
         source()
         .replace("\n    def prepare(", derive, 1)
-        .replace('"required": ["bytes_per_s"]', '"required": ["bytes_per_s", "of_all"]')
+        .replace('"required": ["bytes_per_s", "p99_s"]', '"required": ["bytes_per_s", "p99_s", "of_all"]')
     )
     assert code.count("of_all") == 3
     done = measure(tmp_path, code, "-k", "test_fetch and not inference", "--backend", "torch,torch:stock")

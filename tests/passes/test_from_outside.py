@@ -96,6 +96,14 @@ def test_one_file_brings_a_pass(tmp_path: Path) -> None:
     assert re.search(r"torch\*? \(1\) +.* – +1\.000 ", shown.stdout)
     assert re.search(r"torch\*? \(2\) +.* [\d.]+ +1\.000 ", shown.stdout)
     assert run(tmp_path, "d5suite.cli", "compare", "out.json", "out.json").returncode in (0, 6)
+    more = json.loads((tmp_path / "out.json").read_text())
+    for each in more["benchmarks"]:
+        each["extra_info"]["d5suite"]["machine"] |= {"disturbed": False, "reasons": []}
+    (tmp_path / "quiet.json").write_text(json.dumps(more))
+    more["benchmarks"][0]["extra_info"]["d5suite"]["page_faults"]["per_step"] += 1e6
+    (tmp_path / "more.json").write_text(json.dumps(more))
+    judged = run(tmp_path, "d5suite.cli", "compare", "quiet.json", "more.json")
+    assert judged.returncode == 1 and "faults became" in judged.stdout, judged.stdout  # judged there, too
     page = run(tmp_path, "d5suite.cli", "report", "out.json", "-o", "page.html", "--csv", "numbers")
     assert page.returncode == 0, page.stderr
     assert "faults" in (tmp_path / "page.html").read_text()

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import shutil
 import signal
@@ -97,17 +98,26 @@ def test_a_slowdown_of_one_side_is_named(folder: Path, imagenet_tree: Path) -> N
 @pytest.mark.slow
 @pytest.mark.alone
 def test_a_slowdown_of_5_percent_is_found_at_the_default_budget(folder: Path, imagenet_tree: Path) -> None:
-    """Of samples so short that few are interrupted."""
+    """Of samples so short that few are interrupted.
+
+    Where launches differ by as much, as on a busy machine, it may be undecided instead. Then the
+    pairs themselves must show that a slowdown of this size could not be found.
+    """
     recipe = folder / "eight" / "test_eight.py"
     recipe.parent.mkdir(exist_ok=True)
     text = (folder / "recipes" / "test_small.py").read_text().replace("name='small'", "name='eight'")
     recipe.write_text(text.replace("batch_size=4", "batch_size=8"))
     done = ab(folder, imagenet_tree, "here", "env:FAULTY_FAULT=slow=1.05:8", "--max-pairs", "60",
               recipes="eight/test_eight.py")  # fmt: skip
-    assert done.returncode == 1, done.stdout + done.stderr
     (found,) = json.loads(done.stdout)["benchmarks"]
-    assert (found["name"], found["verdict"]) == ("eight/inference faulty", "slower")
-    assert 1.02 < found["ratio"] < 1.25
+    assert found["name"] == "eight/inference faulty" and found["ratio"] < 1.25, done.stdout + done.stderr
+    if found["verdict"] != "uncertain":
+        assert (found["verdict"], done.returncode) == ("slower", 1), done.stdout + done.stderr
+        assert found["ratio"] > 1.02
+    else:
+        finds = math.inf if found["finds"] is None else found["finds"]
+        assert done.returncode == 6 and finds >= max(1.03, found["ratio"]), done.stdout + done.stderr
+        assert found["interval"][1] is None or found["interval"][1] >= 1.05, done.stdout  # it is not excluded
 
 
 @pytest.mark.slow

@@ -73,6 +73,10 @@ def test_a_machine_that_does_not_become_quiet_is_marked(
     (found,) = records(tmp_path).values()
     (said,) = [each for each in found["warnings"] if "was not quiet after 0 s of --wait-quiet" in each]
     assert "other processes used" in said
+    # and it was told before anything was measured, with what uses it
+    told = done.stdout.partition("d5suite: the machine is busy: ")[2].splitlines()[0]
+    assert "other processes used" in told and "python" in told
+    assert done.stdout.index("the machine is busy") < done.stdout.index("images/s")
 
 
 SPIN = """

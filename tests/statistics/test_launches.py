@@ -50,6 +50,15 @@ def test_what_does_not_count_is_confirmed_as_the_same() -> None:
     assert found.ratio.value == pytest.approx(1.005) and found.ratio.n == 90
 
 
+def test_launches_say_which_slowdown_they_could_have_confirmed() -> None:
+    """One may contradict. Where two do, a slowdown as large as the observed one was too small."""
+    calm = heard([1.05, 1.051, 1.049, 1.05, 1.05, 1.05, 1.05, 1.05], 0.01, SLOWER._replace(finds=1.02)).decision()
+    assert calm.outcome == "slower" and calm.finds < 1.05  # limited by the first launch
+    torn = heard([1.08, 0.97, 1.1, 1.06, 0.98], 0.01, SLOWER._replace(finds=1.02)).decision()
+    assert torn.outcome == "uncertain" and torn.ratio is not None
+    assert torn.finds == pytest.approx(1.06 / 0.98) and torn.finds > torn.ratio.value
+
+
 @pytest.mark.parametrize("layout", [(0.0, 0.1), (-0.3, 0.0, 0.3), (0.0, 0.0, 0.0, 1.0)])
 def test_processes_of_few_layouts_confirm_nothing_more_often_than_said(layout: tuple[float, ...]) -> None:
     """A test that trusts in normal noise confirms three equal differences in a row at once."""
