@@ -1,7 +1,8 @@
 """Whether the order of the main table holds: in simulation, and in result files of repeated runs.
 
 A simulated run has launches, in each of which two backends take turns in rounds that go there and
-back. Each backend has a memory layout of its own in each launch (`LAUNCH_SD`), and
+back. Each backend has a memory layout of its own in each launch (`LAUNCH_SD`), each run a state of
+the machine that its launches share (`RUN_SD`), and
 `benchmarks.bench_verdicts` has the noise of the machine, which hits whoever runs. *Covered* is how
 often the interval holds the true ratio, *another run* how often it holds what a second run finds.
 The table in docs/compare.md comes from::
@@ -29,7 +30,7 @@ from benchmarks.bench_verdicts import KINDS, Random
 from d5suite.report.contests import rounds_of
 from d5suite.report.reading import load_results
 from d5suite.statistics.ratios import Ratio
-from d5suite.statistics.rounds import LAUNCH_SD, ratio_of_rounds
+from d5suite.statistics.rounds import LAUNCH_SD, RUN_SD, ratio_of_rounds
 
 ROUNDS, SAMPLES = 6, 5
 """Rounds of a launch, and samples of a turn."""
@@ -38,7 +39,10 @@ RATIO = 1.05
 """How many times as long the second backend truly takes."""
 
 
-def simulated(random: Random, kind: str, launches: int, *, launch_sd: float = LAUNCH_SD, drift: float = 0.0) -> Ratio:
+def simulated(
+    random: Random, kind: str, launches: int, *, launch_sd: float = LAUNCH_SD, run_sd: float = RUN_SD,
+    drift: float = 0.0,
+) -> Ratio:  # fmt: skip
     """What a run says of two backends.
 
     Parameters
@@ -49,15 +53,18 @@ def simulated(random: Random, kind: str, launches: int, *, launch_sd: float = LA
     launches : int
     launch_sd : float
         Standard deviation of the logarithm of the ratio from launch to launch.
+    run_sd : float
+        The same from run to run, of what all launches of a run share.
     drift : float
         How much slower the machine gets from round to round.
     """
     times: tuple[list[list[float]], list[list[float]]] = ([], [])
+    shared = random.lognormal(0, run_sd)
     for _ in range(launches):
         noise = KINDS[kind](random, 2 * SAMPLES * ROUNDS).reshape(ROUNDS, 2, SAMPLES)
         noise = noise * (1 + drift * np.arange(2 * ROUNDS).reshape(ROUNDS, 2, 1) / 2)
         noise[1::2] = noise[1::2, ::-1]  # back
-        layout = RATIO * random.lognormal(0, launch_sd)
+        layout = RATIO * shared * random.lognormal(0, launch_sd)
         medians = np.median(noise, axis=2) * [1, layout]
         for its, column in zip(times, medians.T, strict=True):
             its.append(column.tolist())

@@ -20,7 +20,7 @@ from d5suite.report.formats import times
 from d5suite.statistics.contests import Competitor, Ranking, veto_of
 from d5suite.statistics.decisions import Threshold
 from d5suite.statistics.ratios import Ratio
-from d5suite.statistics.rounds import LAUNCH_SD
+from d5suite.statistics.rounds import least_lead
 
 
 class Competing(Protocol):
@@ -268,5 +268,6 @@ def notes_on(contests: Sequence[Contest[Any]]) -> list[str]:
     ties = {contest.name: [f"{one.backend} and {other.backend}" for one, other in contest.ties] for contest in calm}
     lines += [f"{name}, within noise: {', '.join(pairs)}" for name, pairs in ties.items() if pairs]
     if any(ratio.method == "rounds" for contest in compared for _, ratio in contest.standing):
-        lines.append(f"one launch: {LAUNCH_SD:.0%} variation between launches is assumed; --launches 3 measures it")
+        lead = least_lead()
+        lines.append(f"one launch cannot decide leads below {lead:.2f}, as runs vary; --launches 3 may")
     return lines + [f"! {note}" for note in dict.fromkeys(note for contest in contests for note in contest.notes)]

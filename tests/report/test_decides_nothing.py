@@ -18,7 +18,7 @@ ESTIMATORS = {"scipy", "ruptures", "d5suite.statistics.intervals", "d5suite.stat
 TYPES = {
     "d5suite.statistics.ratios": {"Ratio"},
     "d5suite.statistics.medians": {"Summary", "summarize"},
-    "d5suite.statistics.rounds": {"LAUNCH_SD"},
+    "d5suite.statistics.rounds": {"least_lead"},
 }
 """What reports may import of modules that estimate."""
 
