@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import signal
 import sys
 from collections.abc import Collection, Iterator, Sequence
@@ -156,6 +157,9 @@ def _measured(pairs: list[Pair]) -> list[Pair]:
         elif each.decision.ratio is not None:
             counts = f"{each.blocks} pairs, launches: {each.launches}"
             said = f"{each.decision.outcome}, {figure(each.decision.ratio.value)} times as long, {counts}"
+            if each.decision.outcome == "uncertain":
+                finds = each.decision.finds
+                said += f"; finds slowdowns from {figure(finds)}" if finds < math.inf else "; finds no slowdown"
             _tell(f"{each.wanted.key}: {said}")
     return pairs
 

@@ -104,12 +104,12 @@ def test_a_history_gives_the_reason_why_it_cannot_tell(history: Path, tmp_path: 
 def paired(outcome: str, grown: float) -> RunComparison:
     """Two sides whose times are of an outcome, and whose memory grew."""
     ratio = Ratio(1.0, 0.97, 1.04, 0.99, "pairs", 60)
-    sides = [
+    a, b = (
         Entry("a/inference torch", summarize([1.0, 1.1, 0.9]), costs=Costs(size * 2**20, 1.0, 0.1))
         for size in (400, 400 * grown)
-    ]
+    )
     why = ("60 pairs do not decide it",) if outcome == "uncertain" else ()
-    pair = Paired("a/inference torch", *sides, Decision(outcome, ratio, why, finds=1.04))  # type: ignore[misc]
+    pair = Paired("a/inference torch", a, b, Decision(outcome, ratio, why, finds=1.04))
     return compare_pairs(("here", "here"), [pair], Thresholds(PAIRED))
 
 
@@ -160,9 +160,9 @@ def test_bisect_says_what_it_knows_where_it_finds_nothing(
     first, more, code = BISECTED[verdict]
     outcome = "same" if verdict in ("worse", "missing") else verdict
     decision = None if verdict == "missing" else Decision(outcome, Ratio(1.2, 0.0, math.inf, 0.99, "pairs", 3))
-    sides = (BenchmarkRun(Path(each), "side", [], {}) for each in ("old", "new"))
+    old, new = (BenchmarkRun(Path(each), "side", [], {}) for each in ("old", "new"))
     worse = ["memory"] if verdict == "worse" else []
-    found = RunComparison(*sides, [Verdict("a/b torch", verdict, decision=decision, regressions=worse)], {}, [])
+    found = RunComparison(old, new, [Verdict("a/b torch", verdict, decision=decision, regressions=worse)], {}, [])
     monkeypatch.setattr(bisect, "measure", lambda *given: Compared(found))
     monkeypatch.setattr(bisect, "benchmark_selection", lambda options: None)
     monkeypatch.setattr("d5suite.pytest_plugin.bisect.revisions", lambda *given: ["new"])
