@@ -17,6 +17,7 @@ from d5suite.errors import ValidationError
 from d5suite.instruments.clock import now
 from d5suite.instruments.events import EventLog, TwoClocks
 from d5suite.instruments.freshness import Durations
+from d5suite.instruments.outside import Fetches, Outside
 from d5suite.instruments.sampling import Samples, sample
 from d5suite.instruments.settings import SamplingSettings
 from d5suite.measurements.tables import Table
@@ -117,6 +118,22 @@ def check_computes(found: Durations) -> Check:
     """Check that a step computes its answers: new input must not take much longer."""
     detail = f"{found.again_s * 1e3:.3g} ms on input fed before, {found.fresh_s * 1e3:.3g} ms on new input"
     return Check("answers remembered instead of computed", float(not found.computes), 0.0, detail)
+
+
+def check_inside(found: Outside) -> Check:
+    """Check that feeding and fetching only copy: a call must not leave its work to them."""
+    detail = (
+        f"feeding and fetching took {found.outside_s * 1e3:.3g} ms, a timed call {found.call_s * 1e3:.3g} ms, "
+        f"copying as many bytes {found.copy_s * 1e3:.3g} ms"
+    )
+    excess = found.outside_s > found.limit_s
+    return Check("work outside the clock, when feeding or fetching", float(excess), 0.0, detail)
+
+
+def check_fetches(found: Fetches) -> Check:
+    """Check that a timed answer was there when the clock stopped."""
+    detail = f"the first fetch took {found.first_s * 1e3:.3g} ms, the second {found.second_s * 1e3:.3g} ms"
+    return Check("work outside the clock, when a timed answer is fetched", float(found.late_s > 0), 0.0, detail)
 
 
 def check_waits(found: TwoClocks) -> Check:

@@ -23,6 +23,8 @@ pytestmark = pytest.mark.skipif(discover()[0]["torch"].problem() is not None, re
 
 NETWORK = ["inference", "gradient", "training_step"]
 OPERATOR = ["forward", "backward"]
+FETCHED = "work outside the clock, when a timed answer is fetched"
+OUTSIDE = "work outside the clock, when feeding or fetching"
 REMEMBERED = "answers remembered instead of computed"
 
 # By mode: what fails, with a part of its message; all else passes.
@@ -46,6 +48,13 @@ NETWORK_FAULTS: dict[str, dict[str, str]] = {
     "recognizes": {"inference": REMEMBERED, "gradient": REMEMBERED},
     "timed_update": {"training_step": "parameters after 2 timed steps"},
     "stops": {"training_step": "update by a batch never fed before"},
+    "halts": {"training_step": "update by timed step"},
+    "captures": {"training_step": "of timed step"},
+    "alternates": {"training_step": "update by timed step"},
+    "quarters": {"training_step": "of timed step"},
+    "promises": dict.fromkeys(NETWORK, FETCHED),
+    "promises20": dict.fromkeys(NETWORK, FETCHED),
+    "looks_up": {"inference": OUTSIDE},
     "overflows": {"training_step": "training diverged while it was timed: the optimizer's velocity/"},
 }
 

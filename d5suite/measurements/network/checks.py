@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from d5suite.instruments.clock import now
 from d5suite.instruments.freshness import Durations, compare_durations, timed
+from d5suite.instruments.outside import measure_outside, time_fetches
 from d5suite.levels.network import Arrays, Executor, Native
-from d5suite.measurements.base import check_computes
+from d5suite.measurements.base import check_computes, check_fetches, check_inside
 from d5suite.measurements.network.steps import TURNS, NetworkStep
 from d5suite.validate.check import Check
 from d5suite.validate.network.gradient import check_dropout, gradient_errors
@@ -33,7 +35,23 @@ from d5suite.workloads.network import Batch, NetworkWorkload
 if TYPE_CHECKING:
     from d5suite.measurements.network.gradient import GradientStep
 
+LATEST = 2
+"""Timed answers that are fetched twice."""
+
+FIRST_PLACE = 100
+"""Places by which input is first moved to be new; `call_fresh` takes smaller numbers."""
+
 UNSEEN = "a batch never fed before"
+
+
+def finished_answers(workload: NetworkWorkload, step: NetworkStep) -> Iterator[Check]:
+    """Timed answers fetched twice: a call may return a promise, and fetching it computes.
+
+    It comes first: whatever fetches an answer completes it.
+    """
+    executor = workload.executor
+    pending = [lambda native=native: executor.fetch(native) for native in step.answers.latest(LATEST)]
+    yield check_fetches(time_fetches(pending))
 
 
 # Inference.
@@ -52,6 +70,7 @@ def unseen_output(workload: NetworkWorkload, step: NetworkStep) -> Iterator[Chec
     answer, computes = call_fresh(step, arrays, workload.executor.fetch)
     yield computes
     yield _output(workload, UNSEEN, answer, TURNS)
+    yield work_outside(step, arrays)
 
 
 def _output(workload: NetworkWorkload, batch: str, output: Arrays, turn: int) -> Check:
@@ -94,6 +113,7 @@ def unseen_gradient(workload: NetworkWorkload, step: NetworkStep) -> Iterator[Ch
     yield computes
     if not executor.drops:
         yield from check_unseen(workload, answer)
+    yield work_outside(step, workload.arrays(workload.unseen))
 
 
 def dropped_gradient(workload: NetworkWorkload, step: NetworkStep) -> Iterator[Check]:
@@ -153,9 +173,7 @@ def call_fresh(
         return timed(lambda: step.call(feed), executor.synchronize)[1]
 
     def other(number: int) -> Callable[[], float]:
-        """Return a timed call on the same values in other places."""
-        rolled = {name: np.roll(value.reshape(-1), number + 1).reshape(value.shape) for name, value in arrays.items()}
-        feed = executor.feed(rolled)
+        feed = executor.feed(rolled(arrays, number + 1))
         return lambda: duration(feed)
 
     feed = executor.feed(arrays)
@@ -163,6 +181,44 @@ def call_fresh(
     answer = fetch(native)
     found = compare_durations(lambda: duration(step.feed), other, Durations(step.median_s, took))
     return answer, check_computes(found)
+
+
+def rolled(arrays: Arrays, places: int) -> dict[str, np.ndarray]:
+    """Return the same values in other places: input never fed before."""
+    return {name: np.roll(value.reshape(-1), places).reshape(value.shape) for name, value in arrays.items()}
+
+
+def work_outside(step: NetworkStep, arrays: Arrays) -> Check:
+    """Feed new input, call and fetch: what a call leaves to feeding or fetching takes time there.
+
+    Parameters
+    ----------
+    step : NetworkStep
+        Of an answer, it fetches only what it keeps, such as the loss.
+    arrays : mapping of str to numpy.ndarray
+        A batch.
+    """
+    executor = step.workload.executor
+
+    def surround(number: int) -> float:
+        batch = rolled(arrays, FIRST_PLACE + number)
+        executor.synchronize()
+        times = [now()]
+        feed = executor.feed(batch)
+        executor.synchronize()
+        times.append(now())
+        native = step.call(feed)
+        executor.synchronize()
+        kept = {name: native[name] for name in step.answers.names}
+        times.append(now())
+        fetched.update(executor.fetch(kept))
+        times.append(now())
+        return times[1] - times[0] + times[3] - times[2]
+
+    fetched: dict[str, np.ndarray] = {}
+    surround(-1)
+    nbytes = sum(each.nbytes for each in (*arrays.values(), *fetched.values()))
+    return check_inside(measure_outside(step.median_s, nbytes, surround))
 
 
 def check_unseen(workload: NetworkWorkload, answer: Arrays) -> list[Check]:

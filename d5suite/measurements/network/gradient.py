@@ -49,6 +49,7 @@ class Gradient(Measurement):
     takes_cold = True
     table = TIMES
     checks_after = (
+        checks.finished_answers,
         checks.timed_losses,
         checks.last_gradient,
         checks.unseen_gradient,

@@ -35,7 +35,7 @@ class Inference(Measurement):
     takes_layers = True
     takes_cold = True
     table = TIMES
-    checks_after = (checks.timed_outputs, checks.unseen_output)
+    checks_after = (checks.finished_answers, checks.timed_outputs, checks.unseen_output)
 
     def prepare(self, workload: NetworkWorkload) -> Step:
         return InferenceStep(workload)

@@ -37,11 +37,13 @@ class KeptAnswers:
         self.names = names
         self.calls = 0
         self._kept: dict[tuple[int, int], Native] = {}
+        self._numbers: dict[tuple[int, int], int] = {}
 
     def add(self, batch: int, answer: Native) -> None:
         """Keep the next answer, to the batch of this number."""
         self.calls += 1
-        self._kept[batch, self.calls.bit_length()] = {name: answer[name] for name in self.names}
+        key = batch, self.calls.bit_length()
+        self._kept[key], self._numbers[key] = {name: answer[name] for name in self.names}, self.calls
 
     def fetch(self, executor: Executor) -> dict[int, list[dict[str, np.ndarray]]]:
         """Return the kept tensors by batch, in order of the calls."""
@@ -49,6 +51,10 @@ class KeptAnswers:
         for batch, doubling in sorted(self._kept):
             found.setdefault(batch, []).append(executor.fetch(self._kept[batch, doubling]))
         return found
+
+    def latest(self, count: int) -> list[Native]:
+        """Return the kept tensors of the last answers, the oldest first."""
+        return [self._kept[key] for key in sorted(self._kept, key=self._numbers.__getitem__)[-count:]]
 
     def losses(self, executor: Executor) -> dict[int, list[float]]:
         """Return the kept losses by batch, in order of the calls."""

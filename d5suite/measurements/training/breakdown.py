@@ -14,7 +14,7 @@ from d5suite.instruments.sampling import Samples
 from d5suite.instruments.settings import SamplingSettings
 from d5suite.levels.network import Native
 from d5suite.measurements.base import Measurement, Step
-from d5suite.measurements.network.checks import check_unseen
+from d5suite.measurements.network.checks import check_unseen, finished_answers
 from d5suite.measurements.schemas import number, record
 from d5suite.measurements.tables import WORST_ERROR, Column, Table
 from d5suite.measurements.training import checks
@@ -203,6 +203,7 @@ class Breakdown(Measurement):
     )
     plot = "parts"
     checks_after = (
+        finished_answers,
         checks.finite_losses,
         last_parts,
         checks.trained_output,

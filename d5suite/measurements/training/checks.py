@@ -12,12 +12,21 @@ import numpy as np
 from d5suite.errors import ValidationError
 from d5suite.levels.network import Arrays, Native
 from d5suite.levels.training import STEPS
-from d5suite.measurements.network.checks import UNSEEN, check_same_draws, check_whole_batch
+from d5suite.measurements.network.checks import UNSEEN, check_same_draws, check_whole_batch, work_outside
+from d5suite.measurements.training.kept_steps import KeptStep
 from d5suite.measurements.training.steps import TrainerStep, TrainingStep
 from d5suite.validate.check import Check
-from d5suite.validate.network.gradient_references import check_finite, sampled, widened
+from d5suite.validate.network.gradient import SATURATION, SENSITIVITY_NOISE, disturbed, gradient_errors
+from d5suite.validate.network.gradient_references import (
+    GradientReference,
+    check_finite,
+    fetch_sampled,
+    sampled,
+    scaled,
+    widened,
+)
 from d5suite.validate.network.inference import check_inference
-from d5suite.validate.norms import relative_l2
+from d5suite.validate.norms import UNIT_ROUNDOFF, relative_l2
 from d5suite.validate.training.trajectory import check_trajectory, repeat_until_updated, train
 from d5suite.validate.training.updates import (
     check_moved,
@@ -128,6 +137,87 @@ def whole_batch_step(workload: NetworkWorkload, step: object) -> Iterator[Check]
 
     if not executor.drops:
         yield from check_whole_batch(workload, "a step", loss_at_generic_point)
+
+
+def middle_steps(workload: NetworkWorkload, step: TrainingStep) -> Iterator[Check]:
+    """Timed steps from the middle of the run again: only its ends are proved elsewhere.
+
+    Each is made from the parameters and the optimizer's state that it began with: gradients come
+    from forward and backward, which the proof has covered, and the update from the formula. With
+    Dropout the step itself is repeated, with the same values dropped.
+    """
+    executor, trainer = workload.executor, workload.trainer
+    precision = executor.precision
+    for kept in step.kept.complete:
+        if precision == "fp16" and _skipped(kept):
+            continue
+        executor.load_parameters(kept.start)
+        feed = workload.feed(kept.turn)
+        what = f"timed step {kept.number} ({executor.mode} {precision})"
+        loss = workload.network.require_loss()[1]
+        timed = executor.fetch(kept.loss)[loss]
+        if executor.drops:
+            executor.load_random_state(kept.random)
+            trainer.load_state(kept.state)
+            again = executor.fetch(trainer.step(feed))[loss]
+            limit = workload.tolerance.trajectory
+            yield Check(f"loss of {what} vs the same step untimed", relative_l2(timed, again), limit)
+            after = sampled_parameters(executor)
+            start = sampled({name: kept.start[name] for name in after})
+            moved = {name: value - start[name] for name, value in after.items()}
+            name = f"parameters after {what} vs the same step untimed"
+            yield check_parameters(name, executor, kept.end, after, moved, start, widened(workload.references.limit))
+            continue
+        yield from _made_again(workload, kept, feed, what, timed)
+
+
+def _made_again(
+    workload: NetworkWorkload, kept: KeptStep, feed: Native, what: str, timed: np.ndarray
+) -> Iterator[Check]:
+    """Compare loss and update of a kept step with its gradient, taken again, and the formula.
+
+    Where a network has nearly learned its batch, loss and gradients are differences of nearly equal
+    numbers, about the loss apart. Where the tolerance of the proof's weights does not suffice, the
+    sensitivity at these weights is measured.
+    """
+    executor, known, loss = workload.executor, workload.references, workload.network.require_loss()[1]
+    noise = SENSITIVITY_NOISE * UNIT_ROUNDOFF[executor.precision]
+
+    def gradient() -> GradientReference:
+        native = executor.forward_backward(feed)
+        clips = workload.optimizer.clip_norm  # by the norm of all elements
+        return GradientReference.of(executor.fetch(native) if clips else fetch_sampled(executor, native), loss)
+
+    def compare(sensitivity: float) -> Iterator[Check]:
+        limit = max(known.loss_limit, sensitivity)
+        yield Check(f"loss of {what} vs the same pass untimed", relative_l2(timed, np.array(again.loss)), limit)
+        name, limit = f"update by {what} vs the formula", min(max(widened(known.limit), sensitivity), SATURATION)
+        yield from check_update(name, workload.trainer, start, kept.state, kept.end, again, limit)
+
+    again = gradient()
+    start = sampled({name: kept.start[name] for name in again.gradients})
+    doubt = noise / max(abs(again.loss), np.finfo(float).tiny)
+    checks = list(compare(doubt))
+    if not all(check.passed for check in checks):
+        for _ in disturbed(executor, noise):
+            other = gradient()
+            errors = gradient_errors(
+                scaled(executor, other.gradients), scaled(executor, again.gradients), UNIT_ROUNDOFF[executor.precision]
+            )
+            apart = max(*errors.values(), relative_l2(np.array(other.loss), np.array(again.loss)))
+            doubt = max(doubt, workload.tolerance.gradients * apart)
+        checks = list(compare(doubt))
+    yield from checks
+
+
+def _skipped(kept: KeptStep) -> bool:
+    """Whether the step has updated nothing, as in fp16 until the loss scale fits."""
+    return all(np.array_equal(value, sampled({key: kept.start[key]})[key]) for key, value in kept.end.items())
+
+
+def step_outside(workload: NetworkWorkload, step: TrainingStep) -> Iterator[Check]:
+    """A step may leave its work to feeding its batch or to fetching its loss."""
+    yield work_outside(step, workload.arrays(workload.unseen))
 
 
 def first_parameters(workload: NetworkWorkload, step: TrainingStep) -> Iterable[Check]:

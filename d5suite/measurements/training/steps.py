@@ -5,6 +5,7 @@ from __future__ import annotations
 from d5suite.levels.network import Arrays
 from d5suite.measurements.base import Step
 from d5suite.measurements.network.steps import KeptAnswers, NetworkStep, training_feeds, whole_feeds
+from d5suite.measurements.training.kept_steps import KeptSteps
 from d5suite.validate.training.updates import sampled_parameters
 from d5suite.workloads.network import NetworkWorkload
 
@@ -48,12 +49,15 @@ class TrainingStep(NetworkStep):
     early : mapping of str to numpy.ndarray or None
         Parameters after as many timed steps as the proof's first run has, `sampled`. None if the
         timed steps differ from the proof's.
+    kept : KeptSteps
+        Some timed steps, to be made again.
     """
 
     def __init__(self, workload: NetworkWorkload) -> None:
         super().__init__(workload, workload.trainer.step, training_feeds(workload), whole=whole_feeds(workload))
         self.random: Arrays = {}
         self.early: Arrays | None = None
+        self.kept = KeptSteps(workload.trainer)
 
     @property
     def updates(self) -> int:
@@ -67,11 +71,18 @@ class TrainingStep(NetworkStep):
     def begin(self) -> None:
         self.reset()
         self.early = None
+        self.kept = KeptSteps(self.workload.trainer)
         executor = self.workload.executor
         self.random = executor.random_state() if executor.drops else {}
 
+    def next_input(self) -> None:
+        super().next_input()
+        self.kept.before(self.updates + 1, self.turn)
+
     def keep_answer(self) -> None:
         super().keep_answer()
+        if self.answer is not None:
+            self.kept.after(self.updates, self.answer)
         executor, proved = self.workload.executor, self.workload.proved_run
         # In fp16 steps are repeated, and a run that amplifies less has its own learning rates.
         same = executor.precision != "fp16" and not proved.first.rates

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from d5suite.levels.training import Trainer
 from d5suite.measurements.base import Measurement, Step
+from d5suite.measurements.network.checks import finished_answers
 from d5suite.measurements.network.gradient import prove_gradient
 from d5suite.measurements.tables import TIMES
 from d5suite.measurements.training import checks
@@ -49,6 +50,7 @@ class TrainingStepTime(Measurement):
     takes_cold = True
     table = TIMES
     checks_after = (
+        finished_answers,
         checks.finite_losses,
         checks.first_losses,
         checks.counted_updates,
@@ -56,6 +58,8 @@ class TrainingStepTime(Measurement):
         checks.whole_batch_step,
         checks.first_parameters,
         checks.same_draws,
+        checks.middle_steps,
+        checks.step_outside,
     )
 
     def prepare(self, workload: NetworkWorkload) -> Step:

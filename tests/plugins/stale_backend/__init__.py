@@ -31,6 +31,13 @@ BACKEND = replace(
         "few": "of a batch it takes the first eight images only",
         "timed_few": "the same of forward and backward, but only while it is timed",
         "stops": "updates stop after fifteen",
+        "halts": "eight steps after weights were loaded updates stop",
+        "captures": "eight steps after weights were loaded the batch of the ninth is taken for ever",
+        "alternates": "eight steps after weights were loaded each second step updates nothing",
+        "quarters": "eight steps after weights were loaded every fourth image is left out",
+        "promises": "every answer is a promise, which is kept when it is fetched",
+        "promises20": "the same, from the twentieth call of one shape on",
+        "looks_up": "feed, and load_parameters, compute the answer, and a call looks it up",
         "overflows": "momentum is infinite after fifteen updates",
     },
 )

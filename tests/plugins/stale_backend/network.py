@@ -1,11 +1,15 @@
 """The right executor, for a while."""
 
+import time
 from typing import Any
 
 from d5suite.backends.torch import network as right
 from d5suite.network import Network
 
-from .staleness import Stale
+from .staleness import Promises, Stale
+
+WORK_S = 0.005
+"""Seconds that a large network would take, where something else than a call does its work."""
 
 
 def halve(answer: Any) -> Any:
@@ -14,23 +18,55 @@ def halve(answer: Any) -> Any:
 
 class Executor(right.Executor):
     waited = True
+    steps = 0
+    """Training steps since weights were loaded."""
 
     def __init__(self, network: Network, *, mode: str, device: str, precision: str) -> None:
         super().__init__(network, mode=mode, device=device, precision=precision)
         self.stale = Stale(mode, halve)
+        self.promises = Promises(mode, WORK_S)
+        self.known: dict[int, Any] = {}
+        """By a feed's identity: the feed, and the answers that were made with it."""
 
     def key(self, what: str, feed: Any) -> Any:
         return (what, *feed[self.network.input].shape)
 
+    def feed(self, arrays: Any) -> Any:
+        fed = super().feed(arrays)
+        if self.mode == "looks_up" and self.network.label not in arrays:
+            self.known[id(fed)] = fed, self._worked(fed)
+        return fed
+
+    def _worked(self, fed: Any) -> Any:
+        time.sleep(WORK_S)
+        return super().forward(fed)
+
     def forward(self, feed: Any) -> Any:
-        return self.stale.call(self.key("forward", feed), super().forward, feed)
+        if id(feed) in self.known:
+            return self.known[id(feed)][1]
+        key = self.key("forward", feed)
+        call = super().forward
+        return self.promises.make(key, lambda: self.stale.call(key, call, feed), self.network.outputs)
 
     def forward_backward(self, feed: Any) -> Any:
-        return self.stale.call(self.key("both", feed), super().forward_backward, feed)
+        key = self.key("both", feed)
+        call = super().forward_backward
+        names = [self.network.loss, *self.network.parameters]
+        return self.promises.make(key, lambda: self.stale.call(key, call, feed), names)
+
+    def fetch(self, values: Any) -> Any:
+        return super().fetch(self.promises.keep(values))
+
+    def parameters(self) -> Any:
+        self.promises.keep_all()
+        return super().parameters()
 
     def load_parameters(self, values: Any) -> None:
+        self.promises.keep_all()
         self.stale.forget()
+        self.steps = 0
         super().load_parameters(values)
+        self.known = {key: (fed, self._worked(fed)) for key, (fed, _) in self.known.items()}
 
     def synchronize(self) -> None:
         self.waited = True

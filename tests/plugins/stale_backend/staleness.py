@@ -1,10 +1,11 @@
 """Calls that go wrong with time."""
 
 import sys
+import time
 from collections import Counter
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 PATIENCE = 8
 REMEMBERING = ("remembers", "recognizes")
@@ -65,3 +66,47 @@ class Stale:
             return self.answers[key]
         answer = function(given)
         return self.halve(answer) if mode == "half" and count > PATIENCE else answer
+
+
+class Promises:
+    """Answers that are computed when they are fetched, in the modes that promise them."""
+
+    def __init__(self, mode: str, work_s: float) -> None:
+        first = mode.removeprefix("promises")
+        self.first = int(first or 1) if mode.startswith("promises") else sys.maxsize
+        self.work_s = work_s
+        self.counts: Counter[Hashable] = Counter()
+        self.pending: list[Callable[[], None]] = []
+
+    def make(self, key: Hashable, function: Callable[[], Any], names: Sequence[Any]) -> Any:
+        self.counts[key] += 1
+        if self.counts[key] < self.first:
+            return function()
+        answer: dict[Any, Any] = {}
+
+        def work() -> None:
+            time.sleep(self.work_s)
+            answer.update(function())
+
+        self.pending.append(work)
+        return {name: Promise(answer, name) for name in names}
+
+    def keep_all(self) -> None:
+        pending, self.pending = self.pending, []
+        for work in pending:
+            work()
+
+    def keep(self, values: Any) -> Any:
+        """Work until these values are there, in the order of the calls."""
+        while any(isinstance(value, Promise) and value.name not in value.answer for value in values.values()):
+            self.pending.pop(0)()
+        return {
+            name: value.answer[value.name] if isinstance(value, Promise) else value for name, value in values.items()
+        }
+
+
+class Promise(NamedTuple):
+    """A tensor of an answer to come."""
+
+    answer: dict[Any, Any]
+    name: Any

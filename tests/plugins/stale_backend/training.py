@@ -7,7 +7,7 @@ import numpy as np
 from d5suite.backends.torch import training as right
 
 from .network import Executor
-from .staleness import being_timed
+from .staleness import PATIENCE, being_timed
 
 
 class Trainer(right.Trainer):
@@ -21,7 +21,17 @@ class Trainer(right.Trainer):
         executor.stale.forget()
         waited, executor.waited = executor.waited, False
         hurried = not waited and (mode == "unwaited" or (mode == "hasty" and self.made > 12))
-        if hurried or (mode == "stops" and self.updates > 15):
+        executor.steps += 1
+        late = executor.steps - PATIENCE
+        if late == 1:
+            self.captured = feed
+        if late > 0 and mode == "captures":
+            feed = self.captured
+        if late > 0 and mode == "quarters":
+            kept = [number for number in range(len(feed[executor.network.input])) if number % 4 != 3]
+            feed = {name: value[kept] for name, value in feed.items()}
+        idle = late > 0 and (mode == "halts" or (mode == "alternates" and late % 2 == 0))
+        if hurried or idle or (mode == "stops" and self.updates > 15):
             self._steps += 1
             return {self._loss: executor.loss(feed).detach()}
         rate = self.learning_rate
@@ -32,16 +42,18 @@ class Trainer(right.Trainer):
             self.set_learning_rate(rate)
 
     def _step(self, feed: Any, more: Any) -> Any:
-        executor = self.executor
-        return executor.stale.call(
-            executor.key("step", feed), lambda given: super(Trainer, self).step(given, *more), feed
+        executor, key, call = self.executor, self.executor.key("step", feed), super().step
+        return executor.promises.make(
+            key, lambda: executor.stale.call(key, lambda given: call(given, *more), feed), [self._loss]
         )
 
     def load_state(self, values: Any) -> None:
+        self.executor.promises.keep_all()
         self.updates = 0
         super().load_state(values)
 
     def state(self) -> dict[str, np.ndarray]:
+        self.executor.promises.keep_all()
         found = super().state()
         if self.executor.mode == "overflows" and self.updates > 15:
             found = {key: value * np.inf if "/" in key else value for key, value in found.items()}

@@ -8,6 +8,9 @@ from d5suite.backends.torch import training as right
 from d5suite.backends.torch.network import Executor
 from d5suite.optimizers.settings import Optimizer
 
+LATE = 32
+"""Steps after which some mistakes begin."""
+
 
 class Trainer(right.Trainer):
     executor: Any
@@ -28,8 +31,24 @@ class Trainer(right.Trainer):
         self._calls += 1
         if self._calls < 3:
             self._second = feed
-        feed = self._second if self.executor.mode == "stale_step" else feed
-        return self.executor.answered("steps", super().step(feed, *more))
+        mode = self.executor.mode
+        if mode == "stale_step" or (mode == "captures" and self._calls > LATE):
+            feed = self._second
+        if mode == "captures" and self._calls == LATE:
+            self._second = feed
+        if self._calls > LATE and (mode == "halts" or (mode == "alternates" and self._calls % 2)):
+            self._steps += 1
+            return {self._loss: self.executor.loss(feed).detach()}
+        if self._calls > LATE and mode == "quarters":
+            kept = [number for number in range(len(feed[self.executor.network.input])) if number % 4 != 3]
+            feed = {name: value[kept] for name, value in feed.items()}
+        answer = self.executor.answered("steps", super().step(feed, *more))
+        for held in self._optimizer.state.values():
+            if mode == "restless" and self._calls % 24 == 0:
+                held["momentum_buffer"].zero_()
+            if mode == "narrow" and self.executor.precision == "fp32":
+                held["momentum_buffer"].copy_(held["momentum_buffer"].bfloat16())
+        return answer
 
     def _change_rate(self, rate: float) -> None:
         if self.executor.mode == "inside":

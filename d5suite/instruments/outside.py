@@ -1,0 +1,116 @@
+"""Detection of work that is left to feeding or fetching, which no sample contains.
+
+A lazy framework may return a promise and compute when the answer is fetched, or compute when an
+input is fed. Its answers are right, and its samples far too short. Imports NumPy and its neighbours
+in ``d5suite.instruments``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from d5suite.instruments.clock import now
+from d5suite.instruments.freshness import LONGER, ROUNDS
+
+LEAST_S = 5e-4
+"""Accepted seconds for handing over a few small tensors. Slowest seen on a busy 2-core machine,
+the shortest of eight: 0.2 ms, TensorFlow."""
+
+FETCH_S = 2e-4
+"""Accepted seconds by which a first fetch may exceed twice the second one."""
+
+COPIES = 8
+"""Accepted time for feeding or fetching, in copies to another layout by NumPy: converting a type, a
+layout and, on a GPU, crossing the bus."""
+
+BLOCK = (64, 64, 512)
+"""Shape, of float32, whose copy with its first axis last measures how fast NumPy copies."""
+
+
+@dataclass(frozen=True)
+class Outside:
+    """Times of a call and of what surrounds it, in seconds.
+
+    Attributes
+    ----------
+    call_s : float
+        A timed call.
+    outside_s : float
+        Feeding new input and fetching its answer, the shortest.
+    copy_s : float
+        Copying as many bytes.
+    """
+
+    call_s: float
+    outside_s: float
+    copy_s: float
+
+    @property
+    def limit_s(self) -> float:
+        """Return the longest accepted ``outside_s``."""
+        return LONGER * self.call_s + COPIES * self.copy_s + LEAST_S
+
+
+@dataclass(frozen=True)
+class Fetches:
+    """Times of fetching one answer, once and again, in seconds."""
+
+    first_s: float
+    second_s: float
+
+    @property
+    def late_s(self) -> float:
+        """Return by how much the first one is too long; 0 if it is not."""
+        return max(0.0, self.first_s - LONGER * self.second_s - FETCH_S)
+
+
+def copying_s(nbytes: int) -> float:
+    """Return how long NumPy takes to copy so many bytes to another layout, in seconds."""
+    block = np.zeros(BLOCK, np.float32)
+    times = []
+    for _ in range(3):
+        start = now()
+        np.ascontiguousarray(np.moveaxis(block, 0, -1))
+        times.append(now() - start)
+    return min(times) * nbytes / block.nbytes
+
+
+def measure_outside(call_s: float, nbytes: int, surround: Callable[[int], float]) -> Outside:
+    """Feed and fetch until it is clear that both only copy, `ROUNDS` times at most.
+
+    Parameters
+    ----------
+    call_s : float
+        Seconds of a timed call.
+    nbytes : int
+        Bytes of the input and the answer.
+    surround : callable
+        Feeds new input, given a number from 0, calls, and fetches; returns the seconds of feeding
+        and fetching.
+    """
+    found = Outside(call_s, surround(0), copying_s(nbytes))
+    for number in range(1, ROUNDS):
+        if found.outside_s <= found.limit_s:
+            break
+        found = Outside(call_s, min(found.outside_s, surround(number)), found.copy_s)
+    return found
+
+
+def time_fetches(fetches: Sequence[Callable[[], object]]) -> Fetches:
+    """Fetch several answers, each twice; return the times of the one that was least late.
+
+    One disturbed fetch must not be taken for computing. Give the oldest answer first: fetching a
+    later one may complete earlier ones.
+    """
+    found = []
+    for fetch in fetches:
+        times = []
+        for _ in range(2):
+            start = now()
+            fetch()
+            times.append(now() - start)
+        found.append(Fetches(*times))
+    return min(found, key=lambda each: each.late_s)
