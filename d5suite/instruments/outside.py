@@ -16,11 +16,11 @@ from d5suite.instruments.clock import now
 from d5suite.instruments.freshness import LONGER, ROUNDS
 
 LEAST_S = 5e-4
-"""Accepted seconds for handing over a few small tensors. Slowest seen on a busy 2-core machine,
-the shortest of eight: 0.2 ms, TensorFlow."""
+"""Accepted seconds for handing over a few small tensors; on a busy 2-core machine Keras took 0.6 to
+0.9 ms, within the time of its calls."""
 
-FETCH_S = 2e-4
-"""Accepted seconds by which a first fetch may exceed twice the second one."""
+FETCH_S = 3e-4
+"""Accepted seconds by which a first fetch may exceed twice the second one; MXNet needs 0.1 ms."""
 
 COPIES = 8
 """Accepted time for feeding or fetching, in copies to another layout by NumPy: converting a type, a
