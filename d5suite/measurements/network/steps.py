@@ -139,6 +139,10 @@ class NetworkStep(Step):
             self._made[self.turn] = self._feeds[self.turn]()
         self.feed = self._made[self.turn]
 
+    def feed_again(self, turn: int) -> Native:
+        """Feed the batch of this number once more."""
+        return self._feeds[turn]()
+
     def keep_answer(self) -> None:
         """Keep what the checks need of the last timed call."""
         if self.turn >= 0 and self.answer is not None:

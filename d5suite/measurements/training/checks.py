@@ -152,7 +152,7 @@ def middle_steps(workload: NetworkWorkload, step: TrainingStep) -> Iterator[Chec
         if precision == "fp16" and _skipped(kept):
             continue
         executor.load_parameters(kept.start)
-        feed = workload.feed(kept.turn)
+        feed = step.feed_again(kept.turn)
         what = f"timed step {kept.number} ({executor.mode} {precision})"
         loss = workload.network.require_loss()[1]
         timed = executor.fetch(kept.loss)[loss]
