@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from d5suite.commands import (
     ab,
+    advise,
     backends,
     bisect,
     compare,
@@ -26,7 +27,9 @@ from d5suite.commands import (
 )
 from d5suite.errors import D5Error
 
-COMMANDS = (doctor, backends, operators, compare, ab, bisect, conformance, network, data, slurm, report, history, trace)
+COMMANDS = (
+    doctor, backends, operators, compare, ab, bisect, conformance, network, data, slurm, report, history, trace, advise,
+)  # fmt: skip
 """In the order of ``d5suite --help``."""
 
 

@@ -72,6 +72,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "training": {"training", "levels", "optimizers", "instruments", "validate", "errors", "files"},
     "job": {"job", "errors", "files"},
     "traces": {"traces", "errors", "files"},
+    "models": {"models", "errors", "files"},
     "launch": {"launch", "job", "instruments", "errors", "files"},
     "backends": {"backends", "distributed", "levels", "network", "custom", "optimizers", "data", "errors"},
     "workloads": {
@@ -107,7 +108,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "commands": {
         "commands", "pytest_plugin", "session", "launch", "report", "testing", "backends", "network", "data",
-        "instruments", "traces", "errors", "files",
+        "instruments", "traces", "models", "errors", "files",
     },
     "cli": {"commands", "report", "errors"},
     "testing": {

@@ -1,0 +1,138 @@
+"""``d5suite advise``: how to divide the training of a network among devices."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from d5suite.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from d5suite.models.advice import Advice
+    from d5suite.models.machine import Machine
+    from d5suite.models.plan import Plan
+    from d5suite.models.transformer import Transformer
+
+
+UNJUDGED = "no measurement stands behind gradients that cross the network"
+"""Said where it holds: the calibration was judged on one node, and on pipelines over many."""
+
+
+def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command."""
+    command = commands.add_parser("advise", help="rank ways to divide the training of a network among devices")
+    command.add_argument(
+        "network", metavar="gpt:layers=N,hidden=N,heads=N",
+        help="a GPT-like transformer; also sequence=N (2048) and vocabulary=N (51200)",
+    )  # fmt: skip
+    command.add_argument("--machine", type=Path, required=True, metavar="FILE", help="a machine file: docs/models.md")
+    command.add_argument("--nodes", type=int, default=1, metavar="N", help="nodes of the machine (%(default)s)")
+    command.add_argument("--batch", type=int, required=True, metavar="N", help="sequences of a step")
+    command.add_argument(
+        "--goal", choices=("time", "memory", "cost"), default="time",
+        help="seconds of a step, bytes on a device, or device-seconds of a step (%(default)s)",
+    )  # fmt: skip
+    command.add_argument("--top", type=int, default=8, metavar="N", help="plans to show (%(default)s)")
+    command.add_argument("--json", action="store_true", help="print all plans as JSON instead of a table")
+    command.set_defaults(run=_run)
+
+
+def _run(options: argparse.Namespace) -> int:
+    import json
+
+    from rich.console import Console
+
+    from d5suite.models.advice import advise
+    from d5suite.models.machine import read_machine
+    from d5suite.models.transformer import PREFIX, parse_transformer
+
+    for name in ("nodes", "batch", "top"):
+        if not 1 <= getattr(options, name) < 2**20:
+            raise ConfigurationError(f"--{name} is {getattr(options, name)}; it must be from 1 to {2**20 - 1}")
+    if not options.network.startswith(PREFIX):
+        raise ConfigurationError(
+            "d5suite does not know how to divide this network: only GPT-like transformers have a model",
+            where=options.network,
+            hint="Write gpt:layers=24,hidden=1024,heads=16.",
+        )
+    network, machine = parse_transformer(options.network), read_machine(options.machine)
+    found = advise(network, machine, nodes=options.nodes, batch=options.batch, goal=options.goal)
+    if options.json:
+        print(json.dumps({"machine": machine.name, "plans": [to_dict(each) for each in found]}, indent=1))
+    else:
+        show(network, machine, found, Console(markup=False, highlight=False), top=options.top)
+    return 0
+
+
+def to_dict(advice: Advice) -> dict[str, Any]:
+    """Return a plan and its predictions, in seconds and bytes."""
+    from dataclasses import asdict
+
+    return {
+        "plan": asdict(advice.plan),
+        "time_s": {**asdict(advice.time), "total": advice.time.total},
+        "interval_s": list(advice.interval_s),
+        "memory_bytes": {**asdict(advice.memory), "total": advice.memory.total},
+        "sent_bytes": advice.sent_bytes,
+        "bound": advice.time.bound,
+    }
+
+
+def crosses_nodes(plan: Plan, machine: Machine) -> bool:
+    """Return whether a plan's replicas lie on several nodes."""
+    return plan.data > 1 and plan.data * plan.tensor > machine.devices_per_node
+
+
+def show(network: Transformer, machine: Machine, found: list[Advice], console: Any, *, top: int) -> None:
+    """Print the best plans, what bounds the first one, and what its lead rests on."""
+    from rich.table import Table
+
+    from d5suite.models.advice import deciding_figure
+
+    console.print(
+        f"{network.parameters / 1e9:.3g} billion parameters, {network.layers} layers, sequences of {network.sequence}; "
+        f"{found[0].plan.batch} sequences a step\n{machine.name}: {found[0].plan.devices} devices"
+    )
+    table = Table(box=None, pad_edge=False)
+    names = ("d × t × p", "micro", "again", "ZeRO", "step", "interval", "GiB", "bound by")
+    for name in names:
+        table.add_column(name, justify="left" if name in ("d × t × p", "again", "bound by") else "right", no_wrap=True)
+    for each in found[:top]:
+        plan, (low, high) = each.plan, each.interval_s
+        table.add_row(
+            f"{plan.data} × {plan.tensor} × {plan.pipeline}",
+            *map(str, (plan.micro_batch, plan.recompute, plan.sharding)),
+            _seconds(each.time.total), f"{_seconds(low)} – {_seconds(high)}", f"{each.memory.total / 2**30:.3g}",
+            each.time.bound,
+        )  # fmt: skip
+    console.print(table)
+    if len(found) > top:
+        console.print(f"{len(found) - top} more plans fit (--top, --json)")
+    first = found[0]
+    console.print(
+        "d × t × p: data, tensor and pipeline parallel; micro: sequences of a pass; again: what the backward pass "
+        "recomputes; interval: held nine in ten of the steps that the calibration was judged on"
+    )
+    if any(crosses_nodes(each.plan, machine) for each in found[:top]):
+        console.print(f"{UNJUDGED}: plans whose replicas lie on several nodes may be off by more.")
+    console.print(f"The first: {first.time.bound} is {getattr(first.time, first.time.bound) / first.time.total:.0%}.")
+    if len(found) > 1:
+        console.print(_lead(network, machine, first, found[1], deciding_figure))
+
+
+def _lead(network: Transformer, machine: Machine, first: Advice, second: Advice, deciding: Any) -> str:
+    """Say whether the first plan's lead is beyond the model's error, and what it rests on."""
+    ratio = second.time.total / first.time.total
+    figure, turns = deciding(network, machine, first.plan, second.plan)
+    known = machine.sources.get(figure, "")
+    beyond = ratio > 1 + machine.calibration.error_90
+    text = f"The second needs {ratio:.3f} times as long: " + (
+        "more than the model's error." if beyond else "within the model's error, so measure both."
+    )
+    turning = ", enough to turn the order if it is 20% off" if turns else ""
+    return f"{text}\nIt rests most on {figure}{turning} ({known})."
+
+
+def _seconds(value: float) -> str:
+    return f"{value:.3g} s" if value >= 1 else f"{value * 1e3:.3g} ms"
