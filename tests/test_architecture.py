@@ -71,7 +71,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "validate": {"validate", "levels", "network", "optimizers", "errors", "files"},
     "training": {"training", "levels", "optimizers", "instruments", "validate", "errors", "files"},
     "job": {"job", "errors", "files"},
-    "traces": {"traces", "errors", "files"},
+    "traces": {"traces", "instruments", "errors", "files"},
     "models": {"models", "errors", "files"},
     "launch": {"launch", "job", "instruments", "errors", "files"},
     "backends": {"backends", "distributed", "levels", "network", "custom", "optimizers", "data", "errors"},
@@ -84,7 +84,8 @@ MAY_IMPORT: dict[str, set[str]] = {
         "instruments", "training", "validate", "registry", "errors", "files",
     },
     "passes": {
-        "passes", "measurements", "workloads", "levels", "instruments", "validate", "job", "registry", "errors",
+        "passes", "measurements", "workloads", "distributed", "levels", "instruments", "statistics", "validate",
+        "traces", "job", "registry", "errors",
     },
     "worker": {
         "worker", "passes", "measurements", "workloads", "distributed", "instruments", "validate", "launch", "job",

@@ -33,7 +33,7 @@ import subprocess
 import sys
 import weakref
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -46,6 +46,9 @@ from d5suite.data.reading import Location, Reader, name_of
 from d5suite.data.samplers import Ordered, Sampler, Shuffled
 from d5suite.data.transforms import Transform
 from d5suite.errors import ConfigurationError, DataError
+
+Watcher = Callable[[int, int, int], object]
+"""See `Loader.watch`."""
 
 _Samples = tuple[np.ndarray, np.ndarray]  # of a batch: epoch (see `Loader._plan`) and index, int64
 
@@ -206,6 +209,17 @@ class Loader(Stream):
         """Iterate endlessly from `first_epoch`, without a pause between epochs."""
         return self._run(itertools.chain.from_iterable(map(self._plan, itertools.count(first_epoch))))
 
+    def watch(self, watcher: Watcher | None) -> None:
+        """Tell a function of each piece of work of a worker process; None ends that.
+
+        Parameters
+        ----------
+        watcher : callable or None
+            Takes the worker's number, and begin and end by `time.perf_counter_ns`.
+        """
+        if self._pool is not None:
+            self._pool.watcher = watcher
+
     def close(self) -> None:
         """Stop the worker processes and wait for them; idempotent. Yielded arrays stay valid."""
         self._closed = True
@@ -278,6 +292,8 @@ def _times_before(order: np.ndarray) -> np.ndarray:
 
 class _Pool:
     """A loader's worker processes, the shared memory they write to, and the batches in flight."""
+
+    watcher: Watcher | None = None
 
     def __init__(self, loader: Loader) -> None:
         self._dataset = loader.dataset
@@ -419,7 +435,9 @@ class _Pool:
                 message = b""
             if not message:
                 raise self._death(worker)
-            number, length, failures = json.loads(message)
+            number, length, failures, begin_ns, end_ns = json.loads(message)
+            if self.watcher is not None:
+                self.watcher(worker, begin_ns, end_ns)
             self._book(number, length, failures)
 
     def _book(self, number: int, length: int, failures: Sequence[tuple[int, str, str | None, str | None]] = ()) -> None:

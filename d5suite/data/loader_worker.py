@@ -7,7 +7,8 @@ that it starts quickly. The protocol:
   worker takes the next message whole), and this worker's own reply socket.
 - Messages are JSON, one per packet. The first on the reply socket is a `Setup`. Then each task is
   ``[batch number, slot, samples]`` with samples ``[row, epoch, index, location]``, answered by
-  ``[batch number, rows done, failures]`` with failures ``[row, *DataError's arguments]``.
+  ``[batch number, rows done, failures, begin, end]`` with failures ``[row, *DataError's
+  arguments]``, and begin and end of the work by `time.perf_counter_ns`.
 - A closed socket ends the worker.
 """
 
@@ -19,6 +20,7 @@ import json
 import mmap
 import os
 import socket
+import time
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -102,6 +104,7 @@ def serve(memory: int, tasks_fd: int, replies_fd: int) -> None:
             continue
         if not message:
             return
+        begin = time.perf_counter_ns()
         batch, slot, samples = json.loads(message)
         if slot not in slots:
             slots[slot] = slot_array(memory, slot, setup.slot_bytes, setup.batch_shape)
@@ -117,6 +120,6 @@ def serve(memory: int, tasks_fd: int, replies_fd: int) -> None:
                 failures.append((row, what, name_of(location), None))
         current[setup.number] = 0
         try:
-            replies.send(json.dumps((batch, len(samples), failures)).encode())
+            replies.send(json.dumps((batch, len(samples), failures, begin, time.perf_counter_ns())).encode())
         except OSError:  # the loader was closed
             return

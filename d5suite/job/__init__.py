@@ -20,6 +20,7 @@ from d5suite.job.job import (
     reason_path,
     result_path,
     results_of,
+    stem_of,
 )
 from d5suite.job.result import Failure, Measured, Result
 
@@ -42,4 +43,5 @@ __all__ = [
     "reason_path",
     "result_path",
     "results_of",
+    "stem_of",
 ]

@@ -429,5 +429,10 @@ def of_rank(path: Path, rank: int) -> Path:
     return path.with_name(f"{path.name.removesuffix(suffix)}.rank{rank}{suffix}")
 
 
+def stem_of(result: Path, rank: int = 0) -> Path:
+    """Return ``name``, where the files of a job begin, given the result file of a rank."""
+    return result.with_name(result.name.removesuffix(".result.json").removesuffix(f".rank{rank}" if rank else ""))
+
+
 def _stem(job_path: Path) -> str:
     return job_path.name.removesuffix(".json").removesuffix(".job")

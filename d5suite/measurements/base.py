@@ -11,7 +11,7 @@ import statistics
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from d5suite.errors import ValidationError
 from d5suite.instruments.clock import now
@@ -22,6 +22,37 @@ from d5suite.instruments.sampling import Samples, sample
 from d5suite.instruments.settings import SamplingSettings
 from d5suite.measurements.tables import Table
 from d5suite.validate.check import Check
+
+
+class Phase(NamedTuple):
+    """A part of a step that a recording shows.
+
+    Attributes
+    ----------
+    holder : object
+        An object, or a dict.
+    attribute : str
+        Of the holder, or a key: where the step looks for what ``kind`` says each time that it needs
+        it. A recording puts its own in that place for a while.
+    name : str
+        Such as ``forward``.
+    kind : str
+        ``call``: a function. ``iterator``: what gives batches. ``context``: a function that returns
+        a context. ``loader``: a function that takes another one, which is told of each piece of
+        work of a loader process.
+    role : str
+        OTF2's region role, in lower case.
+    """
+
+    holder: Any
+    attribute: str
+    name: str
+    kind: str = "call"
+    role: str = "function"
+
+
+STEP = "step"
+"""The phase that is one whole step."""
 
 
 class Step:
@@ -72,6 +103,22 @@ class Step:
 
     def next_input(self) -> None:
         """Choose the next step's input; called before each sample, outside the clock."""
+
+    def make_one(self) -> None:
+        """Make the step once, from its input to the end of its work."""
+        self.next_input()
+        self.run()
+        self.synchronize()
+
+    def make(self, count: int) -> None:
+        """Make some steps as they are timed; all ranks make equally many."""
+        for _ in range(count):
+            self.make_one()
+
+    def phases(self) -> Iterable[Phase]:
+        """Yield what a recording shows of the step, once it is entered."""
+        yield Phase(self, "make_one", STEP)
+        yield Phase(self, "synchronize", "wait for the device")
 
     def call_first(self) -> None:
         """Run the step for the first time, with compilation, and record how long it took."""

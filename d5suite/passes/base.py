@@ -20,6 +20,11 @@ MISSING = {"type": "string", "description": "why it was not taken"}
 """JSON schema of the reason that stands in the place of a part."""
 
 
+FILES = "files"
+"""Key of a part: the folder that the pass has left beside the job's result, relative to it. What is
+saved lies beside the results, and the record names it there."""
+
+
 class PassError(D5Error):
     """Raised by a pass that cannot be taken; the record then has the reason as ``missing``."""
 

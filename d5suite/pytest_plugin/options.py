@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from d5suite.errors import ConfigurationError, D5Error
+from d5suite.passes import find as find_pass
 from d5suite.passes import requested
 from d5suite.pytest_plugin import saving, stash, turns
 from d5suite.pytest_plugin.settings import cores_of, elsewhere, memory_of, optimizer_of, pythons, ranks_of, shapes_of
@@ -165,6 +166,7 @@ def pytest_configure(config: pytest.Config) -> None:
         if path is not None:
             _keep_inputs(config, Path(path))
             config.option.benchmark_json = config.stash[saving.DESTINATION] = saving.AtomicDestination(Path(path))
+            _keep_folders(config)
         if config.getoption("backend") is not None:
             config.stash[stash.SELECTIONS] = _requested_backends(config)
         _check(config)
@@ -201,6 +203,16 @@ def _keep_inputs(config: pytest.Config, path: Path) -> None:
         raise ConfigurationError("results would replace a Python file", where=f"{option} {path}")
     if network is not None and path.exists():
         check_outputs({option: path}, [config.invocation_params.dir / network])
+
+
+def _keep_folders(config: pytest.Config) -> None:
+    """Raise `ConfigurationError` if a pass would leave its files in a folder that is not ours."""
+    from d5suite.passes.base import FILES
+
+    destination = config.stash[saving.DESTINATION]
+    for name, file in requested(config.getoption("passes"), config.invocation_params.dir).items():
+        if FILES in find_pass(name, file).schema.get("properties", {}):
+            destination.require_free(f".{name}")
 
 
 def _check(config: pytest.Config) -> None:

@@ -6,6 +6,9 @@ import hashlib
 import json
 import math
 import os
+import re
+import shutil
+import tempfile
 import uuid
 from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
@@ -38,6 +41,7 @@ class AtomicDestination(os.PathLike[str]):
         self.direct = path.exists() and (not path.is_file() or str(path).startswith(("/dev/", "/proc/")))
         self.path = path = path if self.direct else Path(os.path.realpath(path))
         self._pending: dict[Path, PendingFile] = {}
+        self._folders: dict[Path, Path] = {}
         if path.is_dir():
             raise ConfigurationError("this is a folder", where=where)
         if path.suffix in (".h5", ".png"):
@@ -71,6 +75,30 @@ class AtomicDestination(os.PathLike[str]):
             self._pending[path] = PendingFile(path)
         return self._pending[path].temporary
 
+    def require_free(self, suffix: str) -> None:
+        """Raise `ConfigurationError` if the place of a folder is taken.
+
+        A folder that an earlier run has made there is replaced.
+        """
+        path = self.beside(suffix)
+        if path.exists() and not (path / OURS).is_file():
+            raise ConfigurationError(
+                "exists, and no earlier run has made it",
+                where=str(path),
+                hint="Move it, or choose another name for the results.",
+            )
+
+    def folder(self, suffix: str) -> Path:
+        """Where to write a folder that `commit` puts beside the result; see `require_free`."""
+        path = self.beside(suffix)
+        if path not in self._folders:
+            self.require_free(suffix)
+            temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part"))
+            temporary.chmod(0o755)
+            (temporary / OURS).write_text(f"{self.path.name}\n")
+            self._folders[path] = temporary
+        return self._folders[path]
+
     def leave_out(self, path: Path) -> None:
         """Forget a file that was to be written."""
         self._pending.pop(path).discard()
@@ -84,15 +112,23 @@ class AtomicDestination(os.PathLike[str]):
     def commit(self) -> None:
         """Put all that was written in place: everything or, after an error, nothing."""
         commit_all(list(self._pending.values()))
+        for path, temporary in self._folders.items():
+            shutil.rmtree(path, ignore_errors=True)
+            os.rename(temporary, path)
 
     def discard(self) -> None:
         """Remove what was written, if it was not committed."""
+        for temporary in self._folders.values():
+            shutil.rmtree(temporary, ignore_errors=True)
         for each in self._pending.values():
             each.discard()
 
 
 DESTINATION = pytest.StashKey[AtomicDestination]()
 """Where the results of this run go."""
+
+OURS = "results-of.txt"
+"""File in a folder beside a result: it names the result, and that a later run may replace it."""
 
 MISSED = ".missed.h5"
 """Suffix of a file with partial results of failures."""
@@ -123,6 +159,7 @@ def pytest_benchmark_update_json(config: pytest.Config, output_json: dict[str, A
         return
     from d5suite.report.series import save_series
 
+    _save_folders(destination, [each for each in output_json["benchmarks"] if "d5suite" in each["extra_info"]])
     series = {
         bench["fullname"]: config.stash[stash.RECORDS][bench["fullname"]]
         for bench in output_json["benchmarks"]
@@ -139,6 +176,21 @@ def pytest_benchmark_update_json(config: pytest.Config, output_json: dict[str, A
     pictures = _save_plots(config, destination, output_json["benchmarks"], series)
     if pictures:
         facts["pictures"] = pictures
+
+
+def _save_folders(destination: AtomicDestination, benchmarks: list[dict[str, Any]]) -> None:
+    """Copy the folders that passes have left beside the result, and name those places."""
+    from d5suite.passes.base import FILES
+
+    for bench in benchmarks:
+        record = bench["extra_info"]["d5suite"]
+        for name in record.get("passes", {}):
+            part = record.get(name)
+            if isinstance(part, dict) and isinstance(part.get(FILES), str) and Path(part[FILES]).is_dir():
+                kind = f".{name}"
+                own = re.sub(r"[^\w.-]+", "-", f"{record['recipe']}-{record['measurement']}-{bench['param']}")
+                shutil.copytree(part[FILES], destination.folder(kind) / own)
+                part[FILES] = f"{destination.beside(kind).name}/{own}"
 
 
 def _token(content: dict[str, Any] | None) -> str:

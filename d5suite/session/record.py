@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import itertools
+import os
 import statistics
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from d5suite.cases.case import Case
-from d5suite.errors import ConfigurationError
+from d5suite.errors import ConfigurationError, JobError
 from d5suite.job import CaseJob, Job, Measured, Result, key_of
 from d5suite.measurements.base import Measurement
 from d5suite.passes import DEFAULT
 from d5suite.passes import find as find_pass
+from d5suite.passes.base import FILES
 from d5suite.statistics.intervals import launch_interval
 
 SCHEMA = "d5suite-1"
@@ -71,6 +74,30 @@ def record(
             found.setdefault("passes", {})[name] = one.describe()
     found.setdefault("peak_memory_bytes", None)
     return found
+
+
+def place_files(content: dict[str, Any], measured: Measured, folder: Path) -> None:
+    """Say where the folders are that passes have left, from here.
+
+    Parameters
+    ----------
+    content : dict
+        The record.
+    measured : Measured
+    folder : Path
+        Of the job's result, in which they lie.
+
+    Raises
+    ------
+    JobError
+        If a result names a folder elsewhere.
+    """
+    for name, part in measured.passes.items():
+        if isinstance(given := part.get(FILES), str):
+            place = (folder / given).resolve()
+            if folder.resolve() not in place.parents:
+                raise JobError(f"the pass {name!r} names a folder outside of the job's", where=given)
+            content[name] = {**content[name], FILES: os.path.relpath(place)}
 
 
 def with_samples(

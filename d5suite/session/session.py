@@ -26,7 +26,7 @@ from d5suite.measurements import file_of
 from d5suite.session.attempts import Attempt, settle, watcher
 from d5suite.session.elsewhere import attempts_in
 from d5suite.session.nodes import add_nodes
-from d5suite.session.record import record
+from d5suite.session.record import place_files, record
 from d5suite.session.results import MeasurementResult, Wanted
 
 KEEP_RUNS = 20
@@ -349,6 +349,7 @@ class Session:
             content["warnings"] = [*content.get("warnings", []), self._noise]
         if attempt.job_file is not None:
             content["job"] = os.path.relpath(attempt.job_file)
+        place_files(content, measured, (attempt.job_file or attempt.path or self.folder).parent)
         if attempt.path is not None:
             add_nodes(content, attempt.key, attempt.job, attempt.result, attempt.path)
         series = {"samples_s": samples["samples_s"], "warmup_s": samples["warmup_s"], **measured.series}

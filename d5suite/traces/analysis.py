@@ -7,6 +7,7 @@ neighbours.
 
 from __future__ import annotations
 
+import bisect
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -137,13 +138,14 @@ def analyse(trace: Trace, *, step: str = "step") -> Analysis:
     """
     states = wait_states(trace)
     calls = states.calls
-    is_mpi = np.array([each.is_mpi for each in trace.regions] + [False])
+    is_mpi = np.array([each.communicates for each in trace.regions] + [False])
+    exposed = _exposed(trace, states, is_mpi)
     pieces = [exclusive(events, each) for events, each in zip(trace.events, calls, strict=True)]
-    path = critical_path(trace, states.waits)
-    waiting = _ticks_of_waits(trace, states)
+    path = critical_path(trace, exposed)
+    waiting = _ticks_of_waits(trace, exposed)
     caused: dict[int, int] = defaultdict(int)
     critical: dict[int, int] = defaultdict(int)
-    for wait in states.waits:
+    for wait in exposed:
         if wait.cause >= 0:
             caused[wait.cause] += wait.ticks
     for piece in path:
@@ -169,14 +171,47 @@ def analyse(trace: Trace, *, step: str = "step") -> Analysis:
         )
     return Analysis(
         trace, states, ranks, _patterns(states.waits), _regions(trace, states, pieces, path, is_mpi),
-        _steps(trace, calls, states.waits, mains, step), path,
+        _steps(trace, calls, exposed, mains, step), path,
     )  # fmt: skip
 
 
-def _ticks_of_waits(trace: Trace, states: WaitStates) -> list[int]:
+def _exposed(trace: Trace, states: WaitStates, is_mpi: np.ndarray) -> list[Wait]:
+    """Return the waits as the processes' main locations see them.
+
+    A wait of another thread counts while the main one waits for that thread.
+    """
+    homes = trace.homes
+    blocked: dict[int, list[tuple[int, int]]] = {}
+    found = []
+    for wait in states.waits:
+        home = homes[wait.location]
+        if home == wait.location:
+            found.append(wait._replace(cause=homes[wait.cause] if wait.cause >= 0 else -1))
+            continue
+        if home not in blocked:
+            blocked[home] = merged(_spans(states.calls[home], is_mpi))
+        cause = homes[wait.cause] if wait.cause >= 0 else -1
+        for begin, end in overlaps(blocked[home], wait.begin, wait.end):
+            found.append(wait._replace(location=home, call=-1, begin=begin, end=end, cause=cause))
+    return found
+
+
+def overlaps(spans: Sequence[tuple[int, int]], begin: int, end: int) -> list[tuple[int, int]]:
+    """Return the parts of `merged` spans that lie between two times."""
+    first = max(0, bisect.bisect_right(spans, (begin, begin)) - 1)
+    found = []
+    for start, stop in spans[first:]:
+        if start >= end:
+            break
+        if stop > begin:
+            found.append((max(start, begin), min(stop, end)))
+    return found
+
+
+def _ticks_of_waits(trace: Trace, waits: Sequence[Wait]) -> list[int]:
     """Return how long each location waited; wait states of one call may overlap, and count once."""
     spans: list[list[tuple[int, int]]] = [[] for _ in trace.locations]
-    for wait in states.waits:
+    for wait in waits:
         if wait.pattern in SYNCHRONIZING:
             spans[wait.location].append((wait.begin, wait.end))
     return [sum(end - begin for begin, end in merged(each)) for each in spans]

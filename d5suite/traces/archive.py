@@ -53,6 +53,11 @@ def _library() -> Any:
     return otf2
 
 
+def require_library() -> None:
+    """Raise `TraceError` if no archive can be read or written."""
+    _library()
+
+
 def _raw_library() -> ctypes.CDLL:
     """Return the OTF2 package's own library, with functions whose types are still ours to set."""
     from _otf2.Config import lib_path
@@ -98,6 +103,7 @@ def write_archive(trace: Trace, folder: Path, *, description: str = "") -> Path:
             writer.creator = f"d5suite {d5suite.__version__}"
             if description:
                 writer.description = description
+            _set_properties(writer, trace)
             locations, regions, communicators = _define(otf2, writer.definitions, trace)
             metrics = _define_metrics(otf2, writer.definitions, trace)
             for index, (location, events) in enumerate(zip(locations, trace.events, strict=True)):
@@ -112,6 +118,32 @@ def write_archive(trace: Trace, folder: Path, *, description: str = "") -> Path:
     except otf2.error.TraceWriterError as error:
         raise TraceError(f"cannot be written: {error}", where=str(folder)) from error
     return folder / ANCHOR
+
+
+PROPERTY = "D5SUITE::"
+"""Beginning of the names of our properties of an archive."""
+
+
+def _set_properties(writer: Any, trace: Trace) -> None:
+    """Write what a reader must know of the trace as properties of the archive."""
+    from _otf2.Archive import Archive_SetProperty
+
+    notes = {f"note {number}": each for number, each in enumerate(trace.notes, 1)}
+    for name, value in {**trace.properties, **notes}.items():
+        Archive_SetProperty(writer.handle, PROPERTY + name.upper().replace(" ", "_"), value, True)
+
+
+def _properties(reader: Any) -> tuple[dict[str, str], list[str]]:
+    """Read our properties of an archive, and the notes among them."""
+    from _otf2.Reader import Reader_GetProperty, Reader_GetPropertyNames
+
+    found = {
+        name.removeprefix(PROPERTY).lower().replace("_", " "): Reader_GetProperty(reader.handle, name)
+        for name in Reader_GetPropertyNames(reader.handle)
+        if name.startswith(PROPERTY)
+    }
+    numbers = sorted((int(name[5:]), name) for name in found if name.startswith("note ") and name[5:].isdecimal())
+    return found, [found.pop(name) for _, name in numbers]
 
 
 def _define(otf2: Any, definitions: Any, trace: Trace) -> tuple[list[Any], list[int], list[int]]:
@@ -369,6 +401,7 @@ def _read(reader: Any, anchor: Path) -> Trace:
     if read < announced:
         raise TraceError(f"ends after {read:,} of {announced:,} events", where=str(anchor))
 
+    properties, notes = _properties(reader)
     main: dict[Any, Any] = {}
     ranked = {member for comm in intra for member in _members(comm, index_of)}
     for each in locations:
@@ -381,6 +414,8 @@ def _read(reader: Any, anchor: Path) -> Trace:
         definitions.clock_properties.timer_resolution,
         _metrics(definitions, readings, index_of),
         dict(skipped),
+        notes,
+        properties,
     )
 
 

@@ -164,6 +164,11 @@ class Region:
     file: str = ""
     line: int = 0
 
+    @property
+    def communicates(self) -> bool:
+        """Whether the time in it is communicating: MPI, or waiting for another thread that does."""
+        return self.is_mpi or self.role == "task_wait"
+
 
 @dataclass(frozen=True)
 class Communicator:
@@ -216,6 +221,10 @@ class Trace:
     metrics : sequence of Metric
     skipped : mapping
         How many records of each kind were read and left out, because nothing here uses them.
+    notes : sequence of str
+        What a reader of the trace must know, such as dropped events.
+    properties : mapping of str to str
+        Facts of the trace, such as the error of its clocks.
     """
 
     locations: Sequence[Location]
@@ -225,6 +234,8 @@ class Trace:
     ticks_per_second: int = 1_000_000_000
     metrics: Sequence[Metric] = ()
     skipped: Mapping[str, int] = field(default_factory=dict)
+    notes: Sequence[str] = ()
+    properties: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def begin(self) -> int:
@@ -235,6 +246,18 @@ class Trace:
     def end(self) -> int:
         """The time of the last event, in ticks; 0 of an empty trace."""
         return max((int(each.time[-1]) for each in self.events if len(each)), default=0)
+
+    @property
+    def homes(self) -> list[int]:
+        """The main location of each location's process: its own index if that has none."""
+        mains: dict[tuple[str, str], int] = {}
+        for index, each in enumerate(self.locations):
+            if each.is_main:
+                mains.setdefault((each.process, each.host), index)
+        return [
+            index if each.is_main else mains.get((each.process, each.host), index)
+            for index, each in enumerate(self.locations)
+        ]
 
     def seconds(self, ticks: float) -> float:
         """Convert ticks."""

@@ -128,19 +128,20 @@ class _Channel:
     """Messages of one communicator, sender, receiver and tag; they do not overtake each other."""
 
     def __init__(self) -> None:
-        self.sends: list[tuple[int, _End]] = []
-        self.receives: list[tuple[int, _End]] = []
+        self.sends: list[tuple[int, int, _End]] = []
+        self.receives: list[tuple[int, int, _End]] = []
 
 
 def _messages(trace: Trace, calls: Sequence[Calls], found: WaitStates) -> None:
     channels: dict[tuple[int, int, int, int], _Channel] = defaultdict(_Channel)
+    homes = trace.homes
     for location, events in enumerate(trace.events):
-        _ends(trace.communicators, location, events, calls[location], channels)
+        _ends(trace.communicators, location, homes[location], events, calls[location], channels)
     late: dict[tuple[str, int, int], Wait] = {}
     names = [region.name for region in trace.regions]
     for channel in channels.values():
         sends, receives = (
-            [end for _, end in sorted(ends, key=lambda each: each[0])] for ends in (channel.sends, channel.receives)
+            [end for *_, end in sorted(ends, key=lambda each: each[:2])] for ends in (channel.sends, channel.receives)
         )
         found.messages += min(len(sends), len(receives))
         found.unmatched += abs(len(sends) - len(receives))
@@ -159,16 +160,21 @@ def _messages(trace: Trace, calls: Sequence[Calls], found: WaitStates) -> None:
 def _ends(
     communicators: Sequence[Communicator],
     location: int,
+    home: int,
     events: Events,
     calls: Calls,
     channels: dict[tuple[int, int, int, int], _Channel],
 ) -> None:
-    """Sort a location's sends and receives into channels."""
+    """Sort a location's sends and receives into channels between main locations (``home``)."""
     chosen = np.flatnonzero((events.kind >= Kind.SEND) & (events.kind <= Kind.IRECV))
     completions: dict[int, list[tuple[int, int]]] = defaultdict(list)
     for index in chosen[events.kind[chosen] == Kind.ISEND_COMPLETE].tolist():
         completions[int(events.request[index])].append((index, int(calls.owner[index])))
     posted: dict[int, tuple[int, int]] = {}
+
+    def time(index: int) -> int:
+        return int(events.time[index])
+
     for index in chosen.tolist():
         kind, request, owner = int(events.kind[index]), int(events.request[index]), int(calls.owner[index])
         if kind == Kind.IRECV_REQUEST:
@@ -180,15 +186,15 @@ def _ends(
             continue
         peer, comm, tag = members[int(events.peer[index])], int(events.communicator[index]), int(events.tag[index])
         if kind == Kind.SEND:
-            channels[comm, location, peer, tag].sends.append((index, _End(location, owner, owner)))
+            channels[comm, home, peer, tag].sends.append((time(index), index, _End(location, owner, owner)))
         elif kind == Kind.ISEND:
             later = next((call for at, call in completions[request] if at > index), -1)
-            channels[comm, location, peer, tag].sends.append((index, _End(location, owner, later)))
+            channels[comm, home, peer, tag].sends.append((time(index), index, _End(location, owner, later)))
         elif kind == Kind.RECV:
-            channels[comm, peer, location, tag].receives.append((index, _End(location, owner, owner)))
+            channels[comm, peer, home, tag].receives.append((time(index), index, _End(location, owner, owner)))
         else:
             order, post = posted.pop(request, (index, owner))
-            channels[comm, peer, location, tag].receives.append((order, _End(location, post, owner)))
+            channels[comm, peer, home, tag].receives.append((time(order), order, _End(location, post, owner)))
 
 
 def _of_message(calls: Sequence[Calls], names: Sequence[str], send: _End, receive: _End) -> Iterator[Wait]:
@@ -227,32 +233,35 @@ class _Instance(NamedTuple):
 
 
 def _collectives(trace: Trace, calls: Sequence[Calls], found: WaitStates) -> None:
-    by_member: dict[tuple[int, int], np.ndarray] = {}
-    for location, events in enumerate(trace.events):
+    by_member: dict[tuple[int, int], list[tuple[int, int, int]]] = defaultdict(list)
+    for location, (events, home) in enumerate(zip(trace.events, trace.homes, strict=True)):
         ended = np.flatnonzero((events.kind == Kind.COLLECTIVE) & (calls[location].owner >= 0))
-        for comm in np.unique(events.communicator[ended]).tolist():
-            by_member[comm, location] = ended[events.communicator[ended] == comm]
-    none = np.empty(0, np.int64)
+        rows = zip(events.communicator[ended].tolist(), events.time[ended].tolist(), ended.tolist(), strict=True)
+        for comm, time, index in rows:
+            by_member[comm, home].append((time, location, index))
     for comm, communicator in enumerate(trace.communicators):
-        ends = [by_member.get((comm, location), none) for location in communicator.members]
+        ends = [by_member.get((comm, member), []) for member in communicator.members]
         if not ends:
             continue
+        for each in ends:
+            each.sort()  # a process may communicate in several threads, one at a time
         whole = min(map(len, ends))
         found.collectives += whole
         found.incomplete += max(map(len, ends)) - whole
         for number in range(whole):
-            found.waits += _of_collective(_instance(trace, calls, communicator, [int(each[number]) for each in ends]))
+            found.waits += _of_collective(_instance(trace, calls, [each[number][1:] for each in ends]))
 
 
-def _instance(trace: Trace, calls: Sequence[Calls], communicator: Communicator, indices: Sequence[int]) -> _Instance:
-    rows = list(zip(communicator.members, indices, strict=True))
-    first = trace.events[rows[0][0]]
+def _instance(trace: Trace, calls: Sequence[Calls], rows: Sequence[tuple[int, int]]) -> _Instance:
+    """Return one operation, given the location and the index of its end on each rank."""
+    location, index = rows[0]
+    first = trace.events[location]
     owner = np.array([calls[location].owner[index] for location, index in rows])
-    at = list(zip(communicator.members, owner.tolist(), strict=True))
+    at = [(location, call) for (location, _), call in zip(rows, owner.tolist(), strict=True)]
     return _Instance(
-        Collective(int(first.region[rows[0][1]])),
-        int(first.peer[rows[0][1]]),
-        communicator.members,
+        Collective(int(first.region[index])),
+        int(first.peer[index]),
+        [location for location, _ in rows],
         owner,
         np.array([calls[location].enter[call] for location, call in at]),
         np.array([calls[location].leave[call] for location, call in at]),

@@ -29,7 +29,7 @@ from d5suite.instruments.clock import now
 from d5suite.instruments.memory import return_freed_memory
 from d5suite.instruments.settings import InTurns
 from d5suite.instruments.threads import set_affinity, thread_environment
-from d5suite.job import TIME, CaseJob, Job, Measured, key_of
+from d5suite.job import TIME, CaseJob, Job, Measured, key_of, stem_of
 from d5suite.launch.heartbeat import HeartbeatWriter
 from d5suite.measurements import find as find_measurement
 from d5suite.passes import find as find_pass
@@ -189,6 +189,7 @@ def _workloads(
         if workload is None:
             result.failures.update(dict.fromkeys(others, result.failures[first]))
             continue
+        workload.folder = stem_of(writer.path, rank_info.rank)
         if communicator is not None:
             workload.communicator, workload.heartbeat = communicator, heartbeat
         yield case, workload

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Any, ClassVar
 
 from d5suite.backends import Selection, select
@@ -28,12 +29,17 @@ class Workload(ABC):
 
     Attributes
     ----------
+    name : str
+        The case's.
     settings : SamplingSettings
     tell : callable
         Reports the progress of a long measurement in words, and its partial results, JSON-able,
         which survive a failure.
     communicator : Communicator
         To the other ranks; in level-3 jobs only.
+    folder : Path or None
+        Where passes may leave files: in folders that begin with this path's name. All ranks have
+        the same.
     heartbeat : object
         Its ``steps`` count the steps that all ranks make together, while they do.
     """
@@ -43,11 +49,13 @@ class Workload(ABC):
 
     def __init__(self, job: Job, case: CaseJob, selection: Selection) -> None:
         self.job = job
+        self.name = case.name
         self.selection = selection
         self.backend: Backend = selection.backend
         self.settings = SamplingSettings.from_dict(case.sampling)
         self.tell: Callable[[str, dict[str, Any]], None] = lambda where, kept: None
         self.heartbeat: Any = None
+        self.folder: Path | None = None
         self._proofs: dict[str, Once] = {}
 
     @classmethod

@@ -152,7 +152,7 @@ def test_a_pass_that_cannot_be_taken_says_why(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("passes", "message"),
     [
-        ("memory,fly", "there is no pass 'fly'\n  Known: energy, layers, memory, time."),
+        ("memory,fly", "there is no pass 'fly'\n  Known: energy, layers, memory, time, trace."),
         ("memory,memory", "names a pass twice"),
         (",", "names no pass"),
         ("absent.py", "there is no such Python file"),

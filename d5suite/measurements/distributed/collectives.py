@@ -72,6 +72,12 @@ class CollectiveStep(Step):
     def call_first(self) -> None:
         """Do nothing: the proof makes the first call."""
 
+    def make_one(self) -> None:
+        for size in self.workload.sizes:
+            messages = self.workload.messages(size)
+            messages.fill()
+            messages.run()
+
     def prove(self, size: int) -> Iterator[Check]:
         """Check one call against known sums."""
         messages = self.workload.messages(size)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -18,8 +18,9 @@ from d5suite.instruments.settings import SamplingSettings
 from d5suite.instruments.warmup import still_falls, warm_up
 from d5suite.levels.distributed import Replica, Scheme, Traffic
 from d5suite.levels.network import Arrays, Native
-from d5suite.measurements.base import Step
+from d5suite.measurements.base import STEP, Phase, Step
 from d5suite.measurements.distributed.parts import steps_of, take_parts
+from d5suite.measurements.training.steps import WHOLE
 from d5suite.statistics.ranks import spread, straggler_ratio
 from d5suite.workloads.network import FEEDS, Batch, NetworkWorkload
 
@@ -104,6 +105,26 @@ class DistributedStep(Step):
 
     def synchronize(self) -> None:
         self.workload.executor.synchronize()
+
+    def make(self, count: int) -> None:
+        self._steps(count)
+        self._losses.clear()
+
+    def phases(self) -> Iterable[Phase]:
+        if self.scheme.serves:
+            yield Phase(self.scheme, "serve", "serve")
+            return
+        yield Phase(self, "_step", STEP)
+        yield Phase(self, "synchronize", "wait for the device")
+        yield Phase(self.workload.executor, "feed", "feed", role="data_transfer")
+        if self.is_opaque:
+            yield Phase(self.scheme, "step", f"{WHOLE}, with messages of the framework")
+            return
+        yield Phase(self.workload.trainer, "step", WHOLE)
+        yield Phase(self.replica, "gradients", "forward and backward")
+        yield Phase(self.replica, "gradients_early", "forward and backward")
+        yield Phase(self.replica, "apply", "update")
+        yield Phase(self.scheme, "exposed", "communicate", "context", "task_wait")
 
     def reset(self) -> None:
         self.workload.restart()

@@ -27,6 +27,8 @@ class GradientStep(NetworkStep):
         Loss and gradients of the last timed call, `sampled`, by the number of its whole batch.
     """
 
+    computes = "forward and backward"
+
     def __init__(self, workload: NetworkWorkload) -> None:
         feeds, whole = training_feeds(workload, TURNS), whole_feeds(workload, TURNS)
         super().__init__(workload, workload.executor.forward_backward, feeds, whole=whole)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
 from d5suite.instruments.sampling import Samples
 from d5suite.instruments.settings import SamplingSettings
 from d5suite.levels.network import Executor, Native
-from d5suite.measurements.base import Step
+from d5suite.measurements.base import Phase, Step
 from d5suite.workloads.network import FEEDS, NetworkWorkload
 
 TURNS = 2
@@ -92,7 +92,11 @@ class NetworkStep(Step):
         Number of the batches that have a reference: the first ones.
     median_s : float
         Median of the samples, in seconds.
+    computes : str
+        What the call does, as a recording names it.
     """
+
+    computes = "forward"
 
     def __init__(
         self,
@@ -147,6 +151,11 @@ class NetworkStep(Step):
         """Keep what the checks need of the last timed call."""
         if self.turn >= 0 and self.answer is not None:
             self.answers.add(self.turn, self.answer)
+
+    def phases(self) -> Iterable[Phase]:
+        yield from super().phases()
+        yield Phase(self, "call", self.computes)
+        yield Phase(self.workload.executor, "feed", "feed", role="data_transfer")
 
     def reset(self) -> None:
         self._forget()

@@ -13,12 +13,12 @@ from d5suite.instruments.clock import now
 from d5suite.instruments.sampling import Samples
 from d5suite.instruments.settings import SamplingSettings
 from d5suite.levels.network import Native
-from d5suite.measurements.base import Measurement, Step
+from d5suite.measurements.base import STEP, Measurement, Phase, Step
 from d5suite.measurements.network.checks import check_unseen, finished_answers
 from d5suite.measurements.schemas import number, record
 from d5suite.measurements.tables import WORST_ERROR, Column, Table
 from d5suite.measurements.training import checks
-from d5suite.measurements.training.steps import TrainerStep
+from d5suite.measurements.training.steps import WHOLE, TrainerStep
 from d5suite.measurements.training.training_step import prove_training
 from d5suite.validate.check import Check
 from d5suite.validate.network.gradient_references import fetch_sampled
@@ -78,6 +78,18 @@ class BreakdownStep(TrainerStep):
     def __exit__(self, *error: object) -> None:
         """Stop the loader."""
         self._loader.__exit__(None, None, None)
+
+    def make_one(self) -> None:
+        self._round("step")
+
+    def phases(self) -> Iterable[Phase]:
+        executor = self.workload.executor
+        yield Phase(self, "make_one", STEP)
+        yield Phase(self, "_batches", "wait for data", "iterator", "file_io")
+        yield Phase(executor, "feed", "feed", role="data_transfer")
+        yield Phase(self.compute, "step", WHOLE)
+        yield Phase(executor, "synchronize", "wait for the device")
+        yield Phase(self._loader, "watch", "load images", "loader")
 
     def time(self, settings: SamplingSettings) -> Samples:
         self.reset()

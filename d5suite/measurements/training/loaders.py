@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from d5suite.instruments.clock import now
 from d5suite.instruments.sampling import Samples
 from d5suite.instruments.settings import SamplingSettings
 from d5suite.instruments.threads import allowed_cpus
-from d5suite.measurements.base import Step
+from d5suite.measurements.base import Phase, Step
 from d5suite.measurements.schemas import integer, number, record, text
 from d5suite.measurements.training.loader_proof import prove_known_images
 from d5suite.validate.check import Check
@@ -121,6 +121,11 @@ class LoadingStep(Step):
 
     def use(self, batch: Any) -> None:
         """Use a batch as training does."""
+
+    def phases(self) -> Iterable[Phase]:
+        yield from super().phases()
+        yield Phase(self, "_batches", "wait for data", "iterator", "file_io")
+        yield Phase(self, "use", "use a batch")
 
     def run(self) -> object:
         for _ in range(self.count):

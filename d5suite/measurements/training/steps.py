@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from d5suite.levels.network import Arrays
-from d5suite.measurements.base import Step
+from d5suite.measurements.base import Phase, Step
 from d5suite.measurements.network.steps import KeptAnswers, NetworkStep, training_feeds, whole_feeds
 from d5suite.measurements.training.kept_steps import KeptSteps
 from d5suite.validate.training.updates import sampled_parameters
 from d5suite.workloads.network import NetworkWorkload
+
+WHOLE = "forward, backward and update"
+"""What `Trainer.step` does, as a recording names it: it may be one compiled unit."""
 
 
 class TrainerStep(Step):
@@ -35,6 +40,11 @@ class TrainerStep(Step):
     def synchronize(self) -> None:
         self.workload.executor.synchronize()
 
+    def phases(self) -> Iterable[Phase]:
+        yield from super().phases()
+        yield Phase(self.workload.trainer, "step", WHOLE)
+        yield Phase(self.workload.executor, "feed", "feed", role="data_transfer")
+
     def reset(self) -> None:
         self.workload.restart()
 
@@ -52,6 +62,8 @@ class TrainingStep(NetworkStep):
     kept : KeptSteps
         Some timed steps, to be made again.
     """
+
+    computes = WHOLE
 
     def __init__(self, workload: NetworkWorkload) -> None:
         super().__init__(workload, workload.trainer.step, training_feeds(workload), whole=whole_feeds(workload))

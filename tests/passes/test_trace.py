@@ -1,0 +1,124 @@
+"""Traces of real steps: of one process, and of ranks of which one sleeps."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from d5suite.backends import discover
+from d5suite.distributed.communicators import problem
+from d5suite.traces.analysis import analyse
+from d5suite.traces.archive import read_archive
+from tests.conftest import Run as RunPytest
+
+pytest.importorskip("otf2")
+
+needs_torch = pytest.mark.skipif(discover()[0]["torch"].problem() is not None, reason="PyTorch is not installed")
+needs_deep500 = pytest.mark.skipif(discover()[0]["deep500"].problem() is not None, reason="deep500 is not installed")
+
+SLEEP_S = 0.3
+
+RECIPE = f"""
+import time
+from d5suite import SGD, Recipe
+from d5suite.cases.recipe import Acceptance, Preset
+from d5suite.measurements.distributed.distributed_step import DistributedTraining
+from d5suite.measurements.distributed.steps import DistributedStep
+
+class SleepingStep(DistributedStep):
+    sleeps = False
+
+    def make(self, count):
+        self.sleeps = True  # from here on steps are recorded
+        super().make(count)
+
+    def _step(self):
+        if self.sleeps and self.communicator.rank == 1:
+            time.sleep({SLEEP_S})
+        return super()._step()
+
+class Sleeping(DistributedTraining):
+    name = "sleeping"
+    takes_memory = False
+
+    def prepare(self, workload):
+        return SleepingStep(workload)
+
+RECIPE = Recipe(
+    name="small", network="lenet5", dataset="digits", optimizer=SGD(learning_rate=0.125),
+    measurements=("training_step", "step_breakdown", Sleeping), acceptance=Acceptance(trajectory_steps=3),
+    presets=dict.fromkeys(
+        ("smoke", "reduced"), Preset(image_size=32, batch_size=4, classes=10, max_time_s=0.05)
+    ),
+)
+"""
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Path:
+    (tmp_path / "test_small.py").write_text(RECIPE)
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    return tmp_path / "test_small.py"
+
+
+def record_of(tmp_path: Path) -> dict[str, Any]:
+    (bench,) = json.loads((tmp_path / "out.json").read_text())["benchmarks"]
+    found: dict[str, Any] = bench["extra_info"]["d5suite"]
+    return found
+
+
+@needs_deep500
+def test_a_step_leaves_an_archive_beside_the_result(run_pytest: RunPytest, recipe: Path, tmp_path: Path) -> None:
+    options = ["-k", "step_breakdown", "--backend", "deep500", "--passes", "trace", "--benchmark-json", "out.json"]
+    done = run_pytest(str(recipe), *options)
+    assert done.returncode == 0, done.stdout
+    part = record_of(tmp_path)["trace"]
+    assert part["files"] == "out.trace/small-step_breakdown-deep500"
+    trace = read_archive(tmp_path / part["files"] / part["archive"])
+    found = analyse(trace)
+    assert len(found.steps) == part["steps"] >= 3 and len(trace) == part["events"] and not part["dropped_events"]
+    regions = {"wait for data", "feed", "forward, backward and update", "wait for the device"}
+    assert regions <= found.regions.keys() and regions <= part["phases_s"].keys()
+    (rank,) = found.ranks
+    assert rank.computing + rank.waiting + rank.communicating + rank.outside == trace.end - trace.begin
+    readings = {each.name: each for each in trace.metrics}
+    assert readings["memory of the process"].unit == "bytes" and readings["memory of the process"].value.min() > 1 << 20
+    assert part["slowdown"]["pairs"] >= 5 and part["slowdown"]["ratio"] > 0
+    assert part["clock_error_s"] == 0
+
+    # The folder of an earlier run is replaced, and what is not ours is kept.
+    (tmp_path / "out.trace" / "results-of.txt").unlink()
+    refused = run_pytest(str(recipe), *options)
+    assert refused.returncode == 4 and "exists, and no earlier run has made it" in refused.stderr, refused.stderr
+
+
+@needs_torch
+@pytest.mark.skipif(problem("gloo") is not None, reason="Gloo is not installed")
+def test_a_rank_that_sleeps_before_a_collective_is_found(run_pytest: RunPytest, recipe: Path, tmp_path: Path) -> None:
+    done = run_pytest(
+        str(recipe), "-k", "sleeping", "--backend", "torch", "--ranks", "2", "--communicator", "gloo",
+        "--oversubscribe", "--passes", "trace", "--benchmark-json", "out.json",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout
+    part = record_of(tmp_path)["trace"]
+    trace = read_archive(tmp_path / part["files"] / part["archive"])
+    found = analyse(trace)
+    waits = [each for each in found.states.waits if each.pattern == "wait at N x N"]
+    names = [trace.locations[each.location].process for each in waits]
+    assert len(found.steps) == part["steps"]
+    waited = dict.fromkeys(("rank 0", "rank 1"), 0.0)
+    for wait, name in zip(waits, names, strict=True):
+        waited[name] += trace.seconds(wait.ticks)
+    per_step = [trace.seconds(waiting) for *_, waiting in found.steps]
+    assert statistics.median(per_step) == pytest.approx(SLEEP_S, rel=0.05)
+    assert waited["rank 1"] < waited["rank 0"] / 5
+    first, second = found.ranks
+    assert first.waiting > 4 * second.waiting and second.caused > 4 * first.caused
+    assert second.critical > first.critical  # the path lies on the rank that sleeps
+    assert part["waiting_s"]["wait at N x N"] == pytest.approx(sum(waited.values()))
+    for rank in found.ranks:
+        assert rank.computing + rank.waiting + rank.communicating + rank.outside == trace.end - trace.begin
