@@ -39,7 +39,10 @@ def tell(config: pytest.Config) -> None:
     if not found.reasons or taken_share(found, chosen.threads, len(since.cpus)) <= UNDECIDED_SHARE:
         return
     took_s = progress_of(config).earlier_s()
-    lines = [f"the machine is busy: {'; '.join(found.reasons)}", "disturbed results are marked *, and decide nothing"]
+    lines = [f"the machine is busy: {'; '.join(found.reasons)}"]
+    named = [f"{each['pid']} {each['name']}" for each in found.details.get("competitors", ())]
+    lines += [f"these processes use most of it: {', '.join(named)}"] * bool(named)
+    lines.append("disturbed results are marked *, and decide nothing")
     if took_s is not None:
         lines.append(f"an earlier run took {_duration(took_s)}")
     if chosen.wait_quiet_s is None:

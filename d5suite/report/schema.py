@@ -11,9 +11,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from d5suite.errors import ValidationError
+from d5suite.errors import JobError, ValidationError
 from d5suite.measurements import discover
 from d5suite.passes import discover as discover_passes
+from d5suite.report.figures import judged_figures
 
 if TYPE_CHECKING:
     from d5suite.measurements.base import Measurement
@@ -66,6 +67,10 @@ def check_record(record: Mapping[str, Any], measurement: type[Measurement]) -> N
         for schema in schemas
         for error in jsonschema.Draft202012Validator(schema).iter_errors(record)
     ]
+    try:
+        judged_figures({**record, "table": measurement.table})
+    except JobError as error:
+        faults.append(error.what)
     if faults:
         raise ValidationError("the record does not fit its schema: " + "; ".join(faults), where=measurement.name)
 

@@ -76,6 +76,8 @@ def test_a_machine_that_does_not_become_quiet_is_marked(
     # and it was told before anything was measured, with what uses it
     told = done.stdout.partition("d5suite: the machine is busy: ")[2].splitlines()[0]
     assert "other processes used" in told and "python" in told
+    named = done.stdout.partition("these processes use most of it: ")[2].splitlines()[0]
+    assert named.split()[0].isdigit() and "python" in named
     assert done.stdout.index("the machine is busy") < done.stdout.index("images/s")
 
 

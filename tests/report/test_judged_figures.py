@@ -9,9 +9,15 @@ from typing import Any
 import pytest
 
 from d5suite.cli import main
-from d5suite.errors import ConfigurationError
+from d5suite.errors import ConfigurationError, ValidationError
+from d5suite.measurements.network.inference import Inference
 from d5suite.measurements.tables import Column
+from d5suite.report.pair_verdicts import Paired, compare_pairs, side_of
+from d5suite.report.schema import check_record
+from d5suite.report.thresholds import PAIRED, Thresholds
+from d5suite.statistics.decisions import Decision
 from d5suite.statistics.figures import Figure, worsening
+from d5suite.statistics.ratios import Ratio
 from tests.report.test_verdicts import (
     QUIET,
     compared,
@@ -127,6 +133,23 @@ def test_what_is_no_figure_is_one_clear_error(
     file = write(tmp_path / "odd.json", result)
     assert main(["compare", str(file), str(file)]) == 2
     assert f"tail.p99_s {said}" in capsys.readouterr().err
+
+
+def test_a_figure_that_cannot_be_judged_is_refused_when_it_is_measured(result: dict[str, Any]) -> None:
+    check_record(record(with_figures(result, 0.01)), Inference)
+    with pytest.raises(ValidationError, match=r"tail\.p99_s is to be judged, but is -1"):
+        check_record(record(with_figures(result, -1.0)), Inference)
+
+
+def test_two_sides_in_turn_are_judged_by_their_figures_too(result: dict[str, Any]) -> None:
+    sides = []
+    for p99_s in (0.01, 0.5):
+        bench = with_figures(result, p99_s)["benchmarks"][0]
+        sides.append(side_of("a/inference torch", record(result), bench["stats"]["data"], Inference.table))
+    a, b = sides
+    same = Decision("same", Ratio(1.0, 0.99, 1.01, 0.99, "pairs", 20))
+    found = compare_pairs(("here", "here"), [Paired("a/inference torch", a, b, same)], Thresholds(PAIRED))
+    assert [(each.verdict, each.regressions) for each in found.verdicts] == [("worse", ["p99 ms"])] and found.exit == 1
 
 
 def test_a_direction_that_makes_no_sense_is_refused() -> None:
