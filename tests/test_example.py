@@ -20,7 +20,11 @@ ROOT = Path(__file__).parents[1]
 SMALLEST = ROOT / "d5suite" / "backends" / "onnxruntime"
 TRAINABLE = ROOT / "examples" / "d5suite-tinygrad"
 PAGE = (ROOT / "docs" / "write-a-backend.md").read_text()
-FILES = {path.relative_to(ROOT).as_posix(): path for path in sorted(SMALLEST.glob("*.py"))}
+FILES = {
+    path.relative_to(ROOT).as_posix(): path
+    for path in sorted(SMALLEST.glob("*.py"))
+    if path.stem != "profile"  # which a first version does without
+}
 FILES["pyproject.toml"] = TRAINABLE / "pyproject.toml"
 
 

@@ -49,8 +49,7 @@ def _up_to(model: onnx.ModelProto, conditions: list[str]) -> onnx.ModelProto:
     graph = part.graph
     for node in graph.node:
         if is_operator(node, "If"):
-            for name, value in zip(node.output, _branch(node, True).output, strict=True):
-                kind = value.type.tensor_type.elem_type
+            for name, kind in zip(node.output, _kinds(node), strict=True):
                 graph.input.append(onnx.helper.make_tensor_value_info(name, kind, None))
     nodes, wanted = [], set(conditions)
     for node in reversed(graph.node):
@@ -68,6 +67,22 @@ def _up_to(model: onnx.ModelProto, conditions: list[str]) -> onnx.ModelProto:
 def _branch(node: onnx.NodeProto, condition: bool) -> onnx.GraphProto:
     branch: onnx.GraphProto = attributes_of(node)["then_branch" if condition else "else_branch"]
     return branch
+
+
+def _kinds(node: onnx.NodeProto) -> list[int]:
+    """Return the element types of a conditional's outputs; 0 if no branch states one.
+
+    A branch whose result is a nested conditional's states its type inside that.
+    """
+    found = [0] * len(node.output)
+    for branch in (_branch(node, True), _branch(node, False)):
+        writers = {name: inner for inner in branch.node for name in inner.output}
+        for place, value in enumerate(branch.output):
+            kind, writer = value.type.tensor_type.elem_type, writers.get(value.name)
+            if not kind and writer is not None and is_operator(writer, "If"):
+                kind = _kinds(writer)[list(writer.output).index(value.name)]
+            found[place] = found[place] or kind
+    return found
 
 
 def _read(node: onnx.NodeProto) -> Iterator[str]:

@@ -60,6 +60,7 @@ def normalised(model: onnx.ModelProto, name: str, shapes: Mapping[str, Sequence[
         check_data(model)
         given, model = model, without_weights(model)
         repairs.clear_domains(model)
+        repairs.name_nodes_apart(model)
         model.ir_version = max(model.ir_version, IR_VERSION)  # older ones want initializers among the inputs
         if model.functions:  # before the conversion, which drops them
             _check_model(model, shapes or {})
@@ -105,9 +106,23 @@ def normalised(model: onnx.ModelProto, name: str, shapes: Mapping[str, Sequence[
     except Exception as error:  # onnx raises errors of any type
         lines = [line.strip() for line in str(error).splitlines() if line.strip()][:3]  # the node is in a later one
         what = " ".join(lines) or type(error).__name__
+        if shapes and _is_normal(given, name):
+            stated = ", ".join(f"{key} {'x'.join(map(str, shape))}" for key, shape in shapes.items())
+            raise NetworkError(
+                f"the network does not take these shapes: {stated}: {what}", where=name, hint="Give other shapes."
+            ) from error
         raise NetworkError(
             f"the model is not valid ONNX: {what}", where=name, hint="Try another opset, or another exporter."
         ) from error
+
+
+def _is_normal(model: onnx.ModelProto, name: str) -> bool:
+    """Return whether a model is valid without the shapes that a user gave."""
+    try:
+        normalised(model, name)
+    except NetworkError:
+        return False
+    return True
 
 
 def _converted(model: onnx.ModelProto, version: int) -> onnx.ModelProto:

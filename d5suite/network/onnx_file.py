@@ -127,6 +127,11 @@ def opset(model: onnx.ModelProto, name: str) -> int:
     least, newest, newest_file = min(versions), onnx.defs.onnx_opset_version(), int(onnx.IR_VERSION)
     if len(versions) > 1:
         raise NetworkError(f"it names several opsets: {', '.join(map(str, sorted(versions)))}", where=name)
+    if not least and (others := sorted({o.domain for o in model.opset_import} - {"", "ai.onnx"})):
+        raise NetworkError(
+            f"it has only operators of {', '.join(others)}, none of ONNX itself: d5suite reads neural networks",
+            where=name,
+        )
     if least < OLDEST_OPSET:
         raise NetworkError(
             f"opset {least} is too old; d5suite reads opset {OLDEST_OPSET} and later",
@@ -144,16 +149,15 @@ def opset(model: onnx.ModelProto, name: str) -> int:
 
 
 def check_graph(model: onnx.ModelProto) -> None:
-    """Refuse duplicate names, attributes out of range, and unsorted nodes."""
+    """Refuse duplicate names of tensors, attributes out of range, and unsorted nodes."""
     _check_names(model.graph)
     _check_attributes(model.graph)
     _check_order(model.graph)
 
 
 def _check_names(graph: onnx.GraphProto) -> None:
-    """Refuse a name that two nodes, tensors, inputs or outputs share."""
+    """Refuse a name that two tensors, inputs or outputs share."""
     for what, names in (
-        ("nodes are", [n.name for n in graph.node if n.name]),
         ("outputs of nodes are", [o for n in graph.node for o in n.output if o]),
         ("initializers are", [t.name for t in graph.initializer]),
         ("inputs of the graph are", [i.name for i in graph.input]),

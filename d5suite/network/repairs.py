@@ -5,6 +5,8 @@ May import ONNX, NumPy and, from d5suite, `errors`, `network.folding` and `netwo
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import onnx
 from onnx import numpy_helper
@@ -198,6 +200,18 @@ def repair_ranks(model: onnx.ModelProto) -> None:
                 node.input[place] = name
 
 
+def name_nodes_apart(model: onnx.ModelProto) -> None:
+    """Give each node that has another's name one of its own; ONNX only recommends unique names."""
+    taken = {node.name for node in model.graph.node}
+    seen: set[str] = set()
+    for node in model.graph.node:
+        if node.name and node.name in seen:
+            numbers = itertools.count(2)
+            node.name = next(name for n in numbers if (name := f"{node.name}.{n}") not in taken)
+            taken.add(node.name)
+        seen.add(node.name)
+
+
 def drop_casts(model: onnx.ModelProto) -> None:
     """Replace casts without effect by Identity; widening to float32 leaves such casts."""
     types = {t.name: t.data_type for t in model.graph.initializer}
@@ -209,12 +223,24 @@ def drop_casts(model: onnx.ModelProto) -> None:
 
 
 def drop_zero_states(model: onnx.ModelProto) -> None:
-    """Drop initial states of zero, the default: otherwise they would count as parameters."""
+    """Drop initial states of zero, the default: otherwise they would count as parameters.
+
+    Raises
+    ------
+    NetworkError
+        If a state has another width than the recurrence.
+    """
     values = {t.name: t for t in model.graph.initializer}
     for node in model.graph.node:
         for index in (5, 6) if node.op_type in ("GRU", "LSTM", "RNN") and not node.domain else ():
             name = node.input[index] if index < len(node.input) else ""
             if name in values and not numpy_helper.to_array(values[name]).any():
+                shape, width = tuple(values[name].dims), edits.attributes_of(node).get("hidden_size")
+                if len(shape) != 3 or width not in (None, shape[2]):
+                    raise NetworkError(
+                        f"{node.op_type}: initial state {name!r} has shape {list(shape)}, but hidden_size is {width}",
+                        where=node.name,
+                    )
                 node.input[index] = ""
     _drop_unused_initializers(model)
 

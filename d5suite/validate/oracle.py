@@ -163,6 +163,18 @@ class GlobalLpPool(OpRun):
         return ((np.abs(x) ** p).sum(tuple(range(2, x.ndim)), keepdims=True) ** (1 / p),)
 
 
+class GlobalMaxPool(OpRun):
+    """The maximum over all spatial axes (ONNX operator specification).
+
+    The evaluator's own (onnx 1.23) fails for images of one axis.
+    """
+
+    op_domain = ""
+
+    def _run(self, x: np.ndarray) -> tuple[np.ndarray]:
+        return (x.max(tuple(range(2, x.ndim)), keepdims=True),)
+
+
 class LpPool(OpRun):
     """The p-norm of each window (ONNX operator specification).
 
@@ -331,8 +343,8 @@ class SoftmaxCrossEntropyLoss(OfficialLoss):
 
 
 CORRECTED: list[type[OpRun]] = [
-    ConvTranspose, Erf, GatherElements, Gelu, GlobalLpPool, GridSample, GroupNormalization, HardSwish, LRN,
-    LogSoftmax, LpNormalization, LpPool, MaxPool, Mean, Pad, Resize, SoftmaxCrossEntropyLoss,
+    ConvTranspose, Erf, GatherElements, Gelu, GlobalLpPool, GlobalMaxPool, GridSample, GroupNormalization, HardSwish,
+    LRN, LogSoftmax, LpNormalization, LpPool, MaxPool, Mean, Pad, Resize, SoftmaxCrossEntropyLoss,
 ]  # fmt: skip
 """Operators that replace the evaluator's own."""
 

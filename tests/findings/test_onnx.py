@@ -69,6 +69,14 @@ def test_the_unequal_pads_of_a_maximum_are_confused() -> None:
     require(y.tolist() != [[[1, 2, 3, 3]]], "onnx", ORACLE.format("MaxPool"))
 
 
+def test_a_global_maximum_of_one_axis_fails() -> None:
+    try:
+        broken = _evaluate("GlobalMaxPool", np.ones((2, 3, 4), np.float32)).shape != (2, 3, 1)
+    except np.exceptions.AxisError:
+        broken = True
+    require(broken, "onnx", ORACLE.format("GlobalMaxPool"))
+
+
 def test_negative_padding_is_rejected() -> None:
     try:
         broken = not np.array_equal(_evaluate("Pad", np.arange(4.0), np.array([-1, 1])), [1, 2, 3, 0])

@@ -100,7 +100,6 @@ WRONG: list[tuple[Callable[[onnx.ModelProto], object], str]] = [
     (lambda m: setattr(m.opset_import[0], "version", -5), "opset -5 is too old"),
     (lambda m: m.opset_import.append(helper.make_opsetid("", 18)), "it names several opsets: 18, 21"),
     (lambda m: setattr(m, "ir_version", 99), "ir_version 99 is newer than the installed onnx"),
-    (lambda m: setattr(node(m, "lrn"), "name", "conv"), "two nodes are called 'conv'"),
     (lambda m: node(m, "lrn").output.__setitem__(0, "conv.y"), "two outputs of nodes are called 'conv.y'"),
     (lambda m: node(m, "lrn").output.__setitem__(0, "w"), "lrn: LRN writes 'w', which is an input or an initializer"),
     (lambda m: m.graph.initializer.append(m.graph.initializer[0]), "two initializers are called 'w'"),

@@ -111,7 +111,10 @@ class Executor(level.Executor):
             self._session = self._create_session()
         network = self.network
         given = {**{name: feed[name] for name in network.inputs}, **self._fed}
-        found = self._session.run_with_ort_values(list(network.outputs), given)
+        try:
+            found = self._session.run_with_ort_values(list(network.outputs), given)
+        except Exception as error:  # of no common base: it loads some nodes that it cannot run
+            raise BackendError(f"onnxruntime cannot run this network: {error}", where=network.name) from error
         return dict(zip(network.outputs, found, strict=True))
 
     def forward_backward(self, feed: Native) -> Native:

@@ -167,7 +167,8 @@ def inference(network: Network, images: np.ndarray, *, threads: int) -> tuple[np
     output : numpy.ndarray
         (N, classes).
     evaluator : str
-        ``"onnxruntime"`` (float32), or ``"onnx.reference"`` (float64) if that is not installed.
+        ``"onnxruntime"`` (float32), or ``"onnx.reference"`` (float64) if that is not installed or
+        cannot run it.
     """
     (outputs,), evaluator = inferences(network, [images], threads=threads)
     return outputs[network.output], evaluator
@@ -184,16 +185,24 @@ def inferences(
                    if value.name in network.initializers}  # fmt: skip
     session = _session(model.SerializeToString(), threads)
     if session is None:
-        oracle = NetworkOracle(network, training=False)
-        return [oracle.outputs(images) for images in batches], "onnx.reference"
+        return _slowly(network, batches)
     outputs = []
     for images in batches:
         feed = {**network.arrays(images), **weights}
         if network.label:
             shape = (len(images), *(n or 1 for n in network.shapes[network.label][1:]))
             feed[network.label] = np.zeros(shape, np.int64)
-        outputs.append(dict(zip(network.outputs, session.run(list(network.outputs), feed), strict=True)))
+        try:
+            found = session.run(list(network.outputs), feed)
+        except Exception:  # its errors share no base class; it loads some nodes that it cannot run
+            return _slowly(network, batches)
+        outputs.append(dict(zip(network.outputs, found, strict=True)))
     return outputs, EVALUATOR
+
+
+def _slowly(network: Network, batches: Sequence[np.ndarray]) -> tuple[list[dict[str, np.ndarray]], str]:
+    oracle = NetworkOracle(network, training=False)
+    return [oracle.outputs(images) for images in batches], "onnx.reference"
 
 
 def _session(model: bytes | str, threads: int) -> Any:
