@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from d5suite.traces.calls import Calls, exclusive
+from d5suite.traces.delays import Delays, delays_of
 from d5suite.traces.events import Kind, Trace
 from d5suite.traces.path import Piece, critical_path
 from d5suite.traces.waits import PATTERNS, SYNCHRONIZING, Wait, WaitStates, wait_states
@@ -76,6 +77,7 @@ class Analysis:
     steps : sequence of tuple of int
         By step: the ticks of the slowest rank, of the fastest, and of waiting on all ranks.
     path : sequence of Piece
+    delays : Delays
     """
 
     trace: Trace
@@ -85,6 +87,7 @@ class Analysis:
     regions: Mapping[str, tuple[int, int, int]]
     steps: Sequence[tuple[int, int, int]]
     path: Sequence[Piece]
+    delays: Delays
 
     def to_dict(self) -> dict[str, Any]:
         """Return the analysis in seconds, JSON-able."""
@@ -120,10 +123,31 @@ class Analysis:
                 name: {"seconds": seconds(own), "critical_s": seconds(critical), "waiting_s": seconds(waiting)}
                 for name, (own, critical, waiting) in self.regions.items()
             },
+            "delays": [
+                {
+                    "rank": names[each.location],
+                    "region": trace.regions[each.region].name if each.region >= 0 else OUTSIDE,
+                    "direct_s": seconds(each.direct),
+                    "indirect_s": seconds(each.indirect),
+                }
+                for each in self.delays.delays
+            ],
+            "waiting_s": self._waiting(),
             "steps": [
                 {"slowest_s": seconds(slow), "fastest_s": seconds(fast), "waiting_s": seconds(waiting)}
                 for slow, fast, waiting in self.steps
             ],
+        }
+
+    def _waiting(self) -> dict[str, float]:
+        """Return the waiting by its causes and by what it causes; see `d5suite.traces.delays`."""
+        seconds, waits = self.trace.seconds, self.delays.waits
+        return {
+            "direct": seconds(sum(each.direct for each in waits)),
+            "indirect": seconds(sum(each.indirect for each in waits)),
+            "unexplained": seconds(self.delays.unexplained),
+            "propagating": seconds(sum(each.wait.ticks for each in waits if each.propagates)),
+            "terminal": seconds(sum(each.wait.ticks for each in waits if not each.propagates)),
         }
 
 
@@ -172,6 +196,7 @@ def analyse(trace: Trace, *, step: str = "step") -> Analysis:
     return Analysis(
         trace, states, ranks, _patterns(states.waits), _regions(trace, states, pieces, path, is_mpi),
         _steps(trace, calls, exposed, mains, step), path,
+        delays_of(trace, states, exposed, pieces),
     )  # fmt: skip
 
 

@@ -83,6 +83,10 @@ class WaitStates:
         Collective operations that some rank did not end.
     arrows : list of tuple of int
         By message: when it was sent, the sender, when it was received, and the receiver.
+    meetings : list of tuple of int
+        By message: the sender's main location and when it left the call, and the receiver's.
+    leaves : list of numpy.ndarray
+        By communicator: when each rank left each operation, int64 (operations, ranks).
     """
 
     waits: list[Wait]
@@ -92,6 +96,8 @@ class WaitStates:
     unmatched: int = 0
     incomplete: int = 0
     arrows: list[tuple[int, int, int, int]] = field(default_factory=list)
+    meetings: list[tuple[int, int, int, int]] = field(default_factory=list)
+    leaves: list[np.ndarray] = field(default_factory=list)
 
 
 def wait_states(trace: Trace) -> WaitStates:
@@ -149,6 +155,8 @@ def _messages(trace: Trace, calls: Sequence[Calls], found: WaitStates) -> None:
             sent = int(calls[send.location].enter[send.post])
             received = int(calls[receive.location].leave[receive.completion])
             found.arrows.append((sent, send.location, received, receive.location))
+            left = int(calls[send.location].leave[send.post])
+            found.meetings.append((homes[send.location], left, homes[receive.location], received))
             for wait in _of_message(calls, names, send, receive):
                 # A call that completes several messages waits for the latest of them only.
                 key = wait.pattern, wait.location, wait.call
@@ -241,15 +249,17 @@ def _collectives(trace: Trace, calls: Sequence[Calls], found: WaitStates) -> Non
             by_member[comm, home].append((time, location, index))
     for comm, communicator in enumerate(trace.communicators):
         ends = [by_member.get((comm, member), []) for member in communicator.members]
-        if not ends:
-            continue
         for each in ends:
             each.sort()  # a process may communicate in several threads, one at a time
-        whole = min(map(len, ends))
+        whole = min(map(len, ends), default=0)
         found.collectives += whole
-        found.incomplete += max(map(len, ends)) - whole
+        found.incomplete += max(map(len, ends), default=0) - whole
+        leaves = np.zeros((whole, len(ends)), np.int64)
         for number in range(whole):
-            found.waits += _of_collective(_instance(trace, calls, [each[number][1:] for each in ends]))
+            instance = _instance(trace, calls, [each[number][1:] for each in ends])
+            leaves[number] = instance.leave
+            found.waits += _of_collective(instance)
+        found.leaves.append(leaves)
 
 
 def _instance(trace: Trace, calls: Sequence[Calls], rows: Sequence[tuple[int, int]]) -> _Instance:

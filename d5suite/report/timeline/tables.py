@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from d5suite.traces.analysis import Analysis
+from d5suite.traces.analysis import OUTSIDE, Analysis
 
 
 class Table(NamedTuple):
@@ -35,7 +35,7 @@ def tables(found: Analysis, *, rows: int) -> list[Table]:
     rows : int
         Most regions and steps.
     """
-    every = [_ranks(found), _waits(found), _regions(found, rows), _steps(found, rows)]
+    every = [_ranks(found), _waits(found), _delays(found, rows), _regions(found, rows), _steps(found, rows)]
     return [each for each in every if each.rows]
 
 
@@ -93,6 +93,22 @@ def _waits(found: Analysis) -> Table:
     ]
     return Table(
         "Wait states", "By Scalasca's definitions.", ("wait state", "times", "seconds", "of all ranks' time"), rows
+    )
+
+
+def _delays(found: Analysis, most: int) -> Table:
+    trace = found.trace
+    rows = []
+    for each in found.delays.delays[:most]:
+        region = trace.regions[each.region].name if each.region >= 0 else OUTSIDE
+        costs = each.direct, each.indirect
+        rows.append((trace.locations[each.location].process, region, *(f"{trace.seconds(one):.4g}" for one in costs)))
+    return Table(
+        "Delays",
+        f"What made a rank late, and the seconds that others waited for it: directly, or because a rank that had "
+        f"waited was late itself; the first {most}.",
+        ("late rank", "in region", "direct", "indirect"),
+        rows,
     )
 
 
