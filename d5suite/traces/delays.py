@@ -70,7 +70,7 @@ class Delays(NamedTuple):
 
     @property
     def unexplained(self) -> float:
-        """Ticks of waiting for which no delay was found, as of a message that was long under way."""
+        """Ticks of waiting without a delay behind it, as of a message that was long under way."""
         return sum(each.wait.ticks - each.direct - each.indirect for each in self.waits)
 
 
