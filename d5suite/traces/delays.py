@@ -89,7 +89,7 @@ def delays_of(
         By location: `d5suite.traces.calls.exclusive`.
     """
     meetings = _Meetings(trace, states)
-    times = _Times(states.calls, waits, pieces, len(trace.regions))
+    times = _Times(states.calls, waits, pieces)
     costs: dict[tuple[int, int], list[float]] = defaultdict(lambda: [0.0, 0.0])
     later: dict[int, float] = defaultdict(float)  # by wait: the cost that waits of others hand on
     found = []
@@ -97,14 +97,16 @@ def delays_of(
     for index in sorted(known, key=lambda index: (-waits[index].end, -waits[index].begin)):
         wait = waits[index]
         since_late, since_own = meetings.before(wait.cause, wait.location, wait.end, wait.begin)
+        own = times.by_region(wait.location, since_own, wait.begin)
         late = times.by_region(wait.cause, since_late, wait.end)
-        excess = np.maximum(late - times.by_region(wait.location, since_own, wait.begin), 0)
+        excess = {region: more for region, ticks in late.items() if (more := ticks - max(own.get(region, 0), 0)) > 0}
         handed = times.waits(wait.cause, since_late, wait.end)
-        total = float(excess.sum()) + sum(ticks for _, ticks in handed)
+        delayed = sum(excess.values())
+        total = delayed + sum(ticks for _, ticks in handed)
         scale = min(wait.ticks / total, 1.0) if total else 0.0
-        for region in np.flatnonzero(excess).tolist():
-            part = scale * float(excess[region])
-            cost = costs[wait.cause, region - 1]
+        for region, ticks in excess.items():
+            part = scale * ticks
+            cost = costs[wait.cause, region]
             cost[0] += part
             cost[1] += later[index] * part / wait.ticks
         indirect = 0.0
@@ -112,7 +114,7 @@ def delays_of(
             part = scale * ticks
             indirect += part
             later[other] += part + later[index] * part / wait.ticks
-        found.append(Caused(wait, scale * float(excess.sum()), indirect, later[index] > 0))
+        found.append(Caused(wait, scale * delayed, indirect, later[index] > 0))
     delays = [Delay(location, region, *cost) for (location, region), cost in costs.items()]
     return Delays(sorted(delays, key=lambda each: -each.direct - each.indirect), found)
 
@@ -125,32 +127,32 @@ class _Times:
         calls: Sequence[Calls],
         waits: Sequence[Wait],
         pieces: Sequence[tuple[np.ndarray, np.ndarray]],
-        regions: int,
     ) -> None:
-        self._calls, self._waits, self._pieces, self._regions = calls, waits, pieces, regions
+        self._calls, self._waits = calls, waits
+        self._pieces = []
+        for (times, call), own in zip(pieces, calls, strict=True):
+            self._pieces.append((times.tolist(), np.append(own.region, -1)[call].tolist()))
         by_location: dict[int, list[tuple[int, int]]] = defaultdict(list)
         for index, wait in enumerate(waits):
             if wait.pattern in SYNCHRONIZING:
                 by_location[wait.location].append((wait.end, index))
         self._of = {location: sorted(each) for location, each in by_location.items()}
 
-    def by_region(self, location: int, begin: int, end: int) -> np.ndarray:
-        """Return the ticks in each region, shape (regions + 1,); the first is outside of any."""
-        found = np.zeros(self._regions + 1, np.int64)
-        times, call = self._pieces[location]
-        if end <= begin or not len(times):
-            return found
-        first, last = np.searchsorted(times, begin, "right"), np.searchsorted(times, end, "left")
-        edges = np.concatenate([[begin], times[first:last], [end]])
-        at = np.searchsorted(times, edges[:-1], "right") - 1
-        region = np.append(self._calls[location].region, -1).astype(np.int64)
-        inside = np.where(at >= 0, region[call[np.maximum(at, 0)]], -1)
-        np.add.at(found, inside + 1, np.diff(edges))
+    def by_region(self, location: int, begin: int, end: int) -> dict[int, int]:
+        """Return the ticks in each region; -1 is outside of any."""
+        times, regions = self._pieces[location]
+        found: dict[int, int] = defaultdict(int)
+        place = bisect.bisect_right(times, begin)
+        now, region = begin, regions[place - 1] if place else -1
+        while now < end:
+            then = min(times[place], end) if place < len(times) else end
+            found[region] += then - now
+            now, region = then, regions[place] if place < len(times) else -1
+            place += 1
         for index, ticks in self.waits(location, begin, end):
             own = self._waits[index].call
-            waiting = int(self._calls[location].region[own]) if own >= 0 else -1
-            found[waiting + 1] -= ticks
-        return np.maximum(found, 0)
+            found[int(self._calls[location].region[own]) if own >= 0 else -1] -= ticks
+        return found
 
     def waits(self, location: int, begin: int, end: int) -> list[tuple[int, int]]:
         """Return the waits in a span, each with its ticks there."""
