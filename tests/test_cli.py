@@ -87,6 +87,17 @@ def test_backends_are_described() -> None:
         assert fault in flat
 
 
+def test_modes_of_backends_come_first_and_operators_only_on_request() -> None:
+    """136 operators of each backend drowned its modes."""
+    told = d5suite("backends").stdout
+    first = told.partition("\n\n")[0].splitlines()
+    assert first[0].startswith("modes") and any(
+        re.match(r"torch:compile +(not )?(installed|here)", line) for line in first
+    )
+    assert "LayerNormalization" not in told and "operators (--operators lists them)" in told
+    assert "LayerNormalization" in d5suite("backends", "--operators").stdout
+
+
 def test_a_network_is_counted(small_onnx: Path) -> None:
     done = d5suite("network", "resnet50")
     assert "25,557,032" in done.stdout

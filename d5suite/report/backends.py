@@ -11,9 +11,26 @@ from rich.table import Table
 from d5suite.backends import discover
 
 
-def show_backends(console: Console) -> None:
-    """Print the capabilities of every backend, and every faulty plug-in."""
+def show_backends(console: Console, *, operators: bool = False) -> None:
+    """Print the modes of every backend, its capabilities, and every faulty plug-in.
+
+    Parameters
+    ----------
+    console : rich.console.Console
+    operators : bool
+        Also list the operators of each backend.
+    """
     backends, faults = discover()
+    modes = Table.grid(padding=(0, 2))
+    for backend in backends.values():
+        for mode in backend.modes:
+            default = " (default)" if mode == backend.default_mode else ""
+            state = "not installed" if backend.problem() else (backend.problem(mode) and "not here") or "installed"
+            modes.add_row(f"{backend.name}:{mode}{default}", state, style=None if state == "installed" else "dim")
+    if backends:
+        console.print("modes, for --backend NAME or NAME:MODE", style="bold")
+        console.print(modes)
+        console.print()
     for backend in backends.values():
         problem = backend.problem()
         table = Table.grid(padding=(0, 2))
@@ -30,7 +47,8 @@ def show_backends(console: Console) -> None:
         levels = ", ".join(map(str, sorted(backend.levels)))
         devices, precisions = ", ".join(backend.devices), ", ".join(backend.precisions)
         table.add_row("", f"levels {levels}; devices {devices}; precisions {precisions}")
-        table.add_row("", f"operators: {', '.join(sorted(backend.operators))}")
+        names = f": {', '.join(sorted(backend.operators))}" if operators else " (--operators lists them)"
+        table.add_row("", f"{len(backend.operators)} operators{names}")
         for missing, why in backend.absent.items():
             table.add_row("", f"no {missing}: {why}")
         if backend.on_request:

@@ -1,7 +1,8 @@
 """The colours of backends, the same in every picture and page.
 
 They come from a search: among sets of eight colours with enough contrast on white, these differ
-most, also for colour-blind readers (Machado, Oliveira and Fernandes, 2009). A test checks this.
+most by CIEDE2000, also for colour-blind readers (Machado, Oliveira and Fernandes, 2009); those that
+differ most in hue are the frameworks that people compare most. A test checks this.
 Imports `d5suite.backends` as data.
 """
 
@@ -11,7 +12,7 @@ import itertools
 from collections.abc import Iterable
 from typing import NamedTuple
 
-PALETTE = ("#1162b0", "#f93200", "#008073", "#663269", "#928816", "#3c8eb3", "#390089", "#85896e")
+PALETTE = ("#003c78", "#b400e1", "#00695a", "#6996c3", "#969600", "#d27878", "#874b00", "#690f2d")
 """Colours on white; ``page.css`` has those on dark."""
 
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")

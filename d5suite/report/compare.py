@@ -22,6 +22,7 @@ from d5suite.measurements.tables import Column, Table
 from d5suite.report.ceilings import RATES, not_believed, share_of_ceiling
 from d5suite.report.contests import Competing, Contest, RatioToFastest, contests_of, is_view, notes_on, ranked
 from d5suite.report.formats import text_of, with_passes
+from d5suite.report.parts import negative_parts
 from d5suite.report.reading import Conditions, Key, data_of, failures_in, load_results, printable
 from d5suite.report.reading import read_benchmarks as read_benchmarks
 
@@ -199,7 +200,10 @@ def _show_notes(
         notes = dict.fromkeys(f"  {name}: {reason}" for name, info in shown for reason in reasons(info))
         if notes:
             console.print("\n".join([heading, *notes]), highlight=False)
-    for line in _above_ceilings(shown):
+    for line in (
+        *(f"{name}: {told}" for name, info in shown for told in negative_parts(info)),
+        *_above_ceilings(shown),
+    ):
         console.print(line, highlight=False)
     for heading, meaning in LEGEND.items():
         if heading in headings:

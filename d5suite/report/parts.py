@@ -38,21 +38,36 @@ def draw_parts(title: str, results: Sequence[tuple[str, Mapping[str, Any]]]) -> 
 
     figure = Figure(figsize=(11, 1.3 + 0.24 * len(results)), layout="constrained")
     axes = figure.subplots()
-    left = [0.0] * len(results)
+    ends = {False: [0.0] * len(results), True: [0.0] * len(results)}
     parts = dict.fromkeys(part for _, facts in results for part in facts["breakdown_s"])
     for part, colour in zip(parts, itertools.cycle(COLOURS)):
         widths = [1e3 * facts["breakdown_s"].get(part, 0.0) for _, facts in results]
         label = part.replace("_", " ")
+        left = [ends[width < 0][row] for row, width in enumerate(widths)]  # negative ones stand left of zero
         bars = axes.barh(range(len(results)), widths, 0.62, left=left, color=colour, label=label)
         tips = [f"{name}: {label}, {digits(width)} ms" for (name, _), width in zip(results, widths, strict=True)]
         set_bar_tooltips(bars, tips)
-        left = [start + width for start, width in zip(left, widths, strict=True)]
+        for row, width in enumerate(widths):
+            ends[width < 0][row] += width
+    if any(ends[True]):
+        axes.axvline(0, color="#000000", linewidth=0.8)
     axes.set_yticks(range(len(results)), [name for name, _ in results], fontsize=8)
     axes.set_ylim(len(results) - 0.4, -0.6)
     axes.set_xlabel("ms of a step", fontsize=8)
     axes.legend(fontsize=8, ncols=6, loc="lower left", bbox_to_anchor=(0, 1), frameon=False)
     figure.suptitle(f"{title}: {PARTS}", fontsize=10, x=0.01, ha="left", weight="bold")
     return figure
+
+
+def negative_parts(record: Mapping[str, Any]) -> list[str]:
+    """Return a sentence for each negative part of a training step."""
+    parts = record.get("breakdown_s") or {}
+    return [
+        f"{name.replace('_', ' ')} takes {digits(1e3 * value)} ms: it is the difference of two medians, of which the "
+        "longer call was the faster one, so it is too short to be told from noise"
+        for name, value in parts.items()
+        if isinstance(value, int | float) and value < 0
+    ]
 
 
 def draw_ceilings(title: str, results: Sequence[tuple[str, str, Mapping[str, Any]]]) -> Figure:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import re
 import shutil
@@ -261,6 +262,78 @@ def test_a_phone_shows_all_within_its_width(opened: Open, report: Path) -> None:
     page = opened(report, width=390)
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
     assert page.evaluate("getComputedStyle(document.body).fontSize") == "14px"
+
+
+def test_a_phone_shows_leads_and_results_or_says_that_they_scroll(opened: Open, report: Path) -> None:
+    """Lead and results were off the screen without a hint."""
+    page = opened(report, width=390)
+    outside = page.evaluate(
+        "[...document.querySelectorAll('table.leads tbody td, table.leads tbody th')].filter((e) => e.checkVisibility()"
+        " && e.getBoundingClientRect().right > innerWidth).map((e) => e.textContent)"
+    )
+    assert outside == []
+    lead = page.locator("table.leads tbody tr").first
+    told = " ".join(lead.inner_text().split())
+    assert re.search(r"torch [\d.]+ ms [\d.]+ images/s [\d.]+× \([\d.]+–[\d.]+\) .*tensorflow", told), told
+    first = page.locator("article.case table.rows tr.row").first
+    first.scroll_into_view_if_needed()
+    for place in (3, 4):  # median and × fastest
+        box = first.locator(f"td:nth-child({place})").bounding_box()
+        assert box is not None and box["x"] + box["width"] <= 390
+    region = page.locator("article.case .scroll").first
+    playwright.expect(region).to_have_attribute("data-more", "")
+    assert "scroll sideways" in region.evaluate("(e) => getComputedStyle(e, '::before').content")
+    region.evaluate("(e) => e.scrollTo(9999, 0)")
+    playwright.expect(region).not_to_have_attribute("data-more", "")
+
+
+def test_a_desk_has_no_hint_where_nothing_scrolls(opened: Open, report: Path) -> None:
+    page = opened(report)
+    region = page.locator("#verdict .scroll")
+    region.scroll_into_view_if_needed()
+    page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+    assert region.get_attribute("data-wide") is None
+
+
+def test_names_that_begin_alike_are_shown_apart(opened: Open, tmp_path: Path) -> None:
+    """Seven rows were cut to the same text."""
+    found = content()
+    inference = [each for each in found["benchmarks"] if each["group"] == "imagenet_resnet50/inference"]
+    (few,) = [each for each in inference if each["param"] == "torch"]
+    found["benchmarks"] = []
+    schemes = [f"a_scheme_with_a_very_long_name_whose_end_matters_{number}" for number in range(7)]
+    for place, scheme in enumerate(schemes):
+        bench = copy.deepcopy(few)
+        record(bench).pop("turns", None)
+        bench["param"] = f"{record(bench)['backend']['name']}-{scheme}"
+        bench["fullname"] = f"{place} {bench['fullname']}"
+        found["benchmarks"].append(bench)
+    assert main(["report", str(write(tmp_path / "x.json", found)), "-o", str(tmp_path / "x.html")]) == 0
+    for width in (1280, 390):
+        page = opened(tmp_path / "x.html", width=width)
+        names = page.locator("tr.row .name")
+        names.first.scroll_into_view_if_needed()
+        page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+        assert len(set(names.all_inner_texts())) == 7
+        cut = names.evaluate_all("(all) => all.filter((e) => e.scrollWidth > e.clientWidth + 1).length")
+        assert cut == 0
+        row = page.locator("tr.row th").first.evaluate("(e) => e.scrollWidth <= e.clientWidth + 1")
+        assert row
+    labels = re.findall(r"inference, [\w…-]+", (tmp_path / "x.html").read_text().partition("<figure")[2])
+    assert len(set(labels)) >= 7
+
+
+def test_an_error_has_three_digits(opened: Open, tmp_path: Path) -> None:
+    """Errors had sixteen."""
+    found = content()
+    for bench in found["benchmarks"]:
+        record(bench)["validation"]["checks"][0] |= {"error": 0.00012345678901234567, "tolerance": 0.0012345678901}
+    assert main(["report", str(write(tmp_path / "x.json", found)), "-o", str(tmp_path / "x.html")]) == 0
+    page = opened(tmp_path / "x.html")
+    page.locator("tr.row .name").first.click()
+    numbers = page.locator("#details-b td:not(:first-child)").all_inner_texts()
+    assert "0.000123" in numbers and "0.00123" in numbers
+    assert all(len(re.sub(r"e.*|^0\.0*|[.-]", "", each)) <= 3 for each in numbers)
 
 
 def test_it_prints_on_a4_without_cuts(opened: Open, report: Path) -> None:

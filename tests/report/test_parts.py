@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+from matplotlib.container import BarContainer
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
@@ -13,6 +14,7 @@ from d5suite.cli import main
 from d5suite.measurements import discover
 from d5suite.report.formats import figure as digits
 from d5suite.report.page.svg import drawing, inline
+from d5suite.report.parts import negative_parts
 from d5suite.report.plots import PLOTS, Plotted, draw_plot
 from tests.report.pages import content, named, record, write
 
@@ -86,3 +88,26 @@ def test_they_are_on_pages_only(tmp_path: Path) -> None:
     assert main(["report", str(path), "-o", str(tmp_path / "r.html"), "--png", str(pictures)]) == 0
     assert {each.name for each in pictures.iterdir()} == {"case.overview.png", "case.step_breakdown.png"}
     assert all(PLOTS[kind].of_page for kind in ("parts", "ceilings"))
+
+
+def test_a_negative_part_is_shown_left_of_zero_with_a_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It was hidden behind the other parts."""
+    parts = {**PARTS, "update": -0.0004}
+    figure = draw_plot("parts", "case/step_breakdown", [Plotted("torch", {"breakdown_s": parts}, {})])
+    bars = {each.get_label(): each.patches[0] for each in figure.axes[0].containers if isinstance(each, BarContainer)}
+    assert bars["update"].get_x() == 0 and bars["update"].get_width() == pytest.approx(-0.4)
+    assert all(each.get_x() >= 0 for each in bars.values())
+    assert negative_parts({"breakdown_s": PARTS}) == []
+    found = content()
+    found["benchmarks"] = [each for each in found["benchmarks"] if each["group"].endswith("/training_step")]
+    for bench in found["benchmarks"]:
+        bench["group"] = "imagenet_resnet50/step_breakdown"
+        record(bench).update(measurement="step_breakdown", level=2, breakdown_s=parts, sum_over_step=1.0)
+        record(bench).pop("turns", None)
+    path = write(tmp_path / "x.json", found)
+    assert main(["compare", "--tables", str(path)]) == 0
+    assert "update takes -0.4 ms: it is the difference of two medians" in " ".join(capsys.readouterr().out.split())
+    assert main(["report", str(path), "-o", str(tmp_path / "x.html")]) == 0
+    assert "update takes -0.4 ms" in (tmp_path / "x.html").read_text()

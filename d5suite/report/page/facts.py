@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from d5suite.report.ceilings import describe_share
@@ -15,6 +16,17 @@ _Told = Mapping[str, Callable[[Any], str]]
 def shortened(text: str, most: int = 90) -> str:
     """Return the text, or its beginning with an ellipsis."""
     return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+def distinct(names: Sequence[str], most: int) -> dict[str, str]:
+    """Shorten names so that different ones stay different: those alike keep their ends, too."""
+    cut = {name: shortened(name, most) for name in names}
+    alike = Counter(cut.values())
+    for name, text in cut.items():
+        if alike[text] > 1:
+            end = name[-(most // 2) :]
+            cut[name] = f"{name[: most - 1 - len(end)]}…{end}"
+    return cut
 
 
 def seconds(value: float) -> str:
@@ -67,7 +79,7 @@ def facts_of(info: Mapping[str, Any]) -> list[list[str]]:
 
 
 def _mebibytes(value: float) -> str:
-    return f"{value / 2**20:,.1f} MiB"
+    return f"{figure(value / 2**20)} MiB"
 
 
 def _known(facts: Mapping[str, Any], texts: _Told) -> Iterator[str]:

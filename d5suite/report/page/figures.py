@@ -16,6 +16,7 @@ from d5suite.measurements import discover
 from d5suite.report.colours import PALETTE
 from d5suite.report.formats import figure as digits
 from d5suite.report.formats import times
+from d5suite.report.page.facts import distinct
 from d5suite.report.page.gather import Group, Page, Row, Section
 from d5suite.report.page.svg import drawing
 from d5suite.report.plots import PLOTS, Plotted, draw_plot
@@ -138,8 +139,9 @@ def _plotted(
     rows = [row for row in group.rows if not row.failed and not (plot.of_one_size and row.reduced)]
     if plot.of_section:
         rows.sort(key=lambda row: page.backends[row.record["backend"]["name"]])
+    names = distinct([row.backend for row in rows], LONGEST_NAME)
     plotted = [
-        Plotted(_short(row.backend), row.record, series.get((row.file, row.record["fullname"]), {}), measurement)
+        Plotted(names[row.backend], row.record, series.get((row.file, row.record["fullname"]), {}), measurement)
         for row in rows
     ]
     return [each for each in plotted if each.series] if plot.of_series else plotted
@@ -185,7 +187,7 @@ def _bars(
 ) -> None:
     colours = [PALETTE[row.colour % len(PALETTE)] for row in rows]
     bars = axes.barh(range(len(rows)), values, 0.62, color=colours, xerr=errors, ecolor="#000000", label=title)
-    set_bar_tooltips(bars, [f"{_named(row)}: {tip}" for row, tip in zip(rows, tips, strict=True)])
+    set_bar_tooltips(bars, [f"{name}: {tip}" for name, tip in zip(_named(rows), tips, strict=True)])
     axes.set_title(title, fontsize=9, loc="left")
     axes.tick_params(labelsize=8)
     axes.set_axisbelow(True)
@@ -194,8 +196,10 @@ def _bars(
         axes.spines[side].set_visible(False)
 
 
-def _named(row: Row) -> str:
-    return f"{_short(row.measurement)}, {_short(row.backend)}"
+def _named(rows: Sequence[Row]) -> list[str]:
+    """Return the names of rows: measurement and backend."""
+    names = distinct([row.backend for row in rows], LONGEST_NAME)
+    return [f"{_short(row.measurement)}, {names[row.backend]}" for row in rows]
 
 
 def _throughput(row: Row) -> str:
@@ -236,18 +240,19 @@ def _overview(title: str, rows: Sequence[Row]) -> Figure:
         "peak memory in MiB; ◆ by definition",
         [_peak(row) for row in rows],
     )
-    names = ("parameters_bytes", "gradients_bytes", "optimizer_state_bytes", "activations_bytes")
-    needed = [sum(row.record.get("memory", {}).get(name, 0) for name in names) / 2**20 for row in rows]
+    parts = ("parameters_bytes", "gradients_bytes", "optimizer_state_bytes", "activations_bytes")
+    needed = [sum(row.record.get("memory", {}).get(name, 0) for name in parts) / 2**20 for row in rows]
     marked = [place for place, value in enumerate(needed) if value]
     (points,) = panels[1].plot(
         [needed[place] for place in marked], marked, linestyle="", marker="D", markersize=4, color="#000000",
         label="MiB by definition",
     )  # fmt: skip
-    set_tooltips(points, [f"{_named(rows[place])}: {digits(needed[place])} MiB by definition" for place in marked])
+    names = _named(rows)
+    set_tooltips(points, [f"{names[place]}: {digits(needed[place])} MiB by definition" for place in marked])
     calls = [row.record["first_call_s"] for row in rows]
     tooltips = [f"first call {digits(call)} s, compilation included" for call in calls]
     _bars(panels[2], rows, calls, "first call in s, compilation included", tooltips)
-    panels[0].set_yticks(range(len(rows)), [_named(row) for row in rows], fontsize=8)
+    panels[0].set_yticks(range(len(rows)), names, fontsize=8)
     panels[0].set_ylim(len(rows) - 0.4, -0.6)
     figure.suptitle(title, fontsize=10, x=0.01, ha="left", weight="bold")
     return figure

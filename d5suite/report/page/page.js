@@ -204,6 +204,21 @@
   document.addEventListener("focusin", tip);
   document.addEventListener("scroll", () => { $("tip").hidden = true; }, { passive: true, capture: true });
 
+  // Say where a table is wider than the window. Only in sight: measuring lays a table out.
+  const measure = (region) => {
+    const beyond = region.scrollWidth - region.clientWidth;
+    region.toggleAttribute("data-wide", beyond > 8);
+    region.toggleAttribute("data-more", beyond - region.scrollLeft > 8);
+  };
+  const seen = new IntersectionObserver((entries) => {
+    for (const entry of entries) if (entry.isIntersecting) measure(entry.target);
+  });
+  for (const region of all(".scroll")) {
+    seen.observe(region);
+    region.addEventListener("scroll", () => measure(region), { passive: true });
+  }
+  addEventListener("resize", () => { for (const region of all(".scroll[data-wide]")) measure(region); });
+
   // Deep links: what a filter hides is shown again.
   const arrive = () => {
     const target = location.hash && document.getElementById(decodeURIComponent(location.hash.slice(1)));

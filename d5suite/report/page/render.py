@@ -12,7 +12,7 @@ import json
 import math
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,7 +23,7 @@ from d5suite.measurements.tables import IN_WIDE_TERMINAL
 from d5suite.report.contests import Contest, ranks_of
 from d5suite.report.formats import times
 from d5suite.report.history import dated, figures_of
-from d5suite.report.page.facts import facts_of, rate, seconds, shortened
+from d5suite.report.page.facts import distinct, facts_of, rate, seconds, shortened
 from d5suite.report.page.figures import draw, pictures
 from d5suite.report.page.gather import MOST_ROWS, Group, Page, Row, Section, command_of
 from d5suite.report.page.history import BenchmarkHistory
@@ -31,6 +31,7 @@ from d5suite.report.page.history_charts import history_charts
 from d5suite.report.page.sentences import conditions, headline, noise, notices, subtitle, summary
 from d5suite.report.page.sparklines import history_strip, lead_strip, samples_strip
 from d5suite.report.page.svg import inline
+from d5suite.report.parts import negative_parts
 from d5suite.report.runs import machine_of
 from d5suite.statistics.ratios import Ratio
 
@@ -117,6 +118,8 @@ def render(page: Page, title: str, histories: Sequence[BenchmarkHistory] = ()) -
     )
     environment.filters.update(
         shortened=shortened,
+        cut=_cut(page),
+        negative_parts=negative_parts,
         times=times,
         without_terminal=lambda note: note.replace(IN_WIDE_TERMINAL, ""),
         drawn=_drawn,
@@ -148,6 +151,20 @@ def render(page: Page, title: str, histories: Sequence[BenchmarkHistory] = ()) -
         version=__version__,
     )
     return re.sub(r">\n\s*<", "><", content)  # each gap would become a node in the browser
+
+
+def _cut(page: Page) -> Callable[[str, int], str]:
+    """Return a function that shortens names, so that different names of the page stay different."""
+    names = [name for section, group in page.groups for name in (_title(section), section.title, group.measurement)]
+    known = list(dict.fromkeys([*names, *(row.backend for row in page.rows)]))
+    shorter: dict[int, dict[str, str]] = {}
+
+    def cut(name: str, most: int = 90) -> str:
+        if most not in shorter:
+            shorter[most] = distinct(known, most)
+        return shorter[most].get(name) or shortened(name, most)
+
+    return cut
 
 
 def _stripped(text: str) -> str:
