@@ -13,7 +13,9 @@ if TYPE_CHECKING:
 
     from d5suite.traces.analysis import Analysis
 
-WHERE = "an OTF2 archive, a recording, or the folder of one"
+WHERE = "an OTF2 archive, a recording, the folder of one, or an HDF5 file"
+
+WRITTEN = "FILE.json, which Perfetto opens; FILE.h5, columns in HDF5; or a new folder for an OTF2 archive"
 
 ROWS = 12
 """Regions and steps of a table; the others are counted."""
@@ -28,9 +30,9 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     analyze.add_argument("--step", default="step", metavar="REGION", help="the region that is one step (%(default)s)")
     analyze.add_argument("--json", type=Path, metavar="FILE", help="also write the analysis as JSON, in seconds")
     analyze.set_defaults(run=_analyze)
-    convert = actions.add_parser("convert", help="write an OTF2 archive as a Chrome trace, which Perfetto opens")
+    convert = actions.add_parser("convert", help="write a trace in another format")
     convert.add_argument("trace", type=Path, metavar="ARCHIVE", help=WHERE)
-    convert.add_argument("-o", "--output", type=Path, required=True, metavar="FILE.json", help="where the trace goes")
+    convert.add_argument("-o", "--output", type=Path, required=True, metavar="PATH", help=WRITTEN)
     convert.set_defaults(run=_convert)
     show = actions.add_parser("show", help="draw a timeline: a page to look around in, or one step as SVG")
     show.add_argument("trace", type=Path, metavar="ARCHIVE", help=WHERE)
@@ -59,13 +61,21 @@ def _analyze(options: argparse.Namespace) -> int:
 
 def _convert(options: argparse.Namespace) -> int:
     from d5suite.files import check_writable
+    from d5suite.traces.archive import write_archive
     from d5suite.traces.chrome import write_chrome
+    from d5suite.traces.hdf5 import write_hdf5
     from d5suite.traces.reading import read_trace
 
-    check_writable(options.output)
+    kind = options.output.suffix.lower()
+    if kind not in ("", ".json", ".h5"):
+        raise ConfigurationError(
+            "ends neither with .json nor with .h5, and is no folder's name", where=f"--output {options.output}"
+        )
+    if kind:
+        check_writable(options.output)
     trace = read_trace(options.trace)
     try:
-        write_chrome(trace, options.output)
+        {"": write_archive, ".json": write_chrome, ".h5": write_hdf5}[kind](trace, options.output)
     except OSError as error:
         raise ConfigurationError(f"cannot be written: {error.strerror or error}", where=str(options.output)) from error
     print(f"{options.output}: {len(trace):,} events of {len(trace.locations)} locations")

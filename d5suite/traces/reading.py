@@ -10,6 +10,7 @@ from pathlib import Path
 from d5suite.errors import TraceError
 from d5suite.traces.archive import read_archive
 from d5suite.traces.events import Trace
+from d5suite.traces.hdf5 import read_hdf5
 from d5suite.traces.recorded import is_recording, read_recording
 
 
@@ -19,7 +20,8 @@ def read_trace(path: Path) -> Trace:
     Parameters
     ----------
     path : Path
-        An OTF2 archive's anchor file, a recording's folder, or a folder that holds one of them.
+        An OTF2 archive's anchor file, an HDF5 file, a recording's folder, or a folder that holds
+        one of them.
 
     Raises
     ------
@@ -28,7 +30,7 @@ def read_trace(path: Path) -> Trace:
     """
     path = Path(path)
     if not path.is_dir():
-        return read_archive(path)
+        return read_hdf5(path) if path.suffix == ".h5" and path.exists() else read_archive(path)
     if is_recording(path):
         return read_recording(path)
     if any(path.glob("*.otf2")):
