@@ -75,7 +75,12 @@ def _convert(options: argparse.Namespace) -> int:
         check_writable(options.output)
     trace = read_trace(options.trace)
     try:
-        {"": write_archive, ".json": write_chrome, ".h5": write_hdf5}[kind](trace, options.output)
+        if kind == ".json":
+            write_chrome(trace, options.output)
+        elif kind == ".h5":
+            write_hdf5(trace, options.output)
+        else:
+            write_archive(trace, options.output)
     except OSError as error:
         raise ConfigurationError(f"cannot be written: {error.strerror or error}", where=str(options.output)) from error
     print(f"{options.output}: {len(trace):,} events of {len(trace.locations)} locations")
