@@ -6,6 +6,7 @@ To measure, run pytest: ``pytest recipes/``.
 from __future__ import annotations
 
 import argparse
+import io
 import sys
 from collections.abc import Sequence
 
@@ -44,6 +45,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         ``conformance`` returns pytest's exit code; ``compare`` of two files and ``ab`` have codes
         of their own (`d5suite.report.verdicts.Exit`).
     """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a terminal may lack characters
+            stream.reconfigure(errors="replace")
     parser = _parser()
     words = list(sys.argv[1:] if arguments is None else arguments)
     cut = words.index("--") if "--" in words and words[0] in ("slurm", "ab", "bisect") else len(words)

@@ -196,3 +196,11 @@ def test_a_backend_of_reduced_size_stands_in_the_table_of_the_others() -> None:
     assert "deep500† " in done.stdout and "† deep500 is measured at a reduced size, batch 2" in done.stdout
     rows = [line.split() for line in done.stdout.splitlines() if line.startswith("  deep500† ")]
     assert len(rows) == 4 and all("–" in row and "1" not in row for row in rows)  # not ranked
+
+
+@pytest.mark.parametrize("words", [["ab", "--help"], ["backends"], ["network", "resnet18"]], ids=" ".join)
+def test_a_terminal_that_lacks_characters_gets_others(words: list[str]) -> None:
+    environment = {**plugin_environment(), "PYTHONIOENCODING": "latin-1"}
+    done = subprocess.run([sys.executable, "-m", "d5suite.cli", *words], env=environment, capture_output=True)
+    assert done.returncode == 0, done.stderr.decode("latin-1")
+    assert done.stdout and b"Traceback" not in done.stderr

@@ -34,7 +34,8 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from PIL import Image
 
-from d5suite.errors import ConfigurationError
+from d5suite.data.decode import MAX_PIXELS
+from d5suite.errors import ConfigurationError, DataError
 
 MEAN = (0.485, 0.456, 0.406)
 """Mean of ImageNet's training pixels per channel (RGB, 0..1), as in published ResNet recipes."""
@@ -168,9 +169,21 @@ class EvalTransform:
             raise ConfigurationError(f"resize is {self.resize}, smaller than the crop of {self.size}")
 
     def parameters(self, height: int, width: int) -> tuple[int, int, int, int]:
-        """Return (resized height, resized width, top, left) of an image."""
+        """Return (resized height, resized width, top, left) of an image.
+
+        Raises
+        ------
+        DataError
+            If the resized image would have more than `MAX_PIXELS` pixels, as a thin one has.
+        """
         short, long = min(height, width), max(height, width)
         resized_long = int(self.resize * long / short)
+        if self.resize * resized_long > MAX_PIXELS:
+            raise DataError(
+                f"{width} x {height} pixels become {self.resize} x {resized_long:,} when the short side is resized, "
+                f"more than the limit of {MAX_PIXELS:,} pixels",
+                hint="Cut the image, or remove it from the dataset.",
+            )
         tall = height > width
         resized_height, resized_width = (resized_long, self.resize) if tall else (self.resize, resized_long)
         top, left = round((resized_height - self.size) / 2), round((resized_width - self.size) / 2)

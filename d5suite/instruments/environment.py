@@ -10,7 +10,7 @@ import importlib.metadata
 import os
 import platform
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -159,9 +159,9 @@ def _describe_cpu() -> dict[str, Any]:
         "least": _kilohertz(read_text(cpufreq / "scaling_min_freq")),
         "most": _kilohertz(read_text(cpufreq / "scaling_max_freq")),
     }
-    flags = information.get("flags", "").split()
+    flags = (information.get("flags") or information.get("Features", "")).split()
     return {
-        "model": information.get("model name") or platform.processor() or platform.machine(),
+        "model": information.get("model name") or _arm_model(information) or platform.processor() or platform.machine(),
         "logical_cores": psutil.cpu_count(logical=True),
         "physical_cores": psutil.cpu_count(logical=False),
         "allowed_cpus": allowed,
@@ -169,7 +169,9 @@ def _describe_cpu() -> dict[str, Any]:
         "frequency_mhz": {name: value for name, value in frequency.items() if value is not None},
         "governor": read_text(cpufreq / "scaling_governor"),
         "cache_bytes": last_level_cache(allowed),
-        "vector_extensions": [flag for flag in flags if flag.startswith(("avx", "amx", "sse4_2", "sve", "asimd"))],
+        "vector_extensions": [
+            flag for flag in flags if flag.startswith(("avx", "amx", "sse4_2", "sve", "asimd", "bf16", "i8mm"))
+        ],
     }
 
 
@@ -199,6 +201,16 @@ def _first_processor() -> dict[str, str]:
     first = (read_text("/proc/cpuinfo") or "").split("\n\n")[0]
     pairs = (line.split(":", 1) for line in first.splitlines() if ":" in line)
     return {key.strip(): value.strip() for key, value in pairs}
+
+
+def _arm_model(information: Mapping[str, str]) -> str:
+    """Return what identifies a 64-bit ARM processor, whose /proc/cpuinfo has no name; "" of others.
+
+    The numbers are those of its MIDR_EL1 register (Arm Architecture Reference Manual).
+    """
+    keys = ("CPU implementer", "CPU part", "CPU variant", "CPU revision")
+    known = [f"{key.removeprefix('CPU ')} {information[key]}" for key in keys if key in information]
+    return f"{platform.machine()} ({', '.join(known)})" if known else ""
 
 
 def _describe_memory() -> dict[str, int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import shutil
+import sys
 import time
 from collections.abc import Generator, Mapping
 from typing import Any
@@ -231,7 +232,14 @@ def _write_table(terminalreporter: Any, config: pytest.Config) -> None:
 
     results = config.stash[stash.RESULTS]
     add_derived([each["extra_info"]["d5suite"] for each in results], config)
-    console = Console(file=io.StringIO(), width=shutil.get_terminal_size().columns, markup=False, no_color=True)
+    text = _TerminalText()
+    console = Console(file=text, width=shutil.get_terminal_size().columns, markup=False, no_color=True)
     show_results([("", read_benchmarks(results))], console)
     terminalreporter.write_sep("=", "d5suite")
-    terminalreporter.write(console.file.getvalue())  # type: ignore[attr-defined]
+    terminalreporter.write(text.getvalue().encode(text.encoding, "replace").decode(text.encoding))
+
+
+class _TerminalText(io.StringIO):
+    """Text for a terminal; Rich draws its lines in ASCII if the terminal lacks others."""
+
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"

@@ -18,7 +18,7 @@ from d5suite.data.transforms import (
     sample_order,
     sample_rng,
 )
-from d5suite.errors import ConfigurationError
+from d5suite.errors import ConfigurationError, DataError
 
 sides = st.integers(1, 3000)
 seeds = st.integers(0, 2**32)
@@ -151,3 +151,9 @@ def test_sizes_out_of_range() -> None:
         TrainTransform(0)
     with pytest.raises(ConfigurationError, match="smaller than the crop"):
         EvalTransform(224, 200)
+
+
+@pytest.mark.parametrize("shape", [(60000, 2), (2, 60000)])
+def test_a_thin_image_is_refused_before_it_fills_the_memory(shape: tuple[int, int]) -> None:
+    with pytest.raises(DataError, match=r"pixels become 256 x 7,680,000 when the short side is resized"):
+        EvalTransform(224)(Image.new("RGB", shape))
