@@ -20,6 +20,7 @@ from d5suite.commands import (
     data,
     doctor,
     history,
+    layers,
     network,
     operators,
     report,
@@ -29,7 +30,8 @@ from d5suite.commands import (
 from d5suite.errors import D5Error
 
 COMMANDS = (
-    doctor, backends, operators, compare, ab, bisect, conformance, network, data, slurm, report, history, trace, advise,
+    doctor, backends, operators, compare, ab, bisect, conformance, network, data, slurm, report, layers, history, trace,
+    advise,
 )  # fmt: skip
 """In the order of ``d5suite --help``."""
 

@@ -10,6 +10,7 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
+from d5suite.levels.profile import check_profile
 from d5suite.network import Network
 from d5suite.testing.cases import values
 from d5suite.testing.fault import node_of_output
@@ -243,3 +244,24 @@ def test_bad_input_is_refused(subject: Subject) -> None:
         with subject.refuses("executor.parameters", what):
             executor.load_parameters(given)
         subject.same("executor.parameters", f"after {what} was refused", executor.parameters(), before)
+
+
+def test_layer_times_are_of_nodes_and_can_be_true(subject: Subject, tmp_path: Path) -> None:
+    backend = subject.backend
+    if "profile" in backend.absent:
+        pytest.skip(f"no profile: {backend.absent['profile']}")
+    network = classifier()
+    subject.require(network)
+    executor = subject.executor(network, "fp32" if "fp32" in backend.precisions else subject.exact)
+    feed = executor.feed(network.arrays(random_batch(network, 4)[0]))
+
+    def step() -> None:
+        executor.forward(feed)
+        executor.synchronize()
+
+    step()
+    found = backend.load("profile", subject.mode).profile(executor, step, 2, tmp_path, None)
+    check_profile(backend.name, found, network)
+    directions = {layer.direction for layer in found.layers}
+    subject.hold("profile.nodes", directions <= {"forward"}, "a forward pass has times of the backward direction")
+    subject.hold("profile.nodes", bool(found.method), "the profile does not say how it was made")

@@ -124,6 +124,7 @@ MISTAKES = [
     ("seedless", "test_process", "test_a_seed_decides_the_random_numbers", "runtime.seed"),
     ("eventless", "test_discovery", "test_it_has_what_gpus_need_or_says_why_not[event_timer-", "backend.modules"),
     ("chatty", "test_process", "test_nothing_is_printed_while_a_network_runs", "executor.quiet"),
+    ("negative", "test_networks", "test_layer_times_are_of_nodes_and_can_be_true", "profile.times"),
     ("statistics", "test_networks", "test_inference_changes_nothing", "executor.inference"),
     ("unbiased", "test_gradients", "test_running_statistics_are_the_neutral_ones", "executor.statistics"),
     ("inside", "test_training", "test_optimizer_follows_its_formula[rates-fp64]", "trainer.meaning"),

@@ -8,6 +8,7 @@ their sequence numbers say. Imports PyTorch, `d5suite.levels` and this adapter's
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from time import perf_counter
@@ -25,13 +26,18 @@ from d5suite.levels.training import Trainer
 
 _LABEL = "d5suite node "
 _EVALUATE = "autograd::engine::evaluate_function: "
-_ACCUMULATE = _EVALUATE + "torch::autograd::AccumulateGrad"
-_GRADIENTS = "gradients stored"
 
-_METHOD = (
-    "torch.profiler on the CPU: wall time of each node's call, and of the backward functions with sequence numbers "
-    "that this call gave out"
-)
+_KINDS = {
+    "Optimizer.": OPTIMIZER,
+    _EVALUATE + "torch::autograd::AccumulateGrad": "gradients stored",
+    _EVALUATE + "CompiledFunction": "compiled backward pass",
+    "Torch-Compiled Region": "compiled forward pass",
+}
+"""What events of no node are, by how their names begin."""
+
+_FUSED = "torch.compile fuses nodes into kernels that do not say which nodes they hold: their time is elsewhere"
+
+_METHOD = "torch.profiler on the CPU: wall time of each node's call and of the backward functions that it made"
 
 
 class _Nodes:
@@ -90,9 +96,10 @@ class _Marks:
 def profile(executor: Executor, step: Callable[[], None], steps: int, folder: Path, trainer: Trainer | None) -> Profile:
     """Time every node within a step; see `d5suite.levels.profile`."""
     if executor.device != "cpu":
-        raise BackendError("layer times of PyTorch are taken on the CPU only")
+        raise BackendError("PyTorch's layer times are taken on the CPU only")
+    compiled = executor.mode == "compile"
     nodes = _Nodes()
-    with executor.rebuilt(nodes.wrap):
+    with contextlib.nullcontext() if compiled else executor.rebuilt(nodes.wrap):
         step()
         with torch.profiler.profile(activities=[ProfilerActivity.CPU], acc_events=False) as recorded:
             start = perf_counter()
@@ -100,12 +107,13 @@ def profile(executor: Executor, step: Callable[[], None], steps: int, folder: Pa
                 step()
             step_seconds = (perf_counter() - start) / steps
     found, other = _assigned(recorded.profiler.kineto_results.events(), nodes.owners)
-    kernels = _kernels(executor, step, folder)
+    kernels = {} if compiled else _kernels(executor, step, folder)
     layers = tuple(
         LayerTime((name,), direction, seconds / steps, calls / steps, kernels.get(f"{direction} {name}", ()))
         for (name, direction), (seconds, calls) in found.items()
     )
-    return Profile(layers, {name: seconds / steps for name, seconds in other.items()}, step_seconds, _METHOD)
+    others = {name: seconds / steps for name, seconds in other.items()}
+    return Profile(layers, others, step_seconds, _METHOD, notes=(_FUSED,) if compiled else ())
 
 
 def _kernels(executor: Executor, step: Callable[[], None], folder: Path) -> dict[str, tuple[Kernel, ...]]:
@@ -141,10 +149,6 @@ def _assigned(
             before, calls = found.get(key, (0.0, 0))
             found[key] = before + seconds, calls + 1
         else:
-            where = OTHER_OPERATORS
-            if name.startswith(("Optimizer.step", "Optimizer.zero_grad")):
-                where = OPTIMIZER
-            elif name == _ACCUMULATE:
-                where = _GRADIENTS
+            where = next((kind for start, kind in _KINDS.items() if name.startswith(start)), OTHER_OPERATORS)
             other[where] = other.get(where, 0.0) + seconds
     return found, other

@@ -103,9 +103,10 @@ def _written(head: Sequence[str], lines: Iterable[Sequence[Any]]) -> bytes:
     writer = csv.writer(target, lineterminator="\n")
     writer.writerow(head)
     for line in lines:
-        writer.writerow([_safe(value) for value in line])
+        writer.writerow([safe(value) for value in line])
     return target.getvalue().encode()
 
 
-def _safe(value: Any) -> Any:
+def safe(value: Any) -> Any:
+    """Return a value that no spreadsheet takes for a formula."""
     return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) else value

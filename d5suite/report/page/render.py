@@ -28,6 +28,7 @@ from d5suite.report.page.figures import draw, pictures
 from d5suite.report.page.gather import MOST_ROWS, Group, Page, Row, Section, command_of
 from d5suite.report.page.history import BenchmarkHistory
 from d5suite.report.page.history_charts import history_charts
+from d5suite.report.page.layers import layer_tables
 from d5suite.report.page.sentences import conditions, headline, noise, notices, subtitle, summary
 from d5suite.report.page.sparklines import history_strip, lead_strip, samples_strip
 from d5suite.report.page.svg import inline
@@ -51,6 +52,7 @@ PARTS = (
     ("verdict", "Verdict"),
     ("grid", "Cases and backends"),
     ("cases", "Results"),
+    ("layers", "Layers"),
     ("history", "History"),
     ("machine", "Machines"),
 )
@@ -127,12 +129,13 @@ def render(page: Page, title: str, histories: Sequence[BenchmarkHistory] = ()) -
         sum_rows=lambda groups: sum(len(group.rows) + 1 for group in groups),
     )
     drawn, undrawn = _pictures(page, histories)
-    wrong = [row for row in page.rows if row.failed]
+    layers, wrong = list(layer_tables(page)), [row for row in page.rows if row.failed]
     content = environment.get_template("page.html").render(
         page=page,
         title=title,
         subtitle=subtitle(page),
-        parts=[part for part in PARTS if histories or part[0] != "history"],
+        parts=[part for part in PARTS if {"history": histories, "layers": layers}.get(part[0], True)],
+        layers=layers,
         pictures=drawn,
         histories=list(_divided([_history_row(each) for each in histories])),
         style=Markup(style),  # noqa: S704  our own files

@@ -24,7 +24,7 @@ BACKEND = replace(
     schemes={},
     absent={
         **RIGHT.mode_absent["cuda_graphs"],
-        **dict.fromkeys(("custom", "baseline", "loader"), "the mode is of forward and backward alone"),
+        **dict.fromkeys(("custom", "profile", "baseline", "loader"), "the mode is of forward and backward alone"),
         "cuda": "its graphs are scripted on the CPU",
     },
     mode_absent={},

@@ -73,6 +73,9 @@ BACKEND = replace(
         "lost": "the own scheme loses the last rank's gradient",
         "constant": "the own scheme ignores changes of the learning rate",
         "remembering": "the own scheme goes on where an older one on the same replica ended",
+        "slow": "one convolution sleeps for 20 ms",
+        "misnamed": "the layer times are of nodes that do not exist",
+        "negative": "a layer takes less than no time",
         "hurried": "a rank of the own asynchronous scheme takes the weights after others' gradients, too",
     },
     schemes={

@@ -1,0 +1,275 @@
+"""Layer times of several backends side by side: rows that all of them can be compared in.
+
+A backend that fused nodes has one time for them. A row therefore holds the smallest set of nodes
+that no backend has split: where one fused a convolution with what follows, the row is of all of
+these, and the others' times are added up. Imports `d5suite.report.reading` and its neighbours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from d5suite.report.compare import failures, is_reduced, setting
+from d5suite.report.reading import Key
+
+DIRECTIONS = ("forward", "backward")
+
+SORTS: Mapping[str, Callable[[LayerRow], float]] = {
+    "time": lambda row: -max(row.seconds.values(), default=0.0),
+    "difference": lambda row: -row.difference,
+    "ratio": lambda row: -row.ratio,
+}
+"""Orders of rows, besides ``network``: the order of the graph."""
+
+
+@dataclass(frozen=True)
+class LayerRow:
+    """Nodes that every backend ran by themselves, with the time of each backend.
+
+    Attributes
+    ----------
+    nodes : tuple of str
+    direction : str
+    label : str
+        What tables call it.
+    op_type, stage : str
+        Of the node with the most work.
+    seconds : dict of str to float
+        Per step, by backend; a backend without any time for it is left out.
+    flops, bytes : int or None
+        Counted work and compulsory traffic; None if not counted.
+    kernels : dict of str to str
+        By backend: the library's implementations, if known.
+    """
+
+    nodes: tuple[str, ...]
+    direction: str
+    label: str
+    op_type: str
+    stage: str
+    seconds: dict[str, float]
+    flops: int | None
+    bytes: int | None
+    kernels: dict[str, str]
+
+    @property
+    def fastest(self) -> float:
+        """Seconds of the fastest backend."""
+        return min(self.seconds.values(), default=0.0)
+
+    @property
+    def difference(self) -> float:
+        """Seconds between the slowest and the fastest backend."""
+        return max(self.seconds.values(), default=0.0) - self.fastest
+
+    @property
+    def ratio(self) -> float:
+        """The slowest backend's time divided by the fastest one's; 1 if there is only one."""
+        return max(self.seconds.values()) / self.fastest if self.fastest else 1.0
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The layer times of one measurement under one set of conditions.
+
+    Attributes
+    ----------
+    title : str
+        Case and measurement.
+    setting : str
+        What a reader needs to know of the conditions.
+    conditions : dict of str to str
+    parts : dict of str to dict
+        The part ``layers`` of each backend's record.
+    missing : dict of str to str
+        Why a backend has none.
+    rows : list of LayerRow
+        In the order of the graph, forward rows first.
+    ceiling : dict of str to float
+        Operations and bytes per second that the machine reaches, by the keys of `LayerRow`; empty
+        if the result has none.
+    """
+
+    title: str
+    setting: str
+    conditions: dict[str, str]
+    parts: dict[str, dict[str, Any]]
+    missing: dict[str, str]
+    rows: list[LayerRow]
+    ceiling: dict[str, float]
+
+    @property
+    def backends(self) -> list[str]:
+        """Backends with layer times, the fastest step first."""
+        return sorted(self.parts, key=lambda name: self.parts[name]["plain_step_s"])
+
+    def aggregate(self, key: str) -> list[LayerRow]:
+        """Return the sums of rows with equal ``op_type`` or ``stage``, by direction.
+
+        Parameters
+        ----------
+        key : {"op_type", "stage"}
+        """
+        groups: dict[tuple[str, str], list[LayerRow]] = {}
+        for row in self.rows:
+            groups.setdefault((getattr(row, key), row.direction), []).append(row)
+        return [_sum(label, direction, group) for (label, direction), group in groups.items()]
+
+    def part_of_ceiling(self, row: LayerRow, seconds: float) -> float | None:
+        """Return the larger part of a ceiling, of arithmetic or memory, that a time reaches."""
+        parts = [
+            work / seconds / self.ceiling[name]
+            for name, work in (("flops", row.flops), ("bytes", row.bytes))
+            if work and seconds > 0 and name in self.ceiling
+        ]
+        return max(parts, default=None)
+
+
+def comparisons(records: Mapping[Key, Mapping[str, Any]]) -> list[Comparison]:
+    """Return the layer times in a result file, one comparison for each measurement.
+
+    Parameters
+    ----------
+    records : mapping
+        From `d5suite.report.reading.load_results`.
+    """
+    groups: dict[Any, dict[str, Mapping[str, Any]]] = {}
+    for (title, conditions, backend), record in records.items():
+        if "layers" in record:
+            groups.setdefault((title, conditions, is_reduced(record)), {})[backend] = record
+    ceiling = _ceiling(records.values())
+    found = []
+    for (title, conditions, _), members in groups.items():
+        missing = {name: _problem(record) for name, record in members.items()}
+        parts = {name: dict(record["layers"]) for name, record in members.items() if not missing[name]}
+        rows = list(_rows(parts)) if parts else []
+        absent = {name: why for name, why in missing.items() if why}
+        said = setting(next(iter(members.values())))
+        found.append(Comparison(title, said, dict(conditions), parts, absent, rows, ceiling))
+    return found
+
+
+def _problem(record: Mapping[str, Any]) -> str:
+    if failures(record):
+        return "its answer is wrong"
+    return str(record["layers"].get("missing", ""))
+
+
+def _ceiling(records: Iterable[Mapping[str, Any]]) -> dict[str, float]:
+    """Return the highest ceilings that a result file has measured, by `LayerRow`'s names."""
+    found: dict[str, float] = {}
+    for record in records:
+        for key, each in (record.get("ceiling") or {}).items():
+            name = key.removesuffix("_per_s")
+            found[name] = max(found.get(name, 0.0), each["value"])
+    return found
+
+
+def _rows(parts: Mapping[str, Mapping[str, Any]]) -> Iterator[LayerRow]:
+    graph: dict[str, Mapping[str, Any]] = {}
+    for part in parts.values():
+        graph.update(part["graph"])
+    order = {name: number for number, name in enumerate(graph)}
+    for direction in DIRECTIONS:
+        times = {
+            name: [each for each in part["times"] if each["direction"] == direction] for name, part in parts.items()
+        }
+        groups = _joined([each["nodes"] for backend in times.values() for each in backend])
+        of_node = {node: group for group in groups for node in group}
+        seconds: dict[tuple[str, ...], dict[str, float]] = {}
+        kernels: dict[tuple[str, ...], dict[str, list[Mapping[str, Any]]]] = {}
+        for backend, each in ((name, each) for name, given in times.items() for each in given):
+            group = of_node[each["nodes"][0]]
+            own = seconds.setdefault(group, {})
+            own[backend] = own.get(backend, 0.0) + each["seconds"]
+            kernels.setdefault(group, {}).setdefault(backend, []).append(each)
+        for group in sorted(seconds, key=lambda nodes: min(order.get(node, len(order)) for node in nodes)):
+            nodes = tuple(sorted(group, key=lambda node: order.get(node, len(order))))
+            said = {backend: text for backend, each in kernels[group].items() if (text := _kernels(each))}
+            yield _row(nodes, direction, graph, seconds[group], said)
+
+
+def _joined(sets: Iterable[Sequence[str]]) -> set[tuple[str, ...]]:
+    """Return the smallest disjoint sets that hold every given set as a whole."""
+    parent: dict[str, str] = {}
+
+    def root(name: str) -> str:
+        while parent.setdefault(name, name) != name:
+            parent[name] = parent[parent[name]]
+            name = parent[name]
+        return name
+
+    for first, *others in sets:
+        for other in others:
+            parent[root(other)] = root(first)
+        root(first)
+    groups: dict[str, list[str]] = {}
+    for name in list(parent):
+        groups.setdefault(root(name), []).append(name)
+    return {tuple(group) for group in groups.values()}
+
+
+def _row(
+    nodes: tuple[str, ...],
+    direction: str,
+    graph: Mapping[str, Mapping[str, Any]],
+    seconds: dict[str, float],
+    kernels: dict[str, str],
+) -> LayerRow:
+    prefix = "" if direction == "forward" else "backward_"
+    facts = [graph.get(node, {}) for node in nodes]
+    work = [each.get(f"{prefix}flops") for each in facts]
+    traffic = [each.get(f"{prefix}bytes") for each in facts]
+    main = max(facts, key=lambda each: (each.get("flops") or 0, each.get("bytes") or 0))
+    label = nodes[facts.index(main)]
+    if len(nodes) > 1:
+        label += f" +{len(nodes) - 1}"
+    return LayerRow(
+        nodes,
+        direction,
+        label,
+        main.get("op_type", ""),
+        main.get("stage", ""),
+        seconds,
+        _total(work),
+        _total(traffic),
+        kernels,
+    )
+
+
+def _total(values: Sequence[int | None]) -> int | None:
+    counted = [each for each in values if each is not None]
+    return sum(counted) if counted else None
+
+
+def _kernels(times: Sequence[Mapping[str, Any]]) -> str:
+    """Return ``brgconv:avx512_core 1.2 ms, 3 reorders 0.4 ms``."""
+    took: dict[str, float] = {}
+    for each in (kernel for time in times for kernel in time.get("kernels", [])):
+        took[each["implementation"]] = took.get(each["implementation"], 0.0) + each["seconds"]
+    said = [f"{name} {1e3 * seconds:.3g} ms" for name, seconds in sorted(took.items(), key=lambda each: -each[1])]
+    reorders = sum(time.get("reorders", 0) for time in times)
+    if reorders:
+        seconds = sum(time.get("reorder_s", 0.0) for time in times)
+        said.append(f"{reorders:.0f} reorder{'s' * (reorders != 1)} {1e3 * seconds:.3g} ms")
+    return ", ".join(said)
+
+
+def _sum(label: str, direction: str, rows: Sequence[LayerRow]) -> LayerRow:
+    seconds: dict[str, float] = {}
+    for row in rows:
+        for backend, each in row.seconds.items():
+            seconds[backend] = seconds.get(backend, 0.0) + each
+    return LayerRow(
+        tuple(node for row in rows for node in row.nodes),
+        direction,
+        label,
+        rows[0].op_type,
+        rows[0].stage,
+        seconds,
+        _total([row.flops for row in rows]),
+        _total([row.bytes for row in rows]),
+        {},
+    )

@@ -1,0 +1,63 @@
+"""Layer times as CSV and JSON, all rows, in seconds. Imports its neighbours."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from d5suite.report.layers import Comparison, LayerRow
+from d5suite.report.page.csv_files import safe
+
+HEAD = ("case", "measurement", "nodes", "operator", "stage", "direction", "backend", "seconds", "to_fastest")
+FURTHER = ("flops", "bytes", "part_of_ceiling", "kernels")
+
+
+def csv_of(found: Iterable[Comparison]) -> bytes:
+    """Return one line per row and backend."""
+    target = io.StringIO()
+    writer = csv.writer(target, lineterminator="\n")
+    conditions = list(dict.fromkeys(name for each in found for name in each.conditions))
+    writer.writerow([*HEAD, *FURTHER, *conditions])
+    for each in found:
+        case, _, measurement = each.title.partition("/")
+        for row in each.rows:
+            for backend, seconds in row.seconds.items():
+                line = [case, measurement, " ".join(row.nodes), row.op_type, row.stage, row.direction, backend, seconds]
+                line += [seconds / row.fastest if row.fastest else None, row.flops, row.bytes]
+                line += [each.part_of_ceiling(row, seconds), row.kernels.get(backend, "")]
+                writer.writerow([safe(value) for value in [*line, *(each.conditions.get(name) for name in conditions)]])
+    return target.getvalue().encode()
+
+
+def json_of(found: Sequence[Comparison]) -> list[dict[str, Any]]:
+    """Return what `csv_of` holds, and each backend's step, as JSON values."""
+    return [
+        {
+            "measurement": each.title,
+            "conditions": each.conditions,
+            "backends": {
+                name: {key: value for key, value in part.items() if key not in ("times", "graph")}
+                for name, part in each.parts.items()
+            },
+            "missing": each.missing,
+            "ceiling": each.ceiling,
+            "rows": [_row(each, row) for row in each.rows],
+        }
+        for each in found
+    ]
+
+
+def _row(found: Comparison, row: LayerRow) -> dict[str, Any]:
+    return {
+        "nodes": list(row.nodes),
+        "direction": row.direction,
+        "operator": row.op_type,
+        "stage": row.stage,
+        "seconds": row.seconds,
+        "flops": row.flops,
+        "bytes": row.bytes,
+        "part_of_ceiling": {name: found.part_of_ceiling(row, seconds) for name, seconds in row.seconds.items()},
+        "kernels": row.kernels,
+    }

@@ -1,0 +1,86 @@
+"""The layer times on a page: rows of nodes, a column for each backend.
+
+Imports its neighbours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from d5suite.report.layers import SORTS, Comparison, LayerRow, comparisons
+from d5suite.report.page.facts import seconds
+from d5suite.report.page.gather import Page
+from d5suite.report.reading import Key
+
+MOST_LAYERS = 60
+"""Most rows of a comparison on a page; those that take longest are shown."""
+
+
+class LayerTable(NamedTuple):
+    """One measurement's layers, as texts and sort keys."""
+
+    id: str
+    title: str
+    setting: str
+    backends: list[str]
+    steps: list[tuple[str, ...]]
+    missing: dict[str, str]
+    rows: list[dict[str, Any]]
+    left_out: int
+    peak: bool
+
+
+def layer_tables(page: Page) -> Iterator[LayerTable]:
+    """Return the tables of all layer times that the page's results hold."""
+    for section in page.sections:
+        records: dict[Key, dict[str, Any]] = {
+            (f"{row.case}/{row.measurement}", (), " ".join(filter(None, (row.backend, row.file)))): row.record
+            for row in section.rows
+        }
+        for number, found in enumerate(comparisons(records)):
+            yield _table(found, f"l-{section.id}-{number}", " · ".join(section.setting))
+
+
+def _table(found: Comparison, name: str, setting: str) -> LayerTable:
+    rows = sorted(found.rows, key=SORTS["time"])
+    return LayerTable(
+        name,
+        found.title,
+        setting,
+        found.backends,
+        [_step(found, backend) for backend in found.backends],
+        found.missing,
+        [_row(found, row) for row in rows[:MOST_LAYERS]],
+        max(0, len(rows) - MOST_LAYERS),
+        bool(found.ceiling),
+    )
+
+
+def _step(found: Comparison, backend: str) -> tuple[str, ...]:
+    part = found.parts[backend]
+    elsewhere = ", ".join(f"{name} {each / part['step_s']:.0%}" for name, each in part["other"].items())
+    left = part.get("left_over_s", 0.0) / part["step_s"]
+    figures = f"{part['slowdown']:.2f}", f"{part['coverage']:.0%}", elsewhere or "–", f"{left:.0%}"
+    return backend, seconds(part["plain_step_s"]), *figures, part["method"]
+
+
+def _row(found: Comparison, row: LayerRow) -> dict[str, Any]:
+    part = found.part_of_ceiling(row, row.fastest)
+    cells = []
+    for backend in found.backends:
+        took = row.seconds.get(backend)
+        ratio = f" ×{took / row.fastest:.3g}" if took and row.fastest and took > row.fastest else ""
+        tip = row.kernels.get(backend, "")
+        cells.append(
+            {"text": "–" if took is None else f"{1e3 * took:.3g}{ratio}", "best": took == row.fastest, "tip": tip}
+        )
+    return {
+        "label": row.label,
+        "nodes": ", ".join(row.nodes),
+        "facts": f"{row.op_type}, {row.direction}",
+        "cells": cells,
+        "flops": "–" if row.flops is None else f"{row.flops / 1e9:.3g}",
+        "bytes": "–" if row.bytes is None else f"{row.bytes / 1e6:.3g}",
+        "peak": "–" if part is None else f"{part:.0%}",
+    }

@@ -1,0 +1,228 @@
+"""The pass ``layers``: a slow layer is found, and times that cannot be true are refused."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from d5suite.backends import backend, discover
+from d5suite.levels.contract import ContractError
+from d5suite.levels.onednn import kernel_of, kernels_by_owner
+from d5suite.levels.profile import LayerTime, Profile, check_profile, shared_seconds
+from d5suite.network.layers import stages
+from d5suite.network.zoo import build
+from d5suite.optimizers.settings import SGD
+from d5suite.passes.layers import check_step
+from d5suite.report.layers import comparisons
+from d5suite.report.reading import load_results
+from tests.conftest import made_once, plugin_environment
+from tests.passes.test_from_outside import RECIPE
+
+pytestmark = pytest.mark.skipif(discover()[0]["torch"].problem() is not None, reason="PyTorch is not installed")
+
+BACKENDS = ("torch", "onnxruntime", "wrong:slow", "wrong:misnamed")
+
+
+def _run(folder: Path, *arguments: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", *arguments],
+        cwd=folder, env=plugin_environment() | {"COLUMNS": "80"}, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def result(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    def made() -> str:
+        folder = tmp_path_factory.mktemp("layers")
+        (folder / "pytest.ini").write_text("[pytest]\n")
+        (folder / "test_small.py").write_text(RECIPE)
+        common = ("pytest", "-p", "no:cacheprovider", "-q", "test_small.py", "--jobs", "jobs", "--passes", "layers")
+        _run(folder, *common, "--backend", ",".join(BACKENDS), "-k", "inference", "--benchmark-json", "inference.json")
+        _run(folder, *common, "--backend", "torch", "-k", "training_step", "--benchmark-json", "training.json")
+        return str(folder)
+
+    return Path(made_once(tmp_path_factory, "layers", made))
+
+
+@pytest.mark.alone
+def test_a_slow_layer_is_at_the_top_on_its_backend_only(result: Path) -> None:
+    (found,) = comparisons(load_results(result / "inference.json"))
+    assert found.title == "small/inference" and set(found.parts) == {"torch", "onnxruntime", "wrong:slow"}
+    slow = max(found.rows, key=lambda row: row.difference)  # others are microseconds apart, on a quiet machine
+    assert "c3" in slow.nodes and slow.direction == "forward"
+    assert slow.seconds["wrong:slow"] >= 0.02
+    assert max(slow.seconds, key=slow.seconds.__getitem__) == "wrong:slow" and slow.fastest < 0.02
+    shown = _run(result, "d5suite.cli", "layers", "inference.json", "--top", "3", "--sort", "difference")
+    first = shown[shown.index("\nnode") :].splitlines()[2]
+    assert first.startswith("c3"), shown
+    assert max(map(len, shown.splitlines())) <= 80
+
+
+def test_fused_nodes_have_one_row(result: Path) -> None:
+    (found,) = comparisons(load_results(result / "inference.json"))
+    fused = [each["nodes"] for each in found.parts["onnxruntime"]["times"] if len(each["nodes"]) > 1]
+    assert fused
+    rows = {row.nodes: row for row in found.rows}
+    for nodes in fused:
+        own = [each for each in found.parts["torch"]["times"] if each["nodes"][0] in nodes]
+        assert rows[tuple(nodes)].seconds["torch"] == pytest.approx(sum(each["seconds"] for each in own))
+
+
+def test_what_a_profile_says_wrongly_is_missing(result: Path) -> None:
+    (found,) = comparisons(load_results(result / "inference.json"))
+    why = "breaks clause 'profile.nodes' of the contract: the network has no node 'conv_of_another_network'"
+    assert why in found.missing["wrong:misnamed"]
+    assert "wrong:misnamed: no layer times:" in _run(result, "d5suite.cli", "layers", "inference.json")
+
+
+GOOD = Profile(
+    (LayerTime(("c1",), "forward", 1e-3), LayerTime(("c1",), "backward", 2e-3)), {"optimizer": 1e-3}, 4e-3, "-"
+)
+
+
+@pytest.mark.parametrize(
+    ("layers", "other", "message"),
+    [
+        pytest.param((LayerTime(("c1", "x"), "forward", 0),), {}, "the network has no node 'x'", id="unknown"),
+        pytest.param((LayerTime((), "forward", 0),), {}, "a time belongs to no node", id="nobody's"),
+        pytest.param((LayerTime(("c1",), "sideways", 0),), {}, "'sideways' is no direction", id="direction"),
+        pytest.param((LayerTime(("c1",), "forward", 0),) * 2, {}, "c1 has two times in the forward", id="twice"),
+        pytest.param((LayerTime(("c1",), "forward", -1e-3),), {}, "node c1, forward, took -0.001 s", id="negative"),
+        pytest.param((LayerTime(("c1",), "forward", float("nan")),), {}, "took nan s", id="nan"),
+        pytest.param((), {"optimizer": -1e-3}, "optimizer took -0.001 s", id="negative other"),
+        pytest.param(
+            (LayerTime(("c1",), "forward", 3e-3),), {"optimizer": 1.3e-3},
+            "the times add up to 4.3 ms, and the profiled step took 4 ms", id="too much",
+        ),
+    ],
+)  # fmt: skip
+def test_times_that_cannot_be_true_are_refused(
+    layers: tuple[LayerTime, ...], other: dict[str, float], message: str
+) -> None:
+    network = build("lenet5", image_size=32, classes=10)
+    check_profile("liar", GOOD, network)
+    with pytest.raises(ContractError, match=re.escape(message)):
+        check_profile("liar", replace(GOOD, layers=layers, other=other), network)
+
+
+def test_a_profiled_step_is_as_long_as_the_steps_that_ran() -> None:
+    check_step("honest", GOOD, [3.9e-3, 4.1e-3])
+    for wrong in (replace(GOOD, step_seconds=0.4e-3), replace(GOOD, step_seconds=40e-3)):
+        with pytest.raises(ContractError, match="is said to have taken"):
+            check_step("liar", wrong, [3.9e-3, 4.1e-3])
+
+
+@pytest.mark.parametrize("name", ["deep500", "torch"])
+def test_a_training_step_is_divided_and_left_as_it_was(name: str, tmp_path: Path) -> None:
+    network, given = build("lenet5", image_size=32, classes=10), backend(name)
+    executor = given.executor(network)
+    trainer = given.trainer(executor, SGD(learning_rate=0.01))
+    rng = np.random.default_rng(0)
+    feed = executor.feed(
+        {"image": rng.standard_normal((4, 1, 32, 32)).astype(np.float32), "label": rng.integers(0, 10, 4)}
+    )
+    before = {key: value for key, value in vars(executor).items() if callable(value)}
+    found = given.load("profile").profile(executor, lambda: trainer.step(feed), 2, tmp_path, trainer)
+    check_profile(name, found, network)
+    assert {key: value for key, value in vars(executor).items() if callable(value)} == before
+    assert found.other["optimizer"] > 0
+    timed = {(layer.nodes, layer.direction): layer.calls for layer in found.layers}
+    for direction in ("forward", "backward"):
+        for node in network.nodes:
+            if node.op_type != "Flatten":  # a view
+                assert timed[(node.name,), direction] >= 1, (node.name, direction)
+
+
+def test_nothing_is_labelled_unless_a_profile_is_taken() -> None:
+    from torch.profiler import ProfilerActivity, profile
+
+    network = build("lenet5", image_size=32, classes=10)
+    executor = backend("torch").executor(network)
+    feed = executor.feed({"image": np.zeros((2, 1, 32, 32), np.float32)})
+    with profile(activities=[ProfilerActivity.CPU]) as recorded:
+        executor.forward(feed)
+    assert not [event for event in recorded.events() if event.name.startswith("d5suite")]
+
+
+def test_a_training_step_has_both_directions_and_the_optimizer(result: Path) -> None:
+    (found,) = comparisons(load_results(result / "training.json"))
+    for part in found.parts.values():
+        assert part["other"]["optimizer"] > 0
+        assert 0.3 < part["coverage"] <= 1.05
+        total = sum(each["seconds"] for each in part["times"]) + sum(part["other"].values()) + part["left_over_s"]
+        assert total == pytest.approx(part["step_s"])
+        assert part["plain_step_s"] > 0 and part["dropped"] == 0
+    directions = {(row.nodes, row.direction) for row in found.rows}
+    assert {(("c3",), "forward"), (("c3",), "backward"), (("loss",), "backward")} <= directions
+    conv = next(row for row in found.rows if row.nodes == ("c3",) and row.direction == "forward")
+    assert conv.flops == 2 * 8 * 16 * 10 * 10 * 6 * 5 * 5
+    if any(each.get("kernels") for each in found.parts["torch"]["times"]):  # oneDNN is there
+        assert conv.kernels["torch"]
+
+
+def test_rows_are_written_and_shown_on_the_page(result: Path) -> None:
+    _run(result, "d5suite.cli", "layers", "training.json", "--csv", "rows.csv", "--json", "rows.json")
+    rows: list[Any] = json.loads((result / "rows.json").read_text())[0]["rows"]
+    lines = (result / "rows.csv").read_text().splitlines()
+    assert len(lines) == 1 + sum(len(row["seconds"]) for row in rows)
+    assert lines[0].startswith("case,measurement,nodes,operator,stage,direction,backend,seconds,to_fastest,flops")
+    _run(result, "d5suite.cli", "report", "training.json", "-o", "page.html")
+    page = (result / "page.html").read_text()
+    assert 'id="layers"' in page and "Conv, backward" in page
+
+
+def test_a_result_without_layer_times_is_refused(result: Path, tmp_path: Path) -> None:
+    content = json.loads((result / "training.json").read_text())
+    for each in content["benchmarks"]:
+        del each["extra_info"]["d5suite"]["layers"]
+        del each["extra_info"]["d5suite"]["passes"]
+    (tmp_path / "bare.json").write_text(json.dumps(content))
+    done = subprocess.run(
+        [sys.executable, "-m", "d5suite.cli", "layers", str(tmp_path / "bare.json")],
+        env=plugin_environment(), capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert "there are no layer times here" in done.stderr and "--passes layers" in done.stderr
+
+
+def test_times_of_threads_are_divided_among_those_that_run() -> None:
+    events = [(0.0, 4.0, "a"), (1.0, 3.0, "b"), (2.0, 3.0, "b"), (6.0, 7.0, "a"), (7.0, 7.0, "c")]
+    assert shared_seconds(events) == pytest.approx({"a": 4.0, "b": 1.0})
+
+
+def test_stages_are_parts_of_names_of_at_most_half_the_nodes() -> None:
+    names = ["stem", *(f"encoder.layers.{block}.{part}" for block in range(3) for part in "abc"), "head"]
+    assert set(stages(names).values()) == {"stem", "head", *(f"encoder.layers.{block}" for block in range(3))}
+
+
+LINES = """onednn_verbose,v1,info,cpu,runtime:OpenMP,nthr:2
+d5suite mark forward conv
+onednn_verbose,v1,primitive,exec,cpu,reorder,jit:uni,undef,src:f32::blocked:abcd::f0 dst:f32::blocked:Acdb16a::f0,attr-scratchpad:user,,16x3x3x3,0.5
+onednn_verbose,v1,primitive,exec,cpu,convolution,brgconv:avx512_core,forward_training,src:f32:a:blocked:acdb::f0 wei:f32:a:blocked:Acdb16a::f0 bia:undef::undef::: dst:f32:a:blocked:acdb::f0,attr-scratchpad:user,alg:convolution_direct,mb8_ic3oc16,2
+d5suite mark
+dnnl_verbose,exec,cpu,convolution,jit:avx512_common,forward_inference,src_f32::blocked:abcd:f0 wei_f32::blocked:Acdb16a:f0 dst_f32::blocked:aBcd16b:f0,,alg:convolution_direct,mb8_ic3oc16,0.25
+dnnl_verbose,exec,cpu,convolution,jit:avx512_common,forward_inference,src_f32::blocked:abcd:f0 wei_f32::blocked:Acdb16a:f0 dst_f32::blocked:aBcd16b:f0,,alg:convolution_direct,mb8_ic3oc16,0.25
+onednn_verbose,v1,primitive,exec,cpu,convolution,cut off
+"""  # noqa: E501  lines as oneDNN writes them
+
+
+def test_verbose_lines_of_old_and_new_onednn_are_read() -> None:
+    found = kernels_by_owner(LINES.splitlines())
+    reorder, convolution = found["forward conv"]
+    assert reorder.reorder and reorder.seconds == pytest.approx(5e-4) and reorder.layouts == "src:abcd dst:Acdb16a"
+    assert (convolution.primitive, convolution.implementation) == ("convolution", "brgconv:avx512_core")
+    assert convolution.layouts == "src:acdb wei:Acdb16a dst:acdb" and not convolution.reorder
+    (twice,) = found[""]
+    assert twice.calls == 2 and twice.seconds == pytest.approx(5e-4)
+    assert twice.layouts == "src:abcd wei:Acdb16a dst:aBcd16b"
+    assert kernel_of("onednn_verbose,v1,info,cpu,isa:Intel AVX-512") is None
