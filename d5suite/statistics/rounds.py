@@ -35,14 +35,15 @@ from d5suite.statistics.ratios import Ratio
 
 LAUNCH_SD = 0.055
 """Standard deviation of a ratio's logarithm from launch to launch, assumed if there was only one
-launch. In 50 runs of LeNet on two cores (``results/history``) the ratio of two backends had 6%: a
-quarter of the launches lay 16% above the others. With 5% in all, another run's ratio lay in the
+launch. In 50 runs of LeNet on two cores (``results/history``) the ratio of two backends had 6%: in
+a fifth of the runs both were slower, one by 44% and the other by 24%, for some 15 s. So the machine
+moved the ratio, not the memory layout of one worker. With 5% in all, another run's ratio lay in the
 interval in 79% of the pairs of runs, with 6.5% in 96%. In 20 runs of ResNet-50 it had 2 to 4%."""
 
-RUN_SD = 0.035
+RUN_SD = 0.04
 """Standard deviation of a ratio's logarithm from run to run beside that, always assumed: launches
-of one run do not show it, and a few launches are often alike by chance. With 2.5%, three launches
-of those LeNet runs hold another run in 90%, with 3.5% in more than 93%."""
+of one run do not show it, and a few launches are often alike by chance. In a simulation of those
+LeNet runs three launches hold another run in 96%, with 3.5% in 92%."""
 
 
 OF_TWO_RUNS = math.sqrt(2)

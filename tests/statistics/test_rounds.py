@@ -29,13 +29,19 @@ def test_another_run_lies_in_the_interval(kind: str, launches: int) -> None:
 
 
 @pytest.mark.parametrize("launches", [1, 2, 3, 5])
-def test_another_run_lies_in_the_interval_though_a_quarter_of_the_launches_is_slower(launches: int) -> None:
-    """By 16%, as in ``results/history``; in 19 of 20, less the error of this test."""
+def test_another_run_lies_in_the_interval_though_the_machine_has_two_states(launches: int) -> None:
+    """As in ``results/history``: in a fifth of the runs the ratio is 16% larger, for 15 s.
+
+    It lies there in 19 of 20, less the error of this test.
+    """
     draw = np.random.default_rng(launches)
 
     def run() -> Ratio:
-        shared = draw.normal(0, 0.01)
-        layouts = shared + 0.16 * (draw.random(launches) < 0.25) + draw.normal(0, 0.012, launches)
+        slow = draw.random() < 0.2
+        layouts = draw.normal(0, 0.01) + draw.normal(0, 0.012, launches)
+        for launch in range(launches):
+            layouts[launch] += 0.16 * slow
+            slow = draw.random() < (0.4 if slow else 0.15)
         a, b = (np.exp(draw.normal(0, 0.01, (launches, 6)) + its) for its in (0.0, layouts[:, None]))
         return ratio_of_rounds(a.tolist(), b.tolist())
 
@@ -46,7 +52,7 @@ def test_another_run_lies_in_the_interval_though_a_quarter_of_the_launches_is_sl
 def test_what_all_launches_of_a_run_share_is_in_the_interval() -> None:
     """Three launches that are alike decided a lead of 2%, and another run the opposite."""
     alike = ratio_of_rounds([[1.0] * 6] * 3, [[1.02 + 0.0001 * launch] * 6 for launch in range(3)])
-    assert alike.includes_one and 1.08 < alike.high < 1.14
+    assert alike.includes_one and 1.08 < alike.high < 1.16
     found = [simulated(np.random.default_rng(seed), "quiet", 5, launch_sd=0.01, run_sd=RUN_SD) for seed in range(300)]
     assert np.mean([one.low <= other.value <= one.high for one, other in pairwise(found)]) >= 0.93
 
