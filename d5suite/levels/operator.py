@@ -24,44 +24,7 @@ import numpy as np
 from d5suite.errors import NetworkError
 from d5suite.network.nodes.context import Packing
 from d5suite.network.operation import STATIC_INPUTS, Operation, is_floating
-
-FAMILIES: Mapping[str, Sequence[str]] = {
-    "attention": ("Attention",),
-    "convolution": ("Col2Im", "Conv", "ConvTranspose"),
-    "elementwise": (
-        "Abs", "Acos", "Acosh", "Add", "And", "Asin", "Asinh", "Atan", "Atanh", "BitShift", "BitwiseAnd", "BitwiseNot",
-        "BitwiseOr", "BitwiseXor", "Cast", "Ceil", "Clip", "Cos", "Cosh", "Div", "Dropout", "Elu", "Equal", "Erf",
-        "Exp", "Floor", "Gelu", "Greater", "GreaterOrEqual", "HardSigmoid", "HardSwish", "Identity", "IsInf", "IsNaN",
-        "LeakyRelu", "Less", "LessOrEqual", "Log", "Max", "Mean", "Min", "Mish", "Mod", "Mul", "Neg", "Not", "Or",
-        "PRelu", "Pow", "Reciprocal", "Relu", "Round", "Selu", "Sigmoid", "Sign", "Sin", "Sinh", "Softplus",
-        "Softsign", "Sqrt", "Sub", "Sum", "Tan", "Tanh", "ThresholdedRelu", "Where", "Xor",
-    ),
-    "indexing": (
-        "ArgMax", "ArgMin", "ConstantOfShape", "CumSum", "EyeLike", "GatherElements", "GatherND", "Hardmax", "OneHot",
-        "Range", "ReverseSequence", "ScatterElements", "ScatterND", "Shape", "TopK",
-    ),
-    "loss": ("SoftmaxCrossEntropyLoss",),
-    "matrix": ("Det", "Einsum", "Gemm", "MatMul"),
-    "normalization": (
-        "BatchNormalization", "GroupNormalization", "InstanceNormalization", "LRN", "LayerNormalization",
-        "LpNormalization", "RMSNormalization",
-    ),
-    "pooling": (
-        "AveragePool", "GlobalAveragePool", "GlobalLpPool", "GlobalMaxPool", "LpPool", "MaxPool", "MaxUnpool",
-    ),
-    "recurrent": ("GRU", "LSTM"),
-    "reduction": (
-        "LogSoftmax", "ReduceL1", "ReduceL2", "ReduceLogSumExp", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd",
-        "ReduceSum", "ReduceSumSquare", "Softmax",
-    ),
-    "sampling": ("GridSample",),
-    "shape": (
-        "Concat", "DepthToSpace", "Expand", "Flatten", "Gather", "Pad", "Reshape", "Resize", "Slice", "SpaceToDepth",
-        "Split", "Squeeze", "Tile", "Transpose", "Trilu", "Unsqueeze",
-    ),
-    "signal": ("DFT", "STFT"),
-}  # fmt: skip
-"""The ONNX operators by family; an adapter's ``operators`` package has a module per family."""
+from d5suite.network.operators import FAMILIES
 
 
 def function_name(operator: str) -> str:

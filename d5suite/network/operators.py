@@ -3,6 +3,8 @@
 Imports nothing.
 """
 
+from collections.abc import Mapping, Sequence
+
 ZOO_OPERATORS = frozenset(
     {
         "Add", "AveragePool", "BatchNormalization", "Clip", "Concat", "Conv", "Div", "Dropout", "Flatten", "Gemm",
@@ -13,22 +15,48 @@ ZOO_OPERATORS = frozenset(
 )  # fmt: skip
 """Operators of the zoo's networks and of ONNX's nine light networks."""
 
-MORE_OPERATORS = frozenset(
-    {
-        "Abs", "Acos", "Acosh", "And", "ArgMax", "ArgMin", "Asin", "Asinh", "Atan", "Atanh", "Attention", "BitShift",
-        "BitwiseAnd", "BitwiseNot", "BitwiseOr", "BitwiseXor", "Cast", "Ceil", "Col2Im", "ConstantOfShape",
-        "ConvTranspose", "Cos", "Cosh", "CumSum", "DFT", "DepthToSpace", "Det", "Einsum", "Elu", "Equal", "Erf", "Exp",
-        "Expand", "EyeLike", "Floor", "GRU", "Gather", "GatherElements", "GatherND", "Gelu", "GlobalLpPool", "Greater",
-        "GreaterOrEqual", "GridSample", "GroupNormalization", "HardSigmoid", "HardSwish", "Hardmax",
-        "InstanceNormalization", "IsInf", "IsNaN", "LSTM", "LayerNormalization", "Less", "LessOrEqual", "Log",
-        "LpNormalization", "LpPool", "Max", "MaxUnpool", "Mean", "Min", "Mish", "Mod", "Neg", "Not", "OneHot", "Or",
-        "PRelu", "Pow", "RMSNormalization", "Range", "Reciprocal", "ReduceL1", "ReduceL2", "ReduceLogSumExp",
-        "ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd", "ReduceSum", "ReduceSumSquare", "Resize",
-        "ReverseSequence", "Round", "STFT", "ScatterElements", "ScatterND", "Selu", "Shape", "Sign", "Sin", "Sinh",
-        "Slice", "Softplus", "Softsign", "SpaceToDepth", "Sqrt", "Tan", "ThresholdedRelu", "Tile", "TopK", "Trilu",
-        "Where", "Xor",
-    }
-)  # fmt: skip
+SINGLE_OPERATORS = frozenset({"Split"})
+"""Operators of level 0 only; in networks every part of a Split becomes a Slice."""
+
+FAMILIES: Mapping[str, Sequence[str]] = {
+    "attention": ("Attention",),
+    "convolution": ("Col2Im", "Conv", "ConvTranspose"),
+    "elementwise": (
+        "Abs", "Acos", "Acosh", "Add", "And", "Asin", "Asinh", "Atan", "Atanh", "BitShift", "BitwiseAnd", "BitwiseNot",
+        "BitwiseOr", "BitwiseXor", "Cast", "Ceil", "Clip", "Cos", "Cosh", "Div", "Dropout", "Elu", "Equal", "Erf",
+        "Exp", "Floor", "Gelu", "Greater", "GreaterOrEqual", "HardSigmoid", "HardSwish", "Identity", "IsInf", "IsNaN",
+        "LeakyRelu", "Less", "LessOrEqual", "Log", "Max", "Mean", "Min", "Mish", "Mod", "Mul", "Neg", "Not", "Or",
+        "PRelu", "Pow", "Reciprocal", "Relu", "Round", "Selu", "Sigmoid", "Sign", "Sin", "Sinh", "Softplus",
+        "Softsign", "Sqrt", "Sub", "Sum", "Tan", "Tanh", "ThresholdedRelu", "Where", "Xor",
+    ),
+    "indexing": (
+        "ArgMax", "ArgMin", "ConstantOfShape", "CumSum", "EyeLike", "GatherElements", "GatherND", "Hardmax", "OneHot",
+        "Range", "ReverseSequence", "ScatterElements", "ScatterND", "Shape", "TopK",
+    ),
+    "loss": ("SoftmaxCrossEntropyLoss",),
+    "matrix": ("Det", "Einsum", "Gemm", "MatMul"),
+    "normalization": (
+        "BatchNormalization", "GroupNormalization", "InstanceNormalization", "LRN", "LayerNormalization",
+        "LpNormalization", "RMSNormalization",
+    ),
+    "pooling": (
+        "AveragePool", "GlobalAveragePool", "GlobalLpPool", "GlobalMaxPool", "LpPool", "MaxPool", "MaxUnpool",
+    ),
+    "recurrent": ("GRU", "LSTM"),
+    "reduction": (
+        "LogSoftmax", "ReduceL1", "ReduceL2", "ReduceLogSumExp", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd",
+        "ReduceSum", "ReduceSumSquare", "Softmax",
+    ),
+    "sampling": ("GridSample",),
+    "shape": (
+        "Concat", "DepthToSpace", "Expand", "Flatten", "Gather", "Pad", "Reshape", "Resize", "Slice", "SpaceToDepth",
+        "Split", "Squeeze", "Tile", "Transpose", "Trilu", "Unsqueeze",
+    ),
+    "signal": ("DFT", "STFT"),
+}  # fmt: skip
+"""The ONNX operators by family; an adapter's ``operators`` package has a module per family."""
+
+MORE_OPERATORS = frozenset().union(*FAMILIES.values()) - ZOO_OPERATORS - SINGLE_OPERATORS
 """Further operators of level 0's problems and of today's networks."""
 
 REDUCTIONS = (
@@ -36,9 +64,6 @@ REDUCTIONS = (
     "ReduceSumSquare",
 )  # fmt: skip
 """Operators that reduce the axes in their second input."""
-
-SINGLE_OPERATORS = frozenset({"Split"})
-"""Operators of level 0 only; in networks every part of a Split becomes a Slice."""
 
 LACKING = {
     **dict.fromkeys(

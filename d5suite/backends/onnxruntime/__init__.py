@@ -2,6 +2,7 @@
 
 from d5suite.levels.backend import Backend
 from d5suite.levels.description import Tolerance
+from d5suite.network.operators import MORE_OPERATORS, SINGLE_OPERATORS, ZOO_OPERATORS
 from d5suite.network.variants import POOLS, with_attribute, with_spatial_axes
 
 INFERENCE_ONLY = "onnxruntime does inference only; its training build is a separate package"
@@ -19,26 +20,7 @@ BACKEND = Backend(
     levels=frozenset({1}),
     devices=("cpu",),
     precisions=("fp32",),
-    operators=frozenset(
-        {
-            "Abs", "Acos", "Acosh", "Add", "And", "ArgMax", "ArgMin", "Asin", "Asinh", "Atan", "Atanh", "Attention",
-            "AveragePool", "BatchNormalization", "BitShift", "BitwiseAnd", "BitwiseNot", "BitwiseOr", "BitwiseXor",
-            "Cast", "Ceil", "Clip", "Col2Im", "Concat", "ConstantOfShape", "Conv", "ConvTranspose", "Cos", "Cosh",
-            "CumSum", "DFT", "DepthToSpace", "Det", "Div", "Dropout", "Einsum", "Elu", "Equal", "Erf", "Exp",
-            "Expand", "EyeLike", "Flatten", "Floor", "GRU", "Gather", "GatherElements", "GatherND", "Gelu", "Gemm",
-            "GlobalAveragePool", "GlobalMaxPool", "Greater", "GreaterOrEqual", "GridSample", "GroupNormalization",
-            "HardSigmoid", "HardSwish", "Hardmax", "Identity", "InstanceNormalization", "IsInf", "IsNaN", "LRN",
-            "LSTM", "LayerNormalization", "LeakyRelu", "Less", "LessOrEqual", "Log", "LogSoftmax",
-            "LpNormalization", "LpPool", "MatMul", "Max", "MaxPool", "MaxUnpool", "Mean", "Min", "Mish", "Mod",
-            "Mul", "Neg", "NonZero", "Not", "OneHot", "Or", "PRelu", "Pad", "Pow", "RMSNormalization", "RNN",
-            "Range", "Reciprocal", "ReduceL1", "ReduceL2", "ReduceLogSumExp", "ReduceMax", "ReduceMean",
-            "ReduceMin", "ReduceProd", "ReduceSum", "ReduceSumSquare", "Relu", "Reshape", "Resize",
-            "ReverseSequence", "Round", "STFT", "ScatterElements", "ScatterND", "Selu", "Shape", "Shrink",
-            "Sigmoid", "Sign", "Sin", "Sinh", "Slice", "Softmax", "SoftmaxCrossEntropyLoss", "Softplus", "Softsign",
-            "SpaceToDepth", "Split", "Sqrt", "Squeeze", "Sub", "Sum", "Tan", "Tanh", "ThresholdedRelu", "Tile",
-            "TopK", "Transpose", "Trilu", "Unsqueeze", "Where", "Xor",
-        }
-    ),
+    operators=(ZOO_OPERATORS | MORE_OPERATORS | SINGLE_OPERATORS | {"NonZero", "RNN", "Shrink"}) - {"GlobalLpPool"},
     variants=(
         with_attribute(("LRN",), "size", range(0, 1 << 16, 2), "onnxruntime's LRN supports odd sizes only"),
         with_attribute(("GRU", "LSTM"), "layout", (1,), "onnxruntime takes no layout with the batch first"),
