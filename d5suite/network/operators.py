@@ -1,9 +1,10 @@
 """The ONNX operators that backends are expected to support, and why they lack others.
 
-Imports nothing.
+Imports the standard library only.
 """
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 
 ZOO_OPERATORS = frozenset(
     {
@@ -19,7 +20,6 @@ SINGLE_OPERATORS = frozenset({"Split"})
 """Operators of level 0 only; in networks every part of a Split becomes a Slice."""
 
 FAMILIES: Mapping[str, Sequence[str]] = {
-    "attention": ("Attention",),
     "convolution": ("Col2Im", "Conv", "ConvTranspose"),
     "elementwise": (
         "Abs", "Acos", "Acosh", "Add", "And", "Asin", "Asinh", "Atan", "Atanh", "BitShift", "BitwiseAnd", "BitwiseNot",
@@ -30,11 +30,10 @@ FAMILIES: Mapping[str, Sequence[str]] = {
         "Softsign", "Sqrt", "Sub", "Sum", "Tan", "Tanh", "ThresholdedRelu", "Where", "Xor",
     ),
     "indexing": (
-        "ArgMax", "ArgMin", "ConstantOfShape", "CumSum", "EyeLike", "GatherElements", "GatherND", "Hardmax", "OneHot",
-        "Range", "ReverseSequence", "ScatterElements", "ScatterND", "Shape", "TopK",
+        "ArgMax", "ArgMin", "ConstantOfShape", "CumSum", "EyeLike", "GatherElements", "GatherND", "GridSample",
+        "Hardmax", "OneHot", "Range", "ReverseSequence", "ScatterElements", "ScatterND", "Shape", "TopK",
     ),
-    "loss": ("SoftmaxCrossEntropyLoss",),
-    "matrix": ("Det", "Einsum", "Gemm", "MatMul"),
+    "matrix": ("DFT", "Det", "Einsum", "Gemm", "MatMul", "STFT"),
     "normalization": (
         "BatchNormalization", "GroupNormalization", "InstanceNormalization", "LRN", "LayerNormalization",
         "LpNormalization", "RMSNormalization",
@@ -42,27 +41,22 @@ FAMILIES: Mapping[str, Sequence[str]] = {
     "pooling": (
         "AveragePool", "GlobalAveragePool", "GlobalLpPool", "GlobalMaxPool", "LpPool", "MaxPool", "MaxUnpool",
     ),
-    "recurrent": ("GRU", "LSTM"),
     "reduction": (
         "LogSoftmax", "ReduceL1", "ReduceL2", "ReduceLogSumExp", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd",
-        "ReduceSum", "ReduceSumSquare", "Softmax",
+        "ReduceSum", "ReduceSumSquare", "Softmax", "SoftmaxCrossEntropyLoss",
     ),
-    "sampling": ("GridSample",),
+    "sequence": ("Attention", "GRU", "LSTM"),
     "shape": (
         "Concat", "DepthToSpace", "Expand", "Flatten", "Gather", "Pad", "Reshape", "Resize", "Slice", "SpaceToDepth",
         "Split", "Squeeze", "Tile", "Transpose", "Trilu", "Unsqueeze",
     ),
-    "signal": ("DFT", "STFT"),
 }  # fmt: skip
 """The ONNX operators by family; an adapter's ``operators`` package has a module per family."""
 
-MORE_OPERATORS = frozenset().union(*FAMILIES.values()) - ZOO_OPERATORS - SINGLE_OPERATORS
+MORE_OPERATORS = frozenset(chain(*FAMILIES.values())) - ZOO_OPERATORS - SINGLE_OPERATORS
 """Further operators of level 0's problems and of today's networks."""
 
-REDUCTIONS = (
-    "ReduceL1", "ReduceL2", "ReduceLogSumExp", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd", "ReduceSum",
-    "ReduceSumSquare",
-)  # fmt: skip
+REDUCTIONS = tuple(name for name in FAMILIES["reduction"] if name.startswith("Reduce"))
 """Operators that reduce the axes in their second input."""
 
 LACKING = {

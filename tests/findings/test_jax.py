@@ -25,7 +25,7 @@ def test_float64_attention_computes_its_softmax_in_float32(jax: Any) -> None:
         y = np.asarray(jax.nn.dot_product_attention(q, k, v, scale=1.0))
     scores = np.exp(np.einsum("bqhd,bkhd->bhqk", q, k))
     exact = np.einsum("bhqk,bkhd->bqhd", scores / scores.sum(-1, keepdims=True), v)
-    require(np.abs(y - exact).max() > 1e-12, "jax", "d5suite/backends/jax/operators/attention.py")
+    require(np.abs(y - exact).max() > 1e-12, "jax", "d5suite/backends/jax/operators/sequence.py")
 
 
 def test_dilated_max_pooling_has_no_gradient(jax: Any) -> None:

@@ -1,6 +1,6 @@
-"""ONNX on MXNet: reductions and softmax.
+"""ONNX on MXNet: reductions, softmax and its loss.
 
-Imports `d5suite.network`, and `context` and `elementwise` beside it.
+Imports NumPy, `d5suite.network`, and `context` and `elementwise` beside it.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ import numpy as np
 from d5suite.backends.mxnet.operators.context import Call, Context, Factory
 from d5suite.backends.mxnet.operators.elementwise import identity
 from d5suite.network import Node
+from d5suite.network.nodes.context import select
+from d5suite.network.nodes.loss import read_softmax_cross_entropy_loss
 from d5suite.network.nodes.reduction import read_reduce
 from d5suite.network.nodes.shape import read_axis
 
@@ -79,6 +81,29 @@ def _log_sum_exp(F: Any, x: Any, *, axis: Any, keepdims: bool) -> Any:
     most = F.BlockGrad(F.maximum(F.max(x, axis=axis, keepdims=True), _LEAST))  # -inf minus -inf is NaN
     total = F.sum(F.exp(F.broadcast_sub(x, most)), axis=axis, keepdims=keepdims)
     return F.log(total) + (most if keepdims else F.reshape_like(most, total))
+
+
+def softmax_cross_entropy_loss(node: Node, context: Context) -> Call:
+    plan = read_softmax_cross_entropy_loss(node, context)
+    ignored, reduction, weighted, dtype = plan.ignored, plan.reduction, plan.weighted, context.dtype
+    wanted = context.wanted(node)
+
+    def call(F: Any, x: Any, labels: Any, weight: Any = None) -> Any:
+        scores = F.log_softmax(x, axis=1)
+        return select((reduced(F, -F.pick(scores, labels, axis=1), labels, weight), scores), wanted)
+
+    def reduced(F: Any, losses: Any, labels: Any, weight: Any) -> Any:
+        if ignored is None and not weighted:
+            return {"none": F.identity, "sum": F.sum, "mean": F.mean}[reduction](losses)
+        factors = F.take(weight, labels) if weighted else F.ones_like(losses)
+        if ignored is not None:
+            factors = F.broadcast_mul(factors, F.cast(labels != ignored, dtype=dtype))
+        losses = losses * factors
+        if reduction == "none":
+            return losses
+        return F.sum(losses) if reduction == "sum" else F.sum(losses) / F.sum(factors)
+
+    return call
 
 
 OPERATORS: dict[str, Factory] = {

@@ -1,4 +1,4 @@
-"""ONNX on PyTorch: reductions and softmax.
+"""ONNX on PyTorch: reductions, softmax and its loss.
 
 Imports PyTorch, `d5suite.network` and `context` beside it.
 """
@@ -9,9 +9,11 @@ import math
 from collections.abc import Callable, Sequence
 
 import torch
+import torch.nn.functional as F
 
-from d5suite.backends.torch.operators.context import Context, Factory, Function, same
+from d5suite.backends.torch.operators.context import Context, Factory, Function, in_float32, same
 from d5suite.network import Node
+from d5suite.network.nodes.loss import read_softmax_cross_entropy_loss
 from d5suite.network.nodes.reduction import read_reduce
 from d5suite.network.nodes.shape import read_axis
 
@@ -65,6 +67,24 @@ def _sum_square(x: torch.Tensor, axes: Sequence[int], keep: bool) -> torch.Tenso
 
 def _sum_absolute(x: torch.Tensor, axes: Sequence[int], keep: bool) -> torch.Tensor:
     return torch.sum(torch.abs(x), axes, keep)
+
+
+def softmax_cross_entropy_loss(node: Node, context: Context) -> Function:
+    plan = read_softmax_cross_entropy_loss(node, context)
+    ignored, reduction = -100 if plan.ignored is None else plan.ignored, plan.reduction
+
+    def unweighted(x: torch.Tensor, labels: torch.Tensor, *_: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(in_float32(x), labels, ignore_index=ignored, reduction=reduction)
+
+    def weighted(x: torch.Tensor, labels: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        # PyTorch's own weighted loss has no gradient for the weights.
+        kept = labels != ignored
+        factors = weight[labels.where(kept, 0)] * kept
+        losses = factors * F.cross_entropy(in_float32(x), labels, ignore_index=ignored, reduction="none")
+        return losses if reduction == "none" else losses.sum() / (factors.sum() if reduction == "mean" else 1)
+
+    loss = weighted if plan.weighted else unweighted
+    return (lambda x, *rest: (loss(x, *rest), torch.log_softmax(x, 1))) if plan.logged else loss
 
 
 OPERATORS: dict[str, Factory] = {
