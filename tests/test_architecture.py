@@ -17,6 +17,7 @@ from markdown_it import MarkdownIt
 
 from d5suite.levels.backend import MODULES
 from d5suite.levels.operator import function_name
+from d5suite.network.nodes.elementwise import NUMPY_BINARY, NUMPY_UNARY
 from d5suite.network.operators import FAMILIES, ZOO_OPERATORS
 
 PACKAGE = Path(__file__).parents[1] / "d5suite"
@@ -42,6 +43,9 @@ MAY_NAME = {
 
 OPERATOR_FILES = {"__init__.py", "context.py", "operator.py", "table.py", *(f"{family}.py" for family in FAMILIES)}
 """An adapter's ``operators/``: what families share, level 0, the table of all, and the families."""
+
+SHARED_NAMES = {"NUMPY_BINARY": NUMPY_BINARY, "NUMPY_UNARY": NUMPY_UNARY}
+"""Tables of operators that an adapter's ``OPERATORS`` may take whole."""
 
 ADAPTER_FILES = {"__init__.py", *(f"{module}.py" for module in MODULES)}
 FURTHER_FILES = {"torch": {"graphs.py"}, "deep500": {"bridge.py", "repairs.py"}, "keras": {"engine.py"}}
@@ -324,6 +328,9 @@ def _family(path: Path) -> tuple[list[str], set[str]]:
         if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == "OPERATORS":
             assert isinstance(node.value, ast.Dict)
             keys = [ast.literal_eval(key) for key in node.value.keys if key is not None]
+            for tables in (value for key, value in zip(node.value.keys, node.value.values, strict=True) if key is None):
+                named = {each.id for each in ast.walk(tables) if isinstance(each, ast.Name)}
+                defined.update(*(map(function_name, SHARED_NAMES[name]) for name in named & SHARED_NAMES.keys()))
         elif isinstance(node, ast.Assign):
             defined.update(ast.unparse(target) for target in node.targets)
         elif isinstance(node, ast.FunctionDef):

@@ -10,6 +10,23 @@ from typing import Any
 from d5suite.network import Node
 from d5suite.network.nodes.context import NodeContext, has_input
 
+NUMPY_UNARY: dict[str, str] = {
+    "Abs": "abs", "Acos": "arccos", "Acosh": "arccosh", "Asin": "arcsin", "Asinh": "arcsinh", "Atan": "arctan",
+    "Atanh": "arctanh", "BitwiseNot": "bitwise_not", "Ceil": "ceil", "Cos": "cos", "Cosh": "cosh", "Exp": "exp",
+    "Floor": "floor", "IsNaN": "isnan", "Log": "log", "Neg": "negative", "Not": "logical_not",
+    "Reciprocal": "reciprocal", "Round": "round", "Sign": "sign", "Sin": "sin", "Sinh": "sinh", "Sqrt": "sqrt",
+    "Tan": "tan", "Tanh": "tanh",
+}  # fmt: skip
+"""Operators of one tensor, with NumPy's names of them, which other frameworks share."""
+
+NUMPY_BINARY: dict[str, str] = {
+    "And": "logical_and", "BitwiseAnd": "bitwise_and", "BitwiseOr": "bitwise_or", "BitwiseXor": "bitwise_xor",
+    "Equal": "equal", "Greater": "greater", "GreaterOrEqual": "greater_equal", "Less": "less",
+    "LessOrEqual": "less_equal", "Max": "maximum", "Min": "minimum", "Mul": "multiply", "Or": "logical_or",
+    "Sub": "subtract", "Xor": "logical_xor",
+}  # fmt: skip
+"""Operators of two tensors, likewise."""
+
 
 def read_clip(node: Node, context: NodeContext) -> tuple[Any, Any]:
     """Return Clip's constant bounds as Python numbers; None for an omitted bound.

@@ -27,7 +27,7 @@ from d5suite.backends.deep500.operators.context import (
 from d5suite.backends.deep500.repairs import custom_op_python as native
 from d5suite.backends.deep500.repairs import deep500
 from d5suite.network import Node
-from d5suite.network.nodes.elementwise import infinite_signs, read_clip, read_dropout
+from d5suite.network.nodes.elementwise import NUMPY_BINARY, NUMPY_UNARY, infinite_signs, read_clip, read_dropout
 
 _random = np.random.default_rng()
 
@@ -254,48 +254,32 @@ def bit_shift(node: Node, context: Context) -> CustomOperator:
 
 
 OPERATORS: dict[str, Factory] = {
+    **{name: flat(getattr(np, function)) for name, function in (NUMPY_UNARY | NUMPY_BINARY).items()},
     "Abs": unary(np.abs, lambda x, _: np.sign(x)),
     "Acos": unary(np.arccos, lambda x, _: -1 / np.sqrt(1 - x**2)),
     "Acosh": unary(np.arccosh, lambda x, _: 1 / np.sqrt(x**2 - 1)),
     "Add": native_operator("AddOp"),
-    "And": flat(np.logical_and),
     "Asin": unary(np.arcsin, lambda x, _: 1 / np.sqrt(1 - x**2)),
     "Asinh": unary(np.arcsinh, lambda x, _: 1 / np.sqrt(x**2 + 1)),
     "Atan": unary(np.arctan, lambda x, _: 1 / (1 + x**2)),
     "Atanh": unary(np.arctanh, lambda x, _: 1 / (1 - x**2)),
-    "BitwiseAnd": flat(np.bitwise_and),
-    "BitwiseNot": flat(np.bitwise_not),
-    "BitwiseOr": flat(np.bitwise_or),
-    "BitwiseXor": flat(np.bitwise_xor),
-    "Ceil": flat(np.ceil),
     "Cos": unary(np.cos, lambda x, _: -np.sin(x)),
     "Cosh": unary(np.cosh, lambda x, _: np.sinh(x)),
-    "Equal": flat(np.equal),
     "Erf": unary(erf, lambda x, _: 2 / math.sqrt(math.pi) * np.exp(-(x**2))),
     "Exp": unary(np.exp, lambda _, y: y),
-    "Floor": flat(np.floor),
-    "Greater": flat(np.greater),
-    "GreaterOrEqual": flat(np.greater_equal),
     "HardSwish": unary(lambda x: x * np.clip(x / 6 + 0.5, 0, 1), _hard_swish_slope),
-    "IsNaN": flat(np.isnan),
-    "Less": flat(np.less),
-    "LessOrEqual": flat(np.less_equal),
     "Log": unary(np.log, lambda x, _: 1 / x),
     "Max": extreme(np.maximum),
     "Min": extreme(np.minimum),
     "Mish": unary(lambda x: x * np.tanh(_softplus(x)), _mish_slope),
     "Mul": binary(np.multiply, lambda a, b: (b, a)),
     "Neg": unary(np.negative, lambda x, _: -1.0),
-    "Not": flat(np.logical_not),
-    "Or": flat(np.logical_or),
     "PRelu": binary(
         lambda x, s: np.where(x > 0, x, s * x), lambda x, s: (np.where(x > 0, 1, s), np.where(x > 0, 0, x))
     ),
     "Pow": binary(_pow, _pow_slopes),
     "Reciprocal": unary(np.reciprocal, lambda x, y: -(y**2)),
-    "Round": flat(np.round),
     "Sigmoid": unary(sigmoid, lambda _, y: y * (1 - y)),
-    "Sign": flat(np.sign),
     "Sin": unary(np.sin, lambda x, _: np.cos(x)),
     "Sinh": unary(np.sinh, lambda x, _: np.cosh(x)),
     "Softplus": unary(_softplus, lambda x, _: sigmoid(x)),
@@ -306,5 +290,4 @@ OPERATORS: dict[str, Factory] = {
     "Tan": unary(np.tan, lambda _, y: 1 + y**2),
     "Tanh": unary(np.tanh, lambda _, y: 1 - y**2),
     "Where": formula(np.where, _where_gradient),
-    "Xor": flat(np.logical_xor),
 }

@@ -15,7 +15,7 @@ from jax import lax
 from d5suite.backends.jax.operators.context import Call, Context, Factory, broadcast
 from d5suite.levels.layouts import converting, same
 from d5suite.network import Node
-from d5suite.network.nodes.elementwise import infinite_signs, read_clip, read_dropout
+from d5suite.network.nodes.elementwise import NUMPY_BINARY, NUMPY_UNARY, infinite_signs, read_clip, read_dropout
 
 
 def unary(function: Call) -> Factory:
@@ -140,57 +140,19 @@ def bit_shift(node: Node, context: Context) -> Call:
 
 
 OPERATORS: dict[str, Factory] = {
-    "Abs": unary(jnp.abs),
-    "Acos": unary(jnp.arccos),
-    "Acosh": unary(jnp.arccosh),
+    **{name: unary(getattr(jnp, function)) for name, function in NUMPY_UNARY.items()},
+    **{name: binary(getattr(jnp, function)) for name, function in NUMPY_BINARY.items()},
     "Add": binary(jnp.add),
-    "And": binary(jnp.logical_and),
-    "Asin": unary(jnp.arcsin),
-    "Asinh": unary(jnp.arcsinh),
-    "Atan": unary(jnp.arctan),
-    "Atanh": unary(jnp.arctanh),
-    "BitwiseAnd": binary(jnp.bitwise_and),
-    "BitwiseNot": unary(jnp.bitwise_not),
-    "BitwiseOr": binary(jnp.bitwise_or),
-    "BitwiseXor": binary(jnp.bitwise_xor),
-    "Ceil": unary(jnp.ceil),
-    "Cos": unary(jnp.cos),
-    "Cosh": unary(jnp.cosh),
     "Div": binary(_divide),
-    "Equal": binary(jnp.equal),
     "Erf": unary(lax.erf),
-    "Exp": unary(jnp.exp),
-    "Floor": unary(jnp.floor),
-    "Greater": binary(jnp.greater),
-    "GreaterOrEqual": binary(jnp.greater_equal),
     "HardSwish": unary(jax.nn.hard_swish),
     "Identity": unary(same),
-    "IsNaN": unary(jnp.isnan),
-    "Less": binary(jnp.less),
-    "LessOrEqual": binary(jnp.less_equal),
-    "Log": unary(jnp.log),
-    "Max": binary(jnp.maximum),
-    "Min": binary(jnp.minimum),
     "Mish": unary(_mish),
-    "Mul": binary(jnp.multiply),
-    "Neg": unary(jnp.negative),
-    "Not": unary(jnp.logical_not),
-    "Or": binary(jnp.logical_or),
     "PRelu": binary(_p_relu),
     "Pow": binary(_pow),
-    "Reciprocal": unary(jnp.reciprocal),
     "Relu": unary(jax.nn.relu),
-    "Round": unary(jnp.round),
     "Sigmoid": unary(jax.nn.sigmoid),
-    "Sign": unary(jnp.sign),
-    "Sin": unary(jnp.sin),
-    "Sinh": unary(jnp.sinh),
     "Softplus": unary(jax.nn.softplus),
     "Softsign": unary(jax.nn.soft_sign),
-    "Sqrt": unary(jnp.sqrt),
-    "Sub": binary(jnp.subtract),
     "Sum": binary(jnp.add),
-    "Tan": unary(jnp.tan),
-    "Tanh": unary(jnp.tanh),
-    "Xor": binary(jnp.logical_xor),
 }

@@ -15,7 +15,14 @@ from keras import Variable, layers, ops
 from d5suite.backends.keras.operators.context import Calculation, Context, Factory, Function
 from d5suite.levels.layouts import converting, same
 from d5suite.network import Node
-from d5suite.network.nodes.elementwise import infinite_signs, is_clip_fixed, read_clip, read_dropout
+from d5suite.network.nodes.elementwise import (
+    NUMPY_BINARY,
+    NUMPY_UNARY,
+    infinite_signs,
+    is_clip_fixed,
+    read_clip,
+    read_dropout,
+)
 
 
 def activation(layer: Any, **arguments: Any) -> Factory:
@@ -207,56 +214,23 @@ def bit_shift(node: Node, context: Context) -> Any:
 
 
 OPERATORS: dict[str, Factory] = {
-    "Abs": unary(ops.abs),
-    "Acos": unary(ops.arccos),
-    "Acosh": unary(ops.arccosh),
+    **{name: unary(getattr(ops, function)) for name, function in NUMPY_UNARY.items()},
+    **{name: binary(None, getattr(ops, function)) for name, function in NUMPY_BINARY.items()},
     "Add": binary(layers.Add, _add),
-    "And": binary(None, ops.logical_and),
-    "Asin": unary(ops.arcsin),
-    "Asinh": unary(ops.arcsinh),
-    "Atan": unary(ops.arctan),
-    "Atanh": unary(ops.arctanh),
-    "BitwiseAnd": binary(None, ops.bitwise_and),
-    "BitwiseNot": unary(ops.bitwise_not),
-    "BitwiseOr": binary(None, ops.bitwise_or),
-    "BitwiseXor": binary(None, ops.bitwise_xor),
-    "Ceil": unary(ops.ceil),
-    "Cos": unary(ops.cos),
-    "Cosh": unary(ops.cosh),
-    "Equal": binary(None, ops.equal),
     "Erf": unary(ops.erf),
-    "Exp": unary(ops.exp),
-    "Floor": unary(ops.floor),
-    "Greater": binary(None, ops.greater),
-    "GreaterOrEqual": binary(None, ops.greater_equal),
     "HardSwish": unary(ops.hard_silu),
     "Identity": activation(layers.Identity),
-    "IsNaN": unary(ops.isnan),
-    "Less": binary(None, ops.less),
-    "LessOrEqual": binary(None, ops.less_equal),
-    "Log": unary(ops.log),
     "Max": binary(layers.Maximum, ops.maximum),
     "Min": binary(layers.Minimum, ops.minimum),
     "Mish": unary(_mish),
     "Mul": binary(layers.Multiply, ops.multiply),
-    "Neg": unary(ops.negative),
-    "Not": unary(ops.logical_not),
-    "Or": binary(None, ops.logical_or),
     "PRelu": binary(None, _p_relu),
     "Pow": binary(None, _pow),
-    "Reciprocal": unary(ops.reciprocal),
     "Relu": activation(layers.ReLU),
-    "Round": unary(ops.round),
     "Sigmoid": activation(layers.Activation, activation="sigmoid"),
-    "Sign": unary(ops.sign),
-    "Sin": unary(ops.sin),
-    "Sinh": unary(ops.sinh),
     "Softplus": unary(ops.softplus),
     "Softsign": unary(ops.softsign),
-    "Sqrt": unary(ops.sqrt),
     "Sub": binary(layers.Subtract, ops.subtract),
     "Sum": binary(layers.Add, _add),
-    "Tan": unary(ops.tan),
     "Tanh": activation(layers.Activation, activation="tanh"),
-    "Xor": binary(None, ops.logical_xor),
 }

@@ -16,7 +16,7 @@ import numpy as np
 from d5suite.backends.mxnet.operators.context import ARRAY_TYPES, Call, Context, Factory, rounded
 from d5suite.errors import NetworkError
 from d5suite.network import Node
-from d5suite.network.nodes.elementwise import infinite_signs, read_clip, read_dropout, slopes_of_channels
+from d5suite.network.nodes.elementwise import NUMPY_UNARY, infinite_signs, read_clip, read_dropout, slopes_of_channels
 
 
 def identity(node: Node, context: Context) -> Call:
@@ -343,45 +343,29 @@ def bit_shift(node: Node, context: Context) -> Call:
 
 
 OPERATORS: dict[str, Factory] = {
-    "Abs": unary("abs"),
-    "Acos": unary("arccos"),
-    "Acosh": unary("arccosh"),
+    **{name: unary(function) for name, function in NUMPY_UNARY.items()},
     "And": logical("and"),
-    "Asin": unary("arcsin"),
-    "Asinh": unary("arcsinh"),
-    "Atan": unary("arctan"),
-    "Atanh": unary("arctanh"),
     "BitwiseAnd": bitwise("and"),
     "BitwiseNot": bitwise("not"),
     "BitwiseOr": bitwise("or"),
     "BitwiseXor": bitwise("xor"),
-    "Ceil": unary("ceil"),
-    "Cos": unary("cos"),
-    "Cosh": unary("cosh"),
     "Div": binary("div", operator.truediv),
     "Equal": compare("equal", operator.eq),
-    "Exp": unary("exp"),
-    "Floor": unary("floor"),
     "Greater": compare("greater", operator.gt),
     "GreaterOrEqual": compare("greater_equal", operator.ge),
+    "IsNaN": is_nan,
     "Less": compare("lesser", operator.lt),
     "LessOrEqual": compare("lesser_equal", operator.le),
-    "Log": unary("log"),
     "Max": extreme("maximum"),
     "Min": extreme("minimum"),
     "Mul": binary("mul", operator.mul),
-    "Neg": unary("negative"),
+    "Not": not_,
     "Or": logical("or"),
-    "Reciprocal": unary("reciprocal"),
     "Relu": activation("relu"),
+    "Round": round_,
     "Sigmoid": activation("sigmoid"),
-    "Sign": unary("sign"),
-    "Sin": unary("sin"),
-    "Sinh": unary("sinh"),
     "Softsign": unary("softsign"),
-    "Sqrt": unary("sqrt"),
     "Sub": binary("sub", operator.sub),
-    "Tan": unary("tan"),
     "Tanh": activation("tanh"),
     "Xor": logical("xor"),
 }

@@ -14,7 +14,7 @@ import tensorflow as tf
 from d5suite.backends.tensorflow.operators.context import Call, Context, Factory, in_float32
 from d5suite.levels.layouts import converting, same
 from d5suite.network import Node
-from d5suite.network.nodes.elementwise import infinite_signs, read_clip, read_dropout
+from d5suite.network.nodes.elementwise import NUMPY_BINARY, NUMPY_UNARY, infinite_signs, read_clip, read_dropout
 
 
 def unary(function: Call) -> Factory:
@@ -218,56 +218,29 @@ def bit_shift(node: Node, context: Context) -> Call:
     return repeated(shifted)(node, context)
 
 
+_OTHER_NAMES = ("BitwiseAnd", "BitwiseNot", "BitwiseOr", "BitwiseXor", "IsNaN", "Neg", "Not")
+
 OPERATORS: dict[str, Factory] = {
-    "Abs": unary(tf.abs),
-    "Acos": unary(tf.math.acos),
-    "Acosh": unary(tf.math.acosh),
+    **{name: unary(getattr(tf.math, name.lower())) for name in NUMPY_UNARY if name not in _OTHER_NAMES},
+    **{name: binary(getattr(tf.math, function)) for name, function in NUMPY_BINARY.items() if name not in _OTHER_NAMES},
     "Add": binary(tf.add),
-    "And": binary(tf.logical_and),
-    "Asin": unary(tf.math.asin),
-    "Asinh": unary(tf.math.asinh),
-    "Atan": unary(tf.math.atan),
-    "Atanh": unary(tf.math.atanh),
     "BitwiseAnd": repeated(tf.bitwise.bitwise_and),
     "BitwiseNot": unary(tf.bitwise.invert),
     "BitwiseOr": repeated(tf.bitwise.bitwise_or),
     "BitwiseXor": repeated(tf.bitwise.bitwise_xor),
-    "Ceil": unary(tf.math.ceil),
-    "Cos": unary(tf.cos),
-    "Cosh": unary(tf.math.cosh),
-    "Equal": binary(tf.equal),
     "Erf": unary(tf.math.erf),
-    "Exp": unary(tf.exp),
-    "Floor": unary(tf.floor),
-    "Greater": binary(tf.greater),
-    "GreaterOrEqual": binary(tf.greater_equal),
     "HardSwish": unary(_hard_swish),
     "Identity": unary(same),
     "IsNaN": unary(tf.math.is_nan),
-    "Less": binary(tf.less),
-    "LessOrEqual": binary(tf.less_equal),
-    "Log": unary(tf.math.log),
     "Max": repeated(tf.maximum),
     "Min": repeated(tf.minimum),
     "Mish": unary(_mish),
-    "Mul": binary(tf.multiply),
     "Neg": unary(tf.negative),
     "Not": unary(tf.logical_not),
-    "Or": binary(tf.logical_or),
     "PRelu": binary(_p_relu),
     "Pow": binary(_pow),
-    "Reciprocal": unary(tf.math.reciprocal),
     "Relu": unary(tf.nn.relu),
-    "Round": unary(tf.round),
     "Sigmoid": unary(tf.sigmoid),
-    "Sign": unary(tf.sign),
-    "Sin": unary(tf.sin),
-    "Sinh": unary(tf.math.sinh),
     "Softplus": unary(tf.math.softplus),
     "Softsign": unary(tf.nn.softsign),
-    "Sqrt": unary(tf.sqrt),
-    "Sub": binary(tf.subtract),
-    "Tan": unary(tf.math.tan),
-    "Tanh": unary(tf.tanh),
-    "Xor": binary(tf.math.logical_xor),
 }

@@ -13,7 +13,14 @@ import torch.nn.functional as F
 
 from d5suite.backends.torch.operators.context import Context, Factory, Function, native, same
 from d5suite.network import Node
-from d5suite.network.nodes.elementwise import infinite_signs, is_clip_fixed, read_clip, read_dropout, slopes_of_channels
+from d5suite.network.nodes.elementwise import (
+    NUMPY_UNARY,
+    infinite_signs,
+    is_clip_fixed,
+    read_clip,
+    read_dropout,
+    slopes_of_channels,
+)
 
 
 def relu(node: Node, context: Context) -> Function:
@@ -157,52 +164,30 @@ def bit_shift(node: Node, context: Context) -> Function:
 
 
 OPERATORS: dict[str, Factory] = {
-    "Abs": native(torch.abs),
-    "Acos": native(torch.acos),
-    "Acosh": native(torch.acosh),
+    **{name: native(getattr(torch, name.lower())) for name in NUMPY_UNARY if name not in ("BitwiseNot", "Not")},
     "And": native(torch.logical_and),
-    "Asin": native(torch.asin),
-    "Asinh": native(torch.asinh),
-    "Atan": native(torch.atan),
-    "Atanh": native(torch.atanh),
     "BitwiseAnd": bitwise(torch.bitwise_and),
     "BitwiseNot": bitwise(torch.bitwise_not),
     "BitwiseOr": bitwise(torch.bitwise_or),
     "BitwiseXor": bitwise(torch.bitwise_xor),
-    "Ceil": native(torch.ceil),
-    "Cos": native(torch.cos),
-    "Cosh": native(torch.cosh),
     "Equal": native(torch.eq),
     "Erf": native(torch.erf),
-    "Exp": native(torch.exp),
-    "Floor": native(torch.floor),
     "Greater": native(torch.gt),
     "GreaterOrEqual": native(torch.ge),
     "HardSwish": native(F.hardswish),
     "Identity": native(same),
-    "IsNaN": native(torch.isnan),
     "Less": native(torch.lt),
     "LessOrEqual": native(torch.le),
-    "Log": native(torch.log),
     "Max": repeated(torch.maximum),
     "Min": repeated(torch.minimum),
     "Mish": native(F.mish),
     "Mul": native(torch.mul),
-    "Neg": native(torch.neg),
     "Not": native(torch.logical_not),
     "Or": native(torch.logical_or),
-    "Reciprocal": native(torch.reciprocal),
-    "Round": native(torch.round),
     "Sigmoid": native(torch.sigmoid),
-    "Sign": native(torch.sign),
-    "Sin": native(torch.sin),
-    "Sinh": native(torch.sinh),
     "Softplus": native(F.softplus),
     "Softsign": native(F.softsign),
-    "Sqrt": native(torch.sqrt),
     "Sub": native(torch.sub),
-    "Tan": native(torch.tan),
-    "Tanh": native(torch.tanh),
     "Where": native(torch.where),
     "Xor": native(torch.logical_xor),
 }
