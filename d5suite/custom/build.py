@@ -56,8 +56,8 @@ class Glue:
         The framework's version, which stands for its headers and libraries.
     compile_flags, link_flags : tuple of str
         The framework's flags.
-    definitions : mapping of str to str
-        Macros, such as the operator's name.
+    definitions : tuple of (str, str)
+        Macros; `macros` has those of an operator.
     """
 
     source: Path
@@ -65,6 +65,13 @@ class Glue:
     compile_flags: tuple[str, ...] = ()
     link_flags: tuple[str, ...] = ()
     definitions: tuple[tuple[str, str], ...] = ()
+
+
+def macros(custom: CustomOperator, device: str, **more: str) -> tuple[tuple[str, str], ...]:
+    """Return what the code of each framework needs to know of an operator, and further macros."""
+    found = {"D5_INPUTS": str(len(custom.inputs)), "D5_OUTPUTS": str(len(custom.outputs)), **more}
+    found |= {"D5_HAS_BACKWARD": "1"} if custom.differentiable else {}
+    return tuple((found | ({"D5_CUDA": "1"} if device == "cuda" else {})).items())
 
 
 def compiler_problem(source: Path) -> str | None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from onnx import helper
 
-from d5suite.errors import ConfigurationError
+from d5suite.errors import ConfigurationError, NetworkError
 from d5suite.network.custom import CustomOperator
 from d5suite.network.graph import Node
 
@@ -45,6 +45,12 @@ class CCall(ctypes.Structure):
         ("attribute_count", ctypes.c_int32),
         ("stream", ctypes.c_void_p),
     )
+
+
+def require_all_outputs(custom: CustomOperator, node: Node) -> None:
+    """Raise `NetworkError` unless a node of a custom operator names each of its outputs."""
+    if not all(node.outputs) or len(node.outputs) != len(custom.outputs):
+        raise NetworkError("all outputs of a custom operator must be requested", where=custom.name)
 
 
 def require_output_shapes(

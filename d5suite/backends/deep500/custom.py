@@ -15,7 +15,7 @@ import numpy as np
 
 from d5suite.backends.deep500.repairs import deep500
 from d5suite.custom import CustomOperator, compile_operator
-from d5suite.custom.interface import CCall, CTensor, require_output_shapes
+from d5suite.custom.interface import CCall, CTensor, require_all_outputs, require_output_shapes
 from d5suite.errors import NetworkError
 
 _CODES = {
@@ -39,8 +39,7 @@ def factory(custom: CustomOperator) -> Callable[[Any, Any], Any]:
 
     def build(node: Any, context: Any) -> Any:
         descriptors = context.describe(node, outputs=len(custom.outputs))
-        if not all(node.outputs) or len(node.outputs) != len(custom.outputs):
-            raise NetworkError("the types of all outputs must be known; ask for all of them", where=node.name)
+        require_all_outputs(custom, node)
         shapes, types = ([known[name] for name in node.outputs] for known in (context.shapes, context.dtypes))
         if custom.source is None:
             return _PythonOperator(*descriptors, custom=custom, shapes=shapes, types=types)

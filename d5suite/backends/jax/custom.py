@@ -21,7 +21,8 @@ import numpy as np
 from onnx import helper
 
 from d5suite.custom import CustomOperator, Glue, compile_library, compile_operator
-from d5suite.custom.interface import CCall, require_output_shapes
+from d5suite.custom.build import macros
+from d5suite.custom.interface import CCall, require_all_outputs, require_output_shapes
 from d5suite.errors import NetworkError
 
 Function = Callable[..., Any]
@@ -46,8 +47,7 @@ def factory(custom: CustomOperator) -> Callable[[Any, Any], Function]:
     """
 
     def build(node: Any, context: Any) -> Function:
-        if not all(node.outputs) or len(node.outputs) != len(custom.outputs):
-            raise NetworkError("all outputs of a custom operator must be requested", where=custom.name)
+        require_all_outputs(custom, node)
         name = custom.identifier + ("" if context.device == "cpu" else f"_{context.device}")
         shapes = [context.shapes[output] for output in node.outputs]
         if custom.source is None:  # its callbacks check the outputs' shapes
@@ -112,18 +112,11 @@ def _register(
 
 
 def _compiled(custom: CustomOperator, name: str, device: str) -> Path:
-    definitions = {
-        "D5_INPUTS": str(len(custom.inputs)),
-        "D5_OUTPUTS": str(len(custom.outputs)),
-        **({"D5_HAS_BACKWARD": "1"} if custom.differentiable else {}),
-        **({"D5_CUDA": "1"} if device == "cuda" else {}),
-        **({"D5_PYTHON": "1"} if custom.source is None else {}),
-    }
     glue = Glue(
         source=Path(__file__).with_name("custom.cc"),
         version=f"jax {jax.__version__}, jaxlib {jax.lib.__version__}",
         compile_flags=("-isystem", jax.ffi.include_dir()),
-        definitions=tuple(definitions.items()),
+        definitions=macros(custom, device, **({"D5_PYTHON": "1"} if custom.source is None else {})),
     )
     if custom.source is not None:
         return compile_operator(custom, device=device, glue=glue, identifier=name)

@@ -15,7 +15,7 @@ import numpy as np
 
 from d5suite.backends.mxnet.runtime import mx
 from d5suite.custom import CustomOperator, Glue, compile_operator
-from d5suite.custom.interface import require_output_shapes
+from d5suite.custom.interface import require_all_outputs, require_output_shapes
 from d5suite.errors import NetworkError
 
 PREFIX = "d5suite_"
@@ -43,8 +43,7 @@ def factory(custom: CustomOperator) -> Callable[[Any, Any], Callable[..., Any]]:
     """
 
     def build(node: Any, context: Any) -> Callable[..., Any]:
-        if not all(context.wanted(node)) or len(node.outputs) != len(custom.outputs):
-            raise NetworkError("all outputs of a custom operator must be requested", where=custom.name)
+        require_all_outputs(custom, node)
         name = PREFIX + custom.identifier
         if name not in _registered:
             if custom.source is not None:

@@ -15,7 +15,8 @@ import numpy as np
 import tensorflow as tf
 
 from d5suite.custom import CustomOperator, Glue, compile_operator
-from d5suite.custom.interface import require_output_shapes
+from d5suite.custom.build import macros
+from d5suite.custom.interface import require_all_outputs, require_output_shapes
 from d5suite.errors import NetworkError
 
 Call = Callable[..., Any]
@@ -44,8 +45,7 @@ def factory(custom: CustomOperator) -> Callable[[Any, Any], Call]:
                 where=custom.name,
                 hint="Choose the mode 'graph' or 'eager'.",
             )
-        if not all(node.outputs) or len(node.outputs) != len(custom.outputs):
-            raise NetworkError("all outputs of a custom operator must be requested", where=custom.name)
+        require_all_outputs(custom, node)
         types = [tf.as_dtype(context.dtypes[output]) for output in node.outputs]
         if custom.source is not None:
             call, library = _from_source(custom, context.device, types)
@@ -77,12 +77,6 @@ def _register(custom: CustomOperator, name: str, device: str) -> tuple[Call, Pat
 
 
 def _compiled(custom: CustomOperator, name: str, device: str) -> Path:
-    definitions = {
-        "D5_INPUTS": str(len(custom.inputs)),
-        "D5_OUTPUTS": str(len(custom.outputs)),
-        **({"D5_HAS_BACKWARD": "1"} if custom.differentiable else {}),
-        **({"D5_CUDA": "1", "GOOGLE_CUDA": "1"} if device == "cuda" else {}),
-    }
     # -isystem: no warnings from TensorFlow's headers.
     flags = [flag.replace("-I", "-isystem", 1) for flag in tf.sysconfig.get_compile_flags()]
     flags.append("-U__AVX512FP16__")  # the half-precision code of TensorFlow 2.21's Eigen does not compile with g++ 12
@@ -94,7 +88,7 @@ def _compiled(custom: CustomOperator, name: str, device: str) -> Path:
         version=f"tensorflow {tf.__version__}",
         compile_flags=tuple(flags),
         link_flags=tuple(tf.sysconfig.get_link_flags()),
-        definitions=tuple(definitions.items()),
+        definitions=macros(custom, device, **({"GOOGLE_CUDA": "1"} if device == "cuda" else {})),
     )
     return compile_operator(custom, device=device, glue=glue, identifier=name)
 

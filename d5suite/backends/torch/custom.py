@@ -15,8 +15,8 @@ import torch
 from onnx.helper import np_dtype_to_tensor_dtype, tensor_dtype_to_np_dtype
 
 from d5suite.custom import CustomOperator, Glue, compile_operator
-from d5suite.custom.interface import require_output_shapes
-from d5suite.errors import NetworkError
+from d5suite.custom.build import macros
+from d5suite.custom.interface import require_all_outputs, require_output_shapes
 
 NAMESPACE = "d5suite"
 """Namespace of the operators: ``torch.ops.d5suite.Name``."""
@@ -40,8 +40,7 @@ def factory(custom: CustomOperator) -> Callable[[Any, Any], Callable[..., Any]]:
     """
 
     def build(node: Any, context: Any) -> Callable[..., Any]:
-        if not all(node.outputs):
-            raise NetworkError("all outputs of a custom operator must be requested", where=custom.name)
+        require_all_outputs(custom, node)
         name = custom.identifier + ("" if context.device == "cpu" else f"_{context.device}")
         shapes = [context.shapes[output] for output in node.outputs]
         if custom.source is None:  # it checks its outputs' shapes, so they are part of its name
@@ -68,12 +67,6 @@ def factory(custom: CustomOperator) -> Callable[[Any, Any], Callable[..., Any]]:
 def _register_source(custom: CustomOperator, name: str, device: str) -> Path:
     from torch.utils import cpp_extension  # which imports setuptools
 
-    definitions = {
-        "D5_INPUTS": str(len(custom.inputs)),
-        "D5_OUTPUTS": str(len(custom.outputs)),
-        **({"D5_HAS_BACKWARD": "1"} if custom.differentiable else {}),
-        **({"D5_CUDA": "1"} if device == "cuda" else {}),
-    }
     libraries = ["c10", "torch_cpu", "torch", *(["c10_cuda", "torch_cuda"] if device == "cuda" else [])]
     folders = cpp_extension.library_paths(device)
     glue = Glue(
@@ -89,7 +82,7 @@ def _register_source(custom: CustomOperator, name: str, device: str) -> Path:
             )
             for flag in flags
         ),
-        definitions=tuple(definitions.items()),
+        definitions=macros(custom, device),
     )
     path = compile_operator(custom, device=device, glue=glue, identifier=name)
     torch.ops.load_library(str(path))
