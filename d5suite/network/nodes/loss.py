@@ -5,10 +5,14 @@ Imports `d5suite.network`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from d5suite.network import Node
 from d5suite.network.nodes.context import NodeContext, has_input
+
+Function = Callable[[Any], Any]
 
 
 @dataclass(frozen=True)
@@ -31,6 +35,20 @@ class SoftmaxCrossEntropyLoss:
     ignored: int | None
     weighted: bool
     logged: bool
+
+    def reduce(self, losses: Any, weights: Any, kept: Any, total: Function, mean: Function) -> Any:
+        """Return a framework's losses reduced, given how it sums and averages all of a tensor.
+
+        ``weights`` are the classes' for each loss, and ``kept`` is 0 where a loss is ignored; each
+        may be None.
+        """
+        factors = kept if weights is None else weights if kept is None else weights * kept
+        losses = losses if factors is None else losses * factors
+        if self.reduction == "none":
+            return losses
+        if self.reduction == "sum":
+            return total(losses)
+        return mean(losses) if factors is None else total(losses) / total(factors)
 
 
 def read_softmax_cross_entropy_loss(node: Node, context: NodeContext) -> SoftmaxCrossEntropyLoss:

@@ -93,7 +93,7 @@ def _sum_absolute(x: Any, axes: Sequence[int], *, keepdims: bool) -> Any:
 
 def softmax_cross_entropy_loss(node: Node, context: Context) -> Call:
     plan = read_softmax_cross_entropy_loss(node, context)
-    ignored, reduction, logged = plan.ignored, plan.reduction, plan.logged
+    ignored, logged = plan.ignored, plan.logged
     rank = context.rank(node.inputs[0])
     classes_last = context.convert(node.inputs[0], channels_last(rank))
 
@@ -101,16 +101,9 @@ def softmax_cross_entropy_loss(node: Node, context: Context) -> Call:
         kept = None if ignored is None else labels != ignored
         used = labels if kept is None else jnp.where(kept, labels, 0)
         losses = optax.softmax_cross_entropy_with_integer_labels(in_float32(classes_last(scores)), used)
-        factors = None if weight is None else weight[used]
-        if kept is not None:
-            factors = kept.astype(losses.dtype) if factors is None else factors * kept
-        if factors is not None:
-            losses = losses * factors
-        if reduction == "none":
-            return losses
-        if reduction == "sum":
-            return losses.sum()
-        return losses.mean() if factors is None else losses.sum() / factors.sum()
+        weights = None if weight is None else weight[used]
+        kept = None if kept is None else kept.astype(losses.dtype)
+        return plan.reduce(losses, weights, kept, jnp.sum, jnp.mean)
 
     if not context.single:
         return call

@@ -85,23 +85,14 @@ def _log_sum_exp(F: Any, x: Any, *, axis: Any, keepdims: bool) -> Any:
 
 def softmax_cross_entropy_loss(node: Node, context: Context) -> Call:
     plan = read_softmax_cross_entropy_loss(node, context)
-    ignored, reduction, weighted, dtype = plan.ignored, plan.reduction, plan.weighted, context.dtype
-    wanted = context.wanted(node)
+    ignored, wanted = plan.ignored, context.wanted(node)
 
     def call(F: Any, x: Any, labels: Any, weight: Any = None) -> Any:
         scores = F.log_softmax(x, axis=1)
-        return select((reduced(F, -F.pick(scores, labels, axis=1), labels, weight), scores), wanted)
-
-    def reduced(F: Any, losses: Any, labels: Any, weight: Any) -> Any:
-        if ignored is None and not weighted:
-            return {"none": F.identity, "sum": F.sum, "mean": F.mean}[reduction](losses)
-        factors = F.take(weight, labels) if weighted else F.ones_like(losses)
-        if ignored is not None:
-            factors = F.broadcast_mul(factors, F.cast(labels != ignored, dtype=dtype))
-        losses = losses * factors
-        if reduction == "none":
-            return losses
-        return F.sum(losses) if reduction == "sum" else F.sum(losses) / F.sum(factors)
+        weights = F.take(weight, labels) if plan.weighted else None
+        kept = None if ignored is None else F.cast(labels != ignored, dtype=context.dtype)
+        losses = -F.pick(scores, labels, axis=1)
+        return select((plan.reduce(losses, weights, kept, F.sum, F.mean), scores), wanted)
 
     return call
 
