@@ -180,8 +180,18 @@ class DistributedAccuracy(MeasurementOfRanks):
     schema = record(
         {
             "target": TARGET,
-            "runs": {"type": "array", "minItems": 1, "items": mapping({**RUN, "bytes": BYTES}, optional=["bytes"])},
-            "distributed": {"type": "object", "required": REQUIRED, "properties": FACTS},
+            "runs": {
+                "type": "array",
+                "minItems": 1,
+                "items": mapping({**RUN, "bytes": BYTES}, optional=["bytes"]),
+                "description": "one for each seed",
+            },
+            "distributed": {
+                "type": "object",
+                "required": REQUIRED,
+                "properties": FACTS,
+                "description": "how ranks worked together",
+            },
             "scaling": SCALING,
         },
         optional=["scaling"],

@@ -22,7 +22,7 @@ beta means nothing."""
 
 SCHEMA = record(
     {
-        "communicator": text(),
+        "communicator": text("what moves the data between ranks"),
         "algorithm": text("of the collective; native: the transport's own"),
         "hosts": {"type": "array", "items": text(), "description": "by rank"},
         "sizes": {

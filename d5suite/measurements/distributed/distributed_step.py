@@ -72,6 +72,7 @@ DISTRIBUTED = mapping(
         },
     },
     optional=["native", "synchronous", "oversubscribed"],
+    description="how ranks worked together",
 )
 
 

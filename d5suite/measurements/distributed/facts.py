@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 FACTS: dict[str, Any] = {
-    "scheme": {"type": "string"},
+    "scheme": {"type": "string", "description": "how replicas agree"},
     "settings": {"type": "object", "description": "of the scheme"},
     "native": {"type": "boolean", "description": "the scheme is the framework's own, of its settings' name"},
     "synchronous": {"type": "boolean", "description": "each step equals one process's on all ranks' batches"},
     "communicator": {"type": "string", "description": "what moves gradients between ranks"},
     "algorithm": {"type": "string", "description": "of collectives; native: the transport's own"},
-    "launcher": {"enum": ["none", "process", "mpi"]},
+    "launcher": {"enum": ["none", "process", "mpi"], "description": "what started the ranks"},
     "oversubscribed": {"type": "boolean", "description": "ranks were allowed to share cores"},
     "trainers": {"type": "integer", "minimum": 1, "description": "ranks that train; others serve"},
     "bytes_per_step": {

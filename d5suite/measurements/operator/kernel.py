@@ -23,7 +23,10 @@ from d5suite.validate.operator.compare import Another, Findings
 from d5suite.validate.operator.evidence import Evidence, save_heat_map
 from d5suite.workloads.operator import FURTHER, OperatorWorkload
 
-_RATES = mapping({"flops_per_s": or_null(number()), "bytes_per_s": or_null(number())})
+_RATES = {
+    "flops_per_s": or_null(number("of arithmetic; null where no operations are counted")),
+    "bytes_per_s": or_null(number("of memory traffic; null where nothing is moved")),
+}
 
 SCHEMA = record(
     {
@@ -39,15 +42,16 @@ SCHEMA = record(
             {
                 "flops": or_null(integer("floating-point operations of one call; null where not counted")),
                 "bytes": integer("compulsory traffic of a call; 0 if all answers are views"),
-            }
+            },
+            description="of one call, counted from shapes",
         ),
         "views": {
             "type": "array",
             "items": text(),
             "description": "outputs or gradients that are views of existing memory: nothing is moved",
         },
-        "achieved": _RATES,
-        "fraction_of_ceiling": _RATES,
+        "achieved": mapping(_RATES, description="work by median time"),
+        "fraction_of_ceiling": mapping(_RATES, description="achieved rates by the ceilings; above 1 docs/operators.md"),
         "ceiling": {
             "type": "object",
             "description": "the best of all backends in this run: a large matrix product and a large copy",
@@ -61,10 +65,11 @@ SCHEMA = record(
         },
         "repeatability": mapping(
             {
-                "reruns": integer(),
-                "identical": {"type": "boolean"},
+                "reruns": integer("calls after the one that was proved"),
+                "identical": {"type": "boolean", "description": "whether all gave the same bits"},
                 "variance": number("of an element, the largest", minimum=0),
-            }
+            },
+            description="of the answer, over reruns",
         ),
     },
     optional=["views"],

@@ -38,10 +38,10 @@ TARGET = mapping(
     description="what every run reached; the samples are the times",
 )
 RUN = {
-    "seed": integer(),
-    "epochs": integer(),
+    "seed": integer("of this run"),
+    "epochs": integer("trained until the end or the target"),
     "seconds": number("of training"),
-    "steps": integer(),
+    "steps": integer("trained until the end or the target"),
     "samples": integer("images trained on"),
 }
 
@@ -223,7 +223,12 @@ class TimeToAccuracy(Measurement):
         "medians of the runs; the interval is of the time, with its confidence",
         width=16,
     )
-    schema = record({"target": TARGET, "runs": {"type": "array", "minItems": 1, "items": mapping(RUN)}})
+    schema = record(
+        {
+            "target": TARGET,
+            "runs": {"type": "array", "minItems": 1, "items": mapping(RUN), "description": "one for each seed"},
+        }
+    )
 
     def prepare(self, workload: NetworkWorkload) -> Step:
         """See `Measurement.prepare`.

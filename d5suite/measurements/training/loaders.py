@@ -40,7 +40,7 @@ SCHEMA = record(
     {
         "loader": text("name of the loader"),
         "loader_workers": integer("its processes or threads", minimum=0),
-        "batches_per_sample": integer(minimum=1),
+        "batches_per_sample": integer("batches of one sample; its time is divided by them", minimum=1),
         "format": FORMAT,
         "images_per_s_per_core": number("of the cores it may use", exclusiveMinimum=0),
         "wait_s": number("median time that a request for a batch blocks", minimum=0),

@@ -13,9 +13,16 @@ from d5suite.statistics.ratios import paired_ratio
 
 SCHEMA = record(
     {
-        "compared_with": {"enum": ["hand_written", "native"]},
-        "ratio": mapping({"median": number(), "ci95": {"type": "array", "items": number()}, "rounds": integer()}),
-        "compared_median_s": number(exclusiveMinimum=0),
+        "compared_with": {"enum": ["hand_written", "native"], "description": "the other way, timed in turn"},
+        "ratio": mapping(
+            {
+                "median": number("of the ratios of rounds"),
+                "ci95": {"type": "array", "items": number(), "description": "95% interval of that median"},
+                "rounds": integer("in which both took a turn"),
+            },
+            description="d5suite's time over the other way's",
+        ),
+        "compared_median_s": number("median of the other way, in seconds", exclusiveMinimum=0),
     }
 )
 """The part of the record that all such measurements share."""
