@@ -52,6 +52,8 @@ class Layers(Pass):
         "properties": {
             "times": {
                 "type": "array",
+                "description": "of each node, or of nodes that ran as one, per step and direction: seconds, calls, "
+                "and seconds of changing layouts (reorder_s)",
                 "items": {
                     "type": "object",
                     "required": ["nodes", "direction", "seconds", "calls"],

@@ -48,11 +48,11 @@ def undocumented(schema: dict[str, Any]) -> list[str]:
             return
         told = told or "description" in part
         for name, own in part.get("properties", {}).items():
-            again = path == () or len(path) == 2 and path[0] == "record" and "description" in fixed.get(name, {})
+            again = len(path) == 2 and path[0] == "record" and "description" in fixed.get(name, {})
             if not (told or again or "description" in own or "$ref" in own):
                 found.append(".".join((*path, name)))
             look(own, (*path, name), again)
-        for word in ("items", "additionalProperties", "then"):
+        for word in ("items", "additionalProperties", *(["then"] if path else [])):  # of a whole file it narrows only
             look(part.get(word), path, told)
         for each in [*part.get("allOf", ()), *part.get("anyOf", ()), *part.get("oneOf", ())]:
             named = each.get("if", {}).get("properties", {}).get("measurement", {}).get("const")
@@ -70,5 +70,7 @@ def test_every_key_of_results_is_documented() -> None:
     assert undocumented(worker) == []
     samples = worker["$defs"]["measured"]["properties"]["passes"]["properties"]["time"]["properties"]["samples"]
     assert set(samples["required"]) == set(samples["properties"])  # samples_s among them
+    guide = (RESULTS.parent / "docs" / "write-a-measurement.md").read_text()
+    assert "`samples.samples_s` are the" in guide and "samples.samples_s," in guide  # used, and explained
     planted = {"type": "object", "properties": {"odd": {"type": "string"}}, "$defs": {}}
     assert undocumented(planted) == ["odd"]

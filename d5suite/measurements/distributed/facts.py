@@ -33,6 +33,7 @@ SCALING: dict[str, Any] = {
             "description": "weak: the same batch per rank; strong: the same batch in all",
         },
         "baseline": {
+            "description": "what the speed-up is relative to: fewest ranks, and their throughput",
             "type": "object", "required": ["ranks", "throughput"],
             "properties": {"ranks": {"type": "integer"}, "throughput": {"type": "number"}},
         },
