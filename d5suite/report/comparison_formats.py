@@ -50,9 +50,15 @@ def show_comparison(comparison: RunComparison, console: Console) -> None:
             cells = _cells(each, paired=_is_paired(comparison))
             table.add_row(f"  {backend}" if group else backend, *cells, style=style)
         console.print(table, highlight=False)
+        if _is_paired(comparison):
+            console.print(OF_PAIRS, style="dim", highlight=False)
     for heading, lines in _remarks(comparison):
         console.print("\n".join([heading, *(f"  {line}" for line in lines)]), highlight=False)
     console.print(f"{summary(comparison)} (exit {int(comparison.exit)})", style="bold", highlight=False)
+
+
+OF_PAIRS = "A, B: medians; B ÷ A: of pairs measured in turn, so it is not the ratio of these medians"
+"""What the columns of two sides are."""
 
 
 def split(name: str) -> tuple[str, str]:
@@ -149,6 +155,7 @@ def to_markdown(comparison: RunComparison) -> str:
         lines += [f"| benchmark | {' | '.join(headings)} |", f"|:--|{'--:|' * (len(headings) - 1)}:--|"]
         rows = [[each.name, *_cells(each, paired=_is_paired(comparison))] for each in comparison.verdicts]
         lines += [f"| {' | '.join(map(_markdown, row))} |" for row in rows]
+        lines += ["", OF_PAIRS] if _is_paired(comparison) else []
     for heading, remarks in _remarks(comparison):
         lines += ["", _markdown(heading), "", *(f"- {_markdown(line)}" for line in remarks)]
     return "\n".join(lines) + "\n"

@@ -432,3 +432,28 @@ def test_long_names_of_schemes_are_divided_and_no_figure_is(
     medians = {each["param"]: each["stats"]["median"] for each in ranked["benchmarks"]}
     assert all(sorted(group, key=lambda name: medians[name]) == group for group in (one, two))
     assert "\n-" in rows
+
+
+def test_tables_of_operators_break_no_word_and_cut_no_figure(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At 80 columns "forward" was broken in two, and err/tol was cut."""
+    path = Path(__file__).parents[2] / "results" / "reference-2core-cpu-operators.json"
+
+    def tables(width: int) -> str:
+        monkeypatch.setenv("COLUMNS", str(width))
+        assert main(["compare", "--tables", str(path)]) == 0
+        return capsys.readouterr().out.partition("\n* disturbed")[0]
+
+    wide, narrow = tables(400), tables(80)
+    assert all(len(line) <= 80 for line in narrow.splitlines()) and "…" not in narrow
+    backend = r"^  ((?:deep500|jax|keras|mxnet|tensorflow|torch)\*?) .* (\S+)$"
+    errors = [re.findall(backend, text.replace(" \n", "\n"), re.MULTILINE) for text in (wide, narrow)]
+    assert len(errors[0]) == 632 and errors[0] == errors[1]
+    assert narrow.count("× fastest") == narrow.count("err/tol") == 15
+    found = re.findall(r"^[\w/]+(?: *\n    [\w/]+)* *$", narrow, re.MULTILINE)
+    measurements = [each.split() for each in found]
+    with path.open() as file:
+        named = {bench["group"].partition(".")[2] for bench in json.load(file)["benchmarks"]}
+    assert named <= {"".join(parts) for parts in measurements}
+    assert all(part.endswith(("/", "_")) for parts in measurements for part in parts[:-1])

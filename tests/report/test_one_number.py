@@ -5,15 +5,24 @@ from __future__ import annotations
 import copy
 import csv
 import html
+import io
 import re
 import statistics
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from d5suite.cli import main
+from d5suite.report.comparison_formats import show_comparison, to_markdown
 from d5suite.report.formats import times
+from d5suite.report.pair_verdicts import Paired, compare_pairs
+from d5suite.report.runs import Entry
+from d5suite.report.thresholds import PAIRED, Thresholds
+from d5suite.statistics.decisions import Decision
+from d5suite.statistics.medians import summarize
+from d5suite.statistics.ratios import Ratio
 from tests.report.pages import SMOKE, content, record, settle, write
 
 ROUNDS = {
@@ -110,6 +119,18 @@ def test_the_reference_states_one_number_too(tmp_path: Path, capsys: pytest.Capt
     assert len(by_csv) == 15
     known = {each for each in terminal if "." in each[1]}
     assert {each for each in by_csv if each[1] != "1.00"} <= known
+
+
+def test_the_ratio_of_pairs_is_named_beside_medians_whose_ratio_is_another() -> None:
+    """`ab` showed two medians and a ratio that was not theirs."""
+    a, b = (Entry("a/inference torch", summarize([median, median, median])) for median in (1.0, 1.02))
+    pair = Paired("a/inference torch", a, b, Decision("slower", Ratio(1.08, 1.06, 1.1, 0.99, "pairs", 60)))
+    found = compare_pairs(("here", "here"), [pair], Thresholds(PAIRED))
+    console = Console(record=True, width=120, file=io.StringIO())
+    show_comparison(found, console)
+    shown = " ".join(console.export_text().split())
+    for text in (shown, to_markdown(found)):
+        assert "1.080" in text and "B ÷ A: of pairs measured in turn, so it is not the ratio of these medians" in text
 
 
 def _csv(path: Path) -> list[dict[str, str]]:
