@@ -63,6 +63,8 @@ class NcclCommunicator(Communicator):
         self, algorithm: str, rank: int, size: int, meeting: Path, timeout_s: float,
         hosts: Sequence[str] | None = None, *, backend: str = "nccl", device: str | None = None,
     ) -> None:  # fmt: skip
+        if backend == "nccl" and not (dist.is_nccl_available() and torch.cuda.is_available()):
+            raise ConfigurationError("NCCL needs a CUDA device and a torch for CUDA", hint="Choose gloo or mpi.")
         self._meeting = meeting
         store, found = met(meeting / f"nccl{next(_opened)}", rank, size, timeout_s)
         self._store: FileStore | None = store
@@ -170,15 +172,4 @@ def back(array: np.ndarray, there: torch.Tensor) -> None:
         torch.from_dlpack(array).copy_(there.view_as(torch.from_dlpack(array)))
 
 
-def connect(
-    algorithm: str,
-    rank: int,
-    size: int,
-    meeting: Path,
-    timeout_s: float,
-    hosts: Sequence[str] | None,
-) -> Communicator:
-    """Open it; see `d5suite.distributed.communicators.open_communicator`."""
-    if not (dist.is_nccl_available() and torch.cuda.is_available()):
-        raise ConfigurationError("NCCL needs a CUDA device and a torch for CUDA", hint="Choose gloo or mpi.")
-    return NcclCommunicator(algorithm, rank, size, meeting, timeout_s, hosts)
+connect = NcclCommunicator
