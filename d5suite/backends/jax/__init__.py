@@ -50,9 +50,11 @@ BACKEND = Backend(
             quick=False,  # it is compiled for both optimizers, each twice
         ),
     },
+    mode_absent={
+        "eager": {"profile": "operators that run one by one are programs without names of nodes; see mode stock"}
+    },
     slow_float64="XLA compiles float64 convolutions for the CPU to plain loops in one thread",
     absent={
-        "profile": "the times of its layers cannot be taken yet",
         "L2 flush": "JAX's arrays are never overwritten, so that no buffer can be written again and again",
         "device events": "JAX's Python interface records no events among a device's work",
         "scheme:horovod": "Horovod has no extension for JAX",

@@ -20,6 +20,7 @@ from jax import lax
 from d5suite.backends.jax import runtime
 from d5suite.backends.jax.operators import OPERATORS, Context
 from d5suite.levels import network as level
+from d5suite.levels.attribution import labels
 from d5suite.levels.network import GRADIENT_SCALE, Arrays, Native
 from d5suite.network import Network
 from d5suite.network.nodes.layouts import channels_last, weight_layouts
@@ -30,6 +31,15 @@ _NARROW = {"bf16": np.dtype(jnp.bfloat16), "fp16": np.dtype(np.float16)}
 """Type of activations, and of weights where they are used, by precision."""
 
 ArrayTree = dict[str, jax.Array]
+
+Scope = Callable[[str], AbstractContextManager[Any]]
+"""Returns the scope of a node or of the update, from its name."""
+
+_NO_SCOPE: AbstractContextManager[None] = nullcontext()
+
+
+def _no_scope(name: str) -> AbstractContextManager[None]:
+    return _NO_SCOPE
 
 
 class Executor(level.Executor):
@@ -43,6 +53,9 @@ class Executor(level.Executor):
         Running statistics by name, and the random key of the next training pass (None without
         Dropout).
     native_device : jax.Device
+    scope_of : Scope
+        In which nodes and the update are traced. In mode ``eager`` it does nothing, because it
+        would cost time in every step.
     """
 
     def __init__(self, network: Network, *, mode: str, device: str, precision: str) -> None:
@@ -64,6 +77,7 @@ class Executor(level.Executor):
             statistics = {name: self.native(name, network.initializers[name]) for name in network.statistics}
             key = jax.device_put(runtime.initial_key(), self.native_device) if random else None
         self.state: tuple[ArrayTree, jax.Array | None] = (statistics, key)
+        self.scope_of: Scope = _no_scope if mode == "eager" else jax.named_scope
         self._forward = self.compiled(self._run)
         self._gradient = self.compiled(self.gradient)
         self._scale = np.float32(GRADIENT_SCALE) if precision == "fp16" else None
@@ -88,14 +102,14 @@ class Executor(level.Executor):
         return jitted
 
     def _run(self, trained: ArrayTree, statistics: ArrayTree, inputs: ArrayTree) -> list[jax.Array]:
-        outputs, _ = self._infer({**trained, **statistics, **inputs}, None)
+        outputs, _ = self._infer({**trained, **statistics, **inputs}, None, self.scope_of)
         return outputs
 
     def loss(self, trained: ArrayTree, state: Any, inputs: ArrayTree) -> tuple[jax.Array, Any]:
         """Return the loss in training mode and the next state. Pure, for tracing."""
         statistics, key = state
         key, now = (None, None) if key is None else jax.random.split(key)
-        (loss,), moved = self._train({**trained, **statistics, **inputs}, now)
+        (loss,), moved = self._train({**trained, **statistics, **inputs}, now, self.scope_of)
         return loss, ({**statistics, **moved}, key)
 
     def gradient(self, trained: ArrayTree, state: Any, inputs: ArrayTree, scale: Any = None) -> Any:
@@ -211,25 +225,30 @@ class _Program:
         self._constants = {name: _constant(context.constants[name], activations) for name in network.constants}
         rounds = activations in _NARROW.values()
         self._steps = []
+        scopes = labels(network)
         for step in steps:
             node = step.node
             rounded = [rounds and is_rounded(network, node, i) for i in range(len(node.inputs))]
-            self._steps.append((node, OPERATORS[node.op_type](node, context), rounded, step.dead))
+            self._steps.append((node, OPERATORS[node.op_type](node, context), rounded, step.dead, scopes[node.name]))
         self._training = context.training
 
-    def __call__(self, given: Mapping[str, Any], key: jax.Array | None) -> tuple[list[Any], ArrayTree]:
-        """Return the wanted outputs and, in training mode, the updated running statistics."""
+    def __call__(self, given: Mapping[str, Any], key: jax.Array | None, scope: Scope) -> tuple[list[Any], ArrayTree]:
+        """Return the wanted outputs and, in training mode, the updated running statistics.
+
+        Each node runs in its scope.
+        """
         values = {**self._constants, **given, "": None}
         moved: ArrayTree = {}
-        for index, (node, call, rounded, dead) in enumerate(self._steps):
-            arguments = [
-                values[name].astype(self._activations) if low else values[name]
-                for name, low in zip(node.inputs, rounded, strict=True)
-            ]
-            if node.op_type == "Dropout" and key is not None:
-                result = call(*arguments, key=jax.random.fold_in(key, index))
-            else:
-                result = call(*arguments)
+        for index, (node, call, rounded, dead, name) in enumerate(self._steps):
+            with scope(name):
+                arguments = [
+                    values[name].astype(self._activations) if low else values[name]
+                    for name, low in zip(node.inputs, rounded, strict=True)
+                ]
+                if node.op_type == "Dropout" and key is not None:
+                    result = call(*arguments, key=jax.random.fold_in(key, index))
+                else:
+                    result = call(*arguments)
             if node.op_type == "BatchNormalization" and self._training:
                 result, moved[node.inputs[3]], moved[node.inputs[4]] = result
             values.update(by_name(node, result))

@@ -16,6 +16,7 @@ import optax
 from d5suite.backends.jax.network import Executor
 from d5suite.levels import training
 from d5suite.levels.network import Arrays, Native
+from d5suite.levels.profile import OPTIMIZER
 from d5suite.levels.training import LEARNING_RATE, LOSS_SCALE, STEPS, UNSCALED_STEPS
 from d5suite.optimizers.settings import LOSS_SCALING, SGD, Adagrad, Adam, AdamW, Optimizer, RMSProp
 
@@ -162,8 +163,9 @@ class Trainer(training.Trainer):
 
     def move(self, trained: Any, slots: Any, rate: jax.Array, gradients: Any) -> Any:
         """Return new parameters and optimizer arrays, and a number to wait for."""
-        directions, moved = self._direction.update(gradients, slots, trained)
-        return jax.tree.map(lambda p, v: p - rate * v, trained, directions), moved, rate * 1
+        with self.executor.scope_of(OPTIMIZER):
+            directions, moved = self._direction.update(gradients, slots, trained)
+            return jax.tree.map(lambda p, v: p - rate * v, trained, directions), moved, rate * 1
 
     def step(self, feed: Native, *more: Native) -> Native:
         executor = self.executor

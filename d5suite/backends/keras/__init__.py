@@ -57,7 +57,6 @@ BACKEND = Backend(
         "horovod": horovod(tensorflow="horovod.tensorflow.mpi_lib", torch="horovod.torch.mpi_lib_v2"),
     },
     absent={
-        "profile": "the times of its layers cannot be taken yet",
         "L2 flush": "Keras's tensors are never overwritten, so that no buffer can be written again and again",
         "device events": "Keras has no events, and those of its backend are not its own",
         "stock": "the mode tensorflow is Keras with no option set, on its default backend",

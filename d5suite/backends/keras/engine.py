@@ -38,6 +38,22 @@ def _device(mode: str, device: str) -> str:
     return "gpu:0"
 
 
+def traced_scope(mode: str) -> Callable[[str], contextlib.AbstractContextManager[Any]] | None:
+    """Return what opens a named scope while a function is traced; None on PyTorch, which does not.
+
+    A scope names operations and costs nothing when they run.
+    """
+    if mode == "tensorflow":
+        import tensorflow as tf
+
+        return tf.name_scope
+    if mode == "jax":
+        import jax
+
+        return jax.named_scope
+    return None
+
+
 @contextlib.contextmanager
 def _float64() -> Iterator[None]:
     """Make float64 Keras's default type, and keep it in type promotion.

@@ -10,17 +10,18 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, ClassVar
 
 import keras
 import numpy as np
 from keras import ops
 
-from d5suite.backends.keras.engine import scope
+from d5suite.backends.keras.engine import scope, traced_scope
 from d5suite.backends.keras.operators import OPERATORS, Calculation, Context, require_backend
 from d5suite.errors import NetworkError
 from d5suite.levels import network as levels
+from d5suite.levels.attribution import labels
 from d5suite.levels.network import GRADIENT_SCALE, Arrays, Native
 from d5suite.network import Network
 from d5suite.network.nodes.layouts import identity
@@ -34,7 +35,52 @@ _ACTIVATIONS = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "fp64"
 """Dtype of the images by precision."""
 
 
-class LossModel(keras.Model):
+_TRACED_SCOPE: Any = traced_scope(keras.backend.backend())
+
+
+class ScopedModel(keras.Model):
+    """A functional model that runs what each node of the network has become in that node's scope.
+
+    An operation's node is its attribute ``d5suite_scope``.
+
+    Attributes
+    ----------
+    scoped : callable or None
+        Opens the scope of this name: where Keras's backend traces, while it does; on PyTorch, which
+        does not, while a profile is taken.
+    """
+
+    scoped: ClassVar[Any] = staticmethod(_TRACED_SCOPE)
+
+    def _run_through_graph(self, inputs: Any, operation_fn: Any = lambda op: op, **settings: Any) -> Any:
+        """Run the operations, each in its scope; Keras's own method runs them without."""
+        scoped = self.scoped
+        if scoped is None or "call_fn" in settings:  # not to run, but to infer shapes
+            return super()._run_through_graph(inputs, operation_fn, **settings)
+
+        def in_scope(operation: Any) -> Any:
+            run, name = operation_fn(operation), getattr(operation, "d5suite_scope", None)
+
+            def call(*arguments: Any, **more: Any) -> Any:
+                with scoped(name):
+                    return run(*arguments, **more)
+
+            return run if name is None else call
+
+        return super()._run_through_graph(inputs, in_scope, **settings)
+
+
+def _put_in_scope(tensors: Iterable[Any], name: str) -> None:
+    """Give the operations that compute symbolic tensors a scope, unless they have one."""
+    waiting = list(tensors)
+    while waiting:
+        operation = waiting.pop()._keras_history.operation
+        if not isinstance(operation, keras.layers.InputLayer) and not hasattr(operation, "d5suite_scope"):
+            operation.d5suite_scope = name
+            waiting += [tensor for node in operation._inbound_nodes for tensor in node.input_tensors]
+
+
+class LossModel(ScopedModel):
     """A functional model from image and label to the loss, for Keras's own training step.
 
     A network's loss is one of its nodes and may be any function of its tensors, so the model
@@ -97,15 +143,18 @@ class Executor(levels.Executor):
         if network.label is not None:
             inputs.append(_input(context, network.label, self._input_type(network.label)))
         losses = [] if network.loss is None else [network.loss]
+        scopes = labels(network)
         for wanted in (network.outputs, losses):
             for step in schedule(network, wanted, training=wanted is losses):
                 if any(name and name not in context.tensors for name in step.node.outputs):
-                    context.tensors.update(by_name(step.node, OPERATORS[step.node.op_type](step.node, context)))
+                    made = by_name(step.node, OPERATORS[step.node.op_type](step.node, context))
+                    _put_in_scope(made.values(), scopes[step.node.name])
+                    context.tensors.update(made)
         self.variables = {name: context.variable(name) for name in self._names}
         self._trained = [self.variables[name] for name in network.parameters]
         self._layouts = context.layouts
         found = [context.tensors[name] for name in network.outputs]
-        self._inference = keras.Model(data, found if len(found) > 1 else found[0])
+        self._inference = ScopedModel(data, found if len(found) > 1 else found[0])
         self._training = None
         if network.loss is not None:
             self._graph = inputs, context.tensors[network.loss]

@@ -181,6 +181,11 @@ class Trainer(levels.Trainer):
         self._add, self._apply = prepare()
         self._taken_back = self._take_back
 
+    @property
+    def native(self) -> Any:
+        """Keras's optimizer; its name is the scope of the update."""
+        return self._optimizer
+
     def step(self, feed: Native, *more: Native) -> Native:
         if more:
             return {self._loss: self._run_several((feed, *more))}

@@ -127,7 +127,6 @@ BACKEND = Backend(
         "horovod": horovod(any="horovod.mxnet.mpi_lib"),
     },
     absent={
-        "profile": "the times of its layers cannot be taken yet",
         "loader:tfrecord": "MXNet cannot read TFRecord files",
         "cuda": "MXNet is retired: PyPI's wheel is for the CPU, and the last CUDA wheel (mxnet-cu112) is for CUDA 11.2",
         "bf16": "MXNet 1.9.1 has bfloat16 in some operators only: on the CPU transpose corrupts the heap, dot fails",

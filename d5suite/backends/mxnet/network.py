@@ -9,6 +9,7 @@ the blocks run as they are. Both share one set of Gluon parameters. Imports MXNe
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from d5suite.backends.mxnet.operators import OPERATORS, Context
 from d5suite.backends.mxnet.operators.context import stored_in_blocks
 from d5suite.backends.mxnet.runtime import CONTEXTS, mx
 from d5suite.levels import network as level
+from d5suite.levels.attribution import labels
 from d5suite.levels.network import Arrays, Native
 from d5suite.network import Network
 from d5suite.network.nodes.schedule import by_name, check_statistics, schedule
@@ -38,6 +40,8 @@ class Executor(level.Executor):
         Parameters on which the loss does not depend.
     outdated : bool
         Whether weights may have changed since the last inference.
+    blocks : list of gluon.HybridBlock
+        The network in inference and, if it has a loss, in training.
     """
 
     def __init__(self, network: Network, *, mode: str, device: str, precision: str) -> None:
@@ -51,11 +55,13 @@ class Executor(level.Executor):
         }
         self._moving = self.outdated = False
         self._infer = self._block(network.outputs, training=False)
+        self.blocks = [self._infer]
         self._inputs: list[str] = []
         self.unused_parameters: list[Any] = []
         if network.loss is not None:
             label, loss = network.require_loss()
             self._train = self._block([loss], training=True)
+            self.blocks.append(self._train)
             self._inputs = [*network.inputs, label]
             used = set(self._train.weights)
             self._differentiable = any(name in used for name in network.parameters)
@@ -207,6 +213,7 @@ class _Graph(mx.gluon.HybridBlock):
         weights = {*network.parameters, *network.statistics}
         self.weights = [n for n in dict.fromkeys(n for step in steps for n in step.node.inputs) if n in weights]
         self._steps = []
+        scopes = labels(network)
         self.kept: dict[str, np.ndarray] = {}
         for step in steps:
             node = step.node
@@ -215,7 +222,7 @@ class _Graph(mx.gluon.HybridBlock):
                 if context.constants.get(name, np.array(0)).ndim and index not in STATIC_INPUTS.get(node.op_type, ()):
                     self.kept[name] = context.constants[name]
             reads = (*node.inputs, *([_kept(node.name)] if node.name in context.kept else []))
-            self._steps.append((operator, reads, node, step.dead))
+            self._steps.append((operator, reads, node, step.dead, scopes[node.name]))
         self.kept.update((_kept(name), array) for name, array in context.kept.items())
         self.weights += self.kept
 
@@ -228,12 +235,21 @@ class _Graph(mx.gluon.HybridBlock):
     def hybrid_forward(self, F: Any, *inputs: Any, **weights: Any) -> Any:
         """Run the nodes on arrays or, for tracing, on symbols."""
         values: dict[str, Any] = {**self._numbers, **weights, **dict(zip(self._inputs, inputs, strict=True))}
-        for operator, reads, node, dead in self._steps:
-            values.update(by_name(node, operator(F, *[values.get(name) for name in reads])))
+        named = mx.name.Prefix if F is mx.sym else _no_scope
+        for operator, reads, node, dead, scope in self._steps:
+            with named(f"{scope}_"):
+                values.update(by_name(node, operator(F, *[values.get(name) for name in reads])))
             for name in dead:
                 del values[name]
         found = [values[name] for name in self._outputs]
         return found if len(found) > 1 else found[0]
+
+
+_NO_SCOPE: AbstractContextManager[None] = nullcontext()
+
+
+def _no_scope(name: str) -> AbstractContextManager[None]:
+    return _NO_SCOPE
 
 
 def _kept(node: str) -> str:

@@ -74,7 +74,6 @@ BACKEND = Backend(
         "horovod": horovod(any="horovod.tensorflow.mpi_lib"),
     },
     absent={
-        "profile": "the times of its layers cannot be taken yet",
         "L2 flush": "TensorFlow's tensors are never overwritten, so that no buffer can be written again and again",
         "device events": "TensorFlow's Python interface records no events among a device's work",
         "scheme:parameter_server_strategy": "ParameterServerStrategy has one client, whose program schedules functions "

@@ -6,6 +6,7 @@ Imports TensorFlow, NumPy, `d5suite.levels`, `d5suite.network` and this adapter'
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -21,6 +22,7 @@ from d5suite.backends.tensorflow.operators.context import (
     native_device,
 )
 from d5suite.levels import network as levels
+from d5suite.levels.attribution import labels
 from d5suite.levels.network import GRADIENT_SCALE, Arrays, Native
 from d5suite.network import Network
 from d5suite.network.nodes.layouts import Layout, channels_last, identity, weight_layouts
@@ -44,11 +46,12 @@ class _Program:
         self.cast = [name for name in self.weights if name not in keep_float32]
         self.constants = [name for name in network.constants if name in read]
         self.steps = []
+        scopes = labels(network)
         for step in steps:
             node = step.node
             moving = node.inputs[3:5] if node.op_type == _NORMALISATION and context.training else ()
             call = OPERATORS[node.op_type](replace(node, outputs=(*node.outputs, *moving)), context)
-            self.steps.append((call, node, moving, step.dead))
+            self.steps.append((call, node, moving, step.dead, scopes[node.name]))
 
     def __call__(self, executor: Executor, inputs: dict[str, Any]) -> Any:
         """Run the nodes on native inputs; in training, update the running statistics."""
@@ -60,12 +63,13 @@ class _Program:
                 values[name] = tf.cast(executor.variables[name], executor.activation)
         for name in self.constants:
             values[name] = executor.constants[name]
-        for call, node, moving, dead in self.steps:
-            result = call(*[values[name] for name in node.inputs])
-            if moving:
-                result, mean, variance = result
-                executor.variables[moving[0]].assign(mean)
-                executor.variables[moving[1]].assign(variance)
+        for call, node, moving, dead, scope in self.steps:
+            with executor.scope(scope):
+                result = call(*[values[name] for name in node.inputs])
+                if moving:
+                    result, mean, variance = result
+                    executor.variables[moving[0]].assign(mean)
+                    executor.variables[moving[1]].assign(variance)
             values.update(by_name(node, result))
             for name in dead:
                 del values[name]
@@ -81,6 +85,9 @@ class Executor(levels.Executor):
         Parameters and running statistics in their storage layouts.
     activation : tf.DType
         Dtype of the activations.
+    scope : callable
+        Returns the scope in which a node or the update is traced, from its name. In mode ``eager``
+        it does nothing, because it would cost time in every step.
     """
 
     def __init__(self, network: Network, *, mode: str, device: str, precision: str) -> None:
@@ -124,6 +131,7 @@ class Executor(levels.Executor):
         self._forward = self.compiled(self._run_forward)
         self._gradient = self.compiled(self._run_backward)
         self._asynchronous = is_asynchronous(device)
+        self.scope: Callable[[str], AbstractContextManager[Any]] = _no_scope if mode == "eager" else _traced_scope
 
     def _new_generator(self) -> Any:
         """Return a generator that follows TensorFlow's global seed."""
@@ -229,6 +237,17 @@ class Executor(levels.Executor):
     def synchronize(self) -> None:
         if self._asynchronous:
             tf.test.experimental.sync_devices()
+
+
+_NO_SCOPE: AbstractContextManager[None] = nullcontext()
+
+
+def _no_scope(name: str) -> AbstractContextManager[None]:
+    return _NO_SCOPE
+
+
+def _traced_scope(name: str) -> Any:
+    return tf.name_scope(f"{name}/")  # the slash: a node that is traced again has the same scope
 
 
 def _layout(rank: int) -> Layout:

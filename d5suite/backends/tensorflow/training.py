@@ -6,6 +6,7 @@ Imports TensorFlow, NumPy, `d5suite.levels` and this adapter's `network` and `op
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from d5suite.backends.tensorflow.network import Executor
 from d5suite.backends.tensorflow.operators.context import native_device
 from d5suite.levels import training as levels
 from d5suite.levels.network import Arrays, Native
+from d5suite.levels.profile import OPTIMIZER
 from d5suite.levels.training import LEARNING_RATE, LOSS_SCALE, STEPS, UNSCALED_STEPS
 from d5suite.optimizers.settings import LOSS_SCALING, SGD, Adagrad, Adam, AdamW, Optimizer, RMSProp
 
@@ -72,8 +74,11 @@ class Trainer(levels.Trainer):
         self._steps += 1
 
     def _update_given(self, gradients: list[Any]) -> None:
-        with tf.device(native_device(self.executor.device)):
+        with self._scope(), tf.device(native_device(self.executor.device)):
             self._apply(self._clipped(gradients))
+
+    def _scope(self) -> AbstractContextManager[Any]:
+        return self.executor.scope(OPTIMIZER)
 
     def stepping(self, change: Callable[[list[Any]], list[Any]]) -> Callable[[Native], Any]:
         """Return a compiled step on one batch that changes the mean gradients before they are used.
@@ -83,8 +88,9 @@ class Trainer(levels.Trainer):
 
         def update(inputs: list[Any]) -> Any:
             loss, gradients = self.executor.loss_and_gradients(inputs)
-            with tf.device(native_device(self.executor.device)):
-                self._apply(self._clipped(change(gradients)))
+            changed = change(gradients)
+            with self._scope(), tf.device(native_device(self.executor.device)):
+                self._apply(self._clipped(changed))
             return loss
 
         compiled = self.executor.compiled(update)
@@ -107,7 +113,7 @@ class Trainer(levels.Trainer):
         if more:
             loss = loss / (1 + len(more))
             gradients = [gradient / (1 + len(more)) for gradient in gradients]
-        with tf.device(native_device(self.executor.device)):
+        with self._scope(), tf.device(native_device(self.executor.device)):
             if self._scales:
                 self._apply_if_finite([gradient / scale for gradient in gradients], scale)
             else:

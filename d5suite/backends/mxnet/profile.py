@@ -1,0 +1,163 @@
+"""Layer times on MXNet: its engine's profiler, while a cached graph runs operator by operator.
+
+MXNet's profiler knows an operator's type, and a cached graph runs as a few events of many
+operators. So the graph is built again for the profile, with memory as before but without
+bulks: then MXNet calls back after each operator, with its name, and the callback waits for it.
+Imports MXNet, `d5suite.levels` and the adapter's `network` and `runtime`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from d5suite.backends.mxnet.network import Executor
+from d5suite.backends.mxnet.runtime import mx
+from d5suite.levels.attribution import Interval, Owner, divided, labelled
+from d5suite.levels.profile import OPTIMIZER, OTHER_OPERATORS, Profile
+from d5suite.levels.training import Trainer
+
+_METHOD = (
+    "MXNet's engine profiler: wall time of each operator of the cached graph, in the memory of the mode, one by one "
+    "and without bulks"
+)
+_OPERATOR_BY_OPERATOR = (
+    "MXNet's engine profiler: wall time of each operator of the same block as a cached graph that runs operator by "
+    "operator, because MXNet names no operators outside of graphs"
+)
+
+_NO_OPERATORS = ("DeleteVariable", "SetValueOp", "CopyCPU2CPU", "ResourceParallelRandomSetSeed")
+"""The engine's own events."""
+
+
+class _Call(NamedTuple):
+    """An operator that has finished: its name, its type and when, in microseconds since 1970."""
+
+    name: str
+    op_type: str
+    until: float
+
+
+def profile(
+    executor: Executor, step: Callable[[], None], steps: int, folder: Path, trainer: Trainer | None = None
+) -> Profile:
+    """Return where the time of some steps went; see `d5suite.levels.profile`."""
+    path = folder / "profile.json"
+    mx.profiler.set_config(
+        profile_symbolic=True,
+        profile_imperative=True,
+        profile_memory=False,
+        profile_api=False,
+        continuous_dump=False,  # by a thread, which MXNet starts once
+        filename=str(path),
+    )
+    with _operator_by_operator(executor) as calls:
+        step()
+        calls.clear()
+        mx.profiler.set_state("run")
+        begin = time.perf_counter()
+        for _ in range(steps):
+            step()
+        seconds = (time.perf_counter() - begin) / steps
+        mx.profiler.set_state("stop")
+        parts = {name: inner for block in executor.blocks for name, inner in _fused(block).items()}
+    mx.profiler.dump(finished=True)
+    intervals, owners, lost = _joined(_events(path), calls, parts, trained=trainer is not None)
+    layers, other = divided(executor.network, intervals, owners, steps)
+    method = _OPERATOR_BY_OPERATOR if executor.mode == "imperative" else _METHOD
+    return Profile(layers, other, seconds, method, lost)
+
+
+@contextmanager
+def _operator_by_operator(executor: Executor) -> Iterator[list[_Call]]:
+    """Run the executor's graphs without bulks; yield the list of operators that have finished."""
+    calls: list[_Call] = []
+
+    def finished(name: bytes, op_type: bytes, _: Any) -> None:
+        mx.nd.waitall()
+        calls.append(_Call(name.decode(), op_type.decode(), time.time() * 1e6))
+
+    blocks = executor.blocks
+    before = [(block._active, block._flags, block._backend) for block in blocks]
+    for block, (_, flags, backend) in zip(blocks, before, strict=True):
+        static = dict(flags).get("static_alloc", False)
+        block.hybridize(backend=backend, static_alloc=static, forward_bulk_size=0, backward_bulk_size=0)
+        block.register_op_hook(finished)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that hooks do not see all of a graph of static shapes: it has none
+            yield calls
+    finally:
+        for block, (active, flags, backend) in zip(blocks, before, strict=True):
+            block._callback = None
+            block._active, block._flags, block._backend = active, flags, backend
+            block._clear_cached_op()
+
+
+def _events(path: Path) -> list[Interval]:
+    """Return the engine's runs of operators, in microseconds since 1970, in order."""
+    begun: dict[tuple[Any, str], list[float]] = {}
+    found = []
+    text = path.read_text(encoding="utf-8")
+    for event in json.loads(re.sub(r"\[\s*,", "[", text, count=1))["traceEvents"]:  # so begins any but the first
+        if event.get("cat") != "operator" or event["name"] in _NO_OPERATORS:
+            continue
+        key = event["tid"], event["name"]
+        if event["ph"] == "B":
+            begun.setdefault(key, []).append(event["ts"])
+        elif begun.get(key):
+            found.append(Interval(begun[key].pop(), event["ts"], event["name"]))
+    return sorted(found)
+
+
+def _fused(block: Any) -> dict[str, str]:
+    """Return the names of the operators that oneDNN's fused operators of a block are made of."""
+    if not block._cached_graph:
+        return {}
+    nodes = json.loads(block._cached_graph[1].tojson())["nodes"]
+    return {
+        node["name"]: " ".join(inner["name"] for part in node["subgraphs"] for inner in part["nodes"])
+        for node in nodes
+        if node.get("subgraphs")
+    }
+
+
+def _joined(
+    events: list[Interval], calls: list[_Call], parts: Mapping[str, str], *, trained: bool
+) -> tuple[list[Interval], dict[str, Owner], int]:
+    """Give each event the name of the operator that had finished after it.
+
+    Returns
+    -------
+    intervals : list of Interval
+        In nanoseconds.
+    owners : dict of str to Owner
+    lost : int
+        Operators without an event.
+    """
+    intervals, owners, lost = [], {}, 0
+    waiting = iter(events)
+    event = next(waiting, None)
+    last = ""
+    for call in calls:
+        own = False
+        while event is not None and event.end <= call.until:
+            own = own or event.what == call.op_type
+            intervals.append(event._replace(what=call.name if event.what == call.op_type else f" {event.what}"))
+            event = next(waiting, None)
+        lost += not own and call.name.rpartition("_")[0] != last  # several outputs of one operator
+        last = call.name.rpartition("_")[0]
+    while event is not None:
+        intervals.append(event._replace(what=f" {event.what}"))
+        event = next(waiting, None)
+    for each in intervals:
+        nodes = tuple(sorted(set(labelled(parts.get(each.what.rpartition("_")[0], each.what)))))
+        update = trained and not each.what.startswith(" _backward")
+        owners[each.what] = Owner(nodes, "_backward_" in each.what, OPTIMIZER if update else OTHER_OPERATORS)
+    return [Interval(each.start * 1e3, each.end * 1e3, each.what) for each in intervals], owners, lost

@@ -1,0 +1,132 @@
+"""From a profiler's intervals to the times of nodes; what adapters' ``profile`` modules share.
+
+Executors trace each node in a scope called `label`, profilers report intervals with the scopes of
+what ran, and `divided` makes layer times of them. Imports the standard library and
+`d5suite.levels.profile`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from d5suite.levels.profile import OTHER_OPERATORS, LayerTime, shared_seconds
+
+if TYPE_CHECKING:
+    from d5suite.network import Network
+
+_LABEL = re.compile(r"d5node(\d+)(?![0-9])")
+
+_NANOSECONDS = 1e-9
+
+
+def label(index: int) -> str:
+    """Return the scope of a node by its index in `Network.nodes`, valid in every framework."""
+    return f"d5node{index}"
+
+
+def labels(network: Network) -> dict[str, str]:
+    """Return the scope of every node by its name."""
+    return {node.name: label(index) for index, node in enumerate(network.nodes)}
+
+
+def labelled(text: str) -> list[int]:
+    """Return the indices of the nodes whose scopes a name contains, outermost first."""
+    return [int(found) for found in _LABEL.findall(text)]
+
+
+class Owner(NamedTuple):
+    """Whose time an interval is.
+
+    Attributes
+    ----------
+    nodes : tuple of int
+        Indices of nodes in order; empty if no node owns it.
+    backward : bool
+        Whether any part belongs to the backward pass.
+    other : str
+        Key in `Profile.other`, if no node owns it.
+    """
+
+    nodes: tuple[int, ...] = ()
+    backward: bool = False
+    other: str = OTHER_OPERATORS
+
+
+class Interval(NamedTuple):
+    """One run of something on one thread, in nanoseconds."""
+
+    start: float
+    end: float
+    what: str
+
+
+def innermost(intervals: Iterable[Interval]) -> list[Interval]:
+    """Return the parts of one thread's nested intervals in which no inner interval runs.
+
+    Parameters
+    ----------
+    intervals : iterable of Interval
+        Of one thread: of any two, one contains the other, or they do not overlap.
+    """
+    parts: list[Interval] = []
+    stack: list[Interval] = []
+    now = 0.0
+
+    def until(end: float) -> None:
+        nonlocal now
+        if stack and end > now:
+            parts.append(Interval(now, end, stack[-1].what))
+        now = max(now, end)
+
+    for each in sorted(intervals, key=lambda one: (one.start, -one.end)):
+        while stack and stack[-1].end <= each.start:
+            until(stack[-1].end)
+            stack.pop()
+        until(each.start)
+        stack.append(each)
+    while stack:
+        until(stack[-1].end)
+        stack.pop()
+    return parts
+
+
+def divided(
+    network: Network, intervals: Sequence[Interval], owners: Mapping[str, Owner], steps: int
+) -> tuple[tuple[LayerTime, ...], dict[str, float]]:
+    """Return `Profile.layers` and `Profile.other` of the intervals of some steps.
+
+    Parameters
+    ----------
+    network : Network
+    intervals : sequence of Interval
+        Of all threads; parts of nested ones come from `innermost`.
+    owners : mapping of str to Owner
+        By `Interval.what`; an interval without owner is left out.
+    steps : int
+        The number of steps.
+    """
+    kept = [each for each in intervals if each.what in owners]
+    names = {f"{owner.nodes}{owner.backward}{owner.other}": owner for owner in owners.values()}
+    keys = {what: f"{owner.nodes}{owner.backward}{owner.other}" for what, owner in owners.items()}
+    seconds = shared_seconds((one.start * _NANOSECONDS, one.end * _NANOSECONDS, keys[one.what]) for one in kept)
+    calls: dict[str, int] = defaultdict(int)
+    for each in kept:
+        calls[keys[each.what]] += 1
+    layers, other = [], {}
+    for key in sorted(seconds, key=lambda key: (names[key].backward, names[key])):
+        owner = names[key]
+        if owner.nodes:
+            layers.append(
+                LayerTime(
+                    tuple(network.nodes[index].name for index in owner.nodes),
+                    "backward" if owner.backward else "forward",
+                    seconds[key] / steps,
+                    calls[key] / steps,
+                )
+            )
+        else:
+            other[owner.other] = seconds[key] / steps
+    return tuple(layers), other
