@@ -128,8 +128,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--passes",
         metavar="NAME[,…]",
-        help="passes over each step besides time, which is always taken: memory, energy, a plug-in's, or the path of a "
-        "Python file that defines some (default: memory,energy)",
+        help="passes over each step besides time, which is always taken: memory, energy, layers, a plug-in's, or the "
+        "path of a Python file that defines some (default: memory,energy)",
     )
     group.addoption("--wrap", metavar="CMD", help="command to run each worker under, such as 'perf stat -d'")
     group.addoption("--jobs", type=Path, metavar="DIR", help="folder for job files (default: .d5suite/jobs)")
