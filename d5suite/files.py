@@ -408,7 +408,7 @@ def read_json(path: Path, *, nan: bool = False) -> Any:
                 what = f"{facts.st_size:,} bytes are more than the {LARGEST_JSON:,} that are read"
                 raise JobError(what, where=str(path))
             return json.loads(
-                file.read().decode(),
+                file.read().decode("utf-8-sig"),
                 parse_constant=lambda text: math.nan if nan and text == "NaN" else _number(text),
                 parse_float=_number,
                 parse_int=_number,

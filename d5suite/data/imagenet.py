@@ -253,7 +253,7 @@ def read_mapping(file: Path) -> dict[str, str]:
     names: dict[str, str] = {}
     if not file.exists():
         return names
-    with reading.naming_errors(file), open(file, encoding="utf-8") as lines:
+    with reading.naming_errors(file), open(file, encoding="utf-8-sig") as lines:
         for number, line in enumerate(lines, start=1):
             wnid, _, name = line.strip().partition(" ")
             if wnid and names.setdefault(wnid, name.strip()) != name.strip():
@@ -270,7 +270,7 @@ def _read_val_labels(file: Path) -> dict[str, tuple[str, int]]:
             hint="Copy it from the ILSVRC2012 CLS-LOC archive, or sort the images into val/<wnid>/.",
         )
     row_of: dict[str, tuple[str, int]] = {}
-    with reading.naming_errors(file), open(file, encoding="utf-8", newline="") as lines:
+    with reading.naming_errors(file), open(file, encoding="utf-8-sig", newline="") as lines:
         rows = csv.reader(lines)
         if next(rows, None) != ["ImageId", "PredictionString"]:
             raise DataError("the first line is not 'ImageId,PredictionString'", where=str(file))

@@ -29,6 +29,7 @@ rows for 9 million images, and a dense array would need 500 GB. May import NumPy
 
 from __future__ import annotations
 
+import codecs
 import csv
 import itertools
 import os
@@ -238,7 +239,7 @@ def _read_descriptions(file: Path) -> dict[str, str]:
     if not file.exists():
         raise DataError("the file with the names of the labels is missing", where=str(file), hint=_MAKE_ONE)
     names: dict[str, str] = {}
-    with reading.naming_errors(file), open(file, encoding="utf-8", newline="") as lines:
+    with reading.naming_errors(file), open(file, encoding="utf-8-sig", newline="") as lines:
         rows = csv.reader(lines)
         for row in rows:
             if rows.line_num == 1 and row == _DESCRIPTIONS_HEADER:
@@ -253,7 +254,7 @@ def _read_descriptions(file: Path) -> dict[str, str]:
 
 def _read_trainable(file: Path, described: Mapping[str, str]) -> list[str]:
     names: dict[str, None] = {}
-    with reading.naming_errors(file), open(file, encoding="utf-8") as lines:
+    with reading.naming_errors(file), open(file, encoding="utf-8-sig") as lines:
         for number, line in enumerate(lines, start=1):
             name = line.strip()
             if name in names:
@@ -271,7 +272,7 @@ def _pieces(file: Path) -> Iterator[tuple[int, list[list[str]]]]:
     """Yield pieces of a label file: the first line's number (from 1), and the four columns."""
     header = ",".join(LABELS_HEADER)
     with reading.naming_errors(file), open(file, "rb") as content:
-        if content.readline(_BYTES_AT_ONCE).rstrip(b"\r\n") != header.encode():
+        if content.readline(_BYTES_AT_ONCE).removeprefix(codecs.BOM_UTF8).rstrip(b"\r\n") != header.encode():
             raise DataError(f"the first line is not '{header}'", where=str(file))
         line = 2
         while piece := content.read(_BYTES_AT_ONCE) + content.readline(_BYTES_AT_ONCE):

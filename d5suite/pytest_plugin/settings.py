@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import os
+import shlex
 import sys
 from collections.abc import Collection
 from dataclasses import replace
@@ -251,7 +253,8 @@ def memory_of(text: str) -> int:
 
 def benchmark_options(config: pytest.Config) -> dict[str, str]:
     """Return the user's pytest-benchmark options by name."""
-    arguments = (*config.invocation_params.args, *config.getini("addopts"))
+    variable = shlex.split(os.environ.get("PYTEST_ADDOPTS", ""))
+    arguments = (*config.invocation_params.args, *config.getini("addopts"), *variable)
     pairs = (str(argument).partition("=") for argument in arguments if str(argument).startswith("--benchmark-"))
     return {name: value for name, _, value in pairs}
 

@@ -15,12 +15,19 @@ LAST_LINES = 12
 GIT_S = 120.0
 """Time limit of git in seconds."""
 
+REPOSITORY_VARIABLES = (
+    "GIT_ALTERNATE_OBJECT_DIRECTORIES", "GIT_COMMON_DIR", "GIT_DIR", "GIT_GRAFT_FILE", "GIT_IMPLICIT_WORK_TREE",
+    "GIT_INDEX_FILE", "GIT_INTERNAL_SUPER_PREFIX", "GIT_NO_REPLACE_OBJECTS", "GIT_OBJECT_DIRECTORY", "GIT_PREFIX",
+    "GIT_REPLACE_REF_BASE", "GIT_SHALLOW_FILE", "GIT_WORK_TREE",
+)  # fmt: skip
+"""Variables that name a repository: ``git rev-parse --local-env-vars``, without configuration."""
+
 
 def run_tool(
     command: Sequence[str],
     where: str,
     limit_s: float,
-    environment: Mapping[str, str] | None = None,
+    environment: Mapping[str, str | None] | None = None,
     folder: Path | None = None,
     failed: str = "",
 ) -> str:
@@ -33,8 +40,8 @@ def run_tool(
         What it concerns, for messages.
     limit_s : float
         Time limit in seconds.
-    environment : mapping of str to str, optional
-        Additional environment variables.
+    environment : mapping of str to str or None, optional
+        Additional environment variables; None removes one.
     folder : Path, optional
         Working directory.
     failed : str, optional
@@ -46,10 +53,11 @@ def run_tool(
         If it fails; the last lines of its output say why.
     """
     what = failed or f"{' '.join(command[:4])} failed"
+    whole = {**os.environ, **(environment or {})}
     try:
         done = subprocess.run(
-            command, env={**os.environ, **(environment or {})}, cwd=folder, stdin=subprocess.DEVNULL,
-            capture_output=True, timeout=limit_s,
+            command, env={name: value for name, value in whole.items() if value is not None}, cwd=folder,
+            stdin=subprocess.DEVNULL, capture_output=True, timeout=limit_s,
         )  # fmt: skip
     except subprocess.TimeoutExpired:
         raise ConfigurationError(f"{what}: it took longer than {limit_s:g} s", where=where) from None
@@ -65,12 +73,15 @@ def run_tool(
 def git(where: str, *arguments: str, folder: Path | None = None, environment: Mapping[str, str] | None = None) -> str:
     """Run git in a folder, by default the current one, and return its stripped output.
 
+    A hook's variables, which name the repository that it runs in, do not count.
+
     Raises
     ------
     ConfigurationError
         As `run_tool`.
     """
-    return run_tool(["git", *arguments], where, GIT_S, environment, folder).strip()
+    own: dict[str, str | None] = {**dict.fromkeys(REPOSITORY_VARIABLES), **(environment or {})}
+    return run_tool(["git", *arguments], where, GIT_S, own, folder).strip()
 
 
 def commit_of(revision: str, where: str, folder: Path | None = None) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import os
 import shutil
 import socket
@@ -60,6 +61,16 @@ def test_flat_val_takes_its_labels_from_the_solution_file(tree: Path) -> None:
     dataset = ImageNet(tree, "val")
     assert [path.name[-6] for path in dataset.paths] == ["1", "2", "3"]
     assert dataset.labels.tolist() == [1, 0, 2]
+
+
+def test_lists_may_begin_with_a_byte_order_mark(tree: Path) -> None:
+    """Excel and PowerShell write one."""
+    for name in ("LOC_synset_mapping.txt", "LOC_val_solution.csv"):
+        (file,) = tree.rglob(name)
+        file.write_bytes(codecs.BOM_UTF8 + file.read_bytes())
+    dataset = ImageNet(tree, "val")
+    assert dataset.labels.tolist() == [1, 0, 2]
+    assert dataset.class_names["n01440764"] == "tench, Tinca tinca"
 
 
 def test_val_with_class_folders(tree: Path) -> None:

@@ -297,6 +297,13 @@ def test_what_can_only_be_seen_with_the_tests_still_ends_the_run_before_anything
     assert message in done.stderr and "Traceback" not in done.stderr
 
 
+def test_options_in_the_environment_count(run_pytest: Run, recipe_folder: Path) -> None:
+    variable = {"PYTEST_ADDOPTS": "--benchmark-max-time=nan"}
+    done = run_pytest(str(recipe_folder), "--backend", "faulty", "-k", "inference", environment=variable)
+    assert done.returncode == 4
+    assert "max_time_s: nan is not seconds, 0 or more" in done.stderr
+
+
 needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="measured with PyTorch")
 
 
