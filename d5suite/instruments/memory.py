@@ -106,6 +106,33 @@ def peak_memory(
     return _sampled_peak(function)
 
 
+def watch_peak(
+    device_peak: tuple[Callable[[], None], Callable[[], int]] | None = None,
+) -> Callable[[], int] | None:
+    """Begin to watch the peak memory, at no cost to what runs.
+
+    Parameters
+    ----------
+    device_peak : (reset, read), optional
+        See `peak_memory`.
+
+    Returns
+    -------
+    callable or None
+        Returns the bytes by which the peak since has exceeded the memory now in use. None where
+        neither the kernel nor a device's allocator tracks a peak.
+    """
+    if device_peak is not None:
+        reset, read = device_peak
+        reset()
+    elif _reset_kernel_peak():
+        read = _kernel_peak_bytes
+    else:
+        return None
+    start = int(read())
+    return lambda: int(read()) - start
+
+
 def gpu_memory(function: Callable[[], T], name: str = "") -> tuple[T, dict[str, Any]]:
     """Call the function once, and report the first visible GPU's memory as the driver counts it.
 

@@ -34,6 +34,7 @@ from __future__ import annotations
 
 import importlib
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING
@@ -82,6 +83,20 @@ class Backend(Description):
                 f"mode {self.name}:{mode} is not what it is called: {problem}",
                 hint="Unset the variable, or measure another mode (`d5suite backends` lists them).",
             )
+
+    def check_version(self, versions: Mapping[str, str]) -> None:
+        """Raise `ContractError` if the framework's version is not that of its installed package.
+
+        A package's metadata may lack the local part, such as ``+cpu``.
+
+        Parameters
+        ----------
+        versions : mapping of str to str
+            What the adapter's ``runtime.versions`` returned.
+        """
+        installed, said = self.version(), versions.get(self.name)
+        if installed and said and installed.partition("+")[0] != said.partition("+")[0]:
+            raise ContractError(self.name, "runtime.versions", f"it says {said}, and {installed} is installed")
 
     def load(self, module: str, mode: str | None = None) -> ModuleType:
         """Import a module of the adapter, and the framework with it.

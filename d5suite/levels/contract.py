@@ -33,6 +33,7 @@ CLAUSES: Mapping[str, str] = {
     "UnsupportedOperatorError before anything runs",
     # The process: ``runtime``
     "runtime.seed": "equal seeds give equal random numbers, and different seeds different ones",
+    "runtime.versions": "the framework's version is that of its installed package",
     "runtime.threads": "at any time, no more threads run than runtime.configure allows, child processes included",
     # Level 0, a single operator: ``operators``
     "operator.class": "operators.Operator is a d5suite.levels.operator.Operator",
@@ -74,6 +75,7 @@ CLAUSES: Mapping[str, str] = {
     "it, as copies, draws the same numbers",
     "executor.inference": "forward changes no parameter and no running statistic",
     "executor.synchronize": "synchronize returns only after all issued work has finished",
+    "executor.memory": "calls take no memory that the first two calls did not",
     "executor.quiet": "running a network prints nothing",
     "gradient.meaning": "the gradient is the derivative of the mean loss over the batch",
     "profile.nodes": "profile gives times to nodes of the network only, to several together where they ran as one, and "

@@ -67,8 +67,11 @@ class Step:
         Images or calls per step.
     macs : int or None
         Multiply-accumulates of one forward pass of the batch; None where no network runs.
+    built_s : float
+        Seconds that building the native code took. A framework may compile then, or in the first
+        call.
     first_call_s : float or None
-        Duration of the very first call, with compilation; None before it.
+        Duration of building and of the very first call, with compilation; None before it.
     memory : mapping
         The step's peak memory after the pass ``memory``, if that was taken.
     events : EventLog or None
@@ -81,6 +84,7 @@ class Step:
 
     items: int = 1
     macs: int | None = None
+    built_s: float = 0.0
     first_call_s: float | None = None
     memory: Mapping[str, Any] = {}
     events: EventLog | None = None
@@ -126,7 +130,7 @@ class Step:
             start = now()
             self.run()
             self.synchronize()
-            self.first_call_s = now() - start
+            self.first_call_s = self.built_s + now() - start
 
     def reset(self) -> None:
         """Undo what runs of the step have changed, such as parameters."""
@@ -147,6 +151,10 @@ class Step:
             flush=self.flush,
         )
         return samples if self.first_call_s is None else replace(samples, first_call_s=self.first_call_s)
+
+    def kept_bytes(self) -> int:
+        """Return about how many bytes of inputs and answers the samples have kept."""
+        return 0
 
     def record(self, samples: Samples) -> dict[str, Any]:
         """Return the measurement's part of the record, as in `Measurement.schema`; JSON-able."""

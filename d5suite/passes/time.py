@@ -9,10 +9,15 @@ from typing import Any
 from d5suite.errors import JobError
 from d5suite.instruments.events import EventLog, TwoClocks
 from d5suite.instruments.machine import disturbance, snapshot
+from d5suite.instruments.memory import watch_peak
 from d5suite.instruments.sampling import Samples
 from d5suite.measurements.base import Step, check_waits
 from d5suite.passes.base import Pass, PreparedStep
 from d5suite.validate.check import Check
+
+LATER_BYTES = 256 * 2**20
+"""Bytes, or half of what the first calls took if that is more, by which memory may grow beyond that
+while samples are taken: pools grow, and no garbage is collected."""
 
 
 class Time(Pass):
@@ -24,12 +29,16 @@ class Time(Pass):
         Once they are taken.
     clocks : TwoClocks or None
         The samples on both clocks; None if the step did not use the device's.
+    grown, expected : int
+        Bytes by which the peak memory grew while samples were taken, and may grow; both 0 where
+        that is not known.
     """
 
     name = "time"
     disturbs = False
     samples: Samples
     clocks: TwoClocks | None
+    grown = expected = 0
 
     def take(self, prepared: PreparedStep) -> dict[str, Any]:
         """Sample the step.
@@ -50,7 +59,12 @@ class Time(Pass):
         sensors = workload.sensors()
         with step:
             before = snapshot(gpu=on_gpu, sensors=sensors)
+            known = {"peak_bytes", "baseline_bytes"} <= step.memory.keys()
+            grown = watch_peak(workload.device_peak()) if known else None
             self.samples = step.time(settings)
+            if grown is not None:
+                first = step.memory["peak_bytes"] - step.memory["baseline_bytes"]
+                self.grown, self.expected = grown(), first + max(LATER_BYTES, first // 2) + step.kept_bytes()
             after = snapshot(gpu=on_gpu, sensors=sensors)
             machine = disturbance(before, after, own_pids=[os.getppid()], threads=workload.job.threads)
             self.clocks = _both_clocks(step, self.samples)
@@ -65,9 +79,13 @@ class Time(Pass):
         return part
 
     def check(self) -> Iterator[Check]:
-        """Check that the host's clock stopped after the device had finished."""
+        """Check that the host's clock stopped after the device had finished, and the memory."""
         if self.clocks is not None:
             yield check_waits(self.clocks)
+        if self.expected:
+            text = f"{self.grown / 2**20:.0f} MiB more while timed, {self.expected / 2**20:.0f} MiB expected at most"
+            more = float(self.grown > self.expected)
+            yield Check("memory taken after the first calls, whose peak is recorded", more, 0.0, text)
 
     @classmethod
     def record(cls, part: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,8 +2,10 @@
 
 ``python -m d5suite.testing.probe BACKEND[:MODE] DEVICE THREADS SEED [losses]`` prints one JSON
 object: the ``precision``; the ``losses`` of a network with Dropout; and ``windows`` of time in
-heavy forward passes, with the processors that the process and its children used and wanted. Losses
-or windows are null if the backend lacks what they need, and windows with the argument ``losses``.
+heavy forward passes and ``gradient_windows`` in heavy backward ones, with the processors that the
+process and its children used and wanted, and how many times as much they ran as their busiest
+thread. Losses or windows are null if the backend lacks what they need, and windows with the
+argument ``losses``.
 """
 
 from __future__ import annotations
@@ -38,16 +40,23 @@ than one processor look like one thread."""
 LOSSES = "losses"
 """Argument for the losses only."""
 
+LEAST = 0.05
+"""Processors that must have been used for one thread's part to count."""
+
 Window = Sequence[float]
-"""Processors used and wanted, on average."""
+"""Processors used and wanted, on average; and time run by all threads over that by the busiest."""
 
 
 def verdict(windows: Sequence[Window]) -> bool | None:
-    """Return True if windows prove that one thread works, False if more do, else None."""
-    telling = [wanted for used, wanted in windows if used >= GIVEN]
-    if any(wanted <= WORKING for wanted in telling):
+    """Return True if windows prove that one thread works, False if more do, else None.
+
+    Where nearly all was run by one thread, that holds however little the machine gave it.
+    """
+    telling = [wanted for used, wanted, *_ in windows if used >= GIVEN]
+    alone = any(used >= LEAST and parts <= WORKING for used, _, *rest in windows for parts in rest)
+    if alone or any(wanted <= WORKING for wanted in telling):
         return True
-    demands = telling if len(telling) > 1 else [wanted for _, wanted in windows]
+    demands = telling if len(telling) > 1 else [wanted for _, wanted, *_ in windows]
     return False if len(demands) > 1 and min(demands) > WORKING else None
 
 
@@ -61,7 +70,7 @@ def main(arguments: list[str]) -> None:
     backend = selection.backend
     backend.load("runtime", selection.mode).configure(threads=threads, seed=seed, device=device)
     precision = "fp32" if "fp32" in backend.precisions else backend.precisions[0]
-    found: dict[str, object] = {"precision": precision, "losses": None, "windows": None}
+    found: dict[str, object] = dict.fromkeys(("losses", "windows", "gradient_windows")) | {"precision": precision}
 
     def has(network: Network) -> bool:
         return {node.op_type for node in network.nodes} <= backend.operators
@@ -80,24 +89,43 @@ def main(arguments: list[str]) -> None:
                 for thread in os.listdir(f"/proc/{process.pid}/task"):
                     os.sched_setaffinity(int(thread), range(os.cpu_count() or 1))
         executor = backend.executor(network, mode=selection.mode, device=device, precision=precision)
-        images, _ = random_batch(network, 8)
-        feed = executor.feed({"image": images})
-        work = lambda: executor.fetch(executor.forward(feed))  # noqa: E731  which waits; synchronize may not
-        work()
-        windows: list[Window] = []
-        while len(windows) < WINDOWS and verdict(windows) is None:
-            windows.append(_window(work))
-        found["windows"] = windows
+        batch = random_batch(network, 8)
+        feed = executor.feed({"image": batch[0]})
+        found["windows"] = _windows(lambda: executor.fetch(executor.forward(feed)))  # fetch waits; synchronize may not
+        if "gradient" not in backend.absent:
+            whole = fed(executor, batch)
+            found["gradient_windows"] = _windows(lambda: executor.fetch(executor.forward_backward(whole)))
     print(json.dumps(found))
 
 
+def _windows(work: Callable[[], Any]) -> list[Window]:
+    work()
+    windows: list[Window] = []
+    while len(windows) < WINDOWS and verdict(windows) is None:
+        windows.append(_window(work))
+    return windows
+
+
 def _window(work: Callable[[], Any]) -> Window:
-    start, (ran, waited) = time.perf_counter(), _times()
+    start, (ran, waited), threads = time.perf_counter(), _times(), _by_thread()
     while time.perf_counter() - start < DURATION_S:
         work()
     now, wall = _times(), time.perf_counter() - start
     used = (now[0] - ran) / wall
-    return used, used + (now[1] - waited) / wall
+    window = (used, used + (now[1] - waited) / wall)
+    own = [each - threads.get(thread, 0.0) for thread, each in _by_thread().items()]
+    busiest = max(own, default=0.0)
+    return (*window, max(now[0] - ran, sum(own)) / busiest) if busiest > 0 else window
+
+
+def _by_thread() -> dict[str, float]:
+    """Return the seconds that each thread of this process and its children has run (Linux)."""
+    found = {}
+    for process in _family():
+        for path in Path(f"/proc/{process.pid}/task").glob("*/schedstat"):
+            with suppress(OSError):
+                found[path.parent.name] = int(path.read_text().split()[0]) / 1e9
+    return found
 
 
 def _family() -> list[psutil.Process]:

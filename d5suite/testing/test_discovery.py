@@ -151,6 +151,7 @@ def test_the_runtime_describes_itself(subject: Subject) -> None:
     device, modules = subject.device, "backend.modules"
     problem, memory = runtime.device_problem(device), runtime.device_memory(device)
     subject.hold(modules, bool(runtime.versions()), "runtime.versions is empty")
+    subject.backend.check_version(runtime.versions())
     subject.hold(modules, problem is None, f"runtime.device_problem({device!r}) is {problem!r}")
     subject.hold(modules, bool(runtime.device_name(device)), f"runtime.device_name({device!r}) is empty")
     callables = memory is None or all(callable(each) for each in memory)

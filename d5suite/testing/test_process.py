@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from d5suite.errors import BackendError
+from d5suite.instruments.memory import watch_peak
 from d5suite.levels.network import Native
 from d5suite.optimizers.settings import SGD
 from d5suite.testing.networks import classifier, dropping, heavy, random_batch
@@ -21,6 +22,11 @@ from d5suite.testing.waiting import elapsed, lasting, require_waiting
 
 FEWEST, MOST = 1, 2048
 """Images per step whose work `synchronize` waits for; a fast device needs many."""
+
+LATER_CALLS = 6
+
+LATER_MIB = 128
+"""MiB that may be taken after the first two calls of a network that needs about 20."""
 
 
 @lru_cache
@@ -50,16 +56,44 @@ def test_a_seed_decides_the_random_numbers(subject: Subject) -> None:
     subject.hold("runtime.seed", subject.apart(other, first, precision), "two seeds give the same numbers")
 
 
-def test_the_thread_budget_is_obeyed(subject: Subject) -> None:
+@pytest.mark.parametrize("kind", ["inference", "gradients"])
+def test_the_thread_budget_is_obeyed(subject: Subject, kind: str) -> None:
     if subject.device != "cpu":
         pytest.skip("threads are counted on the CPU")
-    subject.require(heavy())
-    windows = [window for seed in (3, 4) for window in _seeded(subject, seed)["windows"]]
-    obeyed, wanted = verdict(windows), max(wanted for _, wanted in windows)
+    subject.require(heavy(), gradient=kind == "gradients")
+    key = "windows" if kind == "inference" else "gradient_windows"
+    windows = [window for seed in (3, 4) for window in _seeded(subject, seed)[key]]
+    obeyed, wanted = verdict(windows), max(wanted for _, wanted, *_ in windows)
     if obeyed is None:
-        used = min(used for used, _ in windows)
+        used = min(used for used, *_ in windows)
         pytest.skip(f"proves nothing: the machine gave the process {used:.2f} processors; it takes {GIVEN} to tell")
     subject.hold("runtime.threads", obeyed, f"{wanted:.2f} threads work, not 1")
+
+
+def test_later_calls_take_no_more_memory(subject: Subject) -> None:
+    """A recipe records the peak of the first calls."""
+    network = heavy()
+    subject.require(network)
+    executor = subject.executor(network, _timed(subject))
+    gradient = "gradient" not in subject.backend.absent
+    images, labels = random_batch(network)
+    feed = executor.feed({"image": images, **({"label": labels} if gradient else {})})
+    calls: list[Callable[[Native], Native]] = [executor.forward, *([executor.forward_backward] if gradient else [])]
+    peak = subject.backend.load("runtime", subject.mode).device_memory(subject.device)
+    for call in calls:
+
+        def make(count: int, call: Callable[[Native], Native] = call) -> None:
+            for _ in range(count):
+                executor.fetch(call(feed))
+
+        make(2)
+        grown = watch_peak(peak)
+        if grown is None:
+            pytest.skip("this system tracks no peak of a process's memory")
+        make(LATER_CALLS)
+        more = grown() / 2**20
+        text = f"{call.__name__}: {more:.0f} MiB more in {LATER_CALLS} calls after the first two"
+        subject.hold("executor.memory", more <= LATER_MIB, text)
 
 
 @pytest.mark.parametrize("kind", ["inference", "gradients", "updates"])

@@ -161,6 +161,7 @@ def _workloads(
     if problem:
         raise JobError(f"backend {backend.name!r} cannot use device {job.device!r}: {problem}")
     versions = runtime.versions()
+    backend.check_version(versions)
     result = writer.result
     result.backend = {
         "name": backend.name,

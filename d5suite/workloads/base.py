@@ -88,6 +88,12 @@ class Workload(ABC):
         """Return the flush of the device's L2 cache, or None and the reason."""
         return l2_flush(self.backend, self.job.device)
 
+    def device_peak(self) -> tuple[Callable[[], None], Callable[[], int]] | None:
+        """Return functions that reset and read the device's peak memory in bytes, if it has any."""
+        found: tuple[Callable[[], None], Callable[[], int]] | None
+        found = self.backend.load("runtime").device_memory(self.job.device)
+        return found
+
     def sensors(self) -> Sensors | None:
         """Return the device's sensors, if the framework reads any."""
         return sensors(self.backend, self.job.device)

@@ -25,6 +25,7 @@ from d5suite.data.random_inputs import RandomInput, RandomSource
 from d5suite.data.sources import SOURCES, DataSource, ImageNetSource, Stream
 from d5suite.errors import JobError
 from d5suite.files import read_json, write_json
+from d5suite.instruments.clock import now
 from d5suite.instruments.threads import allowed_cpus
 from d5suite.job import Job, NetworkCase
 from d5suite.levels.network import Arrays, Executor, Native
@@ -150,6 +151,7 @@ class NetworkWorkload(Workload):
         self.reference = case.reference
         self.optimizer: Optimizer = optimizer_from_dict(case.optimizer)
         self.tolerance = self.backend.tolerances[job.precision]
+        self._built_s: dict[str, float] = {}
         self._shards: dict[tuple[int, int], list[Batch]] = {}
         self.warnings: list[str] = []
         check_workers(job.loader_workers, len(allowed_cpus()))
@@ -377,14 +379,28 @@ class NetworkWorkload(Workload):
     @cached_property
     def executor(self) -> Executor:
         """The network as it is timed. The object that is proved is the one that is timed."""
-        return self.backend.executor(
-            self.network, mode=self.selection.mode, device=self.job.device, precision=self.job.precision
+        network, start = self.network, now()
+        made = self.backend.executor(
+            network, mode=self.selection.mode, device=self.job.device, precision=self.job.precision
         )
+        self._built_s["executor"] = now() - start
+        return made
 
     @cached_property
     def trainer(self) -> Trainer:
         """The optimizer on `executor`."""
-        return self.backend.trainer(self.executor, self.optimizer)
+        executor, start = self.executor, now()
+        made = self.backend.trainer(executor, self.optimizer)
+        self._built_s["trainer"] = now() - start
+        return made
+
+    def built_s(self, *, trainer: bool = False) -> float:
+        """Return the seconds that building `executor`, and the trainer if asked, has taken.
+
+        What is not built yet is built now.
+        """
+        built = (self.executor, self.trainer) if trainer else (self.executor,)
+        return sum(self._built_s[part] for part, _ in zip(("executor", "trainer"), built, strict=False))
 
     @cached_property
     def comparable(self) -> Executor:

@@ -16,6 +16,7 @@ from d5suite.backends import Selection, discover
 from d5suite.custom import CustomOperator
 from d5suite.errors import DataError, JobError
 from d5suite.files import import_file
+from d5suite.instruments.clock import now
 from d5suite.instruments.memory import free_memory
 from d5suite.instruments.sampling import sample_kernel
 from d5suite.instruments.settings import SamplingSettings
@@ -81,6 +82,8 @@ class OperatorWorkload(Workload):
     """
 
     kind = "operation"
+    operator_s = 0.0
+    """Seconds that building `operator` took; 0 before."""
 
     def __init__(self, job: Job, case: OperationCase, selection: Selection) -> None:
         super().__init__(job, case, selection)
@@ -111,7 +114,10 @@ class OperatorWorkload(Workload):
     @cached_property
     def operator(self) -> Operator:
         """The operator as it is timed. The object that is proved is the one that is timed."""
-        return self.backend.operator(self.operation, mode=self.selection.mode, device=self.job.device)
+        start = now()
+        made = self.backend.operator(self.operation, mode=self.selection.mode, device=self.job.device)
+        self.operator_s = now() - start
+        return made
 
     @cached_property
     def exact(self) -> Operator:

@@ -220,7 +220,7 @@ def test_ranks_that_disagree_are_named_before_they_train(
     write(job, small_onnx, imagenet_tree, communicator)
     outcome = run(job)
     assert not outcome.ok and outcome.rank is not None
-    assert f"the ranks disagree on version of faulty: 1.1 on rank 1 ({HERE}), 1.0 on rank 0 ({HERE})" in outcome.reason
+    assert f"the ranks disagree on version of library: 1.1 on rank 1 ({HERE}), 1.0 on rank 0 ({HERE})" in outcome.reason
     assert not Result.load(result_path(job)).measurements
 
 

@@ -12,6 +12,8 @@ from d5suite.testing.subject import Subject
 ALONE = [[0.99, 1.0]]
 TWO = [[1.9, 1.95], [1.8, 1.9]]
 LOADED = [[0.2, 0.22], [0.19, 0.9], [0.21, 1.1]]
+LOADED_ALONE = [[0.2, 0.9, 1.02]]
+SHARING = [[0.5, 1.95, 1.9], [0.4, 2.0, 2.0]]
 LOADED_WITH_TWO = [[0.4, 1.9], [0.5, 2.0]]
 
 
@@ -20,7 +22,9 @@ LOADED_WITH_TWO = [[0.4, 1.9], [0.5, 2.0]]
     [
         pytest.param(ALONE, None, id="one thread"),
         pytest.param(LOADED + ALONE, None, id="one thread, once the machine was free"),
+        pytest.param(LOADED_ALONE, None, id="one thread on a loaded machine"),
         pytest.param(TWO, ContractError, id="two threads"),
+        pytest.param(SHARING, ContractError, id="two threads that share one processor"),
         pytest.param(LOADED_WITH_TWO, ContractError, id="two threads that wait for one another"),
         pytest.param(LOADED, pytest.skip.Exception, id="loaded machine"),
         pytest.param(LOADED + TWO, ContractError, id="two threads, once the machine was free"),
@@ -33,8 +37,8 @@ def test_a_machine_that_gives_too_little_proves_nothing_about_threads(
     monkeypatch.setattr(test_process, "_seeded", lambda _, seed: {"windows": windows if seed == 3 else []})
     subject = Subject(discover()[0]["torch"], "eager", "cpu", 1)
     if outcome is None:
-        test_process.test_the_thread_budget_is_obeyed(subject)
+        test_process.test_the_thread_budget_is_obeyed(subject, "inference")
         return
     told = r"the machine gave the process 0\.19 processors; it takes 0\.9 to tell|(1\.95|2\.00) threads work, not 1"
     with pytest.raises(outcome, match=told):
-        test_process.test_the_thread_budget_is_obeyed(subject)
+        test_process.test_the_thread_budget_is_obeyed(subject, "inference")

@@ -62,6 +62,7 @@ class DistributedStep(Step):
         self.trainers = [rank for rank, serves in enumerate(serving) if not serves]
         self.items = workload.case.batch_size * len(self.trainers)
         self.macs = workload.macs * len(self.trainers)
+        self.built_s = workload.built_s(trainer=True)
         self.times: list[list[float]] = []
         self.serving = any(serving)
         self.first_losses: list[float] = []

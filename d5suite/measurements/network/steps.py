@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
@@ -44,6 +45,11 @@ class KeptAnswers:
         self.calls += 1
         key = batch, self.calls.bit_length()
         self._kept[key], self._numbers[key] = {name: answer[name] for name in self.names}, self.calls
+
+    @property
+    def kept(self) -> int:
+        """Answers that are kept."""
+        return len(self._kept)
 
     def fetch(self, executor: Executor) -> dict[int, list[dict[str, np.ndarray]]]:
         """Return the kept tensors by batch, in order of the calls."""
@@ -110,6 +116,7 @@ class NetworkStep(Step):
         self.call = call
         self.items = workload.case.batch_size
         self.macs = workload.macs
+        self.built_s = workload.built_s()
         self.feed = feeds[0]()
         self.median_s = 0.0
         self.proved = len(feeds)
@@ -160,6 +167,16 @@ class NetworkStep(Step):
     def reset(self) -> None:
         self._forget()
         self.workload.restore(self.workload.executor)
+
+    def kept_bytes(self) -> int:
+        network, size = self.workload.network, self.workload.case.batch_size
+
+        def bytes_of(names: Sequence[str]) -> int:
+            shapes = [network.shapes.get(name, ()) for name in names]
+            return sum(8 * math.prod(size if n is None else n for n in shape) for shape in shapes)
+
+        answers = self.answers.kept * bytes_of(self.answers.names)
+        return len(self._made) * bytes_of(network.inputs) + answers
 
     def begin(self) -> None:
         """Bring the weights to where timing begins."""

@@ -132,7 +132,7 @@ class KernelStep(Step):
             flush=self.flush,
         )  # fmt: skip
         self.median_s = samples.median_s
-        return replace(samples, first_call_s=found.first_call_s)
+        return replace(samples, first_call_s=self.workload.operator_s + found.first_call_s)
 
     def fetch(self, result: Any) -> list[np.ndarray]:
         """Fetch a call's native result."""

@@ -9,7 +9,7 @@ from d5suite.instruments.sampling import Samples
 from d5suite.instruments.settings import SamplingSettings
 from d5suite.measurements.base import Step
 from d5suite.measurements.schemas import integer, mapping, number, record
-from d5suite.statistics.ratios import paired_ratio
+from d5suite.statistics.ratios import Ratio, paired_ratio
 
 SCHEMA = record(
     {
@@ -40,26 +40,28 @@ class RatioStep(Step):
     other: str
 
     def __init__(self) -> None:
-        self._other_samples: Samples | None = None
+        self._both: dict[str, Samples] = {}
 
     @abstractmethod
     def sample_both(self, settings: SamplingSettings) -> dict[str, Samples]:
         """Sample ``d5suite`` and `other` in turn."""
 
     def time(self, settings: SamplingSettings) -> Samples:
-        found = self.sample_both(settings)
-        self._other_samples = found[self.other]
-        return found["d5suite"]
+        self._both = self.sample_both(settings)
+        return self._both["d5suite"]
+
+    @property
+    def ratio(self) -> Ratio:
+        """How many times as long d5suite's step takes as the other."""
+        return paired_ratio(*(self._both[name].samples_s for name in ("d5suite", self.other)))
 
     def record(self, samples: Samples) -> dict[str, Any]:
-        assert self._other_samples is not None
-        ratio = paired_ratio(samples.samples_s, self._other_samples.samples_s)
+        ratio = self.ratio
         return {
             "compared_with": self.other,
             "ratio": {"median": ratio.value, "ci95": list(ratio.interval), "rounds": ratio.n},
-            "compared_median_s": self._other_samples.median_s,
+            "compared_median_s": self._both[self.other].median_s,
         }
 
     def series(self) -> dict[str, list[float]]:
-        assert self._other_samples is not None
-        return {f"{self.other}_s": list(self._other_samples.samples_s)}
+        return {f"{self.other}_s": list(self._both[self.other].samples_s)}

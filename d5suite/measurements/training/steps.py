@@ -33,6 +33,7 @@ class TrainerStep(Step):
         self.answers = KeptAnswers(workload.network.require_loss()[1:])
         self.items = workload.case.batch_size
         self.macs = workload.macs
+        self.built_s = workload.built_s(trainer=True)
 
     def run(self) -> object:
         return self.workload.trainer.step(self.workload.feed())
@@ -67,6 +68,7 @@ class TrainingStep(NetworkStep):
 
     def __init__(self, workload: NetworkWorkload) -> None:
         super().__init__(workload, workload.trainer.step, training_feeds(workload), whole=whole_feeds(workload))
+        self.built_s = workload.built_s(trainer=True)
         self.random: Arrays = {}
         self.early: Arrays | None = None
         self.kept = KeptSteps(workload.trainer)

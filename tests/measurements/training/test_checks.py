@@ -12,11 +12,12 @@ import pytest
 from d5suite.data.arrays import ArrayBatches, Batch
 from d5suite.data.samplers import Shuffled
 from d5suite.errors import ValidationError
+from d5suite.instruments.sampling import Samples
 from d5suite.instruments.settings import SamplingSettings
 from d5suite.levels.description import Tolerance
 from d5suite.measurements.training.loading import CostOfLoading
 from d5suite.measurements.training.native_pipeline import NativeInputPipeline
-from d5suite.measurements.training.neutrality import CostOfNeutrality, NeutralityStep
+from d5suite.measurements.training.neutrality import CostOfNeutrality, NeutralityStep, plausible_yardstick
 from d5suite.measurements.training.pipeline import InputPipeline
 from d5suite.validate.check import Validation
 
@@ -89,9 +90,25 @@ def test_a_loader_that_repeats_a_batch_is_no_result(
         Validation().require(measurement().check_timed(data, step))
 
 
+@pytest.mark.parametrize("works", [1, 2])
+def test_a_hand_written_step_that_works_twice_is_no_yardstick(works: int) -> None:
+    step = object.__new__(NeutralityStep)
+    step._both = {
+        name: Samples(0.0, [], [seconds] * 9, True, "time")
+        for name, seconds in (("d5suite", 1.02), ("hand_written", works))
+    }
+    if works == 2:
+        with pytest.raises(ValidationError, match=r"hand-written step slower than d5suite's.*it may work twice"):
+            Validation().require(plausible_yardstick(None, step))  # type: ignore[arg-type]
+    else:
+        Validation().require(plausible_yardstick(None, step))  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("stops", [False, True])
 def test_a_step_that_stops_training_costs_its_neutrality(stops: bool) -> None:
     step = object.__new__(NeutralityStep)
+    same = Samples(0.0, [], [1.0] * 9, True, "time")
+    step._both = {"d5suite": same, "hand_written": same}
     losses = iter([1.0, 1.0, 1.0] if stops else [1.0, 0.5, 0.25])
     step.losses = [1.0, 0.5, 0.25]
     step.feed = {}

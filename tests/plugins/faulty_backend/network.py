@@ -19,8 +19,8 @@ import onnxruntime
 from d5suite.levels import network as level1
 from d5suite.network import Network
 
-VALIDATION_CALLS = 3
-"""Two calls of the memory pass, and the check of the output."""
+VALIDATION_CALLS = 10
+"""At most nine calls of the memory pass, and the check of the output."""
 
 
 class Executor(level1.Executor):
@@ -28,6 +28,8 @@ class Executor(level1.Executor):
         super().__init__(network, mode=mode, device=device, precision=precision)
         self._weights = {name: network.initializers[name] for name in (*network.parameters, *network.statistics)}
         self._build()
+        if mode == "builds":
+            time.sleep(1)
 
     def _build(self) -> None:
         model = onnx.ModelProto()
@@ -37,7 +39,8 @@ class Executor(level1.Executor):
                 tensor.CopyFrom(onnx.numpy_helper.from_array(self._weights[tensor.name], tensor.name))
         self._session = onnxruntime.InferenceSession(model.SerializeToString())
 
-    calls = 0
+    calls = made = 0
+    hoard: np.ndarray | None = None
 
     def feed(self, arrays: Any) -> Any:
         self.check_feed(arrays)
@@ -49,8 +52,13 @@ class Executor(level1.Executor):
         mode = fault if len(feed[self.network.input]) == int(batch or 0) else self.mode
         if mode == "raises":
             raise RuntimeError("the kernel is missing")
+        self.made += 1
+        if mode == "third" and self.made == 3:
+            self.hoard = np.ones(64 << 20)
         if Executor.calls > VALIDATION_CALLS:
             _misbehave(mode)
+        if mode == "later" and self.made == 40:
+            self.hoard = np.ones(64 << 20)
         labels = {self.network.label: np.zeros(len(feed[self.network.input]), np.int64)}
         start = time.perf_counter()
         output = self._session.run([self.network.output], {**labels, **feed})[0]
