@@ -14,6 +14,9 @@ from d5suite.workloads.network import NetworkWorkload
 WHOLE = "forward, backward and update"
 """What `Trainer.step` does, as a recording names it: it may be one compiled unit."""
 
+COPIES = 12
+"""Copies of parameters and state, at most, that `KeptSteps` and reading them hold at a time."""
+
 
 class TrainerStep(Step):
     """A step of the trainer that the sampler does not time.
@@ -102,6 +105,10 @@ class TrainingStep(NetworkStep):
         same = executor.precision != "fp16" and not proved.first.rates
         if self.early is None and same and self.updates == len(proved.first.run.losses):
             self.early = sampled_parameters(executor)
+
+    def kept_bytes(self) -> int:
+        held = self.memory_by_definition()
+        return super().kept_bytes() + COPIES * (held["parameters_bytes"] + held["optimizer_state_bytes"])
 
     def series(self) -> dict[str, list[float]]:
         losses = self.answers.losses(self.workload.executor)
