@@ -64,18 +64,41 @@ class Tolerance:
     repeats: float = 0.0
 
 
+USUAL = {
+    "fp64": (1e-10, 4, 1e-10),
+    "fp32": (5e-5, 4, 1e-2),
+    "bf16": (0.2, 2, 0.1),
+    "fp16": (0.03, 4, 0.1),
+}
+"""Tolerances of outputs, gradients and trajectories that d5suite's own adapters share. They are
+about ten times the largest errors seen on ResNet-18 and -50 and on ONNX's light networks, by any
+adapter."""
+
+WIDER = 4
+"""Times the usual tolerance that an adapter may declare; more counts as so much."""
+
+
+def capped(declared: Tolerance, precision: str, *, trains: bool = True) -> tuple[Tolerance, str]:
+    """Return tolerances that are at most `WIDER` times the usual ones, and a remark.
+
+    The remark says which are wider than the usual ones; it is empty if none is. Without ``trains``
+    only that of outputs counts.
+    """
+    usual = dict(zip(("outputs", "gradients", "trajectory")[: 3 if trains else 1], USUAL[precision], strict=False))
+    wide = {name: value for name, value in usual.items() if getattr(declared, name) > value * (1 + 1e-9)}
+    if not wide:
+        return declared, ""
+    kept = {name: min(getattr(declared, name), WIDER * value) for name, value in wide.items()}
+    text = ", ".join(f"{name} {kept[name]:g} where others are held to {value:g}" for name, value in wide.items())
+    return replace(declared, **kept), f"its tolerances in {precision} are wider than other backends': {text}"
+
+
 def usual_tolerances(*, fp16_trajectory: float = 0.1, **reasons: str) -> dict[str, Tolerance]:
     """Return the tolerances that d5suite's own adapters share, each with the adapter's reason.
 
-    They are about ten times the largest errors seen on ResNet-18 and -50 and on ONNX's light
-    networks, by any adapter. The reasons have each adapter's own figures.
+    They are `USUAL`. The reasons have each adapter's own figures.
     """
-    figures = {
-        "fp64": (1e-10, 4, 1e-10),
-        "fp32": (5e-5, 4, 1e-2),
-        "bf16": (0.2, 2, 0.1),
-        "fp16": (0.03, 4, fp16_trajectory),
-    }
+    figures = USUAL | {"fp16": (*USUAL["fp16"][:2], fp16_trajectory)}
     return {precision: Tolerance(*figures[precision], reason) for precision, reason in reasons.items()}
 
 

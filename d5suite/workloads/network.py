@@ -28,6 +28,7 @@ from d5suite.files import read_json, write_json
 from d5suite.instruments.clock import now
 from d5suite.instruments.threads import allowed_cpus
 from d5suite.job import Job, NetworkCase
+from d5suite.levels.description import capped
 from d5suite.levels.network import Arrays, Executor, Native
 from d5suite.levels.training import Trainer
 from d5suite.network import Network
@@ -123,6 +124,8 @@ class NetworkWorkload(Workload):
     expected_outputs : list of dict of str to numpy.ndarray
         An evaluator's outputs for the batches that inference takes in turn, and for one that is fed
         after timing; set when inference is proved.
+    outputs_tolerance : float
+        Accepted error of these outputs; set when inference is proved.
     references : GradientReferences
         Float64 gradients at the generic point; set when they are proved.
     drawn : tuple
@@ -140,6 +143,7 @@ class NetworkWorkload(Workload):
     kind = "network"
 
     expected_outputs: list[dict[str, np.ndarray]]
+    outputs_tolerance: float
     references: GradientReferences
     drawn: tuple[Arrays, Arrays]
     proved_run: ProvedRun
@@ -150,10 +154,12 @@ class NetworkWorkload(Workload):
         self.case = case
         self.reference = case.reference
         self.optimizer: Optimizer = optimizer_from_dict(case.optimizer)
-        self.tolerance = self.backend.tolerances[job.precision]
+        self.tolerance, wide = capped(
+            self.backend.tolerances[job.precision], job.precision, trains="gradient" not in self.backend.absent
+        )
         self._built_s: dict[str, float] = {}
         self._shards: dict[tuple[int, int], list[Batch]] = {}
-        self.warnings: list[str] = []
+        self.warnings: list[str] = [wide] if wide else []
         check_workers(job.loader_workers, len(allowed_cpus()))
 
     @cached_property

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given
@@ -15,15 +16,16 @@ from d5suite.errors import ConfigurationError, ValidationError
 from d5suite.levels import network as level1
 from d5suite.levels import training as level2
 from d5suite.levels.contract import ContractError
-from d5suite.levels.description import Tolerance
+from d5suite.levels.description import USUAL, WIDER, Tolerance, capped
 from d5suite.network import Network
 from d5suite.network.builder import Builder
 from d5suite.optimizers.settings import SGD, Optimizer, optimizer_from_dict
+from d5suite.testing.networks import classifier, random_batch
 from d5suite.validate.check import Validation
 from d5suite.validate.network.gradient import check_gradient, check_gradient_float64, gradient_errors
 from d5suite.validate.network.gradient_references import GradientReference, sampled
-from d5suite.validate.network.inference import check_inference
-from d5suite.validate.network.oracle import NetworkOracle, inference
+from d5suite.validate.network.inference import check_inference, outputs_tolerance
+from d5suite.validate.network.oracle import NetworkOracle, inference, inferences
 from d5suite.validate.norms import UNIT_ROUNDOFF, relative_l2
 from d5suite.validate.training.formulas import update
 from d5suite.validate.training.trajectory import check_trajectory, load_runs, save_runs, train, train_by_formula
@@ -392,3 +394,44 @@ def test_roundings_of_cancelled_terms_are_forgiven_and_a_wrong_small_gradient_is
     for times, right in ((roundoffs, True), (1.3 * roundoffs, False)):
         found = {**expected, "bias": np.full(1, times * unit)}
         assert (gradient_errors(found, expected, unit)["bias"] == 0) is right
+
+
+@pytest.mark.parametrize(
+    ("precision", "dtype", "bits", "passes"),
+    [
+        ("bf16", "bf16", None, True),
+        ("bf16", "bf16", 3, False),
+        ("fp16", "fp16", None, True),
+        ("fp16", "bf16", None, False),
+    ],
+)
+def test_the_tolerance_of_16_bits_is_that_of_their_roundings(
+    precision: str, dtype: str, bits: int | None, passes: bool
+) -> None:
+    """An executor rounds weights and input; a liar has fewer bits than it says."""
+    network = classifier().at_generic_point()
+    images, _ = random_batch(network, 8)
+
+    def rounded(value: np.ndarray) -> np.ndarray:
+        if bits is not None:
+            mantissa, exponent = np.frexp(value)
+            return np.ldexp(np.round(mantissa * 2**bits) / 2**bits, exponent).astype(np.float32)
+        found: np.ndarray = value.astype(ml_dtypes.bfloat16 if dtype == "bf16" else np.float16).astype(np.float32)
+        return found
+
+    weights = {name: network.initializers[name] for name in network.statistics}
+    weights |= {name: rounded(network.initializers[name]) for name in network.parameters}
+    (found,), _ = inferences(network.with_weights(weights), [rounded(images)], threads=1)
+    (expected,), _ = inferences(network, [images], threads=1)
+    tolerance = outputs_tolerance(network, images, expected, precision, USUAL[precision][0], threads=1)
+    error = relative_l2(found[network.output], expected[network.output])
+    assert (error <= tolerance) is passes
+    assert error < USUAL[precision][0]  # which alone would accept it
+
+
+def test_a_wide_tolerance_is_cut_and_told() -> None:
+    kept, told = capped(Tolerance(0.9, 2, 0.1, "it is fast"), "bf16")
+    assert (kept.outputs, kept.gradients) == (WIDER * 0.2, 2)
+    assert told == "its tolerances in bf16 are wider than other backends': outputs 0.8 where others are held to 0.2"
+    assert capped(Tolerance(0.2, 2, 0.1, "as others"), "bf16")[1] == ""
+    assert capped(Tolerance(5e-5, 9, 9, "it does not train"), "fp32", trains=False)[1] == ""

@@ -76,7 +76,7 @@ def unseen_output(workload: NetworkWorkload, step: NetworkStep) -> Iterator[Chec
 def _output(workload: NetworkWorkload, batch: str, output: Arrays, turn: int) -> Check:
     executor = workload.executor
     name = f"output of {batch} ({executor.mode} {executor.precision})"
-    expected, tolerance = workload.expected_outputs[turn], workload.tolerance.outputs
+    expected, tolerance = workload.expected_outputs[turn], workload.outputs_tolerance
     return check_output(name, executor, output, expected, workload.case.batch_size, tolerance)
 
 

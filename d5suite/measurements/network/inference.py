@@ -9,7 +9,7 @@ from d5suite.measurements.network import checks
 from d5suite.measurements.network.steps import TURNS, NetworkStep
 from d5suite.measurements.tables import TIMES
 from d5suite.validate.check import Check
-from d5suite.validate.network.inference import check_output, expected_outputs
+from d5suite.validate.network.inference import check_output, expected_outputs, outputs_tolerance
 from d5suite.workloads.network import NetworkWorkload
 
 
@@ -49,5 +49,13 @@ class Inference(Measurement):
             executor, workload.generic_network, batches, threads=workload.job.threads
         )
         name = f"output ({executor.mode} {executor.precision}) vs {evaluator}"
-        expected, tolerance = workload.expected_outputs[0], workload.tolerance.outputs
+        expected = workload.expected_outputs[0]
+        tolerance = workload.outputs_tolerance = outputs_tolerance(
+            workload.generic_network,
+            batches[0],
+            expected,
+            executor.precision,
+            workload.tolerance.outputs,
+            threads=workload.job.threads,
+        )
         yield check_output(name, executor, answer, expected, len(batches[0]), tolerance)
