@@ -9,7 +9,7 @@ or replaced.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 
@@ -39,17 +39,27 @@ gradients not sent."""
 
 
 def equal_parameters(workload: NetworkWorkload, step: DistributedStep) -> Iterator[Check]:
-    """Parameters of all ranks, bit by bit: a rank may have stopped to communicate."""
+    """Parameters of all ranks, bit by bit: a rank may have stopped to communicate.
+
+    Weights of a framework's own synchronous scheme are compared before it finishes, too, which may
+    make them equal.
+    """
+    names = workload.network.parameters
+    if step.is_opaque and step.scheme.synchronous and not step.serving:
+        yield _equal(step, "weights after the timed steps, before the scheme finishes,", step.scheme.weights(), names)
     if not step.serving:
         step.scheme.finish()
+    yield _equal(step, "parameters after the timed steps,", workload.executor.parameters(), names)
+
+
+def _equal(step: DistributedStep, what: str, held: Arrays, names: Iterable[str]) -> Check:
     digest = hashlib.sha256()
-    held = workload.executor.parameters()
-    for name in workload.network.parameters:
+    for name in names:
         digest.update(np.ascontiguousarray(held[name]).tobytes())
     found = gather(step.communicator, digest.hexdigest())
     differ = [rank for rank, each in enumerate(found) if each != found[0]]
-    what = f"ranks {', '.join(map(str, differ))} differ from rank 0" if differ else "all ranks"
-    yield Check("parameters after the timed steps, bit by bit", float(len(differ)), 0.0, what)
+    which = f"ranks {', '.join(map(str, differ))} differ from rank 0" if differ else "all ranks"
+    return Check(f"{what} bit by bit", float(len(differ)), 0.0, which)
 
 
 def equal_traffic(workload: NetworkWorkload, step: DistributedStep) -> Iterator[Check]:

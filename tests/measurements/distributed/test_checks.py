@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from d5suite.distributed.schemes import SCHEMES
 from d5suite.instruments.settings import SamplingSettings
 from d5suite.job import Distributed, Job, NetworkCase
 from d5suite.levels.distributed import Communicator, Replica
+from d5suite.measurements.distributed.checks import equal_parameters
 from d5suite.measurements.distributed.distributed_step import DistributedTraining
 from d5suite.measurements.distributed.proof import prove_scheme
 from d5suite.measurements.distributed.steps import DistributedStep
@@ -202,3 +204,27 @@ def test_a_scheme_that_goes_wrong_after_its_proof_is_no_result(failed: Failed, n
 
 def test_every_scheme_is_attacked() -> None:
     assert set(SCHEMES) - set(LIES) == {"stale_synchronous"}  # which is `asynchronous` but for when it answers
+
+
+@pytest.mark.parametrize("stops", [False, True])
+def test_a_framework_that_stopped_to_communicate_cannot_make_up_for_it_at_the_end(stops: bool) -> None:
+    """Its ranks have different weights until ``finish`` makes them equal."""
+
+    def rank(communicator: Communicator) -> list[str]:
+        weights = {"w": np.full(3, communicator.rank if stops else 7.0)}
+        step: Any = SimpleNamespace(
+            is_opaque=True,
+            serving=False,
+            communicator=communicator,
+            scheme=SimpleNamespace(
+                synchronous=True, weights=lambda: weights, finish=lambda: weights.update(w=np.ones(3))
+            ),
+        )
+        workload: Any = SimpleNamespace(
+            network=SimpleNamespace(parameters=["w"]), executor=SimpleNamespace(parameters=lambda: weights)
+        )
+        return [check.finding for check in equal_parameters(workload, step) if not check.passed]
+
+    for found in run(2, rank):
+        assert len(found) == stops
+        assert not stops or "weights after the timed steps, before the scheme finishes, bit by bit" in found[0]
