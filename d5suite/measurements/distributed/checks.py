@@ -33,6 +33,11 @@ from d5suite.validate.norms import relative_l2
 from d5suite.validate.training.updates import check_distances, check_update, sampled_parameters, sampled_state
 from d5suite.workloads.network import FEEDS, NetworkWorkload, turned
 
+MORE, CONTROL = 2.0, 2**16
+"""A scheme may send so many times the bytes that it declares, and so many bytes more per rank and
+step: names, lengths and acknowledgements. Collectives are declared as a ring's, and Gloo scatters
+sums as it makes all of them: FSDP sends 1.5 times as much."""
+
 STEPS = 2
 """Steps of `scheme_rule`. The second starts from what the first left: weights that differ, and
 gradients not sent."""
@@ -72,6 +77,21 @@ def equal_traffic(workload: NetworkWorkload, step: DistributedStep) -> Iterator[
     }
     what = ", ".join(f"{count:g} {kind}" for kind, count in lost.items())
     yield Check("messages counted as sent and not as received", max(abs(each) for each in lost.values()), 0.0, what)
+
+
+def declared_bytes(workload: NetworkWorkload, step: DistributedStep) -> Iterator[Check]:
+    """Bytes that a framework's own scheme says it sends, against those of its TCP sockets.
+
+    They may be fewer where part of them goes another way, such as shared memory.
+    """
+    declared = step.facts()["bytes_per_step"]
+    if not step.is_opaque or declared is None:
+        return
+    found = gather(step.communicator, step.tcp_bytes)
+    sent = sum(found) / max(step.counted, 1)
+    more = sent > MORE * declared + CONTROL * step.communicator.size
+    text = f"{sent:.3g} bytes a step went through TCP, {declared:.3g} are declared"
+    yield Check("bytes sent and not declared", float(more), 0.0, text)
 
 
 def scheme_rule(workload: NetworkWorkload, step: DistributedStep) -> Iterator[Check]:

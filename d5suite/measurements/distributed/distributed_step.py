@@ -90,6 +90,7 @@ class DistributedTraining(MeasurementOfRanks):
     checks_after = (
         checks.equal_parameters,
         checks.equal_traffic,
+        checks.declared_bytes,
         checks.scheme_rule,
         checks.first_losses,
         checks.replica_update,

@@ -15,6 +15,7 @@ from d5suite.errors import JobError, ValidationError
 from d5suite.instruments.clock import now
 from d5suite.instruments.sampling import Samples, quiet_interpreter
 from d5suite.instruments.settings import SamplingSettings
+from d5suite.instruments.sockets import moved, tcp_bytes
 from d5suite.instruments.warmup import still_falls, warm_up
 from d5suite.levels.distributed import Replica, Scheme, Traffic
 from d5suite.levels.network import Arrays, Native
@@ -48,6 +49,9 @@ class DistributedStep(Step):
         This rank's native batches, each made when it is first needed.
     traffic : dict of str to float
         This rank's messages of the timed steps, by `TRAFFIC`.
+    tcp_bytes : int
+        Bytes that a framework's own scheme has sent through this rank's TCP sockets in the timed
+        steps, and received where servers of its own hold the parameters; 0 where that is unknown.
     random : mapping of str to numpy.ndarray
         State of Dropout's generator before the timed steps; empty without Dropout.
     """
@@ -72,6 +76,7 @@ class DistributedStep(Step):
         self._losses: list[Native] = []
         self._parts: dict[str, float | None] = {}
         self.traffic = dict.fromkeys(TRAFFIC, 0.0)
+        self.tcp_bytes = 0
         self._counted = 0
 
     def make_scheme(self, replica: Replica, **settings: Any) -> Scheme:
@@ -83,6 +88,17 @@ class DistributedStep(Step):
     def is_opaque(self) -> bool:
         """Whether the framework communicates by itself: d5suite cannot count or clock that."""
         return self.how.native and self.communicator.size > 1
+
+    @property
+    def _has_servers(self) -> bool:
+        """Whether the framework's own servers send what its ranks receive."""
+        schemes = self.workload.backend.schemes
+        return self.how.scheme in schemes and schemes[self.how.scheme].servers
+
+    @property
+    def counted(self) -> int:
+        """Timed steps in which traffic was counted."""
+        return self._counted
 
     # Data.
 
@@ -137,12 +153,14 @@ class DistributedStep(Step):
     def _steps(self, count: int) -> list[float]:
         """Make steps; return this rank's seconds per step, none on a server."""
         times = []
-        before = self._sent()
+        before, sockets = self._sent(), tcp_bytes() if self.is_opaque else {}
         if self.scheme.serves:
             self.scheme.serve()
         else:
             times = [self._step() for _ in range(count)]
         self._end_of_steps()
+        if sockets:
+            self.tcp_bytes += sum(moved(sockets, tcp_bytes())[: 1 + self._has_servers])
         for name, value in self._sent().items():
             self.traffic[name] += value - before[name]
         self._counted += count
@@ -213,7 +231,7 @@ class DistributedStep(Step):
                 count = min(settings.max_rounds, max(settings.min_rounds, int(settings.max_time_s / step_s)))
                 chunk = max(1, int(CHUNK_S / step_s))
                 self.times = [[] for _ in range(self.communicator.size)]
-                self.traffic, self._counted = dict.fromkeys(TRAFFIC, 0.0), 0
+                self.traffic, self.tcp_bytes, self._counted = dict.fromkeys(TRAFFIC, 0.0), 0, 0
                 for start in range(0, count, chunk):
                     for own, more in zip(self.times, self._together(min(chunk, count - start)), strict=True):
                         own += more

@@ -22,7 +22,7 @@ from d5suite.distributed.schemes import SCHEMES
 from d5suite.instruments.settings import SamplingSettings
 from d5suite.job import Distributed, Job, NetworkCase
 from d5suite.levels.distributed import Communicator, Replica
-from d5suite.measurements.distributed.checks import equal_parameters
+from d5suite.measurements.distributed.checks import declared_bytes, equal_parameters
 from d5suite.measurements.distributed.distributed_step import DistributedTraining
 from d5suite.measurements.distributed.proof import prove_scheme
 from d5suite.measurements.distributed.steps import DistributedStep
@@ -228,3 +228,22 @@ def test_a_framework_that_stopped_to_communicate_cannot_make_up_for_it_at_the_en
     for found in run(2, rank):
         assert len(found) == stops
         assert not stops or "weights after the timed steps, before the scheme finishes, bit by bit" in found[0]
+
+
+@pytest.mark.parametrize("part", [1.0, 0.25])
+def test_bytes_declared_too_small_are_told(part: float) -> None:
+    """Each of two ranks sends 2 MB in 4 steps."""
+
+    def rank(communicator: Communicator) -> list[str]:
+        step: Any = SimpleNamespace(
+            is_opaque=True,
+            communicator=communicator,
+            tcp_bytes=2_000_000,
+            counted=4,
+            facts=lambda: {"bytes_per_step": part * 1e6},
+        )
+        return [check.finding for check in declared_bytes(SimpleNamespace(), step) if not check.passed]  # type: ignore[arg-type]
+
+    for found in run(2, rank):
+        assert bool(found) == (part < 1)
+        assert part == 1 or "1e+06 bytes a step went through TCP, 2.5e+05 are declared" in found[0]
