@@ -26,6 +26,7 @@ LEVELS = {
     "test_networks": "level 1: networks",
     "test_answers": "levels 1 and 2: answers",
     "test_gradients": "level 1: gradients",
+    "test_dropout": "level 1: gradients",
     "whole_zoo": "level 1: the zoo",
     "test_training": "level 2: training",
     "test_distributed": "level 3: replicas",

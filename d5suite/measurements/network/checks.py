@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from d5suite.measurements.network.gradient import GradientStep
 
 LATEST = 2
-"""Timed answers that are fetched twice."""
+"""Timed answers that are fetched again."""
 
 FIRST_PLACE = 100
 """Places by which input is first moved to be new; `call_fresh` takes smaller numbers."""
@@ -45,7 +45,7 @@ UNSEEN = "a batch never fed before"
 
 
 def finished_answers(workload: NetworkWorkload, step: NetworkStep) -> Iterator[Check]:
-    """Timed answers fetched twice: a call may return a promise, and fetching it computes.
+    """Timed answers fetched again: a call may return a promise, and fetching it computes.
 
     It comes first: whatever fetches an answer completes it.
     """

@@ -86,9 +86,16 @@ def _checks(workload: NetworkWorkload) -> Iterator[Check]:
         workload.executor.load_parameters(start)
     recorded = Path(workload.reference) if workload.reference else None
     known: dict[str, np.ndarray] = {}
+    statistics: dict[str, np.ndarray] = {}
     with workload.at_generic_point(exact, timed):
         found = check_gradient_float64(
-            exact, images, labels, network=workload.generic_network, recorded=recorded, keep=known
+            exact,
+            images,
+            labels,
+            network=workload.generic_network,
+            recorded=recorded,
+            keep=known,
+            statistics=statistics,
         )
         if all(check.passed for check in found):
             found += check_gradient(
@@ -97,6 +104,7 @@ def _checks(workload: NetworkWorkload) -> Iterator[Check]:
                 *fed[0],
                 workload.tolerance,
                 reference=known,
+                statistics=statistics,
                 repeats=count,
                 recorded=recorded and recorded.with_suffix(".json"),
             )

@@ -11,10 +11,12 @@ from typing import Any
 import numpy as np
 
 from d5suite.errors import ValidationError
-from d5suite.instruments.freshness import Durations, compare_durations, timed
+from d5suite.instruments.clock import now
+from d5suite.instruments.freshness import ROUNDS, Durations, compare_durations, timed
+from d5suite.instruments.outside import Fetches, measure_outside, time_fetches
 from d5suite.instruments.sampling import Samples, sample_kernel
 from d5suite.instruments.settings import SamplingSettings
-from d5suite.measurements.base import Measurement, Step, check_computes
+from d5suite.measurements.base import Measurement, Step, check_computes, check_fetches, check_inside
 from d5suite.measurements.schemas import integer, mapping, number, or_null, record, text
 from d5suite.measurements.tables import KERNELS
 from d5suite.network.work import traffic, work
@@ -96,6 +98,8 @@ class KernelStep(Step):
         The second input, and one that is fed after timing.
     answers : dict of int to list of numpy.ndarray
         The last timed answer to each input.
+    fetches : list of Fetches
+        How long fetching each of these answers took.
     median_s : float
         Median of the samples, in seconds.
     """
@@ -110,6 +114,7 @@ class KernelStep(Step):
         self.backward = backward
         self.median_s = 0.0
         self.answers: dict[int, list[np.ndarray]] = {}
+        self.fetches: list[Fetches] = []
 
     def call_first(self) -> None:
         """Do nothing: the proof makes the first call."""
@@ -125,7 +130,9 @@ class KernelStep(Step):
         _, second = self.others[0].feed()
 
         def keep(turn: int, result: Any) -> None:
-            self.answers[turn] = self.fetch(result)
+            fetched: list[list[np.ndarray]] = []
+            self.fetches.append(time_fetches([lambda: fetched.append(self.fetch(result))]))
+            self.answers[turn] = fetched[0]
 
         samples, self.calls_per_sample = sample_kernel(
             found.call, tuple(found.arguments), wait, settings, others=[tuple(second)], keep=keep, events=self.events,
@@ -161,6 +168,12 @@ class KernelStep(Step):
         }
 
 
+def finished_answers(workload: OperatorWorkload, step: KernelStep) -> Iterator[Check]:
+    """Timed answers fetched again: a call may return a promise, and fetching it computes."""
+    yield check_fetches(min(step.fetches, key=lambda each: each.late_s))
+    step.fetches.clear()
+
+
 def last_answers(workload: OperatorWorkload, step: KernelStep) -> Iterator[Check]:
     """The last timed answers to both inputs: a replayed graph answers the other one."""
     found = step.findings
@@ -188,6 +201,29 @@ def unseen_answer(workload: OperatorWorkload, step: KernelStep) -> Iterator[Chec
     yield found.check_again("inputs never fed before", answer, step.others[1].expected)
 
 
+def work_outside(workload: OperatorWorkload, step: KernelStep) -> Iterator[Check]:
+    """A call may leave its work to feeding its inputs or to fetching its answer."""
+    operator, found = workload.operator, step.findings
+    sizes = [0]
+
+    def surround(number: int) -> float:
+        arrays = workload.operation.draw(workload.job.seed + FURTHER + ROUNDS + 2 + number)
+        times = [now()]
+        arguments = found.arguments if step.backward else operator.feed(arrays)
+        operator.synchronize()
+        times.append(now())
+        result = found.call(*arguments)
+        operator.synchronize(result)
+        times.append(now())
+        answer = step.fetch(result)
+        times.append(now())
+        sizes[0] = sum(array.nbytes for array in (*arrays, *answer) if array is not None)
+        return times[1] - times[0] + times[3] - times[2]
+
+    surround(-1)
+    yield check_inside(measure_outside(step.median_s, sizes[0], surround))
+
+
 class Kernel(Measurement):
     """One direction of a single operator."""
 
@@ -200,7 +236,7 @@ class Kernel(Measurement):
     plot = "ceilings"
     schema = SCHEMA
     derived = ("ceiling", "fraction_of_ceiling")
-    checks_after = (last_answers, unseen_answer)
+    checks_after = (finished_answers, last_answers, unseen_answer, work_outside)
 
     @classmethod
     def derive(cls, records: Sequence[dict[str, Any]]) -> None:

@@ -32,10 +32,14 @@ from d5suite.validate.training.updates import (
     check_moved,
     check_parameters,
     check_update,
+    check_width,
     sampled_parameters,
     sampled_state,
 )
 from d5suite.workloads.network import FEEDS, NetworkWorkload
+
+OTHER_RATE = 0.5
+"""Learning rate of the step after the timed ones, in theirs: half, which no schedule knows."""
 
 
 def finite_losses(workload: NetworkWorkload, step: TrainerStep | TrainingStep) -> Iterable[Check]:
@@ -89,6 +93,8 @@ def counted_updates(workload: NetworkWorkload, step: TrainerStep | TrainingStep)
             f"training diverged while it was timed: the optimizer's {infinite} is not finite",
             hint="Lower the learning rate (--optimizer).",
         )
+    if workload.executor.precision == "fp32" and int(state[STEPS]) > 1:
+        yield check_width("the optimizer's state is held in 16 bits", state)
     if workload.executor.precision != "fp16":  # where steps are skipped until the loss scale fits
         made = int(state[STEPS])
         text = f"{made} in {step.updates} timed steps"
@@ -99,7 +105,8 @@ def next_update(workload: NetworkWorkload, step: object) -> Iterator[Check]:
     """One more step, on a batch never fed before: the optimizer or its input may be stale.
 
     It starts from the optimizer's state after the timed steps, at the generic point, where float64
-    gradient and formula give loss and update. With Dropout, which no float64 run reproduces, it
+    gradient and formula give loss and update. Its learning rate is another one, which must count at
+    once. With Dropout, which no float64 run reproduces, it
     must answer as before timing.
     """
     executor, trainer, known = workload.executor, workload.trainer, workload.references
@@ -110,6 +117,7 @@ def next_update(workload: NetworkWorkload, step: object) -> Iterator[Check]:
     state = sampled_state(trainer)
     workload.to_generic_point(executor)
     feed = executor.feed(workload.arrays(workload.unseen))
+    trainer.set_learning_rate(OTHER_RATE * workload.optimizer.learning_rate)
     answer = executor.fetch(trainer.step(feed))
     if executor.precision == "fp16":
         repeat_until_updated(trainer, [feed], int(state[STEPS]) + 1)
@@ -181,7 +189,7 @@ def _made_again(
     sensitivity at these weights is measured.
     """
     executor, known, loss = workload.executor, workload.references, workload.network.require_loss()[1]
-    noise = SENSITIVITY_NOISE * UNIT_ROUNDOFF[executor.precision]
+    noise, rate = SENSITIVITY_NOISE * UNIT_ROUNDOFF[executor.precision], workload.optimizer.learning_rate
 
     def gradient() -> GradientReference:
         native = executor.forward_backward(feed)
@@ -192,7 +200,7 @@ def _made_again(
         limit = max(known.loss_limit, sensitivity)
         yield Check(f"loss of {what} vs the same pass untimed", relative_l2(timed, np.array(again.loss)), limit)
         name, limit = f"update by {what} vs the formula", min(max(widened(known.limit), sensitivity), SATURATION)
-        yield from check_update(name, workload.trainer, start, kept.state, kept.end, again, limit)
+        yield from check_update(name, workload.trainer, start, kept.state, kept.end, again, limit, rate=rate)
 
     again = gradient()
     start = sampled({name: kept.start[name] for name in again.gradients})

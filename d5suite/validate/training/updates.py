@@ -21,6 +21,15 @@ from d5suite.validate.network.reference import NEGLIGIBLE
 from d5suite.validate.norms import UNIT_ROUNDOFF
 from d5suite.validate.training.formulas import OptimizerState, update
 
+NARROW = (1 << 13) - 1
+"""Mask of the bits that float32 has and float16 has not."""
+
+NARROW_SHARE = 0.5
+"""Accepted share of numbers without these bits."""
+
+FEWEST = 64
+"""Fewest numbers that show how they are held."""
+
 LEAST_MOVED = 0.5
 """Fraction of the float64 run's distance that the parameters of a network with Dropout must move.
 Dropout's noise makes them move farther; one skipped update of three makes them move less."""
@@ -34,6 +43,8 @@ def check_update(
     after: Arrays,
     reference: GradientReference,
     limit: float,
+    *,
+    rate: float | None = None,
 ) -> Iterator[Check]:
     """Compare one native update with the optimizer's formula.
 
@@ -54,6 +65,8 @@ def check_update(
         Loss and gradient at ``start``, in float64.
     limit : float
         Accepted error of a gradient.
+    rate : float, optional
+        The step's learning rate; the trainer's by default.
     """
     optimizer, executor = trainer.optimizer, trainer.executor
     if optimizer.clip_norm and optimizer.clip_value:
@@ -66,13 +79,25 @@ def check_update(
     ends = []
     for given in (gradients, {key: np.zeros_like(value) for key, value in gradients.items()}):
         moved = {key: start[key] for key in gradients}
-        update(unclipped, moved, given, dict(state), learning_rate=trainer.learning_rate)
+        update(unclipped, moved, given, dict(state), learning_rate=rate or trainer.learning_rate)
         ends.append(moved)
     expected, without = ends
     distance = {key: expected[key] - without[key] for key in expected}
     # Momentum that dwarfs the gradient rounds it away.
     magnitudes = {key: np.abs(start[key]) + np.abs(without[key] - start[key]) for key in expected}
     yield check_parameters(name, executor, after, expected, distance, magnitudes, limit)
+
+
+def check_width(name: str, state: OptimizerState) -> Check:
+    """Check that an optimizer in float32 holds its state in float32.
+
+    Numbers that were rounded to bfloat16 or float16 end in 13 zeros or more; of others one in 8,192
+    does.
+    """
+    arrays = [np.asarray(value, np.float32).ravel() for key, value in state.items() if "/" in key]
+    bits = np.concatenate([value[value != 0].view(np.uint32) for value in arrays] or [np.zeros(0, np.uint32)])
+    share = float((bits & NARROW == 0).mean()) if bits.size >= FEWEST else 0.0
+    return Check(name, share, NARROW_SHARE, f"{share:.1%} of {bits.size} numbers end in 13 zeros")
 
 
 def sampled_state(trainer: Trainer) -> OptimizerState:

@@ -38,6 +38,9 @@ BACKEND = replace(
         "promises": "every answer is a promise, which is kept when it is fetched",
         "promises20": "the same, from the twentieth call of one shape on",
         "looks_up": "feed, and load_parameters, compute the answer, and a call looks it up",
+        "frozen": "in float32 running statistics stay as they are",
+        "narrow": "in float32 the velocity is rounded to bfloat16",
+        "late_rate": "in float32 a change of the learning rate counts one step late",
         "overflows": "momentum is infinite after fifteen updates",
     },
 )

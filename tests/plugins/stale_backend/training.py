@@ -34,7 +34,26 @@ class Trainer(right.Trainer):
         if hurried or idle or (mode == "stops" and self.updates > 15):
             self._steps += 1
             return {self._loss: executor.loss(feed).detach()}
-        rate = self.learning_rate
+        late_rate, self.late_rate = self.late_rate, None
+        try:
+            return self._at_rate(feed, more)
+        finally:
+            if late_rate is not None:
+                super()._change_rate(late_rate)
+            if executor.precision == "fp32" and mode == "narrow":
+                for held in self._optimizer.state.values():
+                    held["momentum_buffer"].copy_(held["momentum_buffer"].bfloat16())
+
+    late_rate: float | None = None
+
+    def _change_rate(self, rate: float) -> None:
+        if self.executor.precision == "fp32" and self.executor.mode == "late_rate":
+            self.late_rate = rate
+        else:
+            super()._change_rate(rate)
+
+    def _at_rate(self, feed: Any, more: Any) -> Any:
+        mode, rate = self.executor.mode, self.learning_rate
         self.set_learning_rate(0.875 * rate if mode == "timed_update" and being_timed() else rate)
         try:
             return self._step(feed, more)
@@ -49,7 +68,7 @@ class Trainer(right.Trainer):
 
     def load_state(self, values: Any) -> None:
         self.executor.promises.keep_all()
-        self.updates = 0
+        self.updates, self.late_rate = 0, None
         super().load_state(values)
 
     def state(self) -> dict[str, np.ndarray]:

@@ -17,6 +17,34 @@ from d5suite.backends.torch import network as right
 from d5suite.backends.torch.operators import OPERATORS
 from d5suite.network import Network, Node
 
+DROPOUTS = ("rare_dropout", "one_mask", "channel_masks", "few_masks", "unscaled", "undropped", "two_masks")
+"""Modes whose own Dropout is wrong."""
+
+
+def _dropout(mode: str, ratio: float, context: Any) -> Any:
+    """Return a Dropout with the mistake of a mode."""
+    masks: list[torch.Tensor] = []
+
+    def drop(x: torch.Tensor, *_: Any) -> torch.Tensor:
+        if not context.training or mode == "undropped":
+            return x
+        shape = list(x.shape)
+        if mode == "one_mask":
+            shape[0] = 1
+        if mode == "channel_masks":
+            shape[1] = 1
+        mask = (torch.rand(shape) >= (0.9 * ratio if mode == "rare_dropout" else ratio)).to(x.dtype)
+        if mode == "few_masks":
+            masks.append(mask if len(masks) < 64 else masks[len(masks) % 64])
+            mask = masks[-1]
+        factor = 1.0 if mode == "unscaled" else 1 / (1 - ratio)
+        if mode == "two_masks":
+            other = x * (torch.rand(shape) >= ratio).to(x.dtype) * factor
+            return other + (x * mask * factor - other).detach()
+        return x * mask * factor
+
+    return drop
+
 
 def _swapped(node: Node) -> Node:
     pads = node.attributes.get("pads")
@@ -41,7 +69,10 @@ class Executor(right.Executor):
         if mode == "padding":
             network = copy.copy(network)
             network.nodes = tuple(_swapped(node) for node in network.nodes)
-        with patch.dict(OPERATORS, {"Add": lambda *_: _add} if mode == "detached" else {}):
+        replaced: dict[str, Any] = {"Add": lambda *_: _add} if mode == "detached" else {}
+        if mode in DROPOUTS:
+            replaced = {"Dropout": lambda node, context: _dropout(mode, context.constant(node, 1).item(), context)}
+        with patch.dict(OPERATORS, replaced):
             super().__init__(network, mode=mode, device=device, precision=precision)
         self._pool = ThreadPoolExecutor(1)
         self._calls: Counter[Any] = Counter()
