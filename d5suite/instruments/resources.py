@@ -1,6 +1,6 @@
 """Samples of what a process uses while it is recorded: CPU, memory, network, disk and GPU.
 
-A thread reads the counters a few times a second. What the machine does not count is left out.
+A thread reads the counters now and then. What the machine does not count is left out.
 Imports the standard library, its neighbours and, lazily, psutil and pynvml.
 """
 
@@ -15,8 +15,8 @@ from typing import Any
 from d5suite.instruments.nvml import Gpu, used_gpu
 from d5suite.instruments.recorder import Recorder
 
-PERIOD_S = 0.1
-"""Seconds between two samples; one takes about 0.2 ms."""
+PERIOD_S = 0.5
+"""Seconds between two samples: one takes 0.3 ms, in which the step may have to wait."""
 
 Values = dict[tuple[str, str], float]
 """By name and unit."""
