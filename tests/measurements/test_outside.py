@@ -56,7 +56,8 @@ def test_one_file_brings_a_measurement(tmp_path: Path) -> None:
     assert set(benchmarks) == {"test_inference[torch]", "test_fetch[torch]"}  # collected beside d5suite's own
     info = benchmarks["test_fetch[torch]"]["extra_info"]["d5suite"]
     checks = {check["name"] for check in info["validation"]["checks"]}
-    assert checks == {"scores fetched again", "scores that are not finite"}  # proved
+    memory = "memory taken after the first calls, whose peak is recorded"
+    assert checks == {"scores fetched again", "scores that are not finite", memory}  # proved
     assert info["median_s"] > 0 and info["throughput"]["unit"] == "images/s"  # timed
     assert info["peak_memory_bytes"] > 10 << 20  # its memory taken
     assert info["bytes_per_s"] == pytest.approx(8 * 10 * 4 / info["median_s"])  # written

@@ -24,7 +24,7 @@ _ABSENT = dict.fromkeys(
     ],
     "this backend is there to misbehave",
 )
-_TOLERANCE = Tolerance(1e-4, 1e-4, 1e-4, "float32 rounding")
+_TOLERANCE = Tolerance(5e-5, 1e-4, 1e-4, "float32 rounding")
 
 BACKEND = Backend(
     name="faulty",
