@@ -128,7 +128,7 @@ def test_a_recipe_of_several_formats_is_one_recipe_of_each(
 
 
 FAULTS = {
-    "wrong": "output (wrong fp32) vs onnxruntime: relative error 0.01 exceeds 0.0001",
+    "wrong": "output (wrong fp32) vs onnxruntime: relative error 0.01 exceeds 5e-05",
     "nan": "backend 'faulty' breaks clause 'executor.finite' of the contract: tensor 'fc' holds non-finite numbers",
     "shape": "clause 'executor.forward' of the contract: tensor 'fc' has shape (4, 3), not (4, 4)",
     "dtype": "clause 'executor.fetch' of the contract: tensor 'fc' is float64, not float32",
