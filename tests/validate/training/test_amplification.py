@@ -25,7 +25,7 @@ DEPTH = 32
 FAULTS = {
     "wrong:right": "",
     "wrong:dampening": "",
-    "wrong:unbiased": "running statistics of each of 10 steps from the float64 state",
+    "wrong:unbiased": "running statistics (unbiased fp32) vs right fp64",
     "wrong:thousandth": "parameters of each of 10 steps from the float64 state",
     "stale:timed": "the first timed steps",
     "stale:unwaited": "parameters of each of 10 steps from the float64 state",
