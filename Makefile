@@ -19,7 +19,7 @@ help:
 	@echo "make bench      measure the recipes on the CPU frameworks (5 to 7 minutes on 2 cores); $(RESULT)"
 	@echo "make horovod    build Horovod for the frameworks (12 minutes on 2 cores, once on a machine)"
 	@echo "make test       test every behaviour and every adapter, on fewer cases (11 minutes on 2 cores)"
-	@echo "make test-all   run every test, those of make test among them (43 minutes)"
+	@echo "make test-all   run every test, those of make test among them (55 minutes)"
 	@echo "make lint       check style and types"
 	@echo "make clean      remove the environment and the caches; results stay"
 
