@@ -62,6 +62,8 @@ def _run(options: argparse.Namespace) -> int:
         print(json.dumps({"machine": machine.name, "plans": [to_dict(each) for each in found]}, indent=1))
     else:
         show(network, machine, found, Console(markup=False, highlight=False), top=options.top)
+        if options.goal == "time" and len(found) > 1:
+            print(_lead(network, machine, found[0], found[1]))
     return 0
 
 
@@ -85,10 +87,8 @@ def crosses_nodes(plan: Plan, machine: Machine) -> bool:
 
 
 def show(network: Transformer, machine: Machine, found: list[Advice], console: Any, *, top: int) -> None:
-    """Print the best plans, what bounds the first one, and what its lead rests on."""
+    """Print the best plans, and what bounds the first one."""
     from rich.table import Table
-
-    from d5suite.models.advice import deciding_figure
 
     console.print(
         f"{network.parameters / 1e9:.3g} billion parameters, {network.layers} layers, sequences of {network.sequence}; "
@@ -117,14 +117,14 @@ def show(network: Transformer, machine: Machine, found: list[Advice], console: A
     if any(crosses_nodes(each.plan, machine) for each in found[:top]):
         console.print(f"{UNJUDGED}: plans whose replicas lie on several nodes may be off by more.")
     console.print(f"The first: {first.time.bound} is {getattr(first.time, first.time.bound) / first.time.total:.0%}.")
-    if len(found) > 1:
-        console.print(_lead(network, machine, first, found[1], deciding_figure))
 
 
-def _lead(network: Transformer, machine: Machine, first: Advice, second: Advice, deciding: Any) -> str:
+def _lead(network: Transformer, machine: Machine, first: Advice, second: Advice) -> str:
     """Say whether the first plan's lead is beyond the model's error, and what it rests on."""
+    from d5suite.models.advice import deciding_figure
+
     ratio = second.time.total / first.time.total
-    figure, turns = deciding(network, machine, first.plan, second.plan)
+    figure, turns = deciding_figure(network, machine, first.plan, second.plan)
     known = machine.sources.get(figure, "")
     beyond = ratio > 1 + machine.calibration.error_90
     text = f"The second needs {ratio:.3f} times as long: " + (

@@ -98,15 +98,12 @@ def read_machine(path: Path) -> Machine:
 
     Raises
     ------
+    JobError
+        If the file cannot be read or is not JSON.
     ConfigurationError
-        If the file cannot be read, lacks a figure or its source, or has one that is not positive.
+        If it lacks a figure or its source, or has one that is not positive.
     """
-    try:
-        content = read_json(path)
-    except OSError as error:
-        raise ConfigurationError(f"cannot read the machine file: {error.strerror}", where=str(path)) from error
-    except ValueError as error:
-        raise ConfigurationError(f"this is not JSON: {error}", where=str(path)) from error
+    content = read_json(path)
     if not isinstance(content, dict) or content.get("schema") != SCHEMA:
         raise ConfigurationError(
             f"this is not a machine file: its schema is not {SCHEMA!r}",

@@ -30,6 +30,13 @@ def test_the_table_names_the_best_plan_and_what_it_rests_on(capsys: pytest.Captu
     assert "It rests most on" in text
 
 
+@pytest.mark.parametrize("goal", ["memory", "cost"])
+def test_plans_ranked_by_another_goal_have_no_lead_in_time(goal: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["advise", NAME, "--machine", str(SMALL), "--batch", "64", "--goal", goal]) == 0
+    text = capsys.readouterr().out
+    assert "The first:" in text and "times as long" not in text
+
+
 def test_json_holds_all_plans_with_parts_that_add_up(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["advise", NAME, "--machine", str(SMALL), "--batch", "64", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)["plans"]
