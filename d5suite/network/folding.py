@@ -157,6 +157,9 @@ _MOVES = frozenset({"Cast", "Concat", "Gather", "Identity", "Reshape", "Slice", 
                     "Where"})  # fmt: skip
 """Operators that rearrange dimensions without computing with them."""
 
+_PLACES = frozenset({"Gather", "Reshape", "Slice", "Squeeze", "Unsqueeze"})
+"""Those of them whose further inputs say where, or to which shape."""
+
 _MEET = frozenset({"Add", "And", "Div", "Equal", "Greater", "Less", "MatMul", "Mul", "Or", "Pow", "Sub", "Sum",
                    "Where"})  # fmt: skip
 """Operators that broadcast their inputs."""
@@ -248,8 +251,9 @@ class _Dimensions:
                 low, high = np.minimum(one, other), np.maximum(one, other)
                 if ((low <= _OPEN) & (low != high) & ((high >= 0) | (high <= _OPEN))).any():
                     return None  # an open dimension may be any number
-            if node.op_type == "Reshape" and (arrays[node.input[1]] <= _OPEN).any():
-                return None  # to an open dimension
+            places = (self._values[i] for i in node.input[1:] if i in self._values)
+            if node.op_type in _PLACES and any((place <= _OPEN).any() for place in places):
+                return None  # a mark is no place
             found = np.asarray(_answers(node, arrays)[0])
         else:
             return None

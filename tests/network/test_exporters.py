@@ -16,6 +16,7 @@ from onnx.reference import ReferenceEvaluator
 from d5suite.errors import NetworkError
 from d5suite.network import Network
 from d5suite.network.operators import MORE_OPERATORS, ZOO_OPERATORS
+from d5suite.network.user_network import load_user_network
 from d5suite.validate.network.oracle import NetworkOracle, inference
 
 SIZE = (3, 8, 8)
@@ -201,10 +202,12 @@ def test_the_shapes_of_an_attention_with_a_class_token_become_constants(tmp_path
             super().__init__()
             self.token = torch.nn.Parameter(torch.randn(1, 1, 8))
             self.project = torch.nn.Linear(8, 8)
+            self.places = torch.nn.Parameter(torch.randn(1, 30, 8))
 
         def forward(self, x: Any) -> Any:
             x = x.view(x.size(0), 24, -1)
             x = torch.cat((self.token.expand(x.size(0), -1, -1), x), 1)
+            x = x + self.places[:, : x.size(1)]
             y = self.project(x).view(x.size(0), x.size(1), 2, 4).transpose(1, 2)
             y = (torch.softmax(y @ y.transpose(-2, -1), -1) @ y).transpose(1, 2)
             return x + y.reshape(x.size(0), x.size(1), -1)
@@ -219,6 +222,51 @@ def test_the_shapes_of_an_attention_with_a_class_token_become_constants(tmp_path
     assert {"Equal", "Shape", "Where"}.isdisjoint(node.op_type for node in network.nodes)
     for images in (1, 2, 7):
         _same_answer(path, network, images)
+
+
+@pytest.mark.parametrize(
+    "cut",
+    [
+        helper.make_node("Slice", ["table", "n", "most"], ["part"], "from"),
+        helper.make_node("Slice", ["table", "zero", "n"], ["part"], "up to"),
+        helper.make_node("Gather", ["table", "n"], ["part"], "at"),
+    ],
+    ids=lambda node: node.name,
+)
+def test_a_place_in_a_table_that_an_open_batch_decides_needs_it(cut: onnx.NodeProto, tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("Shape", ["x"], ["n"], start=0, end=1),
+        cut,
+        helper.make_node("ReduceSum", ["part", "zero"], ["sum"]),
+        helper.make_node("Add", ["x", "sum"], ["y"]),
+    ]
+    model = _with_weights(_model(nodes, {"zero": [0], "most": [(1 << 63) - 1]}), table=_random(7, *SIZE))
+    onnx.save(model, tmp_path / "m.onnx")
+    network = load_user_network(tmp_path / "m.onnx", shapes={}, batch_size=3).network
+    assert network.batch_size == 3
+    _same_answer(tmp_path / "m.onnx", network, 3)
+
+
+def test_sizes_are_found_from_the_end(tmp_path: Path) -> None:
+    """By negative bounds and indices, in shapes that the graph puts together."""
+    nodes = [
+        helper.make_node("Shape", ["x"], ["sizes"]),
+        helper.make_node("Slice", ["sizes", "fourth", "third"], ["n"]),
+        helper.make_node("Slice", ["sizes", "second", "most"], ["image"]),
+        helper.make_node("Slice", ["sizes", "last", "least", "zero", "last"], ["backwards"]),
+        helper.make_node("Concat", ["image", "backwards"], ["all"], axis=0),  # 8, 8, 8, 8, 3, N
+        helper.make_node("Gather", ["all", "places"], ["some"]),
+        helper.make_node("Concat", ["n", "some"], ["target"], axis=0),
+        helper.make_node("Reshape", ["x", "target"], ["y"]),
+    ]
+    numbers = {"fourth": -4, "third": -3, "second": -2, "last": -1, "zero": 0, "most": 9, "least": -(1 << 63) + 1}
+    constants = {name: [value] for name, value in numbers.items()} | {"places": [-3, 0, -2]}
+    onnx.save(_model(nodes, constants), tmp_path / "m.onnx")
+    network = Network.load(tmp_path / "m.onnx")
+    assert [node.op_type for node in network.nodes] == ["Reshape"] and network.batch_size is None
+    assert network.shapes["y"] == (None, 8, 8, 3)
+    for images in (1, 3):
+        _same_answer(tmp_path / "m.onnx", network, images)
 
 
 @pytest.mark.parametrize("kind", [TensorProto.FLOAT, TensorProto.INT32, TensorProto.BOOL])
