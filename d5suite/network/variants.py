@@ -99,7 +99,7 @@ def _static(node: Node, context: NodeContext) -> str:
 
 def _further(node: Node, context: NodeContext) -> str:
     """Return which further output is read; of most operators only the first is computed."""
-    read = [] if node.op_type in SEVERAL_OUTPUTS else [name for name in node.outputs[1:] if name in context.read - {""}]
+    read = [] if node.op_type in SEVERAL_OUTPUTS else [name for name in node.outputs[1:] if name in context.readers]
     return (
         f"its further output {read[0]!r} is read, but only the first output of this operator is computed"
         if read

@@ -211,6 +211,7 @@ CASES: dict[str, tuple[str, list[tuple[int, ...]], dict[int, np.ndarray], dict[s
     "gemm scaled": ("Gemm", [(3, 5), (5, 4), (3, 1)], {}, {"alpha": 0.5, "beta": 2.0}),
     "gemm without bias": ("Gemm", [(3, 5), (4, 5)], {}, {"transB": 1}),
     "matmul": ("MatMul", [(2, 3, 5), (5, 4)], {}, {}),
+    "matmul of images": ("MatMul", [(2, 1, 17, 5), (5, 4)], {}, {}),
     "matmul vector": ("MatMul", [(2, 3, 5), (5,)], {}, {}),
     "matmul vector left": ("MatMul", [(5,), (2, 5, 3)], {}, {}),
 }  # fmt: skip
@@ -230,6 +231,34 @@ def test_operator_equals_the_onnx_reference(name: str) -> None:
         executor = BACKEND.executor(network, mode="eager", precision="fp64")
         answer = executor.fetch(executor.forward(executor.feed({"x": x})))
         assert relative(answer["y"], reference(network, x)) < 1e-12, f"prologue: {prologue}"
+
+
+@pytest.mark.parametrize(("behind", "padding"), [("Add", "VALID"), ("Relu", [(0, 0), (1, 1), (1, 1), (0, 0)])])
+def test_a_depthwise_convolution_is_padded_first_where_what_is_behind_may_be_fused(
+    behind: str, padding: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """TensorFlow's graph optimizer aborts the process otherwise: see docs/findings.md."""
+    import tensorflow as tf
+
+    network = one_node("Conv", [IMAGE, (4, 1, 3, 3)], group=4, strides=[2, 2], pads=[1, 1, 1, 1])
+    model = network.model
+    model.graph.node[0].output[0] = "c"
+    bias = [numpy_helper.from_array(np.full((1, 4, 1, 1), 2, np.float32), "bias")] if behind == "Add" else []
+    model.graph.initializer.extend(bias)
+    model.graph.node.append(helper.make_node(behind, ["c", *(each.name for each in bias)], ["y"]))
+    network = Network(onnx.shape_inference.infer_shapes(model), input="x", output="y")
+    found, convolve = [], tf.nn.depthwise_conv2d
+
+    def recorded(x: Any, kernel: Any, strides: Any, padding: Any, *more: Any) -> Any:
+        found.append(padding)
+        return convolve(x, kernel, strides, padding, *more)
+
+    monkeypatch.setattr(tf.nn, "depthwise_conv2d", recorded)
+    executor = BACKEND.executor(network, mode="eager", precision="fp64")
+    x = np.random.default_rng(2).standard_normal(IMAGE).astype(np.float32)
+    answer = executor.fetch(executor.forward(executor.feed({"x": x})))
+    assert relative(answer["y"], reference(network, x)) < 1e-12
+    assert found == [padding]
 
 
 def test_the_average_of_a_window_in_the_padding_is_zero() -> None:

@@ -6,6 +6,7 @@ import math
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,9 +29,9 @@ import tensorflow as tf
 @tf.function
 def run(x, kernel, bias):
     y = tf.nn.depthwise_conv2d(x, kernel, [1, 1, 1, 1], [[0, 0], [1, 0], [1, 0], [0, 0]])
-    return tf.nn.bias_add(y, bias)
+    return BIASED
 
-run(tf.ones([1, 4, 4, 2]), tf.ones([2, 2, 2, 1]), tf.ones([2]))
+run(tf.ones([1, 4, 4, 2]), tf.ones([2, 2, 2, 1]), tf.ones(SHAPE))
 """
 
 
@@ -55,8 +56,12 @@ def _run(program: str, **environment: str) -> int:
 
 
 @pytest.mark.slow
-def test_a_depthwise_convolution_with_bias_and_explicit_padding_aborts() -> None:
-    aborted = _run(DEPTHWISE, TF_ENABLE_ONEDNN_OPTS="1") < 0  # by default only where there is AVX-512
+@pytest.mark.parametrize(
+    ("biased", "shape"), [("tf.nn.bias_add(y, bias)", "[2]"), ("y + bias", "[1, 1, 1, 2]")], ids=["bias", "sum"]
+)
+def test_a_depthwise_convolution_with_bias_and_explicit_padding_aborts(biased: str, shape: str) -> None:
+    program = DEPTHWISE.replace("BIASED", biased).replace("SHAPE", shape)
+    aborted = _run(program, TF_ENABLE_ONEDNN_OPTS="1") < 0  # by default only where there is AVX-512
     require(aborted, TENSORFLOW, OPERATORS.format("convolution.py (pads_natively)"))
 
 
@@ -115,3 +120,23 @@ def test_one_hot_has_no_gradient_by_its_values(tf: Any) -> None:
     with tf.GradientTape() as tape:
         y = tf.one_hot([0, 1], 3, values[1], values[0])
     require(tape.gradient(y, values) is None, TENSORFLOW, OPERATORS.format("indexing.py (one_hot)"))
+
+
+PRODUCT = """
+import numpy as np
+import tensorflow as tf
+
+x, y = (np.random.default_rng(0).standard_normal(shape).astype(np.float32) for shape in ((2, 1, 97, 64), (64, 32)))
+raise SystemExit(0 if np.allclose(tf.matmul(x, y), x @ y, rtol=1e-3, atol=1e-3) else 3)
+"""
+
+
+@pytest.mark.slow
+def test_a_product_with_a_batch_axis_of_one_and_a_matrix_is_wrong() -> None:
+    """It is on a Xeon with AMX; the process may end."""
+    ended = _run(PRODUCT, TF_ENABLE_ONEDNN_OPTS="1")
+    assert ended in (0, 3) or ended < 0
+    processor = Path("/proc/cpuinfo")
+    if ended == 0 and not (processor.exists() and "amx_tile" in processor.read_text()):
+        pytest.skip("not on this processor")
+    require(ended != 0, TENSORFLOW, OPERATORS.format("matrix.py (mat_mul)"))

@@ -44,8 +44,8 @@ class NodeContext:
         Type of every tensor; in a network, floating-point tensors have the type of activations.
     non_negative : frozenset of str
         Tensors known to be non-negative: used as indices they never count from the end.
-    read : frozenset of str
-        A network's outputs, and the tensors that its nodes read.
+    readers : mapping of str to set of str
+        By tensor of a network that is read: the operators that read it; of an output, "", too.
     packing : dict of str to Packing
         Weights that a factory stores in a form other than a permutation of axes; level 0 only.
     """
@@ -56,7 +56,7 @@ class NodeContext:
     single: bool = False
     dtypes: Mapping[str, np.dtype] = field(default_factory=dict)
     non_negative: frozenset[str] = frozenset()
-    read: frozenset[str] = frozenset()
+    readers: Mapping[str, set[str]] = field(default_factory=dict)
     packing: dict[str, Packing] = field(default_factory=dict)
 
     @classmethod
@@ -80,7 +80,7 @@ class NodeContext:
         return cls(
             shapes=network.shapes, constants=constants, training=training, dtypes=dtypes,
             non_negative=_non_negative(network),
-            read=frozenset(network.outputs).union(*(node.inputs for node in network.nodes)), **more,
+            readers=_readers(network), **more,
         )  # fmt: skip
 
     def shape(self, name: str) -> Shape:
@@ -147,6 +147,14 @@ def _non_negative(network: Network) -> frozenset[str]:
         if node.op_type in ("MaxPool", "TopK"):
             found.update(node.outputs[1:])
     return frozenset(found)
+
+
+def _readers(network: Network) -> dict[str, set[str]]:
+    found: dict[str, set[str]] = {name: {""} for name in network.outputs}
+    for node in network.nodes:
+        for name in filter(None, node.inputs):
+            found.setdefault(name, set()).add(node.op_type)
+    return found
 
 
 def has_input(node: Node, index: int) -> bool:

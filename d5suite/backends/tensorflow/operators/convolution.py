@@ -75,9 +75,11 @@ def conv(node: Node, context: Context) -> Call:
     # Gradients of explicitly padded convolutions are slow on the CPU: ResNet-50's step would take
     # twice as long.
     same_padding = plain and w.padded and max(w.strides) == 1 and w.same
-    # TensorFlow's graph optimizer (2.21) fuses a bias into an explicitly padded depthwise
-    # convolution, and then aborts.
-    pads_natively = same_padding or (plain and native and not (depthwise and has_input(node, 2)))
+    # TensorFlow's graph optimizer (2.21) fuses a bias, or what is added behind, into an explicitly
+    # padded depthwise convolution, and then aborts.
+    behind = context.readers.get(node.outputs[0], set())
+    fused = depthwise and (has_input(node, 2) or not behind.isdisjoint({"Add", "Sum"}))
+    pads_natively = same_padding or (plain and native and not fused)
     padding = "SAME" if same_padding else images.spatial(w.pads, (0, 0)) if w.padded and pads_natively else "VALID"
 
     def run(x: Any, kernel: Any, bias: Any = None) -> Any:
