@@ -38,7 +38,7 @@ from d5suite.network.user_network import input_ranges, load_user_network
 from d5suite.network.zoo import build
 from d5suite.optimizers.settings import Optimizer, optimizer_from_dict
 from d5suite.validate.network.gradient_references import GradientReferences
-from d5suite.validate.network.inference import check_reading
+from d5suite.validate.network.inference import ExpectedOutputs, check_reading
 from d5suite.validate.training.amplification import ProvedRun
 from d5suite.workloads.base import Workload
 
@@ -121,7 +121,7 @@ class NetworkWorkload(Workload):
 
     Attributes
     ----------
-    expected_outputs : list of dict of str to numpy.ndarray
+    expected_outputs : ExpectedOutputs
         An evaluator's outputs for the batches that inference takes in turn, and for one that is fed
         after timing; set when inference is proved.
     outputs_tolerance : float
@@ -142,7 +142,7 @@ class NetworkWorkload(Workload):
 
     kind = "network"
 
-    expected_outputs: list[dict[str, np.ndarray]]
+    expected_outputs: ExpectedOutputs
     outputs_tolerance: float
     references: GradientReferences
     drawn: tuple[Arrays, Arrays]

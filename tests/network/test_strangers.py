@@ -148,6 +148,9 @@ def test_what_onnxruntime_loads_but_cannot_run_has_onnxs_reference(tmp_path: Pat
     output, evaluator = inference(network, np.ones((2, 1, 8), np.float32), threads=1)
     assert evaluator == "onnx.reference"
     np.testing.assert_array_equal(output[0, 0], [2, 2, 3, 3, 3, 3, 2, 2])
-    executor = d5suite.backend("onnxruntime").executor(network)
+    backend = d5suite.backend("onnxruntime")
+    (lack,) = backend.lacks_of(network)
+    assert (lack.operator, lack.reason) == ("Conv", "onnxruntime has no dilations with auto_pad SAME_UPPER")
+    executor = backend.load("network").Executor(network, mode="all", device="cpu", precision="fp32")
     with pytest.raises(d5suite.errors.BackendError, match="onnxruntime cannot run this network"):
         executor.forward(executor.feed(network.arrays(np.ones((2, 1, 8), np.float32))))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -241,6 +242,46 @@ def test_a_wrong_tensor_is_named_in_the_timed_precision(batch: tuple[np.ndarray,
 def test_a_wrong_output_is_refused(spoil: Fault, message: str, batch: tuple[np.ndarray, np.ndarray]) -> None:
     with pytest.raises((ValidationError, ContractError), match=message):
         Validation().require(check_inference(HandExecutor(fault=spoil), batch[0], tolerance=1e-5, threads=1))
+
+
+def _off_by(monkeypatch: pytest.MonkeyPatch, error: float) -> None:
+    """Let onnxruntime's outputs be wrong by this part of themselves."""
+
+    def inexact(*arguments: Any, **settings: Any) -> Any:
+        outputs, _ = inferences(*arguments, **settings)
+        wrong = [{name: value * np.float32(1 + error) for name, value in each.items()} for each in outputs]
+        return wrong, "onnxruntime"
+
+    monkeypatch.setattr("d5suite.validate.network.inference.inferences", inexact)
+
+
+def _images(count: int) -> np.ndarray:
+    return np.random.default_rng(2).standard_normal((count, 3, 4, 4)).astype(np.float32)
+
+
+def test_float64_decides_where_onnxruntime_is_the_less_exact_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    _off_by(monkeypatch, 2e-4)
+    (check,) = check_inference(HandExecutor(precision="fp32"), _images(9), tolerance=1e-5, threads=1)
+    assert check.passed and check.name == "output (numpy fp32) vs onnx.reference"
+    assert check.detail == "fc; onnxruntime itself is off by 0.0002" and check.error < 1e-6
+
+
+@pytest.mark.parametrize("sample", [slice(None), 4], ids=["all", "one"])
+def test_float64_does_not_excuse_a_wrong_output(sample: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of nine samples, too: float64 takes four of them."""
+    _off_by(monkeypatch, 2e-4)
+
+    def spoil(answer: dict[str, np.ndarray]) -> None:
+        answer["fc"][sample] *= 1.001
+
+    (check,) = check_inference(HandExecutor(fault=spoil, precision="fp32"), _images(9), tolerance=1e-5, threads=1)
+    assert not check.passed and check.name == "output (numpy fp32) vs onnxruntime"
+
+
+def test_float64_is_not_asked_where_onnxruntime_agrees(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("d5suite.validate.network.inference.NetworkOracle", None)
+    (check,) = check_inference(HandExecutor(precision="fp32"), _images(9), tolerance=1e-5, threads=1)
+    assert check.passed and check.name == "output (numpy fp32) vs onnxruntime"
 
 
 def test_a_missing_gradient_is_named(batch: tuple[np.ndarray, np.ndarray]) -> None:

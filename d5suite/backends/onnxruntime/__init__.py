@@ -2,12 +2,25 @@
 
 from d5suite.levels.backend import Backend
 from d5suite.levels.description import Tolerance
+from d5suite.network.graph import Node
+from d5suite.network.nodes.context import NodeContext
 from d5suite.network.operators import MORE_OPERATORS, SINGLE_OPERATORS, ZOO_OPERATORS
 from d5suite.network.variants import POOLS, with_attribute, with_spatial_axes
 
 INFERENCE_ONLY = "onnxruntime does inference only; its training build is a separate package"
 WHOLE_GRAPH = "onnxruntime runs the whole ONNX graph, so no operator is implemented on its own"
 NEWER = "the test is written in an opset newer than onnxruntime reads; d5suite's networks are not"
+
+
+def _loaded_only(node: Node, context: NodeContext) -> str:
+    """What onnxruntime loads, but fails to run."""
+    kind, settings = node.op_type, node.attributes
+    same = kind in ("Conv", *POOLS) and str(settings.get("auto_pad", "")).startswith("SAME")
+    if same and max(settings.get("dilations") or [1]) > 1:
+        return f"onnxruntime has no dilations with auto_pad {settings['auto_pad']}"
+    cubic = kind == "GridSample" and settings.get("mode") == "cubic" and len(context.shapes.get(node.inputs[0], ())) > 4
+    return "onnxruntime has no cubic samples of volumes" if cubic else ""
+
 
 BACKEND = Backend(
     name="onnxruntime",
@@ -25,6 +38,7 @@ BACKEND = Backend(
         with_attribute(("LRN",), "size", range(0, 1 << 16, 2), "onnxruntime's LRN supports odd sizes only"),
         with_attribute(("GRU", "LSTM"), "layout", (1,), "onnxruntime takes no layout with the batch first"),
         with_spatial_axes(POOLS, "onnxruntime has no pool over other than 1 to 3 spatial axes"),
+        _loaded_only,
     ),
     tolerances={
         "fp32": Tolerance(

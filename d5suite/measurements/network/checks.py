@@ -28,7 +28,6 @@ from d5suite.validate.network.gradient_references import (
     scaled,
     widened,
 )
-from d5suite.validate.network.inference import check_output
 from d5suite.validate.norms import UNIT_ROUNDOFF, relative_l2
 from d5suite.workloads.network import Batch, NetworkWorkload
 
@@ -76,8 +75,7 @@ def unseen_output(workload: NetworkWorkload, step: NetworkStep) -> Iterator[Chec
 def _output(workload: NetworkWorkload, batch: str, output: Arrays, turn: int) -> Check:
     executor = workload.executor
     name = f"output of {batch} ({executor.mode} {executor.precision})"
-    expected, tolerance = workload.expected_outputs[turn], workload.outputs_tolerance
-    return check_output(name, executor, output, expected, workload.case.batch_size, tolerance)
+    return workload.expected_outputs.check(name, output, turn, workload.outputs_tolerance)
 
 
 # Gradients.

@@ -9,7 +9,7 @@ from d5suite.measurements.network import checks
 from d5suite.measurements.network.steps import TURNS, NetworkStep
 from d5suite.measurements.tables import TIMES
 from d5suite.validate.check import Check
-from d5suite.validate.network.inference import check_output, expected_outputs, outputs_tolerance
+from d5suite.validate.network.inference import ExpectedOutputs, outputs_tolerance
 from d5suite.workloads.network import NetworkWorkload
 
 
@@ -42,20 +42,17 @@ class Inference(Measurement):
 
     def prove(self, workload: NetworkWorkload, step: Step) -> Iterable[Check]:
         """Prove the output against an independent evaluator."""
-        executor, batches = workload.executor, [workload.evaluation_batch(number) for number in range(TURNS + 1)]
+        executor, network, threads = workload.executor, workload.generic_network, workload.job.threads
         with workload.at_generic_point(executor):
             answer = executor.fetch(executor.forward(workload.feed_evaluation(0)))
-        workload.expected_outputs, evaluator = expected_outputs(
-            executor, workload.generic_network, batches, threads=workload.job.threads
-        )
-        name = f"output ({executor.mode} {executor.precision}) vs {evaluator}"
-        expected = workload.expected_outputs[0]
-        tolerance = workload.outputs_tolerance = outputs_tolerance(
-            workload.generic_network,
-            batches[0],
-            expected,
+        expected = ExpectedOutputs(executor, network, workload.evaluation_batch, TURNS + 1, threads=threads)
+        tolerance = outputs_tolerance(
+            network,
+            workload.evaluation_batch(0),
+            expected.outputs[0],
             executor.precision,
             workload.tolerance.outputs,
-            threads=workload.job.threads,
+            threads=threads,
         )
-        yield check_output(name, executor, answer, expected, len(batches[0]), tolerance)
+        workload.expected_outputs, workload.outputs_tolerance = expected, tolerance
+        yield expected.check(f"output ({executor.mode} {executor.precision})", answer, 0, tolerance)

@@ -117,7 +117,7 @@ _KERNELS = {
 def resize(node: Node, context: Context) -> Function:
     plan = read_resize(node, context)
     sizes, factors = [n or 0 for n in plan.sizes[2:]], plan.factors()
-    kernel = _KERNELS.get((plan.mode, len(sizes)))
+    kernel = None if context.is_integer(node.inputs[0]) else _KERNELS.get((plan.mode, len(sizes)))  # not for all types
     if kernel is not None and plan.mode == "nearest":
         if factors is not None and min(factors, default=2) > 1:
             return lambda x, *_: F.interpolate(x, sizes, mode=kernel)
