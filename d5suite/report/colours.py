@@ -29,14 +29,19 @@ class Style(NamedTuple):
 
 
 def places(names: Iterable[str]) -> dict[str, int]:
-    """Return a number for each backend's name; a built-in one always has the same."""
+    """Return a number for each backend's name; a built-in one always has the same.
+
+    No two of up to eight names share a colour, which is the number modulo eight.
+    """
     from d5suite.backends import discover
 
     used, known = set(names), discover()[0]
     own = sorted(name for name, backend in known.items() if backend.package.startswith("d5suite."))
     others = sorted(set(known) - set(own))
     order = [*own, *others, *sorted(used - set(known))]
-    return {name: place for place, name in enumerate(order) if name in used}
+    found = {name: place for place, name in enumerate(order) if name in used}
+    free = iter(sorted(set(range(len(PALETTE))) - set(found.values()), reverse=True))
+    return {name: place if place < len(PALETTE) else next(free, place) for name, place in found.items()}
 
 
 def styles(names: Iterable[str]) -> list[Style]:

@@ -83,6 +83,11 @@ class Contest(Generic[R]):
         fastest, *others = self._ranking.order
         return [self.results[place] for place in others if self._ranking.is_tie(fastest, place)]
 
+    @cached_property
+    def leaders(self) -> list[R]:
+        """Results of which each may be the fastest; only one if the contest is decided."""
+        return [self.standing[0][0], *self.rivals]
+
     @property
     def ties(self) -> Iterator[tuple[R, R]]:
         """Pairs of results of which either may be the faster one."""
@@ -196,6 +201,8 @@ class RatioToFastest(NamedTuple):
     is_fastest : bool
     undecided : bool
         Whether nothing follows, because one of the two was disturbed.
+    is_close : bool
+        Whether another one may be the fastest of them.
     is_view : bool
         See `is_view`.
     """
@@ -204,6 +211,7 @@ class RatioToFastest(NamedTuple):
     is_fastest: bool = False
     undecided: bool = False
     is_view: bool = False
+    is_close: bool = False
 
     @property
     def value(self) -> float | None:
@@ -242,8 +250,9 @@ def ranked(
         fastest = contest.standing[0][0]
         for place, (row, ratio) in enumerate(contest.standing):
             undecided = row.backend in contest.vetoes or fastest.backend in contest.vetoes
-            alone = len(contest.results) == 1
-            found.append((row, RatioToFastest() if alone else RatioToFastest(ratio, place == 0, undecided)))
+            alone, close = len(contest.results) == 1, bool(contest.rivals)
+            compared = RatioToFastest(ratio, place == 0, undecided, is_close=close)
+            found.append((row, RatioToFastest() if alone else compared))
     placed = {id(row) for row, _ in found}
     others = [each for each in results if id(each) not in placed]
     others.sort(key=lambda each: (unranked(each), each.record["median_s"]))
@@ -265,7 +274,17 @@ def notes_on(contests: Sequence[Contest[Any]]) -> list[str]:
         if contest.vetoes
     ]
     calm = [contest for contest in compared if not contest.vetoes]
-    ties = {contest.name: [f"{one.backend} and {other.backend}" for one, other in contest.ties] for contest in calm}
+    lines += [
+        f"{contest.name} is undecided: {', '.join(each.backend for each in contest.leaders)}"
+        for contest in calm
+        if contest.rivals
+    ]
+    ties = {
+        contest.name: [
+            f"{one.backend} and {other.backend}" for one, other in contest.ties if one is not contest.leaders[0]
+        ]
+        for contest in calm
+    }
     lines += [f"{name}, within noise: {', '.join(pairs)}" for name, pairs in ties.items() if pairs]
     if any(ratio.method == "rounds" for contest in compared for _, ratio in contest.standing):
         lead = least_lead()

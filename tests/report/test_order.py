@@ -143,6 +143,10 @@ def test_a_disturbed_run_decides_no_contest(
     assert ("clearly" in text.partition('class="headline"')[2].partition("</p>")[0]) is decided
     rows = list(csv.DictReader((tmp_path / "csv" / "fastest.csv").open()))
     assert any(not row["close"] and row["next"] for row in rows) is decided
+    assert all((row["fastest"] == "undecided") is bool(row["close"]) for row in rows)
+    if not decided:
+        assert not any(row["next"] for row in rows)
+        assert '<td><span class="close">undecided</span></td>' in text and 'class="n best"' not in text
 
 
 def test_one_disturbed_backend_ties_with_all_and_the_others_are_decided() -> None:
@@ -151,3 +155,22 @@ def test_one_disturbed_backend_ties_with_all_and_the_others_are_decided() -> Non
     samples = [[value * (1 + 0.001 * place) for place in range(30)] for value in (1.0, 2.0, 4.0)]
     ranking = Ranking([Competitor(samples[0]), Competitor(samples[1], veto="busy"), Competitor(samples[2])], 0.01)
     assert [ranking.is_tie(a, b) for a, b in ((0, 1), (1, 2), (0, 2))] == [True, True, False]
+
+
+def test_an_undecided_contest_names_all_who_may_be_fastest(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
+    path = write(tmp_path / "out.json", benchmarks({"torch": 0.03, "jax": 0.02, "mxnet": 0.0201}))
+    assert main(["compare", str(path)]) == 0
+    shown = capsys.readouterr().out
+    assert re.search(r"imagenet_resnet50/inference is undecided: (jax, mxnet|mxnet, jax)\n", shown)
+    assert "within noise" not in shown  # torch is not
+    assert main(["report", str(path), "-o", str(tmp_path / "page.html"), "--csv", str(tmp_path / "csv")]) == 0
+    (row,) = csv.DictReader((tmp_path / "csv" / "fastest.csv").open())
+    assert (row["fastest"], row["fastest_id"], row["next"]) == ("undecided", "", "")
+    assert set(row["close"].split()) == {"jax", "mxnet"}
+    page = (tmp_path / "page.html").read_text()
+    leads = page.partition('<table class="leads">')[2].partition("</table>")[0]
+    over = leads.partition("too close to call:")[2].partition("</td>")[0]
+    assert ">undecided<" in leads and "jax" in over and "mxnet" in over and "torch" not in over

@@ -96,6 +96,8 @@ def test_the_fastest_is_named_with_its_lead_and_a_small_one_is_too_close(tmp_pat
                 others = [b for b in found["benchmarks"] if b["param"] != "torch"]
         page = page_of(tmp_path, write(tmp_path / "x.json", found | {"benchmarks": [*others, slow]}))
         assert verdict in html.unescape(page)
+        leads = page.partition('<table class="leads">')[2].partition("</table>")[0]
+        assert (">undecided<" in leads) is (factor == 1) and ('class="n best"' in page) is (factor != 1)
 
 
 def contest_of(results: list[dict[str, Any]], between_runs: float) -> Contest[TableRow]:
@@ -527,7 +529,7 @@ def test_every_number_is_in_the_csv_files_as_in_the_json(tmp_path: Path) -> None
     with open(tmp_path / "csv" / "fastest.csv", newline="") as file:
         fastest = {line["measurement"]: line["fastest"] for line in csv.DictReader(file)}
     in_turn = {
-        contest.name.partition("/")[2]: contest.standing[0][0].backend
+        contest.name.partition("/")[2]: "undecided" if contest.rivals else contest.standing[0][0].backend
         for contest in contests_in_turn(load_results(SMOKE))
     }
     assert {"inference", "gradient", "training_step"} <= set(in_turn)
@@ -674,6 +676,13 @@ def test_a_plug_in_changes_no_colour() -> None:
     found = ast.literal_eval(done.stdout)
     assert {name: found[name] for name in ("jax", "torch")} == places(["torch", "jax"])
     assert found["faulty"] > found["torch"]
+
+
+def test_up_to_eight_backends_have_colours_of_their_own() -> None:
+    used = ["deep500", "jax", "torch", *(f"theirs{number}" for number in range(5))]
+    found = places(used)
+    assert sorted(place % len(PALETTE) for place in found.values()) == list(range(len(PALETTE)))
+    assert {name: found[name] for name in used[:3]} == places(used[:3])
 
 
 def test_the_colours_have_contrast_and_are_those_of_pictures() -> None:

@@ -79,10 +79,12 @@ def _fastest(page: Page) -> bytes:
         for contest in group.contests:
             (first, _), *others = contest.standing
             line: list[Any] = [section.title, group.measurement, group.ranks(contest), contest.file]
-            line += [first.backend, first.id]
-            line += [others[0][0].backend, others[0][0].id] if others else [None, None]
-            line += [others[0][1].value, *others[0][1].interval] if others else [None] * 3
-            lines.append([*line, " ".join(row.backend for row in contest.rivals)])
+            if contest.rivals:
+                line += ["undecided", None, None, None]
+            else:
+                line += [first.backend, first.id, *([others[0][0].backend, others[0][0].id] if others else [None] * 2)]
+            line += [others[0][1].value, *others[0][1].interval] if others and not contest.vetoes else [None] * 3
+            lines.append([*line, " ".join(row.backend for row in contest.leaders) if contest.rivals else ""])
     return _written(head, lines)
 
 

@@ -67,10 +67,10 @@ class LeadRow(NamedTuple):
     ranks: str
     contest: Contest[Row]
     first: Row
-    second: Row | None
     lead: Ratio | None
     median: str
     rate: str
+    over: list[Row]
     drawn: Markup
     label: str
     search: str
@@ -262,14 +262,15 @@ def _leads(page: Page) -> Iterator[LeadRow]:
     for section, group in page.groups:
         for contest in group.contests:
             (first, _), *others = contest.standing
-            second, lead = others[0] if others else (None, None)
+            (second, lead), rivals = others[0] if others else (None, None), contest.rivals
             drawn, label = Markup(), ""
             if lead:
                 drawn = Markup(lead_strip(lead.value, *lead.interval, largest))  # noqa: S704
                 label = f"lead {times(lead.value)}, from {times(lead.low)} to {times(lead.high)}"
             yield LeadRow(
-                section, _title(section), group.measurement, group.ranks(contest), contest, first, second, lead,
-                seconds(first.record["median_s"]), rate(first.record), drawn, label,
+                section, _title(section), group.measurement, group.ranks(contest), contest, first, lead,
+                "–" if rivals else seconds(first.record["median_s"]), "–" if rivals else rate(first.record),
+                contest.leaders if rivals else [second] if second else [], drawn, label,
                 _search(section, group, contest.results), brief([row.backend for row in contest.results]),
             )  # fmt: skip
 
@@ -320,7 +321,7 @@ def _cell_of(rows: Sequence[Row], backend: str) -> GridCell | None:
         return GridCell(row, "other size", tip, False, False)
     found = row.to_fastest
     text = times(found.ratio.value) if found.ratio and not found.undecided else found.text()
-    return GridCell(row, text, tip, found.is_fastest and not found.undecided, False)
+    return GridCell(row, text, tip, found.is_fastest and not (found.undecided or found.is_close), False)
 
 
 def _details(page: Page) -> dict[str, Any]:

@@ -5,6 +5,8 @@ Imports its neighbours.
 
 from __future__ import annotations
 
+from collections import Counter
+
 from d5suite.report.contests import Contest
 from d5suite.report.formats import CONFIDENCE
 from d5suite.report.page.facts import shortened
@@ -37,25 +39,31 @@ def headline(page: Page) -> str:
     contests = _contests(page)
     if not contests:
         return "Nothing to compare: no case was measured on two backends under equal conditions."
-    wins: dict[str, list[bool]] = {}
+    clear: Counter[str] = Counter()
+    close: Counter[str] = Counter()
     for each in contests:
         if not each.vetoes:
-            wins.setdefault(each.standing[0][0].record["backend"]["name"], []).append(not each.rivals)
-    sentences = []
-    for name, clear in sorted(wins.items(), key=lambda item: (-len(item[1]), item[0]))[:5]:
-        how = "all" if all(clear) else f"{sum(clear)}" if any(clear) else "none"
-        sure = f"{how} of them clearly" if len(clear) > 1 else "clearly" if clear[0] else "not clearly"
-        sentences.append(f"{shortened(name, 30)} is fastest in {len(clear)} of {len(contests)} comparisons ({sure})")
+            (close if each.rivals else clear).update({row.record["backend"]["name"] for row in each.leaders})
+    sentences = [
+        f"{shortened(name, 30)} is fastest in {count} of {len(contests)} comparisons (clearly)"
+        for name, count in sorted(clear.items(), key=lambda item: (-item[1], item[0]))[:5]
+    ]
+    undecided = sum(bool(each.rivals) and not each.vetoes for each in contests)
+    if undecided:
+        may = ", ".join(
+            f"{shortened(name, 30)} in {count}"
+            for name, count in sorted(close.items(), key=lambda item: (-item[1], item[0]))[:5]
+        )
+        sentences.append(f"{undecided} of {len(contests)} are undecided; who may be fastest there: {may}")
     disturbed = sum(bool(each.vetoes) for each in contests)
     if disturbed:
         sentences.append(
             f"{disturbed} of {len(contests)} comparisons are not decided, because the machine was disturbed"
         )
-    close = sum(bool(each.rivals) for each in contests)
     end = ""
-    if close < len(contests):
+    if clear:
         end = " Clearly: the 95% interval of the lead excludes 1."
-    elif disturbed < len(contests):
+    elif undecided:
         end = " No lead is certain: each 95% interval includes 1."
     return "; ".join(sentences) + "." + end
 
