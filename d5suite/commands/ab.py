@@ -42,6 +42,10 @@ def add_paired(command: argparse.ArgumentParser) -> None:
         "--max-time", type=float, default=300.0, metavar="SECONDS", help="limit per benchmark (default: %(default)g)"
     )
     command.add_argument("--force", action="store_true", help="also judge measurements under different conditions")
+    command.add_argument(
+        "--decide-disturbed", action="store_true",
+        help="decide even where something else took more than a tenth of the CPU time",
+    )  # fmt: skip
     command.add_argument("--thresholds", type=Path, metavar="FILE.toml", help="what counts as a change, by benchmark")
     command.add_argument("--effect", type=float, metavar="FRACTION", help="relative change to find (default: 0.02)")
 
@@ -86,7 +90,7 @@ def measure(
         thresholds.default = replace(thresholds.default, effect=options.effect)
     if options.max_pairs < 1 or not options.max_time > 0:
         raise ConfigurationError("--max-pairs and --max-time must be positive")
-    budget = Budget(options.max_pairs, options.max_time)
+    budget = Budget(options.max_pairs, options.max_time, options.decide_disturbed)
     return compare_sides(specs, selection, thresholds, budget, force=options.force, only=only)
 
 

@@ -74,7 +74,9 @@ def _without_culprit(found: RunComparison, good: str, bad: str) -> str:
     lines += [f"no time to follow: {', '.join(lost)}"] * bool(lost)
     if open_:
         lines.append(f"whether {bad} is slower than {good} is not decided: {', '.join(open_)}")
-        lines.append("allow more pairs and more time (--max-pairs, --max-time), or search for more (--effect)")
+        lines.append(
+            "allow more pairs and more time (--max-pairs, --max-time) on a quiet machine, or search for more (--effect)"
+        )
     elif not lost and not found.refused:
         lines.append(f"no benchmark takes longer at {bad} than at {good}")
     return "\n".join(lines)

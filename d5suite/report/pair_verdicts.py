@@ -102,5 +102,5 @@ def _verdict(pair: Paired, threshold: Threshold) -> Verdict:
         return Verdict(pair.name, "missing", failed, base, new)
     notes = differ(base.facts, new.facts)
     if base.disturbed or new.disturbed:
-        notes.append("machine disturbed during the run; pairing compensates")
+        notes.append("machine disturbed during the run; both sides shared the disturbance in part")
     return verdict_of(pair.decision, base, new, threshold, notes + doubts(base, new))

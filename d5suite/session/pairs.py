@@ -28,6 +28,7 @@ from d5suite.session.results import MeasurementResult, Wanted
 from d5suite.session.session import Session
 from d5suite.session.sides import Side
 from d5suite.session.turns import TurnJob, TurnScheduler
+from d5suite.statistics.contests import veto_of
 from d5suite.statistics.decisions import Decision, decide_pairs
 from d5suite.statistics.launches import Launches
 from d5suite.statistics.sequential import block_difference
@@ -58,10 +59,13 @@ class Budget:
         Most blocks of one measurement.
     seconds : float
         After this time no block of the measurement begins.
+    decides_disturbed : bool
+        Whether launches on a disturbed machine decide, too. Pairs share a disturbance only in part.
     """
 
     blocks: int = 60
     seconds: float = 300.0
+    decides_disturbed: bool = False
 
 
 @dataclass(frozen=True)
@@ -180,7 +184,7 @@ class PairedRun:
             for pair in pairs:
                 key = pair.wanted.key
                 if launch == 1:
-                    histories[key] = _History(pair, tests[key].effect)
+                    histories[key] = _History(pair, tests[key].effect, budget)
                 elif interrupt is None or pair.decision is not None:
                     histories[key].add(pair, alpha)
             if interrupt is not None:
@@ -226,14 +230,16 @@ class PairedRun:
 class _History:
     """One measurement in all launches so far."""
 
-    def __init__(self, first: Pair, effect: float) -> None:
+    def __init__(self, first: Pair, effect: float, budget: Budget) -> None:
         self._latest, self._blocks, self._count = first, first.blocks, 1
         self._launches = Launches(first.decision, effect) if first.decision else None
+        self._decides_disturbed, self._bars = budget.decides_disturbed, dict.fromkeys(_disturbances(first))
 
     @property
     def open(self) -> bool:
         """Whether another launch is needed."""
-        return self._launches is not None and self._launches.open
+        barred = bool(self._bars) and not self._decides_disturbed
+        return self._launches is not None and self._launches.open and not barred
 
     def add(self, pair: Pair, alpha: float) -> None:
         """Add another launch."""
@@ -242,6 +248,7 @@ class _History:
             self._launches = None
             return
         self._blocks, self._count = self._blocks + pair.blocks, self._count + 1
+        self._bars |= dict.fromkeys(_disturbances(pair))
         self._launches.add(pair.decision, alpha)
 
     def pair(self) -> Pair:
@@ -249,7 +256,16 @@ class _History:
         if self._launches is None:
             return self._latest
         decision = self._launches.decision()
+        if not self._decides_disturbed:
+            decision = decision.barred([*self._bars])
         return replace(self._latest, decision=decision, blocks=self._blocks, launches=self._count)
+
+
+def _disturbances(pair: Pair) -> list[str]:
+    """Return what disturbed the machine so much that the launch decides nothing."""
+    records = [each.record or {} for each in (pair.a, pair.b)]
+    vetoes = {side: veto_of(each.get("machine", {})) for side, each in zip(SIDES, records, strict=True)}
+    return [f"side {side} was disturbed: {why}" for side, why in vetoes.items() if why]
 
 
 class PairScheduler(TurnScheduler):

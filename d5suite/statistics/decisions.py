@@ -98,6 +98,12 @@ class Decision(NamedTuple):
         """Whether it is slower or faster."""
         return self.outcome in ("slower", "faster")
 
+    def barred(self, reasons: Sequence[str]) -> Decision:
+        """Return this decision; if there are reasons to decide nothing, an uncertain one."""
+        if not reasons:
+            return self
+        return self._replace(outcome="uncertain", reasons=tuple(reasons), finds=math.inf)
+
 
 TIME, MEMORY = "as long", "as much memory"
 """What ratios compare, in words."""
@@ -134,7 +140,7 @@ def decide(
         What the ratio compares, in words.
     """
     if bars:
-        return Decision("uncertain", ratio, tuple(bars))
+        return Decision("uncertain", ratio).barred(bars)
     smallest = 1 + (effect if least is None else least)
     decision = _decide(ratio, effect, smallest, corrected or ratio, vetoes, measure)
     if vetoes:

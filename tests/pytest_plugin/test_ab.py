@@ -33,8 +33,8 @@ from d5suite.statistics.decisions import Decision
 from d5suite.statistics.ratios import Ratio
 from tests.conftest import PLUGINS, plugin_environment, write_recipe
 
-QUICK = ("--max-pairs", "12")
-"""A few more than a clear answer takes."""
+QUICK = ("--max-pairs", "12", "--decide-disturbed")
+"""A few more pairs than a clear answer takes; other tests run beside these."""
 
 
 @pytest.fixture(scope="module")
@@ -329,7 +329,8 @@ def test_the_revision_that_made_it_slower_is_found(repository: Path, folder: Pat
     shutil.copytree(folder / "recipes", repository / "recipes")
     done = subprocess.run(
         [sys.executable, "-m", "d5suite.cli", "bisect", "--good", "main~2", "--bad", "main", "recipes/test_two.py",
-         "--backend", "faulty", "--max-pairs", "20", "--", "--imagenet", str(imagenet_tree), "--threads", "1"],
+         "--backend", "faulty", "--max-pairs", "20", "--decide-disturbed", "--", "--imagenet", str(imagenet_tree),
+         "--threads", "1"],
         cwd=repository, env=plugin_environment(), capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
@@ -453,7 +454,8 @@ def bisected(repository: Path, *options: str, recipes: str = "recipes") -> argpa
     """What ``d5suite bisect --repository`` is told."""
     return argparse.Namespace(
         repository=repository, good="main~3", bad="main", recipes=[recipes], backend=None, preset=None,
-        thresholds=None, effect=None, max_pairs=20, max_time=300.0, force=False, further=list(options),
+        thresholds=None, effect=None, max_pairs=20, max_time=300.0, decide_disturbed=True,
+        force=False, further=list(options),
     )  # fmt: skip
 
 

@@ -3,6 +3,7 @@ launches say together."""
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
@@ -41,6 +42,8 @@ class Pretence:
         Where somebody presses Ctrl-C: problem and launch.
     changes : bool
         Whether a result lacks a sample that was handed over.
+    machine : dict
+        What disturbed the machine, as in a record.
     said : list of str
         Why workers were told to leave.
     events : list of str
@@ -51,6 +54,7 @@ class Pretence:
     fails: set[tuple[str, str]] = field(default_factory=set)
     interrupt: tuple[str, int] | None = None
     changes: bool = False
+    machine: dict[str, Any] = field(default_factory=dict)
     said: list[str] = field(default_factory=list)
     events: list[str] = field(default_factory=list)
 
@@ -120,7 +124,8 @@ def pretend(monkeypatch: pytest.MonkeyPatch, pretence: Pretence) -> None:
                 pretence.events.append(f"{self.side} goes on")
                 if worker.done:
                     given = worker.given[:-1] if pretence.changes else worker.given
-                    results[each.key] = MeasurementResult(record={"of": f"launch {launch}"}, samples_s=given)
+                    record = {"of": f"launch {launch}"} | ({"machine": pretence.machine} if pretence.machine else {})
+                    results[each.key] = MeasurementResult(record=record, samples_s=given)
                 else:
                     why = worker.left if pretence.times[SIDES.index(self.side)](name, launch) else "the worker died"
                     results[each.key] = MeasurementResult(failure=why)
@@ -192,6 +197,23 @@ def test_what_later_launches_do_not_confirm_is_not_slower(
     if verdict == "uncertain":
         assert reasons.startswith("1.299 times as long, which later launches do not confirm: 0.69")
         assert found.decision.ratio is not None and found.decision.ratio.low < 1 < found.decision.ratio.high
+
+
+@pytest.mark.parametrize("decides", [False, True])
+@pytest.mark.parametrize(("share", "limits"), [(0.05, False), (0.6, True)])
+def test_a_disturbed_machine_decides_nothing_above_the_limit_unless_told_to(
+    share: float, limits: bool, decides: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = {"disturbed": True, "reasons": ["others used 1.6 of 2 CPUs"], "taken_share": share}
+    pretend(monkeypatch, Pretence([steady, lambda name, launch: 0.13 if name == "s" else 0.1], machine=machine))
+    found = run(tmp_path, "se", Budget(decides_disturbed=decides))
+    if decides or not limits:
+        assert verdicts(found) == {"s": "slower", "e": "same"}
+        return
+    assert verdicts(found) == {"s": "uncertain", "e": "uncertain"}
+    for each in found.values():
+        assert each.decision is not None and each.launches == 1 and each.decision.finds == math.inf
+        assert each.decision.reasons == tuple(f"side {side} was disturbed: others used 1.6 of 2 CPUs" for side in "AB")
 
 
 def test_a_side_that_fails_costs_this_measurement_and_the_other_side_leaves_it(
