@@ -11,12 +11,16 @@ from __future__ import annotations
 
 import os
 import subprocess
+from collections.abc import Sequence
 from typing import Protocol
 
 from d5suite.instruments.nvml import GpuState, open_gpus, visible, visible_entries, visible_gpus
 
 NVIDIA_SMI_LIMIT_S = 10.0
 """nvidia-smi answers within two seconds, or never if the driver hangs."""
+
+LEAST_BYTES = 16 * 2**20
+"""Least memory of a process on a GPU that it computes on: a context alone has some 100 MiB."""
 
 
 def describe_gpus() -> list[dict[str, str]]:
@@ -60,9 +64,37 @@ def gpu_states(sensors: GpuSensors | None = None) -> tuple[GpuState, ...]:
     return (GpuState(sensors.name, {}, 0, clock_mhz=clock, temperature_c=heat, used_bytes=used),)
 
 
+def driver_states() -> tuple[GpuState, ...]:
+    """Return the state of each GPU that this run can use, by NVML; empty without NVML."""
+    return tuple(gpu.state() for gpu in visible_gpus()) if open_gpus().found else ()
+
+
+def unused_by(pid: int, before: Sequence[GpuState], after: Sequence[GpuState]) -> str:
+    """Say that a process computes on no GPU; empty if it may.
+
+    A container may hide processes or give them other numbers. So the used memory must not have
+    changed, either.
+
+    Parameters
+    ----------
+    pid : int
+    before, after : sequence of GpuState
+        Of the same GPUs, before the process could use them and once it has.
+    """
+    changes = []
+    for one, other in zip(before, after, strict=False):
+        if pid in other.processes or other.problem or one.used_bytes is None or other.used_bytes is None:
+            return ""
+        changes.append(abs(other.used_bytes - one.used_bytes))
+    if not changes or len(before) != len(after) or max(changes) >= LEAST_BYTES:
+        return ""
+    names = ", ".join(dict.fromkeys(state.name for state in after))
+    return f"the driver of {names} lists no process {pid}, and no more memory is used than before it began"
+
+
 def _listed_states() -> tuple[GpuState, ...]:
     if open_gpus().found:
-        return tuple(gpu.state() for gpu in visible_gpus())
+        return driver_states()
     keys = ("uuid", "name", "clocks_throttle_reasons.active")
     rows = query_nvidia_smi("gpu", (*keys, "clocks.sm", "temperature.gpu")) or query_nvidia_smi("gpu", keys) or []
     names, uuids = ([row[key] for row in rows] for key in ("name", "uuid"))

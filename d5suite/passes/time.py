@@ -8,6 +8,7 @@ from typing import Any
 
 from d5suite.errors import JobError
 from d5suite.instruments.events import EventLog, TwoClocks
+from d5suite.instruments.gpus import unused_by
 from d5suite.instruments.machine import disturbance, snapshot
 from d5suite.instruments.memory import watch_peak
 from d5suite.instruments.sampling import Samples
@@ -32,6 +33,8 @@ class Time(Pass):
     grown, expected : int
         Bytes by which the peak memory grew while samples were taken, and may grow; both 0 where
         that is not known.
+    unused : str or None
+        Why the driver knows of no computation on the GPU, or nothing; None where it was not asked.
     """
 
     name = "time"
@@ -39,6 +42,7 @@ class Time(Pass):
     samples: Samples
     clocks: TwoClocks | None
     grown = expected = 0
+    unused: str | None = None
 
     def take(self, prepared: PreparedStep) -> dict[str, Any]:
         """Sample the step.
@@ -68,6 +72,8 @@ class Time(Pass):
             after = snapshot(gpu=on_gpu, sensors=sensors)
             machine = disturbance(before, after, own_pids=[os.getppid()], threads=workload.job.threads)
             self.clocks = _both_clocks(step, self.samples)
+            if measurement.takes_cold and workload.gpus_before:  # its calls compute on the device
+                self.unused = unused_by(os.getpid(), workload.gpus_before, after.gpus)
         step.flush = None  # its buffer must not count in the next measurement
         part: dict[str, Any] = {"samples": self.samples.to_dict(), "machine": machine.to_dict()}
         if self.clocks is not None:
@@ -79,9 +85,11 @@ class Time(Pass):
         return part
 
     def check(self) -> Iterator[Check]:
-        """Check that the host's clock stopped after the device had finished, and the memory."""
+        """Check the host's clock against the device's, that the device was used, and the memory."""
         if self.clocks is not None:
             yield check_waits(self.clocks)
+        if self.unused is not None:
+            yield Check("a GPU that nothing was computed on", float(bool(self.unused)), 0.0, self.unused)
         if self.expected:
             text = f"{self.grown / 2**20:.0f} MiB more while timed, {self.expected / 2**20:.0f} MiB expected at most"
             more = float(self.grown > self.expected)

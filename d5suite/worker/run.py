@@ -26,6 +26,7 @@ from d5suite.distributed.gathering import disagreements, gather
 from d5suite.distributed.meeting import meet
 from d5suite.errors import JobError, ValidationError
 from d5suite.instruments.clock import now
+from d5suite.instruments.gpus import driver_states
 from d5suite.instruments.memory import return_freed_memory
 from d5suite.instruments.settings import InTurns
 from d5suite.instruments.threads import set_affinity, thread_environment
@@ -138,6 +139,7 @@ def _workloads(
     selection = kinds[job.cases[0].kind].select(job)
     backend = selection.backend
     backend.check(device=job.device, precision=job.precision)
+    gpus = driver_states() if job.device != "cpu" else ()
     runtime = backend.load("runtime", selection.mode)
     backend.check_mode(selection.mode)
     runtime.configure(threads=job.threads, seed=job.seed, device=job.device)
@@ -191,6 +193,7 @@ def _workloads(
             result.failures.update(dict.fromkeys(others, result.failures[first]))
             continue
         workload.folder = stem_of(writer.path, rank_info.rank)
+        workload.gpus_before = gpus
         if communicator is not None:
             workload.communicator, workload.heartbeat = communicator, heartbeat
         yield case, workload

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
 from d5suite.backends import Selection, select
+from d5suite.instruments.nvml import GpuState
 from d5suite.instruments.settings import SamplingSettings
 from d5suite.job import CaseJob, Job
 from d5suite.levels.backend import Backend
@@ -40,6 +41,8 @@ class Workload(ABC):
     folder : Path or None
         Where passes may leave files: in folders that begin with this path's name. All ranks have
         the same.
+    gpus_before : sequence of GpuState
+        State of each visible GPU before the framework was started; empty without NVML.
     heartbeat : object
         Its ``steps`` count the steps that all ranks make together, while they do.
     """
@@ -56,6 +59,7 @@ class Workload(ABC):
         self.tell: Callable[[str, dict[str, Any]], None] = lambda where, kept: None
         self.heartbeat: Any = None
         self.folder: Path | None = None
+        self.gpus_before: Sequence[GpuState] = ()
         self._proofs: dict[str, Once] = {}
 
     @classmethod

@@ -40,7 +40,9 @@ GPU: dict[str, Any] = {
     "nvmlDeviceGetTotalEnergyConsumption": lambda: round(300e3 * time.monotonic()),
     "nvmlDeviceGetPowerUsage": 300_000,
     "nvmlDeviceGetCurrentClocksEventReasons": 0x4,
-    "nvmlDeviceGetComputeRunningProcesses": [SimpleNamespace(pid=os.getpid(), usedGpuMemory=2 * 2**30)],
+    "nvmlDeviceGetComputeRunningProcesses": (
+        [] if "FAKE_NVML_IDLE" in os.environ else [SimpleNamespace(pid=os.getpid(), usedGpuMemory=2 * 2**30)]
+    ),
     "nvmlDeviceGetViolationStatus": {
         policy: SimpleNamespace(referenceTime=1_000_000, violationTime=2_000_000_000) for policy in (0, 1, 2, 3, 5)
     },

@@ -357,3 +357,26 @@ def test_where_processes_are_not_told_apart_it_is_the_whole_gpus(fake: Any) -> N
     assert memory.gpu_memory(lambda: 7) == (7, {"missing": "NVIDIA H100 80GB HBM3: Not Supported"})
     fake.system["nvmlInit"] = fake.NO_DRIVER
     assert "Driver Not Loaded" in memory.gpu_memory(lambda: None)[1]["missing"]
+
+
+@pytest.mark.parametrize(
+    ("listed", "more", "unused"),
+    [
+        (True, 0, False),
+        (False, 0, True),
+        (False, 300 * 2**20, False),  # a container may hide its processes
+        (False, None, False),  # the driver does not say how much is used
+    ],
+)
+def test_a_process_is_on_a_gpu_if_the_driver_lists_it_or_more_memory_is_used(
+    fake: Any, listed: bool, more: int | None, unused: bool
+) -> None:
+    fake.gpus[0]["nvmlDeviceGetComputeRunningProcesses"] = []
+    before = gpus.driver_states()
+    if listed:
+        fake.gpus[0]["nvmlDeviceGetComputeRunningProcesses"] = [SimpleNamespace(pid=os.getpid(), usedGpuMemory=None)]
+    used = before[0].used_bytes or 0
+    memory_now = SimpleNamespace(total=80 * GIBIBYTE, used=used + (more or 0), free=0)
+    fake.gpus[0]["nvmlDeviceGetMemoryInfo"] = memory_now if more is not None else fake.NOT_SUPPORTED
+    assert bool(gpus.unused_by(os.getpid(), before, gpus.driver_states())) is unused
+    assert not gpus.unused_by(os.getpid(), (), gpus.driver_states())  # nobody asked before

@@ -144,3 +144,13 @@ def test_a_recipe_on_a_gpu_has_all_that_the_driver_says(
             reason = "nvidia-ml-py is not installed"
             assert reason in info["memory"]["nvml"]["missing"] and reason in info["energy"]["missing"]
             assert "gpus" not in info["machine"]
+
+
+def test_a_gpu_that_its_driver_has_not_seen_working_is_no_result(run_pytest: Run, recipe_folder: Path) -> None:
+    done = run_pytest(
+        str(recipe_folder), "--backend", "scripted", "--device", "cuda", "-k", "inference",
+        environment={"PYTHONPATH": f"{FAKE_NVML}:{plugin_environment()['PYTHONPATH']}", "FAKE_NVML_IDLE": "1"},
+    )  # fmt: skip
+    assert done.returncode == 1, done.stdout
+    said = " ".join(done.stdout.split())
+    assert "a GPU that nothing was computed on" in said and "lists no process" in said, done.stdout
