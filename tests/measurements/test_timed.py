@@ -60,6 +60,12 @@ NETWORK_FAULTS: dict[str, dict[str, str]] = {
     "overflows": {"training_step": "training diverged while it was timed: the optimizer's velocity/"},
 }
 
+DECAY_FAULTS: dict[str, dict[str, str]] = {
+    "right": {},
+    "undecayed": {"training_step": "decay of vectors left out by timed step"},
+}
+"""With weight decay."""
+
 STATISTICS = ("frozen",)
 """Modes whose running statistics are wrong in float32 alone."""
 
@@ -174,6 +180,8 @@ def _results(tmp_path_factory: pytest.TempPathFactory, small_onnx: Path, imagene
     jobs |= {f"dropout-{mode}": job(mode, dropping | {"reference": None}) for mode in DROPOUT_FAULTS}
     large = network | measured | {"batch_size": 16, "validation_steps": 2, "reference": None}
     jobs |= {f"large-{mode}": job(mode, large) for mode in LARGE_FAULTS}
+    decayed = {"measurements": ["training_step"], "optimizer": {**network["optimizer"], "weight_decay": 2**-10}}
+    jobs |= {f"decay-{mode}": job(mode, network | decayed) for mode in DECAY_FAULTS}
     trained = {
         "measurements": [ACCURACY],
         "training": {
@@ -232,6 +240,11 @@ def test_a_network_with_dropout_that_goes_wrong_while_timed_is_no_result(found: 
 @pytest.mark.parametrize("mode", LARGE_FAULTS)
 def test_a_network_that_takes_part_of_a_large_batch_is_no_result(found: dict[str, Any], mode: str) -> None:
     require(found[f"large-{mode}"], "small", LARGE_FAULTS[mode], NETWORK[1:])
+
+
+@pytest.mark.parametrize("mode", DECAY_FAULTS)
+def test_weight_decay_that_leaves_out_vectors_is_no_result(found: dict[str, Any], mode: str) -> None:
+    require(found[f"decay-{mode}"], "small", DECAY_FAULTS[mode], ["training_step"])
 
 
 @pytest.mark.parametrize("mode", ACCURACY_FAULTS)

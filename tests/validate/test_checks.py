@@ -23,10 +23,11 @@ from d5suite.network.builder import Builder
 from d5suite.optimizers.settings import SGD, Optimizer, optimizer_from_dict
 from d5suite.testing.networks import classifier, random_batch
 from d5suite.validate.check import Validation
-from d5suite.validate.network.gradient import check_gradient, check_gradient_float64, gradient_errors
+from d5suite.validate.network.gradient import check_gradient, check_gradient_float64
 from d5suite.validate.network.gradient_references import GradientReference, sampled
 from d5suite.validate.network.inference import check_inference, outputs_tolerance
 from d5suite.validate.network.oracle import NetworkOracle, inference, inferences
+from d5suite.validate.network.sensitivity import gradient_errors
 from d5suite.validate.norms import UNIT_ROUNDOFF, relative_l2
 from d5suite.validate.training.formulas import update
 from d5suite.validate.training.trajectory import check_trajectory, load_runs, save_runs, train, train_by_formula
@@ -192,7 +193,7 @@ def test_a_loss_whose_roundings_drown_small_steps_is_proved_with_larger_ones(
 def test_a_loss_is_held_to_the_networks_sensitivity(batch: tuple[np.ndarray, np.ndarray]) -> None:
     images, labels = batch[0] + np.float32(10), batch[1]  # logits cancel, so that roundings weigh more
     strict = Tolerance(outputs=1e-8, gradients=10, trajectory=1e-5, reason="less than a rounding")
-    loss, _ = check_gradient(HandExecutor(precision="fp32"), HandExecutor(), images, labels, strict)
+    loss, *_ = check_gradient(HandExecutor(precision="fp32"), HandExecutor(), images, labels, strict)
     assert strict.outputs < loss.error < loss.tolerance < 1e-4
     wrong = HandExecutor(fault=_scale("loss", 1.001), precision="fp32")
     with pytest.raises(ValidationError, match=r"loss .* relative error 0\.001"):

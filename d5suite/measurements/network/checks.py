@@ -18,7 +18,7 @@ from d5suite.levels.network import Arrays, Executor, Native
 from d5suite.measurements.base import check_computes, check_fetches, check_inside
 from d5suite.measurements.network.steps import TURNS, NetworkStep
 from d5suite.validate.check import Check
-from d5suite.validate.network.gradient import check_dropout, gradient_errors
+from d5suite.validate.network.gradient import check_dropout
 from d5suite.validate.network.gradient_references import (
     check_answer,
     check_finite,
@@ -28,6 +28,7 @@ from d5suite.validate.network.gradient_references import (
     scaled,
     widened,
 )
+from d5suite.validate.network.sensitivity import gradient_errors
 from d5suite.validate.norms import UNIT_ROUNDOFF, relative_l2
 from d5suite.workloads.network import Batch, NetworkWorkload
 

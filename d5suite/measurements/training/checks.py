@@ -16,7 +16,7 @@ from d5suite.measurements.network.checks import UNSEEN, check_same_draws, check_
 from d5suite.measurements.training.kept_steps import KeptStep
 from d5suite.measurements.training.steps import TrainerStep, TrainingStep
 from d5suite.validate.check import Check
-from d5suite.validate.network.gradient import SATURATION, SENSITIVITY_NOISE, disturbed, gradient_errors
+from d5suite.validate.network.gradient import SATURATION
 from d5suite.validate.network.gradient_references import (
     GradientReference,
     check_finite,
@@ -26,9 +26,11 @@ from d5suite.validate.network.gradient_references import (
     widened,
 )
 from d5suite.validate.network.inference import check_inference
+from d5suite.validate.network.sensitivity import SENSITIVITY_NOISE, disturbed, gradient_errors
 from d5suite.validate.norms import UNIT_ROUNDOFF, relative_l2
 from d5suite.validate.training.trajectory import check_trajectory, repeat_until_updated, train
 from d5suite.validate.training.updates import (
+    check_decay,
     check_moved,
     check_parameters,
     check_update,
@@ -216,6 +218,8 @@ def _made_again(
             doubt = max(doubt, workload.tolerance.gradients * apart)
         checks = list(compare(doubt))
     yield from checks
+    if executor.precision in ("fp32", "fp64"):
+        yield from check_decay(what, workload.trainer, start, kept.state, kept.end, again, rate)
 
 
 def _skipped(kept: KeptStep) -> bool:

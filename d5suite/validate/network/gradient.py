@@ -15,7 +15,8 @@ Imports the contract, ONNX and NumPy; no framework.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +28,17 @@ from d5suite.levels.network import Arrays, Executor, Native
 from d5suite.network import Network
 from d5suite.validate.check import Check
 from d5suite.validate.network.oracle import NetworkOracle
-from d5suite.validate.network.reference import NEGLIGIBLE, NetworkReference, direction, key, reference, settled
+from d5suite.validate.network.reference import NetworkReference, direction, key, reference, settled
+from d5suite.validate.network.sensitivity import (
+    CANCELLED,
+    FINE,
+    SENSITIVITY_DRAWS,
+    SENSITIVITY_NOISE,
+    Sensitivity,
+    check_each_gradient,
+    differentiate,
+    gradient_errors,
+)
 from d5suite.validate.norms import FLOAT64, UNIT_ROUNDOFF, relative_l2
 
 DIFFERENCES = 1e-4
@@ -42,23 +53,6 @@ difference."""
 DOUBTS = 3.0
 """Accepted distance from a central difference, relative to that difference's distance from its
 neighbours."""
-
-SENSITIVITY_NOISE = 32.0
-"""Relative noise on the weights, in units of roundoff, that represents all roundings of a pass. It
-must be large enough to flip some ReLUs in every layer: a float32 pass flips about one in a million,
-and a single flip in ResNet-18's last stage (8 images of 64 px) moves a gradient by 2%. Noise of one
-unit often flips none."""
-
-SENSITIVITY_DRAWS = 2
-"""Draws of that noise. The draw that moves the gradient most counts, because flips are rare and
-vary in size."""
-
-CANCELLED = 4
-"""Roundoffs of the whole gradient that may remain where large terms cancel, as in a bias before
-BatchNormalization. MXNet left 3.3 in float32."""
-
-CANCELLED_16 = 2
-"""The same in 16 bits, where one roundoff is up to 0.4% of the whole; no framework needed more."""
 
 STATISTICS = 1e-3
 """Accepted relative error of how far a running statistic moved in float32. The unbiased variance of
@@ -283,45 +277,39 @@ def check_gradient(
     recorded : Path, optional
         A JSON file that keeps the network's sensitivity for the next backend.
     """
-    network = executor.network
+    network, precision = executor.network, executor.precision
     label_name, loss = network.require_loss()
-    arrays = {**network.arrays(images), label_name: labels}
+    fed = {**network.arrays(images), label_name: labels}
     after: dict[str, np.ndarray] = {}
     start: dict[str, np.ndarray] = {}
-    answer = differentiate(executor, arrays, before=start, after=after)
+    answer = differentiate(executor, fed, before=start, after=after)
     images, labels = images[:repeats], labels[:repeats]
-    arrays = {**network.arrays(images), label_name: labels}
-    expected = reference or differentiate(proved, arrays)
+    few = {**network.arrays(images), label_name: labels}
+    expected = reference or differentiate(proved, few)
     shapes = {name: value.shape for name, value in expected.items()}
     require_answer(executor, "executor.forward_backward", answer, shapes)
-
-    def errors(values: Arrays) -> dict[str, float]:
-        wanted = {name: expected[name] for name in network.parameters}
-        return gradient_errors(values, wanted, UNIT_ROUNDOFF[executor.precision])
-
-    noise = SENSITIVITY_NOISE * UNIT_ROUNDOFF[executor.precision]
-    digest = f"{key(network, images, labels)} {executor.precision}"
+    digest = f"{key(network, images, labels)} {precision}"
     known = read_json(recorded) if recorded is not None and recorded.exists() else {}
-    if digest not in known:
-        moved = [differentiate(proved, arrays) for _ in disturbed(proved, noise)]
-        known[digest] = {
-            "gradient": max(noise, *(max(errors(values).values()) for values in moved)),
-            "loss": max(relative_l2(values[loss], expected[loss]) for values in moved),
-        }
+    if "own" in known.get(digest, {}):
+        sensitivity = Sensitivity(**known[digest])
+    else:
+        sensitivity = Sensitivity.measure(proved, few, expected, precision)
         if recorded is not None:
-            write_json(recorded, known)
-    limit = min(tolerance.gradients * known[digest]["gradient"], SATURATION)
-    close = max(tolerance.outputs, min(tolerance.gradients * known[digest]["loss"], ROUGH))
-    label, against = f"{executor.mode} {executor.precision}", f"{proved.mode} fp64"
+            write_json(recorded, known | {digest: asdict(sensitivity)})
+    limit = min(tolerance.gradients * sensitivity.gradient, SATURATION)
+    close = max(tolerance.outputs, min(tolerance.gradients * sensitivity.loss, ROUGH))
+    against = f"({executor.mode} {precision}) vs {proved.mode} fp64"
     checks = []
-    if statistics and executor.precision in ("fp32", "fp64"):
-        drifted = _statistics_errors(start, after, statistics, UNIT_ROUNDOFF[executor.precision])
-        checks = [Check.worst(f"running statistics ({label}) vs {against}", drifted, STATISTICS)]
-    return [
-        *checks,
-        Check(f"loss ({label}) vs {against}", relative_l2(answer[loss], expected[loss]), close, loss),
-        Check.worst(f"gradient ({label}) vs {against}", errors(answer), limit),
-    ]
+    if statistics and precision in ("fp32", "fp64"):
+        drifted = _statistics_errors(start, after, statistics, UNIT_ROUNDOFF[precision])
+        checks = [Check.worst(f"running statistics {against}", drifted, STATISTICS)]
+    wanted = {name: expected[name] for name in network.parameters}
+    whole = Check.worst(f"gradient {against}", gradient_errors(answer, wanted, UNIT_ROUNDOFF[precision]), limit)
+    checks += [Check(f"loss {against}", relative_l2(answer[loss], expected[loss]), close, loss), whole]
+    if precision == "fp32" and limit > FINE and whole.passed:
+        name = f"each gradient against its own sensitivity {against}"
+        checks.append(check_each_gradient(name, executor, proved, (fed, few), (answer, expected), sensitivity))
+    return checks
 
 
 def _statistics_errors(start: Arrays, found: Arrays, expected: Arrays, roundoff: float) -> dict[str, float]:
@@ -333,26 +321,6 @@ def _statistics_errors(start: Arrays, found: Arrays, expected: Arrays, roundoff:
         moved = float(np.linalg.norm(wanted - start[name]))
         error = max(distance - rounding, 0.0) / (moved or 1.0)
         errors[name] = error if math.isfinite(error) else math.inf
-    return errors
-
-
-def gradient_errors(found: Arrays, expected: Arrays, roundoff: float) -> dict[str, float]:
-    """Return each gradient's error, relative to its norm or a small fraction of the whole norm.
-
-    Parameters
-    ----------
-    found, expected : mapping of str to numpy.ndarray
-        By parameter.
-    roundoff : float
-        Unit roundoff of the precision of ``found``.
-    """
-    whole = math.sqrt(sum(float(np.vdot(value, value)) for value in expected.values()))
-    remainder = (CANCELLED if roundoff < UNIT_ROUNDOFF["fp16"] else CANCELLED_16) * roundoff * whole
-    errors = {}
-    for name, wanted in expected.items():
-        scale = max(float(np.linalg.norm(wanted.ravel())), NEGLIGIBLE * whole) or 1.0
-        distance = float(np.linalg.norm((found[name] - wanted).ravel()))
-        errors[name] = max(distance - remainder, 0.0) / scale
     return errors
 
 
@@ -369,44 +337,3 @@ def check_dropout(executor: Executor, feed: Native) -> Check:
         f"Dropout draws anew in each pass ({executor.mode} {executor.precision})", 0.0 if drops else math.inf, 0.0,
         f"losses {first:.6g} and {second:.6g} over one batch",
     )  # fmt: skip
-
-
-def disturbed(proved: Executor, noise: float) -> Iterator[Arrays]:
-    """Put relative noise on an executor's weights, one draw after another; restore them at the end.
-
-    Yields
-    ------
-    mapping of str to numpy.ndarray
-        The weights with noise.
-    """
-    start = proved.parameters()
-    generator = np.random.default_rng(0xD5)
-    for _ in range(SENSITIVITY_DRAWS):
-        factors = {name: 1 + noise * generator.uniform(-1, 1, start[name].shape) for name in proved.network.parameters}
-        moved = {name: start[name] * factor for name, factor in factors.items()}
-        proved.load_parameters(moved)
-        yield moved
-    proved.load_parameters(start)
-
-
-def differentiate(
-    executor: Executor,
-    arrays: Arrays,
-    *,
-    before: dict[str, np.ndarray] | None = None,
-    after: dict[str, np.ndarray] | None = None,
-) -> dict[str, np.ndarray]:
-    """Return loss and gradients; parameters and running statistics are restored.
-
-    ``before`` and ``after`` receive the running statistics before and after the pass.
-    """
-    start = executor.parameters()
-    answer = executor.fetch(executor.forward_backward(executor.feed(arrays)))
-    names = executor.network.statistics
-    if before is not None:
-        before.update({name: start[name] for name in names})
-    if after is not None and names:
-        values = executor.parameters()
-        after.update({name: values[name] for name in names})
-    executor.load_parameters(start)
-    return answer

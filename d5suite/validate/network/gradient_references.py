@@ -28,7 +28,8 @@ from d5suite.levels.network import Arrays, Executor, Native
 from d5suite.network import Network
 from d5suite.validate.arrays import read_arrays, write_arrays
 from d5suite.validate.check import Check
-from d5suite.validate.network.gradient import SATURATION, differentiate, gradient_errors
+from d5suite.validate.network.gradient import SATURATION
+from d5suite.validate.network.sensitivity import differentiate, gradient_errors
 from d5suite.validate.norms import UNIT_ROUNDOFF, relative_l2
 
 ELEMENTS = 4096

@@ -19,7 +19,8 @@ from d5suite.levels.description import Tolerance
 from d5suite.levels.network import Arrays, Executor
 from d5suite.levels.training import Trainer
 from d5suite.validate.check import Check
-from d5suite.validate.network.gradient import SATURATION, SENSITIVITY_NOISE, disturbed
+from d5suite.validate.network.gradient import SATURATION
+from d5suite.validate.network.sensitivity import SENSITIVITY_NOISE, disturbed
 from d5suite.validate.norms import FLOAT64, UNIT_ROUNDOFF, relative_l2
 from d5suite.validate.training.trajectory import (
     BatchList,

@@ -30,6 +30,16 @@ NARROW_SHARE = 0.5
 FEWEST = 64
 """Fewest numbers that show how they are held."""
 
+ROUNDINGS = 4
+"""Roundings that decay must move the parameters for its share to show: steps of less than half a
+rounding change nothing."""
+
+LEFT_OUT = 0.5
+"""Accepted share of the decay that a step leaves out, or adds."""
+
+SURE = 6.0
+"""Standard deviations of the part of a random error that lies along one direction."""
+
 LEAST_MOVED = 0.5
 """Fraction of the float64 run's distance that the parameters of a network with Dropout must move.
 Dropout's noise makes them move farther; one skipped update of three makes them move less."""
@@ -71,21 +81,77 @@ def check_update(
     optimizer, executor = trainer.optimizer, trainer.executor
     if optimizer.clip_norm and optimizer.clip_value:
         return
-    gradients = dict(reference.gradients)
-    if optimizer.clip_norm:
-        factor = min(1.0, optimizer.clip_norm / reference.norm)
-        gradients = {key: factor * value for key, value in gradients.items()}
-    unclipped: Optimizer = replace(optimizer, clip_norm=0.0)
-    ends = []
-    for given in (gradients, {key: np.zeros_like(value) for key, value in gradients.items()}):
-        moved = {key: start[key] for key in gradients}
-        update(unclipped, moved, given, dict(state), learning_rate=rate or trainer.learning_rate)
-        ends.append(moved)
-    expected, without = ends
+    gradients = _clipped(optimizer, reference)
+    expected, without = (
+        _formula(optimizer, start, given, state, rate or trainer.learning_rate)
+        for given in (gradients, {key: np.zeros_like(value) for key, value in gradients.items()})
+    )
     distance = {key: expected[key] - without[key] for key in expected}
     # Momentum that dwarfs the gradient rounds it away.
     magnitudes = {key: np.abs(start[key]) + np.abs(without[key] - start[key]) for key in expected}
     yield check_parameters(name, executor, after, expected, distance, magnitudes, limit)
+
+
+def check_decay(
+    name: str,
+    trainer: Trainer,
+    start: Arrays,
+    state: OptimizerState,
+    after: Arrays,
+    reference: GradientReference,
+    rate: float,
+) -> Iterator[Check]:
+    """Check that a step has decayed vectors, and all other tensors.
+
+    Decay is a small part of a step, less than the accepted error of an update. But the error of a
+    step that leaves it out lies along the parameters, and those of roundings lie in random
+    directions: over all vectors together, and all other tensors, its share is exact. An error in
+    random directions reaches `SURE` times its mean in none of a million steps. Yields nothing where
+    decay moves parameters by less than a few roundings, or where a sample of the gradient does not
+    suffice for clipping.
+
+    Parameters
+    ----------
+    name : str
+        The step, in words.
+    trainer, start, state, after, reference, rate
+        As `check_update` takes them.
+    """
+    optimizer, initial = trainer.optimizer, trainer.executor.network.initializers
+    if not optimizer.weight_decay or (optimizer.clip_norm and optimizer.clip_value):
+        return
+    gradients = _clipped(optimizer, reference)
+    expected, undecayed = (
+        _formula(each, start, gradients, state, rate) for each in (optimizer, replace(optimizer, weight_decay=0.0))
+    )
+    roundoff = UNIT_ROUNDOFF["fp64" if trainer.executor.precision == "fp64" else "fp32"]
+    for kind, are_vectors in (("vectors", True), ("matrices and filters", False)):
+        keys = [key for key in expected if (initial[key].ndim <= 1) is are_vectors]
+        decay = {key: undecayed[key] - expected[key] for key in keys}
+        error = {key: after[key] - expected[key] for key in keys}
+        moved = _norm(decay)
+        if moved <= ROUNDINGS * roundoff * _norm({key: start[key] for key in keys}):
+            continue
+        share = sum(float(np.vdot(error[key], decay[key])) for key in keys) / moved**2
+        rest = _norm({key: error[key] - share * decay[key] for key in keys})
+        chance = rest / moved / math.sqrt(sum(int(np.count_nonzero(value)) for value in decay.values()))
+        sure = max(abs(share) - SURE * chance, 0.0) if math.isfinite(share) else math.inf
+        yield Check(f"decay of {kind} left out by {name}", sure, LEFT_OUT, f"{share:.0%} of it")
+
+
+def _clipped(optimizer: Optimizer, reference: GradientReference) -> dict[str, np.ndarray]:
+    """Return a sampled gradient, clipped by the whole norm if the optimizer clips by norm."""
+    factor = min(1.0, optimizer.clip_norm / reference.norm) if optimizer.clip_norm else 1.0
+    return {key: factor * value for key, value in reference.gradients.items()}
+
+
+def _formula(
+    optimizer: Optimizer, start: Arrays, gradients: Arrays, state: OptimizerState, rate: float
+) -> dict[str, np.ndarray]:
+    """Return the parameters after one step with gradients that are clipped by norm already."""
+    moved = {key: start[key] for key in gradients}
+    update(replace(optimizer, clip_norm=0.0), moved, gradients, dict(state), learning_rate=rate)
+    return moved
 
 
 def check_width(name: str, state: OptimizerState) -> Check:

@@ -41,6 +41,7 @@ BACKEND = replace(
         "frozen": "in float32 running statistics stay as they are",
         "narrow": "in float32 the velocity is rounded to bfloat16",
         "late_rate": "in float32 a change of the learning rate counts one step late",
+        "undecayed": "in float32 weight decay leaves out vectors",
         "overflows": "momentum is infinite after fifteen updates",
     },
 )

@@ -14,6 +14,14 @@ class Trainer(right.Trainer):
     executor: Executor
     updates = made = 0
 
+    def __init__(self, executor: Any, optimizer: Any) -> None:
+        super().__init__(executor, optimizer)
+        if executor.mode == "undecayed" and executor.precision == "fp32":
+            (group,) = self._optimizer.param_groups
+            vectors = [each for each in group["params"] if each.ndim <= 1]
+            group["params"] = [each for each in group["params"] if each.ndim > 1]
+            self._optimizer.add_param_group({**group, "params": vectors, "weight_decay": 0.0})
+
     def step(self, feed: Any, *more: Any) -> Any:
         executor, mode = self.executor, self.executor.mode
         self.updates += 1

@@ -144,10 +144,28 @@ class Executor(right.Executor):
         if self.mode == "stale_gradient":
             shape = feed[self.network.input].shape
             return dict(self._again(shape, lambda: super(Executor, self).forward_backward(feed), "all"))
+        if self.mode == "half_backward" and self.precision == "fp32":
+            kept = super().parameters()
+            with torch.autocast("cpu", torch.bfloat16):
+                narrow = {name: value.float().clone() for name, value in super().forward_backward(feed).items()}
+            super().load_parameters(kept)
+            loss = self.network.require_loss()[1]
+            return {**narrow, loss: super().forward_backward(feed)[loss]}
         answer = self.answered("gradients", super().forward_backward(feed))
+        if self.precision == "fp32" and self.mode in ("rounded", "first_scale", "last_scale"):
+            return self._slightly_wrong(answer)
         if self.mode != "tripled":
             return answer
         return {name: value if name == self.network.loss else 3 * value for name, value in answer.items()}
+
+    def _slightly_wrong(self, answer: Any) -> Any:
+        if self.mode == "rounded":
+            return {
+                name: value if name == self.network.loss else value.bfloat16().float() for name, value in answer.items()
+            }
+        scales = [node.inputs[1] for node in self.network.nodes if node.op_type == "BatchNormalization"]
+        name = scales[0 if self.mode == "first_scale" else -1]
+        return {**answer, name: 1.01 * answer[name]}
 
     def forward(self, feed: Any) -> Any:
         if self.mode in ("stale", "stale_shape"):

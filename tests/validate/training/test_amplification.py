@@ -26,7 +26,7 @@ FAULTS = {
     "wrong:right": "",
     "wrong:dampening": "",
     "wrong:unbiased": "running statistics (unbiased fp32) vs right fp64",
-    "wrong:thousandth": "parameters of each of 10 steps from the float64 state",
+    "wrong:thousandth": "each gradient against its own sensitivity (thousandth fp32) vs right fp64",
     "stale:timed": "the first timed steps",
     "stale:unwaited": "parameters of each of 10 steps from the float64 state",
     "stale:hasty": "parameters after 2 back-to-back steps",
