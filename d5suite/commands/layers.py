@@ -94,6 +94,9 @@ def show(found: Comparison, console: Console, options: argparse.Namespace) -> No
             left = len([row for row in rows if options.direction in (None, row.direction)]) - len(chosen)
             if left:
                 console.print(f"  {left} more rows: --top 0 shows all")
+        if options.sort == "time" and chosen:
+            for line in _order(chosen):
+                console.print(line)
         if by == "node":
             for line in _why(chosen):
                 console.print(line)
@@ -142,10 +145,10 @@ def _table(found: Comparison, by: str, rows: list[LayerRow], width: int) -> Tabl
     table = _new(by, "", *backends, *["÷"] * (len(backends) > 1), *["GFLOP", "MB"] * counted, *["of peak"] * ceiling)
     name_width = max(12, room - 16 * counted - 8 * ceiling)
     for row in rows:
-        cells = [_shortened(row.label, name_width), "→" if row.direction == "forward" else "←"]
+        cells = [_shortened(row.label, name_width), _arrow(row)]
         cells += [_ms(row.seconds[name]) if name in row.seconds else "–" for name in backends]
         if len(backends) > 1:
-            cells.append(f"{row.ratio:.3g}" if len(row.seconds) > 1 else "–")
+            cells.append(f"{'' if row.tells_backends_apart else '≈'}{row.ratio:.3g}" if len(row.seconds) > 1 else "–")
         if counted:
             cells.append("–" if row.flops is None else f"{row.flops / 1e9:.3g}")
             cells.append("–" if row.bytes is None else f"{row.bytes / 1e6:.3g}")
@@ -156,12 +159,24 @@ def _table(found: Comparison, by: str, rows: list[LayerRow], width: int) -> Tabl
     return table
 
 
+def _order(rows: list[LayerRow]) -> list[str]:
+    """Say which rows may change places in another run."""
+    from d5suite.report.layers import not_told_apart
+
+    groups = [", ".join(f"{row.label} {_arrow(row)}" for row in group) for group in not_told_apart(rows)]
+    return [f"  order not told apart: {'; '.join(groups)}"] if groups else []
+
+
+def _arrow(row: LayerRow) -> str:
+    return "→" if row.direction == "forward" else "←"
+
+
 def _why(rows: list[LayerRow]) -> list[str]:
     """Say which implementations ran in the rows, where a library has told them."""
     lines = []
     for row in rows:
         if row.kernels:
-            lines.append(f"  {row.label} {'→' if row.direction == 'forward' else '←'}")
+            lines.append(f"  {row.label} {_arrow(row)}")
             lines += [f"    {backend}: {text}" for backend, text in row.kernels.items()]
     return lines
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from d5suite.traces.analysis import Analysis
 
-WHERE = "an OTF2 archive, a recording, the folder of one, or an HDF5 file"
+WHERE = "an OTF2 archive, a recording, the folder of one, an HDF5 file, or a framework's profile (.json, .json.gz, .pb)"
 
 WRITTEN = "FILE.json, which Perfetto opens; FILE.h5, columns in HDF5; or a new folder for an OTF2 archive"
 

@@ -22,6 +22,10 @@ BUDGET_S = 2.0
 FEWEST, MOST = 3, 20
 """Profiled steps."""
 
+PROFILES = 3
+"""Profiles that the steps are divided among. A node's time is the median of theirs; their range
+says which of two nodes, or of two backends, cannot be told apart."""
+
 _SECONDS = {"type": "number", "minimum": 0}
 _COUNT = {"type": ["integer", "null"], "minimum": 0}
 
@@ -29,14 +33,14 @@ _COUNT = {"type": ["integer", "null"], "minimum": 0}
 class Layers(Pass):
     """Layer times, forward and backward, from the framework's own profiler.
 
-    The steps run unprofiled before and after, so that the record says how much the profiler slows
-    them down.
+    The steps run unprofiled before and after each profile, so that the record says how much the
+    profiler slows them down.
     """
 
     name = "layers"
     needs = ("profile",)
     schema: ClassVar[Mapping[str, Any]] = {
-        "description": "where the time of a step goes, in a pass of its own under the framework's profiler; means per "
+        "description": "where the time of a step goes, in a pass of its own under the framework's profiler; per "
         "step, in wall time",
         "required": [
             "times",
@@ -65,7 +69,14 @@ class Layers(Pass):
                             "description": "names of the neutral graph; several were fused, and ran as one",
                         },
                         "direction": {"enum": ["forward", "backward"]},
-                        "seconds": _SECONDS,
+                        "seconds": {**_SECONDS, "description": "the median of the profiles"},
+                        "range": {
+                            "type": "array",
+                            "description": "the smallest and the largest of the profiles",
+                            "items": _SECONDS,
+                            "minItems": 2,
+                            "maxItems": 2,
+                        },
                         "calls": _SECONDS,
                         "kernels": {
                             "type": "array",
@@ -156,19 +167,22 @@ class Layers(Pass):
         with step, TemporaryDirectory(prefix="d5suite-layers-") as folder:
             several(2)
             steps = min(MOST, max(FEWEST, round(BUDGET_S / took[-1])))
-            plain = [*several(steps)]
-            took.clear()
+            each = -(-steps // PROFILES)
+            plain, profiles = several(each), []
             try:
                 profile = backend.load("profile").profile
-                found = profile(executor, once, steps, Path(folder), trainer)
-                check_profile(backend.name, found, executor.network)
-                check_step(backend.name, found, took)
+                for _ in range(PROFILES):
+                    took.clear()
+                    profiles.append(profile(executor, once, each, Path(folder), trainer))
+                    check_profile(backend.name, profiles[-1], executor.network)
+                    check_step(backend.name, profiles[-1], took)
+                    several(1)
+                    plain += several(each)
             except D5Error as error:
                 raise PassError(str(error).partition("\n")[0]) from error
-            several(1)
-            plain += several(steps)
         facts = workload.layer_facts  # type: ignore[attr-defined]
-        return part_of(found, steps, statistics.mean(plain), {name: asdict(each) for name, each in facts.items()})
+        graph = {name: asdict(each) for name, each in facts.items()}
+        return part_of(profiles, PROFILES * each, statistics.median(plain), graph)
 
 
 def check_step(backend: str, found: Profile, took: Sequence[float]) -> None:
@@ -183,31 +197,44 @@ def check_step(backend: str, found: Profile, took: Sequence[float]) -> None:
         )
 
 
-def part_of(found: Profile, steps: int, plain_s: float, graph: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a profile as the record holds it."""
-    other = {name: seconds for name, seconds in found.other.items() if seconds}
+def part_of(profiles: Sequence[Profile], steps: int, plain_s: float, graph: Mapping[str, Any]) -> dict[str, Any]:
+    """Return profiles of one step as the record holds them: the median of each time, and its range.
+
+    A time that a profile lacks is 0 in it.
+    """
+    layers: dict[tuple[tuple[str, ...], str], list[LayerTime]] = {}
+    for each in (layer for found in profiles for layer in found.layers):
+        layers.setdefault((each.nodes, each.direction), []).append(each)
+    names = dict.fromkeys(name for found in profiles for name in found.other)
+    other = {name: statistics.median(found.other.get(name, 0.0) for found in profiles) for name in names}
+    step_s = statistics.median(found.step_seconds for found in profiles)
+    times = [_time(own, len(profiles)) for own in layers.values()]
+    node_s = sum(each["seconds"] for each in times)
     return {
-        "times": [_time(each) for each in found.layers],
+        "times": times,
         "graph": graph,
-        "other": other,
+        "other": {name: seconds for name, seconds in other.items() if seconds},
         "steps": steps,
-        "step_s": found.step_seconds,
+        "step_s": step_s,
         "plain_step_s": plain_s,
-        "slowdown": found.step_seconds / plain_s,
-        "coverage": found.coverage,
-        "left_over_s": found.step_seconds - found.node_seconds - sum(other.values()),
-        "dropped": found.dropped,
-        "method": found.method,
-        "notes": list(found.notes),
+        "slowdown": step_s / plain_s,
+        "coverage": node_s / step_s,
+        "left_over_s": step_s - node_s - sum(other.values()),
+        "dropped": sum(found.dropped for found in profiles),
+        "method": profiles[-1].method,
+        "notes": list(profiles[-1].notes),
     }
 
 
-def _time(layer: LayerTime) -> dict[str, Any]:
+def _time(found: Sequence[LayerTime], profiles: int) -> dict[str, Any]:
+    layer = found[-1]
+    seconds = [each.seconds for each in found] + [0.0] * (profiles - len(found))
     reorders = [each for each in layer.kernels if each.reorder]
     made: dict[str, Any] = {
         "nodes": list(layer.nodes),
         "direction": layer.direction,
-        "seconds": layer.seconds,
+        "seconds": statistics.median(seconds),
+        "range": [min(seconds), max(seconds)],
         "calls": layer.calls,
     }
     kernels = _kernels(each for each in layer.kernels if not each.reorder)

@@ -7,6 +7,7 @@ these, and the others' times are added up. Imports `d5suite.report.reading` and 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -38,6 +39,9 @@ class LayerRow:
         Of the node with the most work.
     seconds : dict of str to float
         Per step, by backend; a backend without any time for it is left out.
+    ranges : dict of str to (float, float)
+        The smallest and the largest seconds of several profiles; of files without them, and of
+        sums, those of the parts added up.
     flops, bytes : int or None
         Counted work and compulsory traffic; None if not counted.
     kernels : dict of str to str
@@ -50,9 +54,27 @@ class LayerRow:
     op_type: str
     stage: str
     seconds: dict[str, float]
+    ranges: dict[str, tuple[float, float]]
     flops: int | None
     bytes: int | None
     kernels: dict[str, str]
+
+    @property
+    def slowest(self) -> str:
+        """The backend that takes longest."""
+        return max(self.seconds, key=self.seconds.__getitem__, default="")
+
+    @property
+    def tells_backends_apart(self) -> bool:
+        """Whether each profile of the slowest backend took longer than any of the fastest one."""
+        if not self.seconds:
+            return False
+        fastest = min(self.seconds, key=self.seconds.__getitem__)
+        return self.ranges[self.slowest][0] > self.ranges[fastest][1]
+
+    def may_be_longer_than(self, other: LayerRow) -> bool:
+        """Whether another run may find that this row takes longer than another one."""
+        return bool(self.seconds and other.seconds) and (self.ranges[self.slowest][1] >= other.ranges[other.slowest][0])
 
     @property
     def fastest(self) -> float:
@@ -127,6 +149,18 @@ class Comparison:
         return max(parts, default=None)
 
 
+def not_told_apart(rows: Sequence[LayerRow]) -> list[list[LayerRow]]:
+    """Return neighbours, of rows sorted by time, that may change places in another run."""
+    groups: list[list[LayerRow]] = []
+    for before, row in itertools.pairwise(rows):
+        if row.may_be_longer_than(before):
+            if groups and groups[-1][-1] is before:
+                groups[-1].append(row)
+            else:
+                groups.append([before, row])
+    return groups
+
+
 def comparisons(records: Mapping[Key, Mapping[str, Any]]) -> list[Comparison]:
     """Return the layer times in a result file, one comparison for each measurement.
 
@@ -179,16 +213,20 @@ def _rows(parts: Mapping[str, Mapping[str, Any]]) -> Iterator[LayerRow]:
         groups = _joined([each["nodes"] for backend in times.values() for each in backend])
         of_node = {node: group for group in groups for node in group}
         seconds: dict[tuple[str, ...], dict[str, float]] = {}
+        ranges: dict[tuple[str, ...], dict[str, tuple[float, float]]] = {}
         kernels: dict[tuple[str, ...], dict[str, list[Mapping[str, Any]]]] = {}
         for backend, each in ((name, each) for name, given in times.items() for each in given):
             group = of_node[each["nodes"][0]]
             own = seconds.setdefault(group, {})
             own[backend] = own.get(backend, 0.0) + each["seconds"]
+            low, high = each.get("range", (each["seconds"],) * 2)
+            around = ranges.setdefault(group, {})
+            around[backend] = _added(around.get(backend, (0.0, 0.0)), (low, high))
             kernels.setdefault(group, {}).setdefault(backend, []).append(each)
         for group in sorted(seconds, key=lambda nodes: min(order.get(node, len(order)) for node in nodes)):
             nodes = tuple(sorted(group, key=lambda node: order.get(node, len(order))))
             said = {backend: text for backend, each in kernels[group].items() if (text := _kernels(each))}
-            yield _row(nodes, direction, graph, seconds[group], said)
+            yield _row(nodes, direction, graph, seconds[group], ranges[group], said)
 
 
 def _joined(sets: Iterable[Sequence[str]]) -> set[tuple[str, ...]]:
@@ -216,6 +254,7 @@ def _row(
     direction: str,
     graph: Mapping[str, Mapping[str, Any]],
     seconds: dict[str, float],
+    ranges: dict[str, tuple[float, float]],
     kernels: dict[str, str],
 ) -> LayerRow:
     prefix = "" if direction == "forward" else "backward_"
@@ -233,6 +272,7 @@ def _row(
         main.get("op_type", ""),
         main.get("stage", ""),
         seconds,
+        ranges,
         _total(work),
         _total(traffic),
         kernels,
@@ -257,11 +297,17 @@ def _kernels(times: Sequence[Mapping[str, Any]]) -> str:
     return ", ".join(said)
 
 
+def _added(one: tuple[float, float], other: tuple[float, float]) -> tuple[float, float]:
+    return one[0] + other[0], one[1] + other[1]
+
+
 def _sum(label: str, direction: str, rows: Sequence[LayerRow]) -> LayerRow:
     seconds: dict[str, float] = {}
+    ranges: dict[str, tuple[float, float]] = {}
     for row in rows:
         for backend, each in row.seconds.items():
             seconds[backend] = seconds.get(backend, 0.0) + each
+            ranges[backend] = _added(ranges.get(backend, (0.0, 0.0)), row.ranges[backend])
     return LayerRow(
         tuple(node for row in rows for node in row.nodes),
         direction,
@@ -269,6 +315,7 @@ def _sum(label: str, direction: str, rows: Sequence[LayerRow]) -> LayerRow:
         rows[0].op_type,
         rows[0].stage,
         seconds,
+        ranges,
         _total([row.flops for row in rows]),
         _total([row.bytes for row in rows]),
         {},

@@ -10,7 +10,8 @@ from typing import Any
 from d5suite.report.layers import Comparison, LayerRow
 from d5suite.report.page.csv_files import safe
 
-HEAD = ("case", "measurement", "nodes", "operator", "stage", "direction", "backend", "seconds", "to_fastest")
+HEAD = ("case", "measurement", "nodes", "operator", "stage", "direction", "backend", "seconds", "least_seconds",
+        "most_seconds", "to_fastest")  # fmt: skip
 FURTHER = ("flops", "bytes", "part_of_ceiling", "kernels")
 
 
@@ -25,6 +26,7 @@ def csv_of(found: Iterable[Comparison]) -> bytes:
         for row in each.rows:
             for backend, seconds in row.seconds.items():
                 line = [case, measurement, " ".join(row.nodes), row.op_type, row.stage, row.direction, backend, seconds]
+                line += row.ranges[backend]
                 line += [seconds / row.fastest if row.fastest else None, row.flops, row.bytes]
                 line += [each.part_of_ceiling(row, seconds), row.kernels.get(backend, "")]
                 writer.writerow([safe(value) for value in [*line, *(each.conditions.get(name) for name in conditions)]])
@@ -56,6 +58,7 @@ def _row(found: Comparison, row: LayerRow) -> dict[str, Any]:
         "operator": row.op_type,
         "stage": row.stage,
         "seconds": row.seconds,
+        "ranges": row.ranges,
         "flops": row.flops,
         "bytes": row.bytes,
         "part_of_ceiling": {name: found.part_of_ceiling(row, seconds) for name, seconds in row.seconds.items()},

@@ -270,7 +270,8 @@ def _is_enough(rounds: Sequence[Sequence[Sequence[float]]], spent_s: float, samp
     """Return whether samples suffice, after ``spent_s`` seconds per worker."""
     least, most = (f(sum(map(len, each)) for each in rounds) for f in (min, max))
     count = len(rounds[0])
-    if least < sampling.min_rounds or (least > count and count < ROUNDS):
+    compete = len(rounds) > 1
+    if least < sampling.min_rounds or (count < ROUNDS and most < sampling.max_rounds and (compete or least > count)):
         return False
     if spent_s >= sampling.max_time_s or most >= sampling.max_rounds:
         return True

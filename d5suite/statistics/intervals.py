@@ -134,6 +134,40 @@ def median_interval(samples: Sequence[float], confidence: float = 0.95) -> tuple
     return float(ordered[ranks.low]), float(ordered[ranks.high])
 
 
+def interpolated_interval(samples: Sequence[float], confidence: float = 0.95) -> tuple[float, float]:
+    """Return the interval of the median between order statistics, at the confidence wanted.
+
+    `median_interval` of 8 samples is their range, with 99.2%, because that without the outermost
+    ones has 93%; so one odd sample widens it at will. Between both lies the end that has 95%
+    (Hettmansperger and Sheather, "Confidence intervals based on interpolated order statistics",
+    Statistics & Probability Letters 4, 1986): nearly independent of the distribution, if it is
+    symmetric, as that of the logarithm of a ratio of two series of one kind.
+
+    Parameters
+    ----------
+    samples : sequence of float, shape (n,)
+        Independent samples. Of fewer than 6 (at 95%) the interval is their range.
+    confidence : float
+        Coverage wanted, in (0, 1).
+
+    Returns
+    -------
+    (low, high) : tuple of float
+    """
+    ordered = np.sort(np.asarray(samples, dtype=np.float64))
+    n = len(ordered)
+    outer = interval_ranks(n, confidence)
+    k = outer.low + 1
+    if outer.confidence <= confidence or 2 * k >= n:
+        return float(ordered[outer.low]), float(ordered[outer.high])
+    inner = max(0.0, 1 - 2 * float(_heads(n)[k])) if k < (n + 1) // 2 else 0.0
+    part = (outer.confidence - confidence) / (outer.confidence - inner)
+    inwards = (n - k) * part / (k + (n - 2 * k) * part)
+    low = (1 - inwards) * ordered[k - 1] + inwards * ordered[k]
+    high = (1 - inwards) * ordered[n - k] + inwards * ordered[n - k - 1]
+    return float(low), float(high)
+
+
 def launch_interval(launches: Sequence[Sequence[float]], confidence: float = 0.95) -> tuple[tuple[float, float], float]:
     """Return an interval of the median of several launches of a program, and its confidence.
 

@@ -30,7 +30,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from d5suite.errors import ConfigurationError
-from d5suite.statistics.intervals import interval_ranks, median_interval
+from d5suite.statistics.intervals import interpolated_interval, interval_ranks
 from d5suite.statistics.ratios import Ratio
 
 LAUNCH_SD = 0.055
@@ -96,7 +96,7 @@ def ratio_of_rounds(
         return Ratio.from_logs(middle, middle - half, middle + half, confidence, "launches", count)
     if interval_ranks(rounds, confidence).confidence == 0:
         return Ratio.from_logs(middle, -math.inf, math.inf, confidence, "rounds", rounds)
-    low, high = median_interval(list(differences[0]), confidence)
+    low, high = interpolated_interval(list(differences[0]), confidence)
     between = normal * math.hypot(launch_sd, run_sd)
     low = middle - OF_TWO_RUNS * math.hypot(middle - low, between)
     high = middle + OF_TWO_RUNS * math.hypot(high - middle, between)

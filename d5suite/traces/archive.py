@@ -163,9 +163,8 @@ def _define(otf2: Any, definitions: Any, trace: Trace) -> tuple[list[Any], list[
                 system_tree_parent=nodes[each.host],
                 location_group_type=enums.LocationGroupType.PROCESS,
             )
-        locations.append(
-            definitions.locations.create(each.name, type=enums.LocationType.CPU_THREAD, group=processes[process])
-        )
+        kind = enums.LocationType.ACCELERATOR_STREAM if each.is_stream else enums.LocationType.CPU_THREAD
+        locations.append(definitions.locations.create(each.name, type=kind, group=processes[process]))
     regions = [
         definitions.regions.create(
             each.name,
@@ -444,7 +443,8 @@ def _members(comm: Any, index_of: dict[int, int]) -> list[int]:
 def _location(definition: Any, is_main: bool) -> Location:
     group = definition.group
     node = group.system_tree_parent
-    return Location(definition.name, group.name, node.name if node is not None else "", is_main)
+    is_stream = str(definition.type).endswith(("ACCELERATOR_STREAM", "GPU"))
+    return Location(definition.name, group.name, node.name if node is not None else "", is_main, is_stream)
 
 
 def _region(definition: Any) -> Region:

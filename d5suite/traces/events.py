@@ -133,12 +133,15 @@ class Location:
     host : str
     is_main : bool
         Whether it is the process's main thread: ranks of communicators are main threads.
+    is_stream : bool
+        Whether it is a stream of an accelerator, and no thread.
     """
 
     name: str
     process: str
     host: str = ""
     is_main: bool = True
+    is_stream: bool = False
 
 
 @dataclass(frozen=True)

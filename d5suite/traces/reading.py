@@ -1,4 +1,4 @@
-"""A trace from wherever it lies: an OTF2 archive, a recording, or an HDF5 file.
+"""A trace from wherever it lies: an OTF2 archive, a recording, an HDF5 file, or profiles.
 
 Imports its neighbours.
 """
@@ -11,6 +11,7 @@ from d5suite.errors import TraceError
 from d5suite.traces.archive import read_archive
 from d5suite.traces.events import Trace
 from d5suite.traces.hdf5 import read_hdf5
+from d5suite.traces.profilers import is_profile, read_profiles
 from d5suite.traces.recorded import is_recording, read_recording
 
 
@@ -20,8 +21,8 @@ def read_trace(path: Path) -> Trace:
     Parameters
     ----------
     path : Path
-        An OTF2 archive's anchor file, an HDF5 file, a recording's folder, or a folder that holds
-        one of them.
+        An OTF2 archive's anchor file, an HDF5 file, a framework's profile, a recording's folder, or
+        a folder that holds one of them or one profile a rank.
 
     Raises
     ------
@@ -30,6 +31,8 @@ def read_trace(path: Path) -> Trace:
     """
     path = Path(path)
     if not path.is_dir():
+        if path.exists() and is_profile(path):
+            return read_profiles([path])
         return read_hdf5(path) if path.suffix == ".h5" and path.exists() else read_archive(path)
     if is_recording(path):
         return read_recording(path)
@@ -37,6 +40,9 @@ def read_trace(path: Path) -> Trace:
         return read_archive(path)
     recordings = {each.parent for each in path.rglob("*.jsonl")}
     found = [*sorted(path.rglob("*.otf2")), *sorted(recordings)]
+    profiles = [] if found else sorted(each for each in path.iterdir() if is_profile(each))
+    if profiles:
+        return read_profiles(profiles)
     if len(found) != 1:
         raise TraceError(
             f"holds {len(found)} traces" if found else "holds no trace",

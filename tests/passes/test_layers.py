@@ -20,8 +20,8 @@ from d5suite.levels.profile import LayerTime, Profile, check_profile, shared_sec
 from d5suite.network.layers import stages
 from d5suite.network.zoo import build
 from d5suite.optimizers.settings import SGD
-from d5suite.passes.layers import check_step
-from d5suite.report.layers import comparisons
+from d5suite.passes.layers import check_step, part_of
+from d5suite.report.layers import LayerRow, comparisons, not_told_apart
 from d5suite.report.reading import load_results
 from tests.conftest import made_once, plugin_environment
 from tests.passes.test_from_outside import RECIPE
@@ -115,6 +115,29 @@ def test_times_that_cannot_be_true_are_refused(
         check_profile("liar", replace(GOOD, layers=layers, other=other), network)
 
 
+def test_a_time_is_the_median_of_three_profiles_with_their_range() -> None:
+    def taken(c1: float, *others: LayerTime) -> Profile:
+        return replace(GOOD, layers=(LayerTime(("c1",), "forward", c1), *others), step_seconds=c1 + 1e-3)
+
+    part = part_of([taken(1e-3), taken(9e-3), taken(2e-3, LayerTime(("c2",), "forward", 1e-3))], 9, 3e-3, {})
+    c1, c2 = part["times"]
+    assert (c1["seconds"], c1["range"]) == (2e-3, [1e-3, 9e-3]) and (c2["seconds"], c2["range"]) == (0, [0, 1e-3])
+    assert part["step_s"] == 3e-3 and part["coverage"] == pytest.approx(2 / 3) and part["slowdown"] == 1
+
+
+def test_what_cannot_be_told_apart_is_said() -> None:
+    """Planted: two layers whose profiles overlap, and one that is always longer."""
+
+    def row(name: str, fast: tuple[float, float], slow: tuple[float, float]) -> LayerRow:
+        ranges = {"a": fast, "b": slow}
+        seconds = {backend: sum(each) / 2 for backend, each in ranges.items()}
+        return LayerRow((name,), "forward", name, "Conv", "", seconds, ranges, None, None, {})
+
+    rows = [row("long", (8, 9), (8.5, 10)), row("equal", (1, 1.2), (5, 7)), row("same", (1, 2), (4, 6))]
+    assert [[each.label for each in group] for group in not_told_apart(rows)] == [["equal", "same"]]
+    assert [each.tells_backends_apart for each in rows] == [False, True, True]
+
+
 def test_a_profiled_step_is_as_long_as_the_steps_that_ran() -> None:
     check_step("honest", GOOD, [3.9e-3, 4.1e-3])
     for wrong in (replace(GOOD, step_seconds=0.4e-3), replace(GOOD, step_seconds=40e-3)):
@@ -175,7 +198,9 @@ def test_rows_are_written_and_shown_on_the_page(result: Path) -> None:
     rows: list[Any] = json.loads((result / "rows.json").read_text())[0]["rows"]
     lines = (result / "rows.csv").read_text().splitlines()
     assert len(lines) == 1 + sum(len(row["seconds"]) for row in rows)
-    assert lines[0].startswith("case,measurement,nodes,operator,stage,direction,backend,seconds,to_fastest,flops")
+    assert lines[0].startswith(
+        "case,measurement,nodes,operator,stage,direction,backend,seconds,least_seconds,most_seconds,"
+    )
     _run(result, "d5suite.cli", "report", "training.json", "-o", "page.html")
     page = (result / "page.html").read_text()
     assert 'id="layers"' in page and "Conv, backward" in page

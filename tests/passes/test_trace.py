@@ -98,9 +98,12 @@ def test_a_step_leaves_an_archive_beside_the_result(run_pytest: RunPytest, recip
 
 @needs_torch
 @pytest.mark.skipif(problem("gloo") is not None, reason="Gloo is not installed")
-def test_a_rank_that_sleeps_before_a_collective_is_found(run_pytest: RunPytest, recipe: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_a_rank_that_sleeps_before_a_collective_is_found(
+    ranks: int, run_pytest: RunPytest, recipe: Path, tmp_path: Path
+) -> None:
     done = run_pytest(
-        str(recipe), "-k", "sleeping", "--backend", "torch", "--ranks", "2", "--communicator", "gloo",
+        str(recipe), "-k", "sleeping", "--backend", "torch", "--ranks", str(ranks), "--communicator", "gloo",
         "--oversubscribe", "--passes", "trace", "--benchmark-json", "out.json",
     )  # fmt: skip
     assert done.returncode == 0, done.stdout
@@ -110,15 +113,16 @@ def test_a_rank_that_sleeps_before_a_collective_is_found(run_pytest: RunPytest, 
     waits = [each for each in found.states.waits if each.pattern == "wait at N x N"]
     names = [trace.locations[each.location].process for each in waits]
     assert len(found.steps) == part["steps"]
-    waited = dict.fromkeys(("rank 0", "rank 1"), 0.0)
+    waited = {f"rank {rank}": 0.0 for rank in range(ranks)}
     for wait, name in zip(waits, names, strict=True):
         waited[name] += trace.seconds(wait.ticks)
     per_step = [trace.seconds(waiting) for *_, waiting in found.steps]
-    assert statistics.median(per_step) == pytest.approx(SLEEP_S, rel=0.05)
+    assert statistics.median(per_step) == pytest.approx((ranks - 1) * SLEEP_S, rel=0.05)
     assert waited["rank 1"] < waited["rank 0"] / 5
-    first, second = found.ranks
-    assert first.waiting > 4 * second.waiting and second.caused > 4 * first.caused
-    assert second.critical > first.critical  # the path lies on the rank that sleeps
+    asleep = found.ranks[1]
+    for other in (found.ranks[0], *found.ranks[2:]):
+        assert other.waiting > 4 * asleep.waiting and asleep.caused > 4 * other.caused
+        assert asleep.critical > other.critical  # the path lies on the rank that sleeps
     assert part["waiting_s"]["wait at N x N"] == pytest.approx(sum(waited.values()))
     for rank in found.ranks:
         assert rank.computing + rank.waiting + rank.communicating + rank.outside == trace.end - trace.begin

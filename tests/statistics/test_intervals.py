@@ -16,6 +16,7 @@ from d5suite.errors import ConfigurationError
 from d5suite.statistics.intervals import (
     count_outliers,
     drift,
+    interpolated_interval,
     interval_ranks,
     launch_interval,
     median_interval,
@@ -38,6 +39,24 @@ def test_more_confidence_never_narrows_the_interval(samples: list[float], one: f
     less, more = sorted((one, other))
     (low, high), (lower, higher) = median_interval(samples, less), median_interval(samples, more)
     assert lower <= low <= high <= higher
+
+
+@given(times, confidences)
+def test_an_interpolated_interval_lies_in_that_of_whole_samples(samples: list[float], confidence: float) -> None:
+    (low, high), (lower, higher) = interpolated_interval(samples, confidence), median_interval(samples, confidence)
+    around = np.median(samples) * np.array([1 - 1e-12, 1 + 1e-12])
+    assert lower <= low <= around[1] and around[0] <= high <= higher
+
+
+@pytest.mark.parametrize("n", [6, 7, 8, 9, 12, 20])
+@pytest.mark.parametrize("kind", ["normal", "laplace", "logistic"])
+def test_an_interpolated_interval_has_the_confidence_that_was_wanted(n: int, kind: str) -> None:
+    """The range of 8 samples has 99.2%, so an outlier widens it; between ranks lies 95%."""
+    draw = np.random.default_rng(n)
+    found = [interpolated_interval(getattr(draw, kind)(size=n).tolist()) for _ in range(4000)]
+    assert np.mean([low <= 0 <= high for low, high in found]) == pytest.approx(0.95, abs=0.021)
+    low, high = interpolated_interval([1, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6, 90])
+    assert low < 1.1 and high < 10
 
 
 @given(times, st.randoms(use_true_random=False))

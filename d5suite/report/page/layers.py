@@ -70,8 +70,15 @@ def _row(found: Comparison, row: LayerRow) -> dict[str, Any]:
     cells = []
     for backend in found.backends:
         took = row.seconds.get(backend)
-        ratio = f" ×{took / row.fastest:.3g}" if took and row.fastest and took > row.fastest else ""
-        tip = row.kernels.get(backend, "")
+        slower = bool(took and row.fastest and took > row.fastest)
+        told = not slower or row.ranges[backend][0] > min(high for _, high in row.ranges.values())
+        ratio = f" {'×' if told else '≈'}{took / row.fastest:.3g}" if slower and took else ""
+        low, high = row.ranges.get(backend, (0.0, 0.0))
+        tip = ", ".join(
+            filter(
+                None, [f"{1e3 * low:.3g} to {1e3 * high:.3g} ms" if high > low else "", row.kernels.get(backend, "")]
+            )
+        )
         cells.append(
             {"text": "–" if took is None else f"{1e3 * took:.3g}{ratio}", "best": took == row.fastest, "tip": tip}
         )
