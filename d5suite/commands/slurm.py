@@ -8,10 +8,11 @@ import os
 import shutil
 import sys
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
-from d5suite.errors import ConfigurationError, JobError
-from d5suite.files import check_writable
+from d5suite.errors import ConfigurationError, D5Error, JobError
+from d5suite.files import check_writable, read_json
 from d5suite.launch.slurm import client
 from d5suite.launch.slurm.gather import Gathering, write_jobs
 from d5suite.launch.slurm.profile import ProfileFile, find_profile, read_profile
@@ -70,6 +71,9 @@ def _init(options: argparse.Namespace) -> None:
 
 def _script(options: argparse.Namespace) -> None:
     run = _new(options)
+    shadowing = sorted(name for name in os.environ if name.startswith("SBATCH_"))
+    if shadowing:
+        print(f"note: sbatch would take these before the lines of a script; unset them: {', '.join(shadowing)}")
     for script, jobs in write_scripts(run, list(run.jobs)).items():
         print(f"{script}: {', '.join(jobs)}")
     print(f"submit them with sbatch, then: d5suite slurm collect {_shown(run.folder)}")
@@ -83,18 +87,40 @@ def _run(options: argparse.Namespace) -> int:
         print(f"run: {_shown(run.folder)}", flush=True)
     out = Path(run.out)
     with Gathering(run, out) as gathering:
-        with run.held():
+        with run.held(), _telling_what_goes_on(run):
             statuses = job_statuses(run)
             missing = [status.name for status in statuses if status.ended and not status.complete]
             if missing:
                 submit(run, missing)
-            count = len(missing)
+            count = len(missing) - len(run.kept_back)
             print(f"submitted {count} job{'s' * (count != 1)} of {len(run.jobs)}", flush=True)
+            if run.kept_back:
+                print(f"the site takes no more of yours now; still to submit: {len(run.kept_back)}", flush=True)
             if options.no_follow:
-                print(f"collect later: d5suite slurm collect {_shown(run.folder)}")
-                return 0
+                again = f"submit the others later: d5suite slurm run --resume {_shown(run.folder)}; "
+                print(f"{again * bool(run.kept_back)}collect later: d5suite slurm collect {_shown(run.folder)}")
+                return 1 if run.kept_back else 0
             statuses = _followed(run, gathering)
         return _gather(run, statuses, out, gathering)
+
+
+@contextlib.contextmanager
+def _telling_what_goes_on(run: SlurmRun) -> Iterator[None]:
+    """Say after an error or Ctrl-C which jobs go on."""
+    try:
+        yield
+    except BaseException as error:
+        if isinstance(error, client.RefusedError):
+            with contextlib.suppress(D5Error):
+                job_statuses(run)  # some may have been cancelled
+        where = _shown(run.folder)
+        going = dict.fromkeys(number.partition("_")[0] for number in run.going())
+        if going:
+            print(
+                f"jobs go on; collect later: d5suite slurm collect {where}; stop them: d5suite slurm cancel {where}"
+                f" (Slurm's numbers: {' '.join(going)})", flush=True,
+            )  # fmt: skip
+        raise
 
 
 def _followed(run: SlurmRun, gathering: Gathering) -> list[JobStatus]:
@@ -109,11 +135,6 @@ def _followed(run: SlurmRun, gathering: Gathering) -> list[JobStatus]:
 
     try:
         return follow(run, tell)
-    except KeyboardInterrupt:
-        shown.clear()
-        where = _shown(run.folder)
-        print(f"jobs go on; collect later: d5suite slurm collect {where}; stop them: d5suite slurm cancel {where}")
-        raise
     finally:
         shown.clear()
 
@@ -162,6 +183,11 @@ def _new(options: argparse.Namespace) -> SlurmRun:
         value = getattr(options, name.replace("-", "_"))
         arguments += [f"--{name}={value}"] if value is not None else []
     device = options.device or "cpu"
+    if profile.gpus and options.device is None and not any(each.startswith("--device") for each in options.further):
+        print(
+            f"note: {source.line(profile.gpus)} requests GPUs, and this run measures the CPU: without --device cuda "
+            "they stay idle", flush=True,
+        )  # fmt: skip
     run = SlurmRun.make(
         options.folder or PARENT, cwd=os.getcwd(), arguments=arguments, out="", profile=source, device=device
     )
@@ -169,11 +195,22 @@ def _new(options: argparse.Namespace) -> SlurmRun:
     try:
         _require_writable(Path(run.out))
         run.jobs = {name: [] for name in write_jobs(run)}
+        _require_mpi(run)
         run.save()
     except BaseException:
         shutil.rmtree(run.folder, ignore_errors=True)
         raise
     return run
+
+
+def _require_mpi(run: SlurmRun) -> None:
+    """Check that srun lets ranks of MPI meet."""
+    ranks = (read_json(run.job_path(name)).get("distributed") or {} for name in run.jobs)
+    if run.profile.profile.mpi == "none" and any(each.get("launcher") == "mpi" for each in ranks):
+        raise ConfigurationError(
+            "ranks of MPI do not meet without srun --mpi", where=run.profile.line("mpi"),
+            hint="Set mpi, such as mpi = \"pmix\" (srun --mpi=list shows all), or choose another --communicator.",
+        )  # fmt: skip
 
 
 def _resumed(options: argparse.Namespace) -> SlurmRun:
@@ -193,6 +230,7 @@ def _resumed(options: argparse.Namespace) -> SlurmRun:
     if options.out is not None:
         run.out = str(options.out.absolute())
         _require_writable(Path(run.out))
+    _require_mpi(run)
     run.save()
     return run
 

@@ -22,7 +22,7 @@ from d5suite.job.job import (
     results_of,
     stem_of,
 )
-from d5suite.job.result import Failure, Measured, Result
+from d5suite.job.result import Failure, Measured, Result, failures_of_ranks
 
 __all__ = [
     "TIME",
@@ -36,6 +36,7 @@ __all__ = [
     "OperationCase",
     "Ranks",
     "Result",
+    "failures_of_ranks",
     "is_plain_name",
     "key_of",
     "log_path",

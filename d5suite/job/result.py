@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypedDict
 
+from d5suite.errors import JobError
 from d5suite.files import write_json
 from d5suite.job import schema
-from d5suite.job.job import TIME
+from d5suite.job.job import TIME, of_rank
 
 SCHEMA = "d5suite-result-3"
 
@@ -145,3 +147,35 @@ class Result:
         if content["error"] is not None:
             content["error"] = Failure(**content["error"])
         return cls(**content)
+
+
+def failures_of_ranks(path: Path, ranks: int, first: str) -> dict[str, str]:
+    """Return the failures of a job's ranks by measurement, each with the rank's number.
+
+    Rank 0 notes failed measurements in the job's own result. This also tells what ended it without:
+    an error of another rank, or of any before its first measurement. The earliest failure is the
+    cause of the others.
+
+    Parameters
+    ----------
+    path : Path
+        The job's result file; those of its ranks are in the same folder.
+    ranks : int
+        Number of ranks.
+    first : str
+        The measurement to which an error before any measurement is attributed.
+    """
+    found = []
+    for rank in range(ranks):
+        own = of_rank(path, rank)
+        with contextlib.suppress(JobError, OSError):
+            result = Result.load(own)
+            errors = {key: failure.message for key, failure in result.failures.items()}
+            if result.error is not None:
+                errors.setdefault(result.measurement or first, result.error.message)
+            who, when = f"rank {rank} of {ranks}: " if ranks > 1 else "", own.stat().st_mtime_ns
+            found += [(when, key, f"{who}{message}") for key, message in errors.items()]
+    failures: dict[str, str] = {}
+    for _, key, message in sorted(found):
+        failures.setdefault(key, message)
+    return failures

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from d5suite.errors import ConfigurationError, JobError
-from d5suite.job import Job, Result, reason_path, results_of
+from d5suite.job import Job, Result, failures_of_ranks, reason_path, result_path, results_of
 from d5suite.session.attempts import Attempt
 
 
@@ -45,8 +45,9 @@ def attempts_in(path: Path, wanted: Job) -> Iterator[Attempt]:
             why = why or str(error)
     try:
         why = reason_path(path).read_text(encoding="utf-8").strip()
-    except OSError:
-        why = why or "it has not run"
+    except OSError:  # `d5suite slurm` has not followed it
+        failures = failures_of_ranks(result_path(path), job.ranks, job.keys()[0])
+        why = next(iter(failures.values()), "") or why or "it has not run"
     for key in job.keys():  # noqa: SIM118  (not a mapping)
         yield _attempt(key, job, results, f"{why}\njob file: {path}")
 

@@ -13,7 +13,6 @@ import pytest
 
 from d5suite.errors import ConfigurationError
 from d5suite.job import Distributed, Job, reason_path, results_of
-from d5suite.launch.slurm.client import likely_cause
 from d5suite.launch.slurm.draft import Partition, drafted
 from d5suite.launch.slurm.profile import ClusterProfile, read_profile
 from d5suite.launch.slurm.script import batch_script
@@ -90,13 +89,6 @@ def test_a_script_asks_for_what_the_profile_says_and_is_valid_bash() -> None:
     alone = script(ClusterProfile(4, exclusive=False), "/jobs/a.job.json")
     assert "--array" not in alone and "--exclusive" not in alone and "export CUDA_VISIBLE_DEVICES=''" in alone
     subprocess.run(["bash", "-n"], input=alone, text=True, check=True)
-
-
-def test_the_refused_line_is_one_that_the_profile_gives() -> None:
-    said = "sbatch: Batch job submission failed: Invalid account or account/partition combination specified"
-    assert likely_cause(said, ["partition"]) == "partition"
-    assert likely_cause(said, ["account"]) == "account"
-    assert likely_cause("sbatch: no reason given", ["partition"]) is None
 
 
 def test_a_draft_is_a_profile(tmp_path: Path) -> None:

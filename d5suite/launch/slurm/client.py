@@ -2,15 +2,33 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from d5suite.errors import ConfigurationError, D5Error
 
 LIMIT_S = 120.0
 """Timeout of a Slurm command in seconds; Slurm's own are shorter."""
+
+KEPT = frozenset({"SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT", "SLURM_SACK_KEY", "SLURM_SACK_SOCKET"})
+"""Variables that say which cluster Slurm's commands ask, and as whom."""
+
+OPTIONS = re.compile(r"(SLURM\w*|SBATCH|SALLOC|SRUN|SQUEUE|SCANCEL|SINFO|SACCT|PMI|PMIX)_")
+"""Names of variables that set options of Slurm's commands, or describe an allocation."""
+
+DEVICES = frozenset({"CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "ZE_AFFINITY_MASK"})
+"""Variables with which Slurm assigns GPUs to an allocation."""
+
+ARRAY_SIZE = 1001
+"""Slurm's default of MaxArraySize."""
+
+SUBMIT_LIMIT = re.compile(r"(?i:submitjob)|^(?!.*\b(?:QOS|Assoc)[A-Z]).*accounting/QOS policy")
+"""Messages of sbatch when too many jobs are submitted. Older versions give no more than the general
+sentence, which may mean this."""
 
 NO_ANSWER = re.compile(
     r"unable to contact slurm controller|connection refused|socket timed out|zero bytes were transmitted"
@@ -33,21 +51,50 @@ FINAL = {
 }
 """Final job states of Slurm, in words."""
 
-CAUSES = {
-    "partition": r"partition",
-    "account": r"account|user/account|association",
-    "qos": r"qos",
-    "reservation": r"reservation",
-    "time": r"time limit|timelimit|time.?spec",
-    "gres": r"gres|generic resource",
-    "constraint": r"feature|constraint",
-    "memory": r"memory|--mem\b",
-    "options": r"unrecognized option|invalid option|ambiguous|requires an argument|doesn't allow",
-    "exclusive": r"exclusive",
-    "cores_per_node": r"node configuration|more processors|cpu count|ntasks-per-node|PartitionConfig|BadConstraints",
-    "most_nodes": r"node count|PartitionNodeLimit|too many nodes",
-}
-"""By key of a profile: the messages of Slurm that a wrong value causes; the first match wins."""
+
+class Cause(NamedTuple):
+    """What causes a message of Slurm.
+
+    Attributes
+    ----------
+    pattern : str
+        A regular expression.
+    key : str
+        The key of the profile that causes it.
+    others : tuple of str
+        Keys that may cause it, too, if ``key`` is not given.
+    always : bool
+        Whether those others may cause it even if ``key`` is given.
+    """
+
+    pattern: str
+    key: str
+    others: tuple[str, ...] = ()
+    always: bool = False
+
+
+CAUSES = (
+    Cause(r"unrecognized option|invalid option|ambiguous|requires an argument|doesn't allow", "options"),
+    Cause(r"(?:QOS|Assoc)\w*WallDuration|QOSTimeLimit|PartitionTimeLimit", "time"),
+    Cause(r"(?:QOS|Assoc)\w*Node\w*Limit|PartitionNodeLimit|node count|too many nodes", "most_nodes"),
+    Cause(r"(?:QOS|Assoc)\w*Mem", "memory"),
+    Cause(r"(?:QOS|Assoc)\w*GRES", "gres"),
+    Cause(r"(?:QOS|Assoc)\w*Cpu", "cores_per_node"),
+    Cause(r"invalid account|account/partition|user/account|association|Assoc[A-Z]", "account", ("partition",)),
+    Cause(r"qos", "qos", ("account", "partition")),
+    Cause(r"account", "account"),
+    Cause(r"reservation", "reservation"),
+    Cause(r"time limit|timelimit|time.?spec", "time"),
+    Cause(r"gres|generic resource", "gres"),
+    Cause(r"feature|BadConstraints|constraint", "constraint"),
+    Cause(r"memory|--mem\b", "memory"),
+    Cause(r"exclusive", "exclusive"),
+    Cause(r"node configuration|PartitionConfig", "cores_per_node", ("memory", "gres", "constraint"), always=True),
+    Cause(r"more processors|cpu count|ntasks-per-node", "cores_per_node"),
+    Cause(r"partition", "partition"),
+)
+"""The messages of Slurm that a wrong value causes; the first match wins, so that the most specific
+ones come first."""
 
 NEVER_STARTS = {
     "PartitionTimeLimit": "time",
@@ -65,6 +112,14 @@ NEVER_STARTS = {
     "QOSMaxWallDurationPerJobLimit": "time",
     "AssocMaxNodePerJobLimit": "most_nodes",
     "QOSMaxNodePerJobLimit": "most_nodes",
+    "AssocMaxCpuPerJobLimit": "most_nodes",
+    "QOSMaxCpuPerJobLimit": "most_nodes",
+    "QOSMaxCpuPerNode": "cores_per_node",
+    "AssocMaxMemPerJob": "memory",
+    "QOSMaxMemoryPerJob": "memory",
+    "AssocMaxGRESPerJob": "gres",
+    "QOSMaxGRESPerJob": "gres",
+    "ReservationDeleted": "reservation",
 }
 """By reason for which a pending job never starts: the key of the profile that causes it."""
 
@@ -101,6 +156,20 @@ class SlurmState:
         return self.name in FINAL
 
 
+def command_environment() -> dict[str, str]:
+    """Return the environment of Slurm's commands: without variables that set options of them.
+
+    A profile alone decides what a job asks for. ``SBATCH_PARTITION`` of a shell would precede the
+    script's own lines, ``SQUEUE_PARTITION`` would hide jobs, and variables of an allocation, such
+    as ``SLURM_MEM_PER_CPU``, would enter the job, where srun refuses them.
+    """
+    environment = {name: value for name, value in os.environ.items() if name in KEPT or not OPTIONS.match(name)}
+    if "SLURM_JOB_ID" in os.environ:
+        for name in DEVICES:
+            environment.pop(name, None)
+    return environment
+
+
 def call(*command: str) -> str:
     """Run one of Slurm's commands and return what it prints.
 
@@ -114,7 +183,9 @@ def call(*command: str) -> str:
         Slurm refuses; the message is Slurm's.
     """
     try:
-        done = subprocess.run(list(command), capture_output=True, text=True, input="", timeout=LIMIT_S)
+        done = subprocess.run(
+            list(command), capture_output=True, text=True, input="", timeout=LIMIT_S, env=command_environment()
+        )
     except FileNotFoundError:
         raise ConfigurationError(
             f"there is no {command[0]} here", hint="Call d5suite slurm on a login node of a Slurm cluster."
@@ -130,10 +201,31 @@ def call(*command: str) -> str:
     raise RefusedError(f"{command[0]}: {message}")
 
 
-def likely_cause(message: str, given: Collection[str]) -> str | None:
-    """Return the key of the profile that likely caused a message; prefer keys that are set."""
-    likely = [key for key, pattern in CAUSES.items() if re.search(pattern, message, re.IGNORECASE)]
-    return next((key for key in likely if key in given), likely[0] if likely else None)
+def likely_causes(message: str, given: Collection[str]) -> list[str]:
+    """Return the keys of the profile that likely caused a message; the likeliest first.
+
+    Parameters
+    ----------
+    message : str
+        What Slurm said.
+    given : collection of str
+        The keys that the profile sets.
+    """
+    for cause in CAUSES:
+        if re.search(cause.pattern, message, re.IGNORECASE):
+            others = [key for key in cause.others if key in given]
+            return [cause.key, *others] if cause.always or cause.key not in given else [cause.key]
+    return []
+
+
+def largest_array() -> int:
+    """Return how many jobs an array may have here; Slurm's default if it does not say."""
+    try:
+        said = call("scontrol", "show", "config")
+    except D5Error:
+        return ARRAY_SIZE
+    found = re.findall(r"^MaxArraySize\s*=\s*(\d+)|\bmax_array_tasks=(\d+)", said, re.MULTILINE)
+    return max(1, min((int(one or other) for one, other in found), default=ARRAY_SIZE))
 
 
 def submit(script: str) -> str:

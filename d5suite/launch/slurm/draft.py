@@ -14,6 +14,9 @@ from d5suite.launch.slurm.profile import NAME
 FIELDS = "%P|%D|%c|%m|%G|%l|%f"
 """Format of sinfo's fields: partition, nodes, CPUs, MiB, gres, time limit, features."""
 
+GPUS = re.compile(r"gpu(?::([\w.-]+))?:(\d+)")
+"""GPUs of a node as sinfo reports them: their kind, if known, and their number."""
+
 TIME = "00:30:00"
 """Time limit of a draft."""
 
@@ -29,6 +32,7 @@ ranks_per_node = {ranks}
 most_nodes = {nodes}
 {gres_line}
 # constraint = "..."           # for nodes of one kind
+# setup = []                   # lines of bash before the modules: ["module use /shared/modules"]
 # modules = []                 # such as ["python/3.11", "openmpi/5"]
 # environment = "..."          # a virtual environment on a file system that all nodes see
 # container = "..."            # or a command in front of the worker: "apptainer exec --nv image.sif"
@@ -64,7 +68,8 @@ def draft(name: str | None, out: Path | None) -> None:
     found = partitions()
     for each in found:
         print(f"# partition {each.name}: {each.nodes} nodes, {each.cores} CPUs, gres {each.gres}, limit {each.limit}")
-    text = drafted(_chosen(found, name))
+    chosen = _chosen(found, name)
+    text = drafted(chosen)
     if str(path) == "-":
         print(text, end="")
         return
@@ -72,7 +77,8 @@ def draft(name: str | None, out: Path | None) -> None:
         write_bytes(path, text.encode())
     except OSError as error:
         raise ConfigurationError(f"cannot write the profile: {error.strerror}", where=str(path)) from error
-    print(f"{path}: look it over, then: d5suite slurm run RECIPE --nodes 1,2")
+    device = " --device cuda" if GPUS.match(chosen.gres) else ""
+    print(f"{path}: look it over, then: d5suite slurm run RECIPE --nodes 1,2{device}")
 
 
 def partitions() -> list[Partition]:
@@ -101,7 +107,7 @@ def _chosen(found: list[Partition], name: str | None) -> Partition:
 
 def drafted(partition: Partition) -> str:
     """Return a profile's text for a partition."""
-    gpus = re.match(r"gpu(?::([\w.-]+))?:(\d+)", partition.gres)
+    gpus = GPUS.match(partition.gres)
     ranks = int(gpus[2]) if gpus else 1
     kind = f"gpu:{gpus[1]}:{ranks}" if gpus and gpus[1] else f"gpu:{ranks}"
     facts = partition._asdict()

@@ -42,14 +42,15 @@ class ClusterProfile:
         Options of sbatch with these names; ``memory`` is ``--mem``. Empty: not given.
     exclusive : bool
         Whether no other job may run on the nodes.
+    setup : list of str
+        Lines of bash that run first, such as ``module use /shared/modules``.
     modules : list of str
         Modules for ``module load``.
-    setup : list of str
-        Lines of bash that run before the worker.
     environment : str
         A virtual environment to activate.
     container : str
-        A command to prepend to the worker's, such as ``apptainer exec --nv image.sif``.
+        A command to prepend to the worker's, such as ``apptainer exec --nv image.sif``; variables
+        are expanded on the node, but not within single quotes.
     python : str
         The interpreter on the nodes. By default it is the current one, or ``python3`` if an
         environment or a container is given.
@@ -77,8 +78,8 @@ class ClusterProfile:
     gres: str = ""
     constraint: str = ""
     memory: str = ""
-    modules: list[str] = field(default_factory=list)
     setup: list[str] = field(default_factory=list)
+    modules: list[str] = field(default_factory=list)
     environment: str = ""
     container: str = ""
     python: str = ""
@@ -96,6 +97,14 @@ class ClusterProfile:
     def ranks(self, nodes: int) -> int:
         """Return the number of ranks on this many nodes."""
         return nodes * self.ranks_per_node
+
+    @property
+    def gpus(self) -> str | None:
+        """The key that requests GPUs; None if none does."""
+        if re.search(r"\bgpu\b", self.gres):
+            return "gres"
+        words = re.compile(r"--gpus\b|-G|--(gres|tres-per-\w+)=.*\bgpu\b")
+        return "options" if any(map(words.match, self.options)) else None
 
 
 @dataclass(frozen=True)

@@ -73,6 +73,9 @@ class SlurmRun:
     device : str
     jobs : dict of str to list of Submission
         By name of a job file, without suffix: all its submissions.
+    kept_back : list of str
+        Jobs that this process submits once the site's limit on submitted jobs allows it; not in the
+        ledger.
     """
 
     folder: Path
@@ -84,6 +87,7 @@ class SlurmRun:
     profile: ProfileFile
     device: str = "cpu"
     jobs: dict[str, list[Submission]] = field(default_factory=dict)
+    kept_back: list[str] = field(default_factory=list)
 
     @property
     def identity(self) -> str:
@@ -93,6 +97,11 @@ class SlurmRun:
     def job_path(self, name: str) -> Path:
         """Return the path of a job file."""
         return self.folder / JOBS / f"{name}.job.json"
+
+    def going(self) -> list[str]:
+        """Return Slurm's numbers of the jobs whose end is not known."""
+        latest = [starts[-1] for starts in self.jobs.values() if starts]
+        return [each.number for each in latest if each.number and each.state is None]
 
     @classmethod
     def make(cls, parent: Path, **facts: Any) -> SlurmRun:
@@ -206,40 +215,50 @@ def find_run(given: Path | None) -> SlurmRun:
     return SlurmRun.load(max(runs, key=lambda each: (each.name[:15], each.stat().st_mtime)))
 
 
-def write_scripts(run: SlurmRun, names: Sequence[str], first: int = 1) -> dict[Path, list[str]]:
-    """Write one batch script per number of nodes; return the scripts with the names of their jobs.
+def write_scripts(run: SlurmRun, names: Sequence[str]) -> dict[Path, list[str]]:
+    """Write the batch scripts of some jobs; return the scripts with the names of their jobs."""
+    return {_write_script(run, alike): list(alike) for alike in _arrays(run, names)}
 
-    Parameters
-    ----------
-    run : SlurmRun
-    names : sequence of str
-        Jobs to submit.
-    first : int
-        The number of the first script.
-    """
-    profile = run.profile.profile
-    by_nodes: dict[tuple[int, str], list[str]] = {}
-    pythons = {}
+
+def _arrays(run: SlurmRun, names: Sequence[str]) -> list[dict[str, Job]]:
+    """Return jobs with the same needs together, at most as many as the site allows in an array."""
+    by_needs: dict[tuple[int, str], list[tuple[str, Job]]] = {}
     for name in names:
         job = Job.load(run.job_path(name))
-        by_nodes.setdefault((job.ranks // profile.ranks_per_node, job.device), []).append(name)
-        own = interpreter(job.backend["name"], {})
-        if own is not None:
-            pythons[run.job_path(name).name] = own
-    found = {}
-    for number, ((nodes, device), alike) in enumerate(sorted(by_nodes.items()), first):
-        path = run.folder / SCRIPTS / f"{number:02}-nodes{nodes}.sh"
-        text = batch_script(
-            [run.job_path(name) for name in alike], name=f"d5suite-{run.identity}-{number}", profile=profile,
-            nodes=nodes, device=device, folder=Path(run.cwd), output=path.with_suffix(""), pythons=pythons,
-        )  # fmt: skip
-        write_script(path, text)
-        found[path] = alike
-    return found
+        by_needs.setdefault((job.ranks, job.device), []).append((name, job))
+    most = client.largest_array() if len(by_needs) < len(names) else 1
+    groups = [by_needs[needs] for needs in sorted(by_needs)]
+    return [dict(alike[first : first + most]) for alike in groups for first in range(0, len(alike), most)]
+
+
+def _write_script(run: SlurmRun, alike: Mapping[str, Job]) -> Path:
+    """Write the batch script of jobs with the same needs."""
+    profile = run.profile.profile
+    paths = {run.job_path(name): job for name, job in alike.items()}
+    pythons = {path.name: interpreter(job.backend["name"], {}) for path, job in paths.items()}
+    job = next(iter(paths.values()))
+    nodes = job.ranks // profile.ranks_per_node
+    before = [int(each.name.partition("-")[0]) for each in (run.folder / SCRIPTS).glob("[0-9]*-nodes*.sh")]
+    number = 1 + max(before, default=0)
+    script = run.folder / SCRIPTS / f"{number:02}-nodes{nodes}.sh"
+    text = batch_script(
+        list(paths), name=_title(run, script), profile=profile, nodes=nodes, device=job.device, folder=Path(run.cwd),
+        output=script.with_suffix(""), pythons={name: own for name, own in pythons.items() if own is not None},
+    )  # fmt: skip
+    write_script(script, text)
+    return script
+
+
+def _title(run: SlurmRun, script: Path) -> str:
+    """Return the name in Slurm of a script's jobs."""
+    return f"d5suite-{run.identity}-{int(script.name.partition('-')[0])}"
 
 
 def submit(run: SlurmRun, names: Sequence[str]) -> None:
     """Submit jobs; each is in the ledger before Slurm gets it.
+
+    Where the site limits how many jobs a user may submit, the jobs beyond that stay in
+    `SlurmRun.kept_back`, to be submitted once others have ended.
 
     Raises
     ------
@@ -248,25 +267,46 @@ def submit(run: SlurmRun, names: Sequence[str]) -> None:
     NoAnswerError
         The controller does not answer. It may have accepted the script; `number_all` looks.
     """
-    first = 1 + len(list((run.folder / SCRIPTS).glob("*.sh")))
-    for number, (script, alike) in enumerate(write_scripts(run, names, first).items(), first):
-        title = f"d5suite-{run.identity}-{number}"
-        for place, name in enumerate(alike):
-            start = Submission(title, place if len(alike) > 1 else None)
-            run.jobs[name] = [*run.jobs.get(name, []), start]
-        run.save()
+    groups = _arrays(run, names)
+    while groups:
+        alike = groups.pop(0)
+        run.kept_back = [name for group in groups for name in group]
         try:
-            answer = client.submit(str(script))
+            _submit(run, alike)
         except client.RefusedError as error:
-            for name in alike:
-                run.jobs[name].pop()
-            run.save()
-            key = client.likely_cause(error.what, run.profile.lines)
-            raise client.RefusedError(error.what, hint=run.profile.line(key) if key else None) from error
+            is_limit = client.SUBMIT_LIMIT.search(error.what) is not None
+            if is_limit and len(alike) > 1:
+                each = list(alike.items())
+                half = (len(each) + 1) // 2
+                groups[:0] = [dict(each[:half]), dict(each[half:])]
+            elif is_limit and run.going():
+                run.kept_back = [*alike, *run.kept_back]
+                return
+            else:
+                keys = client.likely_causes(error.what, run.profile.lines)
+                hint = "\n  ".join(run.profile.line(key) for key in keys)
+                raise client.RefusedError(error.what, hint=hint or None) from error
+
+
+def _submit(run: SlurmRun, alike: Mapping[str, Job]) -> None:
+    """Submit jobs with the same needs; what Slurm refuses leaves no trace."""
+    script = _write_script(run, alike)
+    for place, name in enumerate(alike):
+        start = Submission(_title(run, script), place if len(alike) > 1 else None)
+        run.jobs[name] = [*run.jobs.get(name, []), start]
+    run.save()
+    try:
+        answer = client.submit(str(script))
+    except client.RefusedError:
         for name in alike:
-            last = run.jobs[name][-1]
-            run.jobs[name][-1] = replace(last, number=_numbered(answer, last.element))
+            run.jobs[name].pop()
         run.save()
+        script.unlink()
+        raise
+    for name in alike:
+        last = run.jobs[name][-1]
+        run.jobs[name][-1] = replace(last, number=_numbered(answer, last.element))
+    run.save()
 
 
 def number_all(run: SlurmRun, states: Mapping[tuple[str, str], client.SlurmState]) -> bool:

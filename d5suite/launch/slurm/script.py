@@ -19,6 +19,16 @@ OPTIONS = {
 }  # fmt: skip
 """Keys of a profile, and the options of sbatch that they set."""
 
+FAILED = "d5suite: a line failed: "
+"""Beginning of the message about a line that failed before the worker; the key follows."""
+
+STOP = """
+# A line below that fails ends the job.
+d5suite_failed() { echo "%s$d5suite_key: exit status $1 of: $(sed -n "$2p" "$0")" >&2; exit 1; }
+trap 'code=$?; [ ${#BASH_SOURCE[@]} -gt 1 ] || d5suite_failed $code $LINENO' ERR
+"""
+"""Ends a job after a line that fails. Commands of a sourced file may fail, but not its last one."""
+
 BODY = """
 # Ranks meet in a folder that all nodes see.
 export {meeting}="$job.meeting-$SLURM_JOB_ID"
@@ -31,6 +41,7 @@ if [ -e "$job.result.json" ]; then
     while [ -e "$job.start$start.result.json" ]; do start=$((start + 1)); done
     mv "$job.result.json" "$job.start$start.result.json"
 fi
+rm -f "$job".rank*.result.json
 
 # Who else is on the nodes, before and after.
 others() {{ timeout 20 squeue --noheader --nodelist="$SLURM_JOB_NODELIST" --states=running --format='%A %u %N'; }}
@@ -72,10 +83,8 @@ def batch_script(
         f"# d5suite: {what}; {nodes} node{'s' if nodes > 1 else ''}.",
         "# Written by `d5suite slurm`. To run it by hand: sbatch THIS_FILE",
         *(f"#SBATCH {option}" for option in _options(profile, nodes, name, folder, output, len(jobs))),
+        *_preparation(profile),
         "",
-        *(f"module load {shlex.quote(each)}" for each in profile.modules),
-        *([f"source {_expanding(profile.environment)}/bin/activate"] if profile.environment else []),
-        *profile.setup,
         *_exports(profile, device),
         "",
     ]
@@ -91,8 +100,7 @@ def batch_script(
         head += [f"pythons=({words})", "python=${pythons[${SLURM_ARRAY_TASK_ID:-0}]}"]
     else:
         head += [f"python={shlex.quote(_python(profile))}"]
-    launcher = [shlex.quote(word) for word in srun(profile, nodes)]
-    line = command('"$job.job.json"', launcher, python='"$python"')
+    line = command('"$job.job.json"', srun(profile, nodes), python='"$python"')
     return "\n".join(head) + BODY.format(meeting=MEETING, srun=" ".join(line))
 
 
@@ -118,13 +126,42 @@ def _word(option: str) -> str:
 
 
 def srun(profile: ClusterProfile, nodes: int) -> list[str]:
-    """Return the launcher of the workers; if one worker fails, srun ends all."""
+    """Return the launcher of the workers, quoted for bash; if one worker fails, srun ends all.
+
+    It passes on the job's own variables, even where ``sbatch --export=NONE`` left out the user's.
+    """
     options = [
         f"--nodes={nodes}", f"--ntasks={profile.ranks(nodes)}", f"--cpus-per-task={profile.threads_per_rank}",
-        "--kill-on-bad-exit=1", f"--mpi={profile.mpi}", f"--cpu-bind={profile.cpu_bind}",
+        "--export=ALL", "--kill-on-bad-exit=1", f"--mpi={profile.mpi}", f"--cpu-bind={profile.cpu_bind}",
     ]  # fmt: skip
     options += [f"--gpu-bind={profile.gpu_bind}"] if profile.gpu_bind else []
-    return ["srun", *options, *shlex.split(profile.container)]
+    return ["srun", *map(shlex.quote, options), *_container(profile.container)]
+
+
+def _container(text: str) -> list[str]:
+    """Return the words of the container's command, quoted for bash.
+
+    Variables expand on the node, as a user of a shell expects: not within single quotes.
+    """
+    literal = "\0"  # stands for a dollar sign that bash keeps; the profile has none
+    kept = re.sub(r"'[^']*'|\\\$", lambda found: found[0].replace("\\$", "$").replace("$", literal), text)
+    words = shlex.split(kept)
+    return [_expanding(word).replace(literal, r"\$") if shlex.quote(word) != word else word for word in words]
+
+
+def _preparation(profile: ClusterProfile) -> list[str]:
+    """Return what runs before the worker, with the key of the profile before each part."""
+    parts = {
+        "setup": profile.setup,
+        "modules": [f"module load {shlex.quote(each)}" for each in profile.modules],
+        "environment": [f"source {_expanding(profile.environment)}/bin/activate"] if profile.environment else [],
+        "scratch": [
+            f"export TMPDIR={_expanding(profile.scratch)}",
+            'srun --export=ALL --ntasks-per-node=1 mkdir -p "$TMPDIR"',
+        ] if profile.scratch else [],
+    }  # fmt: skip
+    lines = [line for key, own in parts.items() if own for line in (f"d5suite_key={key}", *own)]
+    return [*(STOP % FAILED).splitlines(), *lines, "trap - ERR"] if lines else []
 
 
 def _exports(profile: ClusterProfile, device: str) -> list[str]:
@@ -133,10 +170,7 @@ def _exports(profile: ClusterProfile, device: str) -> list[str]:
     own[STARTED_BY_SRUN] = "free" if profile.cpu_bind == "none" and not profile.gpu_bind else "bound"
     if device == "cpu":
         own["CUDA_VISIBLE_DEVICES"] = ""
-    lines = [f"export {name}={shlex.quote(value)}" for name, value in own.items()]
-    if profile.scratch:
-        lines += [f"export TMPDIR={_expanding(profile.scratch)}", 'srun --ntasks-per-node=1 mkdir -p "$TMPDIR"']
-    return lines
+    return [f"export {name}={shlex.quote(value)}" for name, value in own.items()]
 
 
 def _python(profile: ClusterProfile) -> str:
@@ -144,8 +178,9 @@ def _python(profile: ClusterProfile) -> str:
 
 
 def _expanding(text: str) -> str:
-    """Quote a word for bash so that only variables expand."""
-    return '"' + re.sub(r'(["\\`!]|\$(?![A-Za-z_{]))', r"\\\1", text) + '"'
+    """Quote a word for bash so that only variables expand, and a ``~`` at its beginning."""
+    text = re.sub(r"^~(?=/|$)", "$HOME", text)
+    return '"' + re.sub(r'(["\\`]|\$(?![A-Za-z_{]))', r"\\\1", text) + '"'
 
 
 def write_script(path: Path, text: str) -> None:

@@ -12,11 +12,22 @@ from pathlib import Path
 
 from d5suite.errors import JobError, ValidationError
 from d5suite.files import read_json, write_bytes
-from d5suite.job import Failure, Job, Result, of_rank, reason_path, result_path, results_of
+from d5suite.job import (
+    Failure,
+    Job,
+    Result,
+    failures_of_ranks,
+    log_path,
+    of_rank,
+    reason_path,
+    result_path,
+    results_of,
+)
 from d5suite.launch.base import describe_exit
 from d5suite.launch.slurm import client
 from d5suite.launch.slurm.client import FINAL, NEVER_STARTS, NoAnswerError, SlurmState
-from d5suite.launch.slurm.run import SCRIPTS, SlurmRun, Submission, number_all
+from d5suite.launch.slurm.run import SCRIPTS, SlurmRun, Submission, number_all, submit
+from d5suite.launch.slurm.script import FAILED
 
 PERIOD_S = (0.1, 5.0)
 """Least and most seconds between two queries to the controller, which all users share. The period
@@ -63,10 +74,13 @@ KILLED_RANK = re.compile(
 )
 """Message of srun about a rank that a signal killed: the node, the rank and the signal's name."""
 
+EXITED = re.compile(r"srun: error: \S+: tasks? (\d+)\S*: Exited with exit code")
+"""Message of srun about the first rank that failed."""
+
 
 @dataclass(frozen=True)
 class LostRank:
-    """A rank that a signal killed: the measurement lost with it, and a message about both."""
+    """A rank that ended all others: the measurement lost with it, and a message about both."""
 
     key: str | None
     message: str
@@ -93,7 +107,9 @@ class JobStatus:
     phase : str
         What the worker is doing, or was doing last.
     lost : LostRank or None
-        The rank that a signal killed first in the latest start.
+        The rank that ended the latest start: killed by a signal, or before its first measurement.
+    kept_back : bool
+        Whether a limit of the site keeps the job from being submitted yet.
     """
 
     name: str
@@ -104,6 +120,7 @@ class JobStatus:
     failed: tuple[str, ...] = ()
     phase: str = ""
     lost: LostRank | None = None
+    kept_back: bool = False
 
     @property
     def complete(self) -> bool:
@@ -118,12 +135,14 @@ class JobStatus:
     @property
     def ended(self) -> bool:
         """Whether the job has ended for good."""
+        if self.kept_back:
+            return False
         return self.start is None or (self.state is not None and (self.state.ended or self.state.name == UNKNOWN))
 
     @property
     def waits(self) -> bool:
-        """Whether the job waits in Slurm's queue."""
-        return self.state is not None and self.state.name == "PENDING"
+        """Whether the job waits, in Slurm's queue or to be submitted."""
+        return self.kept_back or (self.state is not None and self.state.name == "PENDING")
 
 
 def job_statuses(run: SlurmRun) -> list[JobStatus]:
@@ -150,7 +169,7 @@ def job_statuses(run: SlurmRun) -> list[JobStatus]:
             if start.state is None and state.ended:
                 starts[-1] = start = replace(start, state=asdict(state))
                 changed = True
-        statuses.append(_job_status(run, name, start, state))
+        statuses.append(replace(_job_status(run, name, start, state), kept_back=name in run.kept_back))
     if changed:
         with contextlib.suppress(PermissionError):  # another user may ask for the status, too
             run.save()
@@ -192,6 +211,7 @@ def _job_status(run: SlurmRun, name: str, start: Submission | None, state: Slurm
     measured: set[str] = set()
     failures: dict[str, str] = {}
     lost = _lost_rank(run, start, state, path, job.ranks)
+    stopped = _stopping_line(run, start, state)
     phase = ""
     for each in results_of(path):
         with contextlib.suppress(JobError):
@@ -199,24 +219,35 @@ def _job_status(run: SlurmRun, name: str, start: Submission | None, state: Slurm
             measured |= set(result.measurements)
             failures = {key: failure.message for key, failure in result.failures.items()}
             phase = result.phase
-    if lost is not None:  # the other ranks fail because they lose this one
-        failures = {lost.key or next((key for key in keys if key not in measured), ""): lost.message}
-    elif not failures and len(measured) < len(keys):
-        failures = _failures_of_other_ranks(path, job.ranks)
-    failed = tuple(message for key, message in failures.items() if key in keys and key not in measured)
+    left = [key for key in keys if key not in measured]
+    if stopped is not None:
+        failures = dict.fromkeys(left, stopped)
+    elif lost is not None:  # the other ranks fail because they lose this one
+        failures = {lost.key or next(iter(left), ""): lost.message}
+    elif not failures and left:
+        failures = failures_of_ranks(result_path(path), job.ranks, left[0])
+    failed = tuple(message for key, message in failures.items() if key in left)
     return JobStatus(name, start, state, len(measured & set(keys)), len(keys), failed, phase, lost)
+
+
+def _stopping_line(run: SlurmRun, start: Submission | None, state: SlurmState | None) -> str | None:
+    """Return which line of the profile failed before the worker started; None if none did."""
+    if start is None or state is None or state.name not in ("FAILED", UNKNOWN):
+        return None
+    found = re.findall(rf"^{FAILED}(\w+): (.*)", _text(log_of(run, start)), re.MULTILINE)
+    return f"{found[-1][1]}\n  {run.profile.line(found[-1][0])}" if found else None
 
 
 def _lost_rank(
     run: SlurmRun, start: Submission | None, state: SlurmState | None, path: Path, ranks: int
 ) -> LostRank | None:
-    """Return the rank that a signal killed first in the latest start, according to srun."""
+    """Return the rank that ended the latest start: killed, according to srun, or early."""
     if start is None or state is None or state.name != "FAILED":
         return None
     latest = re.split(r"CANCELLED AT .* DUE TO .*", _text(log_of(run, start)))[-1]
     killed = list(KILLED_RANK.finditer(latest.partition("CANCELLED AT")[0]))
     if not killed:
-        return None
+        return _early_error(path, ranks)
     killed.sort(key=lambda each: each[3] == "Aborted")  # transports that lose a peer abort
     node, rank, how = killed[0].groups()
     result = Result()
@@ -226,24 +257,27 @@ def _lost_rank(
     return LostRank(result.measurement, message)
 
 
-def _failures_of_other_ranks(path: Path, ranks: int) -> dict[str, str]:
-    """Return by measurement the failures of ranks that ended rank 0, too."""
-    failures: dict[str, str] = {}
-    for rank in range(1, ranks):
-        with contextlib.suppress(JobError):
-            result = Result.load(of_rank(result_path(path), rank))
-            own = {key: failure.message for key, failure in result.failures.items()}
-            if result.error is not None and result.measurement is not None:
-                own[result.measurement] = result.error.message
-            for key, message in own.items():
-                failures.setdefault(key, f"rank {rank} of {ranks}: {message}")
-    return failures
+def _early_error(path: Path, ranks: int) -> LostRank | None:
+    """Return the rank that ended first with an error before its first measurement."""
+    found = []
+    for rank in range(ranks):
+        own = of_rank(result_path(path), rank)
+        with contextlib.suppress(JobError, OSError):
+            result = Result.load(own)
+            if result.error is not None and result.measurement is None:
+                found.append((own.stat().st_mtime_ns, rank, result.error.message))
+    if not found:
+        return None
+    _, rank, message = min(found)
+    return LostRank(None, f"rank {rank} of {ranks}: {message}" if ranks > 1 else message)
 
 
 def describe(run: SlurmRun, status: JobStatus) -> str:
     """Describe a job's state in a sentence, with Slurm's message if results are missing."""
     if status.complete:
         return "measured"
+    if status.kept_back:
+        return "is submitted once another job has ended: the site limits how many you may submit"
     if status.start is None:
         return "not submitted"
     where = f"job {status.start.number or status.start.name}"
@@ -264,8 +298,10 @@ def describe(run: SlurmRun, status: JobStatus) -> str:
     line = f"\n  {run.profile.line(key)}" if key else ""
     tail = ""
     if state.name in ("FAILED", "COMPLETED", UNKNOWN):  # the job gave no reason
-        own = result_path(run.job_path(status.name)).with_name(f"{status.name}.log")
-        logs = [_text(log).splitlines()[-TAIL_LINES:] for log in (own, log_of(run, status.start))]
+        common = _text(log_of(run, status.start))
+        first = EXITED.search(common)
+        own = _text(of_rank(log_path(run.job_path(status.name)), int(first[1]) if first else 0))
+        logs = [log.splitlines()[-TAIL_LINES:] for log in (own, common)]
         tail = "".join(f"\n    {line}" for lines in logs for line in lines)
     return f"{where} {ended}{on}{reason}{doing}{line}{tail}"
 
@@ -308,11 +344,12 @@ def follow(run: SlurmRun, tell: Callable[[list[JobStatus], str], None]) -> list[
     Raises
     ------
     RefusedError
-        A job will never start.
+        A job will never start, or one that was kept back is refused.
     NoAnswerError
         The controller did not answer for an hour.
     """
     silent_since: float | None = None
+    going = 0
     ended_at: dict[str, float] = {}
     waits: dict[str, tuple[str, float]] = {}
     statuses: list[JobStatus] = []
@@ -321,6 +358,7 @@ def follow(run: SlurmRun, tell: Callable[[list[JobStatus], str], None]) -> list[
     while True:
         try:
             statuses = job_statuses(run)
+            going = _submit_kept_back(run, going)
             silent_since = None
         except NoAnswerError as error:
             now = time.monotonic()
@@ -344,9 +382,17 @@ def follow(run: SlurmRun, tell: Callable[[list[JobStatus], str], None]) -> list[
         pause = PERIOD_S[0] if finished else _longer(pause)
 
 
+def _submit_kept_back(run: SlurmRun, before: int) -> int:
+    """Submit jobs that were kept back if fewer jobs go on than before; return how many go on."""
+    if run.kept_back and len(run.going()) < max(before, 1):
+        submit(run, run.kept_back)
+    return len(run.going())
+
+
 def _await_finished(run: SlurmRun, statuses: list[JobStatus], pause: float, known: set[str]) -> set[str]:
     """Pause, but only until workers finish, which Slurm reports later; return their jobs' names."""
-    running = {each.name: result_path(run.job_path(each.name)) for each in statuses if not each.ended}
+    going = [each.name for each in statuses if not each.ended and not each.kept_back]
+    running = {name: result_path(run.job_path(name)) for name in going}
     end = time.monotonic() + pause
     finished: set[str] = set()
     while not finished and (left := end - time.monotonic()) > 0:
@@ -376,7 +422,8 @@ def _late_s(status: JobStatus) -> float:
 
 def _require_start(run: SlurmRun, statuses: list[JobStatus], waits: dict[str, tuple[str, float]], now: float) -> None:
     """Cancel all pending jobs once one has had a reason never to start for `NEVER_STARTS_S`."""
-    pending = [(each, each.state, each.start) for each in statuses if each.waits and each.state and each.start]
+    queued = [each for each in statuses if each.waits and not each.kept_back]
+    pending = [(each, each.state, each.start) for each in queued if each.state and each.start]
     for status, state, _ in pending:
         if waits.get(status.name, ("", now))[0] != state.reason:
             waits[status.name] = state.reason, now

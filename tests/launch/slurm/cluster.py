@@ -52,6 +52,7 @@ TaskPlugin=task/none
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core_Memory
 DefMemPerNode=1500
+MaxArraySize=2
 JobAcctGatherParams=OverMemoryKill
 SchedulerParameters=sched_interval=1,bf_interval=1,batch_sched_delay=0,requeue_delay=1
 SchedulerType=sched/backfill

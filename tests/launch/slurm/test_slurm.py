@@ -522,3 +522,52 @@ def test_init_asks_slurm_and_what_it_drafts_runs(site: Site) -> None:
     assert draft.read_text() == text
     site(*site.luck("--loader-workers", "1"))  # a node says that it has two CPUs, and may have one
     assert list(site.results()) == BOTH
+
+
+def test_neither_options_nor_the_shell_nor_an_allocation_change_what_ranks_get(site: Site) -> None:
+    (site.folder / "python").write_text(
+        f'#!/bin/bash\nenv > {site.folder}/seen$SLURM_PROCID\nexec {sys.executable} "$@"\n'
+    )
+    (site.folder / "python").chmod(0o755)
+    configuration, plugins = site.cluster.environment["SLURM_CONF"], plugin_environment()["PYTHONPATH"]
+    site.profile(
+        'options = ["--export=NONE"]', 'memory = "1000M"', f'python = "{site.folder}/python"',
+        f'scratch = "{site.folder}/temporary"',
+        f'setup = ["export SLURM_CONF={configuration}", "export PYTHONPATH={plugins}"]',
+    )  # fmt: skip
+    site(
+        *site.luck("--nodes", "2"), SBATCH_PARTITION="urgent", SBATCH_TIMELIMIT="1", SLURM_MEM_PER_CPU="500",
+        SLURM_EXPORT_ENV="NONE", SLURM_JOB_ID="1", SQUEUE_PARTITION="urgent", SQUEUE_STATES="PENDING",
+    )  # fmt: skip
+    assert list(site.results()) == [each.replace("local-1", "gloo-2") for each in BOTH]
+    job = site.cluster.ask("scontrol", "show", "job", site.number)
+    assert "Partition=cpu" in job and "TimeLimit=00:10:00" in job
+    for rank in range(2):
+        seen = (site.folder / f"seen{rank}").read_text().splitlines()
+        for line in ("D5SUITE_SRUN=free", "CUDA_VISIBLE_DEVICES=", "PYTHONHASHSEED=0",
+                     f"TMPDIR={site.folder}/temporary"):  # fmt: skip
+            assert line in seen
+
+
+def test_a_module_that_is_not_there_stops_the_job_and_is_named(site: Site) -> None:
+    site.profile('modules = ["nosuch"]')
+    said = site(*site.luck(), code=1)
+    assert "failed: exit status 127 of: module load nosuch\n  d5suite-slurm.toml:4: modules = [" in said
+    assert not site.out.exists()
+
+
+def test_an_error_of_rank_1_before_the_first_measurement_is_named(site: Site) -> None:
+    recipe = site.folder / "test_luck.py"
+    trouble = 'if os.environ.get("SLURM_PROCID") == "1": raise RuntimeError("no data on this node")\n'
+    recipe.write_text(recipe.read_text().replace("HERE =", f"{trouble}HERE ="))
+    said = site(*site.luck("--nodes", "2"), code=1)
+    assert "failed: rank 1 of 2: RuntimeError: no data on this node" in said
+
+
+def test_arrays_are_as_long_as_the_site_allows(site: Site) -> None:
+    site.profile('options = ["--hold"]')
+    said = site(*site.luck("--backend", "faulty:good,faulty:orphan,faulty:later", "--no-follow"))
+    assert "submitted 3 jobs of 3" in said
+    scripts = sorted(site.folder.glob("d5suite-slurm/*/scripts/*.sh"))
+    assert ["--array=0-1" in each.read_text() for each in scripts] == [True, False]
+    assert "cancelled 3 jobs" in site("cancel")
