@@ -1,7 +1,7 @@
 """Liveness of ranks: heartbeats that ranks write, and a detector of ranks that hang.
 
-A thread of each rank writes heartbeats into a file. The launcher reads it, or rank 0 if d5suite did
-not start the ranks. Imports psutil lazily.
+A thread of each rank writes a heartbeat twice a second: what the rank does, for how long, and where
+in the code. The launcher reads the heartbeats, or rank 0 if d5suite did not start the ranks.
 """
 
 from __future__ import annotations
@@ -10,75 +10,83 @@ import contextlib
 import json
 import os
 import socket
+import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
+from d5suite.launch.processes import family_of, is_running
+
 PERIOD_S = 0.5
-"""Seconds between two heartbeats; writing one takes less than 0.1 ms."""
+"""Seconds between two heartbeats; writing one takes less than 0.2 ms."""
 
 STALLED_S = 6.0
-"""Seconds without work after which a rank that the others wait for counts as hanging. So a rank
-that hangs is reported within 10 seconds."""
+"""Seconds without a heartbeat, or without work while the others wait, after which a rank hangs."""
+
+LONG_S = 60.0
+"""The same where it may lawfully take long: shared file systems show heartbeats of another host
+late, and all ranks may be in one long collective."""
 
 PATIENCE = 20
-"""If all others wait, a step that takes this many times as long as the longest one before hangs."""
+"""A step hangs that takes 20 s, and 20 times as long as any before, while all others wait."""
 
-DEADLOCK_S = 60.0
-"""Seconds after which ranks that all wait for each other count as deadlocked; a collective may
-take long."""
+LEAST_CPU_S, COMPUTES = 0.05, 0.5
+"""CPU time of the main thread, and busy fraction of another thread, that count as work. A thread
+that only polls, as Horovod's does each millisecond, sleeps most of the time."""
 
-LEAST_CPU_S = 0.05
-"""Least CPU time of the main thread, running or waiting for a core, that counts as work."""
-
-WINDOW_S, COMPUTES = 1.0, 0.5
-"""Window in seconds over which other threads and child processes are observed, and the busy
-fraction above which one counts as computing. A thread that only polls, as Horovod's does each
-millisecond, sleeps for most of the window."""
-
-SILENT_S = 60.0
-"""Seconds by which heartbeats of another host may be late, because shared file systems show files
-that late."""
+FRAMES = 4
+"""Number of frames of the main thread's stack in a heartbeat."""
 
 
 @dataclass(frozen=True)
 class Heartbeat:
-    """The last heartbeat of a rank.
+    """A heartbeat of a rank. A rank that is stopped or paused counts no seconds meanwhile.
 
     Attributes
     ----------
     pid : int
+    host : str
     ticks : int
         Number of heartbeats written.
     steps : int
         Number of steps made while all ranks step together; 0 at other times.
+    step_s, longest_s : float
+        Seconds of the current step, and of the longest one before.
     waits : bool
-        Whether the rank is inside a call of its communicator.
+        Whether the rank is inside a call of its communicator, or has ended.
+    inside : bool
+        Whether the rank is inside a call in which the framework itself connects the ranks, such as
+        a framework's own step. Nobody knows whether it waits or computes there.
+    entered : int
+        Number of such calls that the rank has entered; 0 with d5suite's schemes.
+    same_s, idle_s : float
+        Seconds since the rank entered or left a call of either kind or made a step, and seconds
+        without work.
     failed_at : float
         When the rank failed, by the host's monotonic clock; 0 if it has not.
-    host : str
-    entered : int
-        Number of times the rank has entered a call in which the framework itself connects the
-        ranks, such as a framework's own step; 0 with d5suite's schemes.
-    inside : bool
-        Whether the rank is inside such a call.
-    main_s, others_s : float
-        CPU time of the rank's main thread, and of its other threads together, as it reports it.
+    over : bool
+        Whether the rank has ended; it sends no more heartbeats.
+    stack : sequence of str
+        Where the main thread is, innermost call first.
     """
 
     pid: int
-    ticks: int
-    steps: int
-    waits: bool
-    failed_at: float
     host: str
-    entered: int = 0
+    ticks: int = 0
+    steps: int = 0
+    step_s: float = 0.0
+    longest_s: float = 0.0
+    waits: bool = False
     inside: bool = False
-    main_s: float = 0.0
-    others_s: float = 0.0
+    entered: int = 0
+    same_s: float = 0.0
+    idle_s: float = 0.0
+    failed_at: float = 0.0
+    over: bool = False
+    stack: Sequence[str] = ()
 
     @classmethod
     def read(cls, path: Path) -> Heartbeat | None:
@@ -87,6 +95,29 @@ class Heartbeat:
             return cls(**json.loads(path.read_text()))
         except (OSError, TypeError, ValueError):
             return None
+
+    @property
+    def calls(self) -> bool:
+        """Whether the rank is inside a call of either kind."""
+        return self.waits or self.inside
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether the rank has been inside one call, or without work, for `STALLED_S`."""
+        return self.over or (self.same_s >= STALLED_S and (self.calls or self.idle_s >= STALLED_S))
+
+    @property
+    def computes(self) -> bool:
+        """Whether the rank does work, but waits for none of the others."""
+        return not self.waits and self.idle_s < STALLED_S
+
+    def __str__(self) -> str:
+        """Return what the rank does, and where."""
+        does = (
+            "has ended" if self.over else "waits for others" if self.waits else "in the framework's own step"
+            if self.inside else "computes" if self.computes else "without work"
+        )  # fmt: skip
+        return f"{does}, in {' from '.join(self.stack)}" if self.stack and not self.over else does
 
 
 def heartbeat_path(meeting: Path, rank: int) -> Path:
@@ -106,94 +137,107 @@ class HeartbeatWriter:
     ----------
     steps : int
         See `Heartbeat`; the main thread counts.
-    waits : callable
-        Returns whether the rank is inside a call of its communicator.
+    calls : callable
+        Returns how many calls of its communicator the rank has made, and whether it is inside one.
     framework : callable
         Returns how often the rank has entered, and how often it has left, a framework's own step.
     """
 
     def __init__(self, path: Path | None) -> None:
         self.steps = 0
-        self.waits: Callable[[], bool] = lambda: False
+        self.calls: Callable[[], tuple[int, bool]] = lambda: (0, False)
         self.framework: Callable[[], tuple[int, int]] = lambda: (0, 0)
-        self._path, self._ticks, self._failed_at = path, 0, 0.0
-        self._lock = threading.Lock()
+        self._path, self._lock, self._main = path, threading.Lock(), threading.get_ident()
+        self._last = Heartbeat(os.getpid(), socket.gethostname())
+        self._place: tuple[object, ...] = ()
+        self._looked = time.monotonic()
+        self._main_s, self._threads = 0.0, dict[int, float]()
         if path is not None:
-            self._write()
+            self._write(self._last)
             threading.Thread(target=self._run, daemon=True).start()
 
     def fail(self) -> None:
         """Record that this rank fails now: the rank that fails first is the cause."""
-        self._failed_at = self._failed_at or time.monotonic()
+        self.end(self._last.failed_at or time.monotonic())
+
+    def end(self, failed_at: float = 0.0) -> None:
+        """Record that this rank ends now: no heartbeat follows."""
         if self._path is not None:
-            self._write()
+            self._write(replace(self._last, waits=True, over=True, failed_at=failed_at))
 
     def _run(self) -> None:
-        while True:
+        while not self._last.over:
             time.sleep(PERIOD_S)
-            self._write()
+            self._write(self._look())
 
-    def _write(self) -> None:
+    def _write(self, heartbeat: Heartbeat) -> None:
         assert self._path is not None
         with self._lock, contextlib.suppress(OSError):  # the folder is removed when the job ends
-            self._ticks += 1
-            entered, left = self.framework()
-            main_s = _threads_of(os.getpid(), [os.getpid()]).get(os.getpid(), 0.0)
-            others_s = max(0.0, time.process_time() - main_s)
-            heartbeat = Heartbeat(
-                os.getpid(), self._ticks, self.steps, self.waits(), self._failed_at, socket.gethostname(), entered,
-                entered > left, main_s, others_s,
-            )  # fmt: skip
+            if self._last.over and not heartbeat.over:
+                return
+            self._last = replace(heartbeat, ticks=self._last.ticks + 1)
             new = self._path.with_suffix(".new")
-            new.write_text(json.dumps(vars(heartbeat)))
+            new.write_text(json.dumps(asdict(self._last)))
             new.replace(self._path)
+
+    def _look(self) -> Heartbeat:
+        """Return what the rank does now."""
+        last, now = self._last, time.monotonic()
+        passed, self._looked = min(now - self._looked, 2 * PERIOD_S), now
+        (entered, left), (called, waits), steps = self.framework(), self.calls(), self.steps
+        place, before = (entered, left, called, waits, steps), self._place
+        self._place = place
+        made, step_s, longest_s = steps - last.steps, last.step_s + passed, last.longest_s
+        if made > 0 and last.steps:
+            longest_s = max(longest_s, step_s / made)
+        idle_s = last.idle_s + passed
+        works = made != 0 or self._has_worked(waits, entered > left, idle_s, passed)
+        return Heartbeat(
+            last.pid, last.host, last.ticks, steps, 0.0 if made else step_s, longest_s if steps else 0.0, waits,
+            entered > left, entered, last.same_s + passed if place == before else 0.0, 0.0 if works else idle_s,
+            stack=self._stack(),
+        )  # fmt: skip
+
+    def _has_worked(self, waits: bool, inside: bool, idle_s: float, passed_s: float) -> bool:
+        """Return whether the rank has worked lately.
+
+        Time for which a thread waited for a core counts: on a crowded machine a rank without a core
+        does not hang. Other threads, and child processes, are examined only before the rank would
+        count as hanging, because that takes milliseconds.
+        """
+        own = _threads_of(os.getpid(), [os.getpid()])
+        main_s = own[os.getpid()] if own else time.process_time()
+        if main_s - self._main_s > LEAST_CPU_S:
+            self._main_s = main_s
+            if not inside:  # where the main thread may only poll for the others
+                return True
+        if waits or idle_s < STALLED_S / 2:
+            self._threads = {}
+            return False
+        before, self._threads = self._threads, {}
+        for pid in family_of([os.getpid()]):
+            self._threads |= _threads_of(pid)
+            if is_running(pid, "D"):  # waits for a disk
+                return True
+        return any(s - before.get(each, s) > COMPUTES * passed_s for each, s in self._threads.items())
+
+    def _stack(self) -> list[str]:
+        frame, found = sys._current_frames().get(self._main), list[str]()
+        while frame is not None and len(found) < FRAMES:
+            found.append(f"{frame.f_code.co_name} ({Path(frame.f_code.co_filename).name}:{frame.f_lineno})")
+            frame = frame.f_back
+        return found
 
 
 class FailedRank(NamedTuple):
-    """The rank that ended a job; ``how`` completes the sentence "rank N …"."""
+    """The rank that ended a job; ``how`` completes the sentence "rank N …".
+
+    ``hung`` says whether it helps to know where all ranks are.
+    """
 
     rank: int
     how: str
-
-
-class RankWork(NamedTuple):
-    """The CPU time of a rank.
-
-    Attributes
-    ----------
-    main_s : float
-        Seconds for which the main thread ran or waited for a core.
-    threads : mapping of int to float
-        The same for each thread of the rank and of its child processes.
-    blocked : bool
-        Whether one of its processes waits for a disk.
-    """
-
-    main_s: float
-    threads: Mapping[int, float]
-    blocked: bool
-
-
-@dataclass
-class _RankState:
-    """State of one rank, with the times of its last changes."""
-
-    heartbeat: Heartbeat | None = None
-    here: bool = True
-    ticked: float = 0.0
-    stepped: float = 0.0
-    longest: float = 0.0
-    worked: float = 0.0
-    main_s: float = 0.0
-    threads: Mapping[int, float] = field(default_factory=dict)
-    counted: float = 0.0
-    waits_since: float | None = None
-    inside_since: float | None = None
-
-    def idle_s(self, now: float) -> float:
-        """Return the seconds without work; for a rank on another host, as last reported."""
-        late = not self.here and now - self.ticked < SILENT_S
-        return (self.ticked if late else now) - self.worked
+    hung: bool = False
 
 
 @dataclass
@@ -204,133 +248,78 @@ class HangDetector:
     ----------
     ranks : int
     host : str
-        The host of the detector. It measures the CPU time of ranks on this host; ranks on other
-        hosts report theirs.
+        The host of the detector.
     """
 
     ranks: int
     host: str = field(default_factory=socket.gethostname)
-    states: list[_RankState] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.states = [_RankState() for _ in range(self.ranks)]
+        self._ticks, self._silent_s = [0] * self.ranks, [0.0] * self.ranks
+        self._looked: float | None = None
 
     def check(self, heartbeats: Sequence[Heartbeat | None], now: float) -> FailedRank | None:
         """Return a rank that hangs, given the ranks' last heartbeats.
 
-        A rank hangs if it does not wait, has done no work for `STALLED_S` or has been in one step
-        for far too long, and each of the others waits or has done no work either. Nobody knows
-        whether a rank inside a framework's own step waits or computes. It counts as waiting for a
-        rank that has not entered the step.
+        A rank hangs if it sends no heartbeats, or if it does not wait and has done no work for
+        `STALLED_S`, or has been in one step for far too long, while each of the others waits or
+        does no work either. A rank inside a framework's own step counts as waiting for one that has
+        not entered the step.
         """
-        for state, heartbeat in zip(self.states, heartbeats, strict=True):
-            if heartbeat is None:
-                return None
-            self._update(state, heartbeat, now)
-        calling = [0.0 if each.waits_since is None else now - each.waits_since for each in self.states]
-        inside = [0.0 if each.inside_since is None else now - each.inside_since for each in self.states]
-        idle = [each.idle_s(now) for each in self.states]
-        locked = min(max(c, min(i, own)) for c, i, own in zip(calling, inside, idle, strict=True))
-        if self.ranks > 1 and locked > DEADLOCK_S:
-            how = f"and all others have waited for each other for {locked:.0f} s (deadlock) and were killed"
-            return FailedRank(0, how)
-        outside = [rank for rank, each in enumerate(zip(calling, inside, strict=True)) if max(each) < STALLED_S]
-        if any(idle[rank] < STALLED_S for rank in outside):
-            return self._endless(outside, now)
-        stuck = [
-            rank for rank in outside
-            if self.states[rank].waits_since is None and self.states[rank].inside_since is None
-        ]  # fmt: skip
-        if stuck:
-            # Others may have left one more step, and wait for its end.
-            rank = min(stuck, key=lambda rank: (self._entered(rank), rank))
-            return FailedRank(rank, f"hung (no work for {idle[rank]:.0f} s) and was killed")
-        return self._endless([rank for rank in range(self.ranks) if not calling[rank] and idle[rank] < STALLED_S], now)
+        # A pause of this process, or of the whole machine, is no silence of the ranks.
+        passed = 0.0 if self._looked is None else min(now - self._looked, 2 * PERIOD_S)
+        self._looked = now
+        for rank, each in enumerate(heartbeats):
+            if each is None:
+                continue
+            here = each.host == self.host
+            silent_s = self._silent_s[rank] = 0.0 if self._lives(rank, each, here) else self._silent_s[rank] + passed
+            self._ticks[rank] = each.ticks
+            if silent_s >= (STALLED_S if here else LONG_S):
+                stopped = ", stopped by a signal" if here and is_running(each.pid, "T") else ""
+                return FailedRank(rank, f"hung (no heartbeat for {silent_s:.0f} s{stopped}) and was killed", hung=True)
+        if None in heartbeats or max(self._silent_s) >= STALLED_S / 2:
+            return None  # what a silent rank said last may be wrong by now
+        return _hanging([each for each in heartbeats if each is not None])
 
-    def _entered(self, rank: int) -> int:
-        heartbeat = self.states[rank].heartbeat
-        return heartbeat.entered if heartbeat is not None else 0
+    def _lives(self, rank: int, heartbeat: Heartbeat, here: bool) -> bool:
+        """Return whether a rank has sent a heartbeat since the last check, or cannot at present.
 
-    def _endless(self, working: Sequence[int], now: float) -> FailedRank | None:
-        """Return the only working rank if its step takes far too long."""
-        if len(working) != 1 or self.ranks == 1:
-            return None
-        state = self.states[working[0]]
-        took = now - state.stepped
-        if state.longest == 0.0 or took < max(STALLED_S, PATIENCE * state.longest):
-            return None
-        how = f"hung ({took:.0f} s in a step; at most {state.longest:.2g} s before) and was killed"
-        return FailedRank(working[0], how)
-
-    def _update(self, state: _RankState, heartbeat: Heartbeat, now: float) -> None:
-        before, state.heartbeat = state.heartbeat, heartbeat
-        if before is None or heartbeat.ticks != before.ticks:
-            state.ticked = now
-        if self._works(state, before, heartbeat, now):
-            state.worked = now
-        if before is None or heartbeat.steps != before.steps:
-            if before is not None and 0 < before.steps < heartbeat.steps:
-                state.longest = max(state.longest, (now - state.stepped) / (heartbeat.steps - before.steps))
-            if heartbeat.steps == 0:
-                state.longest = 0.0
-            state.stepped = state.worked = now
-        # A rank that was stopped cannot report that it no longer waits.
-        stopped = now - state.ticked > STALLED_S / 2 and now - state.worked > STALLED_S / 2 and state.here
-        same_step = not stopped and before is not None and before.steps == heartbeat.steps
-        same_call = same_step and before is not None and before.entered == heartbeat.entered
-        state.waits_since = _since(state.waits_since, same_step and heartbeat.waits, now)
-        state.inside_since = _since(state.inside_since, same_call and heartbeat.inside, now)
-
-    def _works(self, state: _RankState, before: Heartbeat | None, heartbeat: Heartbeat, now: float) -> bool:
-        """Return whether a rank has worked since the last check."""
-        state.here = heartbeat.host == self.host
-        reports_work = not heartbeat.inside and abs(heartbeat.main_s - state.main_s) > LEAST_CPU_S
-        if before is not None and (heartbeat.steps != before.steps or reports_work):
-            state.main_s = heartbeat.main_s
-            return True  # measuring the process would take milliseconds of a core, perhaps of a rank's
-        work = _work_of(heartbeat.pid) if state.here else None
-        state.here = work is not None
-        if work is None:
-            work = RankWork(heartbeat.main_s, {-1: heartbeat.main_s, -2: heartbeat.others_s}, False)
-        works = before is None or work.blocked
-        if abs(work.main_s - state.main_s) > LEAST_CPU_S:
-            state.main_s = work.main_s
-            works = works or not heartbeat.inside  # inside, the main thread may only poll for the others
-        if now - state.counted >= WINDOW_S:
-            least = COMPUTES * (now - state.counted)
-            works = works or any(s - state.threads.get(each, s) > least for each, s in work.threads.items())
-            state.counted, state.threads = now, work.threads
-        return works
+        Native code may keep the interpreter to itself, and a debugger or the disk may hold a rank.
+        """
+        if heartbeat.over or heartbeat.ticks != self._ticks[rank]:
+            return True
+        return here and self._silent_s[rank] > 2 * PERIOD_S and is_running(heartbeat.pid, "RDt")
 
 
-def _since(since: float | None, holds: bool, now: float) -> float | None:
-    """Return since when something holds; None if it does not."""
-    return (now if since is None else since) if holds else None
+def _hanging(ranks: Sequence[Heartbeat]) -> FailedRank | None:
+    """Return a rank that hangs, given heartbeats of now."""
+    quiet, busy = [each.is_quiet for each in ranks], [rank for rank, each in enumerate(ranks) if each.computes]
+    stuck = [rank for rank, each in enumerate(ranks) if not each.calls]
+    if all(quiet) and stuck:
+        # Others may have left one more step, and wait for its end.
+        rank = min(stuck, key=lambda rank: (ranks[rank].entered, rank))
+        return FailedRank(rank, f"hung (no work for {ranks[rank].idle_s:.0f} s) and was killed", hung=True)
+    if len(busy) == 1 and all(quiet[rank] for rank in range(len(ranks)) if rank not in busy):
+        step_s, longest_s = ranks[busy[0]].step_s, ranks[busy[0]].longest_s
+        if longest_s and step_s >= PATIENCE * max(1.0, longest_s):
+            how = f"hung ({step_s:.0f} s in a step; at most {longest_s:.2g} s before) and was killed"
+            return FailedRank(busy[0], how, hung=True)
+    locked = min(each.same_s if each.waits else min(each.same_s, each.idle_s) for each in ranks)
+    if not stuck and locked >= LONG_S and not any(each.over for each in ranks):
+        how = f"and all others have waited for each other for {locked:.0f} s (deadlock) and were killed"
+        return FailedRank(0, how, hung=True)
+    return None
 
 
-def _work_of(pid: int) -> RankWork | None:
-    """Return the CPU time of a process on this host and its children; None if it does not exist.
-
-    Time spent waiting for a core counts: on a crowded machine a rank without a core does not hang.
-    """
-    import psutil
-
-    try:
-        process = psutil.Process(pid)
-        family = [process, *process.children(recursive=True)]
-    except psutil.Error:
-        return None
-    threads: dict[int, float] = {}
-    blocked = False
-    for each in family:
-        with contextlib.suppress(psutil.Error):
-            threads |= _threads_of(each.pid)
-            blocked = blocked or each.status() == psutil.STATUS_DISK_SLEEP
-    if pid not in threads:  # not Linux, or it has just ended
-        with contextlib.suppress(psutil.Error):
-            times = process.cpu_times()
-            return RankWork(times.user + times.system, threads, blocked)
-    return RankWork(threads.get(pid, 0.0), threads, blocked)
+def describe_stacks(heartbeats: Sequence[Heartbeat | None]) -> str:
+    """Return a line for each place where ranks are, such as "ranks 0, 2: waits for others, in …"."""
+    places: dict[str, list[str]] = {}
+    for rank, each in enumerate(heartbeats):
+        if each is not None:
+            places.setdefault(str(each), []).append(str(rank))
+    lines = (f"\n  rank{'s' * (len(of) > 1)} {', '.join(of)}: {place}" for place, of in places.items())
+    return "\nWhere each rank was last seen:" + "".join(lines)
 
 
 def _threads_of(pid: int, only: Sequence[int] | None = None) -> dict[int, float]:

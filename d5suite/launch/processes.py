@@ -32,11 +32,11 @@ def family_memory(pids: Iterable[int]) -> int:
     return total
 
 
-def is_running(pid: int) -> bool:
-    """Return whether a thread of a process is runnable; False without Linux's proc(5)."""
+def is_running(pid: int, states: str = "R") -> bool:
+    """Return whether a thread of a process is in one of the states; False without Linux's proc(5)."""
     for stat in Path("/proc", str(pid), "task").glob("*/stat"):
         with contextlib.suppress(OSError):
-            if stat.read_text().rpartition(")")[2].split()[0] == "R":
+            if stat.read_text().rpartition(")")[2].split()[0] in states:
                 return True
     return False
 

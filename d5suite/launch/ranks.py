@@ -13,6 +13,7 @@ import signal
 import socket
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ from d5suite.launch.base import (
     tail_of,
     worker_environment,
 )
-from d5suite.launch.heartbeat import FailedRank, HangDetector, Heartbeat, heartbeat_path
+from d5suite.launch.heartbeat import FailedRank, HangDetector, Heartbeat, describe_stacks, heartbeat_path
 from d5suite.launch.processes import family_memory, family_of, kill_group
 from d5suite.launch.supervisor import Supervisor
 
@@ -88,14 +89,14 @@ class RankSupervisor(Supervisor):
             )
             self._failed = FailedRank(used.index(most), reason)
         elif reason is not None:
-            self._failed = FailedRank(self._awaited(), reason)
+            self._failed = FailedRank(self._awaited(), reason, hung=True)
         else:
             self._failed = self._detector.check(self._heartbeats, time.monotonic())
         return self._failed.how if self._failed is not None else None
 
     def _awaited(self) -> int:
         """Return the rank that the others wait for, or 0."""
-        waits = [each is not None and (each.waits or each.inside) for each in self._heartbeats]
+        waits = [each is not None and each.calls for each in self._heartbeats]
         return waits.index(False) if False in waits else 0
 
     def _first_failed(self) -> FailedRank:
@@ -146,23 +147,24 @@ class RankSupervisor(Supervisor):
             reason = "all ranks exited with status 0" if ok else "the workers were interrupted"
             return Outcome(ok, reason, tail_of(self.log))
         rank = self._failed.rank
-        reason = describe_failed(result_path(self.path), self.job.ranks, self._failed, self._heartbeats[rank])
+        reason = describe_failed(result_path(self.path), self._failed, self._heartbeats)
         return Outcome(False, reason, tail_of(of_rank(self.log, rank)) or tail_of(self._mpi_log), rank=rank)
 
 
-def describe_failed(result: Path, ranks: int, failed: FailedRank, heartbeat: Heartbeat | None) -> str:
+def describe_failed(result: Path, failed: FailedRank, heartbeats: Sequence[Heartbeat | None]) -> str:
     """Describe the rank that ended a job: its host, what happened, and in which phase.
+
+    If a rank hung, lines follow that say where all ranks are.
 
     Parameters
     ----------
     result : Path
         The job's result file; those of its ranks are in the same folder.
-    ranks : int
-        Number of ranks.
     failed : FailedRank
-    heartbeat : Heartbeat or None
-        The rank's last heartbeat.
+    heartbeats : sequence of Heartbeat or None
+        The last ones of all ranks.
     """
+    heartbeat = heartbeats[failed.rank]
     try:
         content: dict[str, Any] = read_json(of_rank(result, failed.rank))
     except JobError:
@@ -172,7 +174,7 @@ def describe_failed(result: Path, ranks: int, failed: FailedRank, heartbeat: Hea
     if heartbeat is not None and heartbeat.steps:
         phase += f" (last seen in step {heartbeat.steps})"
     failures = [*content.get("failures", {}).values(), *filter(None, [content.get("error")])]
-    who = f"rank {failed.rank} of {ranks} on {host}"
+    who = f"rank {failed.rank} of {len(heartbeats)} on {host}"
     if failures and failed.how.startswith("exited"):
         return f"{who} failed, while {phase}: {failures[-1]['message']}"
-    return f"{who} {failed.how}, while {phase}"
+    return f"{who} {failed.how}, while {phase}{describe_stacks(heartbeats) if failed.hung else ''}"

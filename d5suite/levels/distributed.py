@@ -87,11 +87,35 @@ class _Counting:
 
 
 class Request(ABC):
-    """A nonblocking send or receive."""
+    """A nonblocking send or receive; a subclass implements ``_wait``."""
+
+    _of: Communicator | None = None
+    _traffic: Traffic
+
+    def wait(self) -> int:
+        """Wait until the array may be used again, and return the rank at the other end.
+
+        The time counts as that of the call which began the message.
+        """
+        of = self._of
+        if of is None or of._outermost is not None:
+            return self._wait()
+        of._outermost = self._traffic
+        start = time.perf_counter()
+        try:
+            return self._wait()
+        finally:
+            self._traffic.seconds += time.perf_counter() - start
+            of._outermost = None
 
     @abstractmethod
-    def wait(self) -> int:
-        """Wait until the array may be used again, and return the rank at the other end."""
+    def _wait(self) -> int:
+        """See `wait`."""
+
+    def _begun(self, of: Communicator, traffic: Traffic) -> Request:
+        """Note whose message this is."""
+        self._of, self._traffic = of, traffic
+        return self
 
 
 def segments(length: int, parts: int) -> list[slice]:
@@ -137,9 +161,9 @@ class Communicator(ABC):
         self._outermost: Traffic | None = None
 
     @property
-    def busy(self) -> bool:
-        """Whether a call has not returned yet; another thread may ask."""
-        return self._outermost is not None
+    def activity(self) -> tuple[int, bool]:
+        """The number of calls, and whether one has not returned yet; another thread may ask."""
+        return sum(each.calls for each in tuple(self.traffic.values())), self._outermost is not None
 
     # Point to point
 
@@ -162,14 +186,14 @@ class Communicator(ABC):
         with self.counted("send", array) as traffic:
             traffic.messages_sent += 1
             traffic.bytes_sent += array.nbytes
-            return self._isend(array, to, tag)
+            return self._isend(array, to, tag)._begun(self, traffic)
 
     def ireceive(self, array: np.ndarray, source: int, tag: int = 0) -> Request:
         """Begin to receive; the array holds the message once `Request.wait` returns."""
         with self.counted("receive", array) as traffic:
             traffic.messages_received += 1
             traffic.bytes_received += array.nbytes
-            return self._ireceive(array, source, tag)
+            return self._ireceive(array, source, tag)._begun(self, traffic)
 
     # Collectives, all in place
 

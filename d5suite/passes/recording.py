@@ -282,7 +282,7 @@ class _Recorded(Request):
         self._calls, self._pending, self._request, self._receives = calls, pending, request, receives
         self._other: int | None = None
 
-    def wait(self) -> int:
+    def _wait(self) -> int:
         """See `Request.wait`."""
         if self._other is None:
             self._other = self._calls.wait(self._pending, self._request, self._receives)

@@ -145,6 +145,7 @@ def _run_rank(job: Job, path: Path, result: Path, rank_info: RankInfo, *, trust:
             job.require_code()
         run(job, writer, rank_info, heartbeat)
         writer.finish()
+        heartbeat.end()
     except BaseException as error:
         heartbeat.fail()
         if writer is not None and not writer.result.failures:

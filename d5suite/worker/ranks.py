@@ -161,7 +161,7 @@ def _watch(
         if rank_info.rank == 1 and time.monotonic() - since < DEPUTY_S:
             continue
         first = writer.path.with_name(writer.path.name.replace(f".rank{rank_info.rank}.result.json", ".result.json"))
-        message = describe_failed(first, rank_info.ranks, hung, heartbeats[hung.rank])
+        message = describe_failed(first, hung, heartbeats)
         _end_all(message, heartbeat, writer)
 
 

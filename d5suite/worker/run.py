@@ -146,12 +146,13 @@ def _workloads(
     communicator = None
     if job.distributed is not None:
         writer.phase("meeting the other ranks")
+        heartbeat.calls = lambda: (0, True)
         communicator = open_communicator(
             job.distributed.communicator, job.distributed.algorithm,
             rank=rank_info.rank, size=rank_info.ranks, meeting=rank_info.meeting,
         )  # fmt: skip
         communicating.callback(communicator.close)
-        heartbeat.waits, heartbeat.framework = lambda: communicator.busy, framework.calls
+        heartbeat.calls, heartbeat.framework = lambda: communicator.activity, framework.calls
         if job.distributed.native and rank_info.ranks > 1:
             leave = meet(
                 backend, selection.mode, job.distributed.scheme, job.distributed.settings, communicator,

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,8 @@ import pytest
 
 from d5suite.distributed.communicators import COMMUNICATORS, open_communicator, problem, threads
 from d5suite.errors import ConfigurationError, D5Error
+from d5suite.levels.distributed import Communicator
+from tests.conftest import wait_until
 from tests.distributed import checks
 
 ROOT = Path(__file__).parents[2]
@@ -102,3 +105,25 @@ def test_what_is_unknown_or_missing_is_named(monkeypatch: pytest.MonkeyPatch) ->
 def test_an_array_with_gaps_is_refused() -> None:
     with pytest.raises(D5Error, match="contiguous"):
         open_communicator("local").all_reduce(np.zeros((4, 4))[:, 1])
+
+
+def test_waiting_for_a_message_that_was_begun_before_is_a_call() -> None:
+    """Else a rank that waits looks idle, and its waiting counts as computing."""
+    both: dict[int, Communicator] = {}
+
+    def work(c: Communicator) -> float:
+        both[c.rank] = c
+        array = np.full(3, c.rank)
+        if c.rank == 0:
+            request = c.ireceive(array, 1)
+            assert c.activity == (1, False)
+            request.wait()
+            assert array.tolist() == [1, 1, 1] and c.activity == (1, False)
+            return c.traffic["receive"].seconds
+        wait_until(lambda: 0 in both and both[0].activity == (1, True), "the wait")
+        begun = time.perf_counter()
+        wait_until(lambda: time.perf_counter() - begun > 0.1, "a moment")
+        c.isend(array, 0).wait()
+        return 0.0
+
+    assert threads.run(2, work)[0] > 0.05

@@ -31,6 +31,9 @@ FAULT, NOTE, WHERE = "RANKED_FAULT", "RANKED_FAULT_NOTE", "RANKED_FAULT_RANK"
 
 STEPS = 40
 
+WORKS_S = 9.0
+"""Seconds of long work."""
+
 
 class AddingStep(Step):
     def __init__(self, workload: Any) -> None:
@@ -50,6 +53,8 @@ class AddingStep(Step):
         for step in range(STEPS):
             if step == STEPS // 2 and self.faulty:
                 misbehave(os.environ[FAULT], self.workload.heartbeat)
+            elif step == STEPS // 2 and self.workload.case.name == "faulty" and os.environ[FAULT] == "stopped inside":
+                time.sleep(3)  # the other rank is inside before
             start = time.perf_counter()
             self.run()
             times.append(time.perf_counter() - start)
@@ -104,6 +109,12 @@ def misbehave(fault: str, heartbeat: Any) -> None:
         os.kill(os.getpid(), signal.SIGSEGV)
     if fault == "stopped":
         os.kill(os.getpid(), signal.SIGSTOP)
+    if fault == "stopped inside":
+        subprocess.Popen(["sh", "-c", f"sleep 1; kill -STOP {os.getpid()}"])
+    if fault == "works":  # one call of native code that keeps the interpreter to itself
+        start, count = time.monotonic(), 10**7
+        sum(range(count))
+        sum(range(int(count * WORKS_S / (time.monotonic() - start))))
     if fault == "hangs":
         threading.Event().wait()
     if fault == "spins":

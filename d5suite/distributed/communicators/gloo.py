@@ -104,7 +104,7 @@ class _Pending(Request):
         self.rank, self._peer, self._tensor, self._work = rank, peer, tensor, work
 
     @named
-    def wait(self) -> int:
+    def _wait(self) -> int:
         if self._work is not None:
             self._work.wait()
             if self._peer == ANY:
@@ -177,7 +177,7 @@ class GlooCommunicator(Communicator):
 
     @named
     def _receive(self, array: np.ndarray, source: int, tag: int) -> int:
-        return self._ireceive(array, source, tag).wait()
+        return self._ireceive(array, source, tag)._wait()
 
     @named
     def _isend(self, array: np.ndarray, to: int, tag: int) -> Request:

@@ -50,7 +50,7 @@ class _Pending(Request):
         self.rank, self._peer, self._content, self._requests = rank, peer, content, requests
 
     @_named
-    def wait(self) -> int:
+    def _wait(self) -> int:
         for request in self._requests:
             request.Wait()
         self._requests = []
@@ -59,7 +59,7 @@ class _Pending(Request):
 
 class _PendingReceipt(_Pending):
     @_named
-    def wait(self) -> int:
+    def _wait(self) -> int:
         for (buffer, _), request in zip(self._content, self._requests, strict=False):
             status = MPI.Status()
             request.Wait(status)

@@ -35,17 +35,17 @@ class _Deferred(Request):
 
     def __init__(self, of: NcclCommunicator, peer: int, array: np.ndarray, tensor: torch.Tensor, comes: bool) -> None:
         self.rank, self.peer, self.tensor, self.comes = of.rank, peer, tensor, comes
-        self._of, self._array, self._work = of, array, None
+        self._with, self._array, self._work = of, array, None
 
     def operation(self, tag: int) -> dist.P2POp:
-        return dist.P2POp(dist.irecv if self.comes else dist.isend, self.tensor, self.peer, self._of.group, tag)
+        return dist.P2POp(dist.irecv if self.comes else dist.isend, self.tensor, self.peer, self._with.group, tag)
 
     def started(self, work: Any) -> None:
         self._work = work
 
     @named
-    def wait(self) -> int:
-        self._of.start()
+    def _wait(self) -> int:
+        self._with.start()
         if self._work is not None:
             self._work.wait()
             if self.comes:
@@ -98,10 +98,10 @@ class NcclCommunicator(Communicator):
                 request.started(works[min(index, len(works) - 1)])
 
     def _send(self, array: np.ndarray, to: int, tag: int) -> None:
-        self._isend(array, to, tag).wait()
+        self._isend(array, to, tag)._wait()
 
     def _receive(self, array: np.ndarray, source: int, tag: int) -> int:
-        return self._ireceive(array, source, tag).wait()
+        return self._ireceive(array, source, tag)._wait()
 
     def _isend(self, array: np.ndarray, to: int, tag: int) -> Request:
         return self._deferred(array, to, tag, comes=False)

@@ -24,7 +24,7 @@ class _Sent(Request):
     def __init__(self, to: int) -> None:
         self._to = to
 
-    def wait(self) -> int:
+    def _wait(self) -> int:
         return self._to
 
 
@@ -32,7 +32,7 @@ class _Receiving(Request):
     def __init__(self, receive: Callable[[], int]) -> None:
         self._receive, self._source = receive, -1
 
-    def wait(self) -> int:
+    def _wait(self) -> int:
         if self._source < 0:
             self._source = self._receive()
         return self._source
