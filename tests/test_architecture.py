@@ -36,6 +36,7 @@ MAY_NAME = {
     "distributed/communicators/gloo.py": "it is torch's",
     "distributed/communicators/nccl.py": "it is torch's",
     "distributed/horovod.py": "Horovod is one library for several frameworks",
+    "distributed/network.py": "variables by which transports are told an interface, Horovod's among them",
     "pytest_plugin/options.py": "the help text of --backend has an example",
     "worker/ranks.py": "variables by which launchers tell a rank's number, horovodrun's among them",
 }

@@ -25,6 +25,9 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     )  # fmt: skip
     command.add_argument("results", type=Path, nargs="+", metavar="RESULT.json", help="BASE.json NEW.json")
     command.add_argument("--tables", action="store_true", help="also show two files as tables side by side")
+    command.add_argument(
+        "--by-size", action="store_true", help="also show collectives by size, with min and max of ranks"
+    )
     command.add_argument("--force", action="store_true", help="also compare runs of different machines or settings")
     command.add_argument("--thresholds", type=Path, metavar="FILE.toml", help="what counts as a change, by benchmark")
     command.add_argument("--history", type=Path, metavar="FOLDER", help="judge one file against the runs of a folder")
@@ -54,14 +57,14 @@ def _run(options: argparse.Namespace) -> int:
     check_formats(options, options.results)
     if options.measure_between_runs:
         return _measure_between_runs(options)
-    if options.history or (len(options.results) == 2 and not options.tables):
+    if options.history or (len(options.results) == 2 and not (options.tables or options.by_size)):
         found = _judge_by_history(options) if options.history else _judge(options)
         announce(found, options)
         return int(found.exit)
     given = [f"--{name.replace('_', '-')}" for name in _OF_TWO if getattr(options, name)]
     if given:
         raise ConfigurationError(f"{given[0]} is for two files: the second is compared with the first")
-    show(options.results, Console(markup=False))
+    show(options.results, Console(markup=False), by_size=options.by_size)
     return 0
 
 
@@ -75,7 +78,8 @@ def _measure_between_runs(options: argparse.Namespace) -> int:
     from d5suite.report.repeats import repeats_of, show_repeats
     from d5suite.report.runs import read_run
 
-    given = [f"--{name.replace('_', '-')}" for name in (*_OF_TWO, "history", "tables") if getattr(options, name)]
+    others = (*_OF_TWO, "history", "tables", "by_size")
+    given = [f"--{name.replace('_', '-')}" for name in others if getattr(options, name)]
     if given:
         raise ConfigurationError(f"{given[0]} makes no sense with --measure-between-runs, which compares nothing")
     show_repeats(repeats_of([read_run(path) for path in options.results]), Console(markup=False))
@@ -101,9 +105,9 @@ def _judge_by_history(options: argparse.Namespace) -> RunComparison:
     from d5suite.report.runs import read_run
     from d5suite.report.thresholds import Thresholds, read_thresholds
 
-    if len(options.results) != 1 or options.tables or options.between_runs is not None:
+    if len(options.results) != 1 or options.tables or options.by_size or options.between_runs is not None:
         raise ConfigurationError(
-            "--history is for one file, without --tables and --between-runs: a history shows how runs vary"
+            "--history is for one file, without --tables, --by-size and --between-runs: a history shows how runs vary"
         )
     thresholds = read_thresholds(options.thresholds) if options.thresholds else Thresholds()
     return compare_with_history(options.history, read_run(options.results[0]), thresholds, force=options.force)

@@ -7,7 +7,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from d5suite.levels.distributed import Communicator
+from d5suite.levels.distributed import Communicator, Request
+
+Begin = Callable[[Communicator, np.ndarray, np.ndarray], Sequence[Request]]
+"""Begins messages: of a communicator, the array given and the one taken."""
 
 
 class MeasuredCall(NamedTuple):
@@ -21,20 +24,58 @@ class MeasuredCall(NamedTuple):
         Bus bandwidth over bytes per second, of the number of ranks: nccl-tests' PERFORMANCE.md.
     apart : bool
         Whether the answer is another array than what was given.
+    source : callable or None
+        Of messages between two ranks: the rank whose array a rank receives, given its number and
+        the number of ranks; None if it receives nothing.
+    begin : callable or None
+        Of messages that do not block: begins them, so that a rank can compute until it waits.
     """
 
     run: Callable[[Communicator, np.ndarray, np.ndarray], object]
     factor: Callable[[int], float]
     apart: bool = False
+    source: Callable[[int, int], int | None] | None = None
+    begin: Begin | None = None
 
 
-def _shift(communicator: Communicator, given: np.ndarray, taken: np.ndarray) -> None:
+def _messages(begin: Begin, source: Callable[[int, int], int | None], factor: Callable[[int], float]) -> MeasuredCall:
+    def run(communicator: Communicator, given: np.ndarray, taken: np.ndarray) -> None:
+        for each in begin(communicator, given, taken):
+            each.wait()
+
+    return MeasuredCall(run, factor, apart=True, source=source, begin=begin)
+
+
+def _shift(communicator: Communicator, given: np.ndarray, taken: np.ndarray) -> list[Request]:
     """Send to the next rank and receive from the one before."""
     rank, size = communicator.rank, communicator.size
-    arriving = communicator.ireceive(taken, (rank - 1) % size)
-    leaving = communicator.isend(given, (rank + 1) % size)
-    arriving.wait()
-    leaving.wait()
+    return [communicator.ireceive(taken, (rank - 1) % size), communicator.isend(given, (rank + 1) % size)]
+
+
+def _partner(rank: int, size: int) -> int | None:
+    """Return the other rank of a pair: ranks of the first half have one in the second half each."""
+    half = size // 2
+    return None if rank >= 2 * half else (rank + half) % (2 * half)
+
+
+def _sender(rank: int, size: int) -> int | None:
+    return _partner(rank, size) if rank >= size // 2 else None
+
+
+def _send_pairs(communicator: Communicator, given: np.ndarray, taken: np.ndarray) -> list[Request]:
+    """Send from each rank of the first half to its partner."""
+    rank, partner = communicator.rank, _partner(communicator.rank, communicator.size)
+    if partner is None:
+        return []
+    return [communicator.isend(given, partner) if partner > rank else communicator.ireceive(taken, partner)]
+
+
+def _exchange_pairs(communicator: Communicator, given: np.ndarray, taken: np.ndarray) -> list[Request]:
+    """Exchange arrays between the ranks of each pair."""
+    partner = _partner(communicator.rank, communicator.size)
+    if partner is None:
+        return []
+    return [communicator.ireceive(taken, partner), communicator.isend(given, partner)]
 
 
 CALLS: Mapping[str, MeasuredCall] = {
@@ -44,10 +85,13 @@ CALLS: Mapping[str, MeasuredCall] = {
     "broadcast": MeasuredCall(lambda c, given, _: c.broadcast(given), lambda p: 1.0),
     "reduce": MeasuredCall(lambda c, given, _: c.reduce(given), lambda p: 1.0),
     "all_to_all": MeasuredCall(lambda c, given, taken: c.all_to_all(given, taken), lambda p: (p - 1) / p, apart=True),
-    "send_receive": MeasuredCall(_shift, lambda p: 1.0, apart=True),
+    "send_receive": _messages(_shift, lambda rank, size: (rank - 1) % size, lambda p: 1.0),
+    "send_pairs": _messages(_send_pairs, _sender, lambda p: float(p // 2)),
+    "exchange_pairs": _messages(_exchange_pairs, _partner, lambda p: 2.0 * (p // 2)),
 }
 """Measured calls by name. ``send_receive``: each rank sends to the next and receives from the
-one before."""
+one before. ``send_pairs``: each rank of the first half sends to one of the second half, all at
+once; ``exchange_pairs``: both send. Their bandwidth is that of all pairs together."""
 
 
 def gathered(communicator: Communicator, values: Sequence[float]) -> np.ndarray:

@@ -132,7 +132,7 @@ def environment(rank: int, hosts: Sequence[str], port: int) -> Mapping[str, str]
         "GLOO_RENDEZVOUS_PORT": port,
         "GLOO_TIMEOUT_SECONDS": PATIENCE_S,
     }
-    if len(per_host) == 1:
+    if len(per_host) == 1 and "HOROVOD_GLOO_IFACE" not in os.environ:
         found["GLOO_IFACE"] = "lo"
     return {f"HOROVOD_{name}": str(value) for name, value in found.items()}
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -54,8 +54,12 @@ def meet(
         raise BackendError(lacking)
     chosen = settings_from_dict({"name": scheme, **settings}, backend)
     assert isinstance(chosen, NativeSettings)
+    hosts: Sequence[str] = communicator.hosts
+    if len(set(hosts)) > 1:  # a name may lead to another interface, or to 127.0.1.1
+        addresses = [(each or "").partition(",")[0] for each in gather(communicator, communicator.network["address"])]
+        hosts = addresses if all(addresses) else hosts
     meeting = Meeting(
-        communicator.rank, communicator.size, local_rank, communicator.hosts, device, threads, folder,
+        communicator.rank, communicator.size, local_rank, hosts, device, threads, folder,
         lambda value: gather(communicator, value),
     )  # fmt: skip
     with INSIDE:

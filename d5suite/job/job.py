@@ -216,6 +216,8 @@ class Distributed:
     native : bool
         Whether the scheme is the framework's own; the communicator is then only used for decisions
         that all ranks must take alike.
+    interface : str
+        The network interface that transports use; empty: each chooses.
     """
 
     scheme: str = "all_reduce"
@@ -225,6 +227,7 @@ class Distributed:
     launcher: str = "none"
     oversubscribe: bool = False
     native: bool = False
+    interface: str = ""
 
 
 class Ranks(NamedTuple):

@@ -97,14 +97,14 @@ class Heartbeat:
             return None
 
     @property
-    def calls(self) -> bool:
+    def in_call(self) -> bool:
         """Whether the rank is inside a call of either kind."""
         return self.waits or self.inside
 
     @property
     def is_quiet(self) -> bool:
         """Whether the rank has been inside one call, or without work, for `STALLED_S`."""
-        return self.over or (self.same_s >= STALLED_S and (self.calls or self.idle_s >= STALLED_S))
+        return self.over or (self.same_s >= STALLED_S and (self.in_call or self.idle_s >= STALLED_S))
 
     @property
     def computes(self) -> bool:
@@ -295,7 +295,7 @@ class HangDetector:
 def _hanging(ranks: Sequence[Heartbeat]) -> FailedRank | None:
     """Return a rank that hangs, given heartbeats of now."""
     quiet, busy = [each.is_quiet for each in ranks], [rank for rank, each in enumerate(ranks) if each.computes]
-    stuck = [rank for rank, each in enumerate(ranks) if not each.calls]
+    stuck = [rank for rank, each in enumerate(ranks) if not each.in_call]
     if all(quiet) and stuck:
         # Others may have left one more step, and wait for its end.
         rank = min(stuck, key=lambda rank: (ranks[rank].entered, rank))
@@ -313,7 +313,7 @@ def _hanging(ranks: Sequence[Heartbeat]) -> FailedRank | None:
 
 
 def describe_stacks(heartbeats: Sequence[Heartbeat | None]) -> str:
-    """Return a line for each place where ranks are, such as "ranks 0, 2: waits for others, in …"."""
+    """Return a line for each place where ranks are, such as "ranks 0, 2: waits, in …"."""
     places: dict[str, list[str]] = {}
     for rank, each in enumerate(heartbeats):
         if each is not None:

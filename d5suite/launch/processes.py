@@ -33,7 +33,7 @@ def family_memory(pids: Iterable[int]) -> int:
 
 
 def is_running(pid: int, states: str = "R") -> bool:
-    """Return whether a thread of a process is in one of the states; False without Linux's proc(5)."""
+    """Return whether a thread of a process is in one of the states; False without proc(5)."""
     for stat in Path("/proc", str(pid), "task").glob("*/stat"):
         with contextlib.suppress(OSError):
             if stat.read_text().rpartition(")")[2].split()[0] in states:

@@ -36,6 +36,9 @@ from d5suite.launch.heartbeat import FailedRank, HangDetector, Heartbeat, descri
 from d5suite.launch.processes import family_memory, family_of, kill_group
 from d5suite.launch.supervisor import Supervisor
 
+MEETS = "meeting the other ranks"
+"""Phase of a worker that connects to the others."""
+
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  where MPI's ranks exchange messages
 """Parent of the meeting folder, where it exists."""
 
@@ -96,7 +99,7 @@ class RankSupervisor(Supervisor):
 
     def _awaited(self) -> int:
         """Return the rank that the others wait for, or 0."""
-        waits = [each is not None and each.calls for each in self._heartbeats]
+        waits = [each is not None and each.in_call for each in self._heartbeats]
         return waits.index(False) if False in waits else 0
 
     def _first_failed(self) -> FailedRank:
@@ -175,6 +178,8 @@ def describe_failed(result: Path, failed: FailedRank, heartbeats: Sequence[Heart
         phase += f" (last seen in step {heartbeat.steps})"
     failures = [*content.get("failures", {}).values(), *filter(None, [content.get("error")])]
     who = f"rank {failed.rank} of {len(heartbeats)} on {host}"
+    if failed.hung and phase == MEETS and len({each.host for each in heartbeats if each is not None}) > 1:
+        phase += "; packets may be dropped between the hosts: choose another network with --interface"
     if failures and failed.how.startswith("exited"):
         return f"{who} failed, while {phase}: {failures[-1]['message']}"
     return f"{who} {failed.how}, while {phase}{describe_stacks(heartbeats) if failed.hung else ''}"

@@ -148,6 +148,9 @@ class Communicator(ABC):
         Name of the collectives' algorithm; ``native`` if they are the transport's own.
     traffic : dict of str to Traffic
         Traffic by the outermost call, such as ``all_reduce`` or ``send``.
+    network : mapping of str to str
+        This rank's ``transport``, in words, its ``interface`` and the ``address`` there; None where
+        the transport does not say.
     """
 
     name: ClassVar[str]
@@ -158,6 +161,7 @@ class Communicator(ABC):
         self.rank, self.size, self.hosts, self.algorithm = rank, size, tuple(hosts), algorithm
         self._collectives = collectives
         self.traffic: dict[str, Traffic] = {}
+        self.network: dict[str, str | None] = {"transport": self.name, "interface": None, "address": None}
         self._outermost: Traffic | None = None
 
     @property
@@ -421,6 +425,9 @@ class Scheme(ABC):
         Whether each step equals one process's step on all ranks' batches together.
     compresses : bool
         Whether a step applies only part of the gradients; rounding may then decide which part.
+    collective : str
+        The collective that steps make, such as ``all_reduce``; empty if they make none, so that
+        the algorithm of collectives changes nothing.
     settings_type : type
         The class of its settings.
     replica : Replica
@@ -433,6 +440,7 @@ class Scheme(ABC):
     name: str
     synchronous: bool = False
     compresses: ClassVar[bool] = False
+    collective: ClassVar[str] = ""
     settings_type: ClassVar[type[SchemeSettings]]
 
     def __init__(self, replica: Replica, communicator: Communicator, settings: SchemeSettings) -> None:

@@ -110,7 +110,8 @@ def _runners(config: pytest.Config, case: Case, chosen: Settings) -> Iterator[Ru
         if selection.backend.on_request and stash.SELECTIONS not in config.stash and not case.every_backend:
             continue
         for ranks in chosen.ranks or (None,):
-            yield Runner(selection, ranks, reason or _lacks_scheme(config, selection, ranks, chosen))
+            lacks = _lacks_scheme(config, selection, ranks, chosen) or _lacks_collective(ranks)
+            yield Runner(selection, ranks, reason or lacks)
 
 
 def _lacks_scheme(config: pytest.Config, selection: Selection, ranks: Ranks | None, chosen: Settings) -> str | None:
@@ -127,6 +128,20 @@ def _lacks_scheme(config: pytest.Config, selection: Selection, ranks: Ranks | No
     return backend.lacks_scheme(
         ranks.distributed.scheme, mode=selection.mode, device=chosen.device, precision=chosen.precision
     )
+
+
+def _lacks_collective(ranks: Ranks | None) -> str | None:
+    """Return why an algorithm of collectives would measure the same as ``native``, or None."""
+    from d5suite.distributed.algorithms import ALGORITHMS
+    from d5suite.distributed.schemes import SCHEMES
+
+    if ranks is None or ranks.size == 1 or ranks.distributed.native or ranks.distributed.algorithm == "native":
+        return None
+    scheme, algorithm = ranks.distributed.scheme, ranks.distributed.algorithm
+    used = SCHEMES[scheme].collective
+    if not used:
+        return f"{scheme} makes no collective, so that {algorithm} would change nothing"
+    return None if used in ALGORITHMS[algorithm] else f"{algorithm} has no {used}, the collective of {scheme}"
 
 
 def _stays_warm(selection: Selection, described: Test, chosen: Settings) -> str | None:

@@ -33,7 +33,7 @@ BOUNDS = {
 }
 """The least and the most that options of numbers take."""
 
-RANKED = ("scheme", "communicator", "algorithm", "scaling", "oversubscribe")
+RANKED = ("scheme", "communicator", "algorithm", "interface", "scaling", "oversubscribe")
 """Options that make sense with ``--ranks`` only."""
 
 
@@ -117,6 +117,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     group.addoption(
         "--algorithm", metavar="NAME[,…]", help="algorithm of the collectives, such as ring (default: native)"
+    )
+    group.addoption(
+        "--interface",
+        metavar="NAME",
+        help="network interface for messages between ranks, such as eth1 (default: each transport chooses)",
     )
     group.addoption(
         "--scaling",

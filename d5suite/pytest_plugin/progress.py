@@ -175,7 +175,9 @@ def pytest_runtest_makereport(
 
 
 def _row(target: stash.BenchmarkTarget, info: Mapping[str, Any] | None, outcome: str) -> str:
-    start = f"  {target.job[1]:<18} {target.measurement.name:<21}"
+    case, name = target.wanted.key.partition("/")[0], target.measurement.name
+    name = name if case == target.job[0] else target.wanted.key  # a job of several cases
+    start = f"  {target.job[1]:<18} {name:<21}"
     if info is None:
         return f"{start} {outcome}"
     median, rate = info["median_s"], info["throughput"]

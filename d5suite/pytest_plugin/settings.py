@@ -90,6 +90,7 @@ def ranks_of(config: pytest.Config) -> list[Ranks]:
     """Return every requested combination of ranks, scheme, communicator and algorithm."""
     from d5suite.distributed.algorithms import ALGORITHMS
     from d5suite.distributed.communicators import COMMUNICATORS
+    from d5suite.distributed.network import require_interface
     from d5suite.distributed.schemes import SCHEMES, settings_from_dict
     from d5suite.instruments.threads import allowed_cpus
 
@@ -101,6 +102,9 @@ def ranks_of(config: pytest.Config) -> list[Ranks]:
             where="--ranks",
             hint="Their times would mean little. To run them anyway, give --oversubscribe.",
         )
+    interface = config.getoption("interface") or ""
+    if interface and not elsewhere(config):
+        require_interface(interface, "--interface")
     found: list[Ranks] = []
     for scheme, algorithm, communicator, count in itertools.product(
         _listed(config, "scheme", "all_reduce"),
@@ -120,7 +124,9 @@ def ranks_of(config: pytest.Config) -> list[Ranks]:
         device = "cpu" if native else config.getoption("device")
         chosen = _communicator(communicator, count, device, elsewhere(config))
         launcher = COMMUNICATORS[chosen].launcher if count > 1 else "none"
-        how = Distributed(name, settings, chosen, algorithm, launcher, config.getoption("oversubscribe"), native)
+        how = Distributed(
+            name, settings, chosen, algorithm, launcher, config.getoption("oversubscribe"), native, interface
+        )  # fmt: skip
         if native and count == 1:  # every backend has this one
             how = replace(how, scheme=next(iter(SCHEMES)), settings={}, native=False)
         if count > 1 or all(each.size > 1 for each in found):  # one rank is the same, whatever the others do

@@ -17,14 +17,18 @@ from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table as RichTable
 
+from d5suite.errors import ConfigurationError
 from d5suite.files import read_json
 from d5suite.measurements.tables import Column, Table
 from d5suite.report.ceilings import RATES, not_believed, share_of_ceiling
 from d5suite.report.contests import Competing, Contest, RatioToFastest, contests_of, is_view, notes_on, ranked
 from d5suite.report.formats import text_of, with_passes
 from d5suite.report.parts import negative_parts
+from d5suite.report.placement import placement_lines, straggler_lines
 from d5suite.report.reading import Conditions, Key, data_of, failures_in, load_results, printable
 from d5suite.report.reading import read_benchmarks as read_benchmarks
+from d5suite.report.sizes import NOTE as SIZES_NOTE
+from d5suite.report.sizes import size_table
 
 
 class TableRow(NamedTuple):
@@ -84,10 +88,11 @@ LEGEND = {
 """What headings mean that several tables have."""
 
 
-def show(paths: Sequence[Path], console: Console) -> None:
+def show(paths: Sequence[Path], console: Console, *, by_size: bool = False) -> None:
     """Print one table per recipe or family of operators, with the backends side by side.
 
-    Failed benchmarks are listed below.
+    Failed benchmarks are listed below, after the tables of collectives by size, if they are asked
+    for.
 
     Parameters
     ----------
@@ -95,6 +100,7 @@ def show(paths: Sequence[Path], console: Console) -> None:
         Result files. With more than one, each row also gives its median divided by the first
         file's.
     console : rich.console.Console
+    by_size : bool
     """
     files = [(f"({number})", load_results(path)) for number, path in enumerate(paths, 1)]
     failed = [
@@ -110,8 +116,25 @@ def show(paths: Sequence[Path], console: Console) -> None:
         failed = [line.replace("(1) ", "", 1) for line in failed]
     if any(found for _, found in files):
         show_results(files, console)
+    if by_size:
+        _show_sizes(files, console)
     if failed:
         console.print("\n".join(["failed, without a result:", *failed]), highlight=False)
+
+
+def _show_sizes(files: Sequence[tuple[str, dict[Key, dict[str, Any]]]], console: Console) -> None:
+    tables = [
+        size_table(" ".join([group.partition("/")[0], backend, *([name] if len(files) > 1 else [])]), info)
+        for name, found in files
+        for (group, _, backend), info in found.items()
+        if info["measurement"] == "collectives" and not failures(info)
+    ]
+    if not tables:
+        raise ConfigurationError("no result is of a collective", where="--by-size")
+    for table in tables:
+        console.print()
+        console.print(table)
+    console.print(SIZES_NOTE, style="dim")
 
 
 def show_results(files: Sequence[tuple[str, dict[Key, dict[str, Any]]]], console: Console) -> None:
@@ -203,6 +226,8 @@ def _show_notes(
     for line in (
         *(f"{name}: {told}" for name, info in shown for told in negative_parts(info)),
         *_above_ceilings(shown),
+        *straggler_lines(shown),
+        *placement_lines([info for _, info in shown]),
     ):
         console.print(line, highlight=False)
     for heading, meaning in LEGEND.items():
@@ -316,7 +341,7 @@ def _divided(name: str, room: int, places: re.Pattern[str]) -> str:
     lines = [""]
     for part in places.split(name):
         if lines[-1] and len(lines[-1] + part) > room:
-            lines.append(f"    {part.strip()}")
+            lines.append(f"  {part.strip()}")
         else:
             lines[-1] += part
     return "\n".join(lines)

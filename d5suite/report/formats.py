@@ -78,6 +78,12 @@ def _of_peak(cell: CellInput) -> str:
     return f"{100 * cell.value:.0f}%" if share_of_ceiling(cell.record, "flops_per_s").believed else "?"
 
 
+def _slowest_rank(cell: CellInput) -> str:
+    """Return the straggler ratio, and the number of the slowest rank if the record has it."""
+    ratio, rank = cell.value["straggler_ratio"], cell.value.get("slowest_rank")
+    return "–" if ratio is None else times(ratio) + (f" #{rank}" if rank is not None else "")
+
+
 def _runs_there(cell: CellInput) -> str:
     return f"{sum('seconds' in run for run in cell.value)} of {len(cell.value)}"
 
@@ -97,6 +103,7 @@ FORMATS: Mapping[str, Callable[[CellInput], str]] = {
     "interval with its confidence": _interval_with_confidence,
     "median": lambda cell: figure(cell.scale * statistics.median(cell.value)),
     "runs that got there": _runs_there,
+    "slowest rank": _slowest_rank,
     "sum in tenths": lambda cell: f"{cell.scale * sum(cell.value.values()):.1f}",
     "text": lambda cell: str(cell.value),
     "worst share": _worst_share,

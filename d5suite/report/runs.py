@@ -200,10 +200,14 @@ def _set_up(info: Mapping[str, Any]) -> dict[str, str]:
     together = _table(info.get("distributed"))
     ranks = together.get("ranks")
     hosts = {each.get("host") for each in ranks if isinstance(each, dict)} if isinstance(ranks, list) else ()
+    places = info.get("placement")
+    places = places if isinstance(places, list) else []
+    interfaces = sorted({str(each.get("interface")) for each in places if isinstance(each, dict)})
     named = {
         **{f"scheme {key}": value for key, value in sorted(_table(together.get("settings")).items())},
         **{key: together.get(key) for key in ("algorithm", "launcher", "oversubscribed")},
         "hosts": len(hosts) or None,
+        "interfaces": ", ".join(interfaces) if len(hosts) > 1 and interfaces else None,
     }
     return {name: str(value) for name, value in named.items() if value is not None}
 

@@ -36,5 +36,6 @@ def spread(seconds: Sequence[Sequence[float]]) -> Spread:
 
 
 def straggler_ratio(seconds: Sequence[float]) -> float:
-    """Return the ratio of the slowest rank's time to the median rank's."""
-    return float(np.max(seconds) / np.median(seconds))
+    """Return the ratio of the slowest rank's time to the mean of the others'; 1 for one rank."""
+    others = sorted(seconds)[:-1] or list(seconds)
+    return max(1.0, float(np.max(seconds) / np.mean(others)))

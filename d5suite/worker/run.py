@@ -24,6 +24,8 @@ from d5suite.distributed import framework
 from d5suite.distributed.communicators import open_communicator
 from d5suite.distributed.gathering import disagreements, gather
 from d5suite.distributed.meeting import meet
+from d5suite.distributed.network import VARIABLES as INTERFACES
+from d5suite.distributed.network import require_interface
 from d5suite.errors import JobError, ValidationError
 from d5suite.instruments.clock import now
 from d5suite.instruments.gpus import driver_states
@@ -32,6 +34,7 @@ from d5suite.instruments.settings import InTurns
 from d5suite.instruments.threads import set_affinity, thread_environment
 from d5suite.job import TIME, CaseJob, Job, Measured, key_of, stem_of
 from d5suite.launch.heartbeat import HeartbeatWriter
+from d5suite.launch.ranks import MEETS
 from d5suite.measurements import find as find_measurement
 from d5suite.passes import find as find_pass
 from d5suite.passes.base import Pass, PreparedStep, take
@@ -145,7 +148,10 @@ def _workloads(
     runtime.configure(threads=job.threads, seed=job.seed, device=job.device)
     communicator = None
     if job.distributed is not None:
-        writer.phase("meeting the other ranks")
+        writer.phase(MEETS)
+        if job.distributed.interface:
+            require_interface(job.distributed.interface, "--interface")
+            os.environ.update(dict.fromkeys(INTERFACES, job.distributed.interface))
         heartbeat.calls = lambda: (0, True)
         communicator = open_communicator(
             job.distributed.communicator, job.distributed.algorithm,

@@ -37,6 +37,10 @@ NOTHING = -77
 SAMPLE_S = 2e-3
 """Shortest sample, in seconds: short calls are repeated, each on its own array."""
 
+OVERLAP_ROUNDS, COMPUTED = 5, 512
+"""Rounds in which overlap is measured, and numbers of the array with which ranks compute
+meanwhile: one addition takes less than a microsecond."""
+
 MOST_CALLS = 1000
 MOST_BYTES = 64 << 20
 """Most calls in a sample, and most bytes of their arrays, unless one array is larger."""
@@ -46,6 +50,11 @@ def rounded(name: str, size: int, itemsize: int, ranks: int) -> int:
     """Round a size in bytes to whole elements; for all_to_all, to the same number per rank."""
     count = max(1, size // itemsize)
     return itemsize * (-(-count // ranks) * ranks if name == "all_to_all" else count)
+
+
+def compute(block: np.ndarray) -> None:
+    """Do a little work."""
+    np.add(block, 1.0, out=block)
 
 
 class Messages:
@@ -60,6 +69,11 @@ class Messages:
         Bytes of an array, from `rounded`.
     dtype : numpy.dtype
     seed : int
+
+    Attributes
+    ----------
+    rank_medians_s : list of float
+        After `time`: the median of a call's seconds on each rank.
     """
 
     def __init__(self, communicator: Communicator, name: str, size: int, dtype: np.dtype[Any], seed: int) -> None:
@@ -68,6 +82,7 @@ class Messages:
         self.nbytes, self.count = size, size // self.dtype.itemsize
         self._own = segments(self.count, communicator.size)[communicator.rank]
         self.copies = 0
+        self.rank_medians_s: list[float] = []
         self.allocate(1)
 
     def allocate(self, copies: int) -> None:
@@ -133,9 +148,15 @@ class Messages:
 
     def time(self, settings: SamplingSettings) -> Samples:
         """Sample a call's seconds on the slowest rank; all ranks take equally many samples."""
-        communicator = self.communicator
-        clock = AgreedClock(lambda seconds: float(gathered(communicator, [seconds]).max()))
-        ended = now()
+        communicator, rows = self.communicator, list[np.ndarray]()
+        latest = np.zeros(communicator.size)
+
+        def agree(seconds: float) -> float:
+            nonlocal latest
+            latest = gathered(communicator, [seconds])[:, 0]
+            return float(latest.max())
+
+        clock, ended = AgreedClock(agree), now()
 
         def prepare() -> None:
             self.fill()
@@ -148,6 +169,7 @@ class Messages:
             self.run()
             ended = now()
             clock.advance(ended - start)
+            rows.append(latest)
 
         def once() -> float:
             prepare()
@@ -161,6 +183,7 @@ class Messages:
             wanted = int(self.copies * SAMPLE_S / max(took, 1e-9))
             self.allocate(min(most, max(2 * self.copies, wanted)))
         found = sample(step, lambda: None, settings, before_sample=prepare, clock=clock)
+        self.rank_medians_s = (np.median(rows[-len(found.samples_s) :], axis=0) / self.copies).tolist()
         return Samples(
             first_call_s,
             [each / self.copies for each in found.warmup_s],
@@ -169,6 +192,34 @@ class Messages:
             found.stopped_by,
             found.confidence,
         )
+
+    def overlap(self) -> float | None:
+        """Return the part of a message's time in which the ranks can compute; None if it blocks.
+
+        One less (both - computing) / messages, each after a barrier and by the slowest rank, the
+        least of some rounds; the ranks compute for as long as the messages take. So do the OSU
+        Micro-Benchmarks for non-blocking collectives.
+        """
+        begin, communicator = self.call.begin, self.communicator
+        if begin is None:
+            return None
+        given, taken, block = self._given[0], self._taken[0], np.zeros(COMPUTED)
+
+        def clocked(additions: int, messages: bool) -> float:
+            communicator.barrier()
+            start = now()
+            pending = begin(communicator, given, taken) if messages else ()
+            for _ in range(additions):
+                compute(block)
+            for each in pending:
+                each.wait()
+            return float(gathered(communicator, [now() - start]).max())
+
+        alone_s = min(clocked(0, True) for _ in range(OVERLAP_ROUNDS))
+        additions = max(1, round(100 * alone_s / min(clocked(100, False) for _ in range(OVERLAP_ROUNDS))))
+        rounds = [(clocked(additions, True), clocked(additions, False)) for _ in range(OVERLAP_ROUNDS)]
+        both_s, computing_s = (min(each) for each in zip(*rounds, strict=True))
+        return min(1.0, max(0.0, 1.0 - (both_s - computing_s) / alone_s))
 
     def _drawn(self, rank: int) -> np.ndarray:
         return np.resize(self._table(rank), self.count)
@@ -189,7 +240,8 @@ class Messages:
         if self.name == "all_to_all":
             parts = segments(self.count, ranks)
             return everything, np.concatenate([self._drawn(each)[parts[rank]] for each in range(ranks)])
-        return everything, self._drawn((rank - 1) % ranks if self.name == "send_receive" else 0)
+        source = self.call.source(rank, ranks) if self.call.source else 0
+        return everything, None if source is None else self._drawn(source)
 
 
 class CollectiveWorkload(Workload):

@@ -127,3 +127,30 @@ def test_waiting_for_a_message_that_was_begun_before_is_a_call() -> None:
         return 0.0
 
     assert threads.run(2, work)[0] > 0.05
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from d5suite.distributed.communicators import open_communicator
+
+c = open_communicator("mpi")
+lines = Path("/proc/self/maps").read_text().splitlines()
+held = [line.split(maxsplit=5)[5].split()[0] for line in lines if "_segment." in line]
+Path(sys.argv[1], str(c.rank)).write_text(" ".join(held))
+if c.rank == 0:
+    launcher = os.getppid()
+    c.barrier()
+    os.kill(launcher, signal.SIGKILL)
+else:
+    c.barrier()
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@needs_mpi
+def test_killed_ranks_of_mpi_leave_no_shared_memory(tmp_path: Path) -> None:
+    """Open MPI's launcher, killed too, removes nothing."""
+    done = under_mpi("-c", KILLED, str(tmp_path), ranks=2)
+    held = {Path(path) for rank in "01" for path in (tmp_path / rank).read_text().split()}
+    assert done.returncode != 0 and not [path for path in held if path.exists()], held

@@ -13,6 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from d5suite.distributed.algorithms.ring import RING
+from d5suite.distributed.algorithms.tree import TREE
 from d5suite.distributed.communicators.threads import run
 from d5suite.distributed.schemes import SCHEMES, make_scheme, settings_from_dict
 from d5suite.distributed.schemes.all_reduce import AllReduce
@@ -521,3 +523,15 @@ def test_in_turn_each_gradient_is_applied_by_itself_to_weights_that_the_rank_the
     w3 = w2 - 0.5 * (w1 + 0.25)
     by_hand = [[w0, w1], [w2, w3], [w3, w3]]
     assert [[float(each["w"][0]) for each in ranks] for ranks in found] == by_hand
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+def test_a_scheme_says_which_collective_its_steps_make(name: str) -> None:
+    """For one that makes none, an algorithm of collectives is another name of the same thing."""
+    for scheme, _ in train(functools.partial(make_scheme, name), 3):
+        made = {
+            call: each.calls
+            for call, each in scheme.communicator.traffic.items()
+            if call in {*RING, *TREE} and each.calls >= STEPS
+        }
+        assert set(made) == ({SCHEMES[name].collective} - {""})

@@ -31,7 +31,7 @@ FAULT, NOTE, WHERE = "RANKED_FAULT", "RANKED_FAULT_NOTE", "RANKED_FAULT_RANK"
 
 STEPS = 40
 
-WORKS_S = 9.0
+WORKS_S = 8.0
 """Seconds of long work."""
 
 

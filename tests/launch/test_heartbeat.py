@@ -36,7 +36,7 @@ class Clock:
         monkeypatch.setattr(f"{place}._threads_of", self._threads)
         monkeypatch.setattr(f"{place}.is_running", self._is_running)
         monkeypatch.setattr(f"{place}.family_of", set)
-        self.detector, self.ranks = HangDetector(ranks, "here"), [HeartbeatWriter(None) for _ in range(ranks)]
+        self.detector, self.writers = HangDetector(ranks, "here"), [HeartbeatWriter(None) for _ in range(ranks)]
 
     def _threads(self, pid: int, only: object = None) -> dict[int, float]:
         return {pid: self.cpu[self.rank], 0: self.pool[self.rank]}
@@ -55,7 +55,8 @@ class Clock:
         """
         self.now += seconds
         heartbeats = []
-        for self.rank, (does, writer) in enumerate(zip(ranks, self.ranks, strict=True)):
+        for rank, (does, writer) in enumerate(zip(ranks, self.writers, strict=True)):
+            self.rank = rank
             busy = 1.0 if does in ("waits", "works", "computes") else 0.03 * (does == "inside")
             self.cpu[self.rank] += seconds * busy
             self.pool[self.rank] += seconds * {"pools": 0.9, "polls": 0.15, "inside": 0.15}.get(does, 0.0)
@@ -106,7 +107,7 @@ def test_a_pause_of_everything_is_no_hang(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_rank_that_has_ended_sends_no_heartbeats_and_does_not_hang(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch)
     clock.look("works", "works")
-    clock.ranks[1]._last = replace(clock.ranks[1]._last, waits=True, over=True)
+    clock.writers[1]._last = replace(clock.writers[1]._last, waits=True, over=True)
     assert not any(clock.look("works", "silent") for _ in range(300))
     assert any(clock.look("idle", "silent") for _ in range(10))
 
@@ -116,7 +117,7 @@ def test_a_rank_that_waits_is_not_blamed_though_it_waits_for_less_long(monkeypat
     clock.look("works", "works")
     clock.look("idle", "idle", seconds=0.7)  # until its heartbeat says that it waits
     found = filter(None, (clock.look("asleep", "idle", seconds=0.25) for _ in range(40)))
-    rank, how = next(found)
+    rank, how, _ = next(found)
     assert rank == 1 and how.startswith("hung (no work for ")
 
 

@@ -158,6 +158,8 @@ REFUSED: list[tuple[list[str], str]] = [
     (["--ranks", "2", "--oversubscribe", "--communicator", "pigeons"], "there is no communicator 'pigeons'"),
     (["--scheme", "all_reduce"], "--scheme is for several ranks"),
     (["--oversubscribe"], "--oversubscribe is for several ranks"),
+    (["--interface", "lo"], "--interface is for several ranks"),
+    (["--ranks", "1", "--interface", "eth77"], "has no network interface 'eth77'"),
 ]
 """Options that make no sense, and what is said of them."""
 
@@ -197,3 +199,13 @@ def test_a_precision_that_ranks_lack_is_skipped_with_its_reason_and_no_success(r
     assert done.returncode == 5, done.stdout + done.stderr
     assert "nothing was measured:" in done.stdout and "1 skipped" in done.stdout
     assert "test_distributed_step[torch-all_reduce-local-1]: level 3 has no fp16: the loss scale" in done.stdout
+
+
+@needs_torch
+def test_an_algorithm_that_changes_nothing_is_skipped_with_its_reason(recipe: Path, tmp_path: Path) -> None:
+    options = ["--ranks", "2", "--oversubscribe", "--communicator", "gloo", "--backend", "torch", "-k", "distributed"]
+    schemes = ["--scheme", "gossip,top_k", "--algorithm", "tree"]
+    (done,) = run_several([["pytest", "-p", "no:cacheprovider", str(recipe), *options, *schemes]], tmp_path)
+    assert done.returncode == 5 and "2 skipped" in done.stdout, done.stdout + done.stderr
+    assert "gossip makes no collective, so that tree would change nothing" in done.stdout
+    assert "tree has no all_gather, the collective of top_k" in done.stdout

@@ -457,3 +457,29 @@ def test_tables_of_operators_break_no_word_and_cut_no_figure(
         named = {bench["group"].partition(".")[2] for bench in json.load(file)["benchmarks"]}
     assert named <= {"".join(parts) for parts in measurements}
     assert all(part.endswith(("/", "_")) for parts in measurements for part in parts[:-1])
+
+
+def test_a_narrow_table_of_ranks_shows_waiting_the_slowest_rank_and_where_ranks_ran(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    content = json.loads(REFERENCE.with_name("reference-2core-cpu-ranks.json").read_text())
+    content["benchmarks"] = [b for b in content["benchmarks"] if b["param"] == "torch-all_reduce-gloo-2"][:1]
+    info = record(content)
+    info["distributed"] |= {"straggler_ratio": 7.82, "slowest_rank": 1}
+    place = {
+        "cpus": [0, 1, 2, 8], "sockets": [0], "numa_nodes": [0, 1], "gpu": "3", "transport": "TCP", "interface": "eth1",
+        "nic_numa_node": 1,
+    }  # fmt: skip
+    info["placement"] = [
+        {"rank": rank, "host": f"node{rank}", "address": f"10.0.0.{rank}", **place} for rank in range(2)
+    ]
+    assert main(["compare", str(write(tmp_path / "ranks.json", content))]) == 0
+    shown = capsys.readouterr().out
+    heading = next(line for line in shown.splitlines() if "images/s" in line)
+    assert "comm" in heading and "wait" in heading and len(heading.rstrip()) <= 80
+    where = "cores 0-2,8, socket 0, NUMA nodes 0-1, GPU 3, TCP eth1"
+    flat = " ".join(shown.split())
+    host = info["distributed"]["ranks"][1]["host"]
+    assert f"torch-all_reduce-gloo-2: rank 1 on {host} computes 7.82 times as long as the others' mean" in flat
+    assert f"2 ranks over gloo: rank 0: node0, {where} 10.0.0.0, its card at NUMA node 1 rank 1: node1, " in flat

@@ -28,6 +28,7 @@ from torch.distributed import distributed_c10d as c10d
 
 from d5suite.distributed.algorithms import ALGORITHMS
 from d5suite.distributed.algorithms.ring import RING
+from d5suite.distributed.network import networks
 from d5suite.errors import D5Error
 from d5suite.levels.distributed import ANY, Collective, Communicator, Request
 
@@ -128,17 +129,25 @@ class GlooCommunicator(Communicator):
         self._seen: tuple[Any, Any, list[torch.Tensor]] = None, None, []
         options = ProcessGroupGloo._Options()
         options._timeout = timedelta(seconds=timeout_s)
-        one_host = len(set(found)) == 1
-        options._devices = [
-            ProcessGroupGloo.create_device(hostname="127.0.0.1")
-            if one_host
-            else ProcessGroupGloo.create_default_device()
-        ]
+        own = networks(found, "GLOO_SOCKET_IFNAME")
+        options._devices = [ProcessGroupGloo.create_device(hostname=each.address) for each in own]
+        self.network = {
+            "transport": "TCP",
+            "interface": ",".join(each.interface for each in own),
+            "address": ",".join(each.address for each in own),
+        }
         self._connect(store, options)
 
-    @named
     def _connect(self, store: FileStore, options: Any) -> None:
-        self._store, self._group = store, ProcessGroupGloo(store, self.rank, self.size, options)
+        try:
+            self._store, self._group = store, ProcessGroupGloo(store, self.rank, self.size, options)
+        except RuntimeError as error:
+            raise D5Error(
+                f"rank {self.rank}: gloo: could not connect to all {self.size} ranks from {self.network['address']} "
+                f"({self.network['interface']}): {str(error).splitlines()[0]}",
+                hint="Another rank may have ended: see its log. Or packets are dropped between the hosts: choose "
+                "another network with --interface.",
+            ) from error
 
     def close(self) -> None:
         """Close the connections when all ranks do; the last rank's store removes the file."""

@@ -10,14 +10,17 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from time import perf_counter
 from typing import Any, TypeVar
 
 import numpy as np
 from mpi4py import MPI
 
 from d5suite.distributed.algorithms import ALGORITHMS, DEFAULTS
+from d5suite.distributed.network import named_interface
 from d5suite.errors import ConfigurationError, D5Error
 from d5suite.levels.distributed import ANY, Collective, Communicator, Request, segments
 
@@ -25,6 +28,16 @@ PIECE = 2**30
 """Bytes, and elements, of one MPI call at most: MPI 3 counts with 31 bits."""
 
 HOST_BYTES = 256
+IN_PLACE = MPI.IN_PLACE
+
+SMALL = 2**16
+"""Bytes of an array that a communicator may hold until it gets another one."""
+
+SEGMENT = re.compile(r"/(sm|vader)_segment\.\S+$")
+"""The end of a line of proc(5)'s maps, if it is of Open MPI's shared memory."""
+
+OWN_VARIABLES = ("OMPI_MCA_btl_tcp_if_include", "UCX_NET_DEVICES", "FI_TCP_IFACE")
+"""Variables by which Open MPI, UCX and libfabric are told an interface."""
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
@@ -36,13 +49,18 @@ def _named(function: Function) -> Function:
         try:
             return function(self, *arguments, **more)
         except MPI.Exception as error:
-            raise D5Error(
-                f"rank {self.rank}: MPI's {error.Get_error_string()}",
-                where=str(arguments[0]) if function.__name__ == "_native" else function.__name__.strip("_"),
-                hint="Another rank may have ended or called something else: see its log.",
-            ) from error
+            where = str(arguments[0]) if function.__name__ == "_native" else function.__name__.strip("_")
+            raise _failed(self.rank, where, error) from error
 
     return call  # type: ignore[return-value]
+
+
+def _failed(rank: int, where: str, error: MPI.Exception) -> D5Error:
+    return D5Error(
+        f"rank {rank}: MPI's {error.Get_error_string()}",
+        where=where,
+        hint="Another rank may have ended or called something else: see its log.",
+    )
 
 
 class _Pending(Request):
@@ -84,12 +102,17 @@ class MpiCommunicator(Communicator):
         self._comm = of.Dup()
         self._comm.Set_errhandler(MPI.ERRORS_RETURN)
         self._sums: dict[np.dtype, tuple[MPI.Datatype, MPI.Op]] = {}
+        self._seen: tuple[Any, Any, Any, Any] = None, None, None, None
+        self._reduced = self._comm.Allreduce
         names = np.zeros((self._comm.size, HOST_BYTES), np.uint8)
         own = MPI.Get_processor_name().encode()[:HOST_BYTES]
         names[self._comm.rank, : len(own)] = np.frombuffer(own, np.uint8)
         self._comm.Allgather(MPI.IN_PLACE, names)
         found = [name.tobytes().rstrip(b"\0").decode() for name in names]
         super().__init__(self._comm.rank, self._comm.size, hosts or found, algorithm, ALGORITHMS[algorithm])
+        _unname_segments(self._comm)
+        library = MPI.Get_library_version().partition(",")[0].partition("\n")[0].strip()
+        self.network = {"transport": library, **named_interface(OWN_VARIABLES)}
 
     def close(self) -> None:
         """Free the duplicate communicator and the custom sum operations."""
@@ -97,9 +120,27 @@ class MpiCommunicator(Communicator):
             if not op.is_predefined:
                 op.Free()
                 datatype.Free()
+        self._seen = None, None, None, None
         self._sums = {}
         if self._comm != MPI.COMM_NULL:
             self._comm.Free()
+
+    def all_reduce(self, array: np.ndarray) -> None:
+        """See `Communicator.all_reduce`; a small array that comes again is not described again."""
+        seen, dtype, buffer, op = self._seen
+        if array is not seen or array.dtype is not dtype or self._outermost is not None:
+            super().all_reduce(array)
+            return
+        traffic = self._begin("all_reduce", array.nbytes)
+        traffic.opaque_calls += 1
+        start = perf_counter()
+        try:
+            self._reduced(IN_PLACE, buffer, op)
+        except MPI.Exception as error:
+            raise _failed(self.rank, "all_reduce", error) from error
+        finally:
+            traffic.seconds += perf_counter() - start
+            self._outermost = None
 
     @_named
     def _send(self, array: np.ndarray, to: int, tag: int) -> None:
@@ -140,7 +181,10 @@ class MpiCommunicator(Communicator):
         comm = self._comm
         if call == "all_reduce" and array.nbytes <= PIECE:
             datatype, op = self._sum(array)
-            comm.Allreduce(MPI.IN_PLACE, (_buffer(array), datatype), op)
+            described = (_buffer(array), datatype)
+            comm.Allreduce(IN_PLACE, described, op)
+            if array.nbytes <= SMALL:
+                self._seen = array, array.dtype, described, op
         elif call == "barrier":
             comm.Barrier()
         elif call == "broadcast":
@@ -174,6 +218,30 @@ class MpiCommunicator(Communicator):
         if found is None:
             found = self._sums[array.dtype] = _known(array.dtype) or _own(array.dtype)
         return found
+
+
+def _unname_segments(comm: MPI.Comm) -> None:
+    """Remove the names of Open MPI's shared memory once all ranks of this host have opened it.
+
+    Else a job that is killed leaves 16 MiB a rank in /dev/shm.
+    """
+    local, found = comm.Split_type(MPI.COMM_TYPE_SHARED), _segments()
+    all_open = np.array([len(found) >= local.size], np.uint8)
+    local.Allreduce(MPI.IN_PLACE, all_open, MPI.MIN)
+    own = [each for each in found if each.suffix == f".{local.rank}"]
+    local.Free()
+    for path in own if all_open[0] else ():
+        path.unlink(missing_ok=True)
+
+
+def _segments() -> list[Path]:
+    """Return the files of shared memory that this process has opened and that have a name."""
+    try:
+        lines = Path("/proc/self/maps").read_text().splitlines()
+    except OSError:
+        return []
+    paths = {Path(line.split(maxsplit=5)[5]) for line in lines if SEGMENT.search(line)}
+    return [path for path in paths if path.exists()]
 
 
 def _known(dtype: np.dtype) -> tuple[MPI.Datatype, MPI.Op] | None:

@@ -21,6 +21,7 @@ from torch.distributed import FileStore
 
 from d5suite.distributed.algorithms import ALGORITHMS, DEFAULTS
 from d5suite.distributed.communicators.gloo import alone_in, as_bytes, as_tensor, met, named
+from d5suite.distributed.network import named_interface
 from d5suite.errors import ConfigurationError, D5Error
 from d5suite.levels.distributed import ANY, Collective, Communicator, Request
 
@@ -79,6 +80,7 @@ class NcclCommunicator(Communicator):
             raise D5Error(f"rank {rank} has another process group of torch", hint="Close it first.")
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timedelta(seconds=timeout_s))
         self.group = dist.group.WORLD
+        self.network = {"transport": backend.upper(), **named_interface(["NCCL_SOCKET_IFNAME"])}
 
     def close(self) -> None:
         """Destroy the process group; the last rank's store removes the file."""

@@ -121,6 +121,7 @@ class AllReduce(Common):
     """
 
     name = "all_reduce"
+    collective = "all_reduce"
     synchronous = True
     settings_type = AllReduceSettings
     settings: AllReduceSettings

@@ -41,6 +41,7 @@ class ModelAveraging(Common):
     """Each rank trains by itself; weights are averaged now and then, optimizers' states never."""
 
     name = "model_averaging"
+    collective = "all_reduce"
     settings_type = ModelAveragingSettings
     settings: ModelAveragingSettings
 

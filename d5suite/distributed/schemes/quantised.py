@@ -90,6 +90,7 @@ class Quantised(Common):
     """
 
     name = "quantised"
+    collective = "all_gather"
     compresses = True
     settings_type = QuantisedSettings
     settings: QuantisedSettings

@@ -65,6 +65,7 @@ class TopK(Common):
     """
 
     name = "top_k"
+    collective = "all_gather"
     compresses = True
     settings_type = TopKSettings
     settings: TopKSettings

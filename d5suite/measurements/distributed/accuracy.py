@@ -20,6 +20,8 @@ from d5suite.measurements.base import Step
 from d5suite.measurements.distributed import checks
 from d5suite.measurements.distributed.efficiency import MeasurementOfRanks
 from d5suite.measurements.distributed.facts import FACTS, REQUIRED, SCALING
+from d5suite.measurements.distributed.placement import SCHEMA as PLACEMENT
+from d5suite.measurements.distributed.placement import placements
 from d5suite.measurements.distributed.proof import prove_scheme
 from d5suite.measurements.distributed.steps import DistributedStep
 from d5suite.measurements.schemas import mapping, number, record
@@ -145,7 +147,9 @@ class DistributedAccuracyStep(DistributedStep):
         return self.workload.case.batch_size * len(self.trainers)
 
     def record(self, samples: Samples) -> dict[str, Any]:
-        return {**self.runs.record(), "distributed": self.facts()}
+        transport = self._transport() if self.is_opaque else ""
+        placed = placements(self.communicator, self.workload.job.device, transport)
+        return {**self.runs.record(), "distributed": self.facts(), "placement": placed}
 
     def series(self) -> dict[str, list[float]]:
         return self.runs.curves
@@ -193,8 +197,9 @@ class DistributedAccuracy(MeasurementOfRanks):
                 "description": "how ranks worked together",
             },
             "scaling": SCALING,
+            "placement": PLACEMENT,
         },
-        optional=["scaling"],
+        optional=["scaling", "placement"],
     )
 
     def prepare(self, workload: NetworkWorkload) -> Step:

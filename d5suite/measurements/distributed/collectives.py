@@ -9,6 +9,8 @@ from typing import Any
 from d5suite.instruments.sampling import Samples
 from d5suite.instruments.settings import SamplingSettings
 from d5suite.measurements.base import Measurement, Step
+from d5suite.measurements.distributed.placement import SCHEMA as PLACEMENT
+from d5suite.measurements.distributed.placement import placements
 from d5suite.measurements.schemas import integer, mapping, number, or_null, record, text
 from d5suite.measurements.tables import COLLECTIVES
 from d5suite.statistics.intervals import median_interval
@@ -25,6 +27,7 @@ SCHEMA = record(
         "communicator": text("what moves the data between ranks"),
         "algorithm": text("of the collective; native: the transport's own"),
         "hosts": {"type": "array", "items": text(), "description": "by rank"},
+        "placement": PLACEMENT,
         "sizes": {
             "type": "array",
             "minItems": 2,
@@ -37,12 +40,26 @@ SCHEMA = record(
                     "samples": integer(minimum=1),
                     "calls": integer("per sample, one after the other", minimum=1),
                     "bus_bytes_per_s": number("as nccl-tests defines it", minimum=0),
+                    "ranks_s": {
+                        "type": "object",
+                        "description": "each rank's median of a call, over ranks: min, mean, max",
+                        "additionalProperties": number(minimum=0),
+                    },
+                    "overlap": or_null(
+                        number(
+                            "part of the time in which ranks can compute, as the OSU Micro-Benchmarks define it; "
+                            "null of a call that blocks",
+                            minimum=0,
+                            maximum=1,
+                        )
+                    ),
                     "traffic": {
                         "type": "object",
                         "description": "of one call, on the rank that sends most; opaque_calls: not counted",
                         "additionalProperties": integer(),
                     },
-                }
+                },
+                optional=["ranks_s", "overlap"],
             ),
         },
         "line": mapping(
@@ -56,7 +73,8 @@ SCHEMA = record(
         ),
         "latency_s": number("of the smallest size", exclusiveMinimum=0),
         "bus_bytes_per_s": number("of the best size", minimum=0),
-    }
+    },
+    optional=["placement"],
 )
 
 
@@ -66,7 +84,7 @@ class CollectiveStep(Step):
     def __init__(self, workload: CollectiveWorkload) -> None:
         self.workload = workload
         self.items = workload.sizes[-1]
-        self._found: list[tuple[Messages, Samples, dict[str, int]]] = []
+        self._found: list[tuple[Messages, Samples, dict[str, int], float | None]] = []
         self.checks: list[Check] = []
 
     def call_first(self) -> None:
@@ -99,8 +117,9 @@ class CollectiveStep(Step):
             samples = messages.time(settings)
             name = f"{messages.name} of {messages.nbytes} bytes, timed, vs known numbers"
             self.checks.append(_exact(name, messages.wrong()))
+            overlap = messages.overlap()
             messages.free()
-            self._found.append((messages, samples, traffic))
+            self._found.append((messages, samples, traffic, overlap))
         return self._found[-1][1]
 
     def record(self, samples: Samples) -> dict[str, Any]:
@@ -113,6 +132,7 @@ class CollectiveStep(Step):
             "communicator": communicator.name,
             "algorithm": communicator.algorithm,
             "hosts": list(communicator.hosts),
+            "placement": placements(communicator, self.workload.job.device),
             "sizes": sizes,
             "line": {**line.to_dict(), "bytes_per_s": 1 / beta if meaningful else None},
             "latency_s": sizes[0]["median_s"],
@@ -120,7 +140,7 @@ class CollectiveStep(Step):
         }
 
     def series(self) -> dict[str, list[float]]:
-        return {f"seconds_of_{messages.nbytes}_bytes": samples.samples_s for messages, samples, _ in self._found}
+        return {f"seconds_of_{messages.nbytes}_bytes": samples.samples_s for messages, samples, *_ in self._found}
 
 
 def timed_sums(workload: CollectiveWorkload, step: CollectiveStep) -> Iterable[Check]:
@@ -132,8 +152,8 @@ def _exact(name: str, error: float) -> Check:
     return Check(name, float(error), 0.0)
 
 
-def _size(messages: Messages, samples: Samples, traffic: dict[str, int]) -> dict[str, Any]:
-    median = statistics.median(samples.samples_s)
+def _size(messages: Messages, samples: Samples, traffic: dict[str, int], overlap: float | None) -> dict[str, Any]:
+    median, of_ranks = statistics.median(samples.samples_s), messages.rank_medians_s
     return {
         "bytes": messages.nbytes,
         "median_s": median,
@@ -141,6 +161,8 @@ def _size(messages: Messages, samples: Samples, traffic: dict[str, int]) -> dict
         "samples": len(samples.samples_s),
         "calls": messages.copies,
         "bus_bytes_per_s": messages.nbytes / median * messages.call.factor(messages.communicator.size),
+        "ranks_s": {"min": min(of_ranks), "mean": statistics.fmean(of_ranks), "max": max(of_ranks)},
+        "overlap": overlap,
         "traffic": traffic,
     }
 

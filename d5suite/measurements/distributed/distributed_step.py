@@ -9,6 +9,7 @@ from d5suite.measurements.distributed import checks
 from d5suite.measurements.distributed.efficiency import MeasurementOfRanks
 from d5suite.measurements.distributed.facts import FACTS, SCALING
 from d5suite.measurements.distributed.parts import SCHEMA as PARTS
+from d5suite.measurements.distributed.placement import SCHEMA as PLACEMENT
 from d5suite.measurements.distributed.proof import prove_scheme
 from d5suite.measurements.distributed.steps import TRAFFIC, DistributedStep
 from d5suite.measurements.schemas import integer, mapping, number, or_null, record, text
@@ -22,14 +23,14 @@ STEPS = Table(
         Column("median ms", "median_s", scale=1e3),
         Column("images/s", "throughput.value"),
         Column("comm", "distributed.parts.communicating_s", scale=1e3),
-        Column("wait", "distributed.parts.waiting_s", scale=1e3, shown="wide"),
-        Column("slowest", "distributed.straggler_ratio", "hundredths", shown="wide"),
+        Column("wait", "distributed.parts.waiting_s", scale=1e3),
+        Column("slowest", "distributed", "slowest rank", shown="wide"),
         Column("scaling", "scaling", "efficiency"),
         WORST_ERROR,
     ),
-    "comm, wait: ms of a step, mean of ranks; slowest: rank's computing over the median; scaling: images/s per "
-    "rank over that of fewest ranks in the run, the efficiency",
-    width=32,
+    "comm, wait: ms of a step, mean of ranks; slowest: its computing over the mean of the other ranks, and which "
+    "rank; scaling: images/s per rank over that of fewest ranks in the run, the efficiency",
+    width=16,
 )
 
 
@@ -40,11 +41,12 @@ DISTRIBUTED = mapping(
         **FACTS,
         "straggler_ratio": or_null(
             number(
-                "computing of the slowest rank over that of the median rank; null of a framework's own scheme, whose "
+                "computing of the slowest rank over the mean of the others; null of a framework's own scheme, whose "
                 "parts are not known",
                 minimum=1,
             )
         ),
+        "slowest_rank": or_null(integer("the rank that computes longest", minimum=0)),
         "spread": {
             "type": "object",
             "description": "over_steps: 5th to 95th percentile over the median; over_ranks: fastest to slowest rank "
@@ -71,7 +73,7 @@ DISTRIBUTED = mapping(
             ),
         },
     },
-    optional=["native", "synchronous", "oversubscribed"],
+    optional=["native", "synchronous", "oversubscribed", "slowest_rank"],
     description="how ranks worked together",
 )
 
@@ -96,7 +98,9 @@ class DistributedTraining(MeasurementOfRanks):
         checks.replica_update,
         checks.float64_losses,
     )
-    schema = record({"distributed": DISTRIBUTED, "scaling": SCALING}, optional=["scaling"])
+    schema = record(
+        {"distributed": DISTRIBUTED, "scaling": SCALING, "placement": PLACEMENT}, optional=["scaling", "placement"]
+    )
 
     def prepare(self, workload: NetworkWorkload) -> Step:
         return DistributedStep(workload)

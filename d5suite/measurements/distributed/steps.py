@@ -21,6 +21,7 @@ from d5suite.levels.distributed import Replica, Scheme, Traffic
 from d5suite.levels.network import Arrays, Native
 from d5suite.measurements.base import STEP, Phase, Step
 from d5suite.measurements.distributed.parts import steps_of, take_parts
+from d5suite.measurements.distributed.placement import placements
 from d5suite.measurements.training.steps import WHOLE
 from d5suite.statistics.ranks import spread, straggler_ratio
 from d5suite.workloads.network import FEEDS, Batch, NetworkWorkload
@@ -277,10 +278,11 @@ class DistributedStep(Step):
         }
         found = gather(communicator, own)
         medians = {rank: statistics.median(self.times[rank]) for rank in self.trainers}
-        straggler = parts = None
+        straggler = slowest = parts = None
         if not opaque:
             trained = [found[rank]["parts"] for rank in self.trainers]
-            straggler = straggler_ratio([each["computing_s"] for each in trained])
+            computing = [each["computing_s"] for each in trained]
+            straggler, slowest = straggler_ratio(computing), self.trainers[computing.index(max(computing))]
             parts = {
                 name: None if value is None else statistics.fmean(each[name] for each in trained)
                 for name, value in trained[0].items()
@@ -289,10 +291,12 @@ class DistributedStep(Step):
             "distributed": {
                 **self.facts(),
                 "straggler_ratio": straggler,
+                "slowest_rank": slowest,
                 "spread": spread([self.times[rank] for rank in self.trainers]).to_dict(),
                 "parts": parts,
                 "ranks": [{"rank": rank, **each, "median_s": medians.get(rank)} for rank, each in enumerate(found)],
-            }
+            },
+            "placement": placements(communicator, self.workload.job.device, self._transport() if opaque else ""),
         }
 
     def facts(self) -> dict[str, Any]:

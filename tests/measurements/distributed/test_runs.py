@@ -62,6 +62,7 @@ def test_two_ranks_measure_a_collective_by_size(tmp_path: Path, capsys: pytest.C
     done = _run(tmp_path, file, "--ranks", "1,2", "--algorithm", "native,ring", "--benchmark-json", "out.json")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "2 passed, 1 skipped" in done.stdout
+    assert done.stdout.count(" all_reduce/collectives ") == 2  # each row names its collective
     found = _records(tmp_path / "out.json")
     assert set(found) == {"gloo-2", "gloo:ring-2"}
     for name, info in found.items():
@@ -69,6 +70,10 @@ def test_two_ranks_measure_a_collective_by_size(tmp_path: Path, capsys: pytest.C
         assert [each["bytes"] for each in info["sizes"]] == [4, 4096, 65536]
         for each in info["sizes"]:  # on two ranks all-reduce's bus bandwidth is its bandwidth
             assert each["bus_bytes_per_s"] == pytest.approx(each["bytes"] / each["median_s"])
+            assert 0 < each["ranks_s"]["min"] <= each["ranks_s"]["mean"] <= each["ranks_s"]["max"]
+            assert each["overlap"] is None
+        ways = [(each["rank"], each["transport"], each["interface"], each["address"]) for each in info["placement"]]
+        assert ways == [(0, "TCP", "lo", "127.0.0.1"), (1, "TCP", "lo", "127.0.0.1")]
         assert info["median_s"] == info["sizes"][-1]["median_s"] and info["latency_s"] == info["sizes"][0]["median_s"]
         sent = [each["traffic"] for each in info["sizes"]]
         if name == "gloo-2":
@@ -82,9 +87,11 @@ def test_two_ranks_measure_a_collective_by_size(tmp_path: Path, capsys: pytest.C
     with h5py.File(tmp_path / "out.h5") as series:
         assert all({"seconds_of_4_bytes", "seconds_of_65536_bytes"} <= set(group) for group in series.values())
     assert (tmp_path / "out.all_reduce.png").read_bytes().startswith(PICTURE)
-    assert main(["compare", str(tmp_path / "out.json")]) == 0
+    assert main(["compare", str(tmp_path / "out.json"), "--by-size"]) == 0
     table = capsys.readouterr().out
     assert "gloo:ring-2" in table and "bus GB/s" in table
+    assert "2 ranks over gloo:\n  rank 0: " in table and "TCP lo 127.0.0.1" in table
+    assert table.count("64 KiB") == 2 and "overlap" in table
 
 
 @needs_torch
