@@ -7,7 +7,7 @@ runs. May import NumPy and `d5suite.network`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 
 import numpy as np
 
@@ -47,6 +47,19 @@ def with_types(types: Collection[str], reason: str, operators: Collection[str] =
             return ""
         tensors = [name for name in (*node.inputs, *node.outputs) if name in context.dtypes]
         return reason if any(str(context.dtypes[name]) in types for name in tensors) else ""
+
+    return why
+
+
+INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
+
+
+def without_kernels(types: Mapping[str, Collection[str]], reason: str) -> Variant:
+    """Return a variant: by operator, the types of the first input that it has no kernel for."""
+
+    def why(node: Node, context: NodeContext) -> str:
+        lacking = types.get(node.op_type, ())
+        return reason if lacking and str(context.dtypes.get(node.inputs[0])) in lacking else ""
 
     return why
 
@@ -107,6 +120,13 @@ def _further(node: Node, context: NodeContext) -> str:
     )
 
 
+def interpolated(node: Node, context: NodeContext) -> str:
+    """Return why no integers are interpolated."""
+    kind, mode = node.op_type, node.attributes.get("mode")
+    whole = kind in ("GridSample", "Resize") and mode in ("linear", "cubic") and context.is_integer(node.inputs[0])
+    return "ONNX does not say how an interpolated integer is rounded" if whole else ""
+
+
 def _recurrent(node: Node, context: NodeContext) -> str:
     what = unsupported_variant(node, context) if node.op_type in ("GRU", "LSTM") else ""
     return f"no adapter has {what}" if what else ""
@@ -116,6 +136,8 @@ ON_NO_ADAPTER: tuple[Variant, ...] = (
     _static,
     _further,
     _recurrent,
+    interpolated,
+    without_kernels({"ReduceL2": INTEGERS}, "ONNX does not say how the root of an integer is rounded"),
     with_spatial_axes(("Conv", "ConvTranspose", *POOLS), "no adapter has other than 1 to 3 spatial axes"),
     with_attribute(
         ("Resize",),

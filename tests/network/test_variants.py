@@ -14,8 +14,10 @@ from onnx import TensorProto, helper, numpy_helper
 
 from d5suite.backends import discover
 from d5suite.errors import NetworkError, UnsupportedOperatorError
+from d5suite.network import Network
 from d5suite.network.user_network import load_user_network
 from d5suite.network.variants import POOLS
+from d5suite.validate.network.oracle import NetworkOracle
 from tests.test_cli import d5suite
 
 EVERY = {"torch", "tensorflow", "keras", "mxnet", "jax", "deep500"}
@@ -45,6 +47,8 @@ def _weights(gates: int, *, hidden: int = 3, size: int = 2) -> dict[str, np.ndar
         "r": np.full((1, gates * hidden, hidden), 0.125, np.float32),
     }
 
+
+NONE, DOUBLED = np.zeros(0, np.float32), np.array([1, 1, 2, 2], np.float32)
 
 SCATTER = {"i": np.zeros((1, 4), np.int64), "u": np.ones((1, 4), np.float32)}
 
@@ -104,6 +108,43 @@ def test_a_variant_is_judged_and_not_its_operator_alone(name: str, tmp_path: Pat
     assert {each for each, lacks in found.items() if lacks} == lacking
     for lacks in found.values():
         assert all(each.operator == operator and each.nodes == ("node",) and word in each.reason for each in lacks)
+
+
+WHOLE: Mapping[str, tuple[tuple[str, list[Any], dict[str, Any], dict[str, Any]], int, set[str]]] = {
+    "resized, int32": (("Resize", [1, 1, 2, 2], {}, {"r": NONE, "s": DOUBLED}), TensorProto.INT32, set()),
+    "resized, int64": (("Resize", [1, 1, 2, 2], {}, {"r": NONE, "s": DOUBLED}), TensorProto.INT64, {"onnxruntime"}),
+    "interpolated": (
+        ("Resize", [1, 1, 2, 2], {"mode": "linear"}, {"r": NONE, "s": DOUBLED}), TensorProto.UINT8,
+        {*EVERY, "onnxruntime"},
+    ),
+    "pooled": (("MaxPool", [1, 1, 2, 2], {"kernel_shape": [2, 2]}, {}), TensorProto.INT8, {"mxnet"}),
+    "blocks": (("SpaceToDepth", [1, 1, 2, 2], {"blocksize": 2}, {}), TensorProto.INT32, {"onnxruntime"}),
+    "padded": (("Pad", [1, 2], {}, {"pads": np.array([0, 1, 0, 0])}), TensorProto.INT64, {"mxnet"}),
+    "root": (("ReduceL2", [1, 2], {}, {}), TensorProto.INT32, EVERY),
+}  # fmt: skip
+"""By name: a node whose first input becomes integers of a type, and the backends that lack it."""
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_integers_without_a_kernel_are_lacking_and_others_are_computed(name: str, tmp_path: Path) -> None:
+    (operator, shape, attributes, more), kind, lacking = WHOLE[name]
+    model = onnx.load(_saved(tmp_path, operator, shape, attributes, **more))
+    node = model.graph.node[0]
+    node.input[0], node.output[0] = "whole", "result"
+    casts = [
+        helper.make_node("Cast", ["x"], ["whole"], to=kind),
+        helper.make_node("Cast", ["result"], ["y"], to=TensorProto.FLOAT),
+    ]
+    del model.graph.node[:]
+    model.graph.node.extend([casts[0], node, casts[1]])
+    network = Network(model)
+    backends = discover()[0]
+    assert {each for each in (*EVERY, "onnxruntime") if backends[each].lacks_of(network)} == lacking
+    x = np.arange(1, np.prod(shape) + 1, dtype=np.float32).reshape(shape)
+    for each in {"torch", "deep500", "onnxruntime"} - lacking:
+        executor = backends[each].executor(network)
+        found = executor.fetch(executor.forward(executor.feed({"x": x})))["y"]
+        np.testing.assert_allclose(found, NetworkOracle(network, training=False).outputs(x)["y"], err_msg=each)
 
 
 def test_it_is_told_before_anything_runs(tmp_path: Path) -> None:

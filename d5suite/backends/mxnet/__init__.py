@@ -7,7 +7,14 @@ from d5suite.levels.native import Knob, NativeScheme
 from d5suite.network import Node
 from d5suite.network.nodes.context import NodeContext
 from d5suite.network.operators import MORE_OPERATORS, SINGLE_OPERATORS, ZOO_OPERATORS
-from d5suite.network.variants import ON_NO_ADAPTER, with_attribute, with_empty_axes, with_types
+from d5suite.network.variants import (
+    INTEGERS,
+    ON_NO_ADAPTER,
+    with_attribute,
+    with_empty_axes,
+    with_types,
+    without_kernels,
+)
 
 _ENGINE = {"MXNET_CPU_WORKER_NTHREADS": "1", "MXNET_CPU_PRIORITY_NTHREADS": "1"}
 """Run one operator at a time, so that its OpenMP threads are the whole thread budget."""
@@ -21,6 +28,19 @@ _IN_FLOAT32 = {"": 2.0**-22}
 """MXNet's servers hold float64 in float32: a few roundings of 2^-24 in a step."""
 
 _NO_ARRAYS = "MXNet has no arrays of this type"
+
+
+_NO_KERNELS = {
+    **dict.fromkeys(("Col2Im", "GridSample", "MaxPool"), INTEGERS),
+    **dict.fromkeys(("ScatterElements", "ScatterND"), ("int8", "uint8")),
+    "Relu": ("int8", "int32", "int64"),
+}
+
+
+def _padded(node: Node, context: NodeContext) -> str:
+    whole = node.op_type == "Pad" and context.is_integer(node.inputs[0])
+    constant = whole and node.attributes.get("mode", "constant") == "constant"
+    return "MXNet pads integers with those of the image only" if constant else ""
 
 
 def _unpooling(node: Node, context: NodeContext) -> str:
@@ -87,7 +107,8 @@ BACKEND = Backend(
             ("Gemm", "MatMul"),
         ),
         with_types(("bool",), "MXNet's scatter has no Booleans", ("ScatterElements", "ScatterND")),
-        with_types(("uint8",), "MXNet's pooling supports floating-point arrays only", ("MaxPool",)),
+        without_kernels(_NO_KERNELS, "MXNet has no kernel for these integers"),
+        _padded,
         with_empty_axes("MXNet's classic arrays cannot have axes of length zero"),
         _unpooling,
         _columns,

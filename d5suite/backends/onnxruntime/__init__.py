@@ -5,11 +5,24 @@ from d5suite.levels.description import Tolerance
 from d5suite.network.graph import Node
 from d5suite.network.nodes.context import NodeContext
 from d5suite.network.operators import MORE_OPERATORS, SINGLE_OPERATORS, ZOO_OPERATORS
-from d5suite.network.variants import POOLS, with_attribute, with_spatial_axes
+from d5suite.network.variants import INTEGERS, POOLS, interpolated, with_attribute, with_spatial_axes, without_kernels
 
 INFERENCE_ONLY = "onnxruntime does inference only; its training build is a separate package"
 WHOLE_GRAPH = "onnxruntime runs the whole ONNX graph, so no operator is implemented on its own"
 NEWER = "the test is written in an opset newer than onnxruntime reads; d5suite's networks are not"
+
+
+_SHORT = ("int16", "uint16")
+_NO_KERNELS = {
+    **dict.fromkeys(("ArgMax", "ArgMin", "Clip", "Max", "Min", "Pad"), _SHORT),
+    **dict.fromkeys(("Col2Im", "GridSample"), INTEGERS),
+    **dict.fromkeys(("DepthToSpace", "SpaceToDepth"), (*_SHORT, "int32", "int64")),
+    **dict.fromkeys(("Einsum", "Trilu"), (*_SHORT, "int8", "uint8")),
+    **dict.fromkeys(("Gemm", "PRelu"), ("int32", "int64")),
+    "OneHot": (*_SHORT, "int8", "uint8"),
+    "Relu": (*_SHORT, "int64"),
+    "Resize": (*_SHORT, "int64"),
+}
 
 
 def _loaded_only(node: Node, context: NodeContext) -> str:
@@ -38,7 +51,9 @@ BACKEND = Backend(
         with_attribute(("LRN",), "size", range(0, 1 << 16, 2), "onnxruntime's LRN supports odd sizes only"),
         with_attribute(("GRU", "LSTM"), "layout", (1,), "onnxruntime takes no layout with the batch first"),
         with_spatial_axes(POOLS, "onnxruntime has no pool over other than 1 to 3 spatial axes"),
+        without_kernels(_NO_KERNELS, "onnxruntime has no kernel for these integers"),
         _loaded_only,
+        interpolated,
     ),
     tolerances={
         "fp32": Tolerance(

@@ -7,7 +7,7 @@ from d5suite.levels.backend import Backend
 from d5suite.levels.description import usual_tolerances
 from d5suite.levels.native import Knob, NativeScheme
 from d5suite.network.operators import MORE_OPERATORS, SINGLE_OPERATORS, ZOO_OPERATORS
-from d5suite.network.variants import ON_NO_ADAPTER, with_attribute
+from d5suite.network.variants import INTEGERS, ON_NO_ADAPTER, with_attribute, without_kernels
 
 BACKEND = Backend(
     name="tensorflow",
@@ -36,6 +36,10 @@ BACKEND = Backend(
     single_operators=SINGLE_OPERATORS,
     variants=(
         *ON_NO_ADAPTER,
+        without_kernels(
+            {"Abs": ("uint8",), "Einsum": ("int8", "int16", "uint8"), "GridSample": INTEGERS, "Sign": ("uint8",)},
+            "TensorFlow has no kernel for these integers",
+        ),
         with_attribute(
             ("ScatterElements", "ScatterND"), "reduction", ("mul",), "TensorFlow has no scatter that multiplies"
         ),

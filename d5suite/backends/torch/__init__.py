@@ -5,7 +5,7 @@ from d5suite.levels.backend import Backend
 from d5suite.levels.description import usual_tolerances
 from d5suite.levels.native import Knob, NativeScheme
 from d5suite.network.operators import MORE_OPERATORS, SINGLE_OPERATORS, ZOO_OPERATORS
-from d5suite.network.variants import ON_NO_ADAPTER, with_types
+from d5suite.network.variants import INTEGERS, ON_NO_ADAPTER, with_types, without_kernels
 
 BACKEND = Backend(
     name="torch",
@@ -37,6 +37,7 @@ BACKEND = Backend(
     single_operators=SINGLE_OPERATORS,
     variants=(
         *ON_NO_ADAPTER,
+        without_kernels({"GridSample": INTEGERS}, "PyTorch samples no integers"),
         with_types(
             ("uint16", "uint32", "uint64"),
             "PyTorch has no arithmetic on unsigned integers of more than 8 bits",

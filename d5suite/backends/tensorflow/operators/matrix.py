@@ -46,7 +46,7 @@ def gemm(node: Node, context: Context) -> Call:
 def mat_mul(node: Node, context: Context) -> Call:
     ranks = [context.rank(name) for name in node.inputs]
     first, second = map(context.to_onnx, node.inputs)
-    if ranks[0] > 3 and ranks[1] == 2:  # TensorFlow (2.21) with AMX multiplies (N, 1, M, K) by a matrix wrongly
+    if ranks[0] > 3 and ranks[1] == 2:  # TensorFlow (2.21) multiplies (N, 1, M, K) by a matrix wrongly
         return lambda x, y: tf.tensordot(first(x), second(y), 1)
     if min(ranks) > 1:
         return lambda x, y: tf.matmul(first(x), second(y))
