@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from d5suite.backends import Selection
     from d5suite.levels.backend import Backend
     from d5suite.measurements.base import Measurement
+    from d5suite.network.given_inputs import Given
     from d5suite.optimizers.settings import Optimizer
 
 TIME_LIMIT_S = 1800.0
@@ -56,6 +57,10 @@ class Settings:
         The user's own network.
     shapes : mapping of str to tuple of int
         Dimensions of the network's inputs, where its file leaves them open.
+    inputs : mapping of str to Given
+        Values of the network's inputs, and ranges to draw from.
+    sample : Path, optional
+        An ``.npz`` file with inputs of the network.
     ranks : sequence of Ranks
         Numbers of ranks and ways to train for level 3; empty to leave level 3 out.
     divides_batch : bool
@@ -86,6 +91,8 @@ class Settings:
     named: Sequence[Path] = ()
     network: Path | None = None
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    inputs: Mapping[str, Given] = field(default_factory=dict)
+    sample: Path | None = None
     ranks: Sequence[Ranks] = ()
     divides_batch: bool = False
     passes: Mapping[str, str | None] = field(default_factory=lambda: dict.fromkeys(DEFAULT))

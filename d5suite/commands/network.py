@@ -17,6 +17,10 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         "--shape", action="append", default=[], metavar="INPUT=NxCxHxW",
         help="dimensions of an input that the file leaves open; repeat it for each input",
     )  # fmt: skip
+    command.add_argument(
+        "--input", action="append", default=[], metavar="INPUT=VALUE",
+        help="value of an input of one element, such as a sampling rate; repeat it for each input",
+    )  # fmt: skip
     command.add_argument("--json", action="store_true", help="print JSON instead of tables")
     command.add_argument("--layers", action="store_true", help="show each layer, not only the totals")
     command.set_defaults(run=_run)
@@ -28,6 +32,7 @@ def _run(options: argparse.Namespace) -> int:
     from rich.console import Console
 
     from d5suite.network.analysis import analyse
+    from d5suite.network.given_inputs import parse_inputs
     from d5suite.network.user_network import UserNetwork, load_user_network, parse_shapes
     from d5suite.network.zoo import build
     from d5suite.report.network import cost_table, description, show_network
@@ -38,9 +43,14 @@ def _run(options: argparse.Namespace) -> int:
             rule = "at least 1" if value < 1 else f"at most {most}"
             raise ConfigurationError(f"--{name.replace('_', '-')} is {value}; it must be {rule}")
     if options.network.endswith(".onnx"):
-        given = load_user_network(options.network, shapes=parse_shapes(options.shape), batch_size=options.batch_size)
-    elif options.shape:
-        raise ConfigurationError("--shape is for the inputs of an ONNX file", where=options.network)
+        values = parse_inputs(options.input)
+        given = load_user_network(
+            options.network, shapes=parse_shapes(options.shape), batch_size=options.batch_size, given=values
+        )
+        given.check_inputs(values, {})
+    elif options.shape or options.input:
+        option = "--shape" if options.shape else "--input"
+        raise ConfigurationError(f"{option} is for the inputs of an ONNX file", where=options.network)
     else:
         given = UserNetwork(build(options.network, image_size=options.image_size), "")
     found = description(given, batch_size=options.batch_size)

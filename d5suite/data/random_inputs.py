@@ -1,4 +1,4 @@
-"""Random inputs for any network: numbers, token ids, masks.
+"""Inputs of any network: drawn numbers, token ids and masks, or what a user gives.
 
 May import NumPy and, from d5suite, `data`.
 """
@@ -6,7 +6,7 @@ May import NumPy and, from d5suite, `data`.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +20,7 @@ EVALUATION = 1
 
 @dataclass(frozen=True)
 class RandomInput:
-    """The random values of one input.
+    """The values of one input, or of the labels.
 
     Attributes
     ----------
@@ -28,44 +28,81 @@ class RandomInput:
     shape : tuple of int
         Shape of one sample.
     dtype : numpy.dtype
-    values : tuple of int, optional
-        First value and the one past the last, for uniform values; without it normal noise. In the
-        range 0 to 1 the first value along the last axis is always 1: in a causal attention mask,
+    values : tuple, optional
+        First value and the one past the last, for uniform values; without it normal noise. Drawn
+        from 0 to 1, the first value along the last axis is always 1: in a causal attention mask,
         every token then sees at least one token.
+    given : bool
+        Whether a user chose the range: then no value is set.
+    sample : numpy.ndarray, optional
+        What a user gives instead, (n, \\*shape); see `rows_of`.
     """
 
     name: str
     shape: tuple[int, ...]
     dtype: np.dtype
-    values: tuple[int, int] | None = None
+    values: tuple[float, float] | None = None
+    given: bool = field(default=False, repr=False)
+    sample: np.ndarray | None = field(default=None, repr=False, compare=False)
 
-    def draw(self, samples: int, generator: np.random.Generator) -> np.ndarray:
-        """Draw samples."""
+    def draw(self, samples: int, generator: np.random.Generator, number: int = 0) -> np.ndarray:
+        """Draw samples of the batch of this number."""
+        if self.sample is not None:
+            return rows_of(self.sample, samples, number).astype(self.dtype)
         size = (samples, *self.shape)
-        found = generator.standard_normal(size) if self.values is None else generator.integers(*self.values, size)
-        if self.values == (0, 2) and self.shape:
+        if self.values is None:
+            return generator.standard_normal(size).astype(self.dtype)
+        if self.dtype.kind == "f" and self.given:
+            return generator.uniform(*self.values, size).astype(self.dtype)
+        low, high = self.values
+        wide = np.uint64 if high > np.iinfo(np.int64).max else np.int64
+        found = generator.integers(int(low), int(high), size, dtype=wide)
+        if self.values == (0, 2) and self.shape and not self.given:
             found[..., 0] = 1
         return found.astype(self.dtype)
+
+
+def rows_of(sample: np.ndarray, samples: int, number: int) -> np.ndarray:
+    """Fill the batch of this number with a sample's rows.
+
+    Batches take the rows in turn. Each repetition in a batch, and each further batch, is shifted by
+    one more place along the longest axis: equal rows could be computed once, and answers to equal
+    batches could not be told apart. The first batch begins with the sample itself.
+
+    Parameters
+    ----------
+    sample : numpy.ndarray
+        Rows along the first axis.
+    samples : int
+        Rows of a batch.
+    number : int
+    """
+    order = np.arange(samples)
+    rows, shifts = (number * samples + order) % len(sample), number + order // len(sample)
+    if sample.ndim < 2:
+        return sample[rows]
+    longest = max(range(1, sample.ndim), key=lambda axis: (sample.shape[axis], axis))
+    return np.concatenate([np.roll(sample[rows[shifts == shift]], shift, longest) for shift in np.unique(shifts)])
 
 
 class RandomBatches(Stream):
     """Batches that depend on the seed and the epoch only, one per epoch."""
 
     def __init__(
-        self, inputs: Sequence[RandomInput], classes: int, *, batch_size: int, seed: Sequence[int],
-        shard: tuple[int, int] = WHOLE, labels: tuple[int, ...] = (),
+        self, inputs: Sequence[RandomInput], labels: RandomInput, *, batch_size: int, seed: Sequence[int],
+        shard: tuple[int, int] = WHOLE,
     ) -> None:  # fmt: skip
-        self.inputs, self.classes, self.batch_size, self.seed, self.shard = inputs, classes, batch_size, seed, shard
-        self.labels = labels
+        self.inputs, self.labels, self.batch_size, self.seed, self.shard = inputs, labels, batch_size, seed, shard
 
     def __len__(self) -> int:
         return 1
 
     def epoch(self, number: int, *, start: int = 0) -> Iterator[Batch]:
         """See `Stream.epoch`."""
-        generator, count = np.random.default_rng([*self.seed, number * self.shard[1] + self.shard[0]]), self.batch_size
-        drawn = [each.draw(count, generator) for each in self.inputs]
-        labels = generator.integers(0, self.classes, (count, *self.labels))
+        place, count = number * self.shard[1] + self.shard[0], self.batch_size
+        generator = np.random.default_rng([*self.seed, place])
+        drawn = [each.draw(count, generator, place) for each in self.inputs]
+        labels = self.labels.draw(count, generator)
         if len(drawn) == 1 and self.inputs[0].shape != ():
             batch = drawn[0]
         else:
@@ -82,24 +119,19 @@ class RandomSource(DataSource):
     Parameters
     ----------
     inputs : sequence of RandomInput
-    classes : int
+    labels : RandomInput
+        Labels, or the targets of a squared error.
     seed : int
-    labels : tuple of int, optional
-        Shape of a sample's labels; by default a sample has one label.
     """
 
-    def __init__(self, inputs: Sequence[RandomInput], *, classes: int, seed: int, labels: tuple[int, ...] = ()) -> None:
-        super().__init__(Path(), classes=classes, shape=(1, 1, 1))
-        self.inputs, self.seed, self.labels = inputs, seed, labels
+    def __init__(self, inputs: Sequence[RandomInput], *, labels: RandomInput, seed: int) -> None:
+        super().__init__(Path(), classes=1, shape=(1, 1, 1))
+        self.inputs, self.labels, self.seed = inputs, labels, seed
 
     def training(self, *, batch_size: int, workers: int, seed: int, shard: tuple[int, int] = WHOLE) -> Stream:
         """See `DataSource.training`."""
-        return RandomBatches(
-            self.inputs, self.classes, batch_size=batch_size, seed=[seed], shard=shard, labels=self.labels
-        )
+        return RandomBatches(self.inputs, self.labels, batch_size=batch_size, seed=[seed], shard=shard)
 
     def evaluation(self, *, batch_size: int, workers: int) -> Stream:
         """See `DataSource.evaluation`."""
-        return RandomBatches(
-            self.inputs, self.classes, batch_size=batch_size, seed=[self.seed, EVALUATION], labels=self.labels
-        )
+        return RandomBatches(self.inputs, self.labels, batch_size=batch_size, seed=[self.seed, EVALUATION])

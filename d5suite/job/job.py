@@ -95,7 +95,8 @@ class NetworkCase(CaseJob):
     network : dict
         ``zoo`` (a name) or ``onnx`` (a path), with ``classes``, ``image_size`` in pixels,
         ``label_smoothing`` and ``several_labels`` (per image, verified or unknown); or ``given``
-        (the path of a user's network), with ``shapes`` of its inputs.
+        (the path of a user's network), with ``shapes`` of its inputs, and what the user gives them:
+        ``inputs`` (values and ranges) and ``sample`` (a path).
     dataset : dict
         ``kind`` and ``root``.
     batch_size : int

@@ -67,8 +67,8 @@ class Graph:
         The main input, such as the images (N, C, H, W), and the output that a loss takes, such as
         (N, classes). By default the graph's first input and first output.
     label, loss : str, optional
-        The label input, int64 (N,) or (N, classes), and the scalar mean loss. Give both or
-        neither; without them the network is for inference only.
+        The label input, int64 (N,) or (N, classes), or targets in float32, and the scalar mean
+        loss. Give both or neither; without them the network is for inference only.
     shapes : mapping, optional
         Dimensions by input, where the model leaves them open. Needed if the model computes with its
         batch size, other than in reshapes.
@@ -196,6 +196,11 @@ class Graph:
         """Whether the first axis of all inputs is the batch."""
         first = {self.shapes[name][:1] for name in self.inputs}
         return len(first) == 1 and first != {()}
+
+    @property
+    def has_targets(self) -> bool:
+        """Whether the loss compares outputs with targets, which are floating-point numbers."""
+        return self.label is not None and self.dtypes[self.label].kind == "f"
 
     def arrays(self, batch: np.ndarray) -> dict[str, np.ndarray]:
         """Return a batch's arrays by input.

@@ -9,6 +9,10 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
+IN_FLOAT32 = ".in_float32"
+"""Marks casts to float32 that stay, because the precision of activations may be narrower: a loss is
+computed in float32."""
+
 Message = TypeVar("Message", onnx.ModelProto, onnx.NodeProto)
 
 

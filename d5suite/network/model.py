@@ -14,17 +14,31 @@ import onnx
 
 from d5suite.errors import NetworkError
 from d5suite.network import rewrites
+from d5suite.network.given_inputs import Given, fix_inputs
 from d5suite.network.graph import Graph
 from d5suite.network.onnx_file import read
 from d5suite.network.validity import require_sound
 
 
 class Network(Graph):
-    """A neural network in neutral form; `Graph` has its parameters and attributes."""
+    """A neural network in neutral form; `Graph` has its parameters and attributes.
+
+    Attributes
+    ----------
+    fixed : tuple of str
+        Inputs of the file of which `load` made constants.
+    """
+
+    fixed: tuple[str, ...] = ()
 
     @classmethod
     def load(
-        cls, path: str | Path, *, shapes: Mapping[str, Sequence[int]] | None = None, **names: str | None
+        cls,
+        path: str | Path,
+        *,
+        shapes: Mapping[str, Sequence[int]] | None = None,
+        given: Mapping[str, Given] | None = None,
+        **names: str | None,
     ) -> Network:
         """Read an ``.onnx`` file.
 
@@ -34,6 +48,9 @@ class Network(Graph):
             The file. External data must lie in its folder or below.
         shapes : mapping, optional
             As in `Network`.
+        given : mapping of str to Given, optional
+            Values by input: those of one element become constants; see
+            `d5suite.network.given_inputs.fix_inputs`.
         **names
             ``name``, ``input``, ``output``, ``label`` and ``loss`` as in `Network`.
 
@@ -46,9 +63,12 @@ class Network(Graph):
         path = Path(path)
         model = read(path)
         names.setdefault("name", path.stem)
+        fixed = fix_inputs(model, shapes or {}, given) if given else {}
+        shapes = {name: shape for name, shape in (shapes or {}).items() if name not in fixed}
         try:
             network = cls(model, shapes=shapes, **names)
             require_sound(network)
+            network.fixed = tuple(fixed)
         except NetworkError as error:
             where = str(path) if error.where in (None, names["name"]) else f"{path}, {error.where}"
             raise NetworkError(error.what, where=where, hint=error.hint) from error
@@ -92,6 +112,24 @@ class Network(Graph):
         if self.loss is not None:
             return self
         return self._with_last(rewrites.with_classification_loss(self, axis))
+
+    def with_squared_error(self, outputs: Sequence[str]) -> Network:
+        """Return the network with a label input and the mean squared error of outputs.
+
+        With several outputs, each is flattened to (N, size), and they are joined: the loss is the
+        mean over all their elements. It is computed in float32 at least. A network with a loss is
+        returned unchanged.
+
+        Parameters
+        ----------
+        outputs : sequence of str
+            Floating-point outputs with the batch as their first axis. The label, the target, is
+            float32 of the output's shape; (N, total size) for several outputs. Without a common
+            batch of the inputs, all outputs are one row, (1, total size).
+        """
+        if self.loss is not None:
+            return self
+        return self._with_last(rewrites.with_squared_error(self, outputs))
 
     def with_multilabel_loss(self) -> Network:
         """Return the network with a loss for several labels per image, verified or unknown.

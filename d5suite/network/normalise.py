@@ -20,7 +20,7 @@ from d5suite.network import graph_edits as edits
 from d5suite.network import parameters, repairs
 from d5suite.network.conditionals import without_conditionals
 from d5suite.network.expansions import expand
-from d5suite.network.folding import fold, shapes_of
+from d5suite.network.folding import Shape, fold, shapes_of
 from d5suite.network.onnx_file import MOST, check_data, check_graph, check_kinds, opset
 
 OPSET = 21
@@ -255,6 +255,19 @@ def forget_shapes(model: onnx.ModelProto) -> None:
     for value in graph.output:
         if value.name not in fixed:
             value.type.tensor_type.ClearField("shape")
+
+
+def shapes_at(model: onnx.ModelProto, name: str, shapes: Mapping[str, Sequence[int]]) -> dict[str, Shape]:
+    """Return the shapes of a normalised model's tensors for inputs of these shapes.
+
+    It is empty if ONNX's inference refuses them.
+    """
+    light = without_weights(model)
+    try:
+        _set_shapes(light, name, shapes)
+        return shapes_of(infer(light))
+    except Exception:  # onnx raises errors of any type
+        return {}
 
 
 def _compute_outputs(model: onnx.ModelProto, weights: set[str]) -> None:

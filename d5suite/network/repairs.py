@@ -217,6 +217,8 @@ def drop_casts(model: onnx.ModelProto) -> None:
     types = {t.name: t.data_type for t in model.graph.initializer}
     types |= {v.name: v.type.tensor_type.elem_type for v in (*model.graph.input, *model.graph.value_info)}
     for node in model.graph.node:
+        if edits.IN_FLOAT32 in node.name:
+            continue
         if node.op_type == "Cast" and types.get(node.input[0]) in [a.i for a in node.attribute if a.name == "to"]:
             node.op_type = "Identity"
             node.ClearField("attribute")

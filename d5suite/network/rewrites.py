@@ -6,6 +6,9 @@ Each function takes a `Graph` and returns a new ONNX model. May import ONNX, Num
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 import numpy as np
 import onnx
 from onnx import TensorProto, numpy_helper
@@ -13,7 +16,15 @@ from onnx.helper import make_node, make_tensor_value_info
 
 from d5suite.errors import NetworkError
 from d5suite.network.graph import Graph
-from d5suite.network.graph_edits import NodeWriter, attributes_of, copy_of, rename_inputs, replace_items, rewrite_nodes
+from d5suite.network.graph_edits import (
+    IN_FLOAT32,
+    NodeWriter,
+    attributes_of,
+    copy_of,
+    rename_inputs,
+    replace_items,
+    rewrite_nodes,
+)
 
 _VIEWS = frozenset({"Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity"})
 
@@ -35,6 +46,32 @@ def with_classification_loss(network: Graph, axis: int | None = None) -> onnx.Mo
         labels = write.node("Reshape", label, write.constant(np.array([-1])))
     write.node("SoftmaxCrossEntropyLoss", logits, labels, output=loss, reduction="mean")
     return _with_label_and_loss(model, label, label_shape, loss)
+
+
+def with_squared_error(network: Graph, outputs: Sequence[str]) -> onnx.ModelProto:
+    """Add a label input and the loss; see `Network.with_squared_error`."""
+    model = copy_of(network.model)
+    label, loss = _free_names(model)
+    write = NodeWriter(model.graph, loss)
+
+    def wide(name: str, place: int) -> str:
+        kept = f"{loss}{IN_FLOAT32}.{place}"
+        return write.node("Cast", name, output=kept, name=kept, to=TensorProto.FLOAT)
+
+    found = [wide(name, place) for place, name in enumerate(outputs)]
+    shapes = [network.shapes[name] for name in outputs]
+    shape = [network.batch_size or "N", *(n or 1 for n in shapes[0][1:])]
+    if not network.batched:  # all of it is one sample
+        row = write.constant(np.array([1, -1]))
+        found = [write.node("Reshape", name, row) for name in found]
+        shape = [1, sum(math.prod(n or 1 for n in each) for each in shapes)]
+    elif len(outputs) > 1:
+        found = [write.node("Flatten", name, axis=1) for name in found]
+        shape[1:] = [sum(math.prod(n or 1 for n in each[1:]) for each in shapes)]
+    values = found[0] if len(found) == 1 else write.node("Concat", *found, axis=1)
+    apart = write.node("Sub", values, wide(label, len(outputs)))
+    write.node("ReduceMean", write.node("Mul", apart, apart), output=loss, keepdims=0)
+    return _with_label_and_loss(model, label, shape, loss, TensorProto.FLOAT)
 
 
 def with_multilabel_loss(network: Graph) -> onnx.ModelProto:
@@ -145,10 +182,10 @@ def _free_names(model: onnx.ModelProto) -> tuple[str, str]:
 
 
 def _with_label_and_loss(
-    model: onnx.ModelProto, label: str, label_shape: list[int | str], loss: str
+    model: onnx.ModelProto, label: str, label_shape: list[int | str], loss: str, kind: int = TensorProto.INT64
 ) -> onnx.ModelProto:
     """Declare both, as the last input and the last output."""
-    model.graph.input.append(make_tensor_value_info(label, TensorProto.INT64, label_shape))
+    model.graph.input.append(make_tensor_value_info(label, kind, label_shape))
     model.graph.output.append(make_tensor_value_info(loss, TensorProto.FLOAT, []))
     return model
 

@@ -9,9 +9,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from d5suite.errors import ConfigurationError, NetworkError
+from d5suite.network.given_inputs import Given, check_inputs
 from d5suite.network.graph import Node
 from d5suite.network.model import Network
+from d5suite.network.normalise import shapes_at
 
 _MOVES = frozenset({"Cast", "Expand", "Flatten", "Identity", "Reshape", "Slice", "Squeeze", "Tile", "Transpose",
                     "Unsqueeze"})  # fmt: skip
@@ -28,10 +32,22 @@ class UserNetwork:
         With a loss, if one fits.
     untrainable : str
         Why no loss fits, or ``""``.
+    loss : str
+        The loss in words, with its outputs, or ``""``.
+    fixed : tuple of str
+        Inputs of one element whose value the user gave; the network has them as constants.
     """
 
     network: Network
     untrainable: str
+    loss: str = ""
+    fixed: tuple[str, ...] = ()
+
+    def check_inputs(self, given: Mapping[str, Given], sample: Mapping[str, np.ndarray]) -> None:
+        """Check what a user gives its inputs; see `d5suite.network.given_inputs.check_inputs`."""
+        rows = {name: _table(self.network, name) for name in self.network.inputs}
+        tables = {name: count for name, count in rows.items() if count}
+        check_inputs(self.network, given, sample, fixed=self.fixed, tables=tables)
 
 
 def parse_shapes(given: Sequence[str]) -> dict[str, tuple[int, ...]]:
@@ -57,8 +73,17 @@ def parse_shapes(given: Sequence[str]) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def load_user_network(path: str | Path, *, shapes: Mapping[str, Sequence[int]], batch_size: int) -> UserNetwork:
-    """Read a user's network, and add softmax cross-entropy to its first output of class scores.
+def load_user_network(
+    path: str | Path,
+    *,
+    shapes: Mapping[str, Sequence[int]],
+    batch_size: int,
+    given: Mapping[str, Given] | None = None,
+) -> UserNetwork:
+    """Read a user's network, and add a loss.
+
+    It is softmax cross-entropy of the first output of class scores; without such an output, the
+    squared error of all floating-point outputs.
 
     Parameters
     ----------
@@ -68,13 +93,16 @@ def load_user_network(path: str | Path, *, shapes: Mapping[str, Sequence[int]], 
         Dimensions by input, where the model leaves them open.
     batch_size : int
         Used where the batch is open and the graph needs its size.
+    given : mapping of str to Given, optional
+        Values of inputs; see `Network.load`.
 
     Raises
     ------
     NetworkError
         If it cannot be read, or an input's dimensions are not known.
     """
-    network = Network.load(path, shapes=shapes)
+    network = Network.load(path, shapes=shapes, given=given)
+    fixed = network.fixed
     for name in network.inputs:
         shape = network.shapes[name]
         if None in (shape[1:] if network.batched else shape):
@@ -86,15 +114,39 @@ def load_user_network(path: str | Path, *, shapes: Mapping[str, Sequence[int]], 
                 hint=f"State them: --shape {name}={known}, with a number for each N.",
             )
     if network.batch_size is None and _needs_batch(network):
-        fixed = {name: [size or batch_size for size in network.shapes[name]] for name in network.inputs}
-        network = Network.load(path, shapes=fixed)
-    output, axis, untrainable = _classifying(network)
+        network = Network.load(path, shapes={**shapes, **_with_batch(network, batch_size)}, given=given)
+    outputs, untrainable = _trained_outputs(network)
     if untrainable:
-        return UserNetwork(network, untrainable)
-    fixed = {name: [size or batch_size for size in network.shapes[name]] for name in network.inputs}
-    if output != network.output:
-        network = Network.load(path, shapes=shapes if network.batch_size is None else fixed, output=output)
-    return UserNetwork(network.with_classification_loss(axis), "")
+        return UserNetwork(network, untrainable, fixed=fixed)
+    samples = _of_samples(network, outputs, batch_size)
+    output, axis = _classifying(network, samples)
+    if output:
+        if output != network.output:
+            stated = {**shapes, **({} if network.batch_size is None else _with_batch(network, batch_size))}
+            network = Network.load(path, shapes=stated, given=given, output=output)
+        return UserNetwork(network.with_classification_loss(axis), "", f"softmax cross-entropy of {output}", fixed)
+    compared = _compared(network, samples)
+    if not compared:
+        shown = "; ".join(f"{name} ({', '.join(str(n or '?') for n in network.shapes.get(name, ()))})"
+                          for name in outputs)  # fmt: skip
+        reason = f"no output has the batch as its first axis, and other axes that are known: {shown}"
+        return UserNetwork(network, reason, fixed=fixed)
+    loss = f"squared error of {', '.join(compared)}"
+    return UserNetwork(network.with_squared_error(compared), "", loss, fixed)
+
+
+def _of_samples(network: Network, outputs: Sequence[str], batch_size: int) -> list[str]:
+    """Return the outputs whose first axis is an open batch, not a multiple of it; else all."""
+    if not network.batched or network.batch_size is not None:
+        return list(outputs)
+    batch = max(batch_size, 2)
+    shapes = shapes_at(network.model, network.name, _with_batch(network, batch))
+    return [name for name in outputs if shapes.get(name, (None,))[:1] in ((batch,), (None,))]
+
+
+def _with_batch(network: Network, batch_size: int) -> dict[str, list[int]]:
+    """Return the shapes of all inputs, with this batch where it is open."""
+    return {name: [size or batch_size for size in network.shapes[name]] for name in network.inputs}
 
 
 def _needs_batch(network: Network) -> bool:
@@ -127,35 +179,47 @@ def _cuts_batch(network: Network, node: Node) -> bool:
     return False
 
 
-def _classifying(network: Network) -> tuple[str, int | None, str]:
-    """Return the output that a classification loss fits and the axis of its classes, or the reason.
-
-    The axis is None if a sample has one label.
-    """
+def _trained_outputs(network: Network) -> tuple[list[str], str]:
+    """Return the floating-point outputs that depend on a parameter, or why there are none."""
     if not network.parameters:
-        return "", None, "the network has no parameters"
-    if not network.batched:
-        return "", None, "the inputs have no common first axis, the batch"
+        return [], "the network has no parameters"
     trained = set(network.parameters)
     for node in network.nodes:
         if not trained.isdisjoint(node.inputs):
             kinds = {name: network.dtypes.get(name) for name in node.outputs if name}
             trained.update(name for name, kind in kinds.items() if kind is None or kind.kind == "f")
     outputs = [name for name in network.outputs if name in trained]
-    if not outputs:
-        return "", None, "no output of floating-point numbers depends on a parameter"
+    return outputs, "" if outputs else "no output of floating-point numbers depends on a parameter"
+
+
+def _compared(network: Network, outputs: Sequence[str]) -> list[str]:
+    """Return the outputs that a squared error takes: whole samples, of known sizes."""
+    found = []
+    for name in outputs:
+        shape = network.shapes.get(name, (None, None))
+        whole = shape[:1] == (network.batch_size,) if network.batched else None not in shape
+        if whole and None not in shape[1:] and 0 not in shape and network.dtypes[name].kind == "f":
+            found.append(name)
+    return found
+
+
+def _classifying(network: Network, outputs: Sequence[str]) -> tuple[str, int | None]:
+    """Return the output that a classification loss fits and the axis of its classes, or "".
+
+    The axis is None if a sample has one label.
+    """
+    if not network.batched:
+        return "", None
     for name in outputs:
         shape = network.shapes.get(name, ())
         batch = network.batch_size
         if len(shape) == 2 and shape[0] == batch and (shape[1] or 0) > 1 and network.dtypes[name].kind == "f":
-            return name, None, ""
+            return name, None
     for name in outputs:
         cells = _axis_of_cells(network, name)
         if cells is not None:
-            return name, cells, ""
-    shown = "; ".join(f"{name} ({', '.join(str(n or '?') for n in network.shapes.get(name, ()))})"
-                      for name in outputs)  # fmt: skip
-    return "", None, f"no output has shape (batch, classes), or scores of classes per token or pixel: {shown}"
+            return name, cells
+    return "", None
 
 
 def _axis_of_cells(network: Network, output: str) -> int | None:

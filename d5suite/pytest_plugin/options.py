@@ -16,7 +16,16 @@ from d5suite.errors import ConfigurationError, D5Error
 from d5suite.passes import find as find_pass
 from d5suite.passes import requested
 from d5suite.pytest_plugin import saving, stash, turns
-from d5suite.pytest_plugin.settings import cores_of, elsewhere, memory_of, optimizer_of, pythons, ranks_of, shapes_of
+from d5suite.pytest_plugin.settings import (
+    cores_of,
+    elsewhere,
+    inputs_of,
+    memory_of,
+    optimizer_of,
+    pythons,
+    ranks_of,
+    shapes_of,
+)
 
 if TYPE_CHECKING:
     from d5suite.backends import Selection
@@ -84,6 +93,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default=[],
         metavar="INPUT=NxCxHxW",
         help="dimensions of an input that the file leaves open; repeat it for each input",
+    )
+    group.addoption(
+        "--input",
+        action="append",
+        default=[],
+        metavar="INPUT=VALUE|LOW..HIGH",
+        help="value of an input, or the range of its drawn values (HIGH excluded); repeat it for each input",
+    )
+    group.addoption(
+        "--inputs", type=Path, metavar="FILE.npz", help="inputs of the network: arrays by input name, not drawn"
     )
     group.addoption("--loader-workers", type=int, metavar="N", help="image loader processes (default: one per core)")
     group.addoption(
@@ -200,14 +219,14 @@ def _requested_backends(config: pytest.Config) -> list[Selection]:
 
 
 def _keep_inputs(config: pytest.Config, path: Path) -> None:
-    """Raise `ConfigurationError` if the results would replace a recipe or the network."""
+    """Raise `ConfigurationError` if the results would replace a recipe, the network or its sample."""
     from d5suite.report.outputs import check_outputs
 
-    option, network = "--benchmark-json", config.getoption("network")
+    option, given = "--benchmark-json", [config.getoption(name) for name in ("network", "inputs")]
     if path.suffix == ".py" and path.exists():
         raise ConfigurationError("results would replace a Python file", where=f"{option} {path}")
-    if network is not None and path.exists():
-        check_outputs({option: path}, [config.invocation_params.dir / network])
+    if path.exists():
+        check_outputs({option: path}, [config.invocation_params.dir / each for each in given if each is not None])
 
 
 def _keep_folders(config: pytest.Config) -> None:
@@ -247,8 +266,10 @@ def _check(config: pytest.Config) -> None:
         check_workers(config.getoption("loader_workers"), cores_of(config))
     if config.getoption("optimizer") is not None:
         optimizer_of(config.getoption("optimizer"))
-    if shapes_of(config) and config.getoption("network") is None:
-        raise ConfigurationError("--shape is for the inputs of a network", hint="Add --network FILE.onnx.")
+    of_inputs = {"--shape": shapes_of(config), "--input": inputs_of(config), "--inputs": config.getoption("inputs")}
+    for option, given in of_inputs.items():
+        if given and config.getoption("network") is None:
+            raise ConfigurationError(f"{option} is for the inputs of a network", hint="Add --network FILE.onnx.")
     memory_of(config.getoption("job_memory"))
     if config.getoption("write_jobs") and config.getoption("from_jobs"):
         raise ConfigurationError("--write-jobs comes first, and --from-jobs in a later run")

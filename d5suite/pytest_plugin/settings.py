@@ -22,6 +22,7 @@ from d5suite.pytest_plugin import stash
 
 if TYPE_CHECKING:
     from d5suite.cases.case import Settings
+    from d5suite.cases.user_network import Given
 
 MOST_RANKS = 4096
 
@@ -62,6 +63,8 @@ def settings(config: pytest.Config) -> Settings:
             jobs=config.getoption("jobs") or config.rootpath / ".d5suite" / "jobs",
             network=None if network is None else folder / network,
             shapes=shapes_of(config),
+            inputs=inputs_of(config),
+            sample=_absolute(folder, config.getoption("inputs")),
             ranks=ranks_of(config) if config.getoption("ranks") is not None else (),
             divides_batch=config.getoption("scaling") == "strong",
             passes=requested(config.getoption("passes"), folder),
@@ -84,6 +87,15 @@ def shapes_of(config: pytest.Config) -> dict[str, tuple[int, ...]]:
     from d5suite.cases.user_network import parse_shapes
 
     return parse_shapes(config.getoption("shape"))
+
+
+def inputs_of(config: pytest.Config) -> dict[str, Given]:
+    """Return the values and ranges of inputs that ``--input`` gives."""
+    if not config.getoption("input"):
+        return {}
+    from d5suite.cases.user_network import parse_inputs
+
+    return parse_inputs(config.getoption("input"))
 
 
 def ranks_of(config: pytest.Config) -> list[Ranks]:

@@ -65,6 +65,7 @@ def description(given: UserNetwork, *, batch_size: int) -> dict[str, Any]:
             "inference": {"parameters": parameters, "activations": activations},
             "training_step": {"parameters": parameters, "gradients": parameters, "activations": activations},
         },
+        "loss": given.loss,
         "untrainable": given.untrainable,
         "backends": abilities,
     }
@@ -111,6 +112,8 @@ def show_network(described: dict[str, Any], console: Console) -> None:
     for name, parts in described["memory_bytes"].items() if not described["cost_unknown"] else ():
         listed = ", ".join(f"{part} {size / 2**20:,.1f}" for part, size in parts.items())
         console.print(f"memory of {name}, MiB: {listed}; together {sum(parts.values()) / 2**20:,.1f}")
+    if described["loss"]:
+        console.print(f"loss: {described['loss']}")
     if described["untrainable"]:
         names = " and ".join(name for name, needs in STEPS.items() if "gradient" in needs)
         console.print(f"no {names}: {described['untrainable']}")

@@ -273,6 +273,7 @@ def conditions(info: Mapping[str, Any]) -> Conditions:
         "image size": info.get("image_size"),
         "classes": info.get("classes"),
         "data": data_of(info),
+        "inputs": _given_of(info),
         **_threads_and_ranks(info),
         "seed": info["seed"],
         "L2 cache": "cold" if "l2_cold" in info else None,
@@ -296,6 +297,11 @@ def data_of(info: Mapping[str, Any], digits: int = 64) -> str:
     data = info["dataset"]
     stored = f", {data['format']}" if data.get("format", "folder") != "folder" else ""
     return f"{'drawn ' if data['synthetic'] else ''}{data['kind']} {data['digest'][:digits]}{stored}"
+
+
+def _given_of(info: Mapping[str, Any]) -> str:
+    """Return what the user gave the inputs of a network, such as ``sr=16000, ids=0..256``."""
+    return ", ".join(f"{name}={value}" for name, value in info.get("dataset", {}).get("inputs", {}).items())
 
 
 def _device_name(info: Mapping[str, Any]) -> str:

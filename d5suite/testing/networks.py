@@ -182,7 +182,10 @@ def heavy() -> Network:
 
 
 def random_batch(network: Network, size: int = 6, seed: int = 0) -> Batch:
-    """Draw float32 images or int64 words, and labels: -1, 0 or 1 if an image has several."""
+    """Draw float32 images or int64 words, and labels: -1, 0 or 1 if an image has several.
+
+    Targets of a squared error are float32.
+    """
     generator = np.random.default_rng(seed)
     shape = tuple(n or 1 for n in network.shapes[network.input][1:])
     classes = network.shapes[network.output][-1] or 1
@@ -191,8 +194,11 @@ def random_batch(network: Network, size: int = 6, seed: int = 0) -> Batch:
     else:
         images = generator.standard_normal((size, *shape)).astype(np.float32)
     cells = network.shapes[network.label] if network.label is not None else (None,)
+    size_of_labels = (size, *(n or 1 for n in cells[1:]))
+    if network.has_targets:
+        return images, generator.standard_normal(size_of_labels).astype(np.float32)
     least, most = (-1, 2) if cells == network.shapes[network.output] else (0, classes)
-    return images, generator.integers(least, most, (size, *(n or 1 for n in cells[1:])))
+    return images, generator.integers(least, most, size_of_labels)
 
 
 def fed(executor: Executor, batch: Batch) -> Native:
@@ -428,6 +434,28 @@ def normalised() -> Network:
         node("MatMul", ["flat", "fc"], ["scores"], "scores"),
     ]
     return _scored("normalised", ["image", 3, 6, 7], nodes, {**parameters, "axes": i64(1, 2, 3)}, ["N", 4])
+
+
+def regressor(*outputs: str) -> Network:
+    """Compare a map of 3×8×8 pixels, their features, or both, with targets: a squared error."""
+    parameters = _drawn({"kernel": (6, 3, 3, 3), "bias": (6,), "fc": (6, 5)}, 0.5)
+    nodes = [
+        node("Conv", ["image", "kernel", "bias"], ["filtered"], "filtered", pads=[1, 1, 1, 1]),
+        node("LeakyRelu", ["filtered"], ["map"], "bent"),
+        node("GlobalAveragePool", ["map"], ["pooled"], "pooled"),
+        node("Flatten", ["pooled"], ["flat"], "flat"),
+        node("MatMul", ["flat", "fc"], ["features"], "features"),
+    ]
+    info = helper.make_tensor_value_info
+    graph = helper.make_graph(
+        nodes,
+        "regressor",
+        [info("image", TensorProto.FLOAT, ["N", 3, 8, 8])],
+        [info("map", TensorProto.FLOAT, ["N", 6, 8, 8]), info("features", TensorProto.FLOAT, ["N", 5])],
+        [numpy_helper.from_array(value, key) for key, value in parameters.items()],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    return Network(model, name="regressor").with_squared_error(outputs)
 
 
 GRAPHS = (transformer(), tagger(), reader(), spectral(), normalised())

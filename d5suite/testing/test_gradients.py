@@ -23,6 +23,7 @@ from d5suite.testing.networks import (
     dropping,
     every_operator,
     random_batch,
+    regressor,
     sharing,
     through,
     today,
@@ -69,12 +70,14 @@ NETWORKS = {
     "sharing, generic": sharing().at_generic_point(),
     "classifier, smoothed labels": classifier().with_label_smoothing(0.1).at_generic_point(),
     "classifier, several labels": classifier().with_multilabel_loss().at_generic_point(),
+    "a map and its targets": regressor("map"),
+    "two outputs and their targets": regressor("map", "features"),
     "every_operator": every_operator(),
     "every_operator, generic": every_operator().at_generic_point(),
     "today, generic": today().at_generic_point(),
     **{network.name: network for network in GRAPHS},
 }
-SLOW = ("classifier, generic", "every_operator", "today, generic")
+SLOW = ("classifier, generic", "two outputs and their targets", "every_operator", "today, generic")
 
 
 @pytest.mark.parametrize(

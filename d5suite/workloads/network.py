@@ -21,7 +21,7 @@ from d5suite.data.formats.store import Store
 from d5suite.data.imagenet import ImageNet
 from d5suite.data.loader import check_workers
 from d5suite.data.openimages import SparseLabels
-from d5suite.data.random_inputs import RandomInput, RandomSource
+from d5suite.data.random_inputs import RandomSource
 from d5suite.data.sources import SOURCES, DataSource, ImageNetSource, Stream
 from d5suite.errors import JobError
 from d5suite.files import read_json, write_json
@@ -34,13 +34,14 @@ from d5suite.levels.training import Trainer
 from d5suite.network import Network
 from d5suite.network.analysis import analyse
 from d5suite.network.layers import LayerFacts, layer_facts
-from d5suite.network.user_network import input_ranges, load_user_network
+from d5suite.network.user_network import load_user_network
 from d5suite.network.zoo import build
 from d5suite.optimizers.settings import Optimizer, optimizer_from_dict
 from d5suite.validate.network.gradient_references import GradientReferences
 from d5suite.validate.network.inference import ExpectedOutputs, check_reading
 from d5suite.validate.training.amplification import ProvedRun
 from d5suite.workloads.base import Workload
+from d5suite.workloads.drawn import drawn_source, given_in_words
 
 ORACLE_BATCH = 8
 """Most images per batch in ONNX's reference evaluator and in float64 training, which are slow."""
@@ -53,7 +54,7 @@ FEEDS = 4
 """Batches that a timed training step takes in turn, so that it does not overfit one batch."""
 
 Batch = tuple[np.ndarray, np.ndarray]
-"""Images, float32 (N, C, H, W), and labels."""
+"""Images, float32 (N, C, H, W), and labels, or targets of a squared error."""
 
 
 def load_network(case: NetworkCase, seed: int) -> Network:
@@ -76,7 +77,9 @@ def load_network(case: NetworkCase, seed: int) -> Network:
     several = bool(settings.get("several_labels"))
     smoothing = settings.get("label_smoothing", 0.0)
     if "given" in settings:
-        return load_user_network(settings["given"], shapes=settings["shapes"], batch_size=case.batch_size).network
+        return load_user_network(
+            settings["given"], shapes=settings["shapes"], batch_size=case.batch_size, given=settings.get("inputs")
+        ).network
     if "zoo" in settings:
         found = build(settings["zoo"], classes=settings["classes"], image_size=settings["image_size"], seed=seed)
         return found.with_multilabel_loss() if several else found.with_label_smoothing(smoothing)
@@ -184,7 +187,10 @@ class NetworkWorkload(Workload):
             self._note_reading(known["skipped"])
             return
         file = Path(self.case.network["given"])
-        skipped = check_reading(file, self.network, self.evaluation_batch(0), threads=self.job.threads)
+        given = self.case.network.get("inputs")
+        skipped = check_reading(
+            file, self.network, self.evaluation_batch(0), threads=self.job.threads, given=given
+        )
         self._note_reading(skipped)
         if done is not None:
             write_json(done, {"reading": key, "skipped": skipped})
@@ -216,20 +222,7 @@ class NetworkWorkload(Workload):
     def source(self) -> DataSource:
         """The dataset."""
         if self.is_drawn:
-            network, known = self.network, input_ranges(self.network)
-            inputs = [
-                RandomInput(
-                    name,
-                    tuple(n or 0 for n in network.shapes[name][1 if network.batched else 0 :]),
-                    network.dtypes[name],
-                    known.get(name),
-                )
-                for name in network.inputs
-            ]
-            scores = [node.inputs[0] for node in network.nodes if node.op_type == "SoftmaxCrossEntropyLoss"]
-            classes = next((network.shapes[name][1] for name in scores), None)
-            cells = network.shapes[network.label][1:] if network.label else ()
-            return RandomSource(inputs, classes=classes or 1, labels=tuple(n or 1 for n in cells), seed=self.job.seed)
+            return drawn_source(self.network, self.case.network, seed=self.job.seed)
         channels, height, width = (n or 0 for n in self.network.shapes[self.network.input][1:])
         chosen = SOURCES[self.case.dataset["kind"]]
         return chosen(
@@ -257,9 +250,13 @@ class NetworkWorkload(Workload):
         source, kind = self.source, self.case.dataset["kind"]
         digest = hashlib.sha256()
         if isinstance(source, RandomSource):
+            given = given_in_words(self.case.network)
             digest.update(repr(source.inputs).encode())
             digest.update(Path(self.case.network["given"]).read_bytes())
-            return {"kind": kind, "synthetic": True, "images": self.case.batch_size, "digest": digest.hexdigest()}
+            if given:
+                digest.update(repr(given).encode())
+            found = {"kind": kind, "synthetic": True, "images": self.case.batch_size, "digest": digest.hexdigest()}
+            return {**found, "inputs": given} if given else found
         if not isinstance(source, ImageNetSource):
             digits = Digits("train")
             digest.update(digits.labels.tobytes())  # computed pixels may differ in the last bit between machines

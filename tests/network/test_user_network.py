@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -14,6 +16,9 @@ from d5suite.errors import ConfigurationError, NetworkError, ValidationError
 from d5suite.network import Network
 from d5suite.network.analysis import analyse
 from d5suite.network.user_network import input_ranges, load_user_network, parse_shapes
+from d5suite.testing.networks import random_batch, regressor
+from d5suite.testing.subject import difference
+from d5suite.validate.network.gradient import check_gradient_float64
 from d5suite.validate.network.inference import check_inference, check_reading
 from d5suite.validate.network.oracle import NetworkOracle, inferences
 
@@ -71,15 +76,15 @@ def test_the_loss_takes_the_first_output_of_class_scores(tmp_path: Path) -> None
     assert network.loss is not None and network.batch_size is None
 
 
-def test_an_output_that_no_loss_fits_is_named(tmp_path: Path) -> None:
+def test_an_output_without_classes_is_compared_with_targets(tmp_path: Path) -> None:
     weight = np.ones((2, 3), np.float32)
     nodes = [helper.make_node("MatMul", ["x", "w"], ["y0"]), helper.make_node("ReduceSum", ["y0", "one"], ["y"])]
     path = _save(
         tmp_path, nodes, [("x", FLOAT, [2, 5, 4, 2])], [("y", FLOAT, [2, 1, 4, 3])], w=weight, one=np.array([1])
     )
     given = load_user_network(path, shapes={}, batch_size=8)
-    assert given.untrainable.endswith("or scores of classes per token or pixel: y (2, 1, 4, 3)")
-    assert given.network.loss is None and given.network.batch_size == 2
+    assert given.loss == "squared error of y" and not given.untrainable and given.network.batch_size == 2
+    assert given.network.has_targets and given.network.shapes["label"] == (2, 1, 4, 3)
 
 
 def test_inputs_without_a_common_batch_are_one_sample(tmp_path: Path) -> None:
@@ -87,7 +92,7 @@ def test_inputs_without_a_common_batch_are_one_sample(tmp_path: Path) -> None:
     path = _save(tmp_path, nodes, [("a", FLOAT, [2, 5]), ("b", FLOAT, [5, 3])], [("y", FLOAT, [2, 3])],
                  w=np.ones(3, np.float32))  # fmt: skip
     given = load_user_network(path, shapes={}, batch_size=8)
-    assert "no common first axis" in given.untrainable
+    assert given.loss == "squared error of y" and given.network.shapes["label"] == (1, 6)
     assert given.network.batch_size == 1
     batch = np.zeros(1, [("a", np.float32, (2, 5)), ("b", np.float32, (5, 3))])
     assert {name: each.shape for name, each in given.network.arrays(batch).items()} == {"a": (2, 5), "b": (5, 3)}
@@ -156,7 +161,78 @@ def test_a_scalar_output_has_no_loss(tmp_path: Path) -> None:
     nodes = [helper.make_node("MatMul", ["x", "w"], ["m"]), helper.make_node("ReduceSum", ["m"], ["y"], keepdims=0)]
     given = load_user_network(_save(tmp_path, nodes, [("x", FLOAT, ["N", 4])], [("y", FLOAT, [])], w=HEAD),
                        shapes={}, batch_size=4)  # fmt: skip
-    assert "no output has shape (batch, classes)" in given.untrainable
+    assert given.untrainable == "no output has the batch as its first axis, and other axes that are known: y ()"
+    assert given.network.loss is None and not given.loss
+
+
+def detector(folder: Path) -> Path:
+    """A map of an image, boxes of a batch of them, their number, and rows that are no samples."""
+    node = helper.make_node
+    nodes = [
+        node("Conv", ["image", "kernel"], ["map"], pads=[1, 1, 1, 1]),
+        node("Reshape", ["map", "cells"], ["boxes"]),
+        node("Reshape", ["map", "rows"], ["all_boxes"]),
+        node("ArgMax", ["map"], ["best"], axis=1),
+    ]
+    outputs = [("all_boxes", FLOAT, ["M", 4]), ("best", INT64, ["N", 1, 4, 4]), ("map", FLOAT, ["N", 8, 4, 4]),
+               ("boxes", FLOAT, ["N", 16, 2, 4])]  # fmt: skip
+    kernel = np.random.default_rng(0).standard_normal((8, 3, 3, 3), np.float32)
+    return _save(folder, nodes, [("image", FLOAT, ["N", 3, 4, 4])], outputs, kernel=kernel,
+                 cells=np.array([0, 16, 2, 4]), rows=np.array([-1, 4]))  # fmt: skip
+
+
+def test_all_outputs_of_whole_samples_are_compared_with_targets(tmp_path: Path) -> None:
+    """Rows that are no samples have no batch; to fix its size tells them apart."""
+    given = load_user_network(detector(tmp_path), shapes={}, batch_size=1)
+    network = given.network
+    assert given.loss == "squared error of map, boxes" and network.outputs[0] == "all_boxes"
+    assert network.batch_size is None and network.shapes["label"] == (None, 128 + 128)
+    generator = np.random.default_rng(1)
+    images = generator.standard_normal((3, 3, 4, 4)).astype(np.float32)
+    targets = generator.standard_normal((3, 256)).astype(np.float32)
+    ((found,), _) = inferences(network, [images], threads=1)
+    joined = np.concatenate([found["map"].reshape(3, -1), found["boxes"].reshape(3, -1)], 1)
+    loss = NetworkOracle(network, training=True).run(images, targets)[0]
+    assert float(loss) == pytest.approx(np.mean(np.square(joined - targets, dtype=np.float64)), rel=1e-5)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+def test_the_squared_error_is_computed_in_float32(precision: str) -> None:
+    """In 16 bits a square of 300 is infinite, and a loss has two or three digits."""
+    pytest.importorskip("torch")
+    network = regressor("map", "features")
+    images, targets = random_batch(network)
+    executor = backend("torch").executor(network, mode="eager", device="cpu", precision=precision)
+    found = executor.fetch(executor.forward(executor.feed({"image": images})))
+    joined = np.concatenate([found["map"].reshape(6, -1), found["features"]], 1).astype(np.float64)
+    far = np.float32(256) + 8 * np.round(8 * targets)  # a number of every precision
+    loss = difference(executor, images, far)["loss"]
+    assert float(loss) == pytest.approx(np.mean((joined - far) ** 2), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("operator", "wrong"),
+    [
+        ("", lambda right: right),
+        ("ReduceMean", lambda right: lambda node, context: lambda x: x.sum()),
+        ("Sub", lambda right: lambda node, context: lambda x, target: x - target.flip(0)),
+        ("Mul", lambda right: lambda node, context: lambda x, _: x.abs()),
+        ("Cast", lambda right: lambda node, context: lambda x: right(node, context)(x).round(decimals=2)),
+    ],
+)
+def test_another_loss_than_the_squared_error_is_caught(
+    operator: str, wrong: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sum for the mean, another target, another power, rounded values."""
+    pytest.importorskip("torch")
+    operators = backend("torch").load("operators").OPERATORS
+    if operator:
+        monkeypatch.setitem(operators, operator, wrong(operators[operator]))
+    network = regressor("map", "features")
+    executor = backend("torch").executor(network, mode="eager", device="cpu", precision="fp64")
+    checks = check_gradient_float64(executor, *random_batch(network))
+    assert checks[0].name.startswith("loss ") and checks[0].passed == (not operator)
+    assert all(check.passed for check in checks) == (not operator)
 
 
 def test_an_output_that_is_a_constant_is_written_by_a_node(tmp_path: Path) -> None:

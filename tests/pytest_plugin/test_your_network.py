@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +16,8 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from tests.network.test_given_inputs import voice
+from tests.network.test_user_network import detector
 from tests.test_cli import d5suite
 
 ROOT = Path(__file__).parents[2]
@@ -197,6 +200,7 @@ def test_what_can_run_is_known_before(pair: Path, lacking: Path) -> None:
     assert [each["name"] for each in found["inputs"]] == ["image", "more"]
     assert [each["shape"] for each in found["outputs"]] == [[None, 6, 8, 12], [None, 5]]
     assert found["parameters"] == 6 * 3 * 9 + 10 * 5
+    assert found["loss"] == "softmax cross-entropy of scores"
     assert found["macs"] == 2 * (6 * 8 * 12 * 3 * 9 + 10 * 5)
     assert found["memory_bytes"]["training_step"]["gradients"] == 4 * found["parameters"]
     assert found["backends"]["torch"]["can"] == ["inference", "gradient", "training_step"]
@@ -245,3 +249,57 @@ def test_a_mask_by_any_name_hides_no_token_from_itself(tmp_path: Path) -> None:
     done = _measure(tmp_path, "--network", str(_attention(tmp_path)), "--backend", "torch")
     assert done.returncode == 0, done.stdout
     assert "3 passed" in done.stdout
+
+
+def test_what_the_user_gives_the_inputs_is_measured_recorded_and_compared(tmp_path: Path) -> None:
+    path, generator = voice(tmp_path), np.random.default_rng(0)
+    np.savez(tmp_path / "sample.npz", signal=generator.standard_normal((3, 4, 3)))
+    given = ["--network", str(path), "--backend", "torch", "--input", "sr=16000", "--inputs", "sample.npz"]
+    one = _measure(tmp_path, *given, "--input", "ids=0..20", "--benchmark-json", "one.json")
+    assert one.returncode == 0 and "3 passed" in one.stdout, one.stdout + one.stderr
+    benches = json.loads((tmp_path / "one.json").read_text())["benchmarks"]
+    found = benches[0]["extra_info"]["d5suite"]
+    assert found["dataset"]["inputs"].keys() == {"ids", "signal", "sr"}
+    assert found["dataset"]["inputs"]["sr"] == "16000" and found["dataset"]["inputs"]["ids"] == "0..20"
+    assert not found.get("warnings"), "the file's own answer is to the same inputs"
+    two = _measure(tmp_path, *given, "--input", "ids=0..10", "-k", "inference", "--benchmark-json", "two.json")
+    assert two.returncode == 0, two.stdout + two.stderr
+    told = " ".join(d5suite("compare", str(tmp_path / "one.json"), str(tmp_path / "two.json")).stdout.split())
+    assert "inputs ids=0..20, signal=sample" in told and "inputs ids=0..10, signal=sample" in told, told
+
+
+def test_inputs_that_do_not_fit_are_refused_before_anything_is_measured(tmp_path: Path) -> None:
+    path = voice(tmp_path)
+    done = _measure(tmp_path, "--network", str(path), "--backend", "torch", "--input", "sr=16000", "--input", "hz=3")
+    assert done.returncode == 4
+    assert "--input: the network has no input 'hz'" in done.stderr
+    assert "Its inputs: ids, kept, signal, sr." in done.stderr
+    done = _measure(tmp_path, "--inputs", "sample.npz")
+    assert done.returncode == 4
+    assert "--inputs is for the inputs of a network" in done.stderr
+
+
+def test_outputs_of_any_scale_are_trained_against_targets(tmp_path: Path) -> None:
+    """A step that suits outputs near one would diverge: gradients are clipped."""
+    path = detector(tmp_path)
+    model = onnx.load(path)
+    (kernel,) = (each for each in model.graph.initializer if each.name == "kernel")
+    kernel.CopyFrom(numpy_helper.from_array(1000 * numpy_helper.to_array(kernel), "kernel"))
+    onnx.save(model, path)
+    done = _measure(tmp_path, "--network", str(path), "--backend", "torch", "--benchmark-json", "out.json")
+    assert done.returncode == 0 and "3 passed" in done.stdout, done.stdout + done.stderr
+    for bench in json.loads((tmp_path / "out.json").read_text())["benchmarks"]:
+        assert bench["extra_info"]["d5suite"]["optimizer"]["clip_norm"] == 1
+
+
+def test_the_lines_of_the_page_export_a_network_and_measure_it(tmp_path: Path) -> None:
+    for needed in ("torch", "onnxscript"):
+        pytest.importorskip(needed)
+    page = (ROOT / "docs" / "bring-your-own-network.md").read_text(encoding="utf-8")
+    section = page.partition("## From PyTorch\n")[2]
+    lines = section.partition("```python\n")[2].partition("```\n")[0]
+    assert lines.count("\n") == 3
+    subprocess.run([sys.executable, "-c", lines], cwd=tmp_path, check=True, capture_output=True, timeout=300)
+    (command,) = re.findall(r"^    pytest recipes/test_your_network.py (.+)$", section.partition("`dynamic")[0], re.M)
+    done = _measure(tmp_path, *shlex.split(command))
+    assert done.returncode == 0 and "2 passed" in done.stdout, done.stdout + done.stderr

@@ -41,7 +41,8 @@ class NodeContext:
     single : bool
         Whether this is level 0: one node instead of a network.
     dtypes : mapping of str to numpy.dtype
-        Type of every tensor; in a network, floating-point tensors have the type of activations.
+        Type of every tensor; in a network, floating-point tensors have the type of activations,
+        and those of a loss with targets float32 at least.
     non_negative : frozenset of str
         Tensors known to be non-negative: used as indices they never count from the end.
     readers : mapping of str to set of str
@@ -74,8 +75,11 @@ class NodeContext:
         ``activations`` is the precision of activations.
         """
         constants = {name: network.initializers[name] for name in network.constants}
+        narrow, wide = PRECISIONS[activations], PRECISIONS["fp64" if activations == "fp64" else "fp32"]
+        loss = _loss_of_numbers(network)
         dtypes = {
-            name: PRECISIONS[activations] if is_floating(dtype) else dtype for name, dtype in network.dtypes.items()
+            name: (wide if name in loss else narrow) if is_floating(dtype) else dtype
+            for name, dtype in network.dtypes.items()
         }
         return cls(
             shapes=network.shapes, constants=constants, training=training, dtypes=dtypes,
@@ -122,6 +126,14 @@ class NodeContext:
     def wanted(self, node: Node) -> tuple[bool, ...]:
         """Return whether each output is wanted, that is, has a name."""
         return tuple(map(bool, node.outputs))
+
+
+def _loss_of_numbers(network: Network) -> frozenset[str]:
+    """Return the tensors that compare outputs with floating-point targets, if the loss does so."""
+    if network.loss is None or not network.has_targets:
+        return frozenset()
+    found = {name for node in network.nodes_for([network.loss]) for name in node.outputs}
+    return frozenset(found - {name for node in network.nodes_for(network.outputs) for name in node.outputs})
 
 
 _STAYS_NON_NEGATIVE = frozenset({

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -197,7 +198,9 @@ READING = 1e-5
 onnxruntime without optimization, so only constant folding changes roundings."""
 
 
-def check_reading(path: Path, network: Network, batch: np.ndarray, *, threads: int) -> str:
+def check_reading(
+    path: Path, network: Network, batch: np.ndarray, *, threads: int, given: Mapping[str, Any] | None = None
+) -> str:
     """Compare a file's answer on onnxruntime with the answer of the graph that backends get.
 
     Parameters
@@ -210,6 +213,8 @@ def check_reading(path: Path, network: Network, batch: np.ndarray, *, threads: i
         See `Network.arrays`.
     threads : int
         Thread budget.
+    given : mapping of str to number, optional
+        Values of the file's inputs that the network has as constants.
 
     Returns
     -------
@@ -226,7 +231,7 @@ def check_reading(path: Path, network: Network, batch: np.ndarray, *, threads: i
     reason = _incomparable(path)
     if reason:
         return reason
-    theirs = original(path, network, batch, threads=threads)
+    theirs = original(path, network, batch, threads=threads, given=given)
     if theirs is None:
         return "onnxruntime cannot run the file itself"
     (ours,), _ = inferences(network, [batch], threads=threads)
@@ -271,7 +276,8 @@ def _require_finite(network: Network, answer: Mapping[str, np.ndarray]) -> None:
             raise NetworkError(
                 f"the network's own output {name!r} is not finite for the inputs drawn, on the reference evaluator",
                 where=network.name,
-                hint="Inputs are normal noise: does it take the root or the logarithm of one, or mask whole rows?",
+                hint="Inputs are normal noise: does it take the root or the logarithm of one, or mask whole rows? Give "
+                "the range of an input, --input x=0..1, or a sample, --inputs FILE.npz.",
             )
 
 

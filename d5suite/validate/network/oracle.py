@@ -70,11 +70,9 @@ class NetworkOracle:
             nodes.append(helper.make_node(node.op_type, inputs, outputs, node.name, **attributes))
         double = TensorProto.DOUBLE
         inputs_info = [helper.make_tensor_value_info(name, double, None) for name in self.weights]
-        for name in network.inputs:
+        for name in (*network.inputs, *([network.label] if training and network.label else [])):
             kind = double if network.dtypes[name].kind == "f" else helper.np_dtype_to_tensor_dtype(network.dtypes[name])
             inputs_info.append(helper.make_tensor_value_info(name, kind, None))
-        if training and network.label:
-            inputs_info.append(helper.make_tensor_value_info(network.label, TensorProto.INT64, None))
         graph = helper.make_graph(
             nodes,
             "oracle",
@@ -99,7 +97,7 @@ class NetworkOracle:
         images : numpy.ndarray
             float32 or float64, (n, C, H, W).
         labels : numpy.ndarray, optional
-            int64 (n,); needed in training mode.
+            int64 (n,), or targets; needed in training mode.
         weights : mapping, optional
             float64 arrays that replace initializers of the same names.
 
@@ -121,10 +119,10 @@ class NetworkOracle:
         self, images: np.ndarray, labels: np.ndarray | None, weights: Mapping[str, np.ndarray] | None
     ) -> Sequence[np.ndarray]:
         arrays = self.network.arrays(images)
+        if self.training and self.network.label and labels is not None:
+            arrays = {**arrays, self.network.label: labels}
         given = {name: a.astype(np.float64) if a.dtype.kind == "f" else a for name, a in arrays.items()}
         feed = {**given, **self.weights, **(weights or {})}
-        if self.training and self.network.label and labels is not None:
-            feed[self.network.label] = labels
         known = set(self._evaluator.input_names)
         return list(self._evaluator.run(None, {name: feed[name] for name in feed if name in known}))
 
@@ -191,7 +189,7 @@ def inferences(
         feed = {**network.arrays(images), **weights}
         if network.label:
             shape = (len(images), *(n or 1 for n in network.shapes[network.label][1:]))
-            feed[network.label] = np.zeros(shape, np.int64)
+            feed[network.label] = np.zeros(shape, network.dtypes[network.label])
         try:
             found = session.run(list(network.outputs), feed)
         except Exception:  # its errors share no base class; it loads some nodes that it cannot run
@@ -226,7 +224,9 @@ def _session(model: bytes | str, threads: int) -> Any:
         return None
 
 
-def original(path: Path, network: Network, batch: np.ndarray, *, threads: int) -> dict[str, np.ndarray] | None:
+def original(
+    path: Path, network: Network, batch: np.ndarray, *, threads: int, given: Mapping[str, Any] | None = None
+) -> dict[str, np.ndarray] | None:
     """Return the outputs of a network's file as onnxruntime itself reads it.
 
     Parameters
@@ -239,6 +239,8 @@ def original(path: Path, network: Network, batch: np.ndarray, *, threads: int) -
         See `Network.arrays`.
     threads : int
         Thread budget.
+    given : mapping of str to number, optional
+        Values of the file's inputs that the network has as constants.
 
     Returns
     -------
@@ -251,6 +253,11 @@ def original(path: Path, network: Network, batch: np.ndarray, *, threads: int) -
     arrays = network.arrays(batch)
     wide = {value.name for value in session.get_inputs() if value.type == "tensor(double)"}
     try:
+        for value in session.get_inputs():
+            if value.name not in arrays and given and value.name in given:
+                shape = [size if isinstance(size, int) else 1 for size in value.shape]
+                kind = value.type.removeprefix("tensor(").removesuffix(")")
+                arrays[value.name] = np.full(shape, given[value.name], {"float": np.float32}.get(kind, kind))
         feed = {value.name: arrays[value.name] for value in session.get_inputs() if value.name in arrays}
         feed = {name: array.astype(np.float64) if name in wide else array for name, array in feed.items()}
         found = session.run(list(network.outputs), feed)

@@ -172,7 +172,12 @@ class Context(ConvertingContext):
 
     def settings(self, node: Node, suffix: str = "") -> dict[str, Any]:
         """Return the arguments that every layer gets."""
-        return {"name": self.name(node, suffix), "dtype": self.policy}
+        return {"name": self.name(node, suffix), "dtype": self.policy_of(node)}
+
+    def policy_of(self, node: Node) -> str:
+        """Return the policy of a node's layer: the wide one where the loss is computed."""
+        wide = not self.single and self.dtypes.get(node.outputs[0]) == np.float32
+        return self.wide_policy if wide else self.policy
 
     def own(self, variable: Any, name: str, layout: Layout | None = None) -> None:
         """Record that a layer's variable is this weight, stored in this layout."""
@@ -220,7 +225,7 @@ class Context(ConvertingContext):
                 inputs.append(self.variable(name))
             else:
                 inputs.append(self.constants.get(name))
-        settings = {"name": self.name(node), "dtype": policy or self.policy}
+        settings = {"name": self.name(node), "dtype": policy or self.policy_of(node)}
         (stored, result), *more = [(self.stored(name), self._result(name)) for name in node.outputs if name]
         layer = Calculation(function, inputs, stored, result, more, **settings)
         layer.supports_jit = compiles
