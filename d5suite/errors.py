@@ -38,6 +38,10 @@ class NetworkError(D5Error):
     """A network is corrupt, invalid, unsafe or unusable for the request."""
 
 
+class UnreadNetworkError(NetworkError):
+    """A network may be valid ONNX, but d5suite does not read it."""
+
+
 class UnsupportedOperatorError(NetworkError):
     """A backend lacks operators of a network; the error lists them all."""
 

@@ -89,8 +89,12 @@ class UserNetworkRecipe(Recipe):
         if lacking or not self.network:
             return lacking
         given = self._loaded(settings, self.preset_for(backend, settings.preset)[1].batch_size)
+        if given.unread and not backend.reads_files:
+            return given.unread
         if given.untrainable and "gradient" in measurement.needs:
             return f"{self.name} has no {measurement.name}: {given.untrainable}"
+        if backend.runs_as_written(given.network):
+            return None
         if measurement.level == 3 and not given.network.batched:
             return f"{self.name} has no {measurement.name}: the inputs have no common first axis, the batch"
         try:
@@ -121,8 +125,10 @@ class UserNetworkRecipe(Recipe):
         self, selection: Selection | None, settings: Settings, measurements: list[str], files: dict[str, str],
         shared: Shared,
     ) -> NetworkCase:  # fmt: skip
+        assert selection is not None
         part = super().job(selection, settings, measurements, files, shared)
         network, optimizer = self._loaded(settings, part.batch_size).network, part.optimizer
+        written = selection.backend.runs_as_written(network)
         if settings.optimizer is None and network.has_targets:
             optimizer = {**optimizer, "clip_norm": optimizer.get("clip_norm") or CLIPPED}
         fixed = network.batch_size
@@ -133,6 +139,7 @@ class UserNetworkRecipe(Recipe):
                 "shapes": {name: list(shape) for name, shape in self.shapes.items()},
                 **({"inputs": _plain(self.inputs)} if self.inputs else {}),
                 **({"sample": self.sample} if self.sample else {}),
+                **({"as_written": True} if written else {}),
             },
             batch_size=fixed or part.batch_size,
             optimizer=optimizer,

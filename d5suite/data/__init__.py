@@ -7,6 +7,6 @@ May import NumPy, Pillow, h5py and, from d5suite, `errors` and `files`; never a 
 - `decode`: one image file to pixels, safely.
 - `transforms`: pixels to network input, defined neutrally.
 - `loader`: batches from any number of worker processes, always the same pixels.
-- `sources`: the datasets that a job can name. `random_inputs`: random numbers for any network.
+- `sources`: the datasets that a job can name. `random_inputs`: inputs of any network.
 - `synthesis`, `drawing`: small learnable datasets in ImageNet's and Open Images' layouts.
 """

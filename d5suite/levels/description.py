@@ -191,6 +191,8 @@ class Description:
     on_request : str
         Why only the recipe of a user's own network measures it unless ``--backend`` names it;
         otherwise empty.
+    reads_files : bool
+        Whether it runs any ONNX file as it is written, through a reader of its own.
     """
 
     name: str
@@ -218,6 +220,7 @@ class Description:
     reduced: str = ""
     slow_float64: str = ""
     on_request: str = ""
+    reads_files: bool = False
 
     @property
     def default_mode(self) -> str:
@@ -317,6 +320,10 @@ class Description:
         from d5suite.network.nodes.context import NodeContext
         from d5suite.network.operators import reason_of_lacking
 
+        if network.as_written:
+            why = "d5suite does not read the file, and this backend has no reader of its own"
+            nodes = {node.op_type: node.name for node in network.nodes}
+            return [] if self.reads_files else [Lack(kind, (name,), why) for kind, name in sorted(nodes.items())]
         found: dict[tuple[str, str], list[str]] = {}
         context = NodeContext.of_network(network, training=False)
         unknown: set[str] = set()
@@ -330,6 +337,14 @@ class Description:
             if behind or kind not in self.operators:
                 unknown.update(name for name in node.outputs if name not in network.shapes)
         return [Lack(operator, tuple(nodes), why) for (operator, why), nodes in sorted(found.items())]
+
+    def runs_as_written(self, network: Network) -> bool:
+        """Return whether it runs a network's file itself, because d5suite knows it less well."""
+        from d5suite.network.operators import DRAWING
+
+        lacks = {each.operator for each in self.lacks_of(network)} if self.reads_files else set()
+        unknown = bool(lacks) and lacks.isdisjoint(DRAWING | self.operators | self.absent.keys())
+        return self.reads_files and (network.as_written or unknown)
 
     def _lacks_variant(self, node: Node, context: NodeContext) -> str:
         return next((why for variant in self.variants if (why := variant(node, context))), "")

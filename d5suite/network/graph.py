@@ -84,6 +84,9 @@ class Graph:
         If the model is invalid, or the names do not fit it.
     """
 
+    as_written = False
+    """Whether it is what a file has, unread; see `d5suite.network.as_written`."""
+
     def __init__(
         self,
         model: onnx.ModelProto,

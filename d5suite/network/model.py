@@ -71,7 +71,7 @@ class Network(Graph):
             network.fixed = tuple(fixed)
         except NetworkError as error:
             where = str(path) if error.where in (None, names["name"]) else f"{path}, {error.where}"
-            raise NetworkError(error.what, where=where, hint=error.hint) from error
+            raise type(error)(error.what, where=where, hint=error.hint) from error
         return network
 
     def at_generic_point(self) -> Network:

@@ -17,7 +17,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, numpy_helper
 
-from d5suite.errors import NetworkError
+from d5suite.errors import NetworkError, UnreadNetworkError
 
 OLDEST_OPSET = 9
 """The oldest operator-set version accepted; from here on ONNX's version converter is complete."""
@@ -274,7 +274,8 @@ def check_kinds(model: onnx.ModelProto, *, conditionals: bool = False) -> None:
         nested = any(a.type in (a.GRAPH, a.GRAPHS) for a in node.attribute)
         for what, (operators, hint) in _UNFIT.items():
             if any(fnmatchcase(node.op_type, pattern) for pattern in operators) or (nested and "flow" in what):
-                raise NetworkError(f"{what} not supported: node {where!r} is {node.op_type}", where=where, hint=hint)
+                kind = NetworkError if "quantised" in what else UnreadNetworkError
+                raise kind(f"{what} not supported: node {where!r} is {node.op_type}", where=where, hint=hint)
         for attribute in node.attribute:
             if attribute.name == "to" and node.op_type == "Cast":
                 _check_type(attribute.i, "node", where)

@@ -59,15 +59,17 @@ MORE_OPERATORS = frozenset(chain(*FAMILIES.values())) - ZOO_OPERATORS - SINGLE_O
 REDUCTIONS = tuple(name for name in FAMILIES["reduction"] if name.startswith("Reduce"))
 """Operators that reduce the axes in their second input."""
 
+DRAWING = frozenset(
+    {"Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}
+)
+"""Operators that draw values."""
+
 LACKING = {
     **dict.fromkeys(
         ("Compress", "NonMaxSuppression", "NonZero", "Unique"),
         "the size of its output depends on values, and executors are built from sizes",
     ),
-    **dict.fromkeys(
-        ("Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"),
-        "it draws values, which no reference can check",
-    ),
+    **dict.fromkeys(sorted(DRAWING), "it draws values, which no reference can check"),
     **dict.fromkeys(
         ("DeformConv", "MaxRoiPool", "RoiAlign"),
         "most frameworks have it in add-on packages only, if at all, so that hardly two could be compared",

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
-from d5suite.errors import ConfigurationError, NetworkError
+from d5suite.errors import ConfigurationError, NetworkError, UnreadNetworkError
+from d5suite.network.as_written import load_as_written
 from d5suite.network.given_inputs import Given, check_inputs
 from d5suite.network.graph import Node
 from d5suite.network.model import Network
@@ -36,12 +37,16 @@ class UserNetwork:
         The loss in words, with its outputs, or ``""``.
     fixed : tuple of str
         Inputs of one element whose value the user gave; the network has them as constants.
+    unread : str
+        Why d5suite does not read the file, or ``""``. The network is then a
+        `d5suite.network.as_written.WrittenNetwork`.
     """
 
     network: Network
     untrainable: str
     loss: str = ""
     fixed: tuple[str, ...] = ()
+    unread: str = ""
 
     def check_inputs(self, given: Mapping[str, Given], sample: Mapping[str, np.ndarray]) -> None:
         """Check what a user gives its inputs; see `d5suite.network.given_inputs.check_inputs`."""
@@ -80,7 +85,7 @@ def load_user_network(
     batch_size: int,
     given: Mapping[str, Given] | None = None,
 ) -> UserNetwork:
-    """Read a user's network, and add a loss.
+    """Read a user's network, and add a loss. A valid file that d5suite does not read stays unread.
 
     It is softmax cross-entropy of the first output of class scores; without such an output, the
     squared error of all floating-point outputs.
@@ -99,20 +104,14 @@ def load_user_network(
     Raises
     ------
     NetworkError
-        If it cannot be read, or an input's dimensions are not known.
+        If it is not valid ONNX, or an input's dimensions are not known.
     """
-    network = Network.load(path, shapes=shapes, given=given)
+    try:
+        network = Network.load(path, shapes=shapes, given=given)
+    except UnreadNetworkError as error:
+        return _as_written(path, shapes, given, error)
+    _require_sizes(network, path)
     fixed = network.fixed
-    for name in network.inputs:
-        shape = network.shapes[name]
-        if None in (shape[1:] if network.batched else shape):
-            sizes = ", ".join("?" if size is None else str(size) for size in shape)
-            known = "x".join(str(size or "N") for size in shape)
-            raise NetworkError(
-                f"input {name!r} has shape ({sizes}), with dimensions that the file leaves open",
-                where=str(path),
-                hint=f"State them: --shape {name}={known}, with a number for each N.",
-            )
     if network.batch_size is None and _needs_batch(network):
         network = Network.load(path, shapes={**shapes, **_with_batch(network, batch_size)}, given=given)
     outputs, untrainable = _trained_outputs(network)
@@ -133,6 +132,33 @@ def load_user_network(
         return UserNetwork(network, reason, fixed=fixed)
     loss = f"squared error of {', '.join(compared)}"
     return UserNetwork(network.with_squared_error(compared), "", loss, fixed)
+
+
+def _as_written(
+    path: str | Path, shapes: Mapping[str, Sequence[int]], given: Mapping[str, Given] | None, error: UnreadNetworkError
+) -> UserNetwork:
+    """Return the network as its file has it; raise the error if that is not valid ONNX."""
+    try:
+        network = load_as_written(path, shapes=shapes, given=given)
+    except NetworkError:
+        raise error from None
+    _require_sizes(network, path)
+    unread = f"d5suite does not read {Path(path).name}: {error.what}"
+    return UserNetwork(network, unread, fixed=network.fixed, unread=unread)
+
+
+def _require_sizes(network: Network, path: str | Path) -> None:
+    """Raise `NetworkError` if an input has an open dimension other than the batch."""
+    for name in network.inputs:
+        shape = network.shapes[name]
+        if None in (shape[1:] if network.batched else shape):
+            sizes = ", ".join("?" if size is None else str(size) for size in shape)
+            known = "x".join(str(size or "N") for size in shape)
+            raise NetworkError(
+                f"input {name!r} has shape ({sizes}), with dimensions that the file leaves open",
+                where=str(path),
+                hint=f"State them: --shape {name}={known}, with a number for each N.",
+            )
 
 
 def _of_samples(network: Network, outputs: Sequence[str], batch_size: int) -> list[str]:

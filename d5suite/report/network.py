@@ -46,7 +46,7 @@ def description(given: UserNetwork, *, batch_size: int) -> dict[str, Any]:
     """
     network, abilities = given.network, {name: _ability(each, given) for name, each in discover()[0].items()}
     try:
-        cost, unknown = analyse(network, batch_size=batch_size), ""
+        cost, unknown = (None, given.unread) if given.unread else (analyse(network, batch_size=batch_size), "")
     except NetworkError as error:
         if not any(each["lacks"] for each in abilities.values()):
             raise
@@ -78,9 +78,10 @@ def _tensor(network: Network, name: str) -> dict[str, Any]:
 
 def _ability(backend: Backend, given: UserNetwork) -> dict[str, Any]:
     """Return which measurements a backend can make of a network, and why not the others."""
+    known = given.unread or backend.runs_as_written(given.network)
     lacks = [
         {"operator": each.operator, "nodes": list(each.nodes), "reason": each.reason}
-        for each in backend.lacks_of(given.network)
+        for each in ([] if known else backend.lacks_of(given.network))
     ]
     needed = dict.fromkeys(need for needs in STEPS.values() for need in needs)
     absent: dict[str, list[str]] = {}
@@ -88,6 +89,8 @@ def _ability(backend: Backend, given: UserNetwork) -> dict[str, Any]:
         if need in backend.absent:
             absent.setdefault(backend.absent[need], []).append(f"no {need}")
     reasons = [f"{', '.join(what)}: {why}" for why, what in absent.items()]
+    if given.unread and not backend.reads_files:
+        return {"can": [], "lacks": [], "reasons": [given.unread], "installed": backend.problem() is None}
     can = [
         name
         for name, needs in STEPS.items()

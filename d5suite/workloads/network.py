@@ -33,6 +33,7 @@ from d5suite.levels.network import Arrays, Executor, Native
 from d5suite.levels.training import Trainer
 from d5suite.network import Network
 from d5suite.network.analysis import analyse
+from d5suite.network.as_written import load_as_written
 from d5suite.network.layers import LayerFacts, layer_facts
 from d5suite.network.user_network import load_user_network
 from d5suite.network.zoo import build
@@ -77,9 +78,10 @@ def load_network(case: NetworkCase, seed: int) -> Network:
     several = bool(settings.get("several_labels"))
     smoothing = settings.get("label_smoothing", 0.0)
     if "given" in settings:
-        return load_user_network(
-            settings["given"], shapes=settings["shapes"], batch_size=case.batch_size, given=settings.get("inputs")
-        ).network
+        path, shapes, given = settings["given"], settings["shapes"], settings.get("inputs")
+        if settings.get("as_written"):
+            return load_as_written(path, shapes=shapes, given=given)
+        return load_user_network(path, shapes=shapes, batch_size=case.batch_size, given=given).network
     if "zoo" in settings:
         found = build(settings["zoo"], classes=settings["classes"], image_size=settings["image_size"], seed=seed)
         return found.with_multilabel_loss() if several else found.with_label_smoothing(smoothing)
@@ -175,7 +177,9 @@ class NetworkWorkload(Workload):
     @cached_property
     def plain_network(self) -> Network:
         """The network without Dropout: no two frameworks draw the same values."""
-        if "given" in self.case.network:
+        if self.network.as_written:
+            self.warnings.append("the file is run as it is written, because d5suite does not read it")
+        elif "given" in self.case.network:
             self._prove_reading()
         return self.network.without_dropout()
 
@@ -466,6 +470,8 @@ class NetworkWorkload(Workload):
         gradients, optimizer : bool
             Whether the step holds gradients and the optimizer's state.
         """
+        if self.network.as_written:
+            return {}
         width = 8 if self.job.precision == "fp64" else 4  # bf16 and fp16 keep their parameters in float32
         activation = 2 if self.job.precision in ("bf16", "fp16") else width
         cost = analyse(self.network, batch_size=self.case.batch_size, bytes_per_value=activation)

@@ -82,6 +82,7 @@ BACKEND = Backend(
         "loader": "onnxruntime has no image loader",
     },
     on_request="it does inference only, and serves as the reference of the others",
+    reads_files=True,
     expected_failures={
         **dict.fromkeys(
             (

@@ -48,11 +48,12 @@ class Executor(level.Executor):
         model.CopyFrom(network.model)
         model.ir_version = min(model.ir_version, NEWEST_FILE)
         graph = model.graph
-        needed = {name for node in network.nodes_for(network.outputs) for name in node.outputs if name}
+        needed_nodes = network.nodes_for(network.outputs)
+        needed = {name for node in needed_nodes for name in node.outputs if name}
         nodes = [node for node in graph.node if needed.intersection(node.output)]
         outputs = [output for output in graph.output if output.name in network.outputs]
         inputs = [value for value in graph.input if value.name != network.label]
-        read = {name for node in nodes for name in node.input}
+        read = {name for node in needed_nodes for name in node.inputs}
         weights = [
             numpy_helper.from_array(self._weights[tensor.name], tensor.name) if tensor.name in self._weights else tensor
             for tensor in graph.initializer

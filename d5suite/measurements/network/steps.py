@@ -115,7 +115,7 @@ class NetworkStep(Step):
         self.workload = workload
         self.call = call
         self.items = workload.case.batch_size
-        self.macs = workload.macs
+        self.macs = None if workload.network.as_written else workload.macs
         self.built_s = workload.built_s()
         self.feed = feeds[0]()
         self.median_s = 0.0

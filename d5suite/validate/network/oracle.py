@@ -15,7 +15,9 @@ from typing import Any
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
 
+from d5suite.errors import NetworkError
 from d5suite.network import Network
 from d5suite.network.normalise import without_weights
 from d5suite.network.operation import is_floating
@@ -147,6 +149,24 @@ class NetworkOracle:
             moved = {name: self.weights[name] + sign * step * d for name, d in direction.items()}
             losses.append(float(self.run(images, labels, moved)[0]))
         return (losses[0] - losses[1]) / (2 * step)
+
+
+def outputs_as_written(network: Network, images: np.ndarray) -> dict[str, np.ndarray]:
+    """Return the outputs of a file that d5suite does not read, from ONNX's reference evaluator.
+
+    Raises
+    ------
+    NetworkError
+        If the evaluator cannot run it.
+    """
+    try:
+        found = ReferenceEvaluator(network.model).run(list(network.outputs), network.arrays(images))
+    except Exception as error:  # the evaluator raises whatever NumPy does
+        raise NetworkError(
+            f"nothing can prove the answer: ONNX's reference evaluator does not run the file: {error}",
+            where=network.name,
+        ) from error
+    return dict(zip(network.outputs, map(np.asarray, found), strict=True))
 
 
 def inference(network: Network, images: np.ndarray, *, threads: int) -> tuple[np.ndarray, str]:
