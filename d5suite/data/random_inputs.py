@@ -35,7 +35,7 @@ class RandomInput:
     given : bool
         Whether a user chose the range: then no value is set.
     sample : numpy.ndarray, optional
-        What a user gives instead, (n, \\*shape); see `rows_of`.
+        What a user gives instead: rows of this shape; see `rows_of`.
     """
 
     name: str

@@ -66,7 +66,7 @@ def parse_inputs(texts: Sequence[str]) -> dict[str, Given]:
 def _number(text: str) -> Number | None:
     for read in (int, float):
         try:
-            return read(text)  # type: ignore[no-any-return]
+            return read(text)
         except (ValueError, OverflowError):
             continue
     return {"true": 1, "false": 0}.get(text.lower())
@@ -88,9 +88,7 @@ def read_sample(path: Path) -> dict[str, np.ndarray]:
         with zipfile.ZipFile(path) as archive:
             size = sum(member.file_size for member in archive.infolist())
         if size > LARGEST_SAMPLE:
-            raise ConfigurationError(
-                f"the sample has {size:,} bytes; at most {LARGEST_SAMPLE:,} are read", where=where
-            )
+            raise ConfigurationError(f"the sample has {size:,} bytes; at most {LARGEST_SAMPLE:,} are read", where=where)
         with np.load(path, allow_pickle=False) as file:
             return {name: np.array(file[name]) for name in file.files}
     except ConfigurationError:

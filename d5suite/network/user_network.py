@@ -112,19 +112,18 @@ def load_user_network(
         return _as_written(path, shapes, given, error)
     _require_sizes(network, path)
     fixed = network.fixed
-    if network.batch_size is None and _needs_batch(network):
+    if network.batch_size is None and (_needs_batch(network) or _has_other_rows(network, batch_size)):
         network = Network.load(path, shapes={**shapes, **_with_batch(network, batch_size)}, given=given)
     outputs, untrainable = _trained_outputs(network)
     if untrainable:
         return UserNetwork(network, untrainable, fixed=fixed)
-    samples = _of_samples(network, outputs, batch_size)
-    output, axis = _classifying(network, samples)
+    output, axis = _classifying(network, outputs)
     if output:
         if output != network.output:
             stated = {**shapes, **({} if network.batch_size is None else _with_batch(network, batch_size))}
             network = Network.load(path, shapes=stated, given=given, output=output)
         return UserNetwork(network.with_classification_loss(axis), "", f"softmax cross-entropy of {output}", fixed)
-    compared = _compared(network, samples)
+    compared = _compared(network, outputs)
     if not compared:
         shown = "; ".join(f"{name} ({', '.join(str(n or '?') for n in network.shapes.get(name, ()))})"
                           for name in outputs)  # fmt: skip
@@ -161,13 +160,14 @@ def _require_sizes(network: Network, path: str | Path) -> None:
             )
 
 
-def _of_samples(network: Network, outputs: Sequence[str], batch_size: int) -> list[str]:
-    """Return the outputs whose first axis is an open batch, not a multiple of it; else all."""
-    if not network.batched or network.batch_size is not None:
-        return list(outputs)
+def _has_other_rows(network: Network, batch_size: int) -> bool:
+    """Return whether an output's open first axis is not the batch, such as that of all boxes."""
+    if not network.batched:
+        return False
     batch = max(batch_size, 2)
     shapes = shapes_at(network.model, network.name, _with_batch(network, batch))
-    return [name for name in outputs if shapes.get(name, (None,))[:1] in ((batch,), (None,))]
+    opened = [name for name in network.outputs if network.shapes.get(name, ())[:1] == (None,)]
+    return any(shapes.get(name, (None,))[:1] not in ((batch,), (None,)) for name in opened)
 
 
 def _with_batch(network: Network, batch_size: int) -> dict[str, list[int]]:

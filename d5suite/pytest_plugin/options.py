@@ -219,7 +219,7 @@ def _requested_backends(config: pytest.Config) -> list[Selection]:
 
 
 def _keep_inputs(config: pytest.Config, path: Path) -> None:
-    """Raise `ConfigurationError` if the results would replace a recipe, the network or its sample."""
+    """Raise `ConfigurationError` if the results would replace the recipe, network or sample."""
     from d5suite.report.outputs import check_outputs
 
     option, given = "--benchmark-json", [config.getoption(name) for name in ("network", "inputs")]

@@ -192,9 +192,7 @@ class NetworkWorkload(Workload):
             return
         file = Path(self.case.network["given"])
         given = self.case.network.get("inputs")
-        skipped = check_reading(
-            file, self.network, self.evaluation_batch(0), threads=self.job.threads, given=given
-        )
+        skipped = check_reading(file, self.network, self.evaluation_batch(0), threads=self.job.threads, given=given)
         self._note_reading(skipped)
         if done is not None:
             write_json(done, {"reading": key, "skipped": skipped})

@@ -70,7 +70,7 @@ def test_a_loop_is_run_as_it_is_written_by_what_reads_files(tmp_path: Path) -> N
     for _ in range(3):
         expected = np.tanh(expected @ KERNEL)
     np.testing.assert_allclose(answer, expected, rtol=1e-5, atol=1e-6)
-    with pytest.raises(NetworkError, match="lacks 1 operator.*Loop.*d5suite does not read the file"):
+    with pytest.raises(NetworkError, match=r"lacks 1 operator.*Loop.*d5suite does not read the file"):
         backend("deep500").check_operators(given.network)
 
 

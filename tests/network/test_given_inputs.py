@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
 from d5suite.data.random_inputs import RandomInput, rows_of
-from d5suite.errors import ConfigurationError
+from d5suite.errors import ConfigurationError, ValidationError
 from d5suite.network.given_inputs import LARGEST_SAMPLE, described, parse_inputs, read_sample
 from d5suite.network.user_network import UserNetwork, load_user_network
 from d5suite.validate.network.inference import check_reading
@@ -96,7 +96,7 @@ def test_a_value_of_one_element_decides_branches_and_frees_the_batch(tmp_path: P
     batch["signal"], batch["kept"] = 0.5, True
     assert check_reading(tmp_path / "voice.onnx", found.network, batch, threads=1, given={"sr": 16000}) == ""
     other = load_user_network(tmp_path / "voice.onnx", shapes={}, batch_size=2, given={"sr": 8000})
-    with pytest.raises(Exception, match="d5suite reads the network wrongly"):  # the file's answer is to the same value
+    with pytest.raises(ValidationError, match="d5suite reads the network wrongly"):
         check_reading(tmp_path / "voice.onnx", other.network, batch, threads=1, given={"sr": 16000})
 
 

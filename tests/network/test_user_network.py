@@ -169,24 +169,25 @@ def detector(folder: Path) -> Path:
     """A map of an image, boxes of a batch of them, their number, and rows that are no samples."""
     node = helper.make_node
     nodes = [
-        node("Conv", ["image", "kernel"], ["map"], pads=[1, 1, 1, 1]),
+        node("Conv", ["image", "kernel"], ["filtered"], pads=[1, 1, 1, 1]),
+        node("Reshape", ["filtered", "pixels"], ["map"]),
         node("Reshape", ["map", "cells"], ["boxes"]),
         node("Reshape", ["map", "rows"], ["all_boxes"]),
         node("ArgMax", ["map"], ["best"], axis=1),
     ]
-    outputs = [("all_boxes", FLOAT, ["M", 4]), ("best", INT64, ["N", 1, 4, 4]), ("map", FLOAT, ["N", 8, 4, 4]),
-               ("boxes", FLOAT, ["N", 16, 2, 4])]  # fmt: skip
+    outputs = [("all_boxes", FLOAT, ["M", 4]), ("best", INT64, ["N", 1, 16]), ("map", FLOAT, ["N", 8, 16]),
+               ("boxes", FLOAT, ["N", 32, 4])]  # fmt: skip
     kernel = np.random.default_rng(0).standard_normal((8, 3, 3, 3), np.float32)
     return _save(folder, nodes, [("image", FLOAT, ["N", 3, 4, 4])], outputs, kernel=kernel,
-                 cells=np.array([0, 16, 2, 4]), rows=np.array([-1, 4]))  # fmt: skip
+                 pixels=np.array([0, 8, 16]), cells=np.array([0, 32, 4]), rows=np.array([-1, 4]))  # fmt: skip
 
 
 def test_all_outputs_of_whole_samples_are_compared_with_targets(tmp_path: Path) -> None:
     """Rows that are no samples have no batch; to fix its size tells them apart."""
-    given = load_user_network(detector(tmp_path), shapes={}, batch_size=1)
+    given = load_user_network(detector(tmp_path), shapes={}, batch_size=3)
     network = given.network
     assert given.loss == "squared error of map, boxes" and network.outputs[0] == "all_boxes"
-    assert network.batch_size is None and network.shapes["label"] == (None, 128 + 128)
+    assert network.batch_size == 3 and network.shapes["label"] == (3, 128 + 128)
     generator = np.random.default_rng(1)
     images = generator.standard_normal((3, 3, 4, 4)).astype(np.float32)
     targets = generator.standard_normal((3, 256)).astype(np.float32)

@@ -119,8 +119,9 @@ def reference(network: Network, images: np.ndarray, labels: np.ndarray, gradient
     oracle = NetworkOracle(network, training=True)
     scales = _scales({name: gradients[name] for name in network.parameters})
     loss, statistics = oracle.run(images, labels)
-    along = (direction(network, scales, index) for index in range(DIRECTIONS))
-    return NetworkReference(loss, statistics, scales, [oracle.derivative(images, labels, d, STEP) for d in along])
+    along, step = (direction(network, scales, index) for index in range(DIRECTIONS)), STEP * _size(network, loss)
+    derivatives = [oracle.derivative(images, labels, d, step) for d in along]
+    return NetworkReference(loss, statistics, scales, derivatives, (step,) * DIRECTIONS)
 
 
 def settled(expected: NetworkReference, network: Network, images: np.ndarray, labels: np.ndarray) -> NetworkReference:
@@ -138,15 +139,21 @@ def settled(expected: NetworkReference, network: Network, images: np.ndarray, la
         As in `reference`.
     """
     oracle, found = NetworkOracle(network, training=True), []
+    tried = [step * _size(network, expected.loss) for step in STEPS]
     for index in range(DIRECTIONS):
         along = direction(network, expected.scales, index)
-        slopes = [oracle.derivative(images, labels, along, step) for step in STEPS]
+        slopes = [oracle.derivative(images, labels, along, step) for step in tried]
         apart = np.abs(np.diff(slopes))
         doubts = np.maximum(apart[:-1], apart[1:])
         best = int(np.argmin(doubts))
-        found.append((slopes[best + 1], STEPS[best + 1], max(float(doubts[best]), np.finfo(float).tiny)))
+        found.append((slopes[best + 1], tried[best + 1], max(float(doubts[best]), np.finfo(float).tiny)))
     derivatives, steps, doubts_of = zip(*found, strict=True)
     return replace(expected, derivatives=derivatives, steps=steps, doubts=doubts_of)
+
+
+def _size(network: Network, loss: np.ndarray) -> float:
+    """Return the size of a squared error above 1, in whose rounding plain steps would drown."""
+    return max(1.0, abs(float(loss))) if network.has_targets else 1.0
 
 
 def direction(network: Network, scales: Mapping[str, float], index: int) -> dict[str, np.ndarray]:
